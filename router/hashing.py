@@ -1,0 +1,68 @@
+"""How does a run of tokens become block hashes?
+
+The router never uses an engine's hashes: they differ by algorithm, seed and version. Ours are XXH3-64, rolling
+over little-endian u32 tokens, and seeded by the generation:
+
+    h[-1] = seed = XXH3-64(canonical encoding of the generation)
+    h[i]  = XXH3-64(tokens of block i as u32 LE, seed = h[i-1])
+
+Both the prompt side and the event side call `hash_blocks`, so the two can only agree. This file never looks at
+who holds a block.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable
+
+import xxhash
+
+from router.types import BlockHash, Generation
+
+TOKEN_BYTES = 4
+_TOKEN_TYPE = "I"
+
+
+def token_array(tokens: Iterable[int] = ()) -> array[int]:
+    """Tokens as a flat u32 array, the form that hashing reads without copying."""
+    return array(_TOKEN_TYPE, tokens)
+
+
+def generation_seed(generation: Generation) -> BlockHash:
+    """The chain's root. Each field is length-prefixed, so that no two generations encode alike."""
+    fields = (
+        generation.model,
+        generation.revision,
+        generation.tokenizer,
+        generation.kv_dtype,
+        str(generation.block_size_tokens),
+        generation.adapter,
+        generation.salt,
+    )
+    encoded = [text.encode("utf-8", "surrogatepass") for text in fields]
+    return xxhash.xxh3_64_intdigest(b"".join(len(e).to_bytes(4, "little") + e for e in encoded))
+
+
+def hash_blocks(tokens: array[int], block_size_tokens: int, parent: BlockHash) -> list[BlockHash]:
+    """Chain hashes of the full blocks in `tokens`, continuing from `parent` (a seed or an earlier hash).
+
+    A trailing partial block is ignored. Costs about 80 ns a block of 16 tokens.
+    """
+    digest = xxhash.xxh3_64_intdigest
+    step = block_size_tokens * TOKEN_BYTES
+    view = memoryview(_little_endian(tokens)).cast("B")
+    hashes: list[BlockHash] = []
+    append = hashes.append
+    for start in range(0, len(view) // step * step, step):
+        parent = digest(view[start : start + step], parent)
+        append(parent)
+    return hashes
+
+
+def _little_endian(tokens: array[int]) -> array[int]:
+    if sys.byteorder == "little":
+        return tokens
+    swapped = array(_TOKEN_TYPE, tokens)
+    swapped.byteswap()
+    return swapped

@@ -1,0 +1,327 @@
+"""What are the nouns of this program?
+
+Frozen values that every other module speaks in. This file imports nothing of ours, holds no behaviour beyond
+one-line readings of its own fields, and never touches a clock, a socket or a random number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any, TypeAlias
+
+PodId: TypeAlias = str
+BlockHash: TypeAlias = int
+"""One block of tokens *and everything before it*: a 64-bit chain hash, seeded by the generation."""
+
+
+class Tier(IntEnum):
+    """Where a block lies, nearest first. The value indexes the tuples that count blocks by tier."""
+
+    GPU = 0
+    CPU = 1
+    DISK = 2
+    REMOTE = 3
+
+
+class Endpoint(StrEnum):
+    """The `/v1` endpoints that the router reads; every other path is passed through by model."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+    EMBEDDINGS = "/v1/embeddings"
+
+
+class Role(StrEnum):
+    """What a pod does with a request."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class PodState(StrEnum):
+    """Where a pod stands in its life; `fleet/lifecycle.py` owns the transitions."""
+
+    JOINING = "joining"
+    READY = "ready"
+    DRAINING = "draining"
+    EJECTED = "ejected"
+    GONE = "gone"
+
+
+class PrefixTrust(StrEnum):
+    """Does this pod's cache mean what the router thinks it means? The parity self-test answers."""
+
+    UNTESTED = "untested"
+    TRUSTED = "trusted"
+    MISMATCH = "mismatch"
+
+
+# --- the request ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceRequest:
+    """One downstream request, parsed once. `body` is what the client sent, to the byte."""
+
+    id: str
+    endpoint: Endpoint
+    model: str
+    body: bytes
+    stream: bool = False
+    adapter: str = ""
+    tenant: str = ""
+    session: str = ""
+    salt: str = ""
+    max_output_tokens: int | None = None
+    prompt: Mapping[str, Any] = field(default_factory=dict)
+    """The fields that decide the prompt's tokens (messages, tools, prompt, ...), decoded."""
+    arrived_at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What must be equal for KV to be reusable. Its digest seeds every block hash, so that entries of
+    another model version, adapter or tenant salt cannot match even by accident."""
+
+    model: str
+    revision: str = ""
+    tokenizer: str = ""
+    kv_dtype: str = "auto"
+    block_size_tokens: int = 16
+    adapter: str = ""
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPrefix:
+    """A prompt as tokens and as the hashes of its *full* blocks: `hashes[i]` covers tokens
+    `[0, (i + 1) * block_size_tokens)`. `tokens` is anything indexable of ints (an `array('I')` usually)."""
+
+    generation: Generation
+    tokens: Sequence[int]
+    hashes: Sequence[BlockHash]
+
+    @property
+    def token_count(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def block_size_tokens(self) -> int:
+        return self.generation.block_size_tokens
+
+
+# --- the index ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlocksStored:
+    """A holder now has these blocks. `tokens` are those of all listed blocks, concatenated; both `tokens`
+    and `block_size_tokens` may be empty/0, which is a tier update for hashes the holder announced before."""
+
+    block_hashes: tuple[int, ...]
+    parent_hash: int | None
+    tokens: tuple[int, ...]
+    block_size_tokens: int
+    tier: Tier = Tier.GPU
+    group: int = 0
+    adapter: str = ""
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlocksRemoved:
+    """One physical copy of each of these blocks is gone."""
+
+    block_hashes: tuple[int, ...]
+    tier: Tier = Tier.GPU
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksCleared:
+    """The holder's whole cache is gone."""
+
+
+KvEvent: TypeAlias = BlocksStored | BlocksRemoved | BlocksCleared
+
+BlocksByTier: TypeAlias = tuple[int, int, int, int]
+"""How many leading blocks of one prompt a holder has, counted in the nearest tier each lies in."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """Who holds how much of one prompt: leading blocks only, per pod and tier."""
+
+    blocks: Mapping[PodId, BlocksByTier] = field(default_factory=dict)
+    age_s: float = 0.0
+    degraded: bool = False
+
+    def held_blocks(self, pod: PodId) -> int:
+        """Length of the contiguous prefix that `pod` holds, in blocks, over all tiers."""
+        found = self.blocks.get(pod)
+        return sum(found) if found else 0
+
+
+# --- the fleet ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PodSpeed:
+    """Coefficients of `T_prefill(n, p) = c0 + c1 (n-p) + c2 (n^2 - p^2)` and of a decode step
+    `d0 + d1 * batch + d2 * context tokens`; all in milliseconds. Source: reference/cost-model.md 4.1."""
+
+    c0_ms: float
+    c1_ms_per_token: float
+    c2_ms_per_token2: float
+    d0_ms: float = 0.0
+    d1_ms_per_request: float = 0.0
+    d2_ms_per_context_token: float = 0.0
+
+    def prefill_ms(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
+        """Expected prefill time of a prompt of which `cached_tokens` leading tokens need no compute."""
+        n, p = prompt_tokens, cached_tokens
+        return self.c0_ms + self.c1_ms_per_token * (n - p) + self.c2_ms_per_token2 * (n * n - p * p)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """One serving process (or one data-parallel rank of it) as the router knows it from configuration,
+    discovery and its own answers. Counters and health live elsewhere."""
+
+    id: PodId
+    url: str
+    engine: str
+    speed: PodSpeed
+    role: Role = Role.BOTH
+    models: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+    max_model_len_tokens: int | None = None
+    block_size_tokens: int | None = None
+    capacity_blocks: int | None = None
+    """KV capacity in *router* blocks; None while unknown."""
+    dp_rank: int | None = None
+    host: str = ""
+    rack: str = ""
+    zone: str = ""
+    epoch: int = 0
+    trust: PrefixTrust = PrefixTrust.UNTESTED
+
+    def serves(self, model: str) -> bool:
+        return model in self.models or model in self.adapters
+
+
+@dataclass(frozen=True, slots=True)
+class PodLoad:
+    """What the engine last said of itself. `kv_usage` is 0..1; `scraped_at_s` 0 means never scraped."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    scraped_at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PodStatus:
+    """One row of the snapshot: the pod, its state and its last load."""
+
+    pod: Pod
+    state: PodState
+    load: PodLoad = PodLoad()
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSnapshot:
+    """All pods at one moment, ordered by id. Rebuilt when a pod or its load changes, never per request."""
+
+    version: int = 0
+    pods: tuple[PodStatus, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """What this router has on one pod and has not seen finished."""
+
+    requests: int = 0
+    prefill_requests: int = 0
+    """Requests whose first token has not come yet."""
+    prefill_tokens: int = 0
+    """Their uncached prompt tokens: what still has to be computed, by our prediction."""
+    prefill_ms: float = 0.0
+    """The same in the pod's own expected milliseconds."""
+    context_tokens: int = 0
+    """Prompt tokens of every request in flight: the KV that its decoding reads."""
+
+
+# --- the decision ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Everything a policy may look at. A recorded scene replays to the identical decision."""
+
+    request: InferenceRequest
+    prompt: PromptPrefix | None
+    match: PrefixMatch
+    fleet: FleetSnapshot
+    inflight: Mapping[PodId, InFlight]
+    now_s: float
+    turn: int = 0
+    """Number of this decision: what round robin counts."""
+    shared_blocks: int = 0
+    """Leading blocks of this prompt that so much of the traffic shares that they tell nothing apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Expected milliseconds, in named parts that add up to the total."""
+
+    parts: tuple[tuple[str, float], ...]
+    total_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """Serve the whole request on one pod."""
+
+    pod: Pod
+
+
+Plan: TypeAlias = Direct
+"""One way to serve. `Split(prefill, decode, dialect)` joins this union with disaggregation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan with its price. `cached_tokens` is what we expect the engine to find in its cache."""
+
+    plan: Plan
+    cost: Cost
+    cached_tokens: int = 0
+
+    @property
+    def pod(self) -> Pod:
+        return self.plan.pod
+
+
+@dataclass(frozen=True, slots=True)
+class RouteDecision:
+    """Ways to serve one request, best first. A retry is simply the next candidate."""
+
+    policy: str
+    version: str
+    candidates: tuple[Candidate, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A booked place on a pod: what the ledger gives back when it is released."""
+
+    id: int
+    pod: PodId
+    prefill_tokens: int
+    prefill_ms: float
+    context_tokens: int
