@@ -1,0 +1,139 @@
+"""How does a YAML file become a frozen, checked value, and how does a mistake in it name its line?
+
+Every configuration file of the product (router.yaml, policies, cost priors) is read here. Unknown keys, wrong types
+and duplicate keys raise `ConfigError` with file, line, path and, where one is near, the key that was probably meant.
+This file never decides what a key means: the pydantic models do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError
+
+from router.errors import ConfigError
+
+
+class Strict(BaseModel):
+    """Base of every configuration model: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One parsed YAML file that still knows where each of its keys stands."""
+
+    path: Path
+    data: Any
+
+    def line_of(self, location: Sequence[str | int]) -> int:
+        """1-based line of the deepest part of `location` that the file really has."""
+        node, line = self.data, 1
+        for key in location:
+            found = _position(node, key)
+            if found is None:
+                break
+            line, node = found
+        return line
+
+
+def read_document(path: Path) -> Document:
+    """Parse one YAML file. An empty file is an empty mapping."""
+    try:
+        data = YAML(typ="rt").load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{path}:{line}: not valid YAML: {error.problem}") from error
+    return Document(path, {} if data is None else data)
+
+
+def validate(document: Document, model: type[M]) -> M:
+    """The document as `model`, or a `ConfigError` that lists every mistake with its line."""
+    try:
+        return model.model_validate(_plain(document.data))
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(document, error, model))) from error
+
+
+def load(path: Path, model: type[M]) -> M:
+    """Read and validate one file."""
+    return validate(read_document(path), model)
+
+
+def _position(node: Any, key: str | int) -> tuple[int, Any] | None:
+    try:
+        if isinstance(node, dict) and key in node:
+            return node.lc.key(key)[0] + 1, node[key]  # type: ignore[attr-defined]
+        if isinstance(node, list) and isinstance(key, int) and key < len(node):
+            return node.lc.item(key)[0] + 1, node[key]  # type: ignore[attr-defined]
+    except (AttributeError, KeyError):
+        return None
+    return None
+
+
+def _plain(node: Any) -> Any:
+    """Builtin containers and scalars: pydantic's error messages then quote plain values."""
+    if isinstance(node, dict):
+        return {str(key): _plain(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_plain(value) for value in node]
+    for kind in (bool, int, float, str):
+        if isinstance(node, kind):
+            return kind(node)
+    return node
+
+
+def _explain(document: Document, error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
+    for problem in error.errors():
+        location = problem["loc"]
+        dotted = ".".join(str(part) for part in location) or "(top level)"
+        where = f"{document.path}:{document.line_of(location)}: {dotted}"
+        if problem["type"] == "extra_forbidden":
+            yield f"{where}: unknown key{_suggestion(model, location)}"
+        else:
+            yield f"{where}: {problem['msg']} (got {_shown(problem['input'])})"
+
+
+def _suggestion(model: type[BaseModel], location: Sequence[str | int]) -> str:
+    owner = _model_at(model, location[:-1])
+    known = sorted(owner.model_fields) if owner else []
+    near = difflib.get_close_matches(str(location[-1]), known, n=1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; valid keys: {', '.join(known)}" if known else ""
+
+
+def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel] | None:
+    """The model whose fields apply at `location`, looking through lists, dicts and unions."""
+    current: type[BaseModel] | None = model
+    for part in location:
+        if current is None:
+            return None
+        if isinstance(part, int) or part not in current.model_fields:
+            continue
+        current = next(_models_in(current.model_fields[part].annotation), None)
+    return current
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_in(inner)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

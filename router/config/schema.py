@@ -1,0 +1,190 @@
+"""What can be configured, with which defaults?
+
+The whole of `config/router.yaml` as frozen models. What stands here needs a restart; what may change at run time
+stands in `policies/`. This file never reads a file and never builds an object of the program.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from router.config.load import Strict
+from router.types import PodSpeed, Role
+
+
+def _http_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must look like http://host:port")
+    if parts.query or parts.fragment or parts.username:
+        raise ValueError("must be scheme, host, port and perhaps a path prefix, nothing else")
+    return value.rstrip("/")
+
+
+HttpUrl = Annotated[str, AfterValidator(_http_url)]
+EngineName = Literal["vllm", "sglang", "trtllm", "llamacpp"]
+
+
+class Listen(Strict):
+    """Where clients connect."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+
+
+class CostPrior(Strict):
+    """Which row of `config/models/` describes this model's speed until the pods' own answers do."""
+
+    model: str = "llama-3.1-8b"
+    hardware: str = "h100x1"
+
+
+class ModelConfig(Strict):
+    """One model as clients name it, and how its prompts become tokens."""
+
+    name: str
+    tokenizer: str | None = None
+    """A directory with tokenizer.json, `package:NAME`, a hub name, or `engine` to ask the pods' /tokenize.
+    Without one, this model is routed by load alone."""
+    chat_template: str | None = None
+    chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    fast_tokenizer: bool = True
+    block_size_tokens: PositiveInt = 16
+    """The router's own block. Every engine's block must be a whole multiple of it."""
+    revision: str = ""
+    kv_dtype: str = "auto"
+    cost: CostPrior = CostPrior()
+
+
+class KvEvents(Strict):
+    """Where a pod publishes its KV events. `*` in the endpoint means that the router binds and engines connect."""
+
+    endpoint: str
+    replay_endpoint: str | None = None
+
+
+class PodConfig(Strict):
+    """One pod of a fixed fleet."""
+
+    url: HttpUrl
+    id: str = ""
+    engine: EngineName = "vllm"
+    role: Role = Role.BOTH
+    dp_size: PositiveInt = 1
+    hardware: str = ""
+    """Overrides the hardware of the model's cost prior."""
+    speed: PodSpeed | None = None
+    """Overrides the cost prior altogether, in milliseconds."""
+    kv_events: KvEvents | Literal["auto", "off"] = "auto"
+    """`auto` asks the engine; engines that do not publish are routed by what the router itself sent them."""
+    host: str = ""
+    rack: str = ""
+    zone: str = ""
+
+
+class Limits(Strict):
+    """What one request may cost before it is refused or given up."""
+
+    max_body_bytes: PositiveInt = 32 * 1024 * 1024
+    connect_timeout_s: PositiveFloat = 2.0
+    first_byte_timeout_s: PositiveFloat = 600.0
+    idle_timeout_s: PositiveFloat = 300.0
+    """Longest silence inside an answer."""
+    retries: Annotated[int, Field(ge=0, le=10)] = 2
+    """How many further candidates may be tried before the first byte."""
+    drain_timeout_s: NonNegativeFloat = 60.0
+
+
+class Edge(Strict):
+    """What clients see of the router and what they may say to the engines."""
+
+    route_headers: bool = True
+    """Answer with x-warmroute-pod, x-warmroute-policy and x-warmroute-cached-tokens."""
+    trust_engine_fields: bool = False
+    """Let clients send kv_transfer_params, bootstrap_* and data-parallel headers. Off: they are stripped."""
+    extra_paths: tuple[str, ...] = ()
+    """Paths outside /v1 to pass through by model, such as /tokenize. Engines leave them unauthenticated."""
+    session_header: str = "x-session-id"
+    tenant_header: str = "x-tenant-id"
+
+
+class Feeds(Strict):
+    """How often the router asks the pods how they are."""
+
+    health_interval_s: PositiveFloat = 1.0
+    health_timeout_s: PositiveFloat = 2.0
+    failures_to_eject: PositiveInt = 3
+    load_interval_s: PositiveFloat = 0.25
+    load_timeout_s: PositiveFloat = 2.0
+    parity_retest_s: PositiveFloat = 30.0
+    parity: bool = True
+    """Prove at join that tokens and hashes agree. Off: every pod is trusted."""
+
+
+class Index(Strict):
+    """How much the router remembers."""
+
+    tokens_cache_bytes: PositiveInt = 64 * 1024 * 1024
+    predicted_ttl_s: PositiveFloat = 5.0
+    """How long a dispatched prompt counts as cached on a pod whose events will confirm it."""
+    silent_ttl_s: PositiveFloat = 1200.0
+    """The same for pods that publish no events."""
+    silent_capacity_tokens: PositiveInt = 400_000
+    """KV capacity assumed of such a pod while its metrics do not tell."""
+
+
+class RouterConfig(Strict):
+    """`config/router.yaml`."""
+
+    listen: Listen = Listen()
+    policy: str = "cost_aware"
+    models: tuple[ModelConfig, ...] = ()
+    pods: tuple[PodConfig, ...] = ()
+    limits: Limits = Limits()
+    edge: Edge = Edge()
+    feeds: Feeds = Feeds()
+    index: Index = Index()
+    log_format: Literal["console", "json"] = "console"
+
+    @model_validator(mode="after")
+    def _no_two_alike(self) -> RouterConfig:
+        for what, names in (("models", [m.name for m in self.models]), ("pods", [p.url for p in self.pods])):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(f"{what}: {', '.join(twice)} stands there twice")
+        return self
+
+
+class SpeedPrior(Strict):
+    """One (model, hardware) row: fitted coefficients and where they come from."""
+
+    c0_ms: float
+    c1_ms_per_token: PositiveFloat
+    c2_ms_per_token2: NonNegativeFloat
+    d0_ms: NonNegativeFloat = 0.0
+    d1_ms_per_request: NonNegativeFloat = 0.0
+    d2_ms_per_context_token: NonNegativeFloat = 0.0
+    source: str
+
+    def speed(self) -> PodSpeed:
+        """The row as the core's value; a fitted constant below zero is an artefact and counts as zero."""
+        return PodSpeed(
+            max(self.c0_ms, 0.0),
+            self.c1_ms_per_token,
+            self.c2_ms_per_token2,
+            self.d0_ms,
+            self.d1_ms_per_request,
+            self.d2_ms_per_context_token,
+        )
+
+
+class ModelPrior(Strict):
+    """`config/models/NAME.yaml`."""
+
+    name: str
+    kv_bytes_per_token: PositiveInt
+    hardware: dict[str, SpeedPrior]

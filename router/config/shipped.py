@@ -1,0 +1,16 @@
+"""Where are the policies and priors that come with the product?
+
+In a checkout they stand beside `router/`; in an installed wheel inside it. This file never parses them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def shipped(folder: str) -> Path:
+    """The shipped `policies` or `config` folder."""
+    inside = _PACKAGE / "_shipped" / folder
+    return inside if inside.is_dir() else _PACKAGE.parent / folder

@@ -1,0 +1,25 @@
+"""How much slower does everything get where many requests are already decoding?"""
+
+from __future__ import annotations
+
+from router.policy.term import Configurable, Placement
+
+
+class Decode(Configurable):
+    """Slow-down of this request's own decoding by its neighbours, over its expected output:
+
+        decode = weight * output_tokens * (d1 * running + d2 * context tokens of our requests there)
+
+    `running` is what the engine last said or what we have sent there, whichever is more: a scrape lags, a ledger
+    does not see other routers. `weight` is how many milliseconds of time to first token one millisecond of decoding
+    is worth. Source of d1, d2: reference/cost-model.md, simulator.md 5.2.
+    """
+
+    weight: float = 0.25
+
+    def cost_ms(self, at: Placement) -> float:
+        decoding = at.inflight.requests - at.inflight.prefill_requests
+        running = max(at.load.running, decoding)
+        step_ms = at.pod.speed.d1_ms_per_request * running
+        step_ms += at.pod.speed.d2_ms_per_context_token * at.inflight.context_tokens
+        return self.weight * at.output_tokens * step_ms

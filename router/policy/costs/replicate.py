@@ -1,0 +1,25 @@
+"""What is it worth to place a prefix on one more pod, when everybody will want it there?"""
+
+from __future__ import annotations
+
+from router.policy.term import Configurable, Placement
+
+
+class Replicate(Configurable):
+    """Credit for computing a prefix that the traffic shares anyway:
+
+        replicate = -credit * (T_prefill(n, cached) - T_prefill(n, max(cached, shared)))
+
+    A prefix that carries more than one pod's fair share of the traffic must live on several pods. Its first
+    computation on another pod is then paid once and used by all that follow, so that this request should not be
+    kept away by it. Without this term an idle fleet sends everything behind one shared system prompt to one pod.
+    Negative by design: it takes back part of `prefill`, never more.
+    """
+
+    credit: float = 1.0
+
+    def cost_ms(self, at: Placement) -> float:
+        if at.shared_tokens <= at.cached_tokens:
+            return 0.0
+        full = at.pod.speed.prefill_ms(at.prompt_tokens, at.cached_tokens)
+        return self.credit * (at.pod.speed.prefill_ms(at.prompt_tokens, at.shared_tokens) - full)

@@ -1,0 +1,74 @@
+"""Given priced candidates, which comes first?
+
+Three pickers: the cheapest; each in turn; and the ring with a bound on outstanding work. They order, they never
+drop: the rest of the list is what a retry uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.policy.ring import affinity_key, rendezvous, ring_order, tie_key
+from router.policy.term import Configurable
+from router.types import Candidate, Scene
+
+Ranked = tuple[Sequence[Candidate], str]
+
+
+class LowestCost(Configurable):
+    """The cheapest first. Equal prices are decided by the request's affinity key, never by list order."""
+
+    def rank(self, scene: Scene, candidates: Sequence[Candidate]) -> Ranked:
+        return _cheapest_first(scene, candidates), "lowest cost"
+
+
+class InTurn(Configurable):
+    """Round robin over the pods that can serve, ordered by id."""
+
+    def rank(self, scene: Scene, candidates: Sequence[Candidate]) -> Ranked:
+        start = scene.turn % len(candidates)
+        return [*candidates[start:], *candidates[:start]], f"turn {scene.turn}"
+
+
+class RingBoundedLoad(Configurable):
+    """Consistent hashing with a bound on outstanding work.
+
+    Walk the ring from the request's affinity key; the first pod whose outstanding work (the policy's costs, in ms) is
+    within
+
+        (1 + headroom) * mean work + slack_prefills * T_prefill(n, 0)
+
+    takes it. A request without a key, or one whose every pod is over the bound, goes to the least loaded. The slack
+    keeps the bound from tripping all the time at low load. Source: Mirrokni, Thorup and Zadimoghaddam 2016; the
+    finding on slack: reference/algorithms.md 1.8.
+    """
+
+    headroom: float = 0.25
+    slack_prefills: float = 1.0
+    points_per_pod: int = 100
+
+    def rank(self, scene: Scene, candidates: Sequence[Candidate]) -> Ranked:
+        cheapest = _cheapest_first(scene, candidates)
+        key = affinity_key(scene)
+        if key is None:
+            return cheapest, "no affinity key: least loaded"
+        bound_ms = self._bound_ms(scene, candidates)
+        by_id = {candidate.pod.id: candidate for candidate in candidates}
+        order = [by_id[pod] for pod in ring_order(key, tuple(by_id), self.points_per_pod)]
+        within = [candidate for candidate in order if candidate.cost.total_ms <= bound_ms]
+        if not within:
+            return cheapest, f"every pod above {bound_ms:.0f} ms: least loaded"
+        chosen = {candidate.pod.id for candidate in within}
+        rest = [candidate for candidate in cheapest if candidate.pod.id not in chosen]
+        return [*within, *rest], f"ring position {order.index(within[0]) + 1}, bound {bound_ms:.0f} ms"
+
+    def _bound_ms(self, scene: Scene, candidates: Sequence[Candidate]) -> float:
+        mean_ms = sum(candidate.cost.total_ms for candidate in candidates) / len(candidates)
+        tokens = scene.prompt.token_count if scene.prompt else 0
+        prefill_ms = max(candidate.pod.speed.prefill_ms(tokens) for candidate in candidates)
+        return (1 + self.headroom) * mean_ms + self.slack_prefills * prefill_ms
+
+
+def _cheapest_first(scene: Scene, candidates: Sequence[Candidate]) -> list[Candidate]:
+    key = tie_key(scene)
+    return sorted(candidates, key=lambda c: (c.cost.total_ms, -rendezvous(key, c.pod.id)))

@@ -1,0 +1,54 @@
+"""Where does a key lie on the ring of pods?
+
+A thin face of uhashring: preference orders that move a key only onto a pod that was added, and only away from one
+that was removed. Also the rendezvous score that breaks ties. This file never looks at load.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import xxhash
+from uhashring import HashRing
+
+from router.types import PodId, Scene
+
+KEY_BLOCKS_BEYOND_SHARED = 2
+
+
+@lru_cache(maxsize=256)
+def _ring(pods: tuple[PodId, ...], points_per_pod: int) -> HashRing:
+    return HashRing(nodes=list(pods), hash_fn="ketama", vnodes=points_per_pod)
+
+
+def ring_order(key: int, pods: tuple[PodId, ...], points_per_pod: int) -> list[PodId]:
+    """All pods, in the order in which the ring is walked from `key`. O(points walked)."""
+    found = _ring(pods, points_per_pod).range(str(key), size=len(pods), unique=True)
+    return [str(node["nodename"]) for node in found]
+
+
+def affinity_key(scene: Scene) -> int | None:
+    """What later requests of the same conversation or document will share with this one, as one number.
+
+    The hash of the second block beyond the prefix that everyone shares (one block further would tell turns apart, one
+    less would not tell tenants apart), or of the last block there is. None where the prompt has nothing of its own.
+    """
+    if scene.prompt is None or len(scene.prompt.hashes) <= scene.shared_blocks:
+        return _text_key(scene.request.session) if scene.request.session else None
+    hashes = scene.prompt.hashes
+    return hashes[min(scene.shared_blocks + KEY_BLOCKS_BEYOND_SHARED, len(hashes)) - 1]
+
+
+def tie_key(scene: Scene) -> int:
+    """What breaks ties: the affinity key, so that equal prices still keep a conversation together; else the id."""
+    key = affinity_key(scene)
+    return _text_key(scene.request.id) if key is None else key
+
+
+def rendezvous(key: int, pod: PodId) -> int:
+    """Score of `pod` for `key`: the highest wins, and removing another pod never changes the winner."""
+    return xxhash.xxh3_64_intdigest(pod.encode(), key & 0xFFFF_FFFF_FFFF_FFFF)
+
+
+def _text_key(text: str) -> int:
+    return xxhash.xxh3_64_intdigest(text.encode())

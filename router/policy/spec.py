@@ -1,0 +1,80 @@
+"""How does a policy's YAML become something that decides?
+
+    name: cost_aware
+    about: one line
+    costs:              # terms of the price, in ms; the keys are names of `policy/catalog.py`
+      queue: {}
+      prefill: {}
+    picker:
+      lowest_cost: {}
+
+This file never reads a file: `stores` and `wiring` bring it parsed data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+
+from router.policy.catalog import COSTS, PICKERS
+from router.policy.term import CostTerm, Picker
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One policy, ready to decide. `version` changes whenever what it says changes."""
+
+    name: str
+    version: str
+    costs: tuple[tuple[str, CostTerm], ...]
+    picker: Picker
+
+
+def _choices(name: str, table: Mapping[str, type[BaseModel]]) -> type[BaseModel]:
+    """A strict model with one optional field per catalog entry, so that a typo is an unknown key with a line."""
+    fields: dict[str, Any] = {key: (kind | None, None) for key, kind in table.items()}
+    return create_model(name, __config__=ConfigDict(frozen=True, extra="forbid"), **fields)
+
+
+CostChoices = _choices("CostChoices", COSTS)
+PickerChoice = _choices("PickerChoice", PICKERS)
+
+
+class PolicySpec(BaseModel):
+    """One file of `policies/`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+    about: str
+    costs: CostChoices = CostChoices()  # type: ignore[valid-type]
+    picker: PickerChoice  # type: ignore[valid-type]
+
+    @model_validator(mode="after")
+    def _one_picker(self) -> PolicySpec:
+        if len(_chosen(self.picker)) != 1:
+            raise ValueError(f"picker: name exactly one of {', '.join(sorted(PICKERS))}")
+        return self
+
+    def build(self) -> Policy:
+        """The policy that this file describes."""
+        ((_, picker),) = _chosen(self.picker)
+        version = hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
+        costs = tuple((name, cast(CostTerm, term)) for name, term in _chosen(self.costs))
+        return Policy(self.name, version, costs, cast(Picker, picker))
+
+
+def parse_policy(data: Mapping[str, Any]) -> Policy:
+    """A policy from plain data. Raises pydantic's `ValidationError`."""
+    return PolicySpec.model_validate(data).build()
+
+
+def _chosen(choice: BaseModel) -> list[tuple[str, Any]]:
+    return [(name, value) for name in type(choice).model_fields if (value := getattr(choice, name)) is not None]
+
+
+__all__ = ["Policy", "PolicySpec", "ValidationError", "parse_policy"]
