@@ -10,13 +10,11 @@
     |   +-- MethodNotAllowed        405
     +-- FleetError                  no pod could take it
     |   +-- NoReadyPod              503
-    |   +-- Saturated               503
     +-- UpstreamError               a pod failed
     |   +-- ConnectFailed           502  nothing was sent: always safe to try the next candidate
     |   +-- StaleConnection         502  a reused connection died before any answer: once, anew
     |   +-- UpstreamBroken          502  the pod broke off; only retryable while no byte went downstream
     |   +-- UpstreamTimeout         504
-    +-- ClientGone                  499  the client left; nobody's failure
     +-- ConfigError                 a config or policy file is wrong; names file, line and key
 
 This file never maps an error to a response; `api/errors.py` does, in one table that a test proves complete.
@@ -69,10 +67,6 @@ class NoReadyPod(FleetError):
     """Pods of this model exist, none is ready."""
 
 
-class Saturated(FleetError):
-    """Every pod is at its limit."""
-
-
 class UpstreamError(RouterError):
     """A pod failed. `pod` is its id."""
 
@@ -95,10 +89,6 @@ class UpstreamBroken(UpstreamError):
 
 class UpstreamTimeout(UpstreamError):
     """The pod did not answer in time."""
-
-
-class ClientGone(RouterError):
-    """The client closed its connection."""
 
 
 class ConfigError(RouterError):

@@ -1,0 +1,162 @@
+"""What does the router answer itself?
+
+Health, metrics, the merged model list and the pods' admin calls: plain FastAPI. Everything that goes on to a pod is
+handed to `OpenAiEdge` before FastAPI sees it. This file never forwards a request.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from router.api.errors import error_body, shape_of
+from router.api.openai import AsgiReceive, AsgiScope, AsgiSend, OpenAiEdge
+from router.config.schema import PodConfig
+from router.errors import ConfigError, MalformedRequest, MethodNotAllowed, RouterError, UnknownEndpoint
+from router.fleet.fleet import Fleet
+from router.types import PodState, PodStatus
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+AddPod = Callable[[PodConfig], None]
+RemovePod = Callable[[str], bool]
+
+
+class App:
+    """The whole ASGI application."""
+
+    def __init__(self, edge: OpenAiEdge, own: FastAPI) -> None:
+        self._edge = edge
+        self._own = own
+
+    async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        if scope["type"] == "http" and self._edge.takes(scope["method"], scope["path"]):
+            await self._edge(scope, receive, send)
+        else:
+            await self._own(scope, receive, send)
+
+
+def own_app(
+    fleet: Fleet,
+    render_metrics: Callable[[], bytes],
+    describe_pods: Callable[[], list[dict[str, Any]]],
+    add_pod: AddPod,
+    remove_pod: RemovePod,
+    lifespan: Lifespan,
+) -> FastAPI:
+    """What the router itself answers."""
+    app = FastAPI(title="warmroute", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    _health(app, fleet)
+    _models(app, fleet)
+    _admin(app, describe_pods, add_pod, remove_pod)
+    _errors(app)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(render_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return app
+
+
+def _health(app: FastAPI, fleet: Fleet) -> None:
+    @app.get("/livez")
+    async def livez() -> dict[str, str]:
+        return {"status": "alive"}
+
+    @app.get("/readyz")
+    async def readyz() -> JSONResponse:
+        states = [status.state.value for status in fleet.snapshot.pods]
+        ready = PodState.READY.value in states
+        detail = {"status": "ready" if ready else "no pod is ready", "pods": {s: states.count(s) for s in set(states)}}
+        return JSONResponse(detail, status_code=200 if ready else 503)
+
+
+def _models(app: FastAPI, fleet: Fleet) -> None:
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": list(model_cards(fleet.snapshot.pods).values())}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        card = model_cards(fleet.snapshot.pods).get(name)
+        if card is None:
+            raise HTTPException(404, f"The model `{name}` does not exist.")
+        return JSONResponse(card)
+
+
+def model_cards(statuses: tuple[PodStatus, ...]) -> dict[str, dict[str, Any]]:
+    """One card a model over all pods; `max_model_len` is the least of them, which every pod can keep."""
+    cards: dict[str, dict[str, Any]] = {}
+    for status in statuses:
+        pod = status.pod
+        for name in (*pod.models, *pod.adapters):
+            card = cards.setdefault(
+                name, {"id": name, "object": "model", "created": 0, "owned_by": "warmroute", "max_model_len": None}
+            )
+            if name in pod.adapters:
+                card["parent"] = pod.models[0] if pod.models else None
+            if pod.max_model_len_tokens is not None:
+                card["max_model_len"] = min(card["max_model_len"] or pod.max_model_len_tokens, pod.max_model_len_tokens)
+    return cards
+
+
+def _admin(
+    app: FastAPI, describe_pods: Callable[[], list[dict[str, Any]]], add_pod: AddPod, remove_pod: RemovePod
+) -> None:
+    """Only from this machine: whoever may add a pod may read every prompt."""
+
+    @app.get("/admin/pods")
+    async def pods(request: Request) -> list[dict[str, Any]]:
+        _only_local(request)
+        return describe_pods()
+
+    @app.post("/admin/pods", status_code=201)
+    async def add(request: Request, pod: PodConfig) -> dict[str, str]:
+        _only_local(request)
+        try:
+            add_pod(pod)
+        except ConfigError as error:
+            raise MalformedRequest(str(error)) from error
+        return {"status": "joining", "url": pod.url}
+
+    @app.delete("/admin/pods/{pod_id:path}")
+    async def remove(request: Request, pod_id: str) -> dict[str, str]:
+        _only_local(request)
+        if not remove_pod(pod_id):
+            raise HTTPException(404, f"There is no pod `{pod_id}`.")
+        return {"status": "gone", "pod": pod_id}
+
+
+def _only_local(request: Request) -> None:
+    host = request.client.host if request.client else ""
+    try:
+        local = not host or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local:
+        raise HTTPException(403, "Admin calls are taken from the router's own machine only.")
+
+
+def _errors(app: FastAPI) -> None:
+    @app.exception_handler(RouterError)
+    async def ours(request: Request, error: Exception) -> Response:
+        return _error_response(error)
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 405:
+            return _error_response(MethodNotAllowed(f"{request.url.path} does not take {request.method}."))
+        if error.status_code == 404 and error.detail == "Not Found":
+            return _error_response(UnknownEndpoint(f"Unknown path: {request.url.path}"))
+        body = {"error": {"message": error.detail, "type": "invalid_request_error", "param": None, "code": None}}
+        return JSONResponse(body, status_code=error.status_code)
+
+
+def _error_response(error: Exception) -> Response:
+    return Response(error_body(error), status_code=shape_of(error).status, media_type="application/json")

@@ -1,0 +1,72 @@
+"""Which status and which OpenAI error body does each of our errors become?
+
+One table over the error tree; a test walks the subclasses and proves it complete. This file never decides whether
+something is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from router.errors import (
+    BodyTooLarge,
+    ClientError,
+    ConnectFailed,
+    ContextTooLong,
+    FleetError,
+    MalformedRequest,
+    MethodNotAllowed,
+    NoReadyPod,
+    RouterError,
+    StaleConnection,
+    UnknownEndpoint,
+    UnknownModel,
+    UpstreamBroken,
+    UpstreamError,
+    UpstreamTimeout,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Status, `error.type` and `error.code` as OpenAI's clients know them."""
+
+    status: int
+    type: str
+    code: str | None = None
+
+
+SHAPES: Mapping[type[RouterError], Shape] = {
+    ClientError: Shape(400, "invalid_request_error"),
+    MalformedRequest: Shape(400, "invalid_request_error"),
+    ContextTooLong: Shape(400, "invalid_request_error", "context_length_exceeded"),
+    BodyTooLarge: Shape(413, "invalid_request_error", "body_too_large"),
+    UnknownModel: Shape(404, "invalid_request_error", "model_not_found"),
+    UnknownEndpoint: Shape(404, "invalid_request_error", "unknown_url"),
+    MethodNotAllowed: Shape(405, "invalid_request_error", "method_not_allowed"),
+    FleetError: Shape(503, "service_unavailable_error"),
+    NoReadyPod: Shape(503, "service_unavailable_error", "no_ready_pod"),
+    UpstreamError: Shape(502, "upstream_error"),
+    ConnectFailed: Shape(502, "upstream_error", "connect_failed"),
+    StaleConnection: Shape(502, "upstream_error", "connect_failed"),
+    UpstreamBroken: Shape(502, "upstream_error", "upstream_broken"),
+    UpstreamTimeout: Shape(504, "upstream_error", "upstream_timeout"),
+}
+
+INTERNAL = Shape(500, "internal_error")
+
+
+def shape_of(error: BaseException) -> Shape:
+    """The shape of an error of ours; anything else is an internal error that tells the client nothing."""
+    return SHAPES.get(type(error), INTERNAL) if isinstance(error, RouterError) else INTERNAL
+
+
+def error_body(error: BaseException) -> bytes:
+    """The OpenAI error object."""
+    shape = shape_of(error)
+    message = "The router failed; see its log." if shape is INTERNAL else str(error)
+    param = error.param if isinstance(error, ClientError) else None
+    return msgspec.json.encode({"error": {"message": message, "type": shape.type, "param": param, "code": shape.code}})

@@ -1,0 +1,136 @@
+"""What does this body ask for, and is it well formed?
+
+Bytes in, `InferenceRequest` out, or an error that says what is wrong and where. Only what the router needs is decoded
+into values; everything else stays as the bytes that came. Numbers and booleans are read as leniently as the engines
+read them, so that nothing which they accept is refused here. This file never looks at the fleet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from router.errors import MalformedRequest
+from router.types import Endpoint
+
+ENGINE_FIELDS = frozenset({"kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "rid"})
+"""With these a client could read or plant another tenant's KV; see reference/protocols.md 3.11."""
+
+
+class _Sampling(msgspec.Struct, kw_only=True):
+    """Fields of every generating endpoint whose wrong type must not reach a pod."""
+
+    model: str
+    stream: bool | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    user: str | None = None
+    cache_salt: str | None = None
+    session_id: str | None = None
+
+
+class ChatBody(_Sampling, kw_only=True):
+    """The fields of a chat request that decide its tokens, and those that the router reads."""
+
+    messages: list[dict[str, Any]]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Any = None
+
+
+class CompletionBody(_Sampling, kw_only=True):
+    """The same for a plain completion."""
+
+    prompt: str | list[Any]
+    max_tokens: int | None = None
+    add_special_tokens: bool | None = None
+
+
+class OtherBody(msgspec.Struct, kw_only=True):
+    """What is read of any other body."""
+
+    model: str
+
+
+_PROMPT_FIELDS = {
+    Endpoint.CHAT: (
+        "messages",
+        "tools",
+        "tool_choice",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "add_special_tokens",
+        "chat_template",
+        "chat_template_kwargs",
+        "reasoning_effort",
+    ),
+    Endpoint.COMPLETIONS: ("prompt", "add_special_tokens"),
+}
+_DECODERS: dict[Endpoint, msgspec.json.Decoder[Any]] = {
+    Endpoint.CHAT: msgspec.json.Decoder(ChatBody, strict=False),
+    Endpoint.COMPLETIONS: msgspec.json.Decoder(CompletionBody, strict=False),
+    Endpoint.EMBEDDINGS: msgspec.json.Decoder(OtherBody, strict=False),
+}
+_RAW_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def parse_body(endpoint: Endpoint, body: bytes) -> Any:
+    """The typed part of a body. Raises `MalformedRequest` naming the field."""
+    try:
+        parsed = _DECODERS[endpoint].decode(body)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        param = path.rstrip("`").lstrip(".") or None
+        raise MalformedRequest(f"{message}{f' in `{param}`' if param else ''}.", param=param) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedRequest(f"The body is not valid JSON: {error}") from error
+    if endpoint is Endpoint.CHAT:
+        _check_chat(parsed)
+    return parsed
+
+
+def prompt_fields(endpoint: Endpoint, parsed: Any) -> dict[str, Any]:
+    """The fields that decide the prompt's tokens, as they were given."""
+    named = ((name, getattr(parsed, name)) for name in _PROMPT_FIELDS.get(endpoint, ()))
+    return {name: value for name, value in named if value is not None}
+
+
+def without_engine_fields(body: bytes) -> bytes:
+    """The body without the fields that steer engines. Every other byte of every value stays as it came."""
+    if not any(f'"{name}"'.encode() in body for name in ENGINE_FIELDS):
+        return body
+    fields = _RAW_OBJECT.decode(body)
+    kept = {name: value for name, value in fields.items() if name not in ENGINE_FIELDS}
+    return body if len(kept) == len(fields) else msgspec.json.encode(kept)
+
+
+def model_of(body: bytes) -> str | None:
+    """The `model` of any JSON body, or None where there is none to be found."""
+    try:
+        return _DECODERS[Endpoint.EMBEDDINGS].decode(body).model  # type: ignore[no-any-return]
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _check_chat(parsed: ChatBody) -> None:
+    if not parsed.messages:
+        raise MalformedRequest("`messages` must have at least one message.", param="messages")
+    if parsed.continue_final_message and parsed.add_generation_prompt:
+        raise MalformedRequest(
+            "`continue_final_message` and `add_generation_prompt` exclude each other: "
+            "the first goes on with the last message, the second begins a new one.",
+            param="continue_final_message",
+        )

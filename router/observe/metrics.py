@@ -1,0 +1,91 @@
+"""What can be paged on?
+
+Every metric of the router, declared once, on a registry of its own. Names start with `warmroute_`, units stand in them.
+This file never decides anything and never reads a prompt.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from router.observe.phase import PHASES, Phases
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_PHASE_SECONDS = (0.00002, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 10.0, 60.0)
+
+
+class Metrics:
+    """The registry and its members."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self.requests = Counter(
+            "warmroute_requests", "Requests by how they ended.", ["endpoint", "model", "result"], registry=r
+        )
+        self.sent = Counter("warmroute_pod_requests", "Attempts by pod and result.", ["pod", "result"], registry=r)
+        self.ttft_s = Histogram(
+            "warmroute_time_to_first_token_seconds",
+            "Arrival to first token, streamed requests.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=r,
+        )
+        self.duration_s = Histogram(
+            "warmroute_request_duration_seconds", "Arrival to end.", ["model"], buckets=_SECONDS, registry=r
+        )
+        self.phase_s = Histogram(
+            "warmroute_phase_seconds", "Time in each phase.", ["phase"], buckets=_PHASE_SECONDS, registry=r
+        )
+        self.prompt_tokens = Counter("warmroute_prompt_tokens", "Prompt tokens routed.", ["model"], registry=r)
+        self.cached_predicted = Counter(
+            "warmroute_cached_tokens_predicted",
+            "Prompt tokens expected in the chosen pod's cache.",
+            ["model"],
+            registry=r,
+        )
+        self.cached_actual = Counter(
+            "warmroute_cached_tokens_actual", "Cached prompt tokens as engines reported them.", ["model"], registry=r
+        )
+        self.cached_error = Histogram(
+            "warmroute_cached_tokens_error",
+            "Absolute difference of predicted and reported cached tokens, where an engine reports them.",
+            ["model"],
+            buckets=(0, 16, 64, 256, 1024, 4096, 16384),
+            registry=r,
+        )
+        self.unread_prompts = Counter(
+            "warmroute_unread_prompts", "Prompts routed without a prefix, by reason.", ["model", "reason"], registry=r
+        )
+        self.retries = Counter("warmroute_retries", "Further candidates tried.", ["reason"], registry=r)
+        self.in_flight = Gauge("warmroute_in_flight_requests", "Requests being served.", registry=r)
+        self.pod_in_flight = Gauge("warmroute_pod_in_flight_requests", "Leases by pod.", ["pod"], registry=r)
+        self.pod_state = Gauge("warmroute_pod_state", "1 for the state a pod is in.", ["pod", "state"], registry=r)
+        self.pod_trust = Gauge(
+            "warmroute_pod_prefix_trust", "1 for the outcome of a pod's parity self-test.", ["pod", "trust"], registry=r
+        )
+        self.kv_events = Counter("warmroute_kv_events", "KV events applied, by pod.", ["pod"], registry=r)
+        self.kv_stream = Gauge(
+            "warmroute_kv_stream_complete", "1 while a pod's KV event stream has no unfilled gap.", ["pod"], registry=r
+        )
+        self.index_blocks = Gauge("warmroute_index_block_holders", "Block-holder pairs in the index.", registry=r)
+        self._phases = {phase: self.phase_s.labels(phase) for phase in PHASES}
+
+    def observe_phases(self, phases: Phases) -> None:
+        """Add one request's phase times."""
+        for phase, taken_s in phases.taken_s.items():
+            self._phases[phase].observe(taken_s)
+
+    def observe_prediction(
+        self, model: str, prompt_tokens: int, predicted_tokens: int, actual_tokens: int | None
+    ) -> None:
+        """Add one served prompt: what we expected to be cached, and what the engine said was."""
+        self.prompt_tokens.labels(model).inc(prompt_tokens)
+        self.cached_predicted.labels(model).inc(predicted_tokens)
+        if actual_tokens is not None:
+            self.cached_actual.labels(model).inc(actual_tokens)
+            self.cached_error.labels(model).observe(abs(actual_tokens - predicted_tokens))
+
+    def render(self) -> bytes:
+        """The exposition text."""
+        return generate_latest(self.registry)

@@ -1,0 +1,168 @@
+"""What does a chat template get to see of a request's messages?
+
+Engines rewrite them before they render. This is what vLLM 0.32 does on the way from the HTTP body to the template
+(`renderers/chat_utils.py`, `entrypoints/openai/chat_completion/protocol.py`), for text. What is certain to be wrong
+is refused; what only one engine refuses is let through, because that engine will say so itself. Nothing here changes
+the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from router.errors import MalformedRequest
+from router.prompt.content_format import ContentFormat
+from router.prompt.tools import normal_tool_call
+
+Message = dict[str, Any]
+
+_TEXT_FIELDS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+    "tool_reference": "name",
+}
+"""The field that holds the text, by type of content part."""
+
+_MAY_BE_NULL = ("text", "refusal")
+_MEDIA_FIELDS = frozenset(
+    {"uuid", "data", "file", "image_url", "image_pil", "image_embeds", "audio_url", "audio_embeds"}
+    | {"input_audio", "video_url", "video_embeds", "prompt_embeds"}
+)
+"""Fields that mark a content part without a type as media."""
+_PART_FIELDS = _MEDIA_FIELDS | {"type", "text", "refusal", "thinking", "closed", "name"}
+"""Fields of content parts that the template does not see as they are; all others it does."""
+
+_BILLING = "x-anthropic-billing-header"
+"""A line that Claude Code puts first in its system prompt and changes on every request."""
+
+
+class Unrenderable(Exception):
+    """The tokens of this request cannot be known here (images, audio, ...): route it without a prefix."""
+
+
+def normal_messages(messages: Any, content_format: ContentFormat) -> list[Message]:
+    """The body's `messages` as a template sees them. `MalformedRequest`, or `Unrenderable` for media."""
+    if not isinstance(messages, list) or not messages:
+        raise MalformedRequest("messages must be a list with at least one message", param="messages")
+    return [_message(message, content_format, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def without_developer(conversation: list[Message]) -> list[Message]:
+    """The conversation for a template that does not know the role `developer`: such messages become `system`, and
+    unless the only system message is already the first, all of them are merged in front."""
+    if all(message["role"] != "developer" for message in conversation):
+        return conversation
+    renamed = [_as_system(message) if message["role"] == "developer" else message for message in conversation]
+    system = [i for i, message in enumerate(renamed) if message["role"] == "system"]
+    if system == [0]:
+        return renamed
+    texts = [text for i in system if (text := _plain_text(renamed[i]["content"]))]
+    merged = {"role": "system", "content": "\n\n".join(texts)}
+    return [merged, *(message for message in renamed if message["role"] != "system")]
+
+
+def _message(message: Any, content_format: ContentFormat, where: str) -> Message:
+    if not isinstance(message, dict):
+        raise MalformedRequest(f"{where} must be an object", param=where)
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise MalformedRequest(f"{where}.role must be a string", param=f"{where}.role")
+    parts = _parts(message.get("content"), f"{where}.content")
+    if role == "system":
+        parts = [part for raw in parts if (part := _without_billing(raw)) is not None]
+    content = _content(parts, content_format, f"{where}.content")
+    if role == "tool" and isinstance(content, list) and all(part["type"] == "text" for part in content):
+        content = _plain_text(content)
+    normal: Message = {"role": role, "content": content}
+    if role == "assistant":
+        normal |= _assistant_fields(message, where)
+    elif role == "tool" and "tool_call_id" in message:
+        normal["tool_call_id"] = message["tool_call_id"]
+    elif role == "developer":
+        normal["tools"] = message.get("tools")
+    return normal | {name: message[name] for name in ("name", "task") if isinstance(message.get(name), str)}
+
+
+def _parts(content: Any, where: str) -> list[Any]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise MalformedRequest(f"{where} must be a string or a list of parts", param=where)
+    return content
+
+
+def _content(parts: Iterable[Any], content_format: ContentFormat, where: str) -> Any:
+    """Parts as one string, joined by newlines, or as a list of `{"type": "text", "text": ...}`."""
+    read = [piece for part in parts if (piece := _part(part, where)) is not None]
+    if content_format == "openai":
+        return read
+    return "\n".join(piece["text" if "text" in piece else "name"] for piece in read)
+
+
+def _part(part: Any, where: str) -> dict[str, Any] | None:
+    """One content part, or None for one that says nothing."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if not isinstance(part, dict):
+        raise MalformedRequest(f"{where}: a part must be a string or an object", param=where)
+    kind = part.get("type")
+    if not isinstance(kind, str) or kind not in _TEXT_FIELDS:
+        raise _not_text(part, where)
+    text = part.get(_TEXT_FIELDS[kind])
+    if text is None and kind in _MAY_BE_NULL:
+        return None
+    if not isinstance(text, str):
+        raise MalformedRequest(f"{where}: a part of type {kind} without its text", param=where)
+    if kind == "tool_reference":
+        return {"type": kind, "name": text}
+    extra = {name: value for name, value in part.items() if name not in _PART_FIELDS}
+    return {"type": "text", "text": text, **extra}
+
+
+def _not_text(part: dict[str, Any], where: str) -> Exception:
+    kind = part.get("type")
+    if isinstance(kind, str) or (kind is None and part.keys() & _MEDIA_FIELDS):
+        return Unrenderable(f"{where} has a part that is not text: {kind or 'media'}")
+    return MalformedRequest(f"{where}: a part without a type", param=where)
+
+
+def _without_billing(part: Any) -> Any:
+    """A part of a system message less the billing line that it starts with; None if nothing is left."""
+    text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part
+    if not isinstance(text, str) or not text.startswith(_BILLING):
+        return part
+    rest = text.partition("\n")[2]
+    if not rest:
+        return None
+    return rest if isinstance(part, str) else {**part, "text": rest}
+
+
+def _assistant_fields(message: Mapping[str, Any], where: str) -> Message:
+    fields: Message = {}
+    calls = message.get("tool_calls")
+    if calls is not None and not isinstance(calls, list):
+        raise MalformedRequest(f"{where}.tool_calls must be a list", param=f"{where}.tool_calls")
+    if calls:
+        fields["tool_calls"] = [normal_tool_call(call, f"{where}.tool_calls") for call in calls]
+    reasoning = message.get("reasoning")
+    if reasoning is None:
+        reasoning = message.get("reasoning_content")
+    if reasoning is not None:
+        fields |= {"reasoning": reasoning, "reasoning_content": reasoning}
+    return fields
+
+
+def _as_system(message: Message) -> Message:
+    return {**{name: value for name, value in message.items() if name != "tools"}, "role": "system"}
+
+
+def _plain_text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content if "text" in part)

@@ -1,0 +1,105 @@
+"""Where may a text be cut so that its pieces encode to the tokens of the whole?
+
+Only in front of an added token at which the tokenizer itself splits, wherever it occurs: one that is matched before
+any normalizing, that swallows no neighbouring whitespace, and that no other added token can overlap. Every piece
+keeps the token in front, so that rules for the start of a text (Metaspace `first`, ...) see no difference. Then every
+sample must prove it; a tokenizer that fails is not cut at all. This file never caches anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain, groupby
+from os.path import commonprefix
+from typing import Any
+from unicodedata import category
+
+from router.prompt.samples import samples
+from router.prompt.tokenizer import Tokenizer
+
+SHORTEST_PIECE = 128
+"""Characters before the next cut is taken: bounds the pieces of a text full of special tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Places to cut at. Cutting goes from left to right and looks at nothing behind the cut, so that a text and
+    its continuation share all pieces but the last."""
+
+    pattern: re.Pattern[str] | None
+    reason: str
+
+    def pieces(self, text: str, shortest: int = SHORTEST_PIECE) -> list[str]:
+        """`text` in order, no piece empty; all but the last have at least `shortest` characters."""
+        pieces = []
+        start = 0
+        if self.pattern is not None:
+            for match in self.pattern.finditer(text, shortest):
+                if match.start() - start >= shortest:
+                    pieces.append(text[start : match.start()])
+                    start = match.start()
+        if start < len(text):
+            pieces.append(text[start:])
+        return pieces
+
+
+def find_cuts(tokenizer: Tokenizer) -> Cuts:
+    """The cuts of this tokenizer, proved on samples; none, with the reason, where they are not exact."""
+    added = [token.content for token in tokenizer.added_tokens]
+    alone = _without_overlaps(added)
+    words = [token.content for token in tokenizer.added_tokens if token.content in alone and _splits(token, tokenizer)]
+    if not words:
+        return Cuts(None, "no added token splits every text")
+    cuts = Cuts(re.compile(_any_of(sorted(words))), f"cut at {len(words)} added tokens")
+    texts = samples(added)
+    for text, whole in zip(texts, tokenizer.encode_batch(texts), strict=True):
+        pieces = tokenizer.encode_batch(cuts.pieces(text, shortest=1))
+        if list(chain.from_iterable(pieces)) != whole.tolist():
+            return Cuts(None, f"cutting changes the tokens of {text[:40]!r}")
+    return cuts
+
+
+def _splits(token: Any, tokenizer: Tokenizer) -> bool:
+    """Is this token found before normalizing, whatever stands beside it, without touching its neighbours?
+
+    Its outer characters must be punctuation or symbols, so that a neighbour which strips whitespace or matches whole
+    words only cannot reach across the cut."""
+    if token.lstrip or token.rstrip or token.single_word or (token.normalized and tokenizer.normalizes):
+        return False
+    ends = (category(token.content[0]), category(token.content[-1]))
+    return all(kind[0] in "PS" and kind != "Pc" for kind in ends)
+
+
+def _without_overlaps(words: Iterable[str]) -> set[str]:
+    """Those of `words` whose every occurrence in a text is a match: none contains, is contained in, or can share
+    its first or last characters with another or with itself."""
+    known = set(words)
+    heads = {word[:end] for word in known for end in range(1, len(word))}
+    tails = {word[start:] for word in known for start in range(1, len(word))}
+    shared = heads & tails
+    inner = {word: _inside(word) & known for word in known}
+    nested = {other for others in inner.values() for other in others}
+
+    def alone(word: str) -> bool:
+        ends = {word[:i] for i in range(1, len(word))} | {word[i:] for i in range(1, len(word))}
+        return not (inner[word] or word in nested or ends & shared)
+
+    return {word for word in known if alone(word)}
+
+
+def _inside(word: str) -> set[str]:
+    """All shorter strings that `word` contains."""
+    return {word[i:j] for i in range(len(word)) for j in range(i + 1, len(word) + 1)} - {word}
+
+
+def _any_of(words: Iterable[str]) -> str:
+    """A pattern that matches exactly these sorted words, none a prefix of another, branching as a trie does: one
+    step a character instead of one attempt a word."""
+    words = list(words)
+    head = commonprefix(words)
+    if len(words) == 1:
+        return re.escape(head)
+    groups = groupby((word[len(head) :] for word in words), key=lambda rest: rest[0])
+    return re.escape(head) + "(?:" + "|".join(_any_of(group) for _, group in groups) + ")"

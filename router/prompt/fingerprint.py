@@ -1,0 +1,154 @@
+"""What does this request share with others?
+
+Its prompt as tokens and as the hashes of its full blocks, seeded by everything that must be equal for KV to be
+reused. `begin` renders and looks up what is known; `finish` encodes the rest and hashes. This file never asks who
+holds a block.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Annotated, Any
+
+import msgspec
+
+from router.errors import MalformedRequest
+from router.hashing import generation_seed, hash_blocks, token_array
+from router.prompt.segments import Lookup, Segment, SegmentCache
+from router.prompt.template import ChatTemplate, Unrenderable, checked
+from router.prompt.tokenizer import Tokenizer
+from router.types import BlockHash, Endpoint, Generation, InferenceRequest, PromptPrefix
+
+CACHE_BYTES = 64 * 1024 * 1024
+SEEDS = 1024
+"""Generations (adapter and salt) whose seeds are remembered."""
+
+_REWRITTEN = ("truncate_prompt_tokens", "suffix", "prompt_embeds")
+"""Fields with which the engine changes the tokens in ways that are not reproduced here."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPrompt:
+    """A prompt between `begin` and `finish`: text that was looked up, or tokens as the client gave them."""
+
+    generation: Generation
+    seed: BlockHash
+    prompt: Lookup | array[int]
+
+    @property
+    def text(self) -> str | None:
+        """What is encoded, special tokens aside; None for a prompt of tokens."""
+        return self.prompt.text if isinstance(self.prompt, Lookup) else None
+
+    @property
+    def cold_characters(self) -> int:
+        """How much text must still be encoded."""
+        return self.prompt.cold_characters if isinstance(self.prompt, Lookup) else 0
+
+
+class Fingerprinter:
+    """Turns requests of one model into prefixes. `template` None serves completions only.
+
+    Threads: `begin` is for one thread at a time, the event loop's. `finish` may run in any thread meanwhile, because
+    it shares nothing mutable but a queue (`deque.append`) and the segments' `sealed`, one reference each."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        generation: Generation,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self._template = template
+        self._generation = replace(generation, tokenizer=tokenizer.fingerprint)
+        self._segments = SegmentCache(tokenizer, cache_bytes)
+        self._token_ids = list[Annotated[int, msgspec.Meta(ge=0, lt=tokenizer.vocabulary_size)]]
+        self._seeded = lru_cache(SEEDS)(self._seed)
+
+    def begin(self, request: InferenceRequest) -> PendingPrompt:
+        """Render the prompt and look up what is known of it.
+
+        `MalformedRequest` if the engine would refuse it, `Unrenderable` if its tokens cannot be known here."""
+        prompt, framed = self._prompt(request)
+        generation, seed = self._seeded(request.adapter, request.salt)
+        if isinstance(prompt, str):
+            return PendingPrompt(generation, seed, self._segments.look_up(prompt, framed=framed))
+        return PendingPrompt(generation, seed, prompt)
+
+    def finish(self, pending: PendingPrompt) -> PromptPrefix:
+        """Encode what is new and hash the blocks. Safe in a worker thread; see the class."""
+        generation, seed, prompt = pending.generation, pending.seed, pending.prompt
+        if not isinstance(prompt, Lookup):
+            return PromptPrefix(generation, prompt, hash_blocks(prompt, generation.block_size_tokens, seed))
+        segments = self._segments.complete(prompt)
+        tokens = prompt.head[:]
+        for segment in segments:
+            tokens.extend(segment.tokens)
+        tokens.extend(prompt.tail)
+        hashes = _hash_path(tokens, segments, seed, generation.block_size_tokens)
+        self._segments.keep(prompt, segments)
+        return PromptPrefix(generation, tokens, hashes)
+
+    def fingerprint(self, request: InferenceRequest) -> PromptPrefix:
+        """`begin` and `finish` at once. Raises what `begin` raises."""
+        return self.finish(self.begin(request))
+
+    def _seed(self, adapter: str, salt: str) -> tuple[Generation, BlockHash]:
+        generation = replace(self._generation, adapter=adapter, salt=salt)
+        return generation, generation_seed(generation)
+
+    def _prompt(self, request: InferenceRequest) -> tuple[str | array[int], bool]:
+        """(the prompt as text or tokens, whether special tokens go around the text)."""
+        body = request.prompt
+        for name in _REWRITTEN:
+            if body.get(name) is not None:
+                raise Unrenderable(f"{name} changes the prompt inside the engine")
+        if request.endpoint is Endpoint.CHAT:
+            if self._template is None:
+                raise Unrenderable("this model has no chat template")
+            return self._template.render(body), checked(body, "add_special_tokens", bool, False)
+        if request.endpoint is Endpoint.COMPLETIONS:
+            return self._completion(body.get("prompt")), checked(body, "add_special_tokens", bool, True)
+        raise Unrenderable(f"{request.endpoint} shares no prefix")
+
+    def _completion(self, prompt: Any) -> str | array[int]:
+        """A completion's prompt; of several, the first decides where the request goes."""
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return prompt
+        if not isinstance(prompt, list) or not prompt:
+            raise MalformedRequest("prompt must be a string, a list of token ids, or a list of these", param="prompt")
+        try:
+            return token_array(msgspec.convert(prompt, self._token_ids))
+        except msgspec.ValidationError as error:
+            raise MalformedRequest(f"prompt is not a list of token ids: {error}", param="prompt") from error
+
+
+def _hash_path(
+    tokens: array[int], segments: Sequence[Segment], seed: BlockHash, block_size_tokens: int
+) -> list[BlockHash]:
+    """Hashes of the full blocks in `tokens`: those that known segments carry, then computed ones, which the other
+    segments carry from now on. A segment may carry any blocks that end before it does: the count leaves out the
+    frame's tokens in front, so that a block more is left to the next one."""
+    hashes: list[BlockHash] = []
+    known = 0
+    for segment in segments:
+        sealed = segment.sealed
+        if sealed is None or sealed[0] != seed:
+            break
+        hashes += sealed[1]
+        known += 1
+    start = len(hashes)
+    hashes += hash_blocks(tokens[start * block_size_tokens :], block_size_tokens, hashes[-1] if hashes else seed)
+    end_tokens = sum(len(segment.tokens) for segment in segments[:known])
+    for segment in segments[known:]:
+        end_tokens += len(segment.tokens)
+        stop = end_tokens // block_size_tokens
+        segment.sealed = (seed, tuple(hashes[start:stop]))
+        start = stop
+    return hashes

@@ -1,0 +1,175 @@
+"""How is a growing conversation encoded only once?
+
+Text is cut at special tokens (see `cuts.py`) into segments, and each segment's tokens are kept under (the segment
+before it, its text): exact, with no hash that could collide. A path of segments is a known prefix, and each segment
+also carries the block hashes that end inside it. Least recently used segments go first when the bytes run out; what
+loses its parent cannot be reached any more and ages out.
+
+Threads: `look_up` is for one thread at a time, the event loop's. `complete` and `keep` may run in any thread meanwhile:
+the one only encodes, the other leaves new segments in a queue that the next `look_up` takes in. This file never renders
+a template.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+from router.errors import MalformedRequest
+from router.hashing import TOKEN_BYTES, token_array
+from router.prompt.cuts import find_cuts
+from router.prompt.samples import TEXTS
+from router.prompt.tokenizer import Tokenizer
+from router.types import BlockHash
+
+SEGMENT_BYTES = 480
+"""What a segment costs in CPython besides its text, tokens and hashes: key, entry, objects' heads."""
+HASH_BYTES = 40
+_FIRST_ID = 4
+"""Smaller ids are roots: one for each backend, with and without the frame of special tokens."""
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """The tokens of one piece of text in one place, and the hashes of the blocks that end in it.
+
+    `sealed` is (the generation's seed, the hashes) for the last generation that passed here; replaced as a whole.
+    `id` and `bytes` are 0 until the cache takes the segment in."""
+
+    tokens: array[int]
+    sealed: tuple[BlockHash, tuple[BlockHash, ...]] | None = None
+    id: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What is known of one text: the leading segments that are, and the pieces that must be encoded."""
+
+    text: str
+    root: int
+    known: tuple[Segment, ...]
+    cold: tuple[str, ...]
+    special_tokens: bool
+    """The frame could not be told from the text: it is encoded with it, as one piece."""
+    head: array[int]
+    tail: array[int]
+    """Tokens that stand before and behind the segments' (the frame, where one was asked for)."""
+
+    @property
+    def cold_characters(self) -> int:
+        return sum(map(len, self.cold))
+
+
+class SegmentCache:
+    """Tokens of the texts seen lately, by segment."""
+
+    def __init__(self, tokenizer: Tokenizer, cache_bytes: int) -> None:
+        self._tokenizer = tokenizer
+        self._cache_bytes = cache_bytes
+        self._segments: OrderedDict[tuple[int, str], Segment] = OrderedDict()
+        self._fresh: deque[tuple[Lookup, list[Segment]]] = deque()
+        self._next_id = _FIRST_ID
+        self._cuts = find_cuts(tokenizer)
+        self._frame = _frame(tokenizer)
+        self.bytes = 0
+        """Bytes held now, by estimate; never above `cache_bytes` after a `look_up`."""
+
+    @property
+    def reason(self) -> str:
+        """Where this tokenizer's text is cut, or why nowhere."""
+        return self._cuts.reason
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def look_up(self, text: str, *, framed: bool = False) -> Lookup:
+        """How much of `text` is known. `framed` asks for the tokens that `add_special_tokens` would put around it.
+
+        `MalformedRequest` if it holds half a surrogate pair, which no tokenizer can encode."""
+        self._take_in()
+        whole = framed and self._frame is None
+        head, tail = self._frame if framed and self._frame else (token_array(), token_array())
+        pieces = [text] if whole else self._cuts.pieces(text)
+        root = 2 * (self._tokenizer.backend == "transformers") + framed
+        known = self._follow(root, pieces)
+        cold = tuple(pieces[len(known) :])
+        for piece in cold:
+            _check_encodable(piece)
+        return Lookup(text, root, known, cold, whole, head, tail)
+
+    def complete(self, lookup: Lookup) -> list[Segment]:
+        """All segments of the text that was looked up; encodes the cold ones. Safe in any thread."""
+        if not lookup.cold:
+            return list(lookup.known)
+        tokens = self._tokenizer.encode_batch(lookup.cold, add_special_tokens=lookup.special_tokens)
+        return [*lookup.known, *map(Segment, tokens)]
+
+    def keep(self, lookup: Lookup, segments: list[Segment]) -> None:
+        """Leave what `complete` encoded for the next `look_up` to take in. Safe in any thread."""
+        if lookup.cold:
+            self._fresh.append((lookup, segments[len(lookup.known) :]))
+
+    def _follow(self, root: int, pieces: list[str]) -> tuple[Segment, ...]:
+        """The longest known path, marked as used: its end first, so that ends go before what they stand on."""
+        known: list[Segment] = []
+        keys: list[tuple[int, str]] = []
+        parent = root
+        for piece in pieces:
+            key = (parent, piece)
+            segment = self._segments.get(key)
+            if segment is None:
+                break
+            known.append(segment)
+            keys.append(key)
+            parent = segment.id
+        for key in reversed(keys):
+            self._segments.move_to_end(key)
+        return tuple(known)
+
+    def _take_in(self) -> None:
+        while self._fresh:
+            lookup, segments = self._fresh.popleft()
+            parent = lookup.known[-1].id if lookup.known else lookup.root
+            for piece, segment in zip(lookup.cold, segments, strict=True):
+                parent = self._insert((parent, piece), segment)
+        while self.bytes > self._cache_bytes:
+            self.bytes -= self._segments.popitem(last=False)[1].bytes
+
+    def _insert(self, key: tuple[int, str], segment: Segment) -> int:
+        """Take a segment in unless another request was quicker; the id that its children go under."""
+        kept = self._segments.setdefault(key, segment)
+        if kept is segment:
+            segment.id = self._next_id
+            segment.bytes = _size_bytes(key[1], segment)
+            self._next_id += 1
+            self.bytes += segment.bytes
+        return kept.id
+
+
+def _size_bytes(text: str, segment: Segment) -> int:
+    hashes = len(segment.sealed[1]) if segment.sealed else 0
+    return SEGMENT_BYTES + sys.getsizeof(text) + TOKEN_BYTES * len(segment.tokens) + HASH_BYTES * hashes
+
+
+def _frame(tokenizer: Tokenizer) -> tuple[array[int], array[int]] | None:
+    """The tokens that `add_special_tokens` puts before and behind any text; None where it does something else."""
+    bare = tokenizer.encode_batch(TEXTS)
+    framed = tokenizer.encode_batch(TEXTS, add_special_tokens=True)
+    probe = TEXTS.index("a")
+    width = len(bare[probe])
+    for start in range(len(framed[probe]) - width + 1):
+        head, tail = framed[probe][:start], framed[probe][start + width :]
+        if all(head + inner + tail == outer for inner, outer in zip(bare, framed, strict=True)):
+            return head, tail
+    return None
+
+
+def _check_encodable(text: str) -> None:
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise MalformedRequest(f"the prompt holds half a surrogate pair: {error}") from error

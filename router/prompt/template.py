@@ -1,0 +1,120 @@
+"""How does a chat request become the text that the engine will encode?
+
+As vLLM 0.32 does it (reference: protocols.md 4.4): messages and tools are rewritten (`conversation.py`), merged with
+the template's variables, and rendered by the code of `transformers` in its sandbox. This file never encodes text,
+and never accepts a template from a client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from router.errors import ConfigError, MalformedRequest
+from router.prompt.content_format import ContentFormat, detect_content_format
+from router.prompt.conversation import Unrenderable, normal_messages, without_developer
+from router.prompt.tokenizer import Tokenizer
+from router.prompt.tools import normal_tools
+
+__all__ = ["ChatTemplate", "Unrenderable", "checked"]
+
+_NO_VARIABLES = frozenset(
+    {"chat_template", "conversation", "conversations", "messages", "tokenize", "padding", "truncation", "max_length"}
+    | {"return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
+)
+"""Names in `chat_template_kwargs` that steer the renderer instead of reaching the template."""
+
+
+class ChatTemplate:
+    """One model's chat template, compiled once. `template_text` replaces the tokenizer's own; `default_kwargs` are
+    the engine's `--default-chat-template-kwargs`. Rendering keeps no state, so any thread may do it.
+
+    `ConfigError` if there is no template or it does not compile."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template_text: str | None = None,
+        content_format: Literal["auto", "string", "openai"] = "auto",
+        default_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        texts = template_text or tokenizer.chat_template or {}
+        self._texts: Mapping[str, str] = {"default": texts} if isinstance(texts, str) else texts
+        if "default" not in self._texts:
+            raise ConfigError("the tokenizer has no chat template; name one with chat_template")
+        detected = {name: _compile(text) for name, text in self._texts.items()}
+        self._formats = detected if content_format == "auto" else dict.fromkeys(detected, content_format)
+        self._special_tokens = tokenizer.special_tokens
+        self._default_kwargs = dict(default_kwargs or {})
+
+    def render(self, body: Mapping[str, Any]) -> str:
+        """The prompt of a chat request's body. `MalformedRequest` where the engine would refuse it, with the
+        template's own message; `Unrenderable` where it holds more than text."""
+        variables = self._variables(body)
+        name = "tool_use" if "tools" in variables and "tool_use" in self._texts else "default"
+        text = self._texts[name]
+        conversation = normal_messages(body.get("messages"), self._formats[name])
+        if '"developer"' not in text and "'developer'" not in text:
+            conversation = without_developer(conversation)
+        return _render(text, conversation, {**self._special_tokens, **variables})
+
+    def _variables(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """What the template may name besides messages, weakest first: the engine's defaults, the tools, the
+        request's `chat_template_kwargs`, the request's own fields. None and "auto" never override."""
+        asked = checked(body, "chat_template_kwargs", dict) or {}
+        if body.get("chat_template") is not None or asked.get("chat_template") is not None:
+            raise MalformedRequest("a chat template in the request is not accepted", param="chat_template")
+        tools = {"tools": normal_tools(body.get("tools"))}
+        merged = self._default_kwargs | _set(tools) | _set(asked) | _set(_own_fields(body, asked))
+        return {name: value for name, value in merged.items() if name not in _NO_VARIABLES}
+
+
+def _own_fields(body: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables that are fields of the request. Asking for reasoning turns thinking on or off with it, unless
+    `chat_template_kwargs` speak of that."""
+    fields = {
+        "add_generation_prompt": checked(body, "add_generation_prompt", bool, True),
+        "continue_final_message": checked(body, "continue_final_message", bool, False),
+        "documents": checked(body, "documents", list),
+        "reasoning_effort": checked(body, "reasoning_effort", str),
+    }
+    if fields["add_generation_prompt"] and fields["continue_final_message"]:
+        message = "continue_final_message and add_generation_prompt cannot both be true"
+        raise MalformedRequest(message, param="continue_final_message")
+    if fields["reasoning_effort"] is not None and "enable_thinking" not in asked:
+        fields["enable_thinking"] = fields["reasoning_effort"] != "none"
+    return fields
+
+
+def checked(body: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
+    """A field of the body, or `default` where it is absent or null. `MalformedRequest` unless it is of its kind."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind):
+        raise MalformedRequest(f"{name} must be a {kind.__name__}", param=name)
+    return value
+
+
+def _set(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None and value != "auto"}
+
+
+def _compile(text: str) -> ContentFormat:
+    """Compile a template, which `transformers` remembers by its text, and tell which content it expects."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    try:
+        return detect_content_format(_compile_jinja_template(text).environment.parse(text))
+    except Exception as error:  # a template may break its compiler in any way
+        raise ConfigError(f"chat template: {error}") from error
+
+
+def _render(text: str, conversation: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        rendered, _ = render_jinja_template(conversations=[conversation], chat_template=text, **variables)
+    except Exception as error:  # a template is code: it raises on purpose, or trips over what it was given
+        raise MalformedRequest(f"the chat template refused the request: {error}", param="messages") from error
+    return str(rendered[0])

@@ -1,0 +1,40 @@
+"""What does the proxy need of the client's side?
+
+The protocol that `api` implements over ASGI and that tests implement over lists, and the parsed request with what only
+the transport knows. Nothing here reads or writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from router.proxy.headers import HeaderList
+from router.types import InferenceRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inbound:
+    """One downstream request: its meaning, and its form for forwarding."""
+
+    request: InferenceRequest
+    method: str
+    target: bytes
+    """Path and query, raw."""
+    headers: HeaderList
+    peer: str = ""
+
+
+class Downstream(Protocol):
+    """Where an answer goes. `started` is the point of no return for retries."""
+
+    started: bool
+
+    async def start(self, status: int, headers: HeaderList) -> None:
+        """Send status and headers."""
+
+    async def write(self, piece: bytes) -> None:
+        """Send a piece of body; returns when the client may take more."""
+
+    async def finish(self) -> None:
+        """End the answer."""

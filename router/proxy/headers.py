@@ -1,0 +1,87 @@
+"""Which headers go on to the pod, and which come back?
+
+Pure: header lists in, header lists and request heads out. Hop-by-hop headers never pass (RFC 9110 7.6.1), headers that
+steer an engine pass only from trusted clients. This file never reads a body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+HeaderList = list[tuple[bytes, bytes]]
+
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-connection",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+
+ENGINE_CONTROL = frozenset(
+    {
+        b"x-data-parallel-rank",
+        b"x-data-parallel-host-port",
+        b"x-prefiller-host-port",
+        b"x-encoder-hosts-ports",
+        b"x-kv-cache-source-host-port",
+        b"x-override-bootstrap-host",
+        b"x-override-bootstrap-port",
+        b"x-override-bootstrap-room",
+        b"x-override-rid",
+        b"x-override-routed-dp-rank",
+        b"x-override-disagg-prefill-dp-rank",
+    }
+)
+"""With these a client could send KV, or make an engine fetch it, from anywhere."""
+
+# Recomputed for the upstream exchange; accept-encoding is dropped because a compressed stream cannot be observed and
+# would be held back by the compressor.
+_REWRITTEN = frozenset({b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id", b"x-forwarded-for"})
+
+
+def upstream_headers(headers: Iterable[tuple[bytes, bytes]], *, trusted: bool) -> HeaderList:
+    """The client's headers as a pod may see them."""
+    headers = list(headers)
+    dropped = HOP_BY_HOP | _REWRITTEN | _named_by_connection(headers)
+    if not trusted:
+        dropped |= ENGINE_CONTROL
+    return [(name, value) for name, value in headers if name not in dropped]
+
+
+def downstream_headers(headers: Iterable[tuple[bytes, bytes]]) -> HeaderList:
+    """The pod's headers as the client may see them."""
+    headers = list(headers)
+    dropped = HOP_BY_HOP | _named_by_connection(headers) | {b"date", b"server", b"x-request-id"}
+    return [(name, value) for name, value in headers if name not in dropped]
+
+
+def request_message(method: str, target: bytes, host: bytes, headers: HeaderList, body: bytes) -> bytes:
+    """One whole HTTP/1.1 request. `headers` must come from `upstream_headers` (clean of CR and LF by the parser)."""
+    lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method.encode(), target, host)]
+    lines += [b"%b: %b\r\n" % header for header in headers]
+    if body or method not in ("GET", "DELETE"):
+        lines.append(b"content-length: %d\r\n" % len(body))
+    lines.append(b"\r\n")
+    lines.append(body)
+    return b"".join(lines)
+
+
+def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
+    """First value of a header, or ""."""
+    for key, value in headers:
+        if key == name:
+            return value.decode("latin-1")
+    return ""
+
+
+def _named_by_connection(headers: HeaderList) -> frozenset[bytes]:
+    return frozenset(
+        token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")
+    )

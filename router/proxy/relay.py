@@ -1,0 +1,64 @@
+"""How does an answer pass from the pod to the client?
+
+Byte for byte, one piece at a time, with the client's pace pacing the pod. Nothing goes downstream before the first
+piece of body is here, so that a pod that dies until then can still be replaced; an unstreamed answer is held until it
+is whole for the same reason. This file never retries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from router.proxy.answer import AnswerReader
+from router.proxy.downstream import Downstream
+from router.proxy.headers import HeaderList, downstream_headers
+from router.proxy.upstream import Reply
+
+HOLD_BYTES = 4 * 1024 * 1024
+"""An unstreamed answer larger than this is not held."""
+
+
+async def relay(
+    reply: Reply,
+    client: Downstream,
+    reader: AnswerReader,
+    extra_headers: HeaderList,
+    on_first_token: Callable[[], None],
+) -> None:
+    """Carry one answer over. Raises `UpstreamError`; whether bytes went downstream stands in `client.started`."""
+    pieces = [await reply.read()]
+    if not is_stream(reply.headers):
+        await _hold(reply, pieces)
+    await client.start(reply.status, [*downstream_headers(reply.headers), *extra_headers])
+    for piece in pieces:
+        await _pass_on(piece, client, reader, on_first_token)
+    while pieces[-1]:
+        pieces = [await reply.read()]
+        await _pass_on(pieces[0], client, reader, on_first_token)
+    await client.finish()
+
+
+async def end_broken_stream(client: Downstream, body: bytes) -> None:
+    """Tell the reader of an event stream that it is incomplete, in the shape that SDKs raise on."""
+    await client.write(b"\n\ndata: " + body + b"\n\n")
+    await client.finish()
+
+
+def is_stream(headers: HeaderList) -> bool:
+    """Is this answer an event stream?"""
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+
+
+async def _hold(reply: Reply, pieces: list[bytes]) -> None:
+    held_bytes = len(pieces[0])
+    while pieces[-1] and held_bytes < HOLD_BYTES:
+        pieces.append(await reply.read())
+        held_bytes += len(pieces[-1])
+
+
+async def _pass_on(piece: bytes, client: Downstream, reader: AnswerReader, on_first_token: Callable[[], None]) -> None:
+    if not piece:
+        return
+    if reader.feed(piece):
+        on_first_token()
+    await client.write(piece)

@@ -1,0 +1,284 @@
+"""How do bytes get to a pod and back?
+
+A pool of kept-alive HTTP/1.1 connections to one pod: a protocol class around `httptools`, so that a request costs one
+write, a body chunk one callback, and closing is immediate (engines stop generating when the socket closes). This file
+knows nothing of models, candidates or retries beyond one: a kept-alive connection that died unseen is replaced once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from dataclasses import dataclass
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamTimeout
+
+HeaderList = list[tuple[bytes, bytes]]
+
+IDLE_EXPIRY_S = 3.0
+"""uvicorn-based engines close an idle connection after 5 s; ours must go first."""
+MAX_IDLE_CONNECTIONS = 256
+READ_PAUSE_BYTES = 256 * 1024
+"""Unread body held for one request before the pod is told to wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamTimeouts:
+    """Deadlines of one exchange."""
+
+    connect_s: float
+    first_byte_s: float
+    idle_s: float
+
+
+class Connection(asyncio.Protocol):
+    """One connection, one exchange at a time. Parser callbacks fill it, `head` and `read` drain it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._lost = False
+        self.idle_since_s = 0.0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self.status = 0
+        self.headers: HeaderList = []
+        self._chunks: list[bytes] = []
+        self._buffered_bytes = 0
+        self._paused = False
+        self._head_done = False
+        self._complete = False
+        self._any_byte = False
+        self._ends_with_connection = True
+        self._broken = ""
+
+    # --- asyncio.Protocol ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._any_byte = True
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._broken = f"not HTTP: {error}"
+            self.close()
+        self._wake()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        if self._head_done and self._ends_with_connection and exc is None and not self._broken:
+            self._complete = True
+        self._wake()
+
+    # --- httptools ---
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        self.headers.append((name, value))
+        if name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower()):
+            self._ends_with_connection = False
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        if self.status < 200:
+            return
+        self._head_done = True
+        self._keep_alive = self._parser.should_keep_alive()
+
+    def on_body(self, body: bytes) -> None:
+        self._chunks.append(body)
+        self._buffered_bytes += len(body)
+        if self._buffered_bytes > READ_PAUSE_BYTES and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        if self.status < 200:  # 100 Continue, 103 Early Hints: the real answer follows
+            self.headers = []
+            self._ends_with_connection = True
+        else:
+            self._complete = True
+
+    # --- one exchange ---
+
+    def send(self, message: bytes) -> None:
+        """Begin an exchange: write the whole request."""
+        self._reset()
+        assert self._transport is not None
+        self._transport.write(message)
+
+    async def head(self) -> None:
+        """Wait for status and headers. Raises `UpstreamBroken`, or `StaleConnection` when not a byte came."""
+        while not self._head_done:
+            if self._lost or self._broken:
+                if not self._any_byte:
+                    raise StaleConnection("the pod closed the connection without an answer")
+                raise UpstreamBroken(self._broken or "the pod closed the connection inside its headers")
+            await self._wait()
+
+    async def read(self) -> bytes:
+        """The next piece of body, everything that has come; b"" at the end. Raises `UpstreamBroken`."""
+        while not self._chunks:
+            if self._complete:
+                return b""
+            if self._lost or self._broken:
+                raise UpstreamBroken(self._broken or "the pod closed the connection inside its answer")
+            await self._wait()
+        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks = []
+        self._buffered_bytes = 0
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        return data
+
+    @property
+    def reusable(self) -> bool:
+        """May another exchange follow on this connection?"""
+        return self._complete and not self._chunks and self._keep_alive and self.alive
+
+    @property
+    def alive(self) -> bool:
+        return not self._lost and self._transport is not None and not self._transport.is_closing()
+
+    def close(self) -> None:
+        """Close at once; the pod stops working on whatever is unfinished."""
+        if self._transport is not None and not self._lost:
+            self._transport.abort()
+
+    async def _wait(self) -> None:
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Reply:
+    """One answer being read. Always `close()` it; a fully read one gives its connection back."""
+
+    def __init__(self, pool: UpstreamPool, connection: Connection) -> None:
+        self._pool = pool
+        self._connection = connection
+        self.status = connection.status
+        self.headers = connection.headers
+
+    async def read(self) -> bytes:
+        """The next piece of body; b"" at the end. Raises `UpstreamBroken` or `UpstreamTimeout`."""
+        try:
+            async with asyncio.timeout(self._pool.timeouts.idle_s):
+                return await self._connection.read()
+        except TimeoutError:
+            raise UpstreamTimeout(
+                f"pod {self._pool.pod} was silent for {self._pool.timeouts.idle_s:g} s", pod=self._pool.pod
+            ) from None
+
+    def close(self) -> None:
+        self._pool.give_back(self._connection)
+
+
+class UpstreamPool:
+    """Connections to one pod."""
+
+    def __init__(self, pod: str, url: str, timeouts: UpstreamTimeouts) -> None:
+        parts = urlsplit(url)
+        self.pod = pod
+        self.timeouts = timeouts
+        self.host_header = parts.netloc.encode()
+        self.path_prefix = parts.path.rstrip("/").encode()
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._idle: deque[Connection] = deque()
+
+    async def exchange(self, message: bytes) -> Reply:
+        """Send one whole request and wait for the head of its answer.
+
+        Raises `ConnectFailed`, `UpstreamBroken` or `UpstreamTimeout`. A kept-alive connection that turns out dead
+        before any byte of an answer is replaced by a new one, once.
+        """
+        reused = self._take_idle()
+        if reused is not None:
+            try:
+                return await self._on(reused, message)
+            except StaleConnection:
+                pass  # closed between two requests; the pod has most likely not seen this one
+        try:
+            return await self._on(await self._connect(), message)
+        except StaleConnection as error:
+            raise UpstreamBroken(f"pod {self.pod}: {error}", pod=self.pod) from error
+
+    async def _on(self, connection: Connection, message: bytes) -> Reply:
+        done = False
+        try:
+            async with asyncio.timeout(self.timeouts.first_byte_s):
+                connection.send(message)
+                await connection.head()
+            done = True
+        except TimeoutError:
+            raise UpstreamTimeout(
+                f"pod {self.pod} did not answer within {self.timeouts.first_byte_s:g} s", pod=self.pod
+            ) from None
+        except UpstreamBroken as error:
+            raise UpstreamBroken(f"pod {self.pod}: {error}", pod=self.pod) from error
+        finally:
+            if not done:
+                connection.close()
+        return Reply(self, connection)
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self.timeouts.connect_s):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(loop), self._host, self._port, ssl=self._tls
+                )
+        except (OSError, TimeoutError) as error:
+            why = str(error) or f"no connection within {self.timeouts.connect_s:g} s"
+            raise ConnectFailed(f"pod {self.pod} cannot be reached: {why}", pod=self.pod) from error
+        return connection
+
+    def _take_idle(self) -> Connection | None:
+        now_s = asyncio.get_running_loop().time()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.alive and now_s - connection.idle_since_s < IDLE_EXPIRY_S:
+                return connection
+            connection.close()
+        return None
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep the connection for the next exchange, or close it if its answer was not read to the end."""
+        if not connection.reusable or len(self._idle) >= MAX_IDLE_CONNECTIONS:
+            connection.close()
+            return
+        connection.idle_since_s = asyncio.get_running_loop().time()
+        self._idle.append(connection)
+
+    def expire_idle(self) -> None:
+        """Close connections that have been idle for too long; called now and then."""
+        now_s = asyncio.get_running_loop().time()
+        while self._idle and now_s - self._idle[0].idle_since_s >= IDLE_EXPIRY_S:
+            self._idle.popleft().close()
+
+    def close(self) -> None:
+        """Close what is idle; exchanges under way are closed by their owners."""
+        while self._idle:
+            self._idle.pop().close()

@@ -1,0 +1,1 @@
+"""The parts of the engine stand-in; `router/sim/mock_engine.py` puts them together."""

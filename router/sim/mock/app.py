@@ -1,0 +1,212 @@
+"""What does a mock engine answer to a request?
+
+The ASGI application of one engine: vLLM's endpoints, `POST /_fault`, and the place where request faults strike. This
+file never schedules and never shapes a body.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from itertools import count
+from typing import Any, TypeAlias
+
+import msgspec
+
+from router.sim.mock import answers
+from router.sim.mock.asks import Ask, AskReader, Refusal
+from router.sim.mock.config import MockEngineConfig
+from router.sim.mock.exchange import EVENT_STREAM, Exchange
+from router.sim.mock.faults import REQUEST_FAULTS, Fault, FaultBoard, FaultKind
+from router.sim.mock.metrics import CONTENT_TYPE, metrics_body
+from router.sim.mock.steps import Reply, ReplyLost, StepLoop
+from router.sim.pod import SimRequest
+
+_Handler: TypeAlias = Callable[[Exchange], Awaitable[None]]
+_UNHEALTHY = frozenset({FaultKind.UNHEALTHY})
+
+
+class EngineApp:
+    """One engine's endpoints. `event_sources` and `inject` belong to the engine around it."""
+
+    def __init__(
+        self,
+        config: MockEngineConfig,
+        steps: StepLoop,
+        faults: FaultBoard,
+        event_sources: Callable[[], dict[str, Any]],
+        inject: Callable[[Fault], None],
+    ) -> None:
+        self._config = config
+        self._steps = steps
+        self._faults = faults
+        self._event_sources = event_sources
+        self._inject = inject
+        self._asks = AskReader(config)
+        self._created_s = int(time.time())
+        self._serial = count()
+        self._routes: dict[tuple[str, str], _Handler] = {
+            ("POST", "/v1/chat/completions"): self._chat,
+            ("POST", "/v1/completions"): self._completion,
+            ("POST", "/v1/embeddings"): self._embedding,
+            ("GET", "/v1/models"): self._models,
+            ("GET", "/health"): self._health,
+            ("GET", "/metrics"): self._metrics,
+            ("GET", "/version"): self._version,
+            ("GET", "/kv_event_sources"): self._kv_event_sources,
+            ("POST", "/tokenize"): self._tokenize,
+            ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
+            ("POST", "/_fault"): self._arm_fault,
+            ("DELETE", "/_fault"): self._clear_faults,
+        }
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """ASGI entry, HTTP only."""
+        exchange = Exchange(scope, receive, send)
+        handler = self._routes.get((exchange.method, exchange.path))
+        try:
+            if handler is None:
+                raise self._unrouted(exchange)
+            await handler(exchange)
+        except Refusal as refusal:
+            await exchange.answer(refusal.status, answers.error_body(refusal))
+
+    def _unrouted(self, exchange: Exchange) -> Refusal:
+        if any(path == exchange.path for _, path in self._routes):
+            return Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "Method Not Allowed")
+        return Refusal(HTTPStatus.NOT_FOUND, "Not Found")
+
+    # --- generation -----------------------------------------------------------------------------------------
+
+    async def _chat(self, exchange: Exchange) -> None:
+        await self._generate(exchange, self._asks.chat)
+
+    async def _completion(self, exchange: Exchange) -> None:
+        await self._generate(exchange, self._asks.completion)
+
+    async def _generate(self, exchange: Exchange, read: Callable[[bytes, str], Ask]) -> None:
+        body = await exchange.body()
+        fault = self._faults.strike(REQUEST_FAULTS)
+        if await self._struck_down(exchange, fault):
+            return
+        ask = read(body, exchange.header(b"x-request-id") or uuid.uuid4().hex)
+        reply = self._submit(ask)
+        with exchange.when_gone(lambda: self._steps.cancel(reply)):
+            try:
+                await (self._stream if ask.stream else self._unary)(exchange, ask, reply, fault)
+            except ReplyLost:
+                await exchange.cut()
+            finally:
+                self._steps.cancel(reply)
+
+    def _submit(self, ask: Ask) -> Reply:
+        """A client may send an id twice; inside the engine each request has its own, as since vLLM 0.17."""
+        return self._steps.submit(
+            SimRequest(
+                id=f"{ask.id}-{next(self._serial)}",
+                prompt=ask.prompt,
+                output=ask.answer.tokens,
+                adapter=ask.adapter,
+                salt=ask.salt,
+            )
+        )
+
+    async def _unary(self, exchange: Exchange, ask: Ask, reply: Reply, fault: Fault | None) -> None:
+        await reply.wait_for(len(ask.answer.tokens))
+        body = answers.unary_body(ask, int(time.time()), reply.cached_tokens)
+        await _hold_back(exchange, fault)
+        if fault is not None and fault.kind is FaultKind.CUT:
+            await exchange.begin(HTTPStatus.OK, b"application/json", len(body))
+            await exchange.write(body[: len(body) // 2])
+            await exchange.cut()
+        else:
+            await exchange.answer(HTTPStatus.OK, body)
+
+    async def _stream(self, exchange: Exchange, ask: Ask, reply: Reply, fault: Fault | None) -> None:
+        """Headers at once, like vLLM; then whatever is ready, one write for each time something is."""
+        frames = answers.StreamFrames(ask, int(time.time()))
+        total = len(ask.answer.tokens)
+        end = min(total, fault.after_chunks) if fault is not None and fault.kind is FaultKind.CUT else total
+        await exchange.begin(HTTPStatus.OK, EVENT_STREAM)
+        sent = 0
+        while sent < end:
+            ready = min(end, await reply.wait_for(sent + 1))
+            if fault is not None and fault.kind is FaultKind.SLOW:
+                await exchange.pause(fault.pause_s)
+                ready = sent + 1
+            await exchange.write(b"".join(frames.tokens(sent, ready)))
+            sent = ready
+        if fault is not None and fault.kind is FaultKind.CUT:
+            await exchange.cut()
+        else:
+            await exchange.write(frames.closing(reply.cached_tokens), more=False)
+
+    async def _struck_down(self, exchange: Exchange, fault: Fault | None) -> bool:
+        """Does this fault end the request before the engine sees it?"""
+        if fault is None or fault.kind in (FaultKind.CUT, FaultKind.SLOW):
+            return False
+        if fault.kind is FaultKind.STATUS:
+            raise Refusal(fault.status, "this engine was told to fail")
+        if fault.kind is FaultKind.RESET:
+            await exchange.reset()
+        else:
+            await exchange.gone()
+        return True
+
+    async def _embedding(self, exchange: Exchange) -> None:
+        body = await exchange.body()
+        fault = self._faults.strike(REQUEST_FAULTS)
+        if await self._struck_down(exchange, fault):
+            return
+        ask = self._asks.embedding(body)
+        await _hold_back(exchange, fault)
+        await exchange.answer(HTTPStatus.OK, answers.embedding_body(ask, uuid.uuid4().hex, int(time.time())))
+
+    # --- what an engine says of itself ------------------------------------------------------------------------
+
+    async def _models(self, exchange: Exchange) -> None:
+        await exchange.answer(HTTPStatus.OK, answers.models_body(self._config, self._created_s))
+
+    async def _health(self, exchange: Exchange) -> None:
+        sick = self._faults.strike(_UNHEALTHY) is not None
+        await exchange.answer(HTTPStatus.SERVICE_UNAVAILABLE if sick else HTTPStatus.OK)
+
+    async def _metrics(self, exchange: Exchange) -> None:
+        body = metrics_body(self._config, self._steps.pod, self._steps.ttft_s)
+        await exchange.answer(HTTPStatus.OK, body, CONTENT_TYPE)
+
+    async def _version(self, exchange: Exchange) -> None:
+        await exchange.answer(HTTPStatus.OK, answers.encode({"version": self._config.release}))
+
+    async def _kv_event_sources(self, exchange: Exchange) -> None:
+        await exchange.answer(HTTPStatus.OK, answers.encode(self._event_sources()))
+
+    async def _tokenize(self, exchange: Exchange) -> None:
+        tokens = self._asks.tokens(await exchange.body())
+        await exchange.answer(HTTPStatus.OK, answers.tokens_body(tokens, self._config.max_model_len))
+
+    # --- what an operator does to it --------------------------------------------------------------------------
+
+    async def _reset_prefix_cache(self, exchange: Exchange) -> None:
+        """Always 200, like vLLM. A cache in use stays; what was cleared is announced with the next step."""
+        self._steps.pod.cache.clear()
+        await exchange.answer(HTTPStatus.OK)
+
+    async def _arm_fault(self, exchange: Exchange) -> None:
+        try:
+            fault = msgspec.json.decode(await exchange.body(), type=Fault)
+        except msgspec.DecodeError as error:
+            raise Refusal(HTTPStatus.BAD_REQUEST, str(error)) from error
+        await exchange.answer(HTTPStatus.OK)
+        self._inject(fault)
+
+    async def _clear_faults(self, exchange: Exchange) -> None:
+        self._faults.clear()
+        await exchange.answer(HTTPStatus.OK)
+
+
+async def _hold_back(exchange: Exchange, fault: Fault | None) -> None:
+    if fault is not None and fault.kind is FaultKind.SLOW:
+        await exchange.pause(fault.pause_s)

@@ -1,0 +1,151 @@
+"""How do an engine's KV events reach the wire?
+
+vLLM's publisher: PUB frames `[topic, sequence, batch]`, the last batches kept for a ROUTER socket that replays them
+(reference/protocols.md 1.2 to 1.4). This file never decides what happened in the cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from router.sim.mock.config import EventEncoding, KvEventConfig
+from router.sim.mock.faults import FaultBoard, FaultKind
+from router.types import BlocksRemoved, BlocksStored, KvEvent
+
+SEND_HIGH_WATER_MARK = 100_000
+END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
+_LOSE = frozenset({FaultKind.LOSE_EVENTS})
+
+
+def encode_batch(events: Iterable[KvEvent], encoding: EventEncoding, at_s: float, rank: int = 0) -> bytes:
+    """`[time, [event, ...], rank]` in msgpack; events as maps with a `type`, or as tagged arrays before vLLM 0.24."""
+    maps = [_as_map(event) for event in events]
+    return msgspec.msgpack.encode([at_s, maps if encoding == "map" else [_as_array(m) for m in maps], rank])
+
+
+def _as_map(event: KvEvent) -> dict[str, Any]:
+    if isinstance(event, BlocksStored):
+        return {
+            "type": "BlockStored",
+            "block_hashes": event.block_hashes,
+            "parent_block_hash": event.parent_hash,
+            "token_ids": event.tokens,
+            "block_size": event.block_size_tokens,
+            "lora_id": None,
+            "medium": "GPU",
+            "lora_name": event.adapter or None,
+            "extra_keys": _extra_keys(event),
+            "group_idx": event.group,
+            "kv_cache_spec_kind": "full_attention",
+        }
+    if isinstance(event, BlocksRemoved):
+        return {
+            "type": "BlockRemoved",
+            "block_hashes": event.block_hashes,
+            "medium": "GPU",
+            "group_idx": event.group,
+        }
+    return {"type": "AllBlocksCleared"}
+
+
+def _as_array(event: dict[str, Any]) -> list[Any]:
+    """The declared order is the map's own; BlockStored ends with the width of a sliding window, which is null here."""
+    values = list(event.values())
+    return [*values, None] if event["type"] == "BlockStored" else values
+
+
+def _extra_keys(event: BlocksStored) -> list[list[str] | None]:
+    """What entered each block's hash beyond tokens: the adapter in all, the salt in the first of a chain."""
+    every = [event.adapter] if event.adapter else []
+    first = [*every, event.salt] if event.salt else every
+    return [(first if at == 0 else every) or None for at in range(len(event.block_hashes))]
+
+
+class KvPublisher:
+    """The event sockets of one life of an engine: bound when made (in a running loop), sequence from 0.
+
+    `zmq.ZMQError` where a port is taken.
+    """
+
+    def __init__(self, config: KvEventConfig, host: str, faults: FaultBoard) -> None:
+        self._config = config
+        self._faults = faults
+        self._sequence = 0
+        self._kept: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
+        self._loop = asyncio.get_running_loop()
+        self._context = zmq.Context()
+        self._pub = self._context.socket(zmq.PUB)
+        self._pub.set_hwm(SEND_HIGH_WATER_MARK)
+        self.endpoint = _bind(self._pub, host, config.port)
+        self.replay_endpoint: str | None = None
+        self._router = zmq.asyncio.Context.shadow(self._context).socket(zmq.ROUTER)
+        self._router.set_hwm(2 * (config.buffer_steps + 1))
+        if config.replay:
+            self.replay_endpoint = _bind(self._router, host, config.replay_port)
+        self._replays = self._loop.create_task(self._answer_replays())
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """What `GET /kv_event_sources` says of this rank."""
+        return {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": self.endpoint,
+            "replay_endpoint": self.replay_endpoint,
+            "buffer_steps": self._config.buffer_steps,
+            "hwm": SEND_HIGH_WATER_MARK,
+            "max_queue_size": SEND_HIGH_WATER_MARK,
+            "topic": self._config.topic,
+        }
+
+    def publish(self, events: Iterable[KvEvent]) -> None:
+        """Send one batch, after the configured delay. A subscriber too slow for it loses it, as with vLLM."""
+        payload = encode_batch(events, self._config.encoding, time.time())
+        if self._config.delay_s:
+            self._loop.call_later(self._config.delay_s, self._send, payload)
+        else:
+            self._send(payload)
+
+    def close(self) -> None:
+        """End this life; what is still delayed is lost with it. The ports are free on return."""
+        self._replays.cancel()
+        self._router.close(linger=0)
+        self._pub.close(linger=0)
+        self._context.term()
+
+    def _send(self, payload: bytes) -> None:
+        if self._pub.closed:
+            return
+        sequence, self._sequence = self._sequence, self._sequence + 1
+        lost = self._faults.strike(_LOSE)
+        if lost is None or lost.replayable:
+            self._kept.append((sequence, payload))
+        if lost is None:
+            self._pub.send_multipart([self._config.topic.encode(), sequence.to_bytes(8, "big"), payload])
+
+    async def _answer_replays(self) -> None:
+        """Each request gets every kept batch from its sequence on, then the end mark. Others get nothing, ever."""
+        router = self._router
+        topic = [self._config.topic.encode()] if self._config.encoding == "map" else []
+        while True:
+            frames = await router.recv_multipart()
+            if len(frames) != 3 or frames[1]:
+                continue
+            start = int.from_bytes(frames[2], "big")
+            for sequence, payload in [kept for kept in self._kept if kept[0] >= start]:
+                await router.send_multipart([frames[0], b"", *topic, sequence.to_bytes(8, "big"), payload])
+            await router.send_multipart([frames[0], b"", *(b"" for _ in topic), END_OF_REPLAY, b""])
+
+
+def _bind(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, host: str, port: int) -> str:
+    socket.linger = 0
+    socket.bind(f"tcp://{host}:{port}")
+    return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))

@@ -1,0 +1,98 @@
+"""What does a mock engine's `/metrics` say?
+
+The series of vLLM that a router reads (reference/protocols.md 4.1), as Prometheus text. This file never measures.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+
+from router.sim.mock.config import MockEngineConfig
+from router.sim.pod import SimPod
+
+TTFT_BUCKETS_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class Histogram:
+    """Counts by upper bound, and their sum."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self._counts[bisect_right(self._bounds, value)] += 1
+        self._sum += value
+
+    def lines(self, name: str, labels: str) -> Iterator[str]:
+        """The exposition lines, with cumulative buckets."""
+        total = 0
+        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
+            total += count
+            le = "+Inf" if bound == float("inf") else repr(bound)
+            yield f'{name}_bucket{{{labels},le="{le}"}} {total}'
+        yield f"{name}_count{{{labels}}} {total}"
+        yield f"{name}_sum{{{labels}}} {self._sum}"
+
+
+def metrics_body(config: MockEngineConfig, pod: SimPod, ttft_s: Histogram) -> bytes:
+    """The exposition text. Counters have the suffix `_total`; prefix cache figures are in tokens."""
+    labels = _labels({"model_name": config.models[0], "engine": "0"})
+    lines: list[str] = []
+    for name, value in _gauges(pod).items():
+        lines += (f"# TYPE vllm:{name} gauge", f"vllm:{name}{{{labels}}} {float(value)}")
+    for name, value in _counters(pod).items():
+        lines += (f"# TYPE vllm:{name}_total counter", f"vllm:{name}_total{{{labels}}} {float(value)}")
+    lines += ("# TYPE vllm:cache_config_info gauge", f"vllm:cache_config_info{{{_cache_config(config)}}} 1.0")
+    lines.append("# TYPE vllm:time_to_first_token_seconds histogram")
+    lines += ttft_s.lines("vllm:time_to_first_token_seconds", labels)
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _gauges(pod: SimPod) -> Mapping[str, float]:
+    load = pod.load
+    return {
+        "num_requests_running": load.running,
+        "num_requests_waiting": load.waiting,
+        "kv_cache_usage_perc": load.kv_usage,
+    }
+
+
+def _counters(pod: SimPod) -> Mapping[str, int]:
+    counted = pod.counters
+    return {
+        "prefix_cache_queries": counted.prefix_cache_queries,
+        "prefix_cache_hits": counted.prefix_cache_hits,
+        "prompt_tokens": counted.prompt_tokens,
+        "generation_tokens": counted.generation_tokens,
+        "num_preemptions": counted.preemptions,
+    }
+
+
+def _cache_config(config: MockEngineConfig) -> str:
+    return _labels(
+        {
+            "block_size": config.block_size_tokens,
+            "hash_block_size": config.block_size_tokens,
+            "num_gpu_blocks": config.num_blocks,
+            "kv_cache_size_tokens": config.num_blocks * config.block_size_tokens,
+            "prefix_caching_hash_algo": "xxhash",
+            "enable_prefix_caching": True,
+            "engine": "0",
+        }
+    )
+
+
+def _labels(values: Mapping[str, object]) -> str:
+    return ",".join(f'{name}="{_escaped(str(value))}"' for name, value in values.items())
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

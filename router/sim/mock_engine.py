@@ -1,0 +1,219 @@
+"""How does one run engines that do not exist?
+
+`MockEngine` behaves on the wire like a vLLM pod, with real block accounting and the timing of a model on given
+hardware, but computes nothing. Fleets of them serve the demo, the tests and the load tests. This file only puts the
+parts of `router/sim/mock` together and starts, breaks and stops them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from router.sim.mock.app import EngineApp
+from router.sim.mock.config import KvEventConfig, MockEngineConfig
+from router.sim.mock.events import KvPublisher
+from router.sim.mock.exchange import EngineProtocol
+from router.sim.mock.faults import Fault, FaultBoard, FaultKind
+from router.sim.mock.steps import StepLoop
+from router.types import KvEvent, PodLoad
+
+__all__ = ["Fault", "FaultKind", "KvEventConfig", "MockEngine", "MockEngineConfig", "MockFleet", "serve"]
+
+LISTEN_BACKLOG = 2048
+
+
+class MockEngine:
+    """One engine, on ports that it keeps from its first start. An async context manager, too."""
+
+    def __init__(self, config: MockEngineConfig) -> None:
+        self.config = config
+        self.faults = FaultBoard()
+        self._kv_events = config.kv_events
+        self._publisher: KvPublisher | None = None
+        self._steps = StepLoop(config, self._publish)
+        app = EngineApp(config, self._steps, self.faults, self._event_sources, self.inject)
+        self._http = uvicorn.Config(
+            app, lifespan="off", ws="none", proxy_headers=False, access_log=False, log_config=None
+        )
+        self._http_state = ServerState()
+        self._port = config.port
+        self._server: asyncio.Server | None = None
+        self._healing: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """Base URL, known from `start` on."""
+        return f"http://{self.config.host}:{self._port}"
+
+    @property
+    def kv_endpoint(self) -> str | None:
+        """ZMQ address of the PUB socket; None where events are off."""
+        return self._publisher.endpoint if self._publisher else None
+
+    @property
+    def kv_replay_endpoint(self) -> str | None:
+        """ZMQ address of the ROUTER socket; None where there is no replay."""
+        return self._publisher.replay_endpoint if self._publisher else None
+
+    @property
+    def load(self) -> PodLoad:
+        """Running, waiting and KV usage at this moment."""
+        return self._steps.pod.load
+
+    async def start(self) -> None:
+        """Bind everything. `OSError` or `zmq.ZMQError` where a port is taken."""
+        self._open_publisher()
+        await self._listen()
+
+    async def stop(self) -> None:
+        """Die: connections drop in mid-answer; the ports are free on return."""
+        self._stop_listening()
+        self._steps.restart()
+        self._drop_connections(flush=False)
+        if self._publisher is not None:
+            self._publisher.close()
+        while self._http_state.tasks:
+            await asyncio.wait(self._http_state.tasks)
+
+    def inject(self, fault: Fault) -> None:
+        """Arm a fault, or do it now if it is of the immediate kinds."""
+        if fault.kind is FaultKind.RESTART:
+            self._restart()
+        elif fault.kind is FaultKind.REFUSE:
+            self._refuse(fault.for_s)
+        else:
+            self.faults.arm(fault)
+
+    async def heal(self) -> None:
+        """Disarm every fault and accept connections again."""
+        self.faults.clear()
+        if self._server is None:
+            await self._listen()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    # --- HTTP -----------------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: EngineProtocol(self._http, self._http_state, {}),
+            self.config.host,
+            self._port,
+            backlog=LISTEN_BACKLOG,
+        )
+        self._port = self._server.sockets[0].getsockname()[1]
+
+    def _stop_listening(self) -> None:
+        if self._healing is not None:
+            self._healing.cancel()
+            self._healing = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _drop_connections(self, *, flush: bool) -> None:
+        """With `flush` what was written still goes out: the answer to whoever asked for this fault."""
+        for connection in list(self._http_state.connections):
+            if flush:
+                connection.transport.close()
+            else:
+                connection.transport.abort()
+
+    def _refuse(self, for_s: float | None) -> None:
+        self._stop_listening()
+        self._drop_connections(flush=True)
+        if for_s is not None:
+            self._healing = asyncio.get_running_loop().create_task(self._listen_after(for_s))
+
+    async def _listen_after(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        self._healing = None
+        await self._listen()
+
+    def _restart(self) -> None:
+        self._steps.restart()
+        self._drop_connections(flush=True)
+        if self._publisher is not None:
+            self._publisher.close()
+            self._open_publisher()
+
+    # --- KV events ------------------------------------------------------------------------------------------
+
+    def _open_publisher(self) -> None:
+        """A later life binds the ports of the first."""
+        if self._kv_events is None:
+            return
+        self._publisher = KvPublisher(self._kv_events, self.config.host, self.faults)
+        self._kv_events = replace(
+            self._kv_events,
+            port=_port_of(self._publisher.endpoint),
+            replay_port=_port_of(self._publisher.replay_endpoint),
+        )
+
+    def _publish(self, events: tuple[KvEvent, ...]) -> None:
+        if self._publisher is not None:
+            self._publisher.publish(events)
+
+    def _event_sources(self) -> dict[str, Any]:
+        """By data-parallel rank; there is one."""
+        return {"0": self._publisher.source} if self._publisher else {}
+
+
+class MockFleet:
+    """Several engines in one process and one event loop."""
+
+    def __init__(self, configs: Sequence[MockEngineConfig]) -> None:
+        self.engines = [MockEngine(config) for config in configs]
+
+    async def start(self) -> None:
+        """Start all; on the first failure those already started die again."""
+        try:
+            for engine in self.engines:
+                await engine.start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stop all."""
+        for engine in self.engines:
+            await engine.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+
+def serve(configs: Sequence[MockEngineConfig], ready: Callable[[MockFleet], None]) -> None:
+    """Run engines until SIGINT or SIGTERM. `ready` is called once, when all of them listen."""
+    import uvloop
+
+    uvloop.run(_serve(configs, ready))
+
+
+async def _serve(configs: Sequence[MockEngineConfig], ready: Callable[[MockFleet], None]) -> None:
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    async with MockFleet(configs) as fleet:
+        ready(fleet)
+        await stopped.wait()
+
+
+def _port_of(endpoint: str | None) -> int:
+    return int(endpoint.rpartition(":")[2]) if endpoint else 0
