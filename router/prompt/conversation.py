@@ -98,11 +98,11 @@ def _parts(content: Any, where: str) -> list[Any]:
 
 
 def _content(parts: Iterable[Any], content_format: ContentFormat, where: str) -> Any:
-    """Parts as one string, joined by newlines, or as a list of `{"type": "text", "text": ...}`."""
+    """Parts as one string, those with text joined by newlines, or as a list of `{"type": "text", "text": ...}`."""
     read = [piece for part in parts if (piece := _part(part, where)) is not None]
     if content_format == "openai":
         return read
-    return "\n".join(piece["text" if "text" in piece else "name"] for piece in read)
+    return "\n".join(text for piece in read if (text := piece["text" if "text" in piece else "name"]))
 
 
 def _part(part: Any, where: str) -> dict[str, Any] | None:

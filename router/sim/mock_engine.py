@@ -68,9 +68,13 @@ class MockEngine:
         return self._steps.pod.load
 
     async def start(self) -> None:
-        """Bind everything. `OSError` or `zmq.ZMQError` where a port is taken."""
-        self._open_publisher()
-        await self._listen()
+        """Bind everything, or nothing: `OSError` or `zmq.ZMQError` where a port is taken."""
+        try:
+            self._open_publisher()
+            await self._listen()
+        except BaseException:
+            await self.stop()
+            raise
 
     async def stop(self) -> None:
         """Die: connections drop in mid-answer; the ports are free on return."""

@@ -18,7 +18,7 @@ import msgspec
 from router.sim.mock import answers
 from router.sim.mock.asks import Ask, AskReader, Refusal
 from router.sim.mock.config import MockEngineConfig
-from router.sim.mock.exchange import EVENT_STREAM, Exchange
+from router.sim.mock.exchange import EVENT_STREAM, JSON, Exchange
 from router.sim.mock.faults import REQUEST_FAULTS, Fault, FaultBoard, FaultKind
 from router.sim.mock.metrics import CONTENT_TYPE, metrics_body
 from router.sim.mock.steps import Reply, ReplyLost, StepLoop
@@ -118,7 +118,7 @@ class EngineApp:
         body = answers.unary_body(ask, int(time.time()), reply.cached_tokens)
         await _hold_back(exchange, fault)
         if fault is not None and fault.kind is FaultKind.CUT:
-            await exchange.begin(HTTPStatus.OK, b"application/json", len(body))
+            await exchange.begin(HTTPStatus.OK, JSON, len(body))
             await exchange.write(body[: len(body) // 2])
             await exchange.cut()
         else:
@@ -197,7 +197,7 @@ class EngineApp:
     async def _arm_fault(self, exchange: Exchange) -> None:
         try:
             fault = msgspec.json.decode(await exchange.body(), type=Fault)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Refusal(HTTPStatus.BAD_REQUEST, str(error)) from error
         await exchange.answer(HTTPStatus.OK)
         self._inject(fault)

@@ -202,16 +202,13 @@ class AskReader:
         )
 
     def _encode(self, text: str, add_special_tokens: bool) -> array[int]:
-        try:
-            return self._config.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        except UnicodeEncodeError as error:
-            raise Refusal(HTTPStatus.BAD_REQUEST, f"the prompt is not valid Unicode: {error}") from error
+        return self._config.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
 def _decoded(body: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refusal(HTTPStatus.BAD_REQUEST, f"the body is not a JSON object: {error}") from error
 
 

@@ -84,13 +84,15 @@ class KvPublisher:
         self._context = zmq.Context()
         self._pub = self._context.socket(zmq.PUB)
         self._pub.set_hwm(SEND_HIGH_WATER_MARK)
-        self.endpoint = _bind(self._pub, host, config.port)
-        self.replay_endpoint: str | None = None
         self._router = zmq.asyncio.Context.shadow(self._context).socket(zmq.ROUTER)
         self._router.set_hwm(2 * (config.buffer_steps + 1))
-        if config.replay:
-            self.replay_endpoint = _bind(self._router, host, config.replay_port)
         self._replays = self._loop.create_task(self._answer_replays())
+        try:
+            self.endpoint = _bind(self._pub, host, config.port)
+            self.replay_endpoint = _bind(self._router, host, config.replay_port) if config.replay else None
+        except zmq.ZMQError:
+            self.close()
+            raise
 
     @property
     def source(self) -> dict[str, Any]:

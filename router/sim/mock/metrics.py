@@ -5,7 +5,7 @@ The series of vLLM that a router reads (reference/protocols.md 4.1), as Promethe
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 
 from router.sim.mock.config import MockEngineConfig
@@ -28,7 +28,7 @@ class Histogram:
 
     def observe(self, value: float) -> None:
         """Count one value."""
-        self._counts[bisect_right(self._bounds, value)] += 1
+        self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
     def lines(self, name: str, labels: str) -> Iterator[str]:

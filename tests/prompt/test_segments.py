@@ -1,0 +1,201 @@
+"""The cache of a conversation's segments: exact, cheap for what it knows, and never larger than it may be."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from array import array
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.errors import MalformedRequest
+from router.prompt.cuts import SHORTEST_PIECE
+from router.prompt.samples import TEXTS
+from router.prompt.segments import SegmentCache
+from router.prompt.tokenizer import Tokenizer, TokenizerSource, load_tokenizer
+
+PLENTY = 1 << 24
+
+
+def tokens_of(cache: SegmentCache, text: str, framed: bool = False) -> list[int]:
+    """All tokens of a text, through the cache, which keeps what was new."""
+    lookup = cache.look_up(text, framed=framed)
+    segments = cache.complete(lookup)
+    cache.keep(lookup, segments)
+    return [*lookup.head, *chain.from_iterable(segment.tokens for segment in segments), *lookup.tail]
+
+
+def turn(number: int, length: int = 300) -> str:
+    """One turn of a conversation with DeepSeek's markers."""
+    return f"<｜User｜>question {number} " + "and so on " * (length // 10)
+
+
+_CACHES: dict[str, SegmentCache] = {}
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_tokens_are_those_of_the_whole_text(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    """For every tokenizer, with a cache that other texts have filled, framed or not."""
+    if tokenizer.fingerprint not in _CACHES:
+        _CACHES[tokenizer.fingerprint] = SegmentCache(tokenizer, 40_000)
+    cache = _CACHES[tokenizer.fingerprint]
+    added = [token.content for token in tokenizer.added_tokens][:100]
+    piece = st.sampled_from(added) | st.sampled_from(TEXTS) | st.text(max_size=5)
+    text = "".join(data.draw(st.lists(piece, max_size=10)))
+    framed = data.draw(st.booleans())
+    assert tokens_of(cache, text, framed) == tokenizer.encode(text, add_special_tokens=framed).tolist()
+    grown = text + data.draw(piece)
+    assert tokens_of(cache, grown, framed) == tokenizer.encode(grown, add_special_tokens=framed).tolist()
+
+
+def test_a_growing_conversation_encodes_only_its_tail(deepseek: Tokenizer) -> None:
+    """However long it is, and the same text again encodes nothing."""
+    cache = SegmentCache(deepseek, PLENTY)
+    text = ""
+    for number in range(30):
+        text += turn(number)
+        cold = cache.look_up(text).cold_characters
+        assert cold <= len(turn(number)) + SHORTEST_PIECE
+        tokens_of(cache, text)
+        assert cache.look_up(text).cold_characters == 0
+
+
+def test_conversations_share_their_common_start_only(deepseek: Tokenizer) -> None:
+    """The same segment behind another start is another one."""
+    cache = SegmentCache(deepseek, PLENTY)
+    tokens_of(cache, turn(0) + turn(1) + turn(2))
+    assert cache.look_up(turn(0) + turn(9) + turn(2)).cold == (turn(9), turn(2))
+    assert cache.look_up(turn(1)).cold == (turn(1),)
+
+
+def test_bytes_stay_under_the_cap_and_the_least_used_goes_first(deepseek: Tokenizer) -> None:
+    """What every conversation starts with stays."""
+    cache = SegmentCache(deepseek, 20_000)
+    system = turn(-1)
+    for number in range(200):
+        tokens_of(cache, system + turn(number))
+        cache.look_up(system)
+        assert cache.bytes <= 20_000
+    assert cache.look_up(system).cold == ()
+    assert cache.look_up(system + turn(199)).cold == ()
+    assert cache.look_up(system + turn(0)).cold == (turn(0),)
+
+
+def test_a_conversation_loses_its_end_before_its_start(deepseek: Tokenizer) -> None:
+    """What is left of it is still a prefix."""
+    cache = SegmentCache(deepseek, 20_000)
+    text = "".join(turn(number) for number in range(10))
+    tokens_of(cache, text)
+    cache.look_up(text)
+    for number in range(10, 15):
+        tokens_of(cache, turn(number))
+    assert 0 < len(cache.look_up(text).known) < 10
+
+
+def test_a_text_larger_than_the_cache_is_not_kept(deepseek: Tokenizer) -> None:
+    """And costs nothing afterwards."""
+    cache = SegmentCache(deepseek, 10_000)
+    tokens_of(cache, "long " * 10_000)
+    cache.look_up("")
+    assert (cache.bytes, len(cache)) == (0, 0)
+
+
+def test_the_bytes_are_an_honest_estimate(deepseek: Tokenizer) -> None:
+    """Of what the interpreter really holds."""
+    cache = SegmentCache(deepseek, PLENTY)
+    tokens_of(cache, turn(0))
+    gc.collect()
+    tracemalloc.start()
+    for number in range(1500):
+        tokens_of(cache, turn(number % 50, 120) + turn(number, 120))
+    cache.look_up("")
+    gc.collect()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 0.8 < cache.bytes / held < 1.25
+
+
+def test_what_two_requests_encode_at_once_is_kept_once(deepseek: Tokenizer) -> None:
+    """And the second one's children go under the first one's segment."""
+    cache = SegmentCache(deepseek, PLENTY)
+    short, long = cache.look_up(turn(0)), cache.look_up(turn(0) + turn(1))
+    for lookup in (short, long):
+        cache.keep(lookup, cache.complete(lookup))
+    assert cache.look_up(turn(0) + turn(1)).cold == ()
+    assert len(cache) == 2
+
+
+def test_a_parent_that_goes_meanwhile_does_no_harm(deepseek: Tokenizer) -> None:
+    """What was encoded behind it is right, and found again after the parent is."""
+    cache = SegmentCache(deepseek, 20_000)
+    tokens_of(cache, turn(0))
+    lookup = cache.look_up(turn(0) + turn(1))
+    for number in range(2, 60):
+        tokens_of(cache, turn(number))
+    assert cache.look_up(turn(0)).cold_characters > 0
+    segments = cache.complete(lookup)
+    cache.keep(lookup, segments)
+    assert list(chain.from_iterable(s.tokens for s in segments)) == deepseek.encode(turn(0) + turn(1)).tolist()
+    assert tokens_of(cache, turn(0) + turn(1)) == deepseek.encode(turn(0) + turn(1)).tolist()
+
+
+def test_nothing_of_a_distrusted_backend_is_used_again(zoo: dict[str, Path]) -> None:
+    """Its segments cannot be reached and age out."""
+    tokenizer = load_tokenizer(TokenizerSource(str(zoo["byte level, NFC"])))
+    cache = SegmentCache(tokenizer, PLENTY)
+    right = tokens_of(cache, "one text")
+    cache.look_up("")
+    next(iter(cache._segments.values())).tokens = array("I", [1, 2, 3])
+    assert tokens_of(cache, "one text") == [1, 2, 3]
+    tokenizer.distrust("it differs")
+    assert tokens_of(cache, "one text") == right
+
+
+def test_special_tokens_around_a_text_are_no_part_of_its_segments(zoo: dict[str, Path]) -> None:
+    """They are put around it, whatever is known of it."""
+    tokenizer = load_tokenizer(TokenizerSource(str(zoo["word piece"])))
+    cache = SegmentCache(tokenizer, PLENTY)
+    bare = tokens_of(cache, "hello")
+    assert tokens_of(cache, "hello", framed=True) == [1, *bare, 2]
+    assert tokens_of(cache, "hello", framed=True) == [1, *bare, 2]
+    assert tokens_of(cache, "", framed=True) == [1, 2]
+
+
+def test_a_frame_that_depends_on_the_text_is_left_to_the_tokenizer(zoo: dict[str, Path]) -> None:
+    """Then a framed text is one piece, encoded whole."""
+
+    class Moody(Tokenizer):
+        """Puts a token in front of texts of even length only."""
+
+        def encode_batch(self, texts: object, *, add_special_tokens: bool = False) -> list[array[int]]:
+            tokens = super().encode_batch(list(texts))  # type: ignore[call-overload]
+            return [
+                array("I", [7]) + ids if add_special_tokens and len(text) % 2 == 0 else ids
+                for text, ids in zip(texts, tokens, strict=True)  # type: ignore[call-overload]
+            ]
+
+    tokenizer = load_tokenizer(TokenizerSource(str(zoo["byte level, NFC"])))
+    tokenizer.__class__ = Moody
+    cache = SegmentCache(tokenizer, PLENTY)
+    for text in ("ab", "abc", "ab<|start|>" * 50, ""):
+        for _ in range(2):
+            expected = tokenizer.encode(text, add_special_tokens=True).tolist()
+            assert tokens_of(cache, text, framed=True) == expected
+
+
+def test_half_a_surrogate_pair_is_refused(deepseek: Tokenizer) -> None:
+    """JSON can write one, UTF-8 and tokenizers cannot."""
+    cache = SegmentCache(deepseek, PLENTY)
+    with pytest.raises(MalformedRequest, match="surrogate"):
+        cache.look_up(turn(0) + "\ud83d")
+    tokens_of(cache, turn(0) + "é")
+
+
+def test_the_cache_says_where_it_cuts(deepseek: Tokenizer, zoo: dict[str, Path]) -> None:
+    """So that an operator sees why a tokenizer is slow."""
+    assert SegmentCache(deepseek, PLENTY).reason == "cut at 1281 added tokens"

@@ -1,0 +1,91 @@
+"""Tools and tool calls in the order in which engines write them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from router.errors import MalformedRequest
+from router.prompt.tools import normal_tool_call, normal_tools
+
+
+def order(value: Any) -> str:
+    return json.dumps(value)
+
+
+def test_a_tool_is_written_with_known_fields_in_a_fixed_order_and_null_where_absent() -> None:
+    """The schema of its parameters keeps the client's order; what vLLM does not know is gone."""
+    tool = {
+        "function": {"parameters": {"z": 1, "a": 2}, "strict": None, "name": "f", "x": 0},
+        "cache_control": {},
+        "type": "function",
+    }
+    expected = {
+        "type": "function",
+        "function": {"name": "f", "description": None, "parameters": {"z": 1, "a": 2}},
+    }
+    assert order(normal_tools([tool])) == order([expected])
+
+
+def test_optional_fields_of_a_tool_are_written_only_when_set() -> None:
+    """And deferred loading is told to the function, unless that says otherwise."""
+    tools: Any = normal_tools(
+        [
+            {"function": {"name": "f", "strict": False}, "defer_loading": True},
+            {"function": {"name": "g", "defer_loading": False}, "defer_loading": True},
+        ]
+    )
+    assert order(tools[0]["function"]).endswith('"strict": false, "defer_loading": true}')
+    assert tools[1]["function"]["defer_loading"] is False
+    assert [tool["defer_loading"] for tool in tools] == [True, True]
+
+
+def test_no_tools_and_an_empty_list_are_the_same() -> None:
+    """Engines that refuse the empty list do so themselves."""
+    assert normal_tools(None) is None
+    assert normal_tools([]) is None
+
+
+@pytest.mark.parametrize("tools", [{}, "f", 1, [1], [{}], [{"function": "f"}], [{"function": {"name": 1}}]])
+def test_what_is_no_tool_is_refused(tools: Any) -> None:
+    """With the field at fault."""
+    with pytest.raises(MalformedRequest) as caught:
+        normal_tools(tools)
+    assert str(caught.value.param).startswith("tools")
+
+
+def test_a_call_is_written_in_the_engines_order_with_its_arguments_as_a_mapping() -> None:
+    """Fields that it does not know follow; the request itself stays as it was."""
+    call = {
+        "index": 0,
+        "type": "function",
+        "function": {"name": "f", "arguments": '{"z": 1, "a": [2]}'},
+        "id": "c1",
+    }
+    before = copy.deepcopy(call)
+    expected = {
+        "id": "c1",
+        "function": {"arguments": {"z": 1, "a": [2]}, "name": "f"},
+        "type": "function",
+        "index": 0,
+    }
+    assert order(normal_tool_call(call, "x")) == order(expected)
+    assert call == before
+
+
+@pytest.mark.parametrize("arguments", [None, "", "{", "[1]", "42", "null", [1], 7, "[" * 100_000, "1" * 5000])
+def test_arguments_that_are_no_object_become_an_empty_one(arguments: Any) -> None:
+    """A conversation goes on after a model once wrote bad JSON."""
+    call = normal_tool_call({"function": {"name": "f", "arguments": arguments}}, "x")
+    assert call["function"]["arguments"] == {}
+
+
+@pytest.mark.parametrize("call", [None, 1, {}, {"function": 1}, {"type": "custom", "function": {"name": "f"}}])
+def test_only_calls_of_functions_are_accepted(call: Any) -> None:
+    """As on the engine."""
+    with pytest.raises(MalformedRequest, match="type function") as caught:
+        normal_tool_call(call, "messages[3].tool_calls")
+    assert caught.value.param == "messages[3].tool_calls"

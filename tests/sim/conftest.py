@@ -1,0 +1,92 @@
+"""A tokenizer of whole words, and engines that use it and never wait."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+import xxhash
+
+from router.errors import MalformedRequest
+from router.hashing import token_array
+from router.prompt.template import Unrenderable
+from router.sim.mock.config import MockEngineConfig
+from router.sim.mock_engine import MockEngine
+from router.types import PodSpeed
+
+BEGIN_OF_SEQUENCE = 1
+DEADLINE_S = 5.0
+
+MakeConfig = Callable[..., MockEngineConfig]
+
+
+class WordTokenizer:
+    """One token a word: its 32-bit hash. With special tokens, a 1 stands in front."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> array[int]:
+        """Token ids; the same word always has the same."""
+        tokens = token_array([BEGIN_OF_SEQUENCE] if add_special_tokens else [])
+        tokens.extend(xxhash.xxh32_intdigest(word.encode()) for word in text.split())
+        return tokens
+
+
+def render(body: Mapping[str, Any]) -> str:
+    """Each message between a mark of its role and an end mark; then the mark of whoever speaks next."""
+    messages = body["messages"]
+    if any(message["role"] == "nobody" for message in messages):
+        raise MalformedRequest("nobody may not speak", param="messages")
+    if any(isinstance(message["content"], list) for message in messages):
+        raise Unrenderable("an image")
+    return " ".join(f"<{m['role']}> {m['content']} <end>" for m in messages) + " <assistant>"
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """asyncio alone: nothing here runs on trio."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> WordTokenizer:
+    """The word tokenizer."""
+    return WordTokenizer()
+
+
+@pytest.fixture(scope="session")
+def make_config(tokenizer: WordTokenizer) -> MakeConfig:
+    """Configurations of an 8B model on one H100, small and without waiting, but for what the test says."""
+
+    def make(**overrides: Any) -> MockEngineConfig:
+        usual: dict[str, Any] = {
+            "models": ("tiny",),
+            "tokenizer": tokenizer,
+            "render": render,
+            "speed": PodSpeed(0.8, 0.0203, 4.01e-7, 6.3, 0.01, 4.2e-5),
+            "time_scale": 0.0,
+            "num_blocks": 256,
+            "max_model_len": 2048,
+        }
+        return MockEngineConfig(**(usual | overrides))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def running(make_config: MakeConfig) -> Callable[..., Any]:
+    """A started engine (configured as `make_config` does) and a client of it, under one deadline."""
+
+    @asynccontextmanager
+    async def run(**overrides: Any) -> AsyncIterator[tuple[MockEngine, httpx.AsyncClient]]:
+        async with (
+            asyncio.timeout(DEADLINE_S),
+            MockEngine(make_config(**overrides)) as engine,
+            httpx.AsyncClient(base_url=engine.url) as client,
+        ):
+            yield engine, client
+
+    return run

@@ -1,0 +1,143 @@
+"""The shapes that vLLM's clients rely on."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+
+from router.hashing import token_array
+from router.sim.mock.answers import (
+    DONE,
+    EMBEDDING_DIMENSIONS,
+    StreamFrames,
+    embedding_body,
+    error_body,
+    models_body,
+    tokens_body,
+    unary_body,
+)
+from router.sim.mock.asks import Ask, EmbeddingAsk, Refusal
+from router.sim.mock.config import MockEngineConfig
+from router.sim.mock.words import Answer
+from router.types import Endpoint
+
+CHAT = Ask(
+    id="chatcmpl-7",
+    endpoint=Endpoint.CHAT,
+    model="tiny",
+    prompt=token_array([1, 2, 3]),
+    answer=Answer((7, 8), ("Time", " year"), "length"),
+    stream=True,
+)
+COMPLETION = replace(CHAT, id="cmpl-7", endpoint=Endpoint.COMPLETIONS)
+USAGE = {
+    "prompt_tokens": 3,
+    "completion_tokens": 2,
+    "total_tokens": 5,
+    "prompt_tokens_details": {"cached_tokens": 1, "created_cache_tokens": 2},
+}
+
+
+def frames_of(ask: Ask) -> list[dict[str, Any]]:
+    """The decoded frames of a whole stream, end mark checked and dropped."""
+    frames = StreamFrames(ask, 100)
+    stream = b"".join([*frames.tokens(0, 1), *frames.tokens(1, 2), frames.closing(1)])
+    assert stream.endswith(DONE)
+    return [json.loads(frame.removeprefix(b"data: ")) for frame in stream.split(b"\n\n")[:-2]]
+
+
+def test_a_chat_answer_has_one_message_and_its_usage() -> None:
+    """The cached tokens are always there."""
+    answer = json.loads(unary_body(CHAT, 100, 1))
+    assert answer["object"] == "chat.completion" and answer["usage"] == USAGE
+    (choice,) = answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "Time year"}
+    assert (choice["index"], choice["finish_reason"]) == (0, "length")
+
+
+def test_a_completion_answer_has_text() -> None:
+    """No message, and the older object name."""
+    answer = json.loads(unary_body(COMPLETION, 100, 1))
+    assert answer["object"] == "text_completion" and answer["usage"] == USAGE
+    assert answer["choices"][0]["text"] == "Time year"
+
+
+def test_token_ids_are_told_only_on_request() -> None:
+    """At the top for a chat's prompt, in the choice for a completion's."""
+    assert "token_ids" not in json.loads(unary_body(CHAT, 100, 1))["choices"][0]
+    chat = json.loads(unary_body(replace(CHAT, return_token_ids=True), 100, 1))
+    assert (chat["prompt_token_ids"], chat["choices"][0]["token_ids"]) == ([1, 2, 3], [7, 8])
+    completion = json.loads(unary_body(replace(COMPLETION, return_token_ids=True), 100, 1))["choices"][0]
+    assert (completion["prompt_token_ids"], completion["token_ids"]) == ([1, 2, 3], [7, 8])
+
+
+def test_a_chat_stream_opens_with_the_role_and_closes_with_the_reason() -> None:
+    """The first frame's content is empty: it is not the first token."""
+    frames = frames_of(CHAT)
+    deltas = [frame["choices"][0]["delta"] for frame in frames]
+    assert deltas == [{"role": "assistant", "content": ""}, {"content": "Time"}, {"content": " year"}, {}]
+    assert [frame["choices"][0]["finish_reason"] for frame in frames] == [None, None, None, "length"]
+    assert {(frame["id"], frame["object"]) for frame in frames} == {("chatcmpl-7", "chat.completion.chunk")}
+
+
+def test_a_completion_stream_has_no_role() -> None:
+    """Its first frame is its first token."""
+    assert [frame["choices"][0]["text"] for frame in frames_of(COMPLETION)] == ["Time", " year", ""]
+
+
+@pytest.mark.parametrize("ask", [CHAT, COMPLETION])
+def test_usage_in_a_stream_is_one_more_frame_without_choices(ask: Ask) -> None:
+    """Right before the end mark, and only where asked for."""
+    assert all("usage" not in frame for frame in frames_of(ask))
+    last = frames_of(replace(ask, include_usage=True))[-1]
+    assert (last["choices"], last["usage"]) == ([], USAGE)
+
+
+@pytest.mark.parametrize("ask", [CHAT, COMPLETION])
+def test_a_stream_tells_the_prompt_with_its_first_frame_and_each_token_with_its_own(ask: Ask) -> None:
+    """So that a reader can learn the exact tokenization from the stream."""
+    frames = frames_of(replace(ask, return_token_ids=True))
+    told = [frame.get("prompt_token_ids") or frame["choices"][0].get("prompt_token_ids") for frame in frames]
+    assert told[0] == [1, 2, 3] and not any(told[1:])
+    assert [token for frame in frames for token in frame["choices"][0].get("token_ids", [])] == [7, 8]
+
+
+def test_an_error_names_its_class_and_repeats_the_status_as_an_integer() -> None:
+    """vLLM's `code` is a number, its `type` a class name where it has one."""
+    body = json.loads(error_body(Refusal(HTTPStatus.NOT_FOUND, "no such model", param="model")))
+    assert body == {"error": {"message": "no such model", "type": "NotFoundError", "param": "model", "code": 404}}
+    overload = json.loads(error_body(Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "busy")))["error"]
+    assert (overload["type"], overload["code"], overload["param"]) == ("Service Unavailable", 503, None)
+
+
+def test_model_cards_tell_length_and_parent(make_config: Callable[..., MockEngineConfig]) -> None:
+    """Served names share the base model's root; an adapter names its parent and no length."""
+    cards = json.loads(models_body(make_config(models=("tiny", "alias"), adapters=("lora",)), 100))["data"]
+    assert [(c["id"], c["root"], c["parent"], c["max_model_len"]) for c in cards] == [
+        ("tiny", "tiny", None, 2048),
+        ("alias", "tiny", None, 2048),
+        ("lora", "/adapters/lora", "tiny", None),
+    ]
+
+
+def test_tokenize_counts() -> None:
+    """Count, limit, and the ids themselves."""
+    answer = json.loads(tokens_body(token_array([4, 5]), 2048))
+    assert answer == {"count": 2, "max_model_len": 2048, "tokens": [4, 5], "token_strs": None}
+
+
+def test_embeddings_depend_on_the_tokens_alone_in_either_encoding() -> None:
+    """The same vector as floats and as base64 of little-endian 32-bit floats."""
+    inputs = (token_array([1]), token_array([2]), token_array([1]))
+    one, other, again = json.loads(embedding_body(EmbeddingAsk("tiny", inputs, False), "7", 100))["data"]
+    assert one["embedding"] == again["embedding"] != other["embedding"]
+    packed = json.loads(embedding_body(EmbeddingAsk("tiny", inputs, True), "7", 100))["data"][0]["embedding"]
+    numbers = struct.unpack(f"<{EMBEDDING_DIMENSIONS}f", base64.b64decode(packed))
+    assert numbers == pytest.approx(one["embedding"])

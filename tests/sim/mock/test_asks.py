@@ -1,0 +1,142 @@
+"""What a body asks for, and what an engine refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+
+from router.sim.mock.asks import AskReader, Refusal
+from router.sim.mock.config import MockEngineConfig, Tokenizer
+from router.types import Endpoint
+
+USER = [{"role": "user", "content": "hello there"}]
+
+
+@pytest.fixture(scope="module")
+def reader(make_config: Callable[..., MockEngineConfig]) -> AskReader:
+    return AskReader(make_config(adapters=("lora",), max_model_len=100))
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()
+
+
+def test_a_chat_is_rendered_and_tokenized_without_special_tokens(reader: AskReader, tokenizer: Tokenizer) -> None:
+    """Special tokens of a chat come from its template alone, unless asked for."""
+    rendered = "<user> hello there <end> <assistant>"
+    ask = reader.chat(body(messages=USER), "7")
+    assert ask.prompt == tokenizer.encode(rendered, add_special_tokens=False)
+    assert (ask.id, ask.endpoint, ask.model, ask.stream) == ("chatcmpl-7", Endpoint.CHAT, "tiny", False)
+    special = reader.chat(body(messages=USER, add_special_tokens=True), "7")
+    assert special.prompt == tokenizer.encode(rendered, add_special_tokens=True)
+
+
+def test_a_completion_is_tokenized_with_special_tokens(reader: AskReader, tokenizer: Tokenizer) -> None:
+    """Text gets them unless told otherwise; token ids are taken as they are."""
+    asks = [
+        reader.completion(body(prompt="a b"), "7"),
+        reader.completion(body(prompt=["a b"], add_special_tokens=False), "7"),
+        reader.completion(body(prompt=[5, 6]), "7"),
+        reader.completion(body(prompt=[[5, 6]]), "7"),
+    ]
+    assert [ask.prompt.tolist() for ask in asks] == [
+        tokenizer.encode("a b", add_special_tokens=True).tolist(),
+        tokenizer.encode("a b", add_special_tokens=False).tolist(),
+        [5, 6],
+        [5, 6],
+    ]
+    assert asks[0].id == "cmpl-7"
+
+
+def test_an_adapter_is_a_model_of_its_own(reader: AskReader) -> None:
+    """It seeds the cache, and so does a salt; the base model has neither."""
+    ask = reader.chat(body(messages=USER, model="lora", cache_salt="s"), "7")
+    assert (ask.model, ask.adapter, ask.salt) == ("lora", "lora", "s")
+    assert reader.chat(body(messages=USER, model="tiny"), "7").adapter == ""
+
+
+def test_max_completion_tokens_goes_before_max_tokens(reader: AskReader) -> None:
+    """The newer field wins where a client sends both."""
+    ask = reader.chat(body(messages=USER, max_tokens=9, max_completion_tokens=3), "7")
+    assert len(ask.answer.tokens) == 3
+
+
+def test_stream_options_are_read(reader: AskReader) -> None:
+    """Usage in the stream, and token ids, only on request; null means not asked."""
+    ask = reader.chat(body(messages=USER, stream=True, stream_options={"include_usage": True}), "7")
+    assert (ask.stream, ask.include_usage, ask.return_token_ids) == (True, True, False)
+    plain = reader.chat(body(messages=USER, stream=None, stream_options=None, return_token_ids=True, top_k=3), "7")
+    assert (plain.stream, plain.include_usage, plain.return_token_ids) == (False, False, True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message", "param"),
+    [
+        ({"n": 2}, "n must be 1", "n"),
+        ({"max_tokens": 0}, "at least 1", "max_tokens"),
+        ({"max_tokens": 97}, "maximum context length is 100 tokens", "input_tokens"),
+        ({"stream_options": {"include_usage": True}}, "`stream=True`", None),
+        ({"cache_salt": ""}, "non-empty", "cache_salt"),
+        ({"messages": []}, "must not be empty", "messages"),
+        ({"messages": "hello"}, "Expected `array`", None),
+        ({"messages": [{"role": "nobody", "content": ""}]}, "nobody may not speak", "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text: an image", "messages"),
+    ],
+)
+def test_a_wrong_chat_is_a_bad_request(
+    reader: AskReader, wrong: dict[str, Any], message: str, param: str | None
+) -> None:
+    """Status 400 with the field at fault; validation errors too, as vLLM answers them."""
+    with pytest.raises(Refusal, match=message) as refused:
+        reader.chat(body(**({"messages": USER} | wrong)), "7")
+    assert (refused.value.status, refused.value.param) == (HTTPStatus.BAD_REQUEST, param)
+
+
+@pytest.mark.parametrize("prompt", [[-1], [1, "a"], ["a", "b"], [[1], [2]], [], "", [2**32], 3])
+def test_a_wrong_prompt_is_a_bad_request(reader: AskReader, prompt: Any) -> None:
+    """Neither text nor one list of token ids, or nothing at all."""
+    with pytest.raises(Refusal) as refused:
+        reader.completion(body(prompt=prompt, add_special_tokens=False), "7")
+    assert refused.value.status is HTTPStatus.BAD_REQUEST
+
+
+def test_what_is_no_json_object_is_a_bad_request(reader: AskReader) -> None:
+    """Garbage, JSON of another kind, or text that is not UTF-8."""
+    for raw in (b"{", b"[]", b"", b'{"model":"\xed\xa0\x80"}'):
+        with pytest.raises(Refusal, match="not a JSON object"):
+            reader.chat(raw, "7")
+
+
+def test_an_unknown_model_is_not_found(reader: AskReader) -> None:
+    """404, and for every endpoint that names a model."""
+    reads: list[Callable[[], object]] = [
+        lambda: reader.chat(body(messages=USER, model="x"), "7"),
+        lambda: reader.completion(body(prompt="a", model="x"), "7"),
+        lambda: reader.embedding(body(input="a", model="x")),
+        lambda: reader.tokens(body(prompt="a", model="x")),
+    ]
+    for read in reads:
+        with pytest.raises(Refusal, match="The model `x` does not exist") as refused:
+            read()
+        assert refused.value.status is HTTPStatus.NOT_FOUND
+
+
+def test_tokenize_defaults_to_special_tokens_for_text_and_to_none_for_chats(reader: AskReader) -> None:
+    """The same defaults as the generating endpoints, so that the answer equals their prompt."""
+    assert reader.tokens(body(prompt="a b")) == reader.completion(body(prompt="a b"), "7").prompt
+    assert reader.tokens(body(messages=USER)) == reader.chat(body(messages=USER), "7").prompt
+    with pytest.raises(Refusal, match="prompt or messages"):
+        reader.tokens(body(model="tiny"))
+
+
+def test_embeddings_take_texts_and_tokens(reader: AskReader) -> None:
+    """One input or several; none may exceed the model."""
+    ask = reader.embedding(body(input=["a b", "c"], encoding_format="base64"))
+    assert [len(tokens) for tokens in ask.inputs] == [3, 2] and ask.base64
+    assert [tokens.tolist() for tokens in reader.embedding(body(input=[[1], [2, 3]])).inputs] == [[1], [2, 3]]
+    with pytest.raises(Refusal, match="maximum context length"):
+        reader.embedding(body(input=list(range(101))))

@@ -1,0 +1,245 @@
+"""Batches on the wire, read with a plain decoder and plain ZMQ sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from router.sim.mock.config import EventEncoding, KvEventConfig
+from router.sim.mock.events import END_OF_REPLAY, KvPublisher, encode_batch
+from router.sim.mock.faults import Fault, FaultBoard, FaultKind
+from router.types import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
+
+DEADLINE_S = 5.0
+STORED = BlocksStored(
+    block_hashes=(2**64 - 1, 5),
+    parent_hash=None,
+    tokens=(1, 2, 3, 4),
+    block_size_tokens=2,
+    adapter="lora",
+    salt="salt",
+)
+EVENTS: list[KvEvent] = [STORED, BlocksRemoved(block_hashes=(5,)), BlocksCleared()]
+
+
+def test_events_are_maps_with_a_type() -> None:
+    """The shape since vLLM 0.24; extra keys name the adapter in each block, the salt in the first."""
+    at_s, events, rank = msgspec.msgpack.decode(encode_batch(EVENTS, "map", 12.5))
+    assert (at_s, rank) == (12.5, 0)
+    assert events == [
+        {
+            "type": "BlockStored",
+            "block_hashes": [2**64 - 1, 5],
+            "parent_block_hash": None,
+            "token_ids": [1, 2, 3, 4],
+            "block_size": 2,
+            "lora_id": None,
+            "medium": "GPU",
+            "lora_name": "lora",
+            "extra_keys": [["lora", "salt"], ["lora"]],
+            "group_idx": 0,
+            "kv_cache_spec_kind": "full_attention",
+        },
+        {"type": "BlockRemoved", "block_hashes": [5], "medium": "GPU", "group_idx": 0},
+        {"type": "AllBlocksCleared"},
+    ]
+
+
+def test_events_are_tagged_arrays_on_the_older_wire() -> None:
+    """The same fields in their declared order."""
+    events = msgspec.msgpack.decode(encode_batch(EVENTS, "array", 12.5))[1]
+    extra_keys = [["lora", "salt"], ["lora"]]
+    assert events == [
+        [
+            "BlockStored",
+            [2**64 - 1, 5],
+            None,
+            [1, 2, 3, 4],
+            2,
+            None,
+            "GPU",
+            "lora",
+            extra_keys,
+            0,
+            "full_attention",
+            None,
+        ],
+        ["BlockRemoved", [5], "GPU", 0],
+        ["AllBlocksCleared"],
+    ]
+
+
+def test_blocks_without_extras_have_null_extra_keys() -> None:
+    """One null a block."""
+    plain = BlocksStored(block_hashes=(1, 2), parent_hash=3, tokens=(1, 2), block_size_tokens=1)
+    event = msgspec.msgpack.decode(encode_batch([plain], "map", 0.0))[1][0]
+    assert (event["extra_keys"], event["parent_block_hash"], event["lora_name"]) == ([None, None], 3, None)
+
+
+@asynccontextmanager
+async def publishing(faults: FaultBoard | None = None, **config: Any) -> AsyncIterator[KvPublisher]:
+    publisher = KvPublisher(KvEventConfig(**config), "127.0.0.1", faults or FaultBoard())
+    try:
+        yield publisher
+    finally:
+        publisher.close()
+
+
+@asynccontextmanager
+async def connected(kind: int, endpoint: str | None) -> AsyncIterator[zmq.asyncio.Socket]:
+    assert endpoint is not None
+    with zmq.asyncio.Context() as context, context.socket(kind) as client:
+        client.linger = 0
+        client.connect(endpoint)
+        async with asyncio.timeout(DEADLINE_S):
+            yield client
+
+
+async def replayed(publisher: KvPublisher, start: int = 0) -> list[list[bytes]]:
+    """All frames of one replay, the end mark last."""
+    async with connected(zmq.DEALER, publisher.replay_endpoint) as client:
+        await client.send_multipart([b"", start.to_bytes(8, "big")])
+        frames = [await client.recv_multipart()]
+        while frames[-1][-2] != END_OF_REPLAY:
+            frames.append(await client.recv_multipart())
+        return frames
+
+
+def sequences(frames: list[list[bytes]]) -> list[int]:
+    return [int.from_bytes(frame[-2], "big", signed=True) for frame in frames]
+
+
+@pytest.mark.net
+@pytest.mark.anyio
+async def test_a_subscriber_gets_topic_sequence_and_batch() -> None:
+    """Three frames; the sequence goes on for whoever comes late."""
+    async with publishing(topic="kv@a@tiny") as publisher, connected(zmq.SUB, publisher.endpoint) as client:
+        client.subscribe("kv@")
+        while not await client.poll(10):
+            publisher.publish(EVENTS)
+        topic, first, payload = await client.recv_multipart()
+        assert topic == b"kv@a@tiny" and msgspec.msgpack.decode(payload)[1][2] == {"type": "AllBlocksCleared"}
+        _, second, _ = [*await client.recv_multipart()] if await client.poll(0) else (b"", b"", b"")
+        publisher.publish(EVENTS)
+        while not second:
+            _, second, _ = await client.recv_multipart()
+        assert int.from_bytes(second, "big") == int.from_bytes(first, "big") + 1
+
+
+@pytest.mark.net
+@pytest.mark.anyio
+@pytest.mark.parametrize(("encoding", "frame_count"), [("map", 4), ("array", 3)])
+async def test_a_replay_gives_the_kept_batches_and_an_end_mark(encoding: EventEncoding, frame_count: int) -> None:
+    """From the asked sequence on; with a topic frame since vLLM 0.26, without it on the older wire."""
+    async with publishing(encoding=encoding) as publisher:
+        for _ in range(4):
+            publisher.publish(EVENTS)
+        frames = await replayed(publisher, start=1)
+        assert sequences(frames) == [1, 2, 3, -1]
+        assert {len(frame) for frame in frames} == {frame_count} and frames[-1][-1] == b""
+        assert frames[0][-1] == encode_batch(EVENTS, encoding, msgspec.msgpack.decode(frames[0][-1])[0])
+
+
+@pytest.mark.net
+@pytest.mark.anyio
+async def test_only_the_last_batches_are_kept() -> None:
+    """A replay from 0 may start above 0."""
+    async with publishing(buffer_steps=2) as publisher:
+        for _ in range(5):
+            publisher.publish(EVENTS)
+        assert sequences(await replayed(publisher)) == [3, 4, -1]
+
+
+@pytest.mark.net
+@pytest.mark.anyio
+async def test_a_malformed_replay_request_is_never_answered() -> None:
+    """And the next one is."""
+    async with publishing() as publisher, connected(zmq.DEALER, publisher.replay_endpoint) as client:
+        await client.send_multipart([(0).to_bytes(8, "big")])
+        await client.send_multipart([b"", (0).to_bytes(8, "big")])
+        assert sequences([await client.recv_multipart()]) == [-1]
+        assert not await client.poll(0)
+
+
+@pytest.mark.net
+@pytest.mark.anyio
+@pytest.mark.parametrize(("replayable", "kept"), [(True, [0, 1, 2]), (False, [2])])
+async def test_lost_batches_take_their_sequence_numbers_with_them(replayable: bool, kept: list[int]) -> None:
+    """The next live batch shows the gap; whether a replay fills it is the fault's choice."""
+    faults = FaultBoard()
+    async with publishing(faults, buffer_steps=3) as publisher, connected(zmq.SUB, publisher.endpoint) as client:
+        client.subscribe("")
+        published = 0
+        while not await client.poll(10):
+            publisher.publish(EVENTS)
+            published += 1
+        faults.arm(Fault(kind=FaultKind.LOSE_EVENTS, count=2, replayable=replayable))
+        for _ in range(3):
+            publisher.publish(EVENTS)
+        heard: set[int] = set()
+        while published + 2 not in heard:
+            heard.add(int.from_bytes((await client.recv_multipart())[1], "big"))
+        assert not heard & {published, published + 1}
+        replay = sequences(await replayed(publisher, start=published))
+        assert [at - published for at in replay[:-1]] == kept
+
+
+@pytest.mark.net
+@pytest.mark.anyio
+async def test_a_delay_holds_batches_back_in_order() -> None:
+    """What is not sent yet cannot be replayed either."""
+    async with publishing(delay_s=1000) as publisher:
+        publisher.publish(EVENTS)
+        assert sequences(await replayed(publisher)) == [-1]
+    async with publishing(delay_s=0.01) as publisher, asyncio.timeout(DEADLINE_S):
+        for at in range(3):
+            publisher.publish([BlocksRemoved(block_hashes=(at,))])
+        while len(frames := await replayed(publisher)) < 4:
+            pass
+        told = [msgspec.msgpack.decode(frame[-1])[1][0]["block_hashes"] for frame in frames[:-1]]
+        assert told == [[0], [1], [2]]
+
+
+@pytest.mark.net
+@pytest.mark.anyio
+async def test_what_comes_after_the_end_is_lost_in_silence() -> None:
+    """A batch whose delay outlasts its engine dies with it."""
+    async with publishing() as publisher:
+        pass
+    publisher.publish(EVENTS)
+
+
+@pytest.mark.net
+@pytest.mark.anyio
+async def test_a_closed_publisher_leaves_its_ports_free_at_once() -> None:
+    """The next life binds the same ones and starts at 0, without replay where that is off."""
+    async with publishing() as publisher:
+        publisher.publish(EVENTS)
+        source = publisher.source
+    port = int(source["endpoint"].rpartition(":")[2])
+    replay_port = int(source["replay_endpoint"].rpartition(":")[2])
+    async with publishing(port=port, replay_port=replay_port) as second:
+        assert second.source == source and sequences(await replayed(second)) == [-1]
+    async with publishing(port=port, replay=False) as third:
+        assert third.source["replay_endpoint"] is None
+
+
+@pytest.mark.net
+@pytest.mark.anyio
+async def test_a_publisher_that_cannot_bind_leaves_nothing_behind() -> None:
+    """Neither the port it had nor the one it did not get is held."""
+    async with publishing() as first:
+        taken = int(first.endpoint.rpartition(":")[2])
+        with pytest.raises(zmq.ZMQError, match="in use"):
+            KvPublisher(KvEventConfig(replay_port=taken), "127.0.0.1", FaultBoard())
+    async with publishing(port=taken):
+        pass
+    gc.collect()

@@ -1,0 +1,59 @@
+"""The series that a router scrapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.hashing import token_array
+from router.sim.mock.config import MockEngineConfig
+from router.sim.mock.metrics import Histogram, metrics_body
+from router.sim.pod import SimPod, SimRequest
+
+
+def scraped(config: MockEngineConfig, pod: SimPod, ttft_s: Histogram) -> dict[str, float]:
+    """Every sample by name (and bucket), through the parser of Prometheus' own client."""
+    samples: dict[str, float] = {}
+    for family in text_string_to_metric_families(metrics_body(config, pod, ttft_s).decode()):
+        for sample in family.samples:
+            samples[sample.name + sample.labels.get("le", "")] = sample.value
+    return samples
+
+
+def test_the_pod_is_told_under_vllms_names(make_config: Callable[..., MockEngineConfig]) -> None:
+    """Load as it is, counters in tokens."""
+    config = make_config(num_blocks=8, max_model_len=100)
+    pod = SimPod(config.pod)
+    for name in "ab":
+        pod.submit(SimRequest(id=name, prompt=token_array(range(33)), output=[1, 2]))
+        pod.step()
+    pod.submit(SimRequest(id="c", prompt=token_array(range(100, 133)), output=[1]))
+    seen = scraped(config, pod, Histogram((1.0,)))
+    assert seen["vllm:num_requests_running"] == 1 and seen["vllm:num_requests_waiting"] == 1
+    assert seen["vllm:kv_cache_usage_perc"] == 3 / 8
+    assert seen["vllm:prefix_cache_queries_total"] == 66 and seen["vllm:prefix_cache_hits_total"] == 32
+    assert seen["vllm:prompt_tokens_total"] == 66 and seen["vllm:generation_tokens_total"] == 3
+    assert seen["vllm:num_preemptions_total"] == 0
+
+
+def test_the_cache_describes_itself(make_config: Callable[..., MockEngineConfig]) -> None:
+    """Block size and capacity are labels, as a router that configures itself reads them."""
+    config = make_config(models=('a "quoted" \\ name',))
+    families = text_string_to_metric_families(metrics_body(config, SimPod(config.pod), Histogram(())).decode())
+    labels = {sample.name: sample.labels for family in families for sample in family.samples}
+    info = labels["vllm:cache_config_info"]
+    assert (info["block_size"], info["num_gpu_blocks"], info["kv_cache_size_tokens"]) == ("16", "256", "4096")
+    assert labels["vllm:num_requests_running"] == {"model_name": 'a "quoted" \\ name', "engine": "0"}
+
+
+def test_buckets_are_cumulative(make_config: Callable[..., MockEngineConfig]) -> None:
+    """A value on a bound belongs to it; +Inf counts all."""
+    config = make_config()
+    ttft_s = Histogram((0.5, 1.0))
+    for value in (0.5, 0.7, 3.0):
+        ttft_s.observe(value)
+    seen = scraped(config, SimPod(config.pod), ttft_s)
+    name = "vllm:time_to_first_token_seconds"
+    assert [seen[f"{name}_bucket{bound}"] for bound in ("0.5", "1.0", "+Inf")] == [1, 2, 3]
+    assert (seen[f"{name}_count"], seen[f"{name}_sum"]) == (3, 4.2)

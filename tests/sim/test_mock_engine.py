@@ -1,0 +1,201 @@
+"""Engines as processes: they start, die, restart, and say so on the event wire."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from router.sim.mock.config import KvEventConfig, MockEngineConfig
+from router.sim.mock_engine import Fault, FaultKind, MockEngine, MockFleet, serve
+from router.types import PodLoad
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+MakeConfig = Callable[..., MockEngineConfig]
+Running = Callable[..., AbstractAsyncContextManager[tuple[MockEngine, httpx.AsyncClient]]]
+Batch = tuple[int, list[dict[str, Any]]]
+DEADLINE_S = 5.0
+CHAT = "/v1/chat/completions"
+
+
+def ask(topic: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": " ".join(f"{topic}{i}" for i in range(60))}], "max_tokens": 20}
+
+
+async def replayed(engine: MockEngine) -> list[Batch]:
+    """Everything that the engine keeps for replay: sequence and events."""
+    assert engine.kv_replay_endpoint is not None
+    batches: list[Batch] = []
+    with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as client:
+        client.linger = 0
+        client.connect(engine.kv_replay_endpoint)
+        await client.send_multipart([b"", bytes(8)])
+        while True:
+            *_, sequence, payload = await client.recv_multipart()
+            if not payload:
+                return batches
+            batches.append((int.from_bytes(sequence, "big"), msgspec.msgpack.decode(payload)[1]))
+
+
+def counted(batches: list[Batch]) -> Counter[int]:
+    """Copies of each block, as a subscriber counts them."""
+    copies = Counter[int]()
+    for _, events in batches:
+        for event in events:
+            if event["type"] == "BlockStored":
+                copies.update(event["block_hashes"])
+            elif event["type"] == "BlockRemoved":
+                copies.subtract(event["block_hashes"])
+            else:
+                copies.clear()
+    return +copies
+
+
+async def test_events_replayed_over_the_wire_are_the_cache(running: Running) -> None:
+    """Prompts and answers, stored twice, evicted, cleared: the counts follow."""
+    async with running(num_blocks=16, max_model_len=256) as (engine, client):
+        for topic in ("a", "a", "b", "c", "d"):
+            assert (await client.post(CHAT, json=ask(topic))).status_code == 200
+        batches = await replayed(engine)
+        assert [sequence for sequence, _ in batches] == list(range(len(batches)))
+        copies = counted(batches)
+        assert 0 < copies.total() <= 16
+        assert any(event["type"] == "BlockRemoved" for _, events in batches for event in events)
+        await client.post("/reset_prefix_cache")
+        assert counted(await replayed(engine)) == copies
+        await client.post(CHAT, json=ask("e"))
+        assert counted(await replayed(engine)).total() == 5
+
+
+async def test_a_restart_is_a_new_life(running: Running) -> None:
+    """Requests break, the cache is cold, the sequence starts at 0, the addresses stay."""
+    async with running() as (engine, client):
+        for topic in ("a", "b"):
+            await client.post(CHAT, json=ask(topic))
+        before = (engine.url, engine.kv_endpoint, engine.kv_replay_endpoint)
+        assert (await client.post("/_fault", json={"kind": "restart"})).status_code == 200
+        assert (engine.url, engine.kv_endpoint, engine.kv_replay_endpoint) == before
+        assert await replayed(engine) == []
+        answer = (await client.post(CHAT, json=ask("a"))).json()
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert (await replayed(engine))[0][0] == 0
+
+
+async def test_a_restart_breaks_what_is_under_way(running: Running) -> None:
+    """Streams end without an end mark, hanging requests end at all, and nothing stays in the pod."""
+    async with running(time_scale=1000.0) as (engine, client):
+        engine.inject(Fault(kind=FaultKind.HANG))
+        hanging = asyncio.ensure_future(client.post(CHAT, json=ask("a")))
+        while engine.faults.armed:  # noqa: ASYNC110  # the engine tells nobody when this happens
+            await asyncio.sleep(0)
+        with pytest.raises(httpx.RemoteProtocolError):
+            async with client.stream("POST", CHAT, json=ask("a") | {"stream": True}) as answer:
+                assert engine.load.running == 1
+                engine.inject(Fault(kind=FaultKind.RESTART))
+                await answer.aread()
+        with pytest.raises(httpx.RemoteProtocolError):
+            await hanging
+        assert engine.load == PodLoad()
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_a_refusing_engine_comes_back_when_told(running: Running) -> None:
+    """Pooled connections die with the listener; `heal` listens on the same port again."""
+    async with running() as (engine, client):
+        assert (await client.post("/_fault", json={"kind": "refuse"})).status_code == 200
+        with pytest.raises(httpx.ConnectError):
+            await client.get("/health")
+        engine.inject(Fault(kind=FaultKind.UNHEALTHY))
+        await engine.heal()
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_a_refusal_can_be_timed(running: Running) -> None:
+    """After `for_s` the engine listens by itself, with its cache as it was."""
+    async with running() as (_, client):
+        await client.post(CHAT, json=ask("a"))
+        await client.post("/_fault", json={"kind": "refuse", "for_s": 0.05})
+        answer = None
+        while answer is None:
+            try:
+                answer = await client.post(CHAT, json=ask("a"))
+            except httpx.ConnectError:
+                await asyncio.sleep(0.01)
+        assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+async def test_lost_events_leave_a_gap(running: Running) -> None:
+    """The fault reaches the publisher of the engine."""
+    async with running() as (engine, client):
+        await client.post("/_fault", json={"kind": "lose_events", "replayable": False})
+        await client.post(CHAT, json=ask("a"))
+        assert (await replayed(engine))[0][0] == 1
+
+
+async def test_an_engine_without_events_has_no_sources(running: Running) -> None:
+    """It serves, announces nothing, and says so."""
+    async with running(kv_events=None) as (engine, client):
+        assert (await client.post(CHAT, json=ask("a"))).status_code == 200
+        assert (await client.get("/kv_event_sources")).json() == {}
+        assert (engine.kv_endpoint, engine.kv_replay_endpoint) == (None, None)
+
+
+async def test_a_fleet_shares_nothing_but_its_process(make_config: MakeConfig) -> None:
+    """Each engine has its own ports and its own cache."""
+    async with asyncio.timeout(DEADLINE_S), MockFleet([make_config() for _ in range(3)]) as fleet:
+        assert len({(engine.url, engine.kv_endpoint) for engine in fleet.engines}) == 3
+        cached = []
+        for engine in fleet.engines:
+            async with httpx.AsyncClient(base_url=engine.url) as client:
+                usage = (await client.post(CHAT, json=ask("a"))).json()["usage"]
+                cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+        assert cached == [0, 0, 0]
+
+
+async def test_an_engine_that_cannot_listen_leaves_nothing_behind(running: Running, make_config: MakeConfig) -> None:
+    """Its event port is free again, too."""
+    async with running() as (engine, _):
+        port = int(engine.url.rpartition(":")[2])
+        second = MockEngine(make_config(port=port))
+        with pytest.raises(OSError, match="in use"):
+            await second.start()
+        assert second.kv_endpoint is not None
+        events = KvEventConfig(port=int(second.kv_endpoint.rpartition(":")[2]))
+        async with MockEngine(make_config(kv_events=events)) as third:
+            assert third.kv_endpoint == second.kv_endpoint
+
+
+async def test_a_fleet_that_cannot_start_leaves_nothing_behind(make_config: MakeConfig) -> None:
+    """The port of the first engine is free again after the second one failed."""
+    async with asyncio.timeout(DEADLINE_S):
+        async with MockEngine(make_config()) as engine:
+            port = int(engine.url.rpartition(":")[2])
+        configs = [make_config(port=port), make_config(port=port, kv_events=KvEventConfig())]
+        with pytest.raises(OSError, match="in use"):
+            await MockFleet(configs).start()
+        async with MockEngine(make_config(port=port)):
+            pass
+
+
+def test_serve_runs_until_it_is_told_to_stop(make_config: MakeConfig) -> None:
+    """`ready` sees the running fleet; SIGTERM ends it in order."""
+    urls: list[str] = []
+
+    def ready(fleet: MockFleet) -> None:
+        urls.extend(engine.url for engine in fleet.engines)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    serve([make_config(), make_config()], ready)
+    assert len(set(urls)) == 2
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(urls[0])
