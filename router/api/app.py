@@ -144,7 +144,7 @@ def _only_local(request: Request) -> None:
 
 def _errors(app: FastAPI) -> None:
     @app.exception_handler(RouterError)
-    async def ours(request: Request, error: Exception) -> Response:
+    async def ours(_request: Request, error: Exception) -> Response:
         return _error_response(error)
 
     @app.exception_handler(HTTPException)

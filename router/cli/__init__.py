@@ -1,0 +1,44 @@
+"""What can be typed?
+
+    warmroute serve         the router
+    warmroute demo          a fleet of mock engines, three policies, one table
+    warmroute mock-engine   engine stand-ins on their own
+    warmroute config ...    check a configuration, show its defaults
+    warmroute policies      which policies there are
+
+This file only names commands; each has its file.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from router.cli.demo import demo_command
+from router.cli.inspect import check_command, policies_command, show_command
+from router.cli.mock_engine import mock_engine_command
+from router.cli.serve import serve_command
+from router.errors import ConfigError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Prefix-aware router.")
+app.command("serve", help="Run the router.")(serve_command)
+app.command("demo", help="Watch three policies route a realistic mix over mock engines.")(demo_command)
+app.command("mock-engine", help="Run engine stand-ins.")(mock_engine_command)
+app.command("policies", help="List the policies.")(policies_command)
+
+config_app = typer.Typer(no_args_is_help=True, help="Check and show configuration.")
+config_app.command("check", help="Read a configuration and all policies; say what is wrong, with file and line.")(
+    check_command
+)
+config_app.command("show", help="Print the annotated defaults.")(show_command)
+app.add_typer(config_app, name="config")
+
+
+def main() -> None:
+    """Entry point: a wrong configuration is a message and exit code 2, never a traceback."""
+    try:
+        app()
+    except ConfigError as error:
+        print(f"configuration: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,6 +1,6 @@
-"""Which engines does the router know?
+"""Which engines can be spoken to?
 
-One explicit table. A new engine is one file with one class, and one line here.
+A new one: one file with one class, one line here. Nothing registers itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,12 @@ from collections.abc import Mapping
 from router.engines.adapter import EngineAdapter
 from router.engines.llamacpp import LlamaCpp
 from router.engines.sglang import Sglang
-from router.engines.trtllm import TrtLlm
+from router.engines.trtllm import Trtllm
 from router.engines.vllm import Vllm
 
-ENGINES: Mapping[str, EngineAdapter] = {adapter.name: adapter for adapter in (Vllm(), Sglang(), TrtLlm(), LlamaCpp())}
+ENGINES: Mapping[str, EngineAdapter] = {
+    "vllm": Vllm(),
+    "sglang": Sglang(),
+    "trtllm": Trtllm(),
+    "llamacpp": LlamaCpp(),
+}

@@ -1,24 +1,60 @@
-"""How does the llama.cpp server speak? (reference/protocols.md section 4.7)
+"""How does llama.cpp's server speak?
 
-No KV events; its cache is one prompt a slot, found again by longest common prefix.
+As reference/protocols.md 4.7 describes it. It exports metrics with `--metrics` only, publishes no KV events, and
+reuses the prompt that a slot served last, token by token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
-from router.engines.adapter import EngineAdapter
+import msgspec
+
+from router.engines.adapter import Answers, Call, EngineAdapter, PodFacts
+from router.engines.openai import MODELS_PATH, decode
+from router.engines.prometheus import LoadGauges
+from router.types import Pod
+
+_PROPS_PATH = "/props"
+
+
+class _Defaults(msgspec.Struct):
+    n_ctx: int = 0
+
+
+class _Props(msgspec.Struct):
+    default_generation_settings: _Defaults
+    total_slots: int = 0
 
 
 class LlamaCpp(EngineAdapter):
-    """llama-server."""
+    """llama-server. A chat's tokens cannot be asked for in one call: /tokenize takes text alone."""
 
-    name: ClassVar[str] = "llamacpp"
-    running_names = ("llamacpp:requests_processing",)
-    waiting_names = ("llamacpp:requests_deferred",)
+    gauges = LoadGauges(
+        running=("llamacpp:requests_processing",),
+        waiting=("llamacpp:requests_deferred",),
+        kv_usage=("llamacpp:kv_cache_usage_ratio",),
+    )
+    describe_paths = (MODELS_PATH, _PROPS_PATH)
 
-    def tokenize_request(self, model: str, prompt: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-        """Text only: its /tokenize does not take messages."""
+    def describe(self, answers: Answers, pod: Pod) -> PodFacts | None:
+        """Every slot holds one context of n_ctx tokens."""
+        facts = super().describe(answers, pod)
+        props = decode(answers.get(_PROPS_PATH, b""), _Props)
+        if facts is None or props is None:
+            return facts
+        slot_tokens = props.default_generation_settings.n_ctx
+        return replace(
+            facts,
+            max_model_len_tokens=slot_tokens or facts.max_model_len_tokens,
+            capacity_tokens=slot_tokens * props.total_slots or None,
+        )
+
+    def tokenize_request(self, model: str, prompt: Mapping[str, Any]) -> Call | None:
         text = prompt.get("prompt")
-        return ("/tokenize", {"content": text, "add_special": True}) if isinstance(text, str) else None
+        if not isinstance(text, str):
+            return None
+        special = prompt.get("add_special_tokens") is not False
+        return "/tokenize", {"content": text, "add_special": special, "parse_special": True}

@@ -1,20 +1,21 @@
-"""How does TensorRT-LLM speak? (reference/protocols.md section 4.7)
+"""How does TensorRT-LLM speak?
 
-Its KV events are pulled destructively, one reader only, so that the router leaves them alone and predicts.
+`trtllm-serve`, as reference/protocols.md 4.7 describes it. Its KV events are read destructively over HTTP, so they are
+left to others. It does not tokenize for others, and its bodies may hold no field that it does not know.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from router.engines.adapter import EngineAdapter
+from router.engines.prometheus import LoadGauges
 
 
-class TrtLlm(EngineAdapter):
-    """trtllm-serve."""
+class Trtllm(EngineAdapter):
+    """TensorRT-LLM's OpenAI server."""
 
-    name: ClassVar[str] = "trtllm"
-    metrics_path = "/prometheus/metrics"  # /metrics is a JSON queue that a read empties
-    running_names = ("trtllm_num_requests_running",)
-    waiting_names = ("trtllm_num_requests_waiting",)
-    kv_usage_names = ("trtllm_kv_cache_utilization",)
+    metrics_path = "/prometheus/metrics"  # /metrics is a queue that reading empties
+    gauges = LoadGauges(
+        running=("trtllm_num_requests_running",),
+        waiting=("trtllm_num_requests_waiting",),
+        kv_usage=("trtllm_kv_cache_utilization",),
+    )

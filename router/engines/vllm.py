@@ -1,63 +1,93 @@
-"""How does vLLM speak? (reference/protocols.md sections 1.1 and 4; versions from 0.9 to 0.33)"""
+"""How does vLLM speak?
+
+Releases 0.8 to 0.33, as reference/protocols.md 1.1 and 4.1 to 4.3 describe them; every field may be missing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 
-from router.engines.adapter import EngineAdapter, KvEventSource, on_host
+from router.engines.adapter import Answers, Call, EngineAdapter, KvEventSource, PodFacts, on_pod
+from router.engines.openai import MODELS_PATH, decode, tokenize_body
+from router.engines.prometheus import LoadGauges, samples
 from router.types import Pod
 
-_CHAT_FIELDS = (
-    "messages",
-    "tools",
-    "add_generation_prompt",
-    "continue_final_message",
-    "chat_template_kwargs",
-    "add_special_tokens",
+_METRICS_PATH = "/metrics"
+_KV_PATH = "/kv_event_sources"
+# /tokenize takes neither documents nor reasoning_effort, with which a chat renders differently.
+_TOKENIZE_FIELDS = frozenset(
+    {
+        "messages",
+        "tools",
+        "add_generation_prompt",
+        "continue_final_message",
+        "add_special_tokens",
+        "chat_template",
+        "chat_template_kwargs",
+    }
 )
 
 
 class _Source(msgspec.Struct):
-    enable_kv_cache_events: bool = True
     publisher: str | None = None
-    endpoint: str = ""
+    endpoint: str | None = None
     replay_endpoint: str | None = None
 
 
 class Vllm(EngineAdapter):
     """vLLM's OpenAI server."""
 
-    name: ClassVar[str] = "vllm"
-    kv_event_sources_path: ClassVar[str | None] = "/kv_event_sources"
-    running_names = ("vllm:num_requests_running",)
-    waiting_names = ("vllm:num_requests_waiting",)
-    kv_usage_names = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-    cache_config_name = "vllm:cache_config_info"
+    gauges = LoadGauges(
+        running=("vllm:num_requests_running",),
+        waiting=("vllm:num_requests_waiting",),
+        kv_usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+        rank_label="engine",
+    )
+    describe_paths = (MODELS_PATH, _METRICS_PATH, _KV_PATH)
+    returns_token_ids = True
 
-    def parse_kv_event_sources(self, content: bytes, host: str, dp_rank: int) -> KvEventSource | None:
-        try:
-            sources = msgspec.json.decode(content, type=dict[str, _Source])
-        except (msgspec.DecodeError, msgspec.ValidationError):
+    def describe(self, answers: Answers, pod: Pod) -> PodFacts | None:
+        facts = super().describe(answers, pod)
+        if facts is None:
             return None
-        source = sources.get(str(dp_rank))
-        if source is None or not source.enable_kv_cache_events or source.publisher != "zmq" or not source.endpoint:
-            return None
-        replay = on_host(source.replay_endpoint, host) if source.replay_endpoint else None
-        return KvEventSource(on_host(source.endpoint, host), replay)
+        block_size_tokens, capacity_tokens = _cache_config(answers.get(_METRICS_PATH, b""), pod.dp_rank)
+        return replace(
+            facts,
+            block_size_tokens=block_size_tokens,
+            capacity_tokens=capacity_tokens,
+            kv_events=_kv_events(answers.get(_KV_PATH, b""), pod),
+        )
 
-    def tokenize_request(self, model: str, prompt: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-        """None for what /tokenize does not take: documents, reasoning effort, token ids."""
-        if "messages" in prompt:
-            if prompt.get("documents") or prompt.get("reasoning_effort"):
-                return None
-            given = {name: prompt[name] for name in _CHAT_FIELDS if name in prompt}
-            return "/tokenize", {"model": model, **given}
-        if isinstance(prompt.get("prompt"), str):
-            return "/tokenize", {"model": model, "prompt": prompt["prompt"]}
+    def tokenize_request(self, model: str, prompt: Mapping[str, Any]) -> Call | None:
+        body = tokenize_body(model, prompt, _TOKENIZE_FIELDS)
+        return ("/tokenize", body) if body else None
+
+
+def _cache_config(metrics: bytes, dp_rank: int | None) -> tuple[int | None, int | None]:
+    """(tokens of a block, KV capacity in tokens) from the labels of `cache_config_info`, which are the values in force
+    and not what was asked for. Prefixes are hashed in hash_block_size; the blocks of hybrid models are larger."""
+    block_size_tokens, capacity_tokens = None, 0
+    for sample in samples(metrics, "vllm:cache_config_info"):
+        if dp_rank is not None and sample.labels.get("engine", str(dp_rank)) != str(dp_rank):
+            continue
+        told = {name: int(value) for name, value in sample.labels.items() if value.isdecimal()}
+        size = told.get("block_size", 0)
+        block_size_tokens = told.get("hash_block_size") or size or None
+        capacity_tokens += told.get("kv_cache_size_tokens") or told.get("num_gpu_blocks", 0) * size
+    return block_size_tokens, capacity_tokens or None
+
+
+def _kv_events(answer: bytes, pod: Pod) -> KvEventSource | None:
+    """The source of the pod's rank, or the only one. Several ranks that are not told apart give none: nothing could be
+    sent to the rank that has a block."""
+    sources = decode(answer, dict[str, _Source]) or {}
+    rank = next(iter(sources), "") if pod.dp_rank is None and len(sources) == 1 else str(pod.dp_rank)
+    source = sources.get(rank)
+    if source is None or source.publisher != "zmq" or not source.endpoint:
         return None
-
-    def extra_headers(self, pod: Pod) -> Mapping[str, str]:
-        return {} if pod.dp_rank is None else {"x-data-parallel-rank": str(pod.dp_rank)}
+    replay = source.replay_endpoint
+    return KvEventSource(on_pod(source.endpoint, pod), on_pod(replay, pod) if replay else None)

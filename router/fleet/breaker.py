@@ -1,59 +1,86 @@
-"""Has this pod failed so often in a row that it should get no more requests?
+"""When has a pod failed so often that it should get nothing more, and when may it be asked again?
 
-Counts consecutive failures of requests and probes alike; a success forgets them, a client that left is neither. After
-an ejection, readmission waits: 1 s, then twice as long each time it is ejected again, up to a limit. Every method that
-needs the time takes it. This file never changes a pod's state; `fleet.py` does.
+Requests and probes are counted apart: a pod whose /health answers while every request fails is ejected, and a pod that
+is too busy for its /health but finishes requests is not. Each ejection without a served request in between doubles the
+time until the pod is probed again. A client that left is neither success nor failure, so nobody tells us of it. This
+file never probes and never reads a clock.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from router.types import PodId
-
-FIRST_WAIT_S = 1.0
-LONGEST_WAIT_S = 30.0
+from router.fleet.fleet import Fleet
+from router.fleet.lifecycle import PodEvent
+from router.types import Pod, PodId, PodState
 
 
 @dataclass(slots=True)
 class _Record:
     failures: int = 0
-    ejections: int = 0
-    readmit_at_s: float = 0.0
+    failed_probes: int = 0
+    backoff_s: float = 0.0
+    probe_at_s: float = 0.0
 
 
 class Breaker:
-    """Consecutive failures by pod."""
+    """Counts consecutive failures of READY pods and ejects them from `fleet` at the limit.
 
-    def __init__(self, failures_to_eject: int = 3) -> None:
+    Failures of a pod in any other state are those of requests that were under way, and count for nothing."""
+
+    def __init__(
+        self, fleet: Fleet, *, failures_to_eject: int = 3, first_backoff_s: float = 1.0, max_backoff_s: float = 30.0
+    ) -> None:
+        self._fleet = fleet
         self._failures_to_eject = failures_to_eject
+        self._first_backoff_s = first_backoff_s
+        self._max_backoff_s = max_backoff_s
         self._records: dict[PodId, _Record] = {}
+        fleet.listen(self._forget_the_gone)
 
-    def failure(self, pod: PodId, now_s: float) -> bool:
-        """Count one failure. True when it is the one that ejects."""
-        record = self._records.setdefault(pod, _Record())
-        record.failures += 1
-        if record.failures != self._failures_to_eject:
-            return False
-        record.readmit_at_s = now_s + min(FIRST_WAIT_S * 2**record.ejections, LONGEST_WAIT_S)
-        record.ejections += 1
-        return True
+    def success(self, pod_id: PodId) -> None:
+        """A request was served: whatever was held against the pod is settled."""
+        self._records.pop(pod_id, None)
 
-    def success(self, pod: PodId) -> None:
-        """A request was served: nothing is held against the pod any more."""
-        self._records.pop(pod, None)
+    def failure(self, pod_id: PodId, now_s: float) -> None:
+        """A request failed, and it was the pod's fault."""
+        if self._is_ready(pod_id):
+            record = self._record(pod_id)
+            record.failures += 1
+            self._eject_at_limit(pod_id, record, record.failures, now_s)
 
-    def may_readmit(self, pod: PodId, now_s: float) -> bool:
-        """May a successful probe bring the pod back already?"""
-        record = self._records.get(pod)
-        return record is None or now_s >= record.readmit_at_s
+    def probe_ok(self, pod_id: PodId) -> None:
+        """The pod's health check passed. Says nothing about its requests."""
+        if pod_id in self._records:
+            self._records[pod_id].failed_probes = 0
 
-    def readmitted(self, pod: PodId) -> None:
-        """The pod gets requests again; its next ejection still waits longer, until a request succeeds."""
-        record = self._records.get(pod)
-        if record is not None:
-            record.failures = 0
+    def probe_failed(self, pod_id: PodId, now_s: float) -> None:
+        """The pod's health check failed or came too late."""
+        if self._is_ready(pod_id):
+            record = self._record(pod_id)
+            record.failed_probes += 1
+            self._eject_at_limit(pod_id, record, record.failed_probes, now_s)
 
-    def forget(self, pod: PodId) -> None:
-        """The pod is gone."""
-        self._records.pop(pod, None)
+    def may_probe(self, pod_id: PodId, now_s: float) -> bool:
+        """False while an ejected pod's back-off runs."""
+        record = self._records.get(pod_id)
+        return record is None or now_s >= record.probe_at_s
+
+    def _eject_at_limit(self, pod_id: PodId, record: _Record, failures: int, now_s: float) -> None:
+        if failures < self._failures_to_eject:
+            return
+        record.failures = record.failed_probes = 0
+        record.backoff_s = min(record.backoff_s * 2 or self._first_backoff_s, self._max_backoff_s)
+        record.probe_at_s = now_s + record.backoff_s
+        self._fleet.event(pod_id, PodEvent.EJECT)
+
+    def _is_ready(self, pod_id: PodId) -> bool:
+        status = self._fleet.status(pod_id)
+        return status is not None and status.state is PodState.READY
+
+    def _record(self, pod_id: PodId) -> _Record:
+        return self._records.setdefault(pod_id, _Record())
+
+    def _forget_the_gone(self, pod: Pod, _old: PodState, new: PodState) -> None:
+        if new is PodState.GONE:
+            self._records.pop(pod.id, None)

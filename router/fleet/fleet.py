@@ -1,114 +1,192 @@
 """Which pods are there, and how do they feel?
 
-The single owner of pods, their states, loads and trust. Everyone else reads one immutable snapshot, rebuilt only when
-something changed. States and facts learnt from a pod survive a discovery that lists it again. This file asks no pod
-anything.
+The single owner of every pod's facts, state, load and trust. Readers get an immutable snapshot that is rebuilt when
+something has changed and never per request. What is said of a pod that has gone meanwhile is dropped in silence, since
+answers may arrive late. This file never talks to a pod and never reads a clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from itertools import count
+from typing import TypeAlias
 
-from router.fleet.lifecycle import PodEvent, next_state
+from router.fleet.lifecycle import PodEvent, transition
 from router.types import FleetSnapshot, Pod, PodId, PodLoad, PodState, PodStatus, PrefixTrust
 
-Listener = Callable[[Pod, PodState, PodState], None]
-"""Told (pod, state before, state after) once for each change."""
-
-_FROM_DISCOVERY = ("url", "engine", "speed", "role", "dp_rank", "host", "rack", "zone")
+Listener: TypeAlias = Callable[[Pod, PodState, PodState], None]
+"""Told (pod, old state, new state) after a change of state or of epoch; the states are equal when only the epoch is
+new."""
 
 
 class Fleet:
-    """All pods, by id."""
+    """All pods of this router. Epochs come from one counter, so that no two lives share one, even under one id."""
 
     def __init__(self) -> None:
-        self._statuses: dict[PodId, PodStatus] = {}
-        self._trust_reasons: dict[PodId, str] = {}
+        self._statuses: dict[PodId, PodStatus] = {}  # ordered by id
+        self._reasons: dict[PodId, str] = {}
         self._listeners: list[Listener] = []
+        self._epochs = count(1)
+        self._version = 0
         self._snapshot = FleetSnapshot()
-        self._changed = False
+        self._names: dict[str, tuple[str, str]] | None = None
 
     @property
     def snapshot(self) -> FleetSnapshot:
-        """All pods now, ordered by id."""
-        if self._changed:
-            ordered = tuple(self._statuses[pod] for pod in sorted(self._statuses))
-            self._snapshot = FleetSnapshot(self._snapshot.version + 1, ordered)
-            self._changed = False
+        """All pods at this moment, ordered by id. The same object until something changes."""
+        if self._snapshot.version != self._version:
+            self._snapshot = FleetSnapshot(self._version, tuple(self._statuses.values()))
         return self._snapshot
 
-    def listen(self, listener: Listener) -> None:
-        """Be told of every change of state."""
-        self._listeners.append(listener)
-
-    def sync(self, pods: Iterable[Pod]) -> None:
-        """Take over a complete set from discovery: new pods join, missing ones are gone."""
-        wanted = {pod.id: pod for pod in pods}
-        for gone in [pod for pod in self._statuses if pod not in wanted]:
-            self.event(gone, PodEvent.LOST)
-        for pod in wanted.values():
-            known = self._statuses.get(pod.id)
-            if known is None:
-                self._put(PodStatus(pod, PodState.JOINING))
-            else:
-                told = {name: getattr(pod, name) for name in _FROM_DISCOVERY}
-                self._put(replace(known, pod=replace(known.pod, **told)))
-
-    def describe(self, pod: PodId, **facts: Any) -> None:
-        """Take over what the pod said of itself: fields of `Pod` by name. Unknown pods are ignored."""
-        status = self._statuses.get(pod)
-        if status is not None:
-            self._put(replace(status, pod=replace(status.pod, **facts)))
-
-    def observe_load(self, pod: PodId, load: PodLoad) -> None:
-        """Take over a fresh load. Unknown pods are ignored."""
-        status = self._statuses.get(pod)
-        if status is not None:
-            self._put(replace(status, load=load))
-
-    def trust(self, pod: PodId, trust: PrefixTrust, reason: str) -> None:
-        """Take over the outcome of the parity self-test."""
-        self._trust_reasons[pod] = reason
-        self.describe(pod, trust=trust)
-
-    def trust_reason(self, pod: PodId) -> str:
-        """Why the pod is trusted or not, for people."""
-        return self._trust_reasons.get(pod, "not tested yet")
-
-    def event(self, pod: PodId, event: PodEvent) -> None:
-        """Let something happen to a pod; the lifecycle's table says what follows."""
-        status = self._statuses.get(pod)
-        if status is None:
-            return
-        after = next_state(status.state, event)
-        if after is status.state:
-            return
-        if after is PodState.GONE:
-            del self._statuses[pod]
-            self._trust_reasons.pop(pod, None)
-            self._changed = True
-        else:
-            self._put(replace(status, state=after))
-        for listener in self._listeners:
-            listener(status.pod, status.state, after)
-
-    def status(self, pod: PodId) -> PodStatus | None:
-        """One pod, or None."""
-        return self._statuses.get(pod)
+    def status(self, pod_id: PodId) -> PodStatus | None:
+        """One pod at this moment; None if it is not there."""
+        return self._statuses.get(pod_id)
 
     def resolve(self, model: str) -> tuple[str, str] | None:
-        """(base model, adapter or "") of a name that clients use, or None where nobody serves it."""
-        for status in self._statuses.values():
-            if model in status.pod.models:
-                return model, ""
-        for status in self._statuses.values():
-            if model in status.pod.adapters and status.pod.models:
-                return status.pod.models[0], model
-        return None
+        """(base model, adapter or "") of a name that clients use; None where no pod has it."""
+        if self._names is None:
+            self._names = _served_names([status.pod for status in self._statuses.values()])
+        return self._names.get(model)
+
+    def trust_reason(self, pod_id: PodId) -> str:
+        """Why the pod is trusted as it is; empty before its first test."""
+        return self._reasons.get(pod_id, "")
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Tell `listener` of every change from now on. Returns what ends that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    # --- who is there ---------------------------------------------------------------------------------------
+
+    def sync(self, pods: Iterable[Pod]) -> None:
+        """Take the complete set that discovery sees. Pods that stay keep their state, load and learnt facts; an id
+        that now names another process (url or engine differ) is lost and found anew."""
+        wanted = {pod.id: pod for pod in pods}
+        for known in self.snapshot.pods:
+            pod = wanted.get(known.pod.id)
+            if pod is None or (pod.url, pod.engine) != (known.pod.url, known.pod.engine):
+                self.event(known.pod.id, PodEvent.LOST)
+        for pod in wanted.values():
+            status = self._statuses.get(pod.id)
+            if status is None:
+                self._add(pod)
+            else:
+                self._put(replace(status, pod=_reconfigured(status.pod, pod)))
+
+    def event(self, pod_id: PodId, event: PodEvent) -> PodState:
+        """Let `event` happen to a pod. Returns its state afterwards."""
+        known = self._statuses.get(pod_id)
+        if known is None:
+            return PodState.GONE
+        state = transition(known.state, event)
+        if state is PodState.GONE:
+            self._remove(known)
+        elif state is not known.state:
+            self._put(replace(known, state=state))
+            self._tell(known.pod, known.state, state)
+        return state
+
+    def restarted(self, pod_id: PodId) -> None:
+        """A new life under the same id: a new epoch, an empty cache, nothing proven. It may go on serving."""
+        known = self._statuses.get(pod_id)
+        if known is not None:
+            pod = self._new_life(known.pod)
+            self._put(PodStatus(pod, known.state))
+            self._tell(pod, known.state, known.state)
+
+    # --- what is known of them --------------------------------------------------------------------------------
+
+    def describe(
+        self,
+        pod_id: PodId,
+        *,
+        models: tuple[str, ...],
+        adapters: tuple[str, ...] = (),
+        max_model_len_tokens: int | None = None,
+        block_size_tokens: int | None = None,
+        capacity_blocks: int | None = None,
+    ) -> None:
+        """What the pod said of itself; replaces what it said before."""
+        known = self._statuses.get(pod_id)
+        if known is not None:
+            pod = replace(
+                known.pod,
+                models=models,
+                adapters=adapters,
+                max_model_len_tokens=max_model_len_tokens,
+                block_size_tokens=block_size_tokens,
+                capacity_blocks=capacity_blocks,
+            )
+            self._put(replace(known, pod=pod))
+
+    def observe_load(self, pod_id: PodId, load: PodLoad) -> None:
+        """The pod's latest load. O(1); the next reader of the snapshot pays one tuple of all pods."""
+        known = self._statuses.get(pod_id)
+        if known is not None:
+            self._statuses[pod_id] = PodStatus(known.pod, known.state, load)
+            self._version += 1
+
+    def trust(self, pod_id: PodId, trust: PrefixTrust, reason: str) -> None:
+        """The outcome of the pod's parity self-test."""
+        known = self._statuses.get(pod_id)
+        if known is not None:
+            self._reasons[pod_id] = reason
+            self._put(replace(known, pod=replace(known.pod, trust=trust)))
+
+    # --- changes ----------------------------------------------------------------------------------------------
+
+    def _add(self, pod: Pod) -> None:
+        born = self._new_life(pod)
+        joining = transition(PodState.GONE, PodEvent.FOUND)
+        self._put(PodStatus(born, joining))
+        self._statuses = dict(sorted(self._statuses.items()))
+        self._tell(born, PodState.GONE, joining)
+
+    def _remove(self, known: PodStatus) -> None:
+        del self._statuses[known.pod.id]
+        self._reasons.pop(known.pod.id, None)
+        self._touch()
+        self._tell(known.pod, known.state, PodState.GONE)
+
+    def _new_life(self, pod: Pod) -> Pod:
+        self._reasons.pop(pod.id, None)
+        return replace(pod, epoch=next(self._epochs), trust=PrefixTrust.UNTESTED)
 
     def _put(self, status: PodStatus) -> None:
         if self._statuses.get(status.pod.id) != status:
             self._statuses[status.pod.id] = status
-            self._changed = True
+            self._touch()
+
+    def _touch(self) -> None:
+        self._version += 1
+        self._names = None
+
+    def _tell(self, pod: Pod, old: PodState, new: PodState) -> None:
+        for listener in tuple(self._listeners):
+            listener(pod, old, new)
+
+
+def _reconfigured(known: Pod, configured: Pod) -> Pod:
+    """What discovery says now, with what the pod itself has told and proven."""
+    return replace(
+        configured,
+        models=known.models,
+        adapters=known.adapters,
+        max_model_len_tokens=known.max_model_len_tokens,
+        block_size_tokens=known.block_size_tokens,
+        capacity_blocks=known.capacity_blocks,
+        epoch=known.epoch,
+        trust=known.trust,
+    )
+
+
+def _served_names(pods: Iterable[Pod]) -> dict[str, tuple[str, str]]:
+    """Every served name with its meaning. A base model's name wins over an adapter's."""
+    pods = tuple(pods)
+    names = {model: (model, "") for pod in pods for model in pod.models}
+    for pod in pods:
+        for adapter in pod.adapters:
+            names.setdefault(adapter, (pod.models[0] if pod.models else adapter, adapter))
+    return names

@@ -1,7 +1,8 @@
-"""Which states may follow one another in a pod's life?
+"""Where does a pod's life go from here?
 
-One table; every pair that is not in it changes nothing. The table is the rule, `as_text` its picture. This file holds
-no pod and no counter.
+One table from (state, event) to state; a pair that is not in it changes nothing. READY is entered through a successful
+probe and in no other way. GONE ends a life: whoever is found again under the same id begins a new epoch. This file
+never counts failures and never keeps a pod.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from router.types import PodState
 class PodEvent(StrEnum):
     """What can happen to a pod."""
 
-    PROBE_OK = "probe_ok"
+    FOUND = "found"
+    LOST = "lost"
+    PROBE_OK = "probe ok"
     EJECT = "eject"
     DRAIN = "drain"
     UNDRAIN = "undrain"
-    LOST = "lost"
 
 
 TRANSITIONS: Mapping[tuple[PodState, PodEvent], PodState] = {
+    (PodState.GONE, PodEvent.FOUND): PodState.JOINING,
     (PodState.JOINING, PodEvent.PROBE_OK): PodState.READY,
     (PodState.JOINING, PodEvent.DRAIN): PodState.DRAINING,
     (PodState.JOINING, PodEvent.LOST): PodState.GONE,
@@ -32,18 +35,21 @@ TRANSITIONS: Mapping[tuple[PodState, PodEvent], PodState] = {
     (PodState.EJECTED, PodEvent.PROBE_OK): PodState.READY,
     (PodState.EJECTED, PodEvent.DRAIN): PodState.DRAINING,
     (PodState.EJECTED, PodEvent.LOST): PodState.GONE,
-    # A drained pod proves itself anew before it gets traffic.
     (PodState.DRAINING, PodEvent.UNDRAIN): PodState.JOINING,
     (PodState.DRAINING, PodEvent.LOST): PodState.GONE,
 }
 
 
-def next_state(state: PodState, event: PodEvent) -> PodState:
-    """The state after `event`; the same one where the table has no entry."""
+def transition(state: PodState, event: PodEvent) -> PodState:
+    """The state after `event`."""
     return TRANSITIONS.get((state, event), state)
 
 
-def as_text() -> str:
-    """The table, one transition a line, for people."""
-    rows = (f"{state.value:9} --{event.value}--> {after.value}" for (state, event), after in TRANSITIONS.items())
-    return "\n".join(rows)
+def render_table() -> str:
+    """The table as Markdown, a row a state and a column an event; an empty cell changes nothing."""
+    head = ["state", *(event.value for event in PodEvent)]
+    rows = [
+        [state.value, *(TRANSITIONS[state, event].value if (state, event) in TRANSITIONS else "" for event in PodEvent)]
+        for state in PodState
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))

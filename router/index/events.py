@@ -1,7 +1,7 @@
 """What does this KV event message say?
 
 Bytes to values. Engines differ by kind and release: batches and events as arrays or maps, hashes unsigned, signed or
-raw digests, media in many spellings. All of it is told apart here and nowhere else (reference/protocols.md section 1). This
+raw digests, media in many spellings. All of it is told apart here and nowhere else (protocols.md section 1). This
 file never remembers anything between two messages.
 """
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from router.errors import MalformedRequest
 from router.prompt.content_format import ContentFormat
-from router.prompt.tools import normal_tool_call
+from router.prompt.tools import developer_tools, normal_tool_call
 
 Message = dict[str, Any]
 
@@ -82,9 +82,10 @@ def _message(message: Any, content_format: ContentFormat, where: str) -> Message
         normal |= _assistant_fields(message, where)
     elif role == "tool" and "tool_call_id" in message:
         normal["tool_call_id"] = message["tool_call_id"]
-    elif role == "developer":
-        normal["tools"] = message.get("tools")
-    return normal | {name: message[name] for name in ("name", "task") if isinstance(message.get(name), str)}
+    normal |= {name: message[name] for name in ("name", "task") if isinstance(message.get(name), str)}
+    if role == "developer":
+        normal["tools"] = developer_tools(message.get("tools"))
+    return normal
 
 
 def _parts(content: Any, where: str) -> list[Any]:

@@ -33,6 +33,22 @@ def normal_tool_call(call: Any, where: str) -> dict[str, Any]:
     return _ordered({**call, "function": function}, "id", "function", "type")
 
 
+def developer_tools(tools: Any) -> Any:
+    """Tools that a developer's message carries: the engine orders their fields and fills none in. What is no list of
+    tools stays as it is."""
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        return tools
+    return [
+        _ordered(tool | _set(function=_ordered_function(tool.get("function"))), "function", "type") for tool in tools
+    ]
+
+
+def _ordered_function(function: Any) -> Any:
+    if not isinstance(function, dict):
+        return function
+    return _ordered(function, "name", "description", "parameters", "strict")
+
+
 def _tool(tool: Any, where: str) -> dict[str, Any]:
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from router.errors import MalformedRequest
-from router.prompt.tools import normal_tool_call, normal_tools
+from router.prompt.tools import developer_tools, normal_tool_call, normal_tools
 
 
 def order(value: Any) -> str:
@@ -74,6 +74,15 @@ def test_a_call_is_written_in_the_engines_order_with_its_arguments_as_a_mapping(
     }
     assert order(normal_tool_call(call, "x")) == order(expected)
     assert call == before
+
+
+def test_a_developers_tools_are_only_ordered() -> None:
+    """Nothing is filled in or dropped, and what is no list of tools is left to the engine."""
+    tool = {"x": 1, "type": "function", "function": {"y": 2, "strict": True, "name": "f"}}
+    expected = {"function": {"name": "f", "strict": True, "y": 2}, "type": "function", "x": 1}
+    assert order(developer_tools([tool])) == order([expected])
+    for other in (None, "f", [1], [{"type": "function"}], [{"function": "f"}]):
+        assert developer_tools(other) == other
 
 
 @pytest.mark.parametrize("arguments", [None, "", "{", "[1]", "42", "null", [1], 7, "[" * 100_000, "1" * 5000])

@@ -1,0 +1,44 @@
+# Everything here sets itself up: a virtual environment in .venv with the locked dependencies.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test live lint format lock clean
+
+demo: $(VENV)/.ready        ## a small fleet of mock engines, three policies, one table
+	$(BIN)/warmroute demo
+
+test: $(VENV)/.ready        ## everything that needs no engine
+	$(BIN)/pytest -q
+
+live: $(VENV)/.ready        ## real vLLM and llama.cpp on this CPU (AVX2 or AVX512), some minutes
+	tests/live/install.sh
+	$(BIN)/pytest -q -o norecursedirs=".*" tests/live
+
+lint: $(VENV)/.ready        ## the gate: style, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock: $(VENV)/.ready        ## renew constraints.txt from the lower bounds in pyproject.toml
+	$(BIN)/pip install -q uv
+	$(BIN)/uv pip compile -q --upgrade --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
+		--extra test --extra lint --python-version 3.11 -o constraints.txt pyproject.toml
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "warmroute needs Python 3.11 or newer; name one: make PYTHON=python3.11"; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) \
+		|| { rm -rf $(VENV); apt-get install -y -q python3-venv && $(PYTHON) -m venv $(VENV); } \
+		|| { echo "python's venv module is missing; on Debian: apt-get install python3-venv"; exit 1; }
+	@echo "installing into $(VENV) (a minute or two, once)"
+	@$(BIN)/pip install -q -c constraints.txt -e '.[test,lint]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,5 @@
+"""`python -m router.cli`, which is `warmroute`."""
+
+from router.cli import main
+
+main()

@@ -1,0 +1,49 @@
+"""What does the router know before it serves anything?
+
+Commands that only read: configuration, policies.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from router.config.load import load
+from router.config.policies import choose_policy, load_policies
+from router.config.priors import load_priors, prior_speed
+from router.config.schema import RouterConfig
+from router.config.shipped import shipped
+
+
+def check_command(
+    config: Annotated[Path, typer.Argument(help="The router.yaml to check.")],
+    policies: Annotated[Path | None, typer.Option(help="Folder of policies; default: the shipped ones.")] = None,
+) -> None:
+    """Read everything that `serve` would read."""
+    parsed = load(config, RouterConfig)
+    known = load_policies(policies or shipped("policies"))
+    choose_policy(known, parsed.policy)
+    priors = load_priors(shipped("config") / "models")
+    for model in parsed.models:
+        prior_speed(priors, model.cost)
+    print(f"{config}: good. {len(parsed.models)} models, {len(parsed.pods)} pods, policy {parsed.policy}.")
+
+
+def show_command() -> None:
+    """Print the annotated default configuration."""
+    print((shipped("config") / "router.yaml").read_text(encoding="utf-8"), end="")
+
+
+def policies_command(
+    policies: Annotated[Path | None, typer.Option(help="Folder of policies; default: the shipped ones.")] = None,
+) -> None:
+    """A table of all policies."""
+    table = Table("policy", "version", "costs", "picker")
+    for policy in load_policies(policies or shipped("policies")).values():
+        costs = ", ".join(name for name, _ in policy.costs) or "-"
+        table.add_row(policy.name, policy.version, costs, type(policy.picker).__name__)
+    Console().print(table)

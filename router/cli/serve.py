@@ -1,0 +1,60 @@
+"""How is the router started?
+
+Reads configuration and policies, builds the program, hands it to uvicorn. Options on the command line win over the file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import uvicorn
+
+from router.config.load import load
+from router.config.policies import choose_policy, load_policies
+from router.config.priors import load_priors
+from router.config.schema import RouterConfig
+from router.config.shipped import shipped
+from router.observe.log import configure_logging
+from router.wiring import build
+
+
+def serve_command(
+    config: Annotated[Path | None, typer.Option(help="router.yaml; see `warmroute config show`.")] = None,
+    policy: Annotated[str | None, typer.Option(help="A policy by name.")] = None,
+    policies: Annotated[Path | None, typer.Option(help="Folder of policies; default: the shipped ones.")] = None,
+    host: Annotated[str | None, typer.Option()] = None,
+    port: Annotated[int | None, typer.Option()] = None,
+    pod: Annotated[list[str] | None, typer.Option(help="URL of a pod; may be given several times.")] = None,
+) -> None:
+    """Serve until SIGTERM; running answers may finish."""
+    given = load(config, RouterConfig) if config else RouterConfig()
+    chosen = _with_options(given, policy=policy, host=host, port=port, pods=pod or [])
+    configure_logging(chosen.log_format)
+    known = load_policies(policies or shipped("policies"))
+    app = build(chosen, choose_policy(known, chosen.policy), load_priors(shipped("config") / "models"))
+    uvicorn.run(
+        app,
+        host=chosen.listen.host,
+        port=chosen.listen.port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=int(chosen.limits.drain_timeout_s),
+    )
+
+
+def _with_options(
+    config: RouterConfig, *, policy: str | None, host: str | None, port: int | None, pods: list[str]
+) -> RouterConfig:
+    data: dict[str, Any] = config.model_dump()
+    data["policy"] = policy or config.policy
+    data["listen"] = {"host": host or config.listen.host, "port": config.listen.port if port is None else port}
+    data["pods"] = [*data["pods"], *({"url": url} for url in pods)]
+    return RouterConfig.model_validate(data)

@@ -1,0 +1,30 @@
+"""Which policies are there?
+
+Reads a folder of policy files; a mistake names file, line and key. This file never decides which of them is used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from router.config.load import load
+from router.errors import ConfigError
+from router.policy.spec import Policy, PolicySpec
+
+
+def load_policies(folder: Path) -> dict[str, Policy]:
+    """All policies by name. A file must be named after the policy it describes."""
+    policies = {}
+    for path in sorted(folder.glob("*.yaml")):
+        spec = load(path, PolicySpec)
+        if spec.name != path.stem:
+            raise ConfigError(f"{path}:1: name: {spec.name!r} must equal the file's name")
+        policies[spec.name] = spec.build()
+    return policies
+
+
+def choose_policy(policies: dict[str, Policy], name: str) -> Policy:
+    """The policy of that name, or a `ConfigError` that lists the others."""
+    if name not in policies:
+        raise ConfigError(f"policy: there is no policy {name!r}; known: {', '.join(sorted(policies))}")
+    return policies[name]

@@ -1,0 +1,156 @@
+"""What does one engine announce of its cache?
+
+Follows one publisher (a pod, or one data-parallel rank of it) over ZMQ: catches up by replay, then follows live
+messages, heals gaps by replay, notices a new life of the engine. What is lost for good makes the stream incomplete,
+visibly; what is known stays. This file never looks into an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Frames
+from typing import Protocol
+
+import structlog
+import zmq
+import zmq.asyncio
+
+from router.engines.adapter import KvEventSource
+from router.index.events import UndecodableBatch, decode_batch, parse_frames
+from router.index.sequence import Sequence, Verdict
+from router.types import KvEvent, PodId
+
+REPLAY_IDLE_MS = 2000
+"""A replay that is silent for this long has ended, with or without its terminator."""
+
+log = structlog.get_logger()
+
+
+class KvSink(Protocol):
+    """Who is told."""
+
+    def apply(self, pod: PodId, events: tuple[KvEvent, ...]) -> None:
+        """Events of one message, in order."""
+
+    def restarted(self, pod: PodId) -> None:
+        """The engine began a new life: what it had is gone."""
+
+    def stream_state(self, pod: PodId, *, complete: bool) -> None:
+        """Whether every message of this life was seen."""
+
+
+class KvFeed:
+    """One publisher's stream. `run` never returns by itself."""
+
+    def __init__(self, pod: PodId, source: KvEventSource, sink: KvSink) -> None:
+        self._pod = pod
+        self._source = source
+        self._sink = sink
+        self._sequence = Sequence()
+        self.undecodable = 0
+
+    async def run(self) -> None:
+        """Follow the stream until cancelled. ZMQ itself reconnects."""
+        subscriber = _socket(zmq.SUB)
+        try:
+            subscriber.subscribe(b"")
+            if binds(self._source.endpoint):
+                subscriber.bind(self._source.endpoint)
+            else:
+                subscriber.connect(self._source.endpoint)
+            await self._replay()
+            self._sink.stream_state(self._pod, complete=self._sequence.complete)
+            while True:
+                await self.take(await subscriber.recv_multipart())
+        finally:
+            subscriber.close(linger=0)
+
+    async def take(self, frames: Frames[bytes]) -> None:
+        """One live message."""
+        parsed = self._parse(frames)
+        if parsed is None:
+            return
+        number, payload = parsed
+        verdict = self._sequence.observe(number)
+        if verdict is Verdict.RESTART:
+            log.info("engine restarted: its cache is empty", pod=self._pod)
+            self._sequence.restart()
+            self._sink.restarted(self._pod)
+            verdict = self._sequence.observe(number)
+        if verdict is Verdict.GAP:
+            await self._heal(number)
+            verdict = self._sequence.observe(number, replayed=True)
+        if verdict is Verdict.APPLY:
+            self._apply(payload)
+
+    async def _heal(self, number: int) -> None:
+        """Fetch what is missing before message `number`, or go on without it."""
+        missing = self._sequence.expected
+        await self._replay()
+        if number > self._sequence.expected:
+            log.warning("KV events lost", pod=self._pod, first=missing, until=number - 1)
+            self._sequence.skip_to(number)
+        self._sink.stream_state(self._pod, complete=self._sequence.complete)
+
+    async def _replay(self) -> None:
+        """Ask for everything from the expected message on, drain it, then apply it."""
+        if self._source.replay_endpoint is None:
+            return
+        for frames in await fetch_replay(self._source.replay_endpoint, self._sequence.expected):
+            parsed = self._parse(frames)
+            if parsed is None:
+                continue
+            number, payload = parsed
+            verdict = self._sequence.observe(number, replayed=True)
+            if verdict is Verdict.GAP:  # the engine keeps only its latest messages
+                self._sequence.skip_to(number)
+                verdict = self._sequence.observe(number, replayed=True)
+            if verdict is Verdict.APPLY:
+                self._apply(payload)
+
+    def _apply(self, payload: bytes) -> None:
+        try:
+            self._sink.apply(self._pod, decode_batch(payload).events)
+        except UndecodableBatch as error:
+            self._count_undecodable(error)
+
+    def _parse(self, frames: Frames[bytes]) -> tuple[int, bytes] | None:
+        try:
+            return parse_frames(frames)
+        except UndecodableBatch as error:
+            self._count_undecodable(error)
+            return None
+
+    def _count_undecodable(self, error: UndecodableBatch) -> None:
+        self.undecodable += 1
+        log.warning("KV event message not understood", pod=self._pod, why=str(error), so_far=self.undecodable)
+
+
+def binds(endpoint: str) -> bool:
+    """A wildcard address is bound here and engines connect to it; any other is connected to."""
+    return "*" in endpoint or endpoint.startswith("tcp://[::]")
+
+
+async def fetch_replay(endpoint: str, start: int) -> list[list[bytes]]:
+    """Every buffered message from number `start` on, oldest first; whatever came until the terminator or a silence.
+
+    Drained into memory before anything is applied: engines drop replies to a slow reader without a word.
+    """
+    dealer = _socket(zmq.DEALER)
+    messages: list[list[bytes]] = []
+    try:
+        dealer.connect(endpoint)
+        await dealer.send_multipart([b"", start.to_bytes(8, "big")])
+        while await dealer.poll(REPLAY_IDLE_MS):
+            frames = await dealer.recv_multipart()
+            if len(frames) >= 2 and frames[-2] == b"\xff" * 8:
+                break
+            messages.append(frames)
+        return messages
+    finally:
+        dealer.close(linger=0)
+
+
+def _socket(kind: int) -> zmq.asyncio.Socket:
+    socket = zmq.asyncio.Context.instance().socket(kind)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    return socket
