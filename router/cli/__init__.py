@@ -21,7 +21,9 @@ from router.cli.mock_engine import mock_engine_command
 from router.cli.serve import serve_command
 from router.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Prefix-aware router.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Prefix-aware router."
+)
 app.command("serve", help="Run the router.")(serve_command)
 app.command("demo", help="Watch three policies route a realistic mix over mock engines.")(demo_command)
 app.command("mock-engine", help="Run engine stand-ins.")(mock_engine_command)

@@ -68,12 +68,13 @@ def read_load(text: bytes, gauges: LoadGauges, dp_rank: int | None, now_s: float
     )
 
 
-def _by_rank(text: bytes, names: tuple[str, ...], label: str, dp_rank: int | None) -> dict[str, float]:
+def _by_rank(text: bytes, names: tuple[str, ...], label: str, dp_rank: int | None) -> dict[str | None, float]:
+    """Values by rank, of the first of `names` that is there. A sample that names no rank is the wanted one's."""
     wanted = None if dp_rank is None else str(dp_rank)
     for name in names:
-        ranks: dict[str, float] = {}
+        ranks: dict[str | None, float] = {}
         for sample in samples(text, name):
-            rank = sample.labels.get(label, "")
+            rank = sample.labels.get(label, wanted)
             if wanted in (None, rank):
                 ranks[rank] = max(ranks.get(rank, 0.0), sample.value)
         if ranks:

@@ -30,7 +30,7 @@ class _KvEvents(msgspec.Struct):
 
 class _ServerInfo(msgspec.Struct):
     page_size: int | None = None
-    max_total_num_tokens: int = 0
+    max_total_num_tokens: int | None = None
     """Of one rank."""
     dp_size: int = 1
     kv_events: _KvEvents | None = None
@@ -57,7 +57,7 @@ class Sglang(EngineAdapter):
         return replace(
             facts,
             block_size_tokens=(info.kv_events.block_size if info.kv_events else None) or info.page_size,
-            capacity_tokens=info.max_total_num_tokens * ranks or None,
+            capacity_tokens=info.max_total_num_tokens * ranks if info.max_total_num_tokens else None,
             kv_events=_kv_events(info, pod),
         )
 

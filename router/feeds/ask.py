@@ -1,0 +1,60 @@
+"""How is a pod asked something off the request path?
+
+One shared HTTP client and one deadline for the whole exchange. A question that is not answered in time, or not with
+200, raises `Unanswered`. This file never reads an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import msgspec
+
+from router.engines.catalog import ENGINES
+from router.types import Pod
+
+_JSON = {"content-type": "application/json"}
+
+
+class Unanswered(Exception):
+    """The pod did not answer as asked. `refused`: nothing listens there, so no process was asked at all."""
+
+    def __init__(self, why: str, *, refused: bool = False) -> None:
+        super().__init__(why)
+        self.refused = refused
+
+
+def open_client() -> httpx.AsyncClient:
+    """A client for all feeds: as many connections as there are pods, no proxy, no compression to unpack."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=3.0)
+    return httpx.AsyncClient(limits=limits, trust_env=False, headers={"accept-encoding": "identity"}, timeout=None)
+
+
+async def get(client: httpx.AsyncClient, pod: Pod, path: str, timeout_s: float) -> bytes:
+    """The body of `pod`'s answer to a GET. Raises `Unanswered`."""
+    return await _exchange(client, client.build_request("GET", pod.url + path), timeout_s)
+
+
+async def post(client: httpx.AsyncClient, pod: Pod, path: str, body: Mapping[str, Any], timeout_s: float) -> bytes:
+    """The body of the answer to a POST that is pinned to the pod's rank. Raises `Unanswered`."""
+    headers = {**_JSON, **ENGINES[pod.engine].extra_headers(pod)}
+    request = client.build_request("POST", pod.url + path, content=msgspec.json.encode(body), headers=headers)
+    return await _exchange(client, request, timeout_s)
+
+
+async def _exchange(client: httpx.AsyncClient, request: httpx.Request, timeout_s: float) -> bytes:
+    try:
+        async with asyncio.timeout(timeout_s):
+            answer = await client.send(request)
+    except httpx.ConnectError as error:
+        raise Unanswered(f"no connection: {error}", refused=True) from error
+    except httpx.HTTPError as error:
+        raise Unanswered(f"{type(error).__name__}: {error}") from error
+    except TimeoutError as error:
+        raise Unanswered(f"no answer within {timeout_s:g} s") from error
+    if answer.status_code != httpx.codes.OK:
+        raise Unanswered(f"{request.url.path} was answered with {answer.status_code}")
+    return answer.content
