@@ -1,6 +1,6 @@
 """How is the router started?
 
-Reads configuration and policies, builds the program, hands it to uvicorn. Options on the command line win over the file.
+Reads configuration and policies, builds the program, hands it to uvicorn. Options win over the file.
 """
 
 from __future__ import annotations

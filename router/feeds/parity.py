@@ -7,10 +7,9 @@ noticed. Pure: `selftest.py` does the asking.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import islice
 from typing import Any, TypeAlias
 
 from router.types import Endpoint, PrefixTrust, PromptPrefix

@@ -6,9 +6,12 @@ This file never decides anything and never reads a prompt.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from router.observe.phase import PHASES, Phases
+from router.types import FleetSnapshot, InFlight, PodId
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _PHASE_SECONDS = (0.00002, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 10.0, 60.0)
@@ -85,6 +88,17 @@ class Metrics:
         if actual_tokens is not None:
             self.cached_actual.labels(model).inc(actual_tokens)
             self.cached_error.labels(model).observe(abs(actual_tokens - predicted_tokens))
+
+    def observe_fleet(self, fleet: FleetSnapshot, inflight: Mapping[PodId, InFlight], block_holders: int) -> None:
+        """Take the gauges that are read off other owners; called before each rendering."""
+        for gauge in (self.pod_state, self.pod_trust, self.pod_in_flight):
+            gauge.clear()
+        for status in fleet.pods:
+            pod = status.pod.id
+            self.pod_state.labels(pod, status.state.value).set(1)
+            self.pod_trust.labels(pod, status.pod.trust.value).set(1)
+            self.pod_in_flight.labels(pod).set(inflight[pod].requests if pod in inflight else 0)
+        self.index_blocks.set(block_holders)
 
     def render(self) -> bytes:
         """The exposition text."""

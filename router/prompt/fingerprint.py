@@ -69,6 +69,11 @@ class Fingerprinter:
         self._token_ids = list[Annotated[int, msgspec.Meta(ge=0, lt=tokenizer.vocabulary_size)]]
         self._seeded = lru_cache(SEEDS)(self._seed)
 
+    @property
+    def generation(self) -> Generation:
+        """What the hashes of requests without adapter and salt are seeded with."""
+        return self._generation
+
     def begin(self, request: InferenceRequest) -> PendingPrompt:
         """Render the prompt and look up what is known of it.
 

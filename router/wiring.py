@@ -1,0 +1,313 @@
+"""How do the parts become one program?
+
+The only place that knows every class. Builds the owners, connects news to them and owners to the proxy, and starts and
+stops what runs in the background. This file decides nothing about requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import structlog
+from fastapi import FastAPI
+
+from router.api.app import App, own_app
+from router.api.openai import OpenAiEdge
+from router.config.priors import prior_speed
+from router.config.schema import CostPrior, KvEvents, ModelConfig, ModelPrior, PodConfig, RouterConfig
+from router.engines.adapter import KvEventSource, PodFacts
+from router.errors import ConfigError, MalformedRequest
+from router.feeds.ask import open_client
+from router.feeds.discovery.static import StaticDiscovery, configured_pods
+from router.feeds.kv_streams import KvStreams
+from router.feeds.load import LoadFeed
+from router.feeds.probe import ProbeFeed
+from router.feeds.selftest import ParityFeed
+from router.feeds.supervise import supervise
+from router.fleet.breaker import Breaker
+from router.fleet.fleet import Fleet
+from router.fleet.ledger import Ledger
+from router.observe.metrics import Metrics
+from router.policy.spec import Policy
+from router.prompt.fingerprint import Fingerprinter
+from router.prompt.template import ChatTemplate
+from router.prompt.tokenizer import TokenizerSource, load_tokenizer
+from router.proxy.forward import Forwarder, Forwarding
+from router.proxy.pools import Pools
+from router.proxy.prompts import EngineReader, LocalReader, PromptReader
+from router.proxy.upstream import UpstreamTimeouts
+from router.stores.local import LocalStore
+from router.types import (
+    Endpoint,
+    Generation,
+    InferenceRequest,
+    Pod,
+    PodId,
+    PodSpeed,
+    PodState,
+    PrefixTrust,
+    PromptPrefix,
+)
+
+IDLE_SWEEP_S = 1.0
+ENGINE_TOKENIZER = "engine"
+
+log = structlog.get_logger()
+
+
+def build(config: RouterConfig, policy: Policy, priors: dict[str, ModelPrior]) -> App:
+    """The ASGI application; its lifespan starts and stops everything else. Raises `ConfigError`."""
+    return Program(config, policy, priors).app
+
+
+class Program:
+    """All owners and how they hang together."""
+
+    def __init__(self, config: RouterConfig, policy: Policy, priors: dict[str, ModelPrior]) -> None:
+        self._config = config
+        self._policy = policy
+        self._priors = priors
+        self.metrics = Metrics()
+        self.fleet = Fleet()
+        self.ledger = Ledger()
+        self.breaker = Breaker(self.fleet, failures_to_eject=config.feeds.failures_to_eject)
+        self.store = LocalStore()
+        self.client = open_client()
+        self.pools = Pools(_timeouts(config))
+        self.generations: dict[str, Generation] = {}
+        self.readers = {model.name: self._reader(model) for model in config.models if model.tokenizer}
+        self._pod_configs: dict[str, PodConfig] = {}
+        self.discovery = StaticDiscovery()
+        for pod in config.pods:
+            self.add_pod(pod)
+        self.kv_streams = KvStreams(self.fleet, self.store, self.metrics)
+        self.fleet.listen(self._on_change)
+        self.app = self._app()
+
+    # --- the edge ---
+
+    def _app(self) -> App:
+        forwarder = Forwarder(
+            fleet=self.fleet,
+            ledger=self.ledger,
+            breaker=self.breaker,
+            store=self.store,
+            readers=self.readers,
+            policy=lambda: self._policy,
+            pool=self.pools.of,
+            publishes_events=self.kv_streams.follows,
+            metrics=self.metrics,
+            forwarding=_forwarding(self._config),
+        )
+        edge = OpenAiEdge(forwarder, self.fleet, self._config.edge, self._config.limits.max_body_bytes)
+        own = own_app(self.fleet, self._render_metrics, self._describe_pods, self.add_pod, self.remove_pod, self._life)
+        return App(edge, own)
+
+    @asynccontextmanager
+    async def _life(self, _app: FastAPI) -> AsyncIterator[None]:
+        """Everything that runs beside requests."""
+        feeds = self._feeds()
+        tasks = [asyncio.create_task(supervise(name, run), name=name) for name, run in feeds.items()]
+        log.info("serving", policy=self._policy.name, pods=len(self.discovery.pods), models=sorted(self.readers))
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.kv_streams.stop()
+            self.pools.close()
+            await self.client.aclose()
+
+    def _feeds(self) -> Mapping[str, Any]:
+        feeds = self._config.feeds
+        probe = ProbeFeed(
+            self.fleet,
+            self.breaker,
+            self.client,
+            self._on_described,
+            interval_s=feeds.health_interval_s,
+            timeout_s=feeds.health_timeout_s,
+        )
+        load = LoadFeed(self.fleet, self.client, interval_s=feeds.load_interval_s, timeout_s=feeds.load_timeout_s)
+        running = {"discovery": self._discover, "probe": probe.run, "load": load.run, "idle": self._sweep_idle}
+        if feeds.parity:
+            parity = ParityFeed(
+                self.fleet,
+                self.store,
+                self.client,
+                self._fingerprint_probe,
+                self.kv_streams.follows,
+                retest_s=feeds.parity_retest_s,
+            )
+            running["parity"] = parity.run
+        return running
+
+    async def _discover(self) -> None:
+        async for pods in self.discovery:
+            self.fleet.sync(pods)
+
+    async def _sweep_idle(self) -> None:
+        while True:
+            await asyncio.sleep(IDLE_SWEEP_S)
+            self.pools.expire_idle()
+
+    # --- prompts ---
+
+    def _reader(self, model: ModelConfig) -> PromptReader:
+        """How prompts of this model become tokens. Loading a tokenizer takes a second or two."""
+        generation = Generation(
+            model=model.name,
+            revision=model.revision,
+            kv_dtype=model.kv_dtype,
+            block_size_tokens=model.block_size_tokens,
+        )
+        if model.tokenizer == ENGINE_TOKENIZER:
+            self.generations[model.name] = generation
+            return EngineReader(generation, self.client, self._ready_pods, self._count_unread)
+        fingerprinter = _fingerprinter(model, generation, self._config.index.tokens_cache_bytes)
+        self.generations[model.name] = fingerprinter.generation
+        return LocalReader(fingerprinter, self._count_unread)
+
+    async def _fingerprint_probe(self, endpoint: Endpoint, body: Mapping[str, Any]) -> PromptPrefix | None:
+        """The router's own prefix of a self-test's prompt, through the very path that requests take."""
+        reader = self.readers.get(body["model"])
+        if reader is None:
+            return None
+        request = InferenceRequest(id="parity", endpoint=endpoint, model=body["model"], body=b"", prompt=body)
+        try:
+            return await reader.read(request)
+        except MalformedRequest:
+            return None
+
+    def _ready_pods(self, model: str) -> list[Pod]:
+        return [
+            status.pod
+            for status in self.fleet.snapshot.pods
+            if status.state is PodState.READY and status.pod.serves(model)
+        ]
+
+    def _count_unread(self, model: str, reason: str) -> None:
+        self.metrics.unread_prompts.labels(model, reason[:60]).inc()
+
+    # --- pods ---
+
+    def add_pod(self, pod: PodConfig) -> None:
+        """Take up one more pod (or replace the one of that URL). Raises `ConfigError`."""
+        configs = {**self._pod_configs, pod.url: pod}
+        self.discovery.replace([p for each in configs.values() for p in configured_pods(each, self._speed(each))])
+        self._pod_configs = configs
+
+    def remove_pod(self, pod_id: PodId) -> bool:
+        """Let go of the pod of that id, and of the other ranks behind its port."""
+        status = self.fleet.status(pod_id)
+        if status is None or self._pod_configs.pop(status.pod.url, None) is None:
+            return False
+        self.discovery.replace([pod for pod in self.discovery.pods if pod.url != status.pod.url])
+        return True
+
+    def _speed(self, pod: PodConfig) -> PodSpeed:
+        """A fleet serves one model as a rule: the first configured one tells the speed before the pods can."""
+        cost = self._config.models[0].cost if self._config.models else CostPrior()
+        return pod.speed or prior_speed(self._priors, cost, pod.hardware)
+
+    def _on_described(self, pod: Pod, facts: PodFacts) -> None:
+        """A pod has come to life: know what it serves, and follow its cache."""
+        generation = next((self.generations[name] for name in facts.models if name in self.generations), None)
+        size = generation.block_size_tokens if generation else 1
+        self.fleet.describe(
+            pod.id,
+            models=facts.models,
+            adapters=facts.adapters,
+            max_model_len_tokens=facts.max_model_len_tokens,
+            block_size_tokens=facts.block_size_tokens,
+            capacity_blocks=facts.capacity_tokens // size if facts.capacity_tokens else None,
+        )
+        if generation is None:
+            log.warning(
+                "no tokenizer configured for what this pod serves: it is routed by load alone",
+                pod=pod.id,
+                serves=facts.models,
+                do="name the model under models[] with its tokenizer",
+            )
+            return
+        self.kv_streams.follow(pod, generation, self._kv_source(pod, facts))
+        if not self._config.feeds.parity:
+            self.fleet.trust(pod.id, PrefixTrust.TRUSTED, "trusted by configuration (feeds.parity: false)")
+
+    def _kv_source(self, pod: Pod, facts: PodFacts) -> KvEventSource | None:
+        """Where its events are: as configured, or as the engine says."""
+        config = self._pod_configs.get(pod.url)
+        if config is None or config.kv_events == "off":
+            return None
+        if isinstance(config.kv_events, KvEvents):
+            return KvEventSource(config.kv_events.endpoint, config.kv_events.replay_endpoint)
+        return facts.kv_events
+
+    def _on_change(self, pod: Pod, old: PodState, new: PodState) -> None:
+        log.info("pod", pod=pod.id, was=old.value, now=new.value)
+        if new is PodState.GONE:
+            self.kv_streams.leave(pod.id)
+            self.store.forget(pod.id)
+            self.pools.forget(pod.id)
+
+    # --- what people see ---
+
+    def _describe_pods(self) -> list[dict[str, Any]]:
+        inflight = self.ledger.inflight()
+        return [
+            {
+                "id": status.pod.id,
+                "url": status.pod.url,
+                "engine": status.pod.engine,
+                "state": status.state.value,
+                "trust": status.pod.trust.value,
+                "trust_reason": self.fleet.trust_reason(status.pod.id),
+                "kv_events": self.kv_streams.state_of(status.pod.id),
+                "models": status.pod.models,
+                "adapters": status.pod.adapters,
+                "block_size_tokens": status.pod.block_size_tokens,
+                "max_model_len_tokens": status.pod.max_model_len_tokens,
+                "running": status.load.running,
+                "waiting": status.load.waiting,
+                "kv_usage": status.load.kv_usage,
+                "in_flight": inflight[status.pod.id].requests if status.pod.id in inflight else 0,
+            }
+            for status in self.fleet.snapshot.pods
+        ]
+
+    def _render_metrics(self) -> bytes:
+        self.metrics.observe_fleet(self.fleet.snapshot, self.ledger.inflight(), self.store.block_holders)
+        return self.metrics.render()
+
+
+def _timeouts(config: RouterConfig) -> UpstreamTimeouts:
+    limits = config.limits
+    return UpstreamTimeouts(limits.connect_timeout_s, limits.first_byte_timeout_s, limits.idle_timeout_s)
+
+
+def _forwarding(config: RouterConfig) -> Forwarding:
+    return Forwarding(
+        retries=config.limits.retries,
+        route_headers=config.edge.route_headers,
+        trust_engine_fields=config.edge.trust_engine_fields,
+        predicted_ttl_s=config.index.predicted_ttl_s,
+        silent_ttl_s=config.index.silent_ttl_s,
+        silent_capacity_tokens=config.index.silent_capacity_tokens,
+    )
+
+
+def _fingerprinter(model: ModelConfig, generation: Generation, cache_bytes: int) -> Fingerprinter:
+    assert model.tokenizer is not None
+    try:
+        tokenizer = load_tokenizer(TokenizerSource(model.tokenizer, model.chat_template), fast=model.fast_tokenizer)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"models: {model.name}: its tokenizer cannot be loaded: {error}") from error
+    log.info("tokenizer", model=model.name, backend=tokenizer.backend, why=tokenizer.reason)
+    template = None
+    if tokenizer.chat_template or model.chat_template:
+        template = ChatTemplate(tokenizer, None, model.chat_template_content_format, model.chat_template_kwargs)
+    return Fingerprinter(tokenizer, template, generation, cache_bytes=cache_bytes)
