@@ -26,11 +26,13 @@ class Tier(IntEnum):
 
 
 class Endpoint(StrEnum):
-    """The `/v1` endpoints that the router reads; every other path is passed through by model."""
+    """The endpoints that the router tells apart."""
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
     EMBEDDINGS = "/v1/embeddings"
+    OTHER = "other"
+    """Everything that is passed through unread; shares no prefix."""
 
 
 class Role(StrEnum):

@@ -19,13 +19,16 @@ from router.config.schema import Edge
 from router.errors import (
     BodyTooLarge,
     MalformedRequest,
+    MethodNotAllowed,
     RouterError,
     UnknownModel,
     UpstreamError,
 )
 from router.fleet.fleet import Fleet
+from router.observe.metrics import Metrics
+from router.observe.phase import Phases
 from router.proxy.downstream import Inbound
-from router.proxy.forward import Forwarder
+from router.proxy.forward import Forwarder, Story
 from router.proxy.headers import HeaderList, header
 from router.proxy.relay import end_broken_stream, is_stream
 from router.types import Endpoint, InferenceRequest
@@ -34,7 +37,9 @@ AsgiScope = MutableMapping[str, Any]
 AsgiReceive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 AsgiSend = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-_READ = {endpoint.value: endpoint for endpoint in Endpoint}
+_READ = {endpoint.value: endpoint for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
+_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
+
 log = structlog.get_logger()
 
 
@@ -63,9 +68,10 @@ class AsgiDownstream:
 class OpenAiEdge:
     """The ASGI application of everything that goes on to a pod."""
 
-    def __init__(self, forwarder: Forwarder, fleet: Fleet, edge: Edge, max_body_bytes: int) -> None:
+    def __init__(self, forwarder: Forwarder, fleet: Fleet, metrics: Metrics, edge: Edge, max_body_bytes: int) -> None:
         self._forwarder = forwarder
         self._fleet = fleet
+        self._metrics = metrics
         self._edge = edge
         self._max_body_bytes = max_body_bytes
         self._session_header = edge.session_header.lower().encode()
@@ -79,34 +85,45 @@ class OpenAiEdge:
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         client = AsgiDownstream(send)
-        headers: HeaderList = list(scope["headers"])
-        request_id = header(headers, b"x-request-id") or f"req-{uuid.uuid4().hex}"
+        request_id = header(scope["headers"], b"x-request-id") or f"req-{uuid.uuid4().hex}"
         try:
-            body = await read_body(receive, headers, self._max_body_bytes)
-            if body is None:
-                return
-            inbound = self._inbound(scope, headers, body, request_id)
-            await self._serve_until_gone(inbound, client, receive)
+            story = await self.admit(scope, receive, request_id)
+            if story is not None:
+                await self._serve_until_gone(story, client, receive)
         except RouterError as error:
             await self._fail(client, error, request_id)
         except Exception as error:
             log.exception("request failed", request_id=request_id)
             await self._fail(client, error, request_id)
 
-    async def _serve_until_gone(self, inbound: Inbound, client: AsgiDownstream, receive: AsgiReceive) -> None:
+    async def admit(self, scope: AsgiScope, receive: AsgiReceive, request_id: str) -> Story | None:
+        """Read and check the request; None when the client left meanwhile. Raises `ClientError`."""
+        phases = Phases()
+        phases.enter("admit")
+        endpoint = _READ.get(scope["path"], Endpoint.OTHER)
+        headers: HeaderList = list(scope["headers"])
+        try:
+            if scope["method"] not in _METHODS or (endpoint is not Endpoint.OTHER and scope["method"] != "POST"):
+                raise MethodNotAllowed(f"{scope['path']} does not take {scope['method']}.")
+            body = await read_body(receive, headers, self._max_body_bytes)
+            return None if body is None else Story(self._inbound(scope, endpoint, headers, body, request_id), phases)
+        except RouterError as error:
+            self._metrics.requests.labels(endpoint.value, "", type(error).__name__).inc()
+            raise
+
+    async def _serve_until_gone(self, story: Story, client: AsgiDownstream, receive: AsgiReceive) -> None:
         """Forward, and cancel the forwarding at once when the client closes its connection."""
-        story = asyncio.ensure_future(self._forwarder.forward(inbound, client))
+        forwarding = asyncio.ensure_future(self._forwarder.forward(story, client))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
-            await asyncio.wait((story, gone), return_when=asyncio.FIRST_COMPLETED)
-            if story.done():
-                story.result()
-                return
+            await asyncio.wait((forwarding, gone), return_when=asyncio.FIRST_COMPLETED)
+            if forwarding.done():
+                forwarding.result()
         finally:
             gone.cancel()
-            if not story.done():
-                story.cancel()
-                await asyncio.wait((story,))
+            if not forwarding.done():
+                forwarding.cancel()
+                await asyncio.wait((forwarding,))
 
     async def _fail(self, client: AsgiDownstream, error: Exception, request_id: str) -> None:
         body = error_body(error)
@@ -123,13 +140,14 @@ class OpenAiEdge:
         await client.write(body)
         await client.finish()
 
-    def _inbound(self, scope: AsgiScope, headers: HeaderList, body: bytes, request_id: str) -> Inbound:
-        endpoint = _READ.get(scope["path"])
-        build = self._pass_through if endpoint is None else self._inference
+    def _inbound(
+        self, scope: AsgiScope, endpoint: Endpoint, headers: HeaderList, body: bytes, request_id: str
+    ) -> Inbound:
+        build = self._pass_through if endpoint is Endpoint.OTHER else self._inference
         query = scope["query_string"]
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
         return Inbound(
-            request=build(endpoint or Endpoint.EMBEDDINGS, headers, body, request_id),
+            request=build(endpoint, headers, body, request_id),
             method=scope["method"],
             target=raw_path.split(b"?")[0] + (b"?" + query if query else b""),
             headers=headers,

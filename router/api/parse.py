@@ -83,6 +83,7 @@ _DECODERS: dict[Endpoint, msgspec.json.Decoder[Any]] = {
     Endpoint.CHAT: msgspec.json.Decoder(ChatBody, strict=False),
     Endpoint.COMPLETIONS: msgspec.json.Decoder(CompletionBody, strict=False),
     Endpoint.EMBEDDINGS: msgspec.json.Decoder(OtherBody, strict=False),
+    Endpoint.OTHER: msgspec.json.Decoder(OtherBody, strict=False),
 }
 _RAW_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -120,7 +121,7 @@ def without_engine_fields(body: bytes) -> bytes:
 def model_of(body: bytes) -> str | None:
     """The `model` of any JSON body, or None where there is none to be found."""
     try:
-        return _DECODERS[Endpoint.EMBEDDINGS].decode(body).model  # type: ignore[no-any-return]
+        return _DECODERS[Endpoint.OTHER].decode(body).model  # type: ignore[no-any-return]
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
         return None
 

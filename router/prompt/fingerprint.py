@@ -65,7 +65,8 @@ class Fingerprinter:
     ) -> None:
         self._template = template
         self._generation = replace(generation, tokenizer=tokenizer.fingerprint)
-        self._segments = SegmentCache(tokenizer, cache_bytes)
+        self.segments = SegmentCache(tokenizer, cache_bytes)
+        """What is remembered of prompts: its bytes, and where it cuts them, for those who watch."""
         self._token_ids = list[Annotated[int, msgspec.Meta(ge=0, lt=tokenizer.vocabulary_size)]]
         self._seeded = lru_cache(SEEDS)(self._seed)
 
@@ -81,7 +82,7 @@ class Fingerprinter:
         prompt, framed = self._prompt(request)
         generation, seed = self._seeded(request.adapter, request.salt)
         if isinstance(prompt, str):
-            return PendingPrompt(generation, seed, self._segments.look_up(prompt, framed=framed))
+            return PendingPrompt(generation, seed, self.segments.look_up(prompt, framed=framed))
         return PendingPrompt(generation, seed, prompt)
 
     def finish(self, pending: PendingPrompt) -> PromptPrefix:
@@ -89,13 +90,13 @@ class Fingerprinter:
         generation, seed, prompt = pending.generation, pending.seed, pending.prompt
         if not isinstance(prompt, Lookup):
             return PromptPrefix(generation, prompt, hash_blocks(prompt, generation.block_size_tokens, seed))
-        segments = self._segments.complete(prompt)
+        segments = self.segments.complete(prompt)
         tokens = prompt.head[:]
         for segment in segments:
             tokens.extend(segment.tokens)
         tokens.extend(prompt.tail)
         hashes = _hash_path(tokens, segments, seed, generation.block_size_tokens)
-        self._segments.keep(prompt, segments)
+        self.segments.keep(prompt, segments)
         return PromptPrefix(generation, tokens, hashes)
 
     def fingerprint(self, request: InferenceRequest) -> PromptPrefix:

@@ -110,9 +110,8 @@ class Forwarder:
         self._shared: dict[str, SharedPrefixes] = {}
         self._turn = 0
 
-    async def forward(self, inbound: Inbound, client: Downstream) -> None:
+    async def forward(self, story: Story, client: Downstream) -> None:
         """Serve one request. Raises `RouterError` where no answer could be given, or could not be finished."""
-        story = Story(inbound)
         self._metrics.in_flight.inc()
         try:
             story.prompt = await self.fingerprint(story)
