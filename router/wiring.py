@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 from fastapi import FastAPI
@@ -19,7 +19,7 @@ from router.api.openai import OpenAiEdge
 from router.config.priors import prior_speed
 from router.config.schema import CostPrior, KvEvents, ModelConfig, ModelPrior, PodConfig, RouterConfig
 from router.engines.adapter import KvEventSource, PodFacts
-from router.errors import ConfigError, MalformedRequest
+from router.errors import MalformedRequest
 from router.feeds.ask import open_client
 from router.feeds.discovery.static import StaticDiscovery, configured_pods
 from router.feeds.kv_streams import KvStreams
@@ -34,7 +34,7 @@ from router.observe.metrics import Metrics
 from router.policy.spec import Policy
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
-from router.prompt.tokenizer import TokenizerSource, load_tokenizer
+from router.prompt.tokenizer import Tokenizer, TokenizerSource, load_tokenizer
 from router.proxy.forward import Forwarder, Forwarding
 from router.proxy.pools import Pools
 from router.proxy.prompts import EngineReader, LocalReader, PromptReader
@@ -58,6 +58,13 @@ ENGINE_TOKENIZER = "engine"
 log = structlog.get_logger()
 
 
+class LoadTokenizer(Protocol):
+    """How a tokenizer is loaded; a process with several routers shares one."""
+
+    def __call__(self, source: TokenizerSource, *, fast: bool) -> Tokenizer:
+        """The tokenizer at `source`."""
+
+
 def build(config: RouterConfig, policy: Policy, priors: dict[str, ModelPrior]) -> App:
     """The ASGI application; its lifespan starts and stops everything else. Raises `ConfigError`."""
     return Program(config, policy, priors).app
@@ -66,8 +73,15 @@ def build(config: RouterConfig, policy: Policy, priors: dict[str, ModelPrior]) -
 class Program:
     """All owners and how they hang together."""
 
-    def __init__(self, config: RouterConfig, policy: Policy, priors: dict[str, ModelPrior]) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        policy: Policy,
+        priors: dict[str, ModelPrior],
+        load: LoadTokenizer = load_tokenizer,
+    ) -> None:
         self._config = config
+        self._load_tokenizer = load
         self._policy = policy
         self._priors = priors
         self.metrics = Metrics()
@@ -168,9 +182,19 @@ class Program:
         if model.tokenizer == ENGINE_TOKENIZER:
             self.generations[model.name] = generation
             return EngineReader(generation, self.client, self._ready_pods, self._count_unread)
-        fingerprinter = _fingerprinter(model, generation, self._config.index.tokens_cache_bytes)
+        fingerprinter = self._fingerprinter(model, generation)
         self.generations[model.name] = fingerprinter.generation
         return LocalReader(fingerprinter, self._count_unread)
+
+    def _fingerprinter(self, model: ModelConfig, generation: Generation) -> Fingerprinter:
+        assert model.tokenizer is not None
+        source = TokenizerSource(model.tokenizer, model.chat_template)
+        tokenizer = self._load_tokenizer(source, fast=model.fast_tokenizer)
+        log.info("tokenizer", model=model.name, backend=tokenizer.backend, why=tokenizer.reason)
+        template = None
+        if tokenizer.chat_template:
+            template = ChatTemplate(tokenizer, None, model.chat_template_content_format, model.chat_template_kwargs)
+        return Fingerprinter(tokenizer, template, generation, cache_bytes=self._config.index.tokens_cache_bytes)
 
     async def _fingerprint_probe(self, endpoint: Endpoint, body: Mapping[str, Any]) -> PromptPrefix | None:
         """The router's own prefix of a self-test's prompt, through the very path that requests take."""
@@ -298,16 +322,3 @@ def _forwarding(config: RouterConfig) -> Forwarding:
         silent_ttl_s=config.index.silent_ttl_s,
         silent_capacity_tokens=config.index.silent_capacity_tokens,
     )
-
-
-def _fingerprinter(model: ModelConfig, generation: Generation, cache_bytes: int) -> Fingerprinter:
-    assert model.tokenizer is not None
-    try:
-        tokenizer = load_tokenizer(TokenizerSource(model.tokenizer, model.chat_template), fast=model.fast_tokenizer)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"models: {model.name}: its tokenizer cannot be loaded: {error}") from error
-    log.info("tokenizer", model=model.name, backend=tokenizer.backend, why=tokenizer.reason)
-    template = None
-    if tokenizer.chat_template or model.chat_template:
-        template = ChatTemplate(tokenizer, None, model.chat_template_content_format, model.chat_template_kwargs)
-    return Fingerprinter(tokenizer, template, generation, cache_bytes=cache_bytes)

@@ -30,6 +30,7 @@ class _Sampling(msgspec.Struct, kw_only=True):
     seed: int | None = None
     user: str | None = None
     cache_salt: str | None = None
+    truncate_prompt_tokens: Any = None
     session_id: str | None = None
 
 
@@ -54,6 +55,8 @@ class CompletionBody(_Sampling, kw_only=True):
     """The same for a plain completion."""
 
     prompt: str | list[Any]
+    suffix: Any = None
+    prompt_embeds: Any = None
     max_tokens: int | None = None
     add_special_tokens: bool | None = None
 
@@ -76,8 +79,9 @@ _PROMPT_FIELDS = {
         "chat_template",
         "chat_template_kwargs",
         "reasoning_effort",
+        "truncate_prompt_tokens",
     ),
-    Endpoint.COMPLETIONS: ("prompt", "add_special_tokens"),
+    Endpoint.COMPLETIONS: ("prompt", "add_special_tokens", "suffix", "prompt_embeds", "truncate_prompt_tokens"),
 }
 _DECODERS: dict[Endpoint, msgspec.json.Decoder[Any]] = {
     Endpoint.CHAT: msgspec.json.Decoder(ChatBody, strict=False),

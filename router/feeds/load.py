@@ -1,7 +1,7 @@
-"""How busy is each engine, by its own account?
+"""How busy is each pod, by its own account?
 
-Scrapes every pod's metrics side by side, never two at once for one pod, so that a slow pod delays nobody. A scrape that
-fails changes nothing: only health decides about a pod.
+Scrapes the metrics of every pod that can have work, each on its own clock, so that a slow pod delays nobody. A scrape
+that fails leaves the last load as it is, with its age; it never changes a pod's state.
 """
 
 from __future__ import annotations
@@ -12,44 +12,42 @@ import time
 import httpx
 
 from router.engines.catalog import ENGINES
+from router.feeds.ask import Unanswered, get
+from router.feeds.each_pod import each_pod, pause
 from router.fleet.fleet import Fleet
-from router.types import Pod, PodId
+from router.types import PodId, PodState
+
+_WITH_WORK = (PodState.READY, PodState.DRAINING)
 
 
 class LoadFeed:
-    """Keeps the loads in `fleet` fresh."""
+    """Keeps the loads in `fleet` fresh. At most one scrape of a pod is under way."""
 
     def __init__(self, fleet: Fleet, client: httpx.AsyncClient, *, interval_s: float, timeout_s: float) -> None:
         self._fleet = fleet
         self._client = client
         self._interval_s = interval_s
         self._timeout_s = timeout_s
-        self._under_way: dict[PodId, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         """Scrape until cancelled."""
-        try:
-            while True:
-                for status in self._fleet.snapshot.pods:
-                    self._begin(status.pod)
-                await asyncio.sleep(self._interval_s)
-        finally:
-            for task in self._under_way.values():
-                task.cancel()
+        await each_pod("load of", self._fleet, self._watch)
 
-    def _begin(self, pod: Pod) -> None:
-        task = self._under_way.get(pod.id)
-        if task is None or task.done():
-            self._under_way[pod.id] = asyncio.create_task(self.scrape(pod))
+    async def _watch(self, pod_id: PodId, news: asyncio.Event) -> None:
+        while True:
+            await self.scrape(pod_id)
+            await pause(news, self._interval_s)
 
-    async def scrape(self, pod: Pod) -> None:
-        """One pod's load, once."""
-        adapter = ENGINES[pod.engine]
-        try:
-            answer = await self._client.get(pod.url + adapter.metrics_path, timeout=self._timeout_s)
-        except httpx.HTTPError:
+    async def scrape(self, pod_id: PodId) -> None:
+        """One scrape of one pod, if it can have work."""
+        status = self._fleet.status(pod_id)
+        if status is None or status.state not in _WITH_WORK:
             return
-        if answer.status_code == 200:
-            load = adapter.parse_load(answer.content, pod.dp_rank, time.monotonic())
-            if load is not None:
-                self._fleet.observe_load(pod.id, load)
+        adapter = ENGINES[status.pod.engine]
+        try:
+            metrics = await get(self._client, status.pod, adapter.metrics_path, self._timeout_s)
+        except Unanswered:
+            return
+        load = adapter.parse_load(metrics, status.pod.dp_rank, time.monotonic())
+        if load is not None:
+            self._fleet.observe_load(pod_id, load)

@@ -1,7 +1,8 @@
 """Is each pod alive, and what is it?
 
-One task a pod: asks its health every interval and at once when it joins, describes it when it comes (back) to life, and
-tells the breaker of failures. Only the health path decides; a busy pod that is slow to list its models stays.
+Asks the engine's health path and nothing else to decide whether a pod is well: consecutive failures go to the breaker,
+a success lets a pod in. Before it is let in, a pod is asked what it is. This file never judges by /v1/models or
+/metrics, which a busy engine answers late.
 """
 
 from __future__ import annotations
@@ -9,27 +10,41 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import httpx
 import structlog
 
 from router.engines.adapter import PodFacts
 from router.engines.catalog import ENGINES
+from router.feeds.ask import Unanswered, get
+from router.feeds.each_pod import each_pod, pause
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
 from router.types import Pod, PodId, PodState
 
 JOINING_INTERVAL_S = 0.1
-"""How often a pod is asked that has not been ready yet: a new pod gets traffic well within a second of being up."""
+"""How often a pod is asked that is not up yet: it gets traffic well within a second of being up."""
 
-Described = Callable[[Pod, PodFacts], None]
+Described: TypeAlias = Callable[[Pod, PodFacts], None]
 
 log = structlog.get_logger()
 
 
+@dataclass(slots=True)
+class _Seen:
+    """What the probes of one pod have shown. `described_epoch` 0: what it is now is not known."""
+
+    described_epoch: int = 0
+    refused: bool = False
+    complained: bool = False
+
+
 class ProbeFeed:
-    """Keeps states in `fleet` true. `described` is told (pod, facts) before a pod becomes READY."""
+    """Moves pods between JOINING, READY and EJECTED. `described` is told (pod, facts) before a pod becomes READY for
+    the first time, and after each of its restarts."""
 
     def __init__(
         self,
@@ -47,78 +62,68 @@ class ProbeFeed:
         self._described = described
         self._interval_s = interval_s
         self._timeout_s = timeout_s
-        self._tasks: dict[PodId, asyncio.Task[None]] = {}
-        fleet.listen(self._on_change)
 
     async def run(self) -> None:
         """Probe until cancelled."""
+        await each_pod("probe of", self._fleet, self._watch)
+
+    async def _watch(self, pod_id: PodId, news: asyncio.Event) -> None:
+        seen = _Seen()
+        while True:
+            status = self._fleet.status(pod_id)
+            if status is not None and self._breaker.may_probe(pod_id, time.monotonic()):
+                await self._probe(status.pod, seen)
+            await pause(news, self._pause_s(pod_id))
+
+    def _pause_s(self, pod_id: PodId) -> float:
+        status = self._fleet.status(pod_id)
+        joining = status is not None and status.state is PodState.JOINING
+        return min(self._interval_s, JOINING_INTERVAL_S) if joining else self._interval_s
+
+    async def _probe(self, pod: Pod, seen: _Seen) -> None:
         try:
-            for status in self._fleet.snapshot.pods:
-                self._watch(status.pod.id)
-            await asyncio.Event().wait()
-        finally:
-            for task in self._tasks.values():
-                task.cancel()
-
-    def _on_change(self, pod: Pod, _old: PodState, new: PodState) -> None:
-        if new is PodState.JOINING:
-            self._watch(pod.id)
-        elif new is PodState.GONE:
-            task = self._tasks.pop(pod.id, None)
-            if task is not None:
-                task.cancel()
-
-    def _watch(self, pod: PodId) -> None:
-        if pod not in self._tasks:
-            self._tasks[pod] = asyncio.create_task(self._watch_forever(pod))
-
-    async def _watch_forever(self, pod: PodId) -> None:
-        while (status := self._fleet.status(pod)) is not None:
-            try:
-                await self.probe(status.pod, status.state)
-            except Exception:
-                log.exception("probe failed", pod=pod)
-            joining = status.state is PodState.JOINING
-            await asyncio.sleep(min(JOINING_INTERVAL_S, self._interval_s) if joining else self._interval_s)
-
-    async def probe(self, pod: Pod, state: PodState) -> None:
-        """Ask one pod once."""
-        now_s = time.monotonic()
-        if state is PodState.EJECTED and not self._breaker.may_probe(pod.id, now_s):
-            return
-        adapter = ENGINES[pod.engine]
-        if not await self._answers(pod.url + adapter.health_path):
+            await get(self._client, pod, ENGINES[pod.engine].health_path, self._timeout_s)
+        except Unanswered as error:
+            seen.refused = seen.refused or error.refused
             self._breaker.probe_failed(pod.id, time.monotonic())
             return
         self._breaker.probe_ok(pod.id)
-        if state in (PodState.JOINING, PodState.EJECTED):
-            await self._welcome(pod, state)
-
-    async def _welcome(self, pod: Pod, state: PodState) -> None:
-        """The pod is (again) alive: learn what it is now, then let it have requests."""
-        facts = await self.describe(pod)
-        if facts is None:
-            return
-        if state is PodState.EJECTED:
+        if seen.refused and seen.described_epoch:
+            # Whoever listens again after nobody did is a new process, with an empty cache.
             self._fleet.restarted(pod.id)
-        status = self._fleet.status(pod.id)
-        if status is not None:
-            self._described(status.pod, facts)
-            self._fleet.event(pod.id, PodEvent.PROBE_OK)
+            seen.described_epoch = 0
+        seen.refused = False
+        await self._let_in(pod.id, seen)
 
-    async def describe(self, pod: Pod) -> PodFacts | None:
-        """Everything the pod says of itself; None while it does not name its models."""
+    async def _let_in(self, pod_id: PodId, seen: _Seen) -> None:
+        """A healthy pod becomes READY once it is known what it is. A restart that others noticed, while the pod went
+        on serving, is no reason to ask again: its caches have been seen to by whoever noticed."""
+        status = self._fleet.status(pod_id)
+        if status is None:
+            return
+        serving = status.state is PodState.READY and seen.described_epoch > 0
+        if not serving and seen.described_epoch != status.pod.epoch and not await self._describe(status.pod, seen):
+            return
+        self._fleet.event(pod_id, PodEvent.PROBE_OK)
+
+    async def _describe(self, pod: Pod, seen: _Seen) -> bool:
+        """Ask the pod what it is. False while it does not say."""
         adapter = ENGINES[pod.engine]
-        bodies = await asyncio.gather(*(self._body(pod.url + path) for path in adapter.describe_paths))
+        bodies = await asyncio.gather(*(self._body(pod, path) for path in adapter.describe_paths))
         answers = {path: body for path, body in zip(adapter.describe_paths, bodies, strict=True) if body is not None}
-        return adapter.describe(answers, pod)
+        facts = adapter.describe(answers, pod)
+        if facts is None and not seen.complained:
+            seen.complained = True
+            log.warning("pod is healthy but does not name its models", pod=pod.id, asked=adapter.describe_paths[0])
+        now = self._fleet.status(pod.id)
+        if facts is None or now is None or now.pod.epoch != pod.epoch:
+            return False
+        seen.described_epoch, seen.complained = pod.epoch, False
+        self._described(now.pod, facts)
+        return True
 
-    async def _answers(self, url: str) -> bool:
-        return await self._body(url) is not None
-
-    async def _body(self, url: str) -> bytes | None:
+    async def _body(self, pod: Pod, path: str) -> bytes | None:
         try:
-            answer = await self._client.get(url, timeout=self._timeout_s)
-        except httpx.HTTPError:
+            return await get(self._client, pod, path, self._timeout_s)
+        except Unanswered:
             return None
-        return answer.content if answer.status_code == 200 else None

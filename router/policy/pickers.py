@@ -70,5 +70,6 @@ class RingBoundedLoad(Configurable):
 
 
 def _cheapest_first(scene: Scene, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """By price in whole microseconds: sums of floats differ in bits where the prices are the same."""
     key = tie_key(scene)
-    return sorted(candidates, key=lambda c: (c.cost.total_ms, -rendezvous(key, c.pod.id)))
+    return sorted(candidates, key=lambda c: (round(c.cost.total_ms, 3), -rendezvous(key, c.pod.id)))

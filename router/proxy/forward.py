@@ -49,6 +49,10 @@ UNARY_PREFILL_SLACK = 1.5
 """An unstreamed answer does not show its first token; its prefill counts as done after this times its price."""
 
 
+HEAVY_SHARE = 1.5
+"""A prefix that carries more than this times one pod's fair share of the traffic must live on several pods."""
+
+
 @dataclass(slots=True)
 class Story:
     """What is remembered of one request while it is served; settled into metrics at its end."""
@@ -161,7 +165,7 @@ class Forwarder:
         model = story.request.model
         ready = sum(s.state is PodState.READY and s.pod.serves(model) for s in self._fleet.snapshot.pods)
         shared = self._shared.setdefault(model, SharedPrefixes())
-        return shared.observe(story.prompt.hashes, threshold=1.0 / max(ready, 1))
+        return shared.observe(story.prompt.hashes, threshold=HEAVY_SHARE / max(ready, 1))
 
     async def attempt_in_order(self, story: Story, client: Downstream) -> None:
         """Try candidates until one has begun to answer."""

@@ -1,0 +1,205 @@
+"""How is a router put under load, and what did each request experience?
+
+Sessions begin when they are due, whether the router keeps up or not; inside a session each turn waits for the answer
+to the last. Every answer is streamed with its usage. The router's own connection pool is the client: it costs the
+least. This file never judges what it measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from router.errors import RouterError, UpstreamBroken
+from router.proxy.headers import header, request_message
+from router.proxy.upstream import Reply, UpstreamPool, UpstreamTimeouts
+from router.sim.workload import Session
+from router.types import Endpoint
+
+TIMEOUTS = UpstreamTimeouts(connect_s=5.0, first_byte_s=120.0, idle_s=120.0)
+_HEADERS = [(b"content-type", b"application/json")]
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int = 0
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+
+
+@dataclass(slots=True)
+class Served:
+    """One request, and what came of it. Times are in seconds from the begin of the drive, or durations."""
+
+    kind: str
+    asked: Mapping[str, Any]
+    sent_s: float
+    status: int = 0
+    pod: str = ""
+    predicted_cached_tokens: int | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    ttft_s: float | None = None
+    e2e_s: float = 0.0
+    text: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """All requests in the order in which they were sent."""
+
+    served: tuple[Served, ...]
+    wall_s: float
+
+
+@dataclass(slots=True)
+class Driver:
+    """Sends requests to one router and remembers them. `on_progress` is called after each."""
+
+    url: str
+    on_progress: Callable[[Served], None]
+    served: list[Served] = field(default_factory=list)
+    started_s: float = field(default_factory=time.perf_counter)
+    _pool: UpstreamPool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._pool = UpstreamPool("router", self.url, TIMEOUTS)
+
+    def elapsed_s(self) -> float:
+        """Since the begin of the drive."""
+        return time.perf_counter() - self.started_s
+
+    async def until(self, due_s: float) -> None:
+        """Wait for that moment of the drive; not at all if it is over."""
+        await asyncio.sleep(max(0.0, due_s - self.elapsed_s()))
+
+    async def send(self, endpoint: Endpoint, asked: Mapping[str, Any], kind: str) -> Served:
+        """One streamed request. Never raises for what goes wrong with it: `error` says it."""
+        body = msgspec.json.encode({**asked, "stream": True, "stream_options": {"include_usage": True}})
+        message = request_message("POST", endpoint.encode(), self._pool.host_header, _HEADERS, body)
+        one = Served(kind, asked, self.elapsed_s())
+        self.served.append(one)
+        try:
+            await self._exchange(message, one)
+        except RouterError as error:
+            one.error = f"{type(error).__name__}: {error}"
+        one.e2e_s = self.elapsed_s() - one.sent_s
+        self.on_progress(one)
+        return one
+
+    def results(self) -> Results:
+        """What was measured so far."""
+        return Results(tuple(self.served), self.elapsed_s())
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._pool.close()
+
+    async def _exchange(self, message: bytes, one: Served) -> None:
+        reply = await self._pool.exchange(message)
+        try:
+            one.status = reply.status
+            one.pod = header(reply.headers, b"x-warmroute-pod")
+            predicted = header(reply.headers, b"x-warmroute-cached-tokens")
+            one.predicted_cached_tokens = int(predicted) if predicted else None
+            if reply.status != 200:
+                one.error = f"status {reply.status}: {(await _whole(reply))[:300]!r}"
+                return
+            await self._read_stream(reply, one)
+        finally:
+            reply.close()
+
+    async def _read_stream(self, reply: Reply, one: Served) -> None:
+        buffered, ended, said = b"", False, []
+        while data := await reply.read():
+            *frames, buffered = (buffered + data).split(b"\n\n")
+            for frame in frames:
+                payload = frame.removeprefix(b"data:").strip()
+                if payload == b"[DONE]":
+                    ended = True
+                elif payload:
+                    said.append(self._take(_chunk(payload), one))
+        one.text = "".join(said)
+        if not ended:
+            raise UpstreamBroken("the stream ended without its end mark")
+
+    def _take(self, chunk: _Chunk, one: Served) -> str:
+        """What this frame adds to the answer; the first that adds anything ends the time to first token."""
+        if chunk.error is not None:
+            raise UpstreamBroken(f"error inside the stream: {chunk.error}")
+        if chunk.usage is not None:
+            details = chunk.usage.prompt_tokens_details
+            one.prompt_tokens, one.output_tokens = chunk.usage.prompt_tokens, chunk.usage.completion_tokens
+            one.cached_tokens = details.cached_tokens if details else 0
+        text = "".join(c.text or (c.delta and c.delta.content) or "" for c in chunk.choices)
+        if text and one.ttft_s is None:
+            one.ttft_s = self.elapsed_s() - one.sent_s
+        return text
+
+
+async def drive(
+    url: str, model: str, sessions: Iterable[Session], on_progress: Callable[[Served], None] = lambda _: None
+) -> Results:
+    """Play all sessions against the router at `url`. A session ends at its first error."""
+    driver = Driver(url, on_progress)
+    try:
+        async with asyncio.TaskGroup() as group:
+            for session in sessions:
+                group.create_task(_play(driver, model, session))
+        return driver.results()
+    finally:
+        driver.close()
+
+
+async def _play(driver: Driver, model: str, session: Session) -> None:
+    answers: list[str] = []
+    await driver.until(session.start_s)
+    for turn in session.turns:
+        await asyncio.sleep(turn.think_s)
+        asked = {"model": model, "messages": session.messages(answers), "max_tokens": turn.max_tokens}
+        one = await driver.send(Endpoint.CHAT, asked, session.kind)
+        if one.error:
+            return
+        answers.append(one.text)
+
+
+async def _whole(reply: Reply) -> bytes:
+    body = b""
+    while data := await reply.read():
+        body += data
+    return body
+
+
+def _chunk(payload: bytes) -> _Chunk:
+    try:
+        return _decode_chunk(payload)
+    except msgspec.DecodeError as error:
+        raise UpstreamBroken(f"the stream is not what it should be: {error}") from error

@@ -1,0 +1,112 @@
+"""What do the results of a drive say about a policy?
+
+Pure: results in, figures and table rows out. This file never sends a request and never starts a process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from router.cli.drive import Results, Served
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """One policy. Shares are 0..1; work is uncached prompt tokens plus output tokens, by pod."""
+
+    policy: str
+    requests: int
+    errors: int
+    cached_share: float
+    ideal_share: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    exact_predictions_share: float
+    work_by_pod: Mapping[str, int]
+    wall_s: float
+
+    @property
+    def of_ideal(self) -> float:
+        """Share of what an infinite cache would have saved."""
+        return self.cached_share / self.ideal_share if self.ideal_share else 1.0
+
+    @property
+    def max_over_mean(self) -> float:
+        """1 when all pods worked alike; the number of pods when one did everything."""
+        work = self.work_by_pod.values()
+        return max(work) * len(work) / sum(work) if sum(work) else 1.0
+
+
+def figures(policy: str, results: Results, ideal_cached_tokens: int, pods: Iterable[str]) -> Figures:
+    """`ideal_cached_tokens`: what an infinite cache would have saved of these very requests."""
+    good = [one for one in results.served if not one.error]
+    work: Counter[str] = Counter(dict.fromkeys(pods, 0))
+    for one in good:
+        work[one.pod] += one.prompt_tokens - one.cached_tokens + one.output_tokens
+    ttft_ms = ttfts_ms(good)
+    prompt_tokens = sum(one.prompt_tokens for one in good)
+    return Figures(
+        policy=policy,
+        requests=len(results.served),
+        errors=len(results.served) - len(good),
+        cached_share=cached_share(good),
+        ideal_share=ideal_cached_tokens / prompt_tokens if prompt_tokens else 0.0,
+        ttft_p50_ms=percentile(ttft_ms, 0.50),
+        ttft_p99_ms=percentile(ttft_ms, 0.99),
+        exact_predictions_share=sum(one.predicted_cached_tokens == one.cached_tokens for one in good)
+        / max(len(good), 1),
+        work_by_pod=dict(sorted(work.items())),
+        wall_s=results.wall_s,
+    )
+
+
+def cached_share(served: Iterable[Served]) -> float:
+    """Cached prompt tokens of all prompt tokens."""
+    served = list(served)
+    return sum(one.cached_tokens for one in served) / max(sum(one.prompt_tokens for one in served), 1)
+
+
+def ttfts_ms(served: Iterable[Served]) -> list[float]:
+    """Times to first token."""
+    return [one.ttft_s * 1000 for one in served if one.ttft_s is not None]
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Nearest rank; NaN of nothing."""
+    return sorted(values)[max(math.ceil(share * len(values)), 1) - 1] if values else math.nan
+
+
+def table(rows: Sequence[Figures], title: str) -> Table:
+    """The comparison that demo and trace replay end with."""
+    shown = Table(title=title, title_justify="left")
+    shown.add_column("policy", no_wrap=True)
+    for column in ("cached", "of ideal", "TTFT p50", "p99", "work by pod", "max/mean", "predicted =", "errors"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        shown.add_row(
+            row.policy,
+            f"{row.cached_share:.1%}",
+            f"{row.of_ideal:.0%}",
+            f"{row.ttft_p50_ms:.0f} ms",
+            f"{row.ttft_p99_ms:.0f} ms",
+            bars(list(row.work_by_pod.values())),
+            f"{row.max_over_mean:.2f}",
+            f"{row.exact_predictions_share:.1%}",
+            str(row.errors),
+        )
+    if rows:
+        shown.add_row("infinite cache", f"{max(row.ideal_share for row in rows):.1%}", "100%", *[""] * 6, style="dim")
+    return shown
+
+
+def bars(values: Sequence[float]) -> str:
+    """A bar a value, the highest full."""
+    top = max(values, default=0) or 1
+    return "".join(_BARS[round(value / top * (len(_BARS) - 1))] for value in values)

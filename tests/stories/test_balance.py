@@ -1,0 +1,67 @@
+"""Is work spread as well as it is kept together?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import httpx
+import pytest
+
+from tests.stories.conftest import Chat, City, OpenCity
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+
+SYSTEM = "You answer questions about the harbour. " * 250
+REQUESTS = 160
+AT_ONCE = 8
+
+
+def shared_chat(number: int) -> Chat:
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"{number}: " + f"boat {number} " * 40}]
+
+
+async def ask_all(city: City, numbers: range) -> list[httpx.Response]:
+    """All requests, a few at a time."""
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def ask(number: int) -> httpx.Response:
+        async with gate:
+            return await city.chat(shared_chat(number))
+
+    return await asyncio.gather(*map(ask, numbers))
+
+
+def uncached(answer: httpx.Response) -> int:
+    usage = answer.json()["usage"]
+    work: int = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"] + usage["completion_tokens"]
+    return work
+
+
+@pytest.mark.parametrize("policy", ["cost_aware", "ring_bounded_load"])
+async def test_one_system_prompt_for_everybody_uses_every_pod_and_its_cache(open_city: OpenCity, policy: str) -> None:
+    """100 % shared prefix on 4 pods: no pod above 1.5x the mean work, at least 90 % of the ideal hits."""
+    async with open_city(pods=4, policy=policy, engine={"time_scale": 0.1}) as city:
+        answers = await ask_all(city, range(REQUESTS))
+        work: Counter[str] = Counter()
+        for answer in answers:
+            work[answer.headers["x-warmroute-pod"]] += uncached(answer)
+        cached = sum(a.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for a in answers)
+        ideal = max(a.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for a in answers) * (REQUESTS - 1)
+        assert max(work.values()) <= 1.5 * sum(work.values()) / 4, work
+        assert cached >= 0.9 * ideal, (cached, ideal)
+
+
+async def test_a_fifth_pod_gets_traffic_within_a_second(open_city: OpenCity) -> None:
+    """Added through the admin call while requests run."""
+    async with open_city(pods=5, engine={"time_scale": 0.1}) as city:
+        fifth = city.engines[4].url.removeprefix("http://")
+        assert (await city.client.delete(f"/admin/pods/{fifth}")).status_code == 200
+        assert all(a.headers["x-warmroute-pod"] != fifth for a in await ask_all(city, range(40)))
+        loop = asyncio.get_running_loop()
+        added_s = loop.time()
+        assert (await city.client.post("/admin/pods", json={"url": f"http://{fifth}"})).status_code == 201
+        number = 1000
+        while fifth not in {a.headers["x-warmroute-pod"] for a in await ask_all(city, range(number, number + 20))}:
+            number += 20
+        assert loop.time() - added_s < 1.0

@@ -1,0 +1,200 @@
+"""Does a client get its answer, from the pod that has its prefix, and nothing else?"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from router.config.schema import Edge
+from router.sim.mock_engine import Fault, FaultKind
+from tests.stories.conftest import Chat, City, OpenCity
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+
+
+def opening(topic: str, words: int = 300) -> Chat:
+    return [{"role": "user", "content": " ".join(f"{topic} {number}" for number in range(words))}]
+
+
+async def converse(city: City, chat: Chat, turns: int) -> list[httpx.Response]:
+    """A conversation of several turns, the model's answers in its history."""
+    answers = []
+    for turn in range(turns):
+        answer = await city.chat(chat)
+        answers.append(answer)
+        chat += [answer.json()["choices"][0]["message"], {"role": "user", "content": f"And then, {turn}?"}]
+    return answers
+
+
+async def test_a_conversation_stays_with_the_pod_that_holds_it_and_the_prediction_is_exact(open_city: OpenCity) -> None:
+    """Turn by turn the same pod, and the engine reports exactly the cached tokens that the router predicted."""
+    async with open_city(pods=3) as city:
+        answers = await converse(city, opening("tides"), turns=4)
+        assert len({answer.headers["x-warmroute-pod"] for answer in answers}) == 1
+        predicted = [int(answer.headers["x-warmroute-cached-tokens"]) for answer in answers]
+        reported = [answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+        assert predicted == reported
+        assert reported[0] == 0 < reported[1] < reported[3]
+
+
+async def test_an_engine_without_events_is_routed_by_what_was_sent_to_it(open_city: OpenCity) -> None:
+    """The predicted index alone keeps conversations together and never promises more than the engine has."""
+    async with open_city(pods=3, engine={"kv_events": None}) as city:
+        answers = await converse(city, opening("rivers"), turns=4)
+        assert len({answer.headers["x-warmroute-pod"] for answer in answers}) == 1
+        for answer in answers[1:]:
+            predicted = int(answer.headers["x-warmroute-cached-tokens"])
+            assert 0 < predicted <= answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+async def test_a_stream_is_forwarded_byte_for_byte(open_city: OpenCity) -> None:
+    """What the client reads is what the pod wrote."""
+    async with open_city(pods=1) as city:
+        body = {"model": "demo", "messages": opening("seas"), "max_tokens": 6, "stream": True}
+        headers = {"x-request-id": "same"}
+        direct_url = city.engines[0].url + "/v1/chat/completions"
+        direct = await city.client.post(direct_url, json=body, headers=headers)
+        routed = await city.client.post("/v1/chat/completions", json=body, headers=headers)
+        assert routed.headers["content-type"] == direct.headers["content-type"]
+        assert _without_times(routed.text) == _without_times(direct.text)
+        assert routed.text.endswith("data: [DONE]\n\n")
+
+
+def _without_times(text: str) -> list[str]:
+    """Ids and creation times differ between two requests; nothing else may."""
+    return [line.split('"choices"')[-1] for line in text.split("\n")]
+
+
+async def test_the_openai_sdk_notices_nothing(open_city: OpenCity) -> None:
+    """Unary, streamed, models and embeddings through the official client."""
+    async with open_city() as city:
+        sdk = openai.AsyncOpenAI(base_url=f"{city.url}/v1", api_key="none", max_retries=0)
+        async with sdk:
+            asked: Any = {"model": "demo", "messages": opening("lakes"), "max_tokens": 5}
+            answer = await sdk.chat.completions.create(**asked)
+            stream = await sdk.chat.completions.create(**asked, stream=True)
+            streamed = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+            assert streamed == answer.choices[0].message.content
+            assert [model.id async for model in sdk.models.list()] == ["demo"]
+            assert (await sdk.embeddings.create(model="demo", input="x")).data[0].embedding
+            with pytest.raises(openai.NotFoundError, match="does not exist"):
+                await sdk.chat.completions.create(**asked | {"model": "other"})
+
+
+async def test_unknown_fields_key_order_and_large_integers_reach_the_pod_untouched(open_city: OpenCity) -> None:
+    """The body that a pod receives is the body that was sent, but for fields that steer engines."""
+    seen: list[bytes] = []
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next((int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"content-len")), 0)
+        body = await reader.readexactly(length)
+        path = head.split(b" ")[1]
+        answer = b'{"data":[{"id":"echo"}]}' if path == b"/v1/models" else b"{}"
+        if path == b"/v1/chat/completions" and b"probe" not in body:
+            seen.append(body)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(answer), answer))
+        await writer.drain()
+        writer.close()
+
+    async with open_city() as city, await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        assert (await city.client.post("/admin/pods", json={"url": url})).status_code == 201
+        await city.until(lambda: city.program.fleet.resolve("echo") is not None)
+        await city.until(lambda: city.ready("echo") == 1)
+        kept = b'"zeta":9223372036854775807,"messages":[{"role":"user","content":"h\\u00e9"}],'
+        sent = b"{ " + kept + b' "a":1e400, "model":"echo" }'
+        await city.client.post("/v1/chat/completions", content=sent)
+        stripped = sent[:-1] + b',"kv_transfer_params":{"remote_host":"evil"}}'
+        await city.client.post("/v1/chat/completions", content=stripped)
+        assert seen[0] == sent
+        assert b"evil" not in seen[1]
+        assert kept + b'"a":1e400' in seen[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "word"),
+    [
+        (b"{", 400, "JSON"),
+        (b"[]", 400, "object"),
+        (b"\xff\xfe", 400, "JSON"),
+        (b'{"model":"demo"}', 400, "messages"),
+        (b'{"model":"demo","messages":"hi"}', 400, "messages"),
+        (b'{"model":"demo","messages":[]}', 400, "messages"),
+        (b'{"model":7,"messages":[{"role":"user","content":"x"}]}', 400, "model"),
+        (b'{"model":"demo","messages":[{"role":"user","content":"x"}],"temperature":"hot"}', 400, "temperature"),
+        (b'{"model":"gone","messages":[{"role":"user","content":"x"}]}', 404, "gone"),
+        (
+            b'{"model":"demo","messages":[{"role":"user","content":"x"}],'
+            b'"continue_final_message":true,"add_generation_prompt":true}',
+            400,
+            "continue_final_message",
+        ),
+        (
+            b'{"model":"demo","messages":[{"role":"user","content":"' + b"word " * 40_000 + b'"}]}',
+            400,
+            "context length",
+        ),
+        (b'{"model":"demo","messages":[{"role":"user","content":"' + b"x" * 33_554_432 + b'"}]}', 413, "33554432"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+async def test_bad_input_is_a_clear_4xx_and_reaches_no_pod(
+    open_city: OpenCity, body: bytes, status: int, word: str
+) -> None:
+    """OpenAI's error shape, a message that names what is wrong, and not a byte upstream."""
+    async with open_city(pods=1) as city:
+        before = (await city.client.get(f"{city.engines[0].url}/metrics")).text
+        answer = await city.client.post("/v1/chat/completions", content=body)
+        after = (await city.client.get(f"{city.engines[0].url}/metrics")).text
+        error = answer.json()["error"]
+        assert answer.status_code == status
+        assert word in error["message"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert _prompt_tokens(before) == _prompt_tokens(after)
+
+
+def _prompt_tokens(metrics: str) -> list[str]:
+    return [line for line in metrics.splitlines() if line.startswith("vllm:prompt_tokens_total")]
+
+
+async def test_route_headers_can_be_switched_off(open_city: OpenCity) -> None:
+    """A client then sees nothing of the router but the request id."""
+    async with open_city(pods=1, edge=Edge(route_headers=False)) as city:
+        answer = await city.chat(opening("hills"))
+        assert not [name for name in answer.headers if "warmroute" in name]
+
+
+async def test_readiness_needs_a_ready_pod_and_liveness_does_not(open_city: OpenCity) -> None:
+    """/readyz falls when the last pod is ejected, and a request then says which pods there are."""
+    async with open_city(pods=1) as city:
+        assert (await city.client.get("/readyz")).status_code == 200
+        city.engines[0].inject(Fault(kind=FaultKind.UNHEALTHY, count=None))
+        await city.until(lambda: city.ready() == 0)
+        assert (await city.client.get("/readyz")).status_code == 503
+        assert (await city.client.get("/livez")).status_code == 200
+        answer = await city.chat(opening("x"))
+        assert answer.status_code == 503
+        assert "ejected" in answer.json()["error"]["message"]
+
+
+async def test_a_template_that_differs_from_the_engines_is_loud_and_switches_matching_off(open_city: OpenCity) -> None:
+    """The pod serves, untrusted, and its flag, its metric and its reason say so."""
+    async with open_city(pods=1, model={"chat_template_kwargs": {"enable_thinking": True}}, wait=False) as city:
+        await city.until(lambda: _trust(city) == "mismatch")
+        answer = await converse(city, opening("moors"), turns=2)
+        assert [each.status_code for each in answer] == [200, 200]
+        assert answer[1].headers["x-warmroute-cached-tokens"] == "0"
+        pods = await city.pods()
+        assert "chat template" in pods[0]["trust_reason"]
+        metrics = (await city.client.get("/metrics")).text
+        assert 'trust="mismatch"} 1.0' in metrics
+
+
+def _trust(city: City) -> str:
+    pods = city.program.fleet.snapshot.pods
+    return pods[0].pod.trust.value if pods else ""
