@@ -16,10 +16,14 @@ Ranked = tuple[Sequence[Candidate], str]
 
 
 class LowestCost(Configurable):
-    """The cheapest first. Equal prices are decided by the request's affinity key, never by list order."""
+    """The cheapest first. Prices within `indifference_ms` of the lowest count as equal, and equal ones are decided by
+    the request's affinity key: requests that share a prefix then agree, and no pod gets everything for being a
+    microsecond cheaper."""
+
+    indifference_ms: float = 0.0
 
     def rank(self, scene: Scene, candidates: Sequence[Candidate]) -> Ranked:
-        return _cheapest_first(scene, candidates), "lowest cost"
+        return _cheapest_first(scene, candidates, self.indifference_ms), "lowest cost"
 
 
 class InTurn(Configurable):
@@ -69,7 +73,13 @@ class RingBoundedLoad(Configurable):
         return (1 + self.headroom) * mean_ms + self.slack_prefills * prefill_ms
 
 
-def _cheapest_first(scene: Scene, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """By price in whole microseconds: sums of floats differ in bits where the prices are the same."""
+def _cheapest_first(scene: Scene, candidates: Sequence[Candidate], indifference_ms: float = 0.0) -> list[Candidate]:
+    """By price in whole microseconds, since sums of floats differ in bits where prices are the same."""
     key = tie_key(scene)
-    return sorted(candidates, key=lambda c: (round(c.cost.total_ms, 3), -rendezvous(key, c.pod.id)))
+    lowest_ms = min(candidate.cost.total_ms for candidate in candidates)
+
+    def order(candidate: Candidate) -> tuple[float, int]:
+        above_ms = candidate.cost.total_ms - lowest_ms
+        return round(above_ms, 3) if above_ms > indifference_ms else 0.0, -rendezvous(key, candidate.pod.id)
+
+    return sorted(candidates, key=order)

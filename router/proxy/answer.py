@@ -13,6 +13,7 @@ _FIRST_TOKEN = re.compile(rb'"(?:content|reasoning_content|reasoning|text|argume
 # Quotes inside generated text are escaped in JSON, so that a model cannot write these patterns into its answer.
 _CACHED = re.compile(rb'"cached_tokens": ?(\d+)')
 _PROMPT = re.compile(rb'"prompt_tokens": ?(\d+)')
+_USAGE = b'"usage":{'
 _TAIL_BYTES = 4096
 _SEARCH_BYTES = 64 * 1024
 
@@ -25,11 +26,15 @@ class AnswerReader:
         self.has_token = False
         self._head = b""
         self._tail = b""
+        self._usage = b""
 
     def feed(self, piece: bytes) -> bool:
         """Take one piece. True exactly once: when it brings the first token."""
         self.bytes += len(piece)
         self._tail = piece[-_TAIL_BYTES:] if len(piece) >= _TAIL_BYTES else (self._tail + piece)[-_TAIL_BYTES:]
+        if _USAGE in piece:  # an unstreamed answer may go on behind it for long: prompt_token_ids
+            at = piece.rindex(_USAGE)
+            self._usage = piece[at : at + _TAIL_BYTES]
         if self.has_token:
             return False
         return self._look_for_token(piece)
@@ -44,12 +49,12 @@ class AnswerReader:
     @property
     def cached_tokens(self) -> int | None:
         """What the engine's usage said, or None when it did not say."""
-        return _last_int(_CACHED, self._tail)
+        return _last_int(_CACHED, self._tail) or _last_int(_CACHED, self._usage)
 
     @property
     def prompt_tokens(self) -> int | None:
         """The engine's own count of prompt tokens, or None."""
-        return _last_int(_PROMPT, self._tail)
+        return _last_int(_PROMPT, self._tail) or _last_int(_PROMPT, self._usage)
 
 
 def _last_int(pattern: re.Pattern[bytes], text: bytes) -> int | None:

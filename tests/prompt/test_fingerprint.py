@@ -166,7 +166,7 @@ def test_blocks_of_known_segments_are_not_hashed_again(
     request = make_request(messages=dialogue(6))
     blocks = len(fingerprinter.fingerprint(request).hashes)
     fingerprinter.begin(request)
-    for segment in fingerprinter._segments._segments.values():
+    for segment in fingerprinter.segments._segments.values():
         assert segment.sealed is not None
         segment.sealed = (segment.sealed[0], (0,) * len(segment.sealed[1]))
     assert list(fingerprinter.fingerprint(request).hashes) == [0] * blocks

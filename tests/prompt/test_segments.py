@@ -196,6 +196,6 @@ def test_half_a_surrogate_pair_is_refused(deepseek: Tokenizer) -> None:
     tokens_of(cache, turn(0) + "é")
 
 
-def test_the_cache_says_where_it_cuts(deepseek: Tokenizer, zoo: dict[str, Path]) -> None:
+def test_the_cache_says_where_it_cuts(deepseek: Tokenizer) -> None:
     """So that an operator sees why a tokenizer is slow."""
     assert SegmentCache(deepseek, PLENTY).reason == "cut at 1281 added tokens"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from http import HTTPStatus
 from typing import Any
 
@@ -113,8 +114,10 @@ async def test_a_restarted_engine_is_not_credited_with_what_it_had(open_city: Op
         first_life = city.program.fleet.snapshot.pods[0].pod.epoch
         city.engines[0].inject(Fault(kind=FaultKind.RESTART))
 
+        numbers = itertools.count()
+
         async def noticed() -> bool:
-            await city.chat(opening("rain"))
+            await city.chat(opening(f"rain {next(numbers)}"))
             return city.program.fleet.snapshot.pods[0].pod.epoch != first_life
 
         await city.until(noticed)

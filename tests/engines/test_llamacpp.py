@@ -1,0 +1,41 @@
+"""llama.cpp, from texts in its shape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from router.engines.catalog import ENGINES
+from router.types import Pod, PodLoad
+
+MakePod = Callable[..., Pod]
+LLAMACPP = ENGINES["llamacpp"]
+MODELS = json.dumps({"data": [{"id": "tiny", "meta": {"n_ctx": 4096, "n_ctx_train": 32768}}]}).encode()
+
+
+def test_load_is_read_with_and_without_a_usage() -> None:
+    """Releases of today no longer tell it."""
+    now = b"llamacpp:requests_processing 1\nllamacpp:requests_deferred 2\n"
+    assert LLAMACPP.parse_load(now, None, 1.0) == PodLoad(1, 2, 0.0, 1.0)
+    assert LLAMACPP.parse_load(now + b"llamacpp:kv_cache_usage_ratio 0.5\n", None, 1.0) == PodLoad(1, 2, 0.5, 1.0)
+
+
+def test_every_slot_holds_one_context(make_pod: MakePod) -> None:
+    """The context is the slot's, not the model's; without /props it is what the models say."""
+    props = json.dumps({"default_generation_settings": {"n_ctx": 2048}, "total_slots": 4}).encode()
+    facts = LLAMACPP.describe({"/v1/models": MODELS, "/props": props}, make_pod("llamacpp"))
+    assert facts is not None
+    assert (facts.max_model_len_tokens, facts.capacity_tokens) == (2048, 8192)
+    facts = LLAMACPP.describe({"/v1/models": MODELS}, make_pod("llamacpp"))
+    assert facts is not None
+    assert (facts.max_model_len_tokens, facts.capacity_tokens) == (4096, None)
+
+
+def test_only_text_can_be_tokenized() -> None:
+    """With special tokens unless they are declined."""
+    body = {"content": "hi", "add_special": True, "parse_special": True}
+    assert LLAMACPP.tokenize_request("m", {"prompt": "hi"}) == ("/tokenize", body)
+    declined = {"prompt": "hi", "add_special_tokens": False}
+    assert LLAMACPP.tokenize_request("m", declined) == ("/tokenize", body | {"add_special": False})
+    assert LLAMACPP.tokenize_request("m", {"messages": []}) is None
+    assert LLAMACPP.tokenize_request("m", {"prompt": [1]}) is None

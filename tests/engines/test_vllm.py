@@ -1,0 +1,107 @@
+"""vLLM, from texts as it wrote them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from router.engines.adapter import KvEventSource
+from router.engines.catalog import ENGINES
+from router.types import Pod, PodLoad
+
+MakePod = Callable[..., Pod]
+VLLM = ENGINES["vllm"]
+MODELS = json.dumps({"data": [{"id": "tiny", "root": "/m", "parent": None, "max_model_len": 8192}]}).encode()
+RANKS = b"""\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="tiny"} 7.0
+vllm:num_requests_running{engine="1",model_name="tiny"} 5.0
+vllm:num_requests_waiting{engine="0",model_name="tiny"} 2.0
+vllm:num_requests_waiting{engine="1",model_name="tiny"} 0.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="capacity"} 2.0
+vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0.5
+vllm:kv_cache_usage_perc{engine="1",model_name="tiny"} 0.25
+vllm:cache_config_info{block_size="64",engine="0",hash_block_size="32",kv_cache_size_tokens="65536",num_gpu_blocks="1024",num_gpu_blocks_override="None"} 1.0
+vllm:cache_config_info{block_size="64",engine="1",hash_block_size="32",kv_cache_size_tokens="32768",num_gpu_blocks="512",num_gpu_blocks_override="None"} 1.0
+"""  # noqa: E501
+OLD = b"""\
+vllm:num_requests_running{model_name="tiny"} 3.0
+vllm:num_requests_waiting{model_name="tiny"} 1.0
+vllm:gpu_cache_usage_perc{model_name="tiny"} 0.125
+vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1.0
+"""
+
+
+def source(**fields: Any) -> dict[str, Any]:
+    usual = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://*:5557", "buffer_steps": 10000}
+    return usual | {"replay_endpoint": "tcp://*:6557", "topic": "kv@a@tiny"} | fields
+
+
+def kv_events(sources: dict[str, Any], pod: Pod) -> KvEventSource | None:
+    answers = {"/v1/models": MODELS, "/kv_event_sources": json.dumps(sources).encode()}
+    facts = VLLM.describe(answers, pod)
+    assert facts is not None
+    return facts.kv_events
+
+
+def test_load_is_of_all_ranks_or_of_one() -> None:
+    """The last sample does not win: they add up."""
+    assert VLLM.parse_load(RANKS, None, 4.0) == PodLoad(12, 2, 0.375, 4.0)
+    assert VLLM.parse_load(RANKS, 1, 4.0) == PodLoad(5, 0, 0.25, 4.0)
+
+
+def test_old_releases_are_read() -> None:
+    """No engine label, and the old name of the usage."""
+    assert VLLM.parse_load(OLD, None, 1.0) == PodLoad(3, 1, 0.125, 1.0)
+
+
+def test_a_pod_describes_its_cache(make_pod: MakePod) -> None:
+    """Prefixes are hashed in hash_block_size where it is told; capacity is of the ranks that the pod stands for."""
+    facts = VLLM.describe({"/v1/models": MODELS, "/metrics": RANKS}, make_pod("vllm"))
+    assert facts is not None
+    assert (facts.models, facts.max_model_len_tokens) == (("tiny",), 8192)
+    assert (facts.block_size_tokens, facts.capacity_tokens) == (32, 65536 + 32768)
+    facts = VLLM.describe({"/v1/models": MODELS, "/metrics": RANKS}, make_pod("vllm", dp_rank=1))
+    assert facts is not None
+    assert facts.capacity_tokens == 32768
+    facts = VLLM.describe({"/v1/models": MODELS, "/metrics": OLD}, make_pod("vllm", dp_rank=0))
+    assert facts is not None
+    assert (facts.block_size_tokens, facts.capacity_tokens) == (16, 1600)
+
+
+def test_events_are_found_by_rank(make_pod: MakePod) -> None:
+    """The only source of a pod without ranks, the right one of a pod with."""
+    two = {"0": source(), "1": source(endpoint="tcp://*:5558", replay_endpoint=None)}
+    assert kv_events({"0": source()}, make_pod("vllm")) == KvEventSource("tcp://10.0.0.7:5557", "tcp://10.0.0.7:6557")
+    assert kv_events(two, make_pod("vllm", dp_rank=1)) == KvEventSource("tcp://10.0.0.7:5558", None)
+
+
+@pytest.mark.parametrize(
+    ("sources", "dp_rank"),
+    [
+        ({"0": source(publisher="null")}, None),
+        ({"0": source(endpoint=None)}, None),
+        ({"0": source(), "1": source()}, None),
+        ({"0": source()}, 1),
+        ({}, None),
+    ],
+)
+def test_events_that_cannot_be_followed_are_none(
+    sources: dict[str, Any], dp_rank: int | None, make_pod: MakePod
+) -> None:
+    """Off, without an address, of several ranks at once, of another rank."""
+    assert kv_events(sources, make_pod("vllm", dp_rank=dp_rank)) is None
+
+
+def test_a_chat_is_tokenized_with_what_its_template_sees() -> None:
+    """But not with what /tokenize ignores."""
+    chat = {"messages": [], "tools": [], "chat_template_kwargs": {"x": 1}, "continue_final_message": True}
+    assert VLLM.tokenize_request("m", chat) == ("/tokenize", {"model": "m", **chat})
+    assert VLLM.tokenize_request("m", {"prompt": "hi"}) == ("/tokenize", {"model": "m", "prompt": "hi"})
+    for unknown in ("documents", "reasoning_effort"):
+        assert VLLM.tokenize_request("m", chat | {unknown: "x"}) is None
+    assert VLLM.parse_tokens(b'{"count":2,"max_model_len":8192,"tokens":[5,6],"token_strs":null}') == [5, 6]

@@ -1,0 +1,115 @@
+"""A network of pods without sockets, and the means to wait for what feeds do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from router.types import Pod, PodSpeed
+
+MakePod = Callable[..., Pod]
+DEADLINE_S = 5.0
+
+
+@dataclass
+class FakePod:
+    """Answers by path, with 404 where it has none. `refuses`: nothing listens. `hangs`: paths that never answer."""
+
+    answers: dict[str, bytes | Callable[[httpx.Request], bytes]] = field(default_factory=dict)
+    refuses: bool = False
+    hangs: set[str] = field(default_factory=set)
+    statuses: dict[str, int] = field(default_factory=dict)
+    asked: Counter[str] = field(default_factory=Counter)
+    busiest: int = 0
+    """The most questions for one path that were under way at once."""
+    _under_way: Counter[str] = field(default_factory=Counter)
+
+    async def handle(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.path
+        self.asked[path] += 1
+        if self.refuses:
+            raise httpx.ConnectError("nobody listens", request=request)
+        self._under_way[path] += 1
+        self.busiest = max(self.busiest, self._under_way[path])
+        try:
+            if path in self.hangs:
+                await asyncio.Event().wait()
+            return self._answer(request, path)
+        finally:
+            self._under_way[path] -= 1
+
+    def _answer(self, request: httpx.Request, path: str) -> httpx.Response:
+        answer = self.answers.get(path)
+        if answer is None:
+            return httpx.Response(self.statuses.get(path, 404))
+        content = answer if isinstance(answer, bytes) else answer(request)
+        return httpx.Response(self.statuses.get(path, 200), content=content)
+
+
+class Network:
+    """Fake pods by host name, and the client that reaches them."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, FakePod] = {}
+        self.client = httpx.AsyncClient(transport=httpx.MockTransport(self._handle), timeout=None)
+
+    def __getitem__(self, host: str) -> FakePod:
+        return self.pods.setdefault(host, FakePod())
+
+    async def _handle(self, request: httpx.Request) -> httpx.Response:
+        return await self[request.url.host].handle(request)
+
+
+@pytest.fixture
+async def network() -> AsyncIterator[Network]:
+    """An empty network."""
+    network = Network()
+    yield network
+    await network.client.aclose()
+
+
+@pytest.fixture(scope="session")
+def make_pod() -> MakePod:
+    """A vLLM pod whose id is its host name."""
+
+    def make(pod_id: str, **facts: Any) -> Pod:
+        usual: dict[str, Any] = {"url": f"http://{pod_id}", "engine": "vllm", "speed": PodSpeed(1.0, 0.02, 0.0)}
+        return Pod(id=pod_id, **(usual | facts))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def running() -> Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None]]:
+    """Runs a feed beside the test, under a deadline, and cancels it at the end. A feed that failed fails the test."""
+
+    @asynccontextmanager
+    async def run(feed: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+        task = asyncio.ensure_future(feed)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
+    """Lets everything else run until a condition holds."""
+
+    async def wait(condition: Callable[[], object]) -> None:
+        while not condition():
+            await asyncio.sleep(0)
+
+    return wait

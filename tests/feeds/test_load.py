@@ -1,0 +1,95 @@
+"""Scraping the pods' load."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+
+from router.feeds.load import LoadFeed
+from router.fleet.fleet import Fleet
+from router.fleet.lifecycle import PodEvent
+from router.types import Pod, PodLoad, PodState
+
+pytestmark = pytest.mark.anyio
+MakePod = Callable[..., Pod]
+Network = Any
+Running = Callable[[Any], AbstractAsyncContextManager[None]]
+Until = Callable[[Callable[[], object]], Awaitable[None]]
+
+
+def metrics(running: int, engine: int = 0) -> bytes:
+    return f'vllm:num_requests_running{{engine="{engine}"}} {running}\n'.encode()
+
+
+def fleet_of(*pods: Pod) -> Fleet:
+    fleet = Fleet()
+    fleet.sync(pods)
+    for pod in pods:
+        fleet.event(pod.id, PodEvent.PROBE_OK)
+    return fleet
+
+
+def load(fleet: Fleet, pod_id: str) -> PodLoad:
+    status = fleet.status(pod_id)
+    assert status is not None
+    return status.load
+
+
+async def test_a_slow_pod_delays_no_other(network: Network, make_pod: MakePod, running: Running, until: Until) -> None:
+    """While one never answers, another is scraped again and again, and no pod is asked twice at once."""
+    fleet = fleet_of(make_pod("slow"), make_pod("quick"))
+    network["slow"].hangs.add("/metrics")
+    network["quick"].answers["/metrics"] = metrics(1)
+    feed = LoadFeed(fleet, network.client, interval_s=0.001, timeout_s=60.0)
+    async with running(feed.run()):
+        await until(lambda: load(fleet, "quick").running == 1)
+        network["quick"].answers["/metrics"] = metrics(2)
+        await until(lambda: load(fleet, "quick").running == 2)
+    assert network["slow"].asked["/metrics"] == 1
+    assert network["quick"].busiest == 1
+    assert load(fleet, "slow") == PodLoad()
+
+
+async def test_a_failed_scrape_changes_nothing(network: Network, make_pod: MakePod) -> None:
+    """The last load stays with its age, and a pod is not ejected for its /metrics."""
+    fleet = fleet_of(make_pod("a"))
+    feed = LoadFeed(fleet, network.client, interval_s=1.0, timeout_s=0.001)
+    network["a"].answers["/metrics"] = metrics(3)
+    await feed.scrape("a")
+    before = load(fleet, "a")
+    assert before.running == 3
+    assert before.scraped_at_s > 0
+    for broken in ({"statuses": {"/metrics": 500}}, {"answers": {"/metrics": b"?"}}, {"hangs": {"/metrics"}}):
+        for name, value in broken.items():
+            setattr(network["a"], name, value)
+        await feed.scrape("a")
+    network["a"].refuses = True
+    await feed.scrape("a")
+    assert load(fleet, "a") == before
+    assert fleet.snapshot.pods[0].state is PodState.READY
+
+
+async def test_only_pods_that_can_have_work_are_asked(network: Network, make_pod: MakePod) -> None:
+    """Ready and draining ones."""
+    fleet = fleet_of(make_pod("ready"), make_pod("draining"), make_pod("ejected"))
+    fleet.event("draining", PodEvent.DRAIN)
+    fleet.event("ejected", PodEvent.EJECT)
+    fleet.sync([*(status.pod for status in fleet.snapshot.pods), make_pod("joining")])
+    feed = LoadFeed(fleet, network.client, interval_s=1.0, timeout_s=1.0)
+    for pod_id in ("ready", "draining", "ejected", "joining", "unknown"):
+        await feed.scrape(pod_id)
+    assert {host for host, pod in network.pods.items() if pod.asked} == {"ready", "draining"}
+
+
+async def test_ranks_behind_one_port_have_their_own_load(network: Network, make_pod: MakePod) -> None:
+    """Each reads its own lines of the same text."""
+    ranks = [make_pod(f"a#{rank}", url="http://a", dp_rank=rank) for rank in (0, 1)]
+    fleet = fleet_of(*ranks)
+    network["a"].answers["/metrics"] = metrics(1, engine=0) + metrics(5, engine=1)
+    feed = LoadFeed(fleet, network.client, interval_s=1.0, timeout_s=1.0)
+    await feed.scrape("a#0")
+    await feed.scrape("a#1")
+    assert [load(fleet, rank.id).running for rank in ranks] == [1, 5]

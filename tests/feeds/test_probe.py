@@ -1,0 +1,200 @@
+"""Pods come in, go out and come back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from router.engines.adapter import KvEventSource, PodFacts
+from router.feeds.probe import ProbeFeed
+from router.fleet.breaker import Breaker
+from router.fleet.fleet import Fleet
+from router.fleet.lifecycle import PodEvent
+from router.types import Pod, PodState, PrefixTrust
+
+pytestmark = pytest.mark.anyio
+MakePod = Callable[..., Pod]
+Network = Any
+Running = Callable[[Any], AbstractAsyncContextManager[None]]
+Until = Callable[[Callable[[], object]], Awaitable[None]]
+WELL = {
+    "/health": b"",
+    "/v1/models": b'{"data": [{"id": "m", "max_model_len": 4096}]}',
+    "/metrics": b'vllm:cache_config_info{block_size="32",num_gpu_blocks="100"} 1.0\n',
+    "/kv_event_sources": b'{"0": {"publisher": "zmq", "endpoint": "tcp://*:5557"}}',
+}
+
+
+class World:
+    """A fleet of pod `a`, its probes, and what was told of it."""
+
+    def __init__(self, network: Network, pod: Pod, **breaker: Any) -> None:
+        self.fleet = Fleet()
+        self.breaker = Breaker(self.fleet, **({"first_backoff_s": 0.0} | breaker))
+        self.described: list[tuple[int, PodState, PodFacts]] = []
+        self.fleet.sync([pod])
+        self.pod = network["a"]
+        self.probes = ProbeFeed(self.fleet, self.breaker, network.client, self._take, interval_s=0.001, timeout_s=0.05)
+
+    def _take(self, pod: Pod, facts: PodFacts) -> None:
+        self.described.append((pod.epoch, self.fleet.snapshot.pods[0].state, facts))
+        self.fleet.describe(pod.id, models=facts.models)
+
+    @property
+    def now(self) -> Pod:
+        return self.fleet.snapshot.pods[0].pod
+
+    def is_in(self, state: PodState) -> bool:
+        return self.fleet.snapshot.pods[0].state is state
+
+
+@pytest.fixture
+def world(network: Network, make_pod: MakePod) -> World:
+    """Pod `a`, well."""
+    network["a"].answers |= WELL
+    return World(network, make_pod("a"))
+
+
+async def test_a_pod_joins_once_it_is_known_what_it_is(world: World, running: Running, until: Until) -> None:
+    """Asked for everything, told of once, and READY after that."""
+    async with running(world.probes.run()):
+        await until(lambda: world.is_in(PodState.READY))
+        await until(lambda: world.pod.asked["/health"] > 5)
+    kv_events = KvEventSource("tcp://a:5557", None)
+    facts = PodFacts(
+        models=("m",), max_model_len_tokens=4096, block_size_tokens=32, capacity_tokens=3200, kv_events=kv_events
+    )
+    assert world.described == [(world.now.epoch, PodState.JOINING, facts)]
+    assert world.pod.asked["/v1/models"] == 1
+
+
+async def test_a_pod_joins_when_it_is_up_and_names_its_models(world: World, running: Running, until: Until) -> None:
+    """Not while nothing listens, not while it is unhealthy, not while nobody would know what it serves; of the last
+    an operator hears once."""
+    world.pod.refuses = True
+    models = world.pod.answers.pop("/v1/models")
+    with capture_logs() as logs:
+        async with running(world.probes.run()):
+            await until(lambda: world.pod.asked["/health"] > 2)
+            world.pod.refuses = False
+            world.pod.statuses["/health"] = 503
+            await until(lambda: world.pod.asked["/health"] > 4)
+            world.pod.statuses.clear()
+            await until(lambda: world.pod.asked["/v1/models"] > 2)
+            assert (world.is_in(PodState.JOINING), world.described) == (True, [])
+            world.pod.answers["/v1/models"] = models
+            await until(lambda: world.is_in(PodState.READY))
+    assert [(log["pod"], log["asked"]) for log in logs] == [("a", "/v1/models")]
+
+
+async def test_a_busy_pod_stays_however_slow_everything_but_its_health_is(
+    world: World, running: Running, until: Until
+) -> None:
+    """Even where it ought to be described anew, it goes on serving until it answers."""
+    async with running(world.probes.run()):
+        await until(lambda: world.is_in(PodState.READY))
+        states: list[PodState] = []
+        world.fleet.listen(lambda pod, old, new: states.append(new))
+        world.pod.hangs |= {"/v1/models", "/metrics", "/kv_event_sources"}
+        world.pod.refuses = True
+        asked = world.pod.asked["/health"]
+        await until(lambda: world.pod.asked["/health"] > asked)
+        world.pod.refuses = False
+        await until(lambda: world.pod.asked["/v1/models"] > 3)
+        assert states == [PodState.READY]
+        world.pod.hangs.clear()
+        await until(lambda: len(world.described) == 2)
+    assert states == [PodState.READY]
+
+
+async def test_failing_probes_eject_and_a_passing_one_readmits(world: World, running: Running, until: Until) -> None:
+    """A pod that was only slow or unwell is the same pod: same epoch, same trust, not described again."""
+    async with running(world.probes.run()):
+        await until(lambda: world.is_in(PodState.READY))
+        world.fleet.trust("a", PrefixTrust.TRUSTED, "")
+        epoch = world.now.epoch
+        world.pod.hangs.add("/health")
+        await until(lambda: world.is_in(PodState.EJECTED))
+        world.pod.hangs.clear()
+        await until(lambda: world.is_in(PodState.READY))
+    assert (world.now.epoch, world.now.trust) == (epoch, PrefixTrust.TRUSTED)
+    assert len(world.described) == 1
+
+
+async def test_who_listens_again_after_nobody_did_is_a_new_process(
+    world: World, running: Running, until: Until
+) -> None:
+    """New epoch, described again, READY only then."""
+    async with running(world.probes.run()):
+        await until(lambda: world.is_in(PodState.READY))
+        world.fleet.trust("a", PrefixTrust.TRUSTED, "")
+        world.pod.refuses = True
+        await until(lambda: world.is_in(PodState.EJECTED))
+        world.pod.answers["/v1/models"] = b'{"data": [{"id": "n"}]}'
+        world.pod.refuses = False
+        await until(lambda: world.is_in(PodState.READY))
+    assert [state for _, state, _ in world.described] == [PodState.JOINING, PodState.EJECTED]
+    assert world.described[0][0] < world.described[1][0] == world.now.epoch
+    assert (world.now.models, world.now.trust) == (("n",), PrefixTrust.UNTESTED)
+
+
+async def test_a_restart_that_others_noticed_disturbs_nobody(world: World, running: Running, until: Until) -> None:
+    """The pod serves on as it is; it is described again only before it is let in again."""
+    async with running(world.probes.run()):
+        await until(lambda: world.is_in(PodState.READY))
+        world.fleet.restarted("a")
+        asked = world.pod.asked["/health"]
+        await until(lambda: world.pod.asked["/health"] > asked + 3)
+        assert (world.is_in(PodState.READY), len(world.described)) == (True, 1)
+        world.fleet.event("a", PodEvent.EJECT)
+        await until(lambda: world.is_in(PodState.READY))
+    assert world.described[1][0] == world.now.epoch
+
+
+async def test_another_process_under_the_same_id_is_described(
+    world: World, make_pod: MakePod, running: Running, until: Until
+) -> None:
+    """Discovery gave the id to another URL between two probes."""
+    async with running(world.probes.run()):
+        await until(lambda: world.is_in(PodState.READY))
+        world.fleet.sync([make_pod("a", url="http://a/other")])
+        world.pod.answers |= {f"/other{path}": answer for path, answer in WELL.items()}
+        await until(lambda: world.is_in(PodState.READY))
+    assert [epoch for epoch, _, _ in world.described][1:] == [world.now.epoch]
+
+
+async def test_an_ejected_pod_is_left_alone_until_its_back_off_is_over(
+    network: Network, make_pod: MakePod, running: Running, until: Until
+) -> None:
+    """Passing health checks do not bring back at once who fails every request."""
+    network["a"].answers |= WELL
+    network["b"].answers |= WELL
+    world = World(network, make_pod("a"), failures_to_eject=1, first_backoff_s=1e9, max_backoff_s=1e9)
+    async with running(world.probes.run()):
+        await until(lambda: world.is_in(PodState.READY))
+        world.breaker.failure("a", time.monotonic())
+        asked = world.pod.asked["/health"]
+        world.fleet.sync([world.now, make_pod("b")])
+        await until(lambda: network["b"].asked["/health"] > 5)
+        assert world.pod.asked["/health"] <= asked + 1
+        assert world.is_in(PodState.EJECTED)
+        world.breaker.success("a")
+        await until(lambda: world.is_in(PodState.READY))
+
+
+async def test_a_drained_pod_returns_through_a_probe(world: World, running: Running, until: Until) -> None:
+    """Draining it survives its probes; undrained it is READY with the next."""
+    async with running(world.probes.run()):
+        await until(lambda: world.is_in(PodState.READY))
+        world.fleet.event("a", PodEvent.DRAIN)
+        asked = world.pod.asked["/health"]
+        await until(lambda: world.pod.asked["/health"] > asked + 2)
+        assert world.is_in(PodState.DRAINING)
+        world.fleet.event("a", PodEvent.UNDRAIN)
+        await until(lambda: world.is_in(PodState.READY))
+    assert len(world.described) == 1

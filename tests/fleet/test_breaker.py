@@ -1,0 +1,123 @@
+"""Who is ejected, and how long it stays out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from router.fleet.breaker import Breaker
+from router.fleet.fleet import Fleet
+from router.fleet.lifecycle import PodEvent
+from router.types import Pod, PodState
+
+MakePod = Callable[..., Pod]
+
+
+@pytest.fixture
+def fleet(make_pod: MakePod) -> Fleet:
+    """Two ready pods."""
+    fleet = Fleet()
+    fleet.sync([make_pod("a"), make_pod("b")])
+    fleet.event("a", PodEvent.PROBE_OK)
+    fleet.event("b", PodEvent.PROBE_OK)
+    return fleet
+
+
+def state(fleet: Fleet, pod_id: str) -> PodState:
+    status = fleet.status(pod_id)
+    assert status is not None
+    return status.state
+
+
+def eject(breaker: Breaker, now_s: float) -> None:
+    for _ in range(3):
+        breaker.failure("a", now_s)
+
+
+def test_consecutive_failures_eject(fleet: Fleet) -> None:
+    """The third in a row, of this pod alone."""
+    breaker = Breaker(fleet, failures_to_eject=3)
+    breaker.failure("a", 0.0)
+    breaker.failure("a", 0.0)
+    breaker.failure("b", 0.0)
+    assert state(fleet, "a") is PodState.READY
+    breaker.failure("a", 0.0)
+    assert (state(fleet, "a"), state(fleet, "b")) == (PodState.EJECTED, PodState.READY)
+
+
+def test_a_served_request_settles_everything(fleet: Fleet) -> None:
+    """Failures of requests and of probes alike: a pod that serves is well, however slow its /health is."""
+    breaker = Breaker(fleet, failures_to_eject=2)
+    for _ in range(5):
+        breaker.failure("a", 0.0)
+        breaker.success("a")
+        breaker.probe_failed("a", 0.0)
+        breaker.success("a")
+    assert state(fleet, "a") is PodState.READY
+
+
+def test_a_passed_probe_does_not_excuse_failing_requests(fleet: Fleet) -> None:
+    """A pod whose /health answers while its requests fail goes out."""
+    breaker = Breaker(fleet, failures_to_eject=3)
+    for _ in range(3):
+        breaker.failure("a", 0.0)
+        breaker.probe_ok("a")
+    assert state(fleet, "a") is PodState.EJECTED
+
+
+def test_failed_probes_eject_when_consecutive(fleet: Fleet) -> None:
+    """A pod that misses a probe now and then stays."""
+    breaker = Breaker(fleet, failures_to_eject=2)
+    for _ in range(3):
+        breaker.probe_failed("a", 0.0)
+        breaker.probe_ok("a")
+    assert state(fleet, "a") is PodState.READY
+    breaker.probe_failed("a", 0.0)
+    breaker.probe_failed("a", 0.0)
+    assert state(fleet, "a") is PodState.EJECTED
+
+
+def test_the_back_off_doubles_until_a_request_is_served(fleet: Fleet) -> None:
+    """1, 2, 4, 4 seconds at a limit of 4, however often it is readmitted; then 1 again."""
+    breaker = Breaker(fleet, first_backoff_s=1.0, max_backoff_s=4.0)
+    for backoff_s in (1.0, 2.0, 4.0, 4.0):
+        eject(breaker, 100.0)
+        assert not breaker.may_probe("a", 100.0 + backoff_s - 0.01)
+        assert breaker.may_probe("a", 100.0 + backoff_s)
+        breaker.probe_ok("a")
+        fleet.event("a", PodEvent.PROBE_OK)
+    breaker.success("a")
+    eject(breaker, 200.0)
+    assert breaker.may_probe("a", 201.0)
+
+
+def test_requests_that_were_under_way_do_not_prolong_an_ejection(fleet: Fleet) -> None:
+    """Fifty failing at once are one ejection."""
+    breaker = Breaker(fleet, first_backoff_s=1.0)
+    for _ in range(50):
+        breaker.failure("a", 10.0)
+        breaker.probe_failed("a", 10.0)
+    assert breaker.may_probe("a", 11.0)
+
+
+def test_a_pod_that_is_not_ready_cannot_fail(fleet: Fleet) -> None:
+    """A draining pod's failures are not held against it when it returns."""
+    breaker = Breaker(fleet, failures_to_eject=2)
+    fleet.event("a", PodEvent.DRAIN)
+    breaker.failure("a", 0.0)
+    fleet.event("a", PodEvent.UNDRAIN)
+    fleet.event("a", PodEvent.PROBE_OK)
+    breaker.failure("a", 0.0)
+    assert state(fleet, "a") is PodState.READY
+
+
+def test_nothing_is_held_against_a_pod_that_is_found_again(fleet: Fleet, make_pod: MakePod) -> None:
+    """A new pod under an old id starts clean, and unknown pods may always be probed."""
+    breaker = Breaker(fleet, failures_to_eject=2, first_backoff_s=1e9)
+    breaker.failure("a", 0.0)
+    breaker.failure("a", 0.0)
+    assert not breaker.may_probe("a", 5.0)
+    fleet.sync([])
+    breaker.failure("a", 0.0)
+    assert breaker.may_probe("a", 5.0)

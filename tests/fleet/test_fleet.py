@@ -1,0 +1,192 @@
+"""The owner of the pods: who is there, what is known of them, who is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.fleet.fleet import Fleet
+from router.fleet.lifecycle import PodEvent
+from router.types import Pod, PodLoad, PodState, PrefixTrust, Role
+
+MakePod = Callable[..., Pod]
+Told = tuple[str, PodState, PodState]
+
+
+def states(fleet: Fleet) -> dict[str, PodState]:
+    return {status.pod.id: status.state for status in fleet.snapshot.pods}
+
+
+def listening(fleet: Fleet) -> list[Told]:
+    told: list[Told] = []
+    fleet.listen(lambda pod, old, new: told.append((pod.id, old, new)))
+    return told
+
+
+def test_a_complete_set_adds_and_removes(make_pod: MakePod) -> None:
+    """New pods join, missing ones are gone, the order is by id."""
+    fleet = Fleet()
+    told = listening(fleet)
+    fleet.sync([make_pod("b"), make_pod("a")])
+    assert list(states(fleet).items()) == [("a", PodState.JOINING), ("b", PodState.JOINING)]
+    fleet.sync([make_pod("c"), make_pod("b")])
+    assert list(states(fleet)) == ["b", "c"]
+    assert told[-2:] == [("a", PodState.JOINING, PodState.GONE), ("c", PodState.GONE, PodState.JOINING)]
+    assert fleet.status("a") is None
+
+
+def test_what_is_learnt_survives_discovery(make_pod: MakePod) -> None:
+    """State, load, facts, trust and epoch stay; what discovery owns follows it."""
+    fleet = Fleet()
+    fleet.sync([make_pod("a")])
+    fleet.describe("a", models=("m",), max_model_len_tokens=4096, block_size_tokens=32, capacity_blocks=100)
+    fleet.event("a", PodEvent.PROBE_OK)
+    fleet.trust("a", PrefixTrust.TRUSTED, "tokens agree")
+    fleet.observe_load("a", PodLoad(3, 1, 0.5, 9.0))
+    before = fleet.snapshot.pods[0]
+    fleet.sync([make_pod("a", role=Role.DECODE, zone="z")])
+    after = fleet.snapshot.pods[0]
+    assert (after.state, after.load) == (PodState.READY, PodLoad(3, 1, 0.5, 9.0))
+    assert (after.pod.role, after.pod.zone) == (Role.DECODE, "z")
+    assert (after.pod.models, after.pod.capacity_blocks) == (("m",), 100)
+    assert (after.pod.trust, after.pod.epoch) == (PrefixTrust.TRUSTED, before.pod.epoch)
+    assert fleet.trust_reason("a") == "tokens agree"
+
+
+def test_another_process_under_the_same_id_is_another_pod(make_pod: MakePod) -> None:
+    """With another URL nothing of the old one holds."""
+    fleet = Fleet()
+    fleet.sync([make_pod("a")])
+    fleet.event("a", PodEvent.PROBE_OK)
+    old = fleet.snapshot.pods[0].pod
+    told = listening(fleet)
+    fleet.sync([make_pod("a", url="http://elsewhere:1")])
+    new = fleet.snapshot.pods[0]
+    assert told == [("a", PodState.READY, PodState.GONE), ("a", PodState.GONE, PodState.JOINING)]
+    assert new.state is PodState.JOINING
+    assert new.pod.epoch > old.epoch
+
+
+def test_no_two_lives_share_an_epoch(make_pod: MakePod) -> None:
+    """Lost and found again, or restarted: the epoch only grows."""
+    fleet = Fleet()
+    epochs = []
+    for _ in range(2):
+        fleet.sync([make_pod("a"), make_pod("b")])
+        fleet.restarted("a")
+        epochs += [status.pod.epoch for status in fleet.snapshot.pods]
+        fleet.sync([])
+    assert len(set(epochs)) == 4
+    assert all(epoch > 0 for epoch in epochs)
+
+
+def test_a_restart_forgets_what_was_proven_but_not_the_models(make_pod: MakePod) -> None:
+    """It goes on serving, untested and with no load; listeners see the new epoch."""
+    fleet = Fleet()
+    fleet.sync([make_pod("a")])
+    fleet.describe("a", models=("m",))
+    fleet.event("a", PodEvent.PROBE_OK)
+    fleet.trust("a", PrefixTrust.TRUSTED, "fine")
+    fleet.observe_load("a", PodLoad(5, 5, 1.0, 1.0))
+    epoch = fleet.snapshot.pods[0].pod.epoch
+    epochs: list[int] = []
+    fleet.listen(lambda pod, old, new: epochs.append(pod.epoch))
+    fleet.restarted("a")
+    status = fleet.snapshot.pods[0]
+    assert (status.state, status.load) == (PodState.READY, PodLoad())
+    assert (status.pod.models, status.pod.trust) == (("m",), PrefixTrust.UNTESTED)
+    assert fleet.trust_reason("a") == ""
+    assert epochs == [status.pod.epoch]
+    assert status.pod.epoch > epoch
+
+
+def test_the_snapshot_is_rebuilt_on_change_only(make_pod: MakePod) -> None:
+    """The same object until something is different; then a higher version."""
+    fleet = Fleet()
+    fleet.sync([make_pod("a")])
+    first = fleet.snapshot
+    fleet.sync([make_pod("a")])
+    fleet.event("a", PodEvent.EJECT)
+    fleet.describe("a", models=())
+    assert fleet.snapshot is first
+    fleet.observe_load("a", PodLoad(1, 0, 0.0, 1.0))
+    assert fleet.snapshot.version > first.version
+    assert first.pods[0].load == PodLoad()
+
+
+def test_late_news_of_a_pod_that_is_gone_is_dropped(make_pod: MakePod) -> None:
+    """Answers outlive pods."""
+    fleet = Fleet()
+    fleet.sync([make_pod("a")])
+    fleet.sync([])
+    told = listening(fleet)
+    fleet.describe("a", models=("m",))
+    fleet.observe_load("a", PodLoad(1))
+    fleet.trust("a", PrefixTrust.TRUSTED, "")
+    fleet.restarted("a")
+    assert fleet.event("a", PodEvent.PROBE_OK) is PodState.GONE
+    assert (fleet.snapshot.pods, told, fleet.resolve("m")) == ((), [], None)
+
+
+def test_an_event_tells_listeners_once_and_no_longer_than_they_wish(make_pod: MakePod) -> None:
+    """A listener that has left hears nothing."""
+    fleet = Fleet()
+    told: list[PodState] = []
+    fleet.sync([make_pod("a")])
+    unlisten = fleet.listen(lambda pod, old, new: told.append(new))
+    assert fleet.event("a", PodEvent.PROBE_OK) is PodState.READY
+    assert fleet.event("a", PodEvent.PROBE_OK) is PodState.READY
+    unlisten()
+    fleet.event("a", PodEvent.DRAIN)
+    assert told == [PodState.READY]
+
+
+def test_a_name_resolves_to_a_base_model_and_an_adapter(make_pod: MakePod) -> None:
+    """Base names stand for themselves, adapters for their pod's base; unknown and forgotten names for nothing."""
+    fleet = Fleet()
+    fleet.sync([make_pod("a"), make_pod("b")])
+    assert fleet.resolve("m") is None
+    fleet.describe("a", models=("m", "m-alias"), adapters=("sql", "b-base"))
+    fleet.describe("b", models=("b-base",))
+    assert fleet.resolve("m-alias") == ("m-alias", "")
+    assert fleet.resolve("sql") == ("m", "sql")
+    assert fleet.resolve("b-base") == ("b-base", "")
+    fleet.sync([make_pod("b")])
+    assert fleet.resolve("sql") is None
+
+
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("sync"), st.sets(st.sampled_from("abcd"))),
+        st.tuples(st.sampled_from(PodEvent), st.sampled_from("abcd")),
+        st.tuples(st.just("restarted"), st.sampled_from("abcd")),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=60)
+@given(history=events)
+def test_listeners_alone_can_rebuild_the_fleet(make_pod: MakePod, history: list[tuple[str, str]]) -> None:
+    """Whatever happens, who replays what listeners were told has the snapshot, in order and without a gap."""
+    fleet = Fleet()
+    mirror: dict[str, tuple[int, PodState]] = {}
+
+    def follow(pod: Pod, old: PodState, new: PodState) -> None:
+        assert mirror.get(pod.id, (0, PodState.GONE))[1] is old
+        mirror[pod.id] = (pod.epoch, new)
+        if new is PodState.GONE:
+            del mirror[pod.id]
+
+    fleet.listen(follow)
+    for what, subject in history:
+        if what == "sync":
+            fleet.sync([make_pod(pod_id) for pod_id in subject])
+        elif what == "restarted":
+            fleet.restarted(subject)
+        else:
+            fleet.event(subject, PodEvent(what))
+        snapshot = [(s.pod.id, (s.pod.epoch, s.state)) for s in fleet.snapshot.pods]
+        assert snapshot == sorted(mirror.items())

@@ -1,0 +1,101 @@
+"""Leases and their sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.fleet.ledger import Ledger
+from router.types import InFlight, Lease, Pod
+
+MakePod = Callable[..., Pod]
+
+
+def test_a_lease_counts_from_booking_to_release(make_pod: MakePod) -> None:
+    """Its uncached tokens stand in the queue until the first token, its context until the end."""
+    ledger, pod = Ledger(), make_pod("a")
+    lease = ledger.book(pod, 1000, 600)
+    expected_ms = pod.speed.prefill_ms(1000, 600)
+    assert ledger.inflight() == {"a": InFlight(1, 1, 400, expected_ms, 1000)}
+    ledger.first_token(lease)
+    assert ledger.inflight() == {"a": InFlight(1, 0, 0, 0.0, 1000)}
+    ledger.release(lease)
+    assert ledger.inflight() == {}
+
+
+def test_a_request_that_ends_before_its_first_token_leaves_nothing(make_pod: MakePod) -> None:
+    """Failed and cancelled ones take their prefill with them, and only theirs."""
+    ledger, pod = Ledger(), make_pod("a")
+    kept = ledger.book(pod, 100, 0)
+    ledger.release(ledger.book(pod, 5000, 0))
+    assert ledger.inflight()["a"].requests == 1
+    assert ledger.inflight()["a"].prefill_tokens == 100
+    assert ledger.inflight()["a"].prefill_ms == pytest.approx(kept.prefill_ms)
+
+
+def test_twice_is_once(make_pod: MakePod) -> None:
+    """First tokens and releases that come again, or late, change nothing."""
+    ledger, pod = Ledger(), make_pod("a")
+    other = ledger.book(pod, 10, 0)
+    lease = ledger.book(pod, 100, 0)
+    for _ in range(2):
+        ledger.first_token(lease)
+    for _ in range(2):
+        ledger.release(lease)
+    ledger.first_token(lease)
+    assert ledger.inflight()["a"].requests == 1
+    assert ledger.inflight()["a"].prefill_tokens == other.prefill_tokens
+
+
+def test_a_reading_does_not_change_under_its_reader(make_pod: MakePod) -> None:
+    """A decision sees one moment."""
+    ledger, pod = Ledger(), make_pod("a")
+    before = ledger.inflight()
+    lease = ledger.book(pod, 100, 0)
+    during = ledger.inflight()
+    ledger.release(lease)
+    assert (before, during["a"].requests) == ({}, 1)
+
+
+steps = st.lists(st.tuples(st.sampled_from(["book", "first_token", "release"]), st.integers(0, 20)), max_size=60)
+
+
+@settings(max_examples=80)
+@given(steps=steps, prompts=st.lists(st.integers(1, 200_000), min_size=1, max_size=5))
+def test_sums_are_those_of_the_open_leases_and_return_to_zero(
+    make_pod: MakePod, steps: list[tuple[str, int]], prompts: list[int]
+) -> None:
+    """Under any interleaving of finish, cancel and fail."""
+    ledger, pods = Ledger(), [make_pod(name) for name in "ab"]
+    booked: list[Lease] = []
+    prefilling: set[int] = set()
+    open_leases: set[int] = set()
+    for what, number in steps:
+        if what == "book":
+            tokens = prompts[number % len(prompts)]
+            lease = ledger.book(pods[number % 2], tokens, tokens // 3)
+            booked.append(lease)
+            prefilling.add(lease.id)
+            open_leases.add(lease.id)
+        elif booked:
+            lease = booked[number % len(booked)]
+            prefilling.discard(lease.id)
+            if what == "first_token":
+                ledger.first_token(lease)
+            else:
+                open_leases.discard(lease.id)
+                ledger.release(lease)
+        for pod in pods:
+            here = [lease for lease in booked if lease.pod == pod.id and lease.id in open_leases]
+            queued = [lease for lease in here if lease.id in prefilling]
+            now = ledger.inflight().get(pod.id, InFlight())
+            assert (now.requests, now.prefill_requests) == (len(here), len(queued))
+            assert now.prefill_tokens == sum(lease.prefill_tokens for lease in queued)
+            assert now.prefill_ms == pytest.approx(sum(lease.prefill_ms for lease in queued), abs=1e-6)
+            assert now.context_tokens == sum(lease.context_tokens for lease in here)
+    for lease in booked:
+        ledger.release(lease)
+    assert ledger.inflight() == {}

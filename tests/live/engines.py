@@ -1,0 +1,164 @@
+"""How is a real engine started and ended?
+
+vLLM for CPU and llama.cpp as `install.sh` left them, each in a process group of its own, so that an engine's workers
+end with it. Blocks; for tests and tools, never for the router. Logs lie under the live home.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HOME = Path(os.environ.get("WARMROUTE_LIVE_HOME", Path.home() / ".cache" / "warmroute" / "live"))
+BLOCK_TOKENS = 32
+"""The smallest block that vLLM's CPU attention takes."""
+REPLAY_PORT_OFFSET = 1000
+START_TIMEOUT_S = 240.0
+STOP_TIMEOUT_S = 20.0
+LOG_TAIL_LINES = 40
+
+
+class EngineFailed(Exception):
+    """The engine ended, or did not become healthy in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProcess:
+    """A running engine. `stop` or `kill` it, or use it in a `with`."""
+
+    name: str
+    url: str
+    log: Path
+    process: subprocess.Popen[bytes]
+    kv_endpoint: str | None = None
+    """Where a subscriber connects for KV events."""
+    replay_endpoint: str | None = None
+
+    def stop(self) -> None:
+        """Ask the whole group to end; force what is left after STOP_TIMEOUT_S."""
+        self._signal_group(signal.SIGTERM)
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            pass
+        self.kill()
+
+    def kill(self) -> None:
+        """End server, engine core and workers at once, as a lost node would."""
+        self._signal_group(signal.SIGKILL)
+        self.process.wait(STOP_TIMEOUT_S)
+
+    def __enter__(self) -> EngineProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            pass  # all of the group has ended
+
+
+def start_vllm(
+    name: str,
+    port: int,
+    model_dir: Path,
+    *,
+    kv_port: int,
+    extra_args: Sequence[str] = (),
+    served_name: str = "tiny",
+) -> EngineProcess:
+    """A healthy vLLM that publishes KV events on `kv_port` and replays them on `kv_port + REPLAY_PORT_OFFSET`.
+
+    Takes about half a minute and 2 GiB. `EngineFailed` with the end of its log."""
+    replay_port = kv_port + REPLAY_PORT_OFFSET
+    events = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{kv_port}",
+        "replay_endpoint": f"tcp://*:{replay_port}",
+        "topic": f"kv@{name}@{served_name}",
+    }
+    command = [
+        *(str(HOME / "vllm/bin/vllm"), "serve", str(model_dir), "--served-model-name", served_name),
+        *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "8192", "--max-num-seqs", "16"),
+        *("--block-size", str(BLOCK_TOKENS), "--enforce-eager", "--enable-prefix-caching"),
+        *("--enable-prompt-tokens-details", "--num-gpu-blocks-override", "2048"),
+        *("--kv-events-config", json.dumps(events), *extra_args),
+    ]
+    environment = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",
+    }
+    return _start(name, port, command, environment, f"tcp://127.0.0.1:{kv_port}", f"tcp://127.0.0.1:{replay_port}")
+
+
+def start_llamacpp(name: str, port: int, gguf: Path) -> EngineProcess:
+    """A healthy llama.cpp server, in a second and under 200 MiB. `EngineFailed` with the end of its log."""
+    script = Path(__file__).with_name("xllama_serve.py")
+    return _start(name, port, [str(HOME / "llama/bin/python"), str(script), str(gguf), str(port)], {})
+
+
+def _start(
+    name: str,
+    port: int,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    kv_endpoint: str | None = None,
+    replay_endpoint: str | None = None,
+) -> EngineProcess:
+    log = HOME / "logs" / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    engine = EngineProcess(name, f"http://127.0.0.1:{port}", log, process, kv_endpoint, replay_endpoint)
+    try:
+        _await_health(engine)
+    except BaseException:
+        engine.kill()
+        raise
+    return engine
+
+
+def _await_health(engine: EngineProcess) -> None:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while not _healthy(engine.url):
+        if engine.process.poll() is not None:
+            raise EngineFailed(f"{engine.name} ended with {engine.process.returncode}\n{_tail(engine.log)}")
+        if time.monotonic() > deadline_s:
+            raise EngineFailed(f"{engine.name} is not healthy after {START_TIMEOUT_S:g} s\n{_tail(engine.log)}")
+        time.sleep(0.25)
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text("utf-8", "replace").splitlines()[-LOG_TAIL_LINES:])

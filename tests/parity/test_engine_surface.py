@@ -1,0 +1,128 @@
+"""Do the adapters read what real engines answer?
+
+Answers of vLLM 0.32 and llama.cpp, recorded to the byte by `tests/live/record_goldens.py`, through the adapters and
+through the reader of answers that are passed on.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.engines.adapter import KvEventSource
+from router.engines.catalog import ENGINES
+from router.engines.openai import prompt_token_count, prompt_token_ids
+from router.proxy.answer import AnswerReader
+from router.types import Pod, PodId, PodLoad, PodSpeed
+
+GOLDENS = Path(__file__).parent / "goldens"
+SPEED = PodSpeed(c0_ms=1.0, c1_ms_per_token=0.1, c2_ms_per_token2=0.0)
+
+
+def recorded(name: str) -> bytes:
+    return (GOLDENS / name).read_bytes()
+
+
+def pod(engine: str) -> Pod:
+    return Pod(id=PodId("p"), url="http://10.0.0.7:8000", engine=engine, speed=SPEED)
+
+
+def test_vllm_tells_what_it_is() -> None:
+    """Its model and context, the cache that was cut to 60 blocks of 32, and where its events are, on the pod's host."""
+    answers = {
+        "/v1/models": recorded("vllm_models.json"),
+        "/metrics": recorded("vllm_metrics.txt"),
+        "/kv_event_sources": recorded("vllm_kv_event_sources.json"),
+    }
+    facts = ENGINES["vllm"].describe(answers, pod("vllm"))
+    assert facts is not None
+    assert (facts.models, facts.adapters, facts.max_model_len_tokens) == (("tiny",), (), 1536)
+    assert (facts.block_size_tokens, facts.capacity_tokens) == (32, 1920)
+    assert facts.kv_events == KvEventSource("tcp://10.0.0.7:15631", "tcp://10.0.0.7:16631")
+
+
+def test_llamacpp_tells_what_it_is() -> None:
+    """Two slots of 4096 tokens each, and no events."""
+    answers = {"/v1/models": recorded("llamacpp_models.json"), "/props": recorded("llamacpp_props.json")}
+    facts = ENGINES["llamacpp"].describe(answers, pod("llamacpp"))
+    assert facts is not None
+    assert (facts.models, facts.max_model_len_tokens, facts.capacity_tokens) == (("tiny",), 4096, 8192)
+    assert facts.kv_events is None
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llamacpp"])
+def test_an_idle_engine_has_no_load(engine: str) -> None:
+    """Recorded between requests; llama.cpp exports no KV usage, which reads as none."""
+    assert ENGINES[engine].parse_load(recorded(f"{engine}_metrics.txt"), None, 3.0) == PodLoad(0, 0, 0.0, 3.0)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llamacpp"])
+def test_the_gauges_are_read_from_their_own_lines(engine: str) -> None:
+    """The recorded text of a busier engine: only the values of the load's lines differ."""
+    busy = []
+    values = {"running": 3, "waiting": 2, "kv_usage": 0.25}
+    gauges = ENGINES[engine].gauges
+    names = {gauges.running[0]: "running", gauges.waiting[0]: "waiting", gauges.kv_usage[0]: "kv_usage"}
+    for line in recorded(f"{engine}_metrics.txt").decode().splitlines():
+        name = line.split("{")[0].split(" ")[0]
+        busy.append(f"{line.rsplit(' ', 1)[0]} {values[names[name]]}" if name in names else line)
+    load = ENGINES[engine].parse_load("\n".join(busy).encode(), None, 3.0)
+    assert load == PodLoad(3, 2, 0.25 if engine == "vllm" else 0.0, 3.0)
+
+
+def test_llamacpp_tokens_are_read_from_its_answer() -> None:
+    """And the body that we would send is the one that was sent."""
+    golden = json.loads(recorded("llamacpp_tokenize.json"))
+    llamacpp = ENGINES["llamacpp"]
+    assert llamacpp.tokenize_request("tiny", {"prompt": golden["body"]["content"]}) == ("/tokenize", golden["body"])
+    tokens = llamacpp.parse_tokens(json.dumps(golden["answer"]).encode())
+    assert tokens == [34, 2577, 963, 220, 151644, 75402, 21894]
+
+
+def test_a_chat_tells_its_prompt_and_what_was_cached() -> None:
+    """llama.cpp reuses all but the last token of a prompt that it just served."""
+    first, second = (json.dumps(chat["answer"]).encode() for chat in json.loads(recorded("llamacpp_chat.json")))
+    assert prompt_token_count(first) == prompt_token_count(second) == 116
+    assert prompt_token_ids(first) is None
+    assert [told(answer) for answer in (first, second)] == [(116, 0), (116, 115)]
+
+
+def test_a_stream_tells_its_prompt_and_what_was_cached() -> None:
+    """vLLM's last chunk before [DONE], however the bytes are cut."""
+    stream = recorded("vllm_stream_chat.txt")
+    assert stream.endswith(b"data: [DONE]\n\n")
+    assert {told(stream, step) for step in (1, 7, 64, len(stream))} == {(7, 0)}
+
+
+def test_a_stream_begins_with_its_first_text() -> None:
+    """Not with the chunk before it, which has a role and no text."""
+    seen = AnswerReader()
+    chunks = recorded("vllm_stream_chat.txt").split(b"\n\n")
+    assert [seen.feed(chunk) for chunk in chunks[:3]] == [False, True, False]
+
+
+def test_errors_have_the_shape_that_ours_have() -> None:
+    """One object called error with message, type, param and code, the status as the code."""
+    errors: list[dict[str, Any]] = json.loads(recorded("vllm_errors.json"))
+    assert {error["name"]: error["status"] for error in errors} == {
+        "unknown model": 404,
+        "prompt too long": 400,
+        "malformed JSON": 400,
+        "stream_options without stream": 400,
+        "tools is empty": 400,
+        "max_tokens beyond the context": 400,
+    }
+    for error in errors:
+        assert error["body"]["error"].keys() == {"message", "type", "param", "code"}
+        assert error["body"]["error"]["code"] == error["status"]
+
+
+def told(answer: bytes, step: int = 50) -> tuple[int | None, int | None]:
+    """(prompt tokens, cached tokens) as the relay reads them from pieces of an answer."""
+    seen = AnswerReader()
+    for start in range(0, len(answer), step):
+        seen.feed(answer[start : start + step])
+    return seen.prompt_tokens, seen.cached_tokens

@@ -1,0 +1,162 @@
+"""Does our map of an engine's cache tell what the engine really has?
+
+A real vLLM with a small cache recorded its requests, how many tokens it found cached, and every event message that it
+sent meanwhile (`tests/live/record_goldens.py`). Before each request the map must know the very same number.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.hashing import generation_seed, hash_blocks, token_array
+from router.index.blockmap import BlockMap
+from router.index.events import decode_batch, parse_frames
+from router.index.sequence import Sequence, Verdict
+from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, PodId, PromptPrefix, Tier
+
+RECORDING = Path(__file__).parent / "goldens" / "vllm_events.jsonl"
+LINES: list[dict[str, Any]] = [json.loads(line) for line in RECORDING.read_text("utf-8").splitlines()]
+ENGINE_BLOCK_TOKENS = 32
+POD = PodId("vllm")
+NOTHING = (0, 0, 0, 0)
+
+Message = list[bytes]
+
+
+def frames(line: dict[str, Any]) -> Message:
+    return [base64.b64decode(frame) for frame in line["frames"]]
+
+
+def messages(kind: str) -> list[Message]:
+    """Live ("event") or replayed messages, as they came from the socket."""
+    return [frames(line) for line in LINES if line["kind"] == kind]
+
+
+def decoded(stream: Iterable[Message]) -> Iterator[KvEvent]:
+    """Their events in order, up to the end of a replay; every number must be the next one."""
+    sequence = Sequence()
+    for message in stream:
+        parsed = parse_frames(message)
+        if parsed is None:
+            return
+        number, payload = parsed
+        assert sequence.observe(number) is Verdict.APPLY
+        batch = decode_batch(payload)
+        assert batch.skipped == 0
+        yield from batch.events
+
+
+def prefix_of(line: dict[str, Any], generation: Generation) -> PromptPrefix:
+    """The request's prompt as the engine saw it."""
+    own = replace(generation, salt=line["body"].get("cache_salt", ""))
+    tokens = token_array(line["token_ids"])
+    return PromptPrefix(own, tokens, hash_blocks(tokens, own.block_size_tokens, generation_seed(own)))
+
+
+def cached_tokens(blocks: BlockMap, prefix: PromptPrefix) -> int:
+    """What an engine makes of a match: whole blocks of its own, and at least one token to compute."""
+    matched = blocks.match(prefix).get(POD, NOTHING)[Tier.GPU]
+    known = min(matched * prefix.generation.block_size_tokens, len(prefix.tokens) - 1)
+    return known // ENGINE_BLOCK_TOKENS * ENGINE_BLOCK_TOKENS
+
+
+@pytest.fixture(params=[8, 16, 32], ids="{}-token blocks".format)
+def generation(request: pytest.FixtureRequest) -> Generation:
+    """The router's own granule, by which the engine's blocks divide."""
+    return Generation(model="tiny", block_size_tokens=request.param)
+
+
+@pytest.fixture
+def blocks(generation: Generation) -> BlockMap:
+    """A map in which the engine begins its life."""
+    blocks = BlockMap()
+    blocks.add_holder(POD, generation)
+    return blocks
+
+
+def test_every_request_finds_as_many_tokens_as_the_map_said(blocks: BlockMap, generation: Generation) -> None:
+    """Through growing chats, repeats, salts, evictions and resets; asked before the request's own events. A cache that
+    was reset says so in the next request's message only, which is when the engine looked, too."""
+    was_reset = False
+    for line in LINES:
+        if line["kind"] == "event":
+            for event in decode_batch(frames(line)[-1]).events:
+                blocks.apply(POD, event)
+        elif line["kind"] == "request":
+            expected = 0 if was_reset else cached_tokens(blocks, prefix_of(line, generation))
+            assert line["cached_tokens"] == expected, line["body"]
+        was_reset = line["kind"] == "reset"
+    assert blocks.orphans(POD) == 0
+    assert blocks.refused(POD) == ""
+
+
+def test_a_replay_leads_to_the_same_map(generation: Generation) -> None:
+    """Whoever comes late learns the same: equal maps by size and by every recorded prompt."""
+    maps = {}
+    for kind in ("event", "replay"):
+        maps[kind] = BlockMap()
+        maps[kind].add_holder(POD, generation)
+        for event in decoded(messages(kind)):
+            maps[kind].apply(POD, event)
+    assert maps["event"].block_holders == maps["replay"].block_holders > 0
+    for line in LINES:
+        if line["kind"] == "request":
+            prefix = prefix_of(line, generation)
+            assert maps["event"].match(prefix) == maps["replay"].match(prefix)
+
+
+def test_a_replay_ends_with_its_terminator() -> None:
+    """The last message, and only that, is no batch; before it stands every live message, with a frame more in front."""
+    replayed = messages("replay")
+    assert [parse_frames(message) is None for message in replayed] == [False] * (len(replayed) - 1) + [True]
+    assert [message[-2:] for message in replayed[:-1]] == [message[-2:] for message in messages("event")]
+
+
+def test_the_map_holds_what_the_engine_holds() -> None:
+    """As many blocks as a plain count of the engine's own hashes gives, after every event. (Blocks smaller than the
+    engine's may be fewer: two of its blocks can begin alike.)"""
+    blocks = BlockMap()
+    blocks.add_holder(POD, Generation(model="tiny", block_size_tokens=ENGINE_BLOCK_TOKENS))
+    copies: Counter[int] = Counter()
+    for event in decoded(messages("event")):
+        blocks.apply(POD, event)
+        if isinstance(event, BlocksStored):
+            copies.update(event.block_hashes)
+        elif isinstance(event, BlocksRemoved):
+            copies.subtract(event.block_hashes)
+        else:
+            copies.clear()
+        assert blocks.block_holders == sum(count > 0 for count in copies.values())
+
+
+def test_the_recording_has_what_matters() -> None:
+    """Hits, misses, a salt, an eviction, a second copy of a block that is still there, and a reset."""
+    events = list(decoded(messages("event")))
+    requests = [line for line in LINES if line["kind"] == "request"]
+    hits = {line["cached_tokens"] > 0 for line in requests}
+    assert hits == {True, False}
+    assert any("cache_salt" in line["body"] for line in requests)
+    assert {type(event) for event in events} == {BlocksStored, BlocksRemoved, BlocksCleared}
+    assert stored_twice(events)
+
+
+def stored_twice(events: Iterable[KvEvent]) -> bool:
+    held: set[int] = set()
+    for event in events:
+        if isinstance(event, BlocksStored):
+            if held.intersection(event.block_hashes):
+                return True
+            held.update(event.block_hashes)
+        elif isinstance(event, BlocksRemoved):
+            held.difference_update(event.block_hashes)
+        else:
+            held.clear()
+    return False

@@ -1,0 +1,73 @@
+"""Is the mix the one that was asked for, and does it share what it should?"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.sim.workload import MIX, Kind, Session, Turn, sessions
+
+
+def long_run() -> list[Session]:
+    return sessions(7, duration_s=100.0, sessions_per_s=4.0)
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 2**32))
+def test_the_same_seed_gives_the_same_sessions(seed: int) -> None:
+    """Two drives with one seed ask the same."""
+    first = sessions(seed, duration_s=1.0, sessions_per_s=3.0)
+    assert first == sessions(seed, duration_s=1.0, sessions_per_s=3.0)
+    assert sessions(seed + 1, duration_s=1.0, sessions_per_s=3.0) != first or not first
+
+
+def test_sessions_arrive_in_order_at_the_asked_rate_and_with_names_of_their_own() -> None:
+    """A Poisson process of rate 4 over 100 s: 400 arrivals, give or take four deviations."""
+    starts_s = [session.start_s for session in long_run()]
+    assert starts_s == sorted(starts_s)
+    assert 0 < starts_s[0]
+    assert starts_s[-1] < 100.0
+    assert abs(len(starts_s) - 400) < 80
+    assert len({session.id for session in long_run()}) == len(starts_s)
+
+
+def test_every_kind_has_its_share() -> None:
+    """The mix is what MIX says, within sampling error."""
+    kinds = Counter(session.kind for session in long_run())
+    for kind, share in MIX.items():
+        assert abs(kinds[kind] / kinds.total() - share) < 0.08
+
+
+def test_tenants_and_documents_are_shared_and_the_first_most() -> None:
+    """Few system prompts carry all chats, and by Zipf's law the most popular document far more than the least."""
+    by_kind = {kind: Counter(s.system for s in long_run() if s.kind is kind) for kind in Kind}
+    assert len(by_kind[Kind.CHAT]) == 4
+    documents = by_kind[Kind.RAG].most_common()
+    assert 8 <= len(documents) <= 16
+    assert documents[0][1] >= 4 * documents[-1][1]
+    assert len(by_kind[Kind.AGENT]) == 1
+    assert set(by_kind[Kind.ONEOFF]) == {""}
+
+
+def test_each_turn_repeats_the_last_one_with_its_answer_and_adds_a_question() -> None:
+    """What was sent and answered is a prefix of what is sent next: that is what caches live from."""
+    session = Session("s", Kind.CHAT, 0.0, "Be kind.", (Turn("One?", 8), Turn("Two?", 8)))
+    first = session.messages([])
+    assert first == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "One?"}]
+    second = session.messages(["Yes."])
+    assert second == [*first, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Two?"}]
+
+
+def test_a_prompt_without_system_begins_with_the_user() -> None:
+    """One-off prompts share nothing, not even an empty system message."""
+    session = next(s for s in long_run() if s.kind is Kind.ONEOFF)
+    assert [message["role"] for message in session.messages([])] == ["user"]
+
+
+def test_whole_conversations_stay_within_eight_thousand_words() -> None:
+    """The longest prompt fits into the small caches of the demo."""
+    for session in long_run():
+        last = session.messages([" answer" * turn.max_tokens for turn in session.turns[:-1]])
+        assert 20 <= sum(len(message["content"].split()) for message in last) < 8000
