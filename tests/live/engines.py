@@ -122,6 +122,9 @@ def _start(
     kv_endpoint: str | None = None,
     replay_endpoint: str | None = None,
 ) -> EngineProcess:
+    if _healthy(f"http://127.0.0.1:{port}"):
+        # one that a broken run left behind would pass for ours, with a cache that is not empty
+        raise EngineFailed(f"{name}: another engine already answers on port {port}")
     log = HOME / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:

@@ -1,0 +1,62 @@
+"""How is the router started in front of real engines?
+
+As its users start it: `warmroute serve` with a configuration file, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+START_TIMEOUT_S = 60.0
+
+
+@contextmanager
+def router(folder: Path, config: dict[str, Any]) -> Iterator[str]:
+    """A router with `config`, once all of its pods are trusted; yields its URL."""
+    port = free_port()
+    file = folder / "router.yaml"
+    file.write_text(json.dumps(config))  # JSON is YAML
+    log = folder / "router.log"
+    command = [sys.executable, "-m", "router.cli", "serve", "--config", str(file), "--port", str(port)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _await_trust(url, process, log)
+        yield url
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def _await_trust(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    pods: list[dict[str, Any]] = []
+    while time.monotonic() < deadline_s and process.poll() is None:
+        try:
+            pods = httpx.get(f"{url}/admin/pods").json()
+        except httpx.HTTPError:
+            pods = []
+        if pods and all(pod["trust"] == "trusted" for pod in pods):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"the router trusts not all of {pods}\n{log.read_text()[-4000:]}")
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
