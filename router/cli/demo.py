@@ -14,6 +14,7 @@ import signal
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -37,7 +38,7 @@ from router.sim.workload import Session, sessions
 POLICIES = "round_robin,ring_bounded_load,cost_aware"
 NUM_BLOCKS = 2560
 """KV of one pod: 40,960 tokens. Small, so that eviction matters within seconds."""
-SESSIONS_PER_POD_S = 1.35
+SESSIONS_PER_POD_S = 4.0
 PORT = 8080
 
 
@@ -51,24 +52,27 @@ class Show:
     served: dict[TaskID, list[Served]] = field(default_factory=dict)
 
     def begin(self, policy: str) -> TaskID:
+        """Its router is being started."""
         if not self.console.is_terminal:
             self.console.print(f"{policy}: {self.total} requests ...")
-        task = self.progress.add_task(policy, total=self.total, so_far="")
+        task = self.progress.add_task(policy, total=self.total, so_far="starting the router ...")
         self.served[task] = []
         return task
 
     def took(self, task: TaskID, one: Served) -> None:
+        """One more request is done."""
         served = self.served[task]
         served.append(one)
         self.progress.update(task, advance=1, so_far=_so_far(served))
 
     def end(self, policy: str, task: TaskID) -> None:
+        """All of them are."""
         if not self.console.is_terminal:
-            self.console.print(f"{policy}: {_so_far(self.served[task])}")
+            self.console.print(f"{policy}: {_so_far(self.served[task])}", highlight=False)
 
 
 def demo_command(
-    seconds: Annotated[float, typer.Option(min=1, help="How long new sessions arrive, for each policy.")] = 14.0,
+    seconds: Annotated[float, typer.Option(min=1, help="How long new sessions arrive, for each policy.")] = 10.0,
     pods: Annotated[int, typer.Option(min=1, help="How many mock engines.")] = 4,
     seed: Annotated[int, typer.Option(help="Another seed, another mix.")] = 1,
     policies: Annotated[str, typer.Option(help="Which policies, in order.")] = POLICIES,
@@ -118,8 +122,8 @@ async def _compare(
 ) -> dict[str, Results]:
     """The same mix under each policy: a fresh router and empty caches each time."""
     columns = (
-        TextColumn("{task.description:<18}"),
-        BarColumn(24),
+        TextColumn("{task.description:<17}"),
+        BarColumn(12),
         MofNCompleteColumn(),
         TextColumn("{task.fields[so_far]}"),
     )
@@ -127,11 +131,11 @@ async def _compare(
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         show = Show(console, progress, sum(len(session.turns) for session in mix))
         for policy in policies:
+            task = show.begin(policy)
             await clear_caches(pods)
             async with running_router(policy, pods, plan, folder) as url:
-                task = show.begin(policy)
-                results[policy] = await drive(url, plan.model, mix, lambda one, task=task: show.took(task, one))
-                show.end(policy, task)
+                results[policy] = await drive(url, plan.model, mix, partial(show.took, task))
+            show.end(policy, task)
     return results
 
 
@@ -154,8 +158,8 @@ def _judge(results: dict[str, Results], pods: int) -> list[Figures]:
 def _so_far(served: Sequence[Served]) -> str:
     ttft_ms = ttfts_ms(served)
     return (
-        f"cached {cached_share(served):6.1%}   "
-        f"TTFT p50 {percentile(ttft_ms, 0.5):4.0f} ms, p99 {percentile(ttft_ms, 0.99):4.0f} ms"
+        f"cached {cached_share(served):5.1%}, "
+        f"TTFT {percentile(ttft_ms, 0.5):3.0f} ms, p99 {percentile(ttft_ms, 0.99):3.0f}"
     )
 
 

@@ -10,10 +10,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from router.cli.drive import Results, Served
 
+LEGEND = (
+    "cached: prompt tokens that needed no compute; of ideal: the same against an infinite cache. "
+    "work: computed prompt and output tokens of each pod, and the busiest against the mean. "
+    "exact: requests whose cached tokens were predicted to the token."
+)
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -84,11 +90,13 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def table(rows: Sequence[Figures], title: str) -> Table:
-    """The comparison that demo and trace replay end with."""
-    shown = Table(title=title, title_justify="left")
+    """The comparison that demo and trace replay end with; fits into 80 columns."""
+    shown = Table(title=title, title_justify="left", caption=LEGEND, caption_justify="left", box=SIMPLE_HEAD)
     shown.add_column("policy", no_wrap=True)
-    for column in ("cached", "of ideal", "TTFT p50", "p99", "work by pod", "max/mean", "predicted =", "errors"):
-        shown.add_column(column, justify="right", no_wrap=True)
+    for column in ("cached", "of ideal", "TTFT p50", "p99", "work", "max/mean", "exact", "errors"):
+        shown.add_column(
+            column, justify="right", no_wrap=column != "TTFT p50", width=6 if column == "TTFT p50" else None
+        )
     for row in rows:
         shown.add_row(
             row.policy,
@@ -102,7 +110,8 @@ def table(rows: Sequence[Figures], title: str) -> Table:
             str(row.errors),
         )
     if rows:
-        shown.add_row("infinite cache", f"{max(row.ideal_share for row in rows):.1%}", "100%", *[""] * 6, style="dim")
+        ideal_share = max(row.ideal_share for row in rows)
+        shown.add_row("infinite cache", f"{ideal_share:.1%}", "100%", *[""] * 6, style="dim")
     return shown
 
 

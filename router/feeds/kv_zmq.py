@@ -7,6 +7,7 @@ visibly; what is known stays. This file never looks into an event.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence as Frames
 from typing import Protocol
 
@@ -21,6 +22,9 @@ from router.types import KvEvent, PodId
 
 REPLAY_IDLE_MS = 2000
 """A replay that is silent for this long has ended, with or without its terminator."""
+
+END_OF_REPLAY = b"\xff" * 8
+"""The sequence number, -1, of the message after the last one of a replay."""
 
 log = structlog.get_logger()
 
@@ -58,9 +62,10 @@ class KvFeed:
             else:
                 subscriber.connect(self._source.endpoint)
             await self._replay()
-            self._sink.stream_state(self._pod, complete=self._sequence.complete)
+            self._tell()
             while True:
                 await self.take(await subscriber.recv_multipart())
+                await asyncio.sleep(0)  # a backlog of messages is received without ever giving way
         finally:
             subscriber.close(linger=0)
 
@@ -75,6 +80,7 @@ class KvFeed:
             log.info("engine restarted: its cache is empty", pod=self._pod)
             self._sequence.restart()
             self._sink.restarted(self._pod)
+            self._tell()
             verdict = self._sequence.observe(number)
         if verdict is Verdict.GAP:
             await self._heal(number)
@@ -89,40 +95,61 @@ class KvFeed:
         if number > self._sequence.expected:
             log.warning("KV events lost", pod=self._pod, first=missing, until=number - 1)
             self._sequence.skip_to(number)
-        self._sink.stream_state(self._pod, complete=self._sequence.complete)
+        self._tell()
 
     async def _replay(self) -> None:
-        """Ask for everything from the expected message on, drain it, then apply it."""
-        if self._source.replay_endpoint is None:
-            return
-        for frames in await fetch_replay(self._source.replay_endpoint, self._sequence.expected):
+        """Ask for everything from the expected message on; again, as long as replies were lost but some came."""
+        endpoint = self._source.replay_endpoint
+        while endpoint is not None:
+            start = self._sequence.expected
+            messages, ended = await fetch_replay(endpoint, start)
+            whole = await self._take_over(messages)
+            if (whole and ended) or self._sequence.expected == start:
+                return
+
+    async def _take_over(self, messages: list[list[bytes]]) -> bool:
+        """Apply a replay up to its first gap; False if there was one.
+
+        A replay that begins late is no gap to ask about again: the engine keeps only its latest messages."""
+        for place, frames in enumerate(messages):
             parsed = self._parse(frames)
             if parsed is None:
                 continue
             number, payload = parsed
             verdict = self._sequence.observe(number, replayed=True)
-            if verdict is Verdict.GAP:  # the engine keeps only its latest messages
+            if verdict is Verdict.GAP and place == 0:
                 self._sequence.skip_to(number)
                 verdict = self._sequence.observe(number, replayed=True)
+            if verdict is Verdict.GAP:
+                return False
             if verdict is Verdict.APPLY:
                 self._apply(payload)
+            await asyncio.sleep(0)  # thousands of messages, and requests are waiting
+        return True
 
     def _apply(self, payload: bytes) -> None:
         try:
             self._sink.apply(self._pod, decode_batch(payload).events)
         except UndecodableBatch as error:
-            self._count_undecodable(error)
+            self._not_understood(error)
 
     def _parse(self, frames: Frames[bytes]) -> tuple[int, bytes] | None:
         try:
             return parse_frames(frames)
         except UndecodableBatch as error:
-            self._count_undecodable(error)
+            self._not_understood(error)
             return None
 
-    def _count_undecodable(self, error: UndecodableBatch) -> None:
+    def _not_understood(self, error: UndecodableBatch) -> None:
+        """Counted, and said once a life: what the message told is lost."""
         self.undecodable += 1
-        log.warning("KV event message not understood", pod=self._pod, why=str(error), so_far=self.undecodable)
+        if self._sequence.complete:
+            log.warning("KV event message not understood", pod=self._pod, why=str(error), so_far=self.undecodable)
+            self._sequence.complete = False
+            self._tell()
+
+    def _tell(self) -> None:
+        self._sink.stream_state(self._pod, complete=self._sequence.complete)
 
 
 def binds(endpoint: str) -> bool:
@@ -130,8 +157,8 @@ def binds(endpoint: str) -> bool:
     return "*" in endpoint or endpoint.startswith("tcp://[::]")
 
 
-async def fetch_replay(endpoint: str, start: int) -> list[list[bytes]]:
-    """Every buffered message from number `start` on, oldest first; whatever came until the terminator or a silence.
+async def fetch_replay(endpoint: str, start: int) -> tuple[list[list[bytes]], bool]:
+    """Every buffered message from number `start` on, oldest first, and whether the terminator came or only silence.
 
     Drained into memory before anything is applied: engines drop replies to a slow reader without a word.
     """
@@ -142,10 +169,10 @@ async def fetch_replay(endpoint: str, start: int) -> list[list[bytes]]:
         await dealer.send_multipart([b"", start.to_bytes(8, "big")])
         while await dealer.poll(REPLAY_IDLE_MS):
             frames = await dealer.recv_multipart()
-            if len(frames) >= 2 and frames[-2] == b"\xff" * 8:
-                break
+            if frames[-2:-1] == [END_OF_REPLAY]:
+                return messages, True
             messages.append(frames)
-        return messages
+        return messages, False
     finally:
         dealer.close(linger=0)
 

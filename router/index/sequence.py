@@ -23,24 +23,27 @@ class Verdict(Enum):
 class Sequence:
     """Position in one stream. `complete` is False once messages were lost for good."""
 
-    __slots__ = ("complete", "expected")
+    __slots__ = ("_heard", "complete", "expected")
 
     def __init__(self) -> None:
-        self.expected = 0
-        self.complete = True
+        self.restart()
 
     def observe(self, number: int, *, replayed: bool = False) -> Verdict:
         """Judge a message by its number. APPLY moves on; nothing else does.
 
-        A live number below the expected one is a new life, since live messages come in order; a replayed one is merely
-        known already.
+        Live messages come in order: one that falls behind the last live one begins a new life. Below the expected
+        number alone it is merely known already, because a replay overtook it while it waited in the socket.
         """
-        if number == self.expected:
-            self.expected += 1
-            return Verdict.APPLY
+        if not replayed:
+            heard, self._heard = self._heard, number
+            if number < heard or number == heard == 0:
+                return Verdict.RESTART
+        if number < self.expected:
+            return Verdict.DUPLICATE
         if number > self.expected:
             return Verdict.GAP
-        return Verdict.DUPLICATE if replayed else Verdict.RESTART
+        self.expected += 1
+        return Verdict.APPLY
 
     def skip_to(self, number: int) -> None:
         """Give up on what is missing before `number`: go on there, incomplete."""
@@ -51,3 +54,4 @@ class Sequence:
         """A new life of the publisher."""
         self.expected = 0
         self.complete = True
+        self._heard = -1

@@ -1,7 +1,7 @@
 """What can be learnt from an answer while it passes through?
 
-When the first token came, how many prompt tokens the engine found in its cache, whether the stream ended as it should.
-Reads a copy of the bytes: nothing here changes, delays or re-frames what the client gets.
+When the first token came, and how many prompt tokens the engine found in its cache. Reads a copy of the bytes: nothing
+here changes, delays or re-frames what the client gets.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ _FIRST_TOKEN = re.compile(rb'"(?:content|reasoning_content|reasoning|text|argume
 # Quotes inside generated text are escaped in JSON, so that a model cannot write these patterns into its answer.
 _CACHED = re.compile(rb'"cached_tokens": ?(\d+)')
 _PROMPT = re.compile(rb'"prompt_tokens": ?(\d+)')
-_USAGE = b'"usage":{'
-_TAIL_BYTES = 4096
+_USAGE = re.compile(rb'"usage": ?\{')
+_WINDOW_BYTES = 4096
+"""How much of an answer is kept: longer than any usage object."""
 _SEARCH_BYTES = 64 * 1024
 
 
@@ -31,13 +32,8 @@ class AnswerReader:
     def feed(self, piece: bytes) -> bool:
         """Take one piece. True exactly once: when it brings the first token."""
         self.bytes += len(piece)
-        self._tail = piece[-_TAIL_BYTES:] if len(piece) >= _TAIL_BYTES else (self._tail + piece)[-_TAIL_BYTES:]
-        if _USAGE in piece:  # an unstreamed answer may go on behind it for long: prompt_token_ids
-            at = piece.rindex(_USAGE)
-            self._usage = piece[at : at + _TAIL_BYTES]
-        if self.has_token:
-            return False
-        return self._look_for_token(piece)
+        self._look_for_usage(piece)
+        return not self.has_token and self._look_for_token(piece)
 
     def _look_for_token(self, piece: bytes) -> bool:
         self._head += piece
@@ -46,17 +42,26 @@ class AnswerReader:
             self._head = b""
         return self.has_token
 
+    def _look_for_usage(self, piece: bytes) -> None:
+        """Keep the last usage object and what follows it; it may be cut across pieces, and need not come last."""
+        window = self._tail + piece
+        if (at := window.rfind(b'"usage"')) >= 0 and _USAGE.match(window, at):
+            self._usage = window[at : at + _WINDOW_BYTES]
+        elif self._usage and len(self._usage) < _WINDOW_BYTES:
+            self._usage += piece
+        self._tail = window[-_WINDOW_BYTES // 8 :]
+
     @property
     def cached_tokens(self) -> int | None:
         """What the engine's usage said, or None when it did not say."""
-        return _last_int(_CACHED, self._tail) or _last_int(_CACHED, self._usage)
+        return _first_int(_CACHED, self._usage)
 
     @property
     def prompt_tokens(self) -> int | None:
         """The engine's own count of prompt tokens, or None."""
-        return _last_int(_PROMPT, self._tail) or _last_int(_PROMPT, self._usage)
+        return _first_int(_PROMPT, self._usage)
 
 
-def _last_int(pattern: re.Pattern[bytes], text: bytes) -> int | None:
-    found = pattern.findall(text)
-    return int(found[-1]) if found else None
+def _first_int(pattern: re.Pattern[bytes], text: bytes) -> int | None:
+    found = pattern.search(text)
+    return int(found[1]) if found else None

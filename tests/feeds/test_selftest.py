@@ -80,7 +80,7 @@ class World:
     def announce(self, tokens: list[int], block: int) -> None:
         count = len(tokens) // block if self.announced_blocks is None else self.announced_blocks
         if self.publishes and count:
-            hashes = tuple(1000 + i for i in range(count))
+            hashes = tuple(1000 * len(self.bodies) + i for i in range(count))
             stored = BlocksStored(
                 block_hashes=hashes, parent_hash=None, tokens=tuple(tokens[: count * block]), block_size_tokens=block
             )
@@ -214,8 +214,8 @@ async def test_a_failing_pod_is_tested_until_it_passes_and_then_no_more(
             world.fleet.event("a", PodEvent.DRAIN)
             world.fleet.event("a", PodEvent.UNDRAIN)
             world.fleet.event("a", PodEvent.PROBE_OK)
-            for _ in range(20):
-                await world.fingerprint(Endpoint.COMPLETIONS, {"model": "m", "prompt": "x"})
+            turns = iter(range(20))
+            await until(lambda: next(turns) == 19)
             assert len(world.bodies) == tested
     levels = [(log["log_level"], log["tokens"]) for log in logs]
     assert levels[0] == ("warning", "mismatch")

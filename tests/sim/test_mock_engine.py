@@ -96,7 +96,7 @@ async def test_a_restart_breaks_what_is_under_way(running: Running) -> None:
     async with running(time_scale=1000.0) as (engine, client):
         engine.inject(Fault(kind=FaultKind.HANG))
         hanging = asyncio.ensure_future(client.post(CHAT, json=ask("a")))
-        while engine.faults.armed:  # noqa: ASYNC110  # the engine tells nobody when this happens
+        while engine.faults.armed:  # the engine tells nobody when this happens
             await asyncio.sleep(0)
         with pytest.raises(httpx.RemoteProtocolError):
             async with client.stream("POST", CHAT, json=ask("a") | {"stream": True}) as answer:

@@ -27,7 +27,7 @@ def test_sessions_arrive_in_order_at_the_asked_rate_and_with_names_of_their_own(
     """A Poisson process of rate 4 over 100 s: 400 arrivals, give or take four deviations."""
     starts_s = [session.start_s for session in long_run()]
     assert starts_s == sorted(starts_s)
-    assert 0 < starts_s[0]
+    assert starts_s[0] > 0
     assert starts_s[-1] < 100.0
     assert abs(len(starts_s) - 400) < 80
     assert len({session.id for session in long_run()}) == len(starts_s)

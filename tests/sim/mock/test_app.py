@@ -34,7 +34,7 @@ async def metric(client: httpx.AsyncClient, name: str) -> float:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the engine go on until something is so; the deadline is the engine's."""
-    while not condition():  # noqa: ASYNC110  # the engine tells nobody when this happens
+    while not condition():  # the engine tells nobody when this happens
         await asyncio.sleep(0)
 
 

@@ -1,0 +1,130 @@
+"""Does the driver send what a session says, when it says it, and report what came back?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from router.cli.drive import Results, Served, drive
+from router.sim.workload import Kind, Session, Turn
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+
+DEADLINE_S = 10.0
+ROUTE = b"x-warmroute-pod: pod-1\r\nx-warmroute-cached-tokens: 16\r\n"
+
+
+def session(name: str, turns: int) -> Session:
+    return Session(name, Kind.CHAT, 0.0, "Be kind.", tuple(Turn(f"{name} {n}?", 3) for n in range(turns)))
+
+
+def stream(*words: str, end: bool = True, cached_tokens: int = 16) -> bytes:
+    chunks: list[dict[str, Any]] = [{"choices": [{"delta": {"role": "assistant", "content": ""}}]}]
+    chunks += [{"choices": [{"delta": {"content": word}}]} for word in words]
+    details = {"cached_tokens": cached_tokens}
+    chunks.append(
+        {"choices": [], "usage": {"prompt_tokens": 20, "completion_tokens": 2, "prompt_tokens_details": details}}
+    )
+    text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
+    return (text + ("data: [DONE]\n\n" if end else "")).encode()
+
+
+class Canned:
+    """A router that answers each request with the next of its answers, and keeps the bodies it got."""
+
+    def __init__(self, answers: Sequence[tuple[int, bytes]]) -> None:
+        self._answers = list(answers)
+        self.bodies: list[dict[str, Any]] = []
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+                self.bodies.append(json.loads(await reader.readexactly(length)))
+                status, body = self._answers.pop(0)
+                writer.write(b"HTTP/1.1 %d X\r\n%bcontent-length: %d\r\n\r\n" % (status, ROUTE, len(body)))
+                for at in range(0, len(body), 7):  # frames arrive in pieces
+                    writer.write(body[at : at + 7])
+                    await writer.drain()
+        except asyncio.IncompleteReadError:
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def canned(*answers: tuple[int, bytes]) -> AsyncIterator[tuple[str, Canned]]:
+    router = Canned(answers)
+    server = await asyncio.start_server(router, "127.0.0.1", 0)
+    async with asyncio.timeout(DEADLINE_S), server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", router
+
+
+async def driven(sessions: Sequence[Session], *answers: tuple[int, bytes]) -> tuple[Results, Canned, list[Served]]:
+    seen: list[Served] = []
+    async with canned(*answers) as (url, router):
+        results = await drive(url, "demo", sessions, seen.append)
+    return results, router, seen
+
+
+async def test_a_turn_carries_the_answers_before_it() -> None:
+    """The second prompt repeats the first with what the model really said."""
+    results, router, seen = await driven([session("a", 2)], (200, stream("Yes", " sir")), (200, stream("No")))
+    assert [one.text for one in results.served] == ["Yes sir", "No"]
+    assert seen == list(results.served)
+    assert router.bodies[1]["messages"] == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "a 0?"},
+        {"role": "assistant", "content": "Yes sir"},
+        {"role": "user", "content": "a 1?"},
+    ]
+    assert router.bodies[0]["stream_options"] == {"include_usage": True}
+    assert router.bodies[0]["max_tokens"] == 3
+
+
+async def test_what_router_and_engine_reported_is_read_from_headers_and_usage() -> None:
+    """Pod and prediction come from the headers, the truth from the usage chunk."""
+    results, _, _ = await driven([session("a", 1)], (200, stream("Yes", cached_tokens=12)))
+    (one,) = results.served
+    assert (one.status, one.kind, one.pod, one.error) == (200, "chat", "pod-1", "")
+    assert (one.predicted_cached_tokens, one.cached_tokens) == (16, 12)
+    assert (one.prompt_tokens, one.output_tokens) == (20, 2)
+    assert one.ttft_s is not None
+    assert 0 < one.ttft_s <= one.e2e_s <= results.wall_s
+
+
+async def test_a_refused_request_is_an_error_and_ends_its_session() -> None:
+    """No turn follows an answer that never came."""
+    results, router, _ = await driven([session("a", 3)], (503, b'{"error": {"message": "busy"}}'))
+    (one,) = results.served
+    assert "503" in one.error
+    assert "busy" in one.error
+    assert one.ttft_s is None
+    assert len(router.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        (stream("Yes", end=False), "without its end mark"),
+        (b'data: {"error": {"message": "cut"}}\n\n', "error inside the stream"),
+        (b"data: {nothing\n\n", "not what it should be"),
+    ],
+)
+async def test_a_stream_that_breaks_is_an_error(body: bytes, complaint: str) -> None:
+    """A status of 200 proves nothing: the stream must end as it should."""
+    results, _, _ = await driven([session("a", 1)], (200, body))
+    assert complaint in results.served[0].error
+
+
+async def test_a_router_that_is_not_there_is_an_error_of_every_session() -> None:
+    """Nothing is raised; each session reports its own failure."""
+    async with canned() as (url, _):
+        pass
+    results = await drive(url, "demo", [session("a", 2), session("b", 2)])
+    assert [one.error.split(":")[0] for one in results.served] == ["ConnectFailed", "ConnectFailed"]
