@@ -38,7 +38,7 @@ from router.sim.workload import Session, sessions
 POLICIES = "round_robin,ring_bounded_load,cost_aware"
 NUM_BLOCKS = 2560
 """KV of one pod: 40,960 tokens. Small, so that eviction matters within seconds."""
-SESSIONS_PER_POD_S = 4.0
+SESSIONS_PER_POD_S = 5.5
 PORT = 8080
 
 

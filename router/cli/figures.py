@@ -17,8 +17,8 @@ from router.cli.drive import Results, Served
 
 LEGEND = (
     "cached: prompt tokens that needed no compute; of ideal: the same against an infinite cache. "
-    "work: computed prompt and output tokens of each pod, and the busiest against the mean. "
-    "exact: requests whose cached tokens were predicted to the token."
+    "p50, p99: time to first token. work: computed prompt and output tokens of each pod; "
+    "max/mean: the busiest against the mean. exact: requests whose cached tokens were predicted to the token."
 )
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -91,19 +91,26 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def table(rows: Sequence[Figures], title: str) -> Table:
     """The comparison that demo and trace replay end with; fits into 80 columns."""
-    shown = Table(title=title, title_justify="left", caption=LEGEND, caption_justify="left", box=SIMPLE_HEAD)
-    shown.add_column("policy", no_wrap=True)
-    for column in ("cached", "of ideal", "TTFT p50", "p99", "work", "max/mean", "exact", "errors"):
-        shown.add_column(
-            column, justify="right", no_wrap=column != "TTFT p50", width=6 if column == "TTFT p50" else None
-        )
+    shown = Table(
+        *("policy", "cached", "of ideal", "p50 ms", "p99 ms", "work", "max/mean", "exact", "errors"),
+        title=title,
+        caption=LEGEND,
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=0,
+    )
+    for column in shown.columns:
+        column.no_wrap = True
+    for column in shown.columns[1:]:
+        column.justify = "right"
     for row in rows:
         shown.add_row(
             row.policy,
             f"{row.cached_share:.1%}",
             f"{row.of_ideal:.0%}",
-            f"{row.ttft_p50_ms:.0f} ms",
-            f"{row.ttft_p99_ms:.0f} ms",
+            f"{row.ttft_p50_ms:.0f}",
+            f"{row.ttft_p99_ms:.0f}",
             bars(list(row.work_by_pod.values())),
             f"{row.max_over_mean:.2f}",
             f"{row.exact_predictions_share:.1%}",

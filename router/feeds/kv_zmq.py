@@ -1,8 +1,9 @@
 """What does one engine announce of its cache?
 
 Follows one publisher (a pod, or one data-parallel rank of it) over ZMQ: catches up by replay, then follows live
-messages, heals gaps by replay, notices a new life of the engine. What is lost for good makes the stream incomplete,
-visibly; what is known stays. This file never looks into an event.
+messages, heals gaps by replay. Notices a new life of the engine by its numbers, and after a reconnect by whether the
+last message still is the one that was seen. What is lost for good makes the stream incomplete, visibly; what is known
+stays. This file never looks into an event.
 """
 
 from __future__ import annotations
@@ -45,48 +46,86 @@ class KvSink(Protocol):
 class KvFeed:
     """One publisher's stream. `run` never returns by itself."""
 
-    def __init__(self, pod: PodId, source: KvEventSource, sink: KvSink) -> None:
+    def __init__(
+        self, pod: PodId, source: KvEventSource, sink: KvSink, *, replay_idle_ms: int = REPLAY_IDLE_MS
+    ) -> None:
         self._pod = pod
         self._source = source
         self._sink = sink
+        self._replay_idle_ms = replay_idle_ms
         self._sequence = Sequence()
+        self._last_payload = b""
+        self._one_at_a_time = asyncio.Lock()
         self.undecodable = 0
 
     async def run(self) -> None:
         """Follow the stream until cancelled. ZMQ itself reconnects."""
         subscriber = _socket(zmq.SUB)
+        monitor = subscriber.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        watching = asyncio.create_task(self._watch_connections(monitor))
         try:
             subscriber.subscribe(b"")
             if binds(self._source.endpoint):
                 subscriber.bind(self._source.endpoint)
             else:
                 subscriber.connect(self._source.endpoint)
-            await self._replay()
-            self._tell()
+            async with self._one_at_a_time:
+                await self._replay()
+                self._tell()
             while True:
                 await self.take(await subscriber.recv_multipart())
                 await asyncio.sleep(0)  # a backlog of messages is received without ever giving way
         finally:
+            watching.cancel()
+            subscriber.disable_monitor()
+            monitor.close(linger=0)
             subscriber.close(linger=0)
+
+    async def _watch_connections(self, monitor: zmq.asyncio.Socket) -> None:
+        await monitor.recv_multipart()  # the first connection: `run` catches up
+        while True:
+            await monitor.recv_multipart()
+            async with self._one_at_a_time:
+                await self._reconnected()
+
+    async def _reconnected(self) -> None:
+        """Is it the same life? A new one may have counted past where the old one ended before we were back."""
+        known, endpoint = self._sequence.expected, self._source.replay_endpoint
+        if not known or endpoint is None:
+            return
+        messages, ended = await fetch_replay(endpoint, known - 1, self._replay_idle_ms)
+        if not messages and not ended:
+            return  # it answers no replay, so that it cannot be told
+        if messages and self._parse(messages[0]) == (known - 1, self._last_payload):
+            await self._take_over(messages[1:])
+        else:
+            self._restart()
+            await self._replay()
+        self._tell()
 
     async def take(self, frames: Frames[bytes]) -> None:
         """One live message."""
         parsed = self._parse(frames)
-        if parsed is None:
-            return
-        number, payload = parsed
+        if parsed is not None:
+            async with self._one_at_a_time:
+                await self._take(*parsed)
+
+    async def _take(self, number: int, payload: bytes) -> None:
         verdict = self._sequence.observe(number)
         if verdict is Verdict.RESTART:
-            log.info("engine restarted: its cache is empty", pod=self._pod)
-            self._sequence.restart()
-            self._sink.restarted(self._pod)
-            self._tell()
+            self._restart()
             verdict = self._sequence.observe(number)
         if verdict is Verdict.GAP:
             await self._heal(number)
             verdict = self._sequence.observe(number, replayed=True)
         if verdict is Verdict.APPLY:
             self._apply(payload)
+
+    def _restart(self) -> None:
+        log.info("engine restarted: its cache is empty", pod=self._pod)
+        self._sequence.restart()
+        self._sink.restarted(self._pod)
+        self._tell()
 
     async def _heal(self, number: int) -> None:
         """Fetch what is missing before message `number`, or go on without it."""
@@ -102,7 +141,7 @@ class KvFeed:
         endpoint = self._source.replay_endpoint
         while endpoint is not None:
             start = self._sequence.expected
-            messages, ended = await fetch_replay(endpoint, start)
+            messages, ended = await fetch_replay(endpoint, start, self._replay_idle_ms)
             whole = await self._take_over(messages)
             if (whole and ended) or self._sequence.expected == start:
                 return
@@ -128,6 +167,7 @@ class KvFeed:
         return True
 
     def _apply(self, payload: bytes) -> None:
+        self._last_payload = payload
         try:
             self._sink.apply(self._pod, decode_batch(payload).events)
         except UndecodableBatch as error:
@@ -157,7 +197,7 @@ def binds(endpoint: str) -> bool:
     return "*" in endpoint or endpoint.startswith("tcp://[::]")
 
 
-async def fetch_replay(endpoint: str, start: int) -> tuple[list[list[bytes]], bool]:
+async def fetch_replay(endpoint: str, start: int, idle_ms: int) -> tuple[list[list[bytes]], bool]:
     """Every buffered message from number `start` on, oldest first, and whether the terminator came or only silence.
 
     Drained into memory before anything is applied: engines drop replies to a slow reader without a word.
@@ -167,7 +207,7 @@ async def fetch_replay(endpoint: str, start: int) -> tuple[list[list[bytes]], bo
     try:
         dealer.connect(endpoint)
         await dealer.send_multipart([b"", start.to_bytes(8, "big")])
-        while await dealer.poll(REPLAY_IDLE_MS):
+        while await dealer.poll(idle_ms):
             frames = await dealer.recv_multipart()
             if frames[-2:-1] == [END_OF_REPLAY]:
                 return messages, True

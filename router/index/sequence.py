@@ -25,6 +25,9 @@ class Sequence:
 
     __slots__ = ("_heard", "complete", "expected")
 
+    _heard: int
+    """Number of the last live message."""
+
     def __init__(self) -> None:
         self.restart()
 

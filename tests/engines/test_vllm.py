@@ -25,7 +25,7 @@ vllm:num_requests_waiting{engine="1",model_name="tiny"} 0.0
 vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="capacity"} 2.0
 vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0.5
 vllm:kv_cache_usage_perc{engine="1",model_name="tiny"} 0.25
-vllm:cache_config_info{block_size="64",engine="0",hash_block_size="32",kv_cache_size_tokens="65536",num_gpu_blocks="1024",num_gpu_blocks_override="None"} 1.0
+vllm:cache_config_info{block_size="64",engine="0",hash_block_size="32",kv_cache_size_tokens="65536",num_gpu_blocks="3000",num_gpu_blocks_override="None"} 1.0
 vllm:cache_config_info{block_size="64",engine="1",hash_block_size="32",kv_cache_size_tokens="32768",num_gpu_blocks="512",num_gpu_blocks_override="None"} 1.0
 """  # noqa: E501
 OLD = b"""\

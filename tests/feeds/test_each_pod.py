@@ -82,9 +82,7 @@ async def test_the_end_leaves_nothing_behind(make_pod: MakePod, running: Running
     before = asyncio.all_tasks()
     async with running(each_pod("x", fleet, watched.watch)):
         await until(lambda: len(watched.now) == 2)
-    assert (watched.now, asyncio.all_tasks()) == (set(), before)
-    fleet.sync([])
-    assert watched.news == []
+    assert (watched.now, asyncio.all_tasks(), fleet._listeners) == (set(), before, [])
 
 
 async def test_a_pause_ends_early_on_news_and_uses_it_up() -> None:

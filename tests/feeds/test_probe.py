@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+import httpx
 import pytest
 from structlog.testing import capture_logs
 
@@ -124,6 +125,37 @@ async def test_failing_probes_eject_and_a_passing_one_readmits(world: World, run
         await until(lambda: world.is_in(PodState.READY))
     assert (world.now.epoch, world.now.trust) == (epoch, PrefixTrust.TRUSTED)
     assert len(world.described) == 1
+
+
+async def test_a_pod_that_misses_a_probe_now_and_then_stays(world: World, running: Running, until: Until) -> None:
+    """Two of three fail, and never three in a row."""
+
+    def flapping(request: httpx.Request) -> bytes:
+        if world.pod.asked["/health"] % 3:
+            raise httpx.ReadError("cut", request=request)
+        return b""
+
+    async with running(world.probes.run()):
+        await until(lambda: world.is_in(PodState.READY))
+        states: list[PodState] = []
+        world.fleet.listen(lambda pod, old, new: states.append(new))
+        world.pod.answers["/health"] = flapping
+        await until(lambda: world.pod.asked["/health"] > 15)
+    assert states == []
+
+
+async def test_what_a_former_life_said_of_itself_is_dropped(world: World, running: Running, until: Until) -> None:
+    """The pod restarts while it is described: it is asked again."""
+
+    def models(request: httpx.Request) -> bytes:
+        if world.pod.asked["/v1/models"] == 1:
+            world.fleet.restarted("a")
+        return WELL["/v1/models"]
+
+    world.pod.answers["/v1/models"] = models
+    async with running(world.probes.run()):
+        await until(lambda: world.is_in(PodState.READY))
+    assert [epoch for epoch, _, _ in world.described] == [world.now.epoch]
 
 
 async def test_who_listens_again_after_nobody_did_is_a_new_process(

@@ -92,6 +92,18 @@ def test_the_back_off_doubles_until_a_request_is_served(fleet: Fleet) -> None:
     assert breaker.may_probe("a", 201.0)
 
 
+def test_a_readmitted_pod_starts_counting_anew(fleet: Fleet) -> None:
+    """What ejected it does not count a second time."""
+    breaker = Breaker(fleet, failures_to_eject=2)
+    breaker.failure("a", 0.0)
+    breaker.probe_failed("a", 0.0)
+    breaker.failure("a", 0.0)
+    fleet.event("a", PodEvent.PROBE_OK)
+    breaker.failure("a", 0.0)
+    breaker.probe_failed("a", 0.0)
+    assert state(fleet, "a") is PodState.READY
+
+
 def test_requests_that_were_under_way_do_not_prolong_an_ejection(fleet: Fleet) -> None:
     """Fifty failing at once are one ejection."""
     breaker = Breaker(fleet, first_backoff_s=1.0)

@@ -95,6 +95,7 @@ def test_sums_are_those_of_the_open_leases_and_return_to_zero(
             assert (now.requests, now.prefill_requests) == (len(here), len(queued))
             assert now.prefill_tokens == sum(lease.prefill_tokens for lease in queued)
             assert now.prefill_ms == pytest.approx(sum(lease.prefill_ms for lease in queued), abs=1e-6)
+            assert queued or now.prefill_ms == 0.0
             assert now.context_tokens == sum(lease.context_tokens for lease in here)
     for lease in booked:
         ledger.release(lease)

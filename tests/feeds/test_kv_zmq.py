@@ -1,0 +1,358 @@
+"""One engine's events, told message by message, over loopback sockets where it matters how they travel."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from router.engines.adapter import KvEventSource
+from router.feeds.kv_zmq import END_OF_REPLAY, KvFeed, binds
+from router.sim.mock.config import EventEncoding, KvEventConfig
+from router.sim.mock.events import KvPublisher, encode_batch
+from router.sim.mock.faults import Fault, FaultBoard, FaultKind
+from router.types import BlocksRemoved, KvEvent, PodId
+
+pytestmark = pytest.mark.anyio
+
+DEADLINE_S = 5.0
+IDLE_MS = 50
+POD = PodId("pod")
+NOWHERE = KvEventSource("tcp://127.0.0.1:1")
+
+
+def event(number: int) -> BlocksRemoved:
+    return BlocksRemoved(block_hashes=(number,))
+
+
+def message(number: int, payload: bytes | None = None) -> list[bytes]:
+    """What a subscriber gets: topic, sequence, batch."""
+    batch = encode_batch([event(number)], "map", 0.0) if payload is None else payload
+    return [b"", number.to_bytes(8, "big", signed=True), batch]
+
+
+class Told:
+    """A sink that remembers, and lets one wait for what it is told."""
+
+    def __init__(self) -> None:
+        self.lives: list[list[int]] = [[]]
+        """Numbers of the events, by life of the engine."""
+        self.complete: bool | None = None
+        self._news = asyncio.Event()
+
+    def apply(self, pod: PodId, events: tuple[KvEvent, ...]) -> None:
+        assert pod == POD
+        self.lives[-1] += [event.block_hashes[0] for event in events if isinstance(event, BlocksRemoved)]
+        self._news.set()
+
+    def restarted(self, pod: PodId) -> None:
+        assert pod == POD
+        self.lives.append([])
+        self._news.set()
+
+    def stream_state(self, pod: PodId, *, complete: bool) -> None:
+        assert pod == POD
+        self.complete = complete
+        self._news.set()
+
+    async def until(self, true: Callable[[Told], bool]) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not true(self):
+                self._news.clear()
+                await self._news.wait()
+
+
+async def told_by(*messages: list[bytes]) -> tuple[Told, KvFeed]:
+    """What becomes of live messages where nothing can be replayed."""
+    told = Told()
+    feed = KvFeed(POD, NOWHERE, told)
+    for frames in messages:
+        await feed.take(frames)
+    return told, feed
+
+
+# --- one message at a time ---
+
+
+async def test_messages_are_taken_over_in_order() -> None:
+    """From 0 on, nothing is missing."""
+    told, _ = await told_by(message(0), message(1), message(2))
+    assert told.lives == [[0, 1, 2]] and told.complete is not False
+
+
+async def test_a_repeated_message_counts_once() -> None:
+    """Its blocks would be counted twice."""
+    told, _ = await told_by(message(0), message(1), message(1), message(2))
+    assert told.lives == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("numbers", [[0, 1, 5, 6], [3, 4]])
+async def test_what_cannot_be_fetched_again_leaves_the_stream_incomplete(numbers: list[int]) -> None:
+    """Visibly so; what is known stays, and what comes is taken over."""
+    told, _ = await told_by(*map(message, numbers))
+    assert told.lives == [numbers] and told.complete is False
+
+
+@pytest.mark.parametrize("lives", [[[0, 1, 2], [0, 1]], [[0], [0, 1]], [[4, 5], [0, 1]], [[4, 9], [2, 3]]])
+async def test_a_number_that_falls_back_is_a_new_life(lives: list[list[int]]) -> None:
+    """What the engine had is gone; the new life is as complete as what was seen of it."""
+    told, _ = await told_by(*(message(number) for life in lives for number in life))
+    assert told.lives == lives
+    assert told.complete is (lives[-1][0] == 0)
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x93\x01\x02\x03"])
+async def test_a_message_that_is_not_understood_is_counted_and_passed_over(payload: bytes) -> None:
+    """What it told is lost, so that the stream is no longer complete."""
+    told, feed = await told_by(message(0), message(1, payload), message(2))
+    assert (told.lives, told.complete, feed.undecodable) == ([[0, 2]], False, 1)
+
+
+@pytest.mark.parametrize("frames", [[], [b"alone"], [b"topic", b"short", b"payload"]])
+async def test_frames_without_a_number_are_counted_and_passed_over(frames: list[bytes]) -> None:
+    """They have no place in the sequence, which goes on."""
+    told, feed = await told_by(message(0), frames, message(1))
+    assert (told.lives, told.complete, feed.undecodable) == ([[0, 1]], False, 1)
+
+
+async def test_a_new_life_forgets_what_was_not_understood() -> None:
+    """All of what the engine has now is known."""
+    told, _ = await told_by(message(0), message(1, b""), message(0))
+    assert told.lives == [[0], [0]] and told.complete is True
+
+
+def test_wildcard_endpoints_are_bound() -> None:
+    """The engine connects to those, as it does whenever its own endpoint names a host."""
+    assert binds("tcp://*:5557") and binds("tcp://[::]:5557")
+    assert not binds("tcp://10.0.0.7:5557") and not binds("tcp://[::1]:5557")
+
+
+# --- over sockets ---
+
+
+@asynccontextmanager
+async def following(source: KvEventSource) -> AsyncIterator[Told]:
+    """A running feed, which must end as soon as it is cancelled."""
+    told = Told()
+    running = asyncio.create_task(KvFeed(POD, source, told, replay_idle_ms=IDLE_MS).run())
+    try:
+        yield told
+    finally:
+        running.cancel()
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.wait([running])
+        assert running.cancelled()
+
+
+@asynccontextmanager
+async def publishing(faults: FaultBoard | None = None, **config: Any) -> AsyncIterator[KvPublisher]:
+    """An engine that publishes as vLLM does."""
+    publisher = KvPublisher(KvEventConfig(**config), "127.0.0.1", faults or FaultBoard())
+    try:
+        yield publisher
+    finally:
+        publisher.close()
+
+
+def source_of(publisher: KvPublisher) -> KvEventSource:
+    return KvEventSource(publisher.endpoint, publisher.replay_endpoint)
+
+
+async def heard_live(publisher: KvPublisher, told: Told, first: int) -> int:
+    """Publish numbered events from `first` on until one arrives; returns the next number."""
+    before = told.lives[-1][:]
+    number = first
+    async with asyncio.timeout(DEADLINE_S):
+        while told.lives[-1] == before:
+            publisher.publish([event(number)])
+            number += 1
+            await asyncio.sleep(0.001)
+    return number
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("encoding", ["map", "array"])
+async def test_a_late_comer_learns_what_it_missed_and_then_what_is_new(encoding: EventEncoding) -> None:
+    """By replay (with a topic frame or without), then live, each message once."""
+    async with publishing(encoding=encoding) as publisher:
+        for number in range(5):
+            publisher.publish([event(number)])
+        async with following(source_of(publisher)) as told:
+            await told.until(lambda told: told.complete is True)
+            assert told.lives == [[0, 1, 2, 3, 4]]
+            end = await heard_live(publisher, told, 5)
+            await told.until(lambda told: told.lives == [list(range(end))])
+            assert told.complete is True
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("replayable", [True, False])
+async def test_a_gap_is_healed_where_the_engine_still_has_the_messages(replayable: bool) -> None:
+    """Lost messages are fetched before later ones are taken over; lost for good, they leave a hole that shows."""
+    faults = FaultBoard()
+    async with publishing(faults) as publisher, following(source_of(publisher)) as told:
+        first_lost = await heard_live(publisher, told, 0)
+        await told.until(lambda told: told.lives == [list(range(first_lost))])
+        faults.arm(Fault(kind=FaultKind.LOSE_EVENTS, count=2, replayable=replayable))
+        for number in range(first_lost, first_lost + 4):
+            publisher.publish([event(number)])
+        kept = [number for number in range(first_lost + 4) if replayable or number not in (first_lost, first_lost + 1)]
+        await told.until(lambda told: told.lives == [kept] and told.complete is replayable)
+
+
+@pytest.mark.net
+async def test_an_engine_that_kept_only_its_latest_messages_is_incomplete() -> None:
+    """Its older blocks are unknown; those that are known count."""
+    async with publishing(buffer_steps=2) as publisher:
+        for number in range(5):
+            publisher.publish([event(number)])
+        async with following(source_of(publisher)) as told:
+            await told.until(lambda told: told.complete is False)
+            assert told.lives == [[3, 4]]
+
+
+@pytest.mark.net
+async def test_a_restarted_engine_is_followed_into_its_new_life() -> None:
+    """On the same ports, with numbers from 0: reconnected by ZMQ, caught up by replay."""
+    async with publishing() as first:
+        source = source_of(first)
+        async with following(source) as told:
+            await heard_live(first, told, 0)
+            first.close()
+            ports = {"port": port(source.endpoint), "replay_port": port(source.replay_endpoint)}
+            async with publishing(**ports) as second:
+                end = 0
+                while len(told.lives) == 1:
+                    end = await published(second, end)
+                await told.until(lambda told: told.lives[1] == list(range(end)))
+                assert told.complete is True
+
+
+def port(endpoint: str | None) -> int:
+    assert endpoint is not None
+    return int(endpoint.rpartition(":")[2])
+
+
+async def published(publisher: KvPublisher, number: int) -> int:
+    publisher.publish([event(number)])
+    await asyncio.sleep(0.001)
+    return number + 1
+
+
+class Engine:
+    """An engine whose sockets do what the test says, when it says so."""
+
+    def __init__(self, context: zmq.asyncio.Context) -> None:
+        self.pub = context.socket(zmq.XPUB)
+        self.router = context.socket(zmq.ROUTER)
+        at = "tcp://127.0.0.1"
+        self.source = KvEventSource(
+            f"{at}:{self.pub.bind_to_random_port(at)}", f"{at}:{self.router.bind_to_random_port(at)}"
+        )
+        self._asker = b""
+
+    async def subscribed(self) -> None:
+        """Whatever is published from now on arrives."""
+        assert await self.pub.recv() == b"\x01"
+
+    async def asked_from(self) -> int:
+        self._asker, empty, start = await self.router.recv_multipart()
+        assert empty == b""
+        return int.from_bytes(start, "big")
+
+    async def answer(self, *numbers: int, end: bool = True) -> None:
+        replies = [*map(message, numbers), *([[b"", END_OF_REPLAY, b""]] if end else [])]
+        for frames in replies:
+            await self.router.send_multipart([self._asker, b"", *frames])
+
+    async def publish(self, *numbers: int) -> None:
+        for number in numbers:
+            await self.pub.send_multipart(message(number))
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    """One, under one deadline."""
+    with zmq.asyncio.Context() as context:
+        engine = Engine(context)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                yield engine
+        finally:
+            engine.pub.close(linger=0)
+            engine.router.close(linger=0)
+
+
+@pytest.mark.net
+async def test_messages_that_a_replay_overtook_are_no_restart(engine: Engine) -> None:
+    """They waited in the socket meanwhile: known already, whatever their number."""
+    async with following(engine.source) as told:
+        await engine.subscribed()
+        assert await engine.asked_from() == 0
+        await engine.publish(0, 1, 2)
+        await engine.answer(0, 1, 2, 3)
+        await engine.publish(3, 4)
+        await told.until(lambda told: 4 in told.lives[-1])
+        assert told.lives == [[0, 1, 2, 3, 4]] and told.complete is True
+
+
+@pytest.mark.net
+async def test_messages_that_came_while_a_gap_was_healed_are_no_restart(engine: Engine) -> None:
+    """The same, in the middle of a life."""
+    async with following(engine.source) as told:
+        await engine.subscribed()
+        await engine.asked_from()
+        await engine.answer(0)
+        await engine.publish(1, 3, 4, 5)
+        assert await engine.asked_from() == 2
+        await engine.answer(2, 3, 4, 5)
+        await engine.publish(6)
+        await told.until(lambda told: 6 in told.lives[-1])
+        assert told.lives == [[0, 1, 2, 3, 4, 5, 6]] and told.complete is True
+
+
+@pytest.mark.net
+@pytest.mark.parametrize(("replies", "end"), [((0, 1, 4), True), ((0, 1), False)])
+async def test_replies_that_were_lost_on_the_way_are_asked_for_again(
+    engine: Engine, replies: tuple[int, ...], end: bool
+) -> None:
+    """ROUTER sockets drop what a slow reader does not fetch, the end mark too."""
+    async with following(engine.source) as told:
+        assert await engine.asked_from() == 0
+        await engine.answer(*replies, end=end)
+        assert await engine.asked_from() == 2
+        await engine.answer(2, 3, 4)
+        await told.until(lambda told: told.complete is True)
+        assert told.lives == [[0, 1, 2, 3, 4]]
+
+
+@pytest.mark.net
+async def test_an_engine_that_answers_no_replay_is_followed_live(engine: Engine) -> None:
+    """After a silence; what came meanwhile is taken over."""
+    async with following(engine.source) as told:
+        await engine.subscribed()
+        await engine.asked_from()
+        await engine.publish(0, 1)
+        await told.until(lambda told: told.lives == [[0, 1]])
+        assert told.complete is True
+
+
+@pytest.mark.net
+async def test_engines_can_dial_in() -> None:
+    """Where an engine's endpoint names the router, the router binds; when the feed ends, the port is free again."""
+    with zmq.asyncio.Context() as context, context.socket(zmq.PUB) as pub:
+        pub.linger = 0
+        free = pub.bind_to_random_port("tcp://127.0.0.1")
+        pub.unbind(f"tcp://127.0.0.1:{free}")
+        pub.connect(f"tcp://127.0.0.1:{free}")
+        for _ in range(2):
+            async with following(KvEventSource(f"tcp://*:{free}")) as told, asyncio.timeout(DEADLINE_S):
+                while told.lives == [[]]:
+                    await pub.send_multipart(message(0))
+                    await asyncio.sleep(0.001)
+                assert told.lives[0] == [0]

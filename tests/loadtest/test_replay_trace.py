@@ -1,0 +1,47 @@
+"""Does a replayed trace share exactly what the trace says?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from loadtest.replay_trace import Prose, TraceRequest, due_times_s, ideal_cached_tokens, read_trace
+from router.cli.mock_engine import TOKENIZER
+from router.prompt.tokenizer import load_tokenizer
+
+
+def request(tokens: int, *blocks: int, at_ms: float = 0.0) -> TraceRequest:
+    return TraceRequest(at_ms, tokens, 10, list(blocks))
+
+
+def test_prompts_have_the_traces_lengths_and_share_its_blocks() -> None:
+    """Token for token equal up to where the ids are, different right after it."""
+    tokenizer, prose = load_tokenizer(TOKENIZER), Prose()
+    first, second = (tokenizer.encode(prose.prompt(one)) for one in (request(1300, 0, 1, 2), request(1100, 0, 1, 3)))
+    assert (len(first), len(second)) == (1300, 1100)
+    assert first[:1024] == second[:1024]
+    assert first[1024:1040] != second[1024:1040]
+
+
+def test_the_ideal_counts_leading_known_ids_but_never_the_last_token() -> None:
+    """Whole router blocks; what lies behind an unknown id is lost."""
+    assert ideal_cached_tokens([request(1024, 0, 1)]) == 0
+    assert ideal_cached_tokens([request(1024, 0, 1), request(1024, 0, 1)]) == 1008
+    assert ideal_cached_tokens([request(1024, 0, 1), request(1536, 0, 9, 1)]) == 512
+
+
+def test_arrivals_keep_the_traces_gaps_and_jitter_stays_within_its_bound() -> None:
+    """Speed divides both; without jitter the gaps are exact."""
+    trace = [request(10, 0, at_ms=ms) for ms in (5000.0, 5000.0, 11000.0)]
+    assert due_times_s(trace, 2.0, 0.0) == [0.0, 0.0, 3.0]
+    jittered = due_times_s(trace, 2.0, 3.0)
+    assert all(0 <= late - due <= 1.5 for late, due in zip(jittered, [0.0, 0.0, 3.0], strict=True))
+    assert jittered[0] != jittered[1]
+
+
+def test_only_the_asked_number_of_lines_is_read(tmp_path: Path) -> None:
+    """One JSON object a line."""
+    line = {"timestamp": 1, "input_length": 600, "output_length": 2, "hash_ids": [0, 1]}
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join([json.dumps(line)] * 3))
+    assert read_trace(path, 2) == [TraceRequest(1, 600, 2, [0, 1])] * 2
