@@ -28,7 +28,7 @@ from rich.console import Console
 from router.cli.drive import Driver, Results
 from router.cli.figures import Figures, figures, table
 from router.cli.mock_engine import TOKENIZER, need_tokenizer
-from router.cli.stage import FleetPlan, StageError, clear_caches, mock_fleet, running_router
+from router.cli.stage import FleetPlan, StageError, clear_caches, end_on_sigterm, mock_fleet, running_router
 from router.errors import ConfigError
 from router.prompt.tokenizer import load_tokenizer
 from router.sim.mock.words import WORDS
@@ -151,6 +151,8 @@ def main(
         rows = uvloop.run(_compare(lines, due_s, max_tokens, plan, url, policies.split(",")))
     except (StageError, ConfigError) as error:
         raise SystemExit(f"replay_trace: {error}") from error
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise SystemExit(130) from None
     Console().print(table(rows, f"{len(lines)} requests of {trace.name}, {speedup:g} times as fast"))
     if out is not None:
         settings = {"requests": len(lines), "speedup": speedup, "jitter_s": jitter_s, "max_tokens": max_tokens}
@@ -168,6 +170,7 @@ async def _compare(
     url: str,
     policies: Sequence[str],
 ) -> list[Figures]:
+    end_on_sigterm()
     prose = Prose()
     ordered = [request for _, request in sorted(zip(due_s, trace, strict=True), key=lambda pair: pair[0])]
     ideal = ideal_cached_tokens(ordered)

@@ -10,7 +10,6 @@ directs: `stage` starts and stops, `drive` sends, `figures` counts.
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from router.cli.drive import Results, Served, drive
 from router.cli.figures import Figures, cached_share, figures, percentile, table, ttfts_ms
 from router.cli.mock_engine import TOKENIZER, need_tokenizer
-from router.cli.stage import FleetPlan, StageError, clear_caches, free_port, mock_fleet, running_router
+from router.cli.stage import FleetPlan, StageError, clear_caches, end_on_sigterm, free_port, mock_fleet, running_router
 from router.config.policies import choose_policy, load_policies
 from router.config.shipped import shipped
 from router.prompt.template import ChatTemplate
@@ -98,10 +97,8 @@ def demo_command(
 async def _until_done(
     console: Console, policies: Sequence[str], mix: Sequence[Session], plan: FleetPlan, keep: bool
 ) -> bool:
-    """True where a request failed. SIGTERM ends it as Ctrl-C does, with nothing left running."""
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    """True where a request failed."""
+    end_on_sigterm()
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="warmroute-demo-")))
         _introduce(console, mix, plan)
@@ -112,7 +109,7 @@ async def _until_done(
         _complain(console, results)
         if keep:
             url = await stack.enter_async_context(running_router("cost_aware", pods, plan, folder, free_port(PORT)))
-            console.print(_invitation(url, plan.model), markup=False, highlight=False)
+            print(_invitation(url, plan.model), flush=True)  # as it is: a wrapped command cannot be pasted
             await asyncio.Event().wait()
         return any(row.errors for row in rows)
 
@@ -185,7 +182,8 @@ def _invitation(url: str, model: str) -> str:
 The router (cost_aware) listens on {url}. Ask it twice and look at the header x-warmroute-cached-tokens:
 
 curl -i {url}/v1/chat/completions -H 'content-type: application/json' \\
-  -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Where is my prefix? Say it at some length."}}]}}'
+  -d '{{"model": "{model}", "max_tokens": 20, "messages": [{{"role": "user",
+       "content": "Which pod holds my prefix? A block is 16 tokens; this question is long enough to fill one."}}]}}'
 
 from openai import OpenAI
 client = OpenAI(base_url="{url}/v1", api_key="none")

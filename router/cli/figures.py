@@ -18,7 +18,7 @@ from router.cli.drive import Results, Served
 LEGEND = (
     "cached: prompt tokens that needed no compute; of ideal: the same against an infinite cache. "
     "p50, p99: time to first token. work: computed prompt and output tokens of each pod; "
-    "max/mean: the busiest against the mean. exact: requests whose cached tokens were predicted to the token."
+    "peak: the busiest pod against the mean. exact: requests whose cached tokens were predicted to the token."
 )
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -92,7 +92,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 def table(rows: Sequence[Figures], title: str) -> Table:
     """The comparison that demo and trace replay end with; fits into 80 columns."""
     shown = Table(
-        *("policy", "cached", "of ideal", "p50 ms", "p99 ms", "work", "max/mean", "exact", "errors"),
+        *("policy", "cached", "of ideal", "p50 ms", "p99 ms", "work", "peak", "exact", "errors"),
         title=title,
         caption=LEGEND,
         title_justify="left",

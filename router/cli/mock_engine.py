@@ -44,10 +44,10 @@ def mock_engine_command(
 ) -> None:
     """Run engine stand-ins until SIGINT or SIGTERM."""
     need_tokenizer()
-    tokenizer = load_tokenizer(TOKENIZER)
     speed = prior_speed(
         load_priors(shipped("config") / "models"), CostPrior(model=speed_model, hardware=speed_hardware)
     )
+    tokenizer = load_tokenizer(TOKENIZER)
     configs = [
         MockEngineConfig(
             models=(model,),

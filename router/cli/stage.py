@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -58,12 +59,16 @@ class Child:
         """Wait for `ready` to return something. Raises `StageError` if the child dies or takes too long."""
         deadline_s = asyncio.get_running_loop().time() + READY_WITHIN_S
         while asyncio.get_running_loop().time() < deadline_s:
-            if self.process.poll() is not None:
-                raise StageError(self._complaint(f"ended with exit code {self.process.returncode}"))
+            self.check_alive()
             if (found := await ready()) is not None:
                 return found
             await asyncio.sleep(POLL_S)
         raise StageError(self._complaint(f"was not ready after {READY_WITHIN_S:g} s"))
+
+    def check_alive(self) -> None:
+        """Raises `StageError` if it ended by itself."""
+        if self.process.poll() is not None:
+            raise StageError(self._complaint(f"ended with exit code {self.process.returncode}"))
 
     def _complaint(self, what: str) -> str:
         lines = [*self.output.read_text().splitlines(), *self.log.read_text().splitlines()][-TAIL_LINES:]
@@ -86,7 +91,11 @@ async def mock_fleet(plan: FleetPlan, folder: Path) -> AsyncIterator[list[str]]:
             lines = child.output.read_text().splitlines()
             return [json.loads(line)["url"] for line in lines] if len(lines) == plan.pods else None
 
-        yield await child.until(announced)
+        urls = await child.until(announced)
+        try:
+            yield urls
+        finally:
+            child.check_alive()  # its death explains better than the errors that followed from it
 
 
 @asynccontextmanager
@@ -106,7 +115,17 @@ async def running_router(
                 return await _all_trusted(client, len(pods)) or None
 
             await child.until(all_trusted)
-            yield url
+            try:
+                yield url
+            finally:
+                child.check_alive()
+
+
+def end_on_sigterm() -> None:
+    """SIGTERM cancels the calling task, as Ctrl-C does, so that no child outlives us."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 async def clear_caches(pods: Sequence[str]) -> None:
