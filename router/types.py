@@ -271,7 +271,7 @@ class Scene:
     inflight: Mapping[PodId, InFlight]
     now_s: float
     turn: int = 0
-    """Number of this decision: what round robin counts."""
+    """Number of this decision among those for its model: what round robin counts."""
     shared_blocks: int = 0
     """Leading blocks of this prompt that so much of the traffic shares that they tell nothing apart."""
 

@@ -90,6 +90,9 @@ _DECODERS: dict[Endpoint, msgspec.json.Decoder[Any]] = {
     Endpoint.OTHER: msgspec.json.Decoder(OtherBody, strict=False),
 }
 _RAW_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+# A key may also be written with escapes: `"r\u0069d"` is `rid` to an engine.
+_MARKS_OF_ENGINE_FIELDS = (b"\\u", *(f'"{name}"'.encode() for name in sorted(ENGINE_FIELDS)))
 
 
 def parse_body(endpoint: Endpoint, body: bytes) -> Any:
@@ -100,7 +103,7 @@ def parse_body(endpoint: Endpoint, body: bytes) -> Any:
         message, _, path = str(error).partition(" - at `$")
         param = path.rstrip("`").lstrip(".") or None
         raise MalformedRequest(f"{message}{f' in `{param}`' if param else ''}.", param=param) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise MalformedRequest(f"The body is not valid JSON: {error}") from error
     if endpoint is Endpoint.CHAT:
         _check_chat(parsed)
@@ -114,10 +117,16 @@ def prompt_fields(endpoint: Endpoint, parsed: Any) -> dict[str, Any]:
 
 
 def without_engine_fields(body: bytes) -> bytes:
-    """The body without the fields that steer engines. Every other byte of every value stays as it came."""
-    if not any(f'"{name}"'.encode() in body for name in ENGINE_FIELDS):
+    """The body without the fields that steer engines. Every other byte of every value stays as it came.
+
+    Raises `MalformedRequest` where the body may have such fields but cannot be read.
+    """
+    if not any(mark in body for mark in _MARKS_OF_ENGINE_FIELDS):
         return body
-    fields = _RAW_OBJECT.decode(body)
+    try:
+        fields = _RAW_OBJECT.decode(body)
+    except _UNREADABLE as error:
+        raise MalformedRequest(f"The body is not a valid JSON object: {error}") from error
     kept = {name: value for name, value in fields.items() if name not in ENGINE_FIELDS}
     return body if len(kept) == len(fields) else msgspec.json.encode(kept)
 
@@ -126,7 +135,7 @@ def model_of(body: bytes) -> str | None:
     """The `model` of any JSON body, or None where there is none to be found."""
     try:
         return _DECODERS[Endpoint.OTHER].decode(body).model  # type: ignore[no-any-return]
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
+    except _UNREADABLE:
         return None
 
 

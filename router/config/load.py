@@ -7,15 +7,16 @@ This file never decides what a key means: the pydantic models do.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from router.errors import ConfigError
 
@@ -40,10 +41,8 @@ class Document:
         """1-based line of the deepest part of `location` that the file really has."""
         node, line = self.data, 1
         for key in location:
-            found = _position(node, key)
-            if found is None:
-                break
-            line, node = found
+            # pydantic's location also names the member of a union, which the file does not
+            line, node = _position(node, key) or (line, node)
         return line
 
 
@@ -56,6 +55,8 @@ def read_document(path: Path) -> Document:
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{path}:{line}: not valid YAML: {error.problem}") from error
+    except (YAMLError, ValueError) as error:  # characters that YAML has not; dates and numbers that are none
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
     return Document(path, {} if data is None else data)
 
 
@@ -100,7 +101,7 @@ def _explain(document: Document, error: ValidationError, model: type[BaseModel])
         location = problem["loc"]
         dotted = ".".join(str(part) for part in location) or "(top level)"
         where = f"{document.path}:{document.line_of(location)}: {dotted}"
-        if problem["type"] == "extra_forbidden":
+        if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             yield f"{where}: unknown key{_suggestion(model, location)}"
         else:
             yield f"{where}: {problem['msg']} (got {_shown(problem['input'])})"
@@ -108,27 +109,34 @@ def _explain(document: Document, error: ValidationError, model: type[BaseModel])
 
 def _suggestion(model: type[BaseModel], location: Sequence[str | int]) -> str:
     owner = _model_at(model, location[:-1])
-    known = sorted(owner.model_fields) if owner else []
+    known = sorted(_fields(owner)) if owner else []
     near = difflib.get_close_matches(str(location[-1]), known, n=1)
     if near:
         return f"; did you mean {near[0]!r}?"
     return f"; valid keys: {', '.join(known)}" if known else ""
 
 
-def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel] | None:
-    """The model whose fields apply at `location`, looking through lists, dicts and unions."""
-    current: type[BaseModel] | None = model
+def _model_at(model: type, location: Sequence[str | int]) -> type | None:
+    """The model or dataclass whose fields apply at `location`, looking through lists, dicts and unions."""
+    current: type | None = model
     for part in location:
         if current is None:
             return None
-        if isinstance(part, int) or part not in current.model_fields:
-            continue
-        current = next(_models_in(current.model_fields[part].annotation), None)
+        fields = _fields(current)
+        if isinstance(part, str) and part in fields:
+            current = next(_models_in(fields[part]), None)
     return current
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def _fields(model: type) -> Mapping[str, Any]:
+    """Annotations by field."""
+    if issubclass(model, BaseModel):
+        return {name: field.annotation for name, field in model.model_fields.items()}
+    return {field.name: field.type for field in dataclasses.fields(model)} if dataclasses.is_dataclass(model) else {}
+
+
+def _models_in(annotation: Any) -> Iterator[type]:
+    if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or dataclasses.is_dataclass(annotation)):
         yield annotation
     for inner in get_args(annotation):
         yield from _models_in(inner)

@@ -14,6 +14,7 @@ import httpx
 import msgspec
 
 from router.engines.catalog import ENGINES
+from router.feeds.transport import PoolPerOrigin
 from router.types import Pod
 
 _JSON = {"content-type": "application/json"}
@@ -28,9 +29,13 @@ class Unanswered(Exception):
 
 
 def open_client() -> httpx.AsyncClient:
-    """A client for all feeds: as many connections as there are pods, no proxy, no compression to unpack."""
+    """A client for all feeds: no proxy, no compression to unpack. Idle connections are dropped before engines do."""
+    tls = httpx.create_ssl_context()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=3.0)
-    return httpx.AsyncClient(limits=limits, trust_env=False, headers={"accept-encoding": "identity"}, timeout=None)
+    transport = PoolPerOrigin(lambda: httpx.AsyncHTTPTransport(verify=tls, limits=limits))
+    return httpx.AsyncClient(
+        transport=transport, trust_env=False, headers={"accept-encoding": "identity"}, timeout=None
+    )
 
 
 async def get(client: httpx.AsyncClient, pod: Pod, path: str, timeout_s: float) -> bytes:

@@ -61,47 +61,30 @@ class KvFeed:
     async def run(self) -> None:
         """Follow the stream until cancelled. ZMQ itself reconnects."""
         subscriber = _socket(zmq.SUB)
-        monitor = subscriber.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        watching = asyncio.create_task(self._watch_connections(monitor))
+        connections = subscriber.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         try:
             subscriber.subscribe(b"")
             if binds(self._source.endpoint):
                 subscriber.bind(self._source.endpoint)
             else:
                 subscriber.connect(self._source.endpoint)
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._catch_up_at_each(connections))
+                while True:
+                    await self.take(await subscriber.recv_multipart())
+                    await asyncio.sleep(0)  # a backlog of messages is received without ever giving way
+        finally:
+            subscriber.disable_monitor()
+            connections.close(linger=0)
+            subscriber.close(linger=0)
+
+    async def _catch_up_at_each(self, connections: zmq.asyncio.Socket) -> None:
+        """Whatever happened before we were connected, the first time or again, is in the replay."""
+        while True:
+            await connections.recv_multipart()
             async with self._one_at_a_time:
                 await self._replay()
                 self._tell()
-            while True:
-                await self.take(await subscriber.recv_multipart())
-                await asyncio.sleep(0)  # a backlog of messages is received without ever giving way
-        finally:
-            watching.cancel()
-            subscriber.disable_monitor()
-            monitor.close(linger=0)
-            subscriber.close(linger=0)
-
-    async def _watch_connections(self, monitor: zmq.asyncio.Socket) -> None:
-        await monitor.recv_multipart()  # the first connection: `run` catches up
-        while True:
-            await monitor.recv_multipart()
-            async with self._one_at_a_time:
-                await self._reconnected()
-
-    async def _reconnected(self) -> None:
-        """Is it the same life? A new one may have counted past where the old one ended before we were back."""
-        known, endpoint = self._sequence.expected, self._source.replay_endpoint
-        if not known or endpoint is None:
-            return
-        messages, ended = await fetch_replay(endpoint, known - 1, self._replay_idle_ms)
-        if not messages and not ended:
-            return  # it answers no replay, so that it cannot be told
-        if messages and self._parse(messages[0]) == (known - 1, self._last_payload):
-            await self._take_over(messages[1:])
-        else:
-            self._restart()
-            await self._replay()
-        self._tell()
 
     async def take(self, frames: Frames[bytes]) -> None:
         """One live message."""
@@ -137,26 +120,39 @@ class KvFeed:
         self._tell()
 
     async def _replay(self) -> None:
-        """Ask for everything from the expected message on; again, as long as replies were lost but some came."""
+        """Ask for everything from the latest message on; again, as long as replies were lost but some came."""
         endpoint = self._source.replay_endpoint
         while endpoint is not None:
-            start = self._sequence.expected
-            messages, ended = await fetch_replay(endpoint, start, self._replay_idle_ms)
+            known = self._sequence.expected
+            messages, ended = await fetch_replay(endpoint, max(known - 1, 0), self._replay_idle_ms)
+            if known and self._of_another_life(messages, ended):
+                self._restart()
+                continue
             whole = await self._take_over(messages)
-            if (whole and ended) or self._sequence.expected == start:
+            if (whole and ended) or self._sequence.expected == known:
                 return
 
-    async def _take_over(self, messages: list[list[bytes]]) -> bool:
-        """Apply a replay up to its first gap; False if there was one.
+    def _of_another_life(self, messages: list[list[bytes]], ended: bool) -> bool:
+        """Has the engine not even the latest message, or does that say something else by now?
 
-        A replay that begins late is no gap to ask about again: the engine keeps only its latest messages."""
-        for place, frames in enumerate(messages):
+        A new life may have counted past where the old one ended before it was heard."""
+        first = self._parse(messages[0]) if messages else None
+        if first is None:
+            return ended
+        return first[0] == self._sequence.expected - 1 and first[1] != self._last_payload
+
+    async def _take_over(self, messages: list[list[bytes]]) -> bool:
+        """Apply a replay up to a gap in it; False if there was one.
+
+        Where nothing new comes before the gap, the engine has no more of it: it keeps only its latest messages."""
+        known = self._sequence.expected
+        for frames in messages:
             parsed = self._parse(frames)
             if parsed is None:
                 continue
             number, payload = parsed
             verdict = self._sequence.observe(number, replayed=True)
-            if verdict is Verdict.GAP and place == 0:
+            if verdict is Verdict.GAP and self._sequence.expected == known:
                 self._sequence.skip_to(number)
                 verdict = self._sequence.observe(number, replayed=True)
             if verdict is Verdict.GAP:

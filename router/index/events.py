@@ -7,15 +7,18 @@ file never remembers anything between two messages.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, Tier
 
 U64 = (1 << 64) - 1
+
+T = TypeVar("T")
 
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "BlockStored": (
@@ -48,7 +51,8 @@ _TIERS: Mapping[str, Tier] = {
     "REMOTE": Tier.REMOTE,
 }
 
-_DENSE_KINDS = (None, "full_attention")
+_DENSE_KINDS = (None, "full_attention", "mla_attention", "sink_full_attention")
+"""Kinds of attention that need every block of a prefix. The others keep windows or states."""
 
 
 class UndecodableBatch(Exception):
@@ -82,7 +86,7 @@ def decode_batch(payload: bytes) -> KvBatch:
         batch = msgspec.msgpack.decode(payload)
         raw_events, dp_rank = _batch_parts(batch)
         decoded = [_event(_fields(raw)) for raw in raw_events]
-    except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UndecodableBatch(f"not a KV event batch: {error}") from error
     events = tuple(event for event in decoded if event is not None)
     return KvBatch(dp_rank, events, skipped=len(decoded) - len(events))
@@ -106,28 +110,35 @@ def _event(fields: Mapping[str, Any]) -> KvEvent | None:
     if kind == "BlockStored":
         return _stored(fields)
     if kind == "BlockRemoved":
-        return BlocksRemoved(block_hashes=_hashes(fields), tier=_tier(fields), group=fields.get("group_idx") or 0)
+        return BlocksRemoved(block_hashes=_hashes(fields), tier=_tier(fields), group=_group(fields))
     return BlocksCleared() if kind == "AllBlocksCleared" else None
 
 
 def _stored(fields: Mapping[str, Any]) -> BlocksStored | None:
     hashes = _hashes(fields)
-    tokens = tuple(_token(token) for token in fields.get("token_ids") or ())
-    block_size = int(fields.get("block_size") or 0)
+    tokens = _tokens(fields.get("token_ids") or [])
+    block_size = _optional(fields, "block_size", int) or 0
     if fields.get("kv_cache_spec_kind") not in _DENSE_KINDS or len(tokens) != block_size * len(hashes):
         return None
     parent = fields.get("parent_block_hash")
-    adapter = fields.get("lora_name") or ""
+    adapter = _adapter(fields)
     return BlocksStored(
         block_hashes=hashes,
         parent_hash=None if parent is None else _hash(parent),
         tokens=tokens,
         block_size_tokens=block_size,
         tier=_tier(fields),
-        group=fields.get("group_idx") or 0,
+        group=_group(fields),
         adapter=adapter,
-        salt=fields.get("cache_salt") or _salt(fields.get("extra_keys"), adapter),
+        salt=_optional(fields, "cache_salt", str) or _salt(fields.get("extra_keys"), adapter),
     )
+
+
+def _optional(fields: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
+    value = fields.get(name)
+    if value is None or isinstance(value, kind):
+        return value
+    raise TypeError(f"{name} is no {kind.__name__}: {value!r:.40}")
 
 
 def _hashes(fields: Mapping[str, Any]) -> tuple[int, ...]:
@@ -139,16 +150,25 @@ def _hash(value: int | bytes) -> int:
     return int.from_bytes(value[-8:], "big") if isinstance(value, bytes) else value & U64
 
 
-def _token(token: Any) -> int:
-    """EAGLE's bigram keys come as pairs, of which the first is the token."""
-    value = token[0] if isinstance(token, list) else token
-    if not 0 <= value < 1 << 32:
-        raise ValueError(f"token {value} is no 32-bit id")
-    return int(value)
+def _tokens(ids: list[Any]) -> tuple[int, ...]:
+    """32-bit ids. EAGLE's bigram keys come as pairs, of which the first is the token."""
+    return tuple(array("I", [pair[0] for pair in ids] if ids and isinstance(ids[0], list) else ids))
+
+
+def _group(fields: Mapping[str, Any]) -> int:
+    return _optional(fields, "group_idx", int) or 0
+
+
+def _adapter(fields: Mapping[str, Any]) -> str:
+    """Older engines name an adapter by a number of their own: enough to tell its blocks from the base model's."""
+    number = fields.get("lora_id")
+    return _optional(fields, "lora_name", str) or (f"lora_id {number}" if number else "")
 
 
 def _tier(fields: Mapping[str, Any]) -> Tier:
-    return _TIERS.get((fields.get("medium") or "GPU").upper(), Tier.REMOTE)
+    if fields.get("locality") == "REMOTE":
+        return Tier.REMOTE
+    return _TIERS.get((_optional(fields, "medium", str) or "GPU").upper(), Tier.REMOTE)
 
 
 def _salt(extra_keys: Any, adapter: str) -> str:

@@ -48,18 +48,26 @@ class HolderMasks:
         """The holder now has `block` in `tier`."""
         self._masks[block] = self._masks.get(block, 0) | 1 << (BITS * slot + tier)
 
+    def add_all(self, slot: int, blocks: Iterable[BlockHash], tier: Tier = Tier.GPU) -> None:
+        """The holder now has all of `blocks` in `tier`."""
+        masks, bit = self._masks, 1 << (BITS * slot + tier)
+        for block in blocks:
+            masks[block] = masks.get(block, 0) | bit
+
     def remove(self, slot: int, block: BlockHash, tier: Tier = Tier.GPU) -> None:
         """The holder no longer has `block` in `tier`."""
-        self._clear(block, ~(1 << (BITS * slot + tier)))
+        self.remove_all(slot, (block,), tier)
+
+    def remove_all(self, slot: int, blocks: Iterable[BlockHash], tier: Tier = Tier.GPU) -> None:
+        """The holder no longer has any of `blocks` in `tier`."""
+        self._clear(blocks, ~(1 << (BITS * slot + tier)))
 
     def forget(self, holder: PodId, blocks: Iterable[BlockHash]) -> None:
         """The holder has left; `blocks` are all it had. O(blocks of the holder)."""
         slot = self._slots.pop(holder, None)
         if slot is None:
             return
-        keep = ~(_NIBBLE << BITS * slot)
-        for block in blocks:
-            self._clear(block, keep)
+        self._clear(blocks, ~(_NIBBLE << BITS * slot))
         self._holders[slot] = None
         self._lanes &= ~(1 << BITS * slot)
 
@@ -89,14 +97,16 @@ class HolderMasks:
         """One bit a holder: set where any of its tiers is."""
         return (mask | mask >> 1 | mask >> 2 | mask >> 3) & self._lanes
 
-    def _clear(self, block: BlockHash, keep: int) -> None:
-        mask = self._masks.get(block)
-        if mask is None:
-            return
-        if mask & keep:
-            self._masks[block] = mask & keep
-        else:
-            del self._masks[block]
+    def _clear(self, blocks: Iterable[BlockHash], keep: int) -> None:
+        masks = self._masks
+        for block in blocks:
+            mask = masks.get(block)
+            if mask is None:
+                continue
+            if rest := mask & keep:
+                masks[block] = rest
+            else:
+                del masks[block]
 
 
 class _Runs:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pydantic import NonNegativeFloat, PositiveInt
+
 from router.policy.ring import affinity_key, rendezvous, ring_order, tie_key
 from router.policy.term import Configurable
 from router.types import Candidate, Scene
@@ -20,7 +22,7 @@ class LowestCost(Configurable):
     the request's affinity key: requests that share a prefix then agree, and no pod gets everything for being a
     microsecond cheaper."""
 
-    indifference_ms: float = 0.0
+    indifference_ms: NonNegativeFloat = 0.0
 
     def rank(self, scene: Scene, candidates: Sequence[Candidate]) -> Ranked:
         return _cheapest_first(scene, candidates, self.indifference_ms), "lowest cost"
@@ -47,9 +49,9 @@ class RingBoundedLoad(Configurable):
     finding on slack: reference/algorithms.md 1.8.
     """
 
-    headroom: float = 0.25
-    slack_prefills: float = 1.0
-    points_per_pod: int = 100
+    headroom: NonNegativeFloat = 0.25
+    slack_prefills: NonNegativeFloat = 1.0
+    points_per_pod: PositiveInt = 100
 
     def rank(self, scene: Scene, candidates: Sequence[Candidate]) -> Ranked:
         cheapest = _cheapest_first(scene, candidates)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, field_validator
 
 from router.policy.catalog import COSTS, PICKERS
 from router.policy.term import CostTerm, Picker
@@ -36,8 +36,17 @@ class Policy:
 
 def _choices(name: str, table: Mapping[str, type[BaseModel]]) -> type[BaseModel]:
     """A strict model with one optional field per catalog entry, so that a typo is an unknown key with a line."""
-    fields: dict[str, Any] = {key: (kind | None, None) for key, kind in table.items()}
+    fields: dict[str, Any] = {
+        key: (Annotated[kind | None, BeforeValidator(_not_empty)], None) for key, kind in table.items()
+    }
     return create_model(name, __config__=ConfigDict(frozen=True, extra="forbid"), **fields)
+
+
+def _not_empty(value: Any) -> Any:
+    """`queue:` with nothing behind it must not mean "no queue"."""
+    if value is None:
+        raise ValueError("nothing stands behind it; write {} for its defaults")
+    return value
 
 
 CostChoices = _choices("CostChoices", COSTS)
@@ -54,11 +63,12 @@ class PolicySpec(BaseModel):
     costs: CostChoices = CostChoices()  # type: ignore[valid-type]
     picker: PickerChoice  # type: ignore[valid-type]
 
-    @model_validator(mode="after")
-    def _one_picker(self) -> PolicySpec:
-        if len(_chosen(self.picker)) != 1:
-            raise ValueError(f"picker: name exactly one of {', '.join(sorted(PICKERS))}")
-        return self
+    @field_validator("picker")
+    @classmethod
+    def _one_picker(cls, picker: BaseModel) -> BaseModel:
+        if len(_chosen(picker)) != 1:
+            raise ValueError(f"name exactly one of {', '.join(sorted(PICKERS))}")
+        return picker
 
     def build(self) -> Policy:
         """The policy that this file describes."""

@@ -17,9 +17,9 @@ from router.types import Candidate, InFlight, Pod, PodLoad, Scene
 
 
 class Configurable(BaseModel):
-    """Base of terms and pickers: frozen, unknown keys refused."""
+    """Base of terms and pickers: frozen; unknown keys and numbers that are none are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True)

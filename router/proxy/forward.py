@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -112,7 +113,7 @@ class Forwarder:
         self._metrics = metrics
         self._forwarding = forwarding
         self._shared: dict[str, SharedPrefixes] = {}
-        self._turn = 0
+        self._turns: Counter[str] = Counter()
 
     async def forward(self, story: Story, client: Downstream) -> None:
         """Serve one request. Raises `RouterError` where no answer could be given, or could not be finished."""
@@ -146,7 +147,8 @@ class Forwarder:
     def decide(self, story: Story, match: PrefixMatch) -> RouteDecision:
         """Every way to serve it, best first."""
         story.phases.enter("decide")
-        self._turn += 1
+        model = story.request.adapter or story.request.model
+        self._turns[model] += 1
         scene = Scene(
             request=story.request,
             prompt=story.prompt,
@@ -154,7 +156,7 @@ class Forwarder:
             fleet=self._fleet.snapshot,
             inflight=self._ledger.inflight(),
             now_s=_now_s(),
-            turn=self._turn,
+            turn=self._turns[model],
             shared_blocks=self._shared_blocks(story),
         )
         return decide(scene, self._policy())

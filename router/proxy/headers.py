@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from router.errors import MalformedRequest
+
 HeaderList = list[tuple[bytes, bytes]]
 
 HOP_BY_HOP = frozenset(
@@ -63,14 +65,15 @@ def downstream_headers(headers: Iterable[tuple[bytes, bytes]]) -> HeaderList:
 
 
 def request_message(method: str, target: bytes, host: bytes, headers: HeaderList, body: bytes) -> bytes:
-    """One whole HTTP/1.1 request. `headers` must come from `upstream_headers` (clean of CR and LF by the parser)."""
+    """One whole HTTP/1.1 request. Raises `MalformedRequest` where target or headers would end a line on their own."""
     lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method.encode(), target, host)]
     lines += [b"%b: %b\r\n" % header for header in headers]
     if body or method not in ("GET", "DELETE"):
         lines.append(b"content-length: %d\r\n" % len(body))
-    lines.append(b"\r\n")
-    lines.append(body)
-    return b"".join(lines)
+    head = b"".join(lines)
+    if not head.count(b"\r") == head.count(b"\n") == len(lines) + 1:
+        raise MalformedRequest("The path or a header has a line break in it.")
+    return head + b"\r\n" + body
 
 
 def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:

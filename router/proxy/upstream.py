@@ -85,6 +85,10 @@ class Connection(asyncio.Protocol):
 
     # --- httptools ---
 
+    def on_message_begin(self) -> None:
+        if self._complete:  # what follows would be taken for the answer to somebody else's request
+            raise UpstreamBroken("more bytes than one answer")
+
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
         self.headers.append((name, value))
@@ -140,7 +144,7 @@ class Connection(asyncio.Protocol):
         data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks = []
         self._buffered_bytes = 0
-        if self._paused and self._transport is not None:
+        if self._paused and self._transport is not None and self.alive:
             self._paused = False
             self._transport.resume_reading()
         return data
@@ -177,6 +181,7 @@ class Reply:
     def __init__(self, pool: UpstreamPool, connection: Connection) -> None:
         self._pool = pool
         self._connection = connection
+        self._closed = False
         self.status = connection.status
         self.headers = connection.headers
 
@@ -191,7 +196,10 @@ class Reply:
             ) from None
 
     def close(self) -> None:
-        self._pool.give_back(self._connection)
+        """Give the connection back. Again, it changes nothing: by then another exchange may have it."""
+        if not self._closed:
+            self._closed = True
+            self._pool.give_back(self._connection)
 
 
 class UpstreamPool:

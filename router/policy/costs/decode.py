@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import NonNegativeFloat
+
 from router.policy.term import Configurable, Placement
 
 
@@ -15,7 +17,7 @@ class Decode(Configurable):
     is worth. Source of d1, d2: reference/cost-model.md, simulator.md 5.2.
     """
 
-    weight: float = 0.25
+    weight: NonNegativeFloat = 0.25
 
     def cost_ms(self, at: Placement) -> float:
         decoding = at.inflight.requests - at.inflight.prefill_requests

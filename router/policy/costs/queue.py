@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import NonNegativeInt
+
 from router.policy.term import Configurable, Placement
 
 
@@ -15,7 +17,7 @@ class Queue(Configurable):
     The second accounts for requests that came past us, by another router or directly.
     """
 
-    foreign_request_tokens: int = 1024
+    foreign_request_tokens: NonNegativeInt = 1024
 
     def cost_ms(self, at: Placement) -> float:
         foreign = at.load.waiting - at.inflight.prefill_requests

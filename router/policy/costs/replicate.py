@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from router.policy.term import Configurable, Placement
 
 
@@ -16,7 +20,7 @@ class Replicate(Configurable):
     Negative by design: it takes back part of `prefill`, never more.
     """
 
-    credit: float = 1.0
+    credit: Annotated[float, Field(ge=0, le=1)] = 1.0
 
     def cost_ms(self, at: Placement) -> float:
         if at.shared_tokens <= at.cached_tokens:

@@ -1,0 +1,134 @@
+"""Scenes to decide in: small ones by hand, and a hypothesis strategy for any."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from router.config.policies import load_policies
+from router.config.shipped import shipped
+from router.hashing import generation_seed, hash_blocks, token_array
+from router.types import (
+    Endpoint,
+    FleetSnapshot,
+    Generation,
+    InferenceRequest,
+    InFlight,
+    Pod,
+    PodLoad,
+    PodSpeed,
+    PodState,
+    PodStatus,
+    PrefixMatch,
+    PrefixTrust,
+    PromptPrefix,
+    Role,
+    Scene,
+)
+
+MODEL = "m"
+BLOCK = 16
+SPEED = PodSpeed(1.0, 0.02, 4e-7, 6.0, 0.01, 4e-5)
+POLICIES = load_policies(shipped("policies"))
+
+
+def pod(name: str, **facts: Any) -> Pod:
+    usual: dict[str, Any] = {"url": f"http://{name}", "engine": "vllm", "speed": SPEED, "models": (MODEL,)}
+    return Pod(id=name, **(usual | {"trust": PrefixTrust.TRUSTED} | facts))
+
+
+def ready(*pods: Pod) -> tuple[PodStatus, ...]:
+    return tuple(PodStatus(each, PodState.READY) for each in pods)
+
+
+def prompt_of(tokens: list[int]) -> PromptPrefix:
+    generation = Generation(model=MODEL, block_size_tokens=BLOCK)
+    flat = token_array(tokens)
+    return PromptPrefix(generation, flat, hash_blocks(flat, BLOCK, generation_seed(generation)))
+
+
+def prompt(token_count: int, salt: int = 0) -> PromptPrefix:
+    """A prompt of that length; another salt shares nothing with it."""
+    return prompt_of([salt + number for number in range(token_count)])
+
+
+def request(name: str = "r", **facts: Any) -> InferenceRequest:
+    usual: dict[str, Any] = {"endpoint": Endpoint.CHAT, "model": MODEL, "body": b"x" * 400}
+    return InferenceRequest(id=name, **(usual | facts))
+
+
+def scene(*statuses: PodStatus, **facts: Any) -> Scene:
+    usual: dict[str, Any] = {
+        "request": request(),
+        "prompt": prompt(1000),
+        "match": PrefixMatch(),
+        "inflight": {},
+        "now_s": 0.0,
+    }
+    return Scene(fleet=FleetSnapshot(1, statuses), **(usual | facts))
+
+
+def holding(seen: Scene, pod_id: str, blocks: int) -> Scene:
+    """The same scene, with `pod_id` holding that many blocks."""
+    return replace(seen, match=PrefixMatch({**seen.match.blocks, pod_id: (blocks, 0, 0, 0)}))
+
+
+speeds = st.builds(
+    PodSpeed,
+    st.floats(0, 50),
+    st.floats(0.001, 0.2),
+    st.floats(0, 5e-6),
+    st.floats(0, 20),
+    st.floats(0, 0.2),
+    st.floats(0, 1e-4),
+)
+works = st.builds(
+    lambda requests, prefilling, tokens, ms, context: InFlight(requests + prefilling, prefilling, tokens, ms, context),
+    st.integers(0, 40),
+    st.integers(0, 10),
+    st.integers(0, 50_000),
+    st.floats(0, 5_000),
+    st.integers(0, 500_000),
+)
+
+
+@st.composite
+def statuses(draw: st.DrawFn, name: str) -> PodStatus:
+    facts = pod(
+        name,
+        speed=draw(speeds),
+        role=draw(st.sampled_from(Role)),
+        models=draw(st.sampled_from([(MODEL,), (MODEL, "other"), ("other",)])),
+        max_model_len_tokens=draw(st.none() | st.integers(1, 3000)),
+        block_size_tokens=draw(st.sampled_from([None, 16, 32, 64])),
+        trust=draw(st.sampled_from(PrefixTrust)),
+    )
+    state = draw(st.sampled_from([PodState.READY, *PodState]))
+    load = PodLoad(draw(st.integers(0, 50)), draw(st.integers(0, 50)), draw(st.floats(0, 1)), 1.0)
+    return PodStatus(facts, state, load)
+
+
+@st.composite
+def scenes(draw: st.DrawFn) -> Scene:
+    """Any fleet, prompt, match, load and turn; often one in which nothing can be served."""
+    names = [f"pod-{number}" for number in range(draw(st.integers(0, 6)))]
+    fleet = tuple(draw(statuses(name)) for name in names)
+    tokens = draw(st.none() | st.integers(0, 2000))
+    asked = None if tokens is None else prompt(tokens, draw(st.integers(0, 3)) * 100_000)
+    blocks = len(asked.hashes) if asked else 0
+    held = {name: (draw(st.integers(0, blocks)), 0, 0, 0) for name in names if draw(st.booleans())}
+    return scene(
+        *fleet,
+        request=request(
+            draw(st.text(min_size=1, max_size=8)),
+            session=draw(st.sampled_from(["", "s1", "s2"])),
+            max_output_tokens=draw(st.none() | st.integers(1, 2000)),
+        ),
+        prompt=asked,
+        match=PrefixMatch(held),
+        inflight={name: draw(works) for name in names if draw(st.booleans())},
+        turn=draw(st.integers(0, 100)),
+        shared_blocks=draw(st.integers(0, blocks + 2)),
+    )

@@ -1,0 +1,143 @@
+"""Orders over priced candidates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from router.policy.decide import decide
+from router.policy.pickers import InTurn, LowestCost, RingBoundedLoad
+from router.policy.ring import affinity_key, ring_order
+from router.types import Candidate, Cost, Direct, InFlight, PodLoad, PodState, PodStatus, Scene
+from tests.policy.scenes import POLICIES, pod, prompt, ready, scene, works
+
+costs = st.lists(st.floats(0, 10_000), min_size=1, max_size=6)
+asked = st.integers(0, 50).map(lambda salt: prompt(200, salt * 1000))
+
+
+def priced(costs_ms: list[float]) -> list[Candidate]:
+    pods = [pod(f"pod-{number}") for number in range(len(costs_ms))]
+    return [Candidate(Direct(each), Cost((("work", ms),), ms)) for each, ms in zip(pods, costs_ms, strict=True)]
+
+
+@settings(max_examples=60)
+@given(costs_ms=costs, prompt=asked, indifference_ms=st.sampled_from([0.0, 1.0, 50.0]))
+def test_the_first_is_the_cheapest_or_as_good(costs_ms: list[float], prompt: object, indifference_ms: float) -> None:
+    """Never dearer than the lowest by more than the indifference, or the microsecond that counts as equal."""
+    candidates = priced(costs_ms)
+    ranked, _ = LowestCost(indifference_ms=indifference_ms).rank(scene(prompt=prompt), candidates)
+    assert sorted(ranked, key=id) == sorted(candidates, key=id)
+    assert ranked[0].cost.total_ms <= min(costs_ms) + max(indifference_ms, 0.001)
+    beyond = [c.cost.total_ms for c in ranked if c.cost.total_ms > min(costs_ms) + indifference_ms + 0.001]
+    assert all(later > earlier - 0.002 for earlier, later in zip(beyond, beyond[1:], strict=False))
+
+
+def test_equal_prices_keep_a_conversation_together_and_spread_the_others() -> None:
+    """The affinity key decides between equals."""
+    candidates = priced([5.0, 5.0000001, 5.0, 5.0])
+    first: Counter[str] = Counter()
+    for salt in range(200):
+        seen = scene(prompt=prompt(200, salt * 1000))
+        winners = {LowestCost().rank(seen, order)[0][0].pod.id for order in (candidates, candidates[::-1])}
+        assert len(winners) == 1
+        first.update(winners)
+    assert len(first) == 4
+    assert max(first.values()) < 90
+
+
+@settings(max_examples=100)
+@given(light=works, heavy=works, swap=st.booleans(), salt=st.integers(0, 20))
+def test_of_two_pods_the_lighter_wins_always(light: InFlight, heavy: InFlight, swap: bool, salt: int) -> None:
+    """least_load, both under load, in either order and for any request: the property that Caddy missed."""
+    heavier = replace(heavy, requests=light.requests + heavy.requests, prefill_ms=light.prefill_ms + 1 + heavy.prefill_ms,
+                      context_tokens=light.context_tokens + heavy.context_tokens,
+                      prefill_requests=light.prefill_requests)
+    loads = {"a": heavier, "b": light} if swap else {"a": light, "b": heavier}
+    seen = scene(*ready(pod("a"), pod("b")), inflight=loads, prompt=prompt(200, salt * 1000))
+    ranked = decide(seen, POLICIES["least_load"]).candidates
+    assert ranked[0].pod.id == ("b" if swap else "a")
+    assert ranked[0].cost.total_ms < ranked[1].cost.total_ms
+
+
+@settings(max_examples=60)
+@given(light=st.integers(0, 30), more=st.integers(1, 30), swap=st.booleans())
+def test_load_that_came_past_us_counts_too(light: int, more: int, swap: bool) -> None:
+    """What the engine says waits there weighs like our own."""
+    depths = (light + more, light) if swap else (light, light + more)
+    pods = (
+        PodStatus(pod(name), PodState.READY, PodLoad(waiting=depth)) for name, depth in zip("ab", depths, strict=True)
+    )
+    assert decide(scene(*pods), POLICIES["least_load"]).candidates[0].pod.id == ("b" if swap else "a")
+
+
+@settings(max_examples=40)
+@given(pods=st.integers(1, 9), start=st.integers(0, 1000), rounds=st.integers(1, 3))
+def test_in_turn_visits_each_pod_equally_often(pods: int, start: int, rounds: int) -> None:
+    """And a retry goes on with the next one."""
+    candidates = priced([0.0] * pods)
+    first: Counter[str] = Counter()
+    for turn in range(start, start + rounds * pods):
+        ranked, _ = InTurn().rank(scene(turn=turn), candidates)
+        assert {c.pod.id for c in ranked} == {c.pod.id for c in candidates}
+        following, _ = InTurn().rank(scene(turn=turn + 1), candidates)
+        assert [*ranked[1:], ranked[0]] == following
+        first[ranked[0].pod.id] += 1
+    assert set(first.values()) == {rounds}
+
+
+def bound_ms(picker: RingBoundedLoad, seen: Scene, candidates: list[Candidate]) -> float:
+    tokens = seen.prompt.token_count if seen.prompt else 0
+    mean_ms = sum(c.cost.total_ms for c in candidates) / len(candidates)
+    return (1 + picker.headroom) * mean_ms + picker.slack_prefills * candidates[0].pod.speed.prefill_ms(tokens)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    costs_ms=costs, prompt=asked, headroom=st.sampled_from([0.0, 0.25, 1.0]), slack=st.sampled_from([0.0, 1.0])
+)
+def test_the_ring_holds_its_bound(costs_ms: list[float], prompt: object, headroom: float, slack: float) -> None:
+    """The first pod on the ring within the bound takes it; those above come last, cheapest first."""
+    picker = RingBoundedLoad(headroom=headroom, slack_prefills=slack)
+    seen, candidates = scene(prompt=prompt), priced(costs_ms)
+    limit_ms = bound_ms(picker, seen, candidates)
+    assume(all(abs(ms - limit_ms) > 1e-6 for ms in costs_ms))
+    ranked, _ = picker.rank(seen, candidates)
+    assert sorted(ranked, key=id) == sorted(candidates, key=id)
+    within = [c.pod.id for c in ranked if c.cost.total_ms <= limit_ms]
+    assert within
+    assert [c.pod.id for c in ranked[: len(within)]] == within
+    key = affinity_key(seen)
+    assert key is not None
+    order = ring_order(key, tuple(c.pod.id for c in candidates), picker.points_per_pod)
+    assert within == [each for each in order if each in within]
+    above = [c.cost.total_ms for c in ranked[len(within) :]]
+    assert all(later > earlier - 0.002 for earlier, later in zip(above, above[1:], strict=False))
+
+
+@settings(max_examples=40)
+@given(costs_ms=costs)
+def test_without_a_key_the_ring_is_least_load(costs_ms: list[float]) -> None:
+    """There is nothing to be sticky by."""
+    ranked, reason = RingBoundedLoad().rank(scene(prompt=None), priced(costs_ms))
+    assert ranked[0].cost.total_ms <= min(costs_ms) + 0.001
+    assert "no affinity key" in reason
+
+
+def test_an_idle_fleet_follows_the_ring_alone() -> None:
+    """The slack of a prefill keeps a nearly idle pod within its bound."""
+    seen = scene(prompt=prompt(200))
+    picker = RingBoundedLoad()
+    idle = picker.rank(seen, priced([0.0] * 4))[0][0].pod.id
+    number = int(idle[-1])
+    slightly = [0.0] * 4
+    slightly[number] = 2.0
+    assert picker.rank(seen, priced(slightly))[0][0].pod.id == idle
+    busy = [0.0] * 4
+    busy[number] = 500.0
+    ranked, reason = picker.rank(seen, priced(busy))
+    assert ranked[0].pod.id != idle
+    assert ranked[-1].pod.id == idle
+    assert reason.startswith("ring position 2")

@@ -1,0 +1,89 @@
+"""From YAML to something that decides."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from router.policy.catalog import COSTS, PICKERS
+from router.policy.pickers import LowestCost
+from router.policy.spec import ValidationError, parse_policy
+
+PLAIN: dict[str, Any] = {
+    "name": "mine",
+    "about": "for a test",
+    "costs": {"queue": {}, "decode": {"weight": 0.5}},
+    "picker": {"lowest_cost": {}},
+}
+
+
+def changed(*path: str, value: Any) -> dict[str, Any]:
+    data = copy.deepcopy(PLAIN)
+    node = data
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+    return data
+
+
+def test_a_policy_is_its_terms_and_its_picker() -> None:
+    """By name, with their fields."""
+    policy = parse_policy(PLAIN)
+    assert policy.name == "mine"
+    assert [name for name, _ in policy.costs] == ["queue", "decode"]
+    assert dict(policy.costs)["decode"] == COSTS["decode"](weight=0.5)
+    assert policy.picker == LowestCost()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "blamed"),
+    [
+        (("costs", "luck"), {}, ("costs", "luck")),
+        (("picker", "dice"), {}, ("picker", "dice")),
+        (("colour",), "red", ("colour",)),
+        (("costs", "decode", "wieght"), 1.0, ("costs", "decode", "wieght")),
+        (("picker", "lowest_cost", "indiference_ms"), 1.0, ("picker", "lowest_cost", "indiference_ms")),
+        (("picker", "in_turn"), {}, ("picker",)),
+        (("picker",), {}, ("picker",)),
+        (("costs", "queue"), None, ("costs", "queue")),
+        (("picker", "lowest_cost"), None, ("picker", "lowest_cost")),
+        (("name",), "Not A Name", ("name",)),
+        (("costs", "decode", "weight"), -1, ("costs", "decode", "weight")),
+        (("costs", "decode", "weight"), float("nan"), ("costs", "decode", "weight")),
+        (("costs", "decode", "weight"), float("inf"), ("costs", "decode", "weight")),
+    ],
+)
+def test_a_mistake_is_refused_where_it_stands(path: tuple[str, ...], value: Any, blamed: tuple[str, ...]) -> None:
+    """Unknown names and keys, two pickers or none, nothing behind a name, numbers that are none."""
+    with pytest.raises(ValidationError) as caught:
+        parse_policy(changed(*path, value=value))
+    assert [problem["loc"] for problem in caught.value.errors()] == [blamed]
+
+
+def test_the_version_changes_with_the_content_and_only_with_it() -> None:
+    """A written default is the default."""
+    version = parse_policy(PLAIN).version
+    assert parse_policy(copy.deepcopy(PLAIN)).version == version
+    assert parse_policy(changed("picker", "lowest_cost", "indifference_ms", value=0.0)).version == version
+    others = [
+        changed("name", value="yours"),
+        changed("costs", "decode", "weight", value=0.6),
+        changed("costs", "prefill", value={}),
+        changed("picker", "lowest_cost", "indifference_ms", value=1.0),
+        changed("picker", value={"in_turn": {}}),
+    ]
+    assert len({version, *(parse_policy(other).version for other in others)}) == 1 + len(others)
+
+
+@pytest.mark.parametrize("picker", sorted(PICKERS))
+def test_every_picker_of_the_catalog_can_be_named(picker: str) -> None:
+    """With its defaults."""
+    assert parse_policy(changed("picker", value={picker: {}})).picker == PICKERS[picker]()
+
+
+@pytest.mark.parametrize("cost", sorted(COSTS))
+def test_every_cost_of_the_catalog_can_be_named(cost: str) -> None:
+    """With its defaults."""
+    assert parse_policy(changed("costs", value={cost: {}})).costs == ((cost, COSTS[cost]()),)
