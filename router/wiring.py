@@ -182,15 +182,19 @@ class Program:
         if model.tokenizer == ENGINE_TOKENIZER:
             self.generations[model.name] = generation
             return EngineReader(generation, self.client, self._ready_pods, self._count_unread)
-        fingerprinter = self._fingerprinter(model, generation)
+        tokenizer = self._tokenizer(model)
+        fingerprinter = self._fingerprinter(model, tokenizer, generation)
         self.generations[model.name] = fingerprinter.generation
-        return LocalReader(fingerprinter, self._count_unread)
+        return LocalReader(fingerprinter, tokenizer, self._count_unread)
 
-    def _fingerprinter(self, model: ModelConfig, generation: Generation) -> Fingerprinter:
+    def _tokenizer(self, model: ModelConfig) -> Tokenizer:
         assert model.tokenizer is not None
         source = TokenizerSource(model.tokenizer, model.chat_template)
         tokenizer = self._load_tokenizer(source, fast=model.fast_tokenizer)
         log.info("tokenizer", model=model.name, backend=tokenizer.backend, why=tokenizer.reason)
+        return tokenizer
+
+    def _fingerprinter(self, model: ModelConfig, tokenizer: Tokenizer, generation: Generation) -> Fingerprinter:
         template = None
         if tokenizer.chat_template:
             template = ChatTemplate(tokenizer, None, model.chat_template_content_format, model.chat_template_kwargs)

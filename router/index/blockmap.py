@@ -40,7 +40,10 @@ class _Holder:
     blocks: dict[int, Blocks] = field(default_factory=dict)
     """Engine hash to the router blocks that one engine block consists of."""
     copies: dict[int, int] = field(default_factory=dict)
-    """Engine hash to how many physical copies it has, 16 bits a tier: engines announce a hash once for each."""
+    """Engine hash to how many physical copies it has, 16 bits a tier: engines announce a hash once for each.
+
+    vLLM requests with `kv_cache_report_mode=full` announce hits as well. They look the same and so are counted as
+    copies: such blocks outlive their removal here."""
     doubles: Counter[tuple[BlockHash, Tier]] = field(default_factory=Counter)
     """Router blocks that stand under several engine hashes at once, beyond the first."""
     groups: set[int] = field(default_factory=set)
@@ -140,11 +143,14 @@ class BlockMap:
     def _add_copy(self, holder: _Holder, engine_hash: int, blocks: Blocks, tier: Tier) -> None:
         shift = _COUNT_BITS * tier
         copies = holder.copies.get(engine_hash, 0)
-        holder.copies[engine_hash] = copies + (1 << shift)
-        holder.blocks[engine_hash] = blocks
-        if copies >> shift & _COUNT:
+        in_tier = copies >> shift & _COUNT
+        if in_tier < _COUNT:  # engines asked to report hits in full announce them again and again
+            holder.copies[engine_hash] = copies + (1 << shift)
+        if in_tier:
             return
-        for block in blocks:
+        # A hash that already stands for blocks keeps them, even if an engine that does not hash all that tells
+        # caches apart now announces others under it: what a removal takes away must be what was added.
+        for block in holder.blocks.setdefault(engine_hash, blocks):
             if self._masks.has(holder.slot, block, tier):
                 holder.doubles[block, tier] += 1
             else:

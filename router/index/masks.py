@@ -7,7 +7,7 @@ of 512 blocks is walked in tens of microseconds whatever the number of holders.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from router.types import BlockHash, BlocksByTier, PodId, Tier
 
@@ -90,8 +90,7 @@ class HolderMasks:
             before = mask
         else:
             depth = len(blocks)
-        runs.switch(alive, 0, depth, alive)
-        return {pod: runs.counts[slot] for slot in runs.counts if (pod := self._holders[slot]) is not None}
+        return {pod: counts for slot, counts in runs.end(depth) if (pod := self._holders[slot]) is not None}
 
     def _lanes_of(self, mask: int) -> int:
         """One bit a holder: set where any of its tiers is."""
@@ -110,12 +109,12 @@ class HolderMasks:
 
 
 class _Runs:
-    """Open runs of one walk: since where each holder's blocks have lain in which tier."""
+    """Runs of one walk: since where each holder's blocks have lain in which tier."""
 
-    __slots__ = ("_open", "counts")
+    __slots__ = ("_counts", "_open")
 
     def __init__(self) -> None:
-        self.counts: dict[int, BlocksByTier] = {}
+        self._counts: dict[int, list[int]] = {}
         self._open: dict[int, tuple[int, int]] = {}
 
     def switch(self, changed: int, mask: int, depth: int, alive: int) -> int:
@@ -123,19 +122,28 @@ class _Runs:
         while changed:
             lane = changed & -changed
             changed ^= lane
-            slot = (lane.bit_length() - 1) // BITS
-            self._close(slot, depth)
-            nibble = mask >> BITS * slot & _NIBBLE
+            first_bit = lane.bit_length() - 1
+            self._close(first_bit // BITS, depth)
+            nibble = mask >> first_bit & _NIBBLE
             if nibble:
-                self._open[slot] = (_NEAREST[nibble], depth)
+                self._open[first_bit // BITS] = (_NEAREST[nibble], depth)
                 alive |= lane
             else:
                 alive &= ~lane
         return alive
 
+    def end(self, depth: int) -> Iterator[tuple[int, BlocksByTier]]:
+        """Slots and their blocks by tier, for a walk that ends before the block at `depth`."""
+        for slot in list(self._open):
+            self._close(slot, depth)
+        for slot, (gpu, cpu, disk, remote) in self._counts.items():
+            yield slot, (gpu, cpu, disk, remote)
+
     def _close(self, slot: int, depth: int) -> None:
-        tier, start = self._open.pop(slot, (0, depth))
-        if depth > start:
-            counts = list(self.counts.get(slot, (0, 0, 0, 0)))
+        run = self._open.pop(slot, None)
+        if run is not None:
+            tier, start = run
+            counts = self._counts.get(slot)
+            if counts is None:
+                counts = self._counts[slot] = [0, 0, 0, 0]
             counts[tier] += depth - start
-            self.counts[slot] = (counts[0], counts[1], counts[2], counts[3])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any
 
 import msgspec
@@ -65,7 +65,8 @@ class Fingerprinter:
     ) -> None:
         self._template = template
         self._generation = replace(generation, tokenizer=tokenizer.fingerprint)
-        self.segments = SegmentCache(tokenizer, cache_bytes)
+        self._new_segments = partial(SegmentCache, tokenizer, cache_bytes)
+        self.segments = self._new_segments()
         """What is remembered of prompts: its bytes, and where it cuts them, for those who watch."""
         self._token_ids = list[Annotated[int, msgspec.Meta(ge=0, lt=tokenizer.vocabulary_size)]]
         self._seeded = lru_cache(SEEDS)(self._seed)
@@ -74,6 +75,10 @@ class Fingerprinter:
     def generation(self) -> Generation:
         """What the hashes of requests without adapter and salt are seeded with."""
         return self._generation
+
+    def forget_segments(self) -> None:
+        """The tokenizer has changed its mind: encode everything anew. From the thread of `begin`."""
+        self.segments = self._new_segments()
 
     def begin(self, request: InferenceRequest) -> PendingPrompt:
         """Render the prompt and look up what is known of it.

@@ -14,15 +14,24 @@ from typing import Any, Protocol
 
 import httpx
 import msgspec
+import structlog
 
 from router.engines.catalog import ENGINES
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import Unrenderable
+from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
 
 THREAD_CHARACTERS = 16_384
 """New text above which encoding leaves the event loop."""
+
+CHECK_EVERY = 256
+"""One prompt in so many is tokenized by both backends, in a thread."""
+
+REFERENCE = "transformers"
+
+log = structlog.get_logger()
 
 Unread = Callable[[str, str], None]
 """Told (model, reason) when a prompt is routed without a prefix."""
@@ -36,11 +45,14 @@ class PromptReader(Protocol):
 
 
 class LocalReader:
-    """Tokenizes here, exactly as the engine does."""
+    """Tokenizes here, exactly as the engine does; keeps checking on a sample of the traffic that it still does."""
 
-    def __init__(self, fingerprinter: Fingerprinter, unread: Unread) -> None:
+    def __init__(self, fingerprinter: Fingerprinter, tokenizer: Tokenizer, unread: Unread) -> None:
         self._fingerprinter = fingerprinter
+        self._tokenizer = tokenizer
         self._unread = unread
+        self._prompts = 0
+        self._check: asyncio.Task[None] | None = None
 
     async def read(self, request: InferenceRequest) -> PromptPrefix | None:
         try:
@@ -48,9 +60,23 @@ class LocalReader:
         except Unrenderable as error:
             self._unread(request.model, str(error))
             return None
+        self._sample(pending.text)
         if pending.cold_characters <= THREAD_CHARACTERS:
             return self._fingerprinter.finish(pending)
         return await asyncio.to_thread(self._fingerprinter.finish, pending)
+
+    def _sample(self, text: str | None) -> None:
+        """Begin a check of every `CHECK_EVERY`th prompt, beside the request and never two at once."""
+        self._prompts += 1
+        idle = self._check is None or self._check.done()
+        if text is not None and idle and self._prompts % CHECK_EVERY == 0 and self._tokenizer.backend != REFERENCE:
+            self._check = asyncio.create_task(self._verify(text))
+
+    async def _verify(self, text: str) -> None:
+        if not await asyncio.to_thread(self._tokenizer.verify, text):
+            self._tokenizer.distrust("it differed from transformers on a prompt of the traffic")
+            self._fingerprinter.forget_segments()
+            log.error("fast tokenizer differs; transformers takes over", characters=len(text))
 
 
 class EngineReader:

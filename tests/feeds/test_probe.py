@@ -148,14 +148,15 @@ async def test_what_a_former_life_said_of_itself_is_dropped(world: World, runnin
     """The pod restarts while it is described: it is asked again."""
 
     def models(request: httpx.Request) -> bytes:
-        if world.pod.asked["/v1/models"] == 1:
-            world.fleet.restarted("a")
-        return WELL["/v1/models"]
+        if world.pod.asked["/v1/models"] > 1:
+            return WELL["/v1/models"]
+        world.fleet.restarted("a")
+        return b'{"data": [{"id": "former"}]}'
 
     world.pod.answers["/v1/models"] = models
     async with running(world.probes.run()):
         await until(lambda: world.is_in(PodState.READY))
-    assert [epoch for epoch, _, _ in world.described] == [world.now.epoch]
+    assert [(epoch, facts.models) for epoch, _, facts in world.described] == [(world.now.epoch, ("m",))]
 
 
 async def test_who_listens_again_after_nobody_did_is_a_new_process(

