@@ -58,8 +58,8 @@ def test_a_scene_replays_to_the_identical_decision(seen: Scene, policy: str) -> 
     """Also when its mappings were rebuilt in another order."""
     backwards = replace(
         seen,
-        match=PrefixMatch(dict(reversed(seen.match.blocks.items()))),
-        inflight=dict(reversed(seen.inflight.items())),
+        match=PrefixMatch(dict(reversed(list(seen.match.blocks.items())))),
+        inflight=dict(reversed(list(seen.inflight.items()))),
         fleet=FleetSnapshot(7, tuple(replace(status) for status in seen.fleet.pods)),
     )
     assert decision_of(seen, policy) == decision_of(backwards, policy)

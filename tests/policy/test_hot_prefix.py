@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import defaultdict
 
 import pytest
 
@@ -30,7 +30,7 @@ class City:
         self.shared, self.index, self.ledger = SharedPrefixes(), PredictedIndex(), Ledger()
         self.free_at_s = {status.pod.id: 0.0 for status in self.statuses}
         self.prefilling: list[tuple[float, int, Lease]] = []
-        self.work_ms: Counter[str] = Counter()
+        self.work_ms: defaultdict[str, float] = defaultdict(float)
         self.cached_tokens = 0
 
     def serve(self, number: int, asked: PromptPrefix, now_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 
@@ -32,7 +33,7 @@ def test_the_first_is_the_cheapest_or_as_good(costs_ms: list[float], prompt: obj
     assert sorted(ranked, key=id) == sorted(candidates, key=id)
     assert ranked[0].cost.total_ms <= min(costs_ms) + max(indifference_ms, 0.001)
     beyond = [c.cost.total_ms for c in ranked if c.cost.total_ms > min(costs_ms) + indifference_ms + 0.001]
-    assert all(later > earlier - 0.002 for earlier, later in zip(beyond, beyond[1:], strict=False))
+    assert all(later > earlier - 0.002 for earlier, later in itertools.pairwise(beyond))
 
 
 def test_equal_prices_keep_a_conversation_together_and_spread_the_others() -> None:
@@ -116,7 +117,7 @@ def test_the_ring_holds_its_bound(costs_ms: list[float], prompt: object, headroo
     order = ring_order(key, tuple(c.pod.id for c in candidates), picker.points_per_pod)
     assert within == [each for each in order if each in within]
     above = [c.cost.total_ms for c in ranked[len(within) :]]
-    assert all(later > earlier - 0.002 for earlier, later in zip(above, above[1:], strict=False))
+    assert all(later > earlier - 0.002 for earlier, later in itertools.pairwise(above))
 
 
 @settings(max_examples=40)

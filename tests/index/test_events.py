@@ -1,0 +1,250 @@
+"""What publishers of every kind and release put on the wire, as values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.index.blockmap import BlockMap
+from router.index.events import KvBatch, UndecodableBatch, decode_batch, parse_frames
+from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
+
+STORED: dict[str, Any] = {
+    "type": "BlockStored",
+    "block_hashes": [11, 12],
+    "parent_block_hash": None,
+    "token_ids": [1, 2, 3, 4],
+    "block_size": 2,
+    "lora_id": None,
+    "medium": "GPU",
+    "lora_name": None,
+    "extra_keys": [None, None],
+    "group_idx": 0,
+    "kv_cache_spec_kind": "full_attention",
+}
+AS_VALUE = BlocksStored(block_hashes=(11, 12), parent_hash=None, tokens=(1, 2, 3, 4), block_size_tokens=2)
+
+
+def decode(*events: Any, rank: int | None = None) -> KvBatch:
+    return decode_batch(msgspec.msgpack.encode([1.5, events, rank]))
+
+
+def event(**changes: Any) -> KvEvent:
+    """The one event of a batch of one."""
+    batch = decode(STORED | changes)
+    assert batch.skipped == 0
+    return batch.events[0]
+
+
+def stored(**changes: Any) -> BlocksStored:
+    value = event(**changes)
+    assert isinstance(value, BlocksStored)
+    return value
+
+
+def test_events_come_as_maps() -> None:
+    """vLLM since 0.24, and SGLang."""
+    removed = {"type": "BlockRemoved", "block_hashes": [11], "medium": "CPU", "group_idx": 1}
+    batch = decode(removed, STORED, {"type": "AllBlocksCleared"}, rank=3)
+    expected = BlocksRemoved(block_hashes=(11,), tier=Tier.CPU, group=1)
+    assert batch == KvBatch(3, (expected, AS_VALUE, BlocksCleared()))
+
+
+def test_events_come_as_tagged_arrays() -> None:
+    """vLLM up to 0.23; their fields in declared order."""
+    values = ["BlockStored", [11, 12], 10, [1, 2, 3, 4], 2, None, "CPU", "lora", [["lora"], None], 1, None, None]
+    batch = decode(values, ["BlockRemoved", [11], "GPU", 1], ["AllBlocksCleared"])
+    one = BlocksStored(
+        block_hashes=(11, 12),
+        parent_hash=10,
+        tokens=(1, 2, 3, 4),
+        block_size_tokens=2,
+        tier=Tier.CPU,
+        group=1,
+        adapter="lora",
+    )
+    assert batch.events == (one, BlocksRemoved(block_hashes=(11,), group=1), BlocksCleared())
+
+
+def test_older_releases_send_shorter_arrays() -> None:
+    """What is missing at the end has its default."""
+    batch = decode(["BlockStored", [11, 12], None, [1, 2, 3, 4], 2], ["BlockRemoved", [11]])
+    assert batch.events == (AS_VALUE, BlocksRemoved(block_hashes=(11,)))
+
+
+def test_a_batch_can_be_a_map_itself() -> None:
+    """As in one commit of vLLM's main branch; and its rank may be missing."""
+    batch = {"ts": 1.5, "events": [STORED], "data_parallel_rank": 2}
+    assert decode_batch(msgspec.msgpack.encode(batch)) == KvBatch(2, (AS_VALUE,))
+    assert decode_batch(msgspec.msgpack.encode([1.5, [STORED]])) == KvBatch(None, (AS_VALUE,))
+
+
+@pytest.mark.parametrize(
+    "same", [2**64 - 3, -3, b"\xff" * 7 + b"\xfd", b"digest of sha256 or " + b"\xff" * 7 + b"\xfd"]
+)
+def test_hashes_are_one_space_however_they_are_written(same: int | bytes) -> None:
+    """Unsigned, signed, or a raw digest, whose last eight bytes count."""
+    assert stored(block_hashes=[same, 1], parent_block_hash=same).block_hashes == (2**64 - 3, 1)
+    assert stored(parent_block_hash=same).parent_hash == 2**64 - 3
+
+
+def test_of_bigram_tokens_the_first_counts() -> None:
+    """EAGLE in SGLang publishes each token with its successor."""
+    assert stored(token_ids=[[1, 2], [2, 3], [3, 4], [4, 5]]).tokens == (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("medium", "tier"),
+    [
+        (None, Tier.GPU),
+        ("GPU", Tier.GPU),
+        ("cpu", Tier.CPU),
+        ("CPU_PINNED", Tier.CPU),
+        ("STORAGE", Tier.DISK),
+        ("DISK", Tier.DISK),
+        ("EXTERNAL", Tier.REMOTE),
+        ("a shelf in Paris", Tier.REMOTE),
+    ],
+)
+def test_each_medium_is_a_tier(medium: str | None, tier: Tier) -> None:
+    """By any publisher's spelling; what nobody has heard of is at least far away."""
+    removed = {"type": "BlockRemoved", "block_hashes": [1], "medium": medium}
+    assert stored(medium=medium).tier is tier
+    assert decode(removed).events == (BlocksRemoved(block_hashes=(1,), tier=tier),)
+
+
+def test_what_is_not_with_the_publisher_is_remote() -> None:
+    """Whatever its medium."""
+    assert stored(medium="CPU", locality="REMOTE").tier is Tier.REMOTE
+    assert stored(medium="CPU", locality="LOCAL").tier is Tier.CPU
+
+
+@pytest.mark.parametrize(
+    ("changes", "adapter", "salt"),
+    [
+        ({"extra_keys": [["tenant"], None]}, "", "tenant"),
+        ({"extra_keys": [[["cache_salt", "tenant"]], None]}, "", "tenant"),
+        ({"extra_keys": [["lora", "tenant"], ["lora"]], "lora_name": "lora"}, "lora", "tenant"),
+        ({"extra_keys": [["lora"], ["lora"]], "lora_name": "lora"}, "lora", ""),
+        ({"extra_keys": [[["an-image", 3]], None]}, "", ""),
+        ({"extra_keys": []}, "", ""),
+        ({"cache_salt": "tenant"}, "", "tenant"),
+        ({"lora_id": 7}, "lora_id 7", ""),
+        ({"lora_id": 7, "lora_name": "lora"}, "lora", ""),
+    ],
+)
+def test_an_adapter_and_a_salt_set_blocks_apart(changes: dict[str, Any], adapter: str, salt: str) -> None:
+    """The salt stands in the first block's extra keys, bare or tagged; old releases only number their adapters."""
+    value = stored(**changes)
+    assert (value.adapter, value.salt) == (adapter, salt)
+
+
+def test_a_placeholder_has_no_tokens() -> None:
+    """Offload tiers say where a known block also lies."""
+    assert stored(token_ids=[], block_size=0, medium="CPU").tokens == ()
+
+
+@pytest.mark.parametrize("kind", [None, "full_attention", "mla_attention", "sink_full_attention"])
+def test_attention_to_the_whole_prefix_is_indexed(kind: str | None) -> None:
+    """DeepSeek's latent attention as well."""
+    assert stored(kv_cache_spec_kind=kind) == AS_VALUE
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        STORED | {"kv_cache_spec_kind": "sliding_window"},
+        STORED | {"kv_cache_spec_kind": "mamba"},
+        STORED | {"token_ids": [1, 2, 3]},
+        {"type": "BlockMigrated", "block_hashes": [1]},
+        {"event_type": "stored"},
+        ["BlockMigrated", [1]],
+    ],
+)
+def test_what_is_no_prefix_is_skipped_and_counted(event: Any) -> None:
+    """Windows, states, spans with holes, and events of types yet to come; the rest of the batch is read."""
+    batch = decode(event, STORED)
+    assert (batch.events, batch.skipped) == ((AS_VALUE,), 1)
+
+
+def test_unknown_fields_are_ignored() -> None:
+    """The next release will have more."""
+    assert event(session_id="s", lookahead_token_ids=[[5], None], ownership=None) == AS_VALUE
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"\xc1", msgspec.msgpack.encode(7), msgspec.msgpack.encode([1.5]), msgspec.msgpack.encode({"ts": 1})],
+)
+def test_what_is_no_batch_is_undecodable(payload: bytes) -> None:
+    """One error, by which the feed goes on."""
+    with pytest.raises(UndecodableBatch):
+        decode_batch(payload)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"block_hashes": 1},
+        {"block_hashes": [1.5]},
+        {"token_ids": [2**32, 1, 1, 1]},
+        {"token_ids": [-1, 1, 1, 1]},
+        {"token_ids": [1.0, 1, 1, 1]},
+        {"block_size": float("inf")},
+        {"lora_name": ["lora"]},
+        {"group_idx": [0]},
+        {"medium": 5},
+        {"cache_salt": {}},
+    ],
+)
+def test_fields_of_the_wrong_type_are_undecodable(changes: dict[str, Any]) -> None:
+    """They must not travel on as values that break elsewhere."""
+    with pytest.raises(UndecodableBatch):
+        decode(STORED | changes)
+
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=3) | st.binary(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=5,
+)
+broken_events = st.dictionaries(st.sampled_from([name for name in STORED if name != "type"]), junk, max_size=3).map(
+    lambda changes: STORED | changes
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(broken_events | junk, max_size=3) | junk, st.binary(max_size=3))
+def test_nothing_on_the_wire_can_break_more_than_its_batch(events: Any, noise: bytes) -> None:
+    """Whatever decodes can be indexed; all else is one kind of error."""
+    blocks = BlockMap()
+    blocks.add_holder("pod", Generation(model="m", block_size_tokens=2))
+    for payload in (msgspec.msgpack.encode([0.0, events, None]), msgspec.msgpack.encode(events), noise):
+        try:
+            batch = decode_batch(payload)
+        except UndecodableBatch:
+            continue
+        for value in batch.events:
+            blocks.apply("pod", value)
+
+
+SEVEN = (7).to_bytes(8, "big")
+END = b"\xff" * 8
+
+
+@pytest.mark.parametrize("before", [[b"topic"], [b""], [b"", b"topic"]])
+def test_the_last_two_frames_are_number_and_payload(before: list[bytes]) -> None:
+    """Live, replayed, and replayed since vLLM 0.26; the end of a replay is no message."""
+    assert parse_frames([*before, SEVEN, b"payload"]) == (7, b"payload")
+    assert parse_frames([*before, END, b""]) is None
+
+
+@pytest.mark.parametrize("frames", [[], [b"payload"], [b"topic", b"", b"payload"], [b"seven", b"payload"]])
+def test_frames_without_a_number_are_undecodable(frames: list[bytes]) -> None:
+    """A number has eight bytes."""
+    with pytest.raises(UndecodableBatch):
+        parse_frames(frames)

@@ -1,0 +1,127 @@
+"""Dispatched prompts as a cache, against a plain list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.index.predicted import PredictedIndex
+from router.types import PodId
+
+TTL_S = 10.0
+
+
+def blocks(index: PredictedIndex, hashes: list[int], now_s: float = 0.0) -> dict[PodId, int]:
+    """Matched blocks by pod."""
+    return {pod: tiers[0] for pod, tiers in index.match(hashes, now_s).items()}
+
+
+def recorded(*prompts: list[int], capacity_blocks: int | None = None) -> PredictedIndex:
+    index = PredictedIndex()
+    for at_s, prompt in enumerate(prompts):
+        index.record("a", prompt, float(at_s), ttl_s=TTL_S, capacity_blocks=capacity_blocks)
+    return index
+
+
+def test_what_was_dispatched_is_matched_until_its_time_is_up() -> None:
+    """In the GPU tier, to the pod it was sent to."""
+    index = recorded([1, 2, 3])
+    assert index.match([1, 2, 9], 9.9) == {"a": (2, 0, 0, 0)}
+    assert blocks(index, [1, 2, 3], 10.0) == {} and len(index) == 0
+
+
+def test_a_dispatch_renews_what_it_shares() -> None:
+    """Its own blocks only."""
+    index = recorded([1, 2, 3], [1, 2, 4])
+    assert blocks(index, [1, 2, 3], 10.5) == {"a": 2}
+
+
+def test_a_match_renews_nothing() -> None:
+    """Asking does not put anything into a cache."""
+    index = recorded([1, 2], [3])
+    index.match([1, 2], 9.0)
+    assert blocks(index, [1, 2], 10.0) == {}
+
+
+def test_a_full_cache_loses_what_was_used_longest_ago() -> None:
+    """Of one prompt the tail first, as engines do."""
+    index = recorded([1, 2, 3], [4, 5], capacity_blocks=3)
+    assert blocks(index, [1, 2, 3], 1.0) == {"a": 1}
+    assert blocks(index, [4, 5], 1.0) == {"a": 2}
+
+
+def test_a_prompt_longer_than_the_cache_keeps_its_beginning() -> None:
+    """The rest could not have stayed."""
+    assert blocks(recorded([1, 2, 3, 4], capacity_blocks=2), [1, 2, 3, 4]) == {"a": 2}
+
+
+def test_a_forgotten_pod_has_nothing() -> None:
+    """Others keep theirs; it may come back."""
+    index = recorded([1, 2])
+    index.record("b", [1], 0.0, ttl_s=TTL_S)
+    index.forget("a")
+    index.forget("nobody")
+    assert blocks(index, [1, 2]) == {"b": 1}
+    index.record("a", [1, 2], 0.0, ttl_s=TTL_S)
+    assert blocks(index, [1, 2]) == {"a": 2, "b": 1}
+
+
+def test_another_time_to_live_holds_for_all_of_a_pods_blocks() -> None:
+    """A pod that begins to publish events needs no long memory here any more."""
+    index = recorded([1])
+    index.record("a", [2], 0.0, ttl_s=1.0)
+    assert blocks(index, [1], 0.5) == {"a": 1}
+    assert blocks(index, [1], 1.0) == {}
+
+
+@dataclass
+class NaivePod:
+    """Blocks with their times, least recent first."""
+
+    ttl_s: float = 0.0
+    entries: list[tuple[int, float]] = field(default_factory=list)
+
+    def record(self, prompt: list[int], now_s: float, ttl_s: float, capacity: int | None) -> None:
+        self.ttl_s = ttl_s
+        self.entries = [entry for entry in self.entries if entry[0] not in prompt]
+        self.entries += [(block, now_s) for block in reversed(prompt)]
+        if capacity is not None:
+            self.entries = self.entries[max(0, len(self.entries) - capacity) :]
+
+    def match(self, prompt: list[int], now_s: float) -> int:
+        alive = {block for block, at_s in self.entries if at_s + self.ttl_s > now_s}
+        run = 0
+        while run < len(prompt) and prompt[run] in alive:
+            run += 1
+        return run
+
+
+prompts = st.lists(st.integers(0, 8), max_size=5, unique=True)
+dispatches = st.tuples(
+    st.sampled_from(["a", "b"]),
+    prompts,
+    st.integers(0, 4),
+    st.sampled_from([1.0, 3.0, 8.0]),
+    st.sampled_from([None, 2, 6]),
+)
+
+
+@given(st.lists(dispatches, max_size=25), prompts)
+def test_it_remembers_what_a_plain_list_would(
+    steps: list[tuple[PodId, list[int], int, float, int | None]], asked: list[int]
+) -> None:
+    """For any dispatches, pauses, lifetimes and capacities; an empty prompt stands for a pod that leaves."""
+    index, naive, now_s = PredictedIndex(), dict[PodId, NaivePod](), 0.0
+    for pod, prompt, pause_s, ttl_s, capacity in steps:
+        now_s += pause_s
+        if prompt:
+            index.record(pod, prompt, now_s, ttl_s=ttl_s, capacity_blocks=capacity)
+            naive.setdefault(pod, NaivePod()).record(prompt, now_s, ttl_s, capacity)
+        else:
+            index.forget(pod)
+            naive.pop(pod, None)
+        for question in (asked, prompt):
+            expected = {name: run for name, model in naive.items() if (run := model.match(question, now_s))}
+            assert blocks(index, question, now_s) == expected
