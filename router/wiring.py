@@ -116,7 +116,14 @@ class Program:
             metrics=self.metrics,
             forwarding=_forwarding(self._config),
         )
-        edge = OpenAiEdge(forwarder, self.fleet, self.metrics, self._config.edge, self._config.limits.max_body_bytes)
+        edge = OpenAiEdge(
+            forwarder,
+            self.fleet,
+            self.metrics,
+            self._config.edge,
+            self._config.limits.max_body_bytes,
+            frozenset(model.name for model in self._config.models),
+        )
         own = own_app(self.fleet, self._render_metrics, self._describe_pods, self.add_pod, self.remove_pod, self._life)
         return App(edge, own)
 

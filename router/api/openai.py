@@ -20,6 +20,7 @@ from router.errors import (
     BodyTooLarge,
     MalformedRequest,
     MethodNotAllowed,
+    NoReadyPod,
     RouterError,
     UnknownModel,
     UpstreamError,
@@ -68,12 +69,21 @@ class AsgiDownstream:
 class OpenAiEdge:
     """The ASGI application of everything that goes on to a pod."""
 
-    def __init__(self, forwarder: Forwarder, fleet: Fleet, metrics: Metrics, edge: Edge, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        forwarder: Forwarder,
+        fleet: Fleet,
+        metrics: Metrics,
+        edge: Edge,
+        max_body_bytes: int,
+        configured: frozenset[str],
+    ) -> None:
         self._forwarder = forwarder
         self._fleet = fleet
         self._metrics = metrics
         self._edge = edge
         self._max_body_bytes = max_body_bytes
+        self._configured = configured
         self._session_header = edge.session_header.lower().encode()
         self._tenant_header = edge.tenant_header.lower().encode()
 
@@ -190,6 +200,8 @@ class OpenAiEdge:
 
     def _resolve(self, model: str) -> tuple[str, str]:
         found = self._fleet.resolve(model)
+        if found is None and model in self._configured:
+            raise NoReadyPod(f"No pod that serves `{model}` has come up yet.")
         if found is None:
             raise UnknownModel(f"The model `{model}` does not exist.", param="model")
         return found

@@ -198,3 +198,11 @@ async def test_a_template_that_differs_from_the_engines_is_loud_and_switches_mat
 def _trust(city: City) -> str:
     pods = city.program.fleet.snapshot.pods
     return pods[0].pod.trust.value if pods else ""
+
+
+async def test_a_configured_model_without_a_pod_is_unavailable_not_unknown(open_city: OpenCity) -> None:
+    """503 while no pod has come up: a client that asks too early should try again."""
+    async with open_city(pods=0, wait=False) as city:
+        answer = await city.chat(opening("dawn"))
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "no_ready_pod"
