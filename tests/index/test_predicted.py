@@ -91,7 +91,8 @@ class NaivePod:
             self.entries = self.entries[max(0, len(self.entries) - capacity) :]
 
     def match(self, prompt: list[int], now_s: float) -> int:
-        alive = {block for block, at_s in self.entries if at_s + self.ttl_s > now_s}
+        self.entries = [(block, at_s) for block, at_s in self.entries if at_s + self.ttl_s > now_s]
+        alive = {block for block, _ in self.entries}
         run = 0
         while run < len(prompt) and prompt[run] in alive:
             run += 1

@@ -1,0 +1,71 @@
+"""Prompts that begin alike, more or less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from router.index.shared import SharedPrefixes
+
+EIGHT_PODS = 1 / 8
+
+
+def blocks(*path: str, length: int) -> list[int]:
+    """Chain hashes of a prompt whose pieces, of ten blocks each, are named by `path`."""
+    return [hash((path[: 1 + at // 10], at)) for at in range(length)]
+
+
+def tails() -> Iterator[str]:
+    return (f"tail {number}" for number in count())
+
+
+def test_a_prefix_of_all_traffic_is_shared_within_a_few_dozen_prompts() -> None:
+    """All of it at once, however deep; what comes after it is each prompt's own."""
+    shared, tail = SharedPrefixes(), tails()
+    told = [shared.observe(blocks("system", next(tail), length=20), threshold=EIGHT_PODS) for _ in range(200)]
+    assert set(told[36:]) == {10}
+
+
+def test_nothing_is_shared_by_traffic_that_was_not_seen_yet() -> None:
+    """One prompt is all of the traffic so far, and says nothing."""
+    shared = SharedPrefixes()
+    assert [shared.observe(blocks("one", length=10), threshold=EIGHT_PODS) for _ in range(3)] == [0, 0, 0]
+
+
+def test_prompts_without_anything_in_common_share_nothing() -> None:
+    """However many there are; nor do prompts without a full block."""
+    shared, tail = SharedPrefixes(), tails()
+    assert {shared.observe(blocks(next(tail), length=20), threshold=EIGHT_PODS) for _ in range(300)} == {0}
+    assert shared.observe([], threshold=EIGHT_PODS) == 0
+
+
+@pytest.mark.parametrize(("threshold", "expected"), [(1 / 2, 10), (1 / 8, 20)])
+def test_a_tenants_prefix_is_shared_where_it_is_more_than_one_pods_load(threshold: float, expected: int) -> None:
+    """A quarter of the traffic each: too much for one pod of eight, not for one of two."""
+    shared, tail = SharedPrefixes(), tails()
+    for number in range(400):
+        told = shared.observe(blocks("system", f"tenant {number % 4}", next(tail), length=30), threshold=threshold)
+    assert told == expected
+
+
+def test_yesterdays_prefix_is_forgotten() -> None:
+    """Traffic changes; so does what tells prompts apart."""
+    shared, tail = SharedPrefixes(), tails()
+    for _ in range(400):
+        shared.observe(blocks("old", next(tail), length=20), threshold=EIGHT_PODS)
+    for _ in range(8000):
+        shared.observe(blocks("new", next(tail), length=20), threshold=EIGHT_PODS)
+    assert shared.observe(blocks("old", next(tail), length=20), threshold=EIGHT_PODS) == 0
+    assert shared.observe(blocks("new", next(tail), length=20), threshold=EIGHT_PODS) == 10
+
+
+def test_memory_does_not_grow_with_traffic() -> None:
+    """What was seen once is not kept for long."""
+    shared, tail = SharedPrefixes(), tails()
+    sizes = []
+    for _ in range(6000):
+        shared.observe(blocks("system", next(tail), length=20), threshold=EIGHT_PODS)
+        sizes.append(len(shared))
+    assert max(sizes) == max(sizes[:3000])
