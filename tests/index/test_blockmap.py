@@ -208,7 +208,7 @@ def test_hits_that_are_announced_again_and_again_stay_in_their_tier() -> None:
     blocks = after(*[stored(71)] * 70_000)
     assert held(blocks) == (1, 0, 0, 0)
     blocks.apply("a", removed(71, tier=Tier.CPU))
-    assert held(blocks) == (1, 0, 0, 0)
+    assert (held(blocks), blocks.block_holders) == ((1, 0, 0, 0), 1)
 
 
 # --- against a model ---
