@@ -8,8 +8,8 @@ import pytest
 
 from router.config.load import load
 from router.config.policies import choose_policy, load_policies
-from router.config.priors import load_priors
-from router.config.schema import RouterConfig
+from router.config.priors import load_priors, prior_speed
+from router.config.schema import CostPrior, RouterConfig
 from router.config.shipped import shipped
 from router.errors import ConfigError
 
@@ -32,6 +32,23 @@ def refused(folder: Path, text: str) -> str:
         ("limits:\n  retries: many\n", "/router.yaml:2: limits.retries", "integer"),
         ("pods: [\n", "/router.yaml:", "not valid YAML"),
         ("policy: a\npolicy: b\n", "/router.yaml:2", "duplicate key"),
+        ("listen:\n", "/router.yaml:1: listen", "valid dictionary"),
+        ("- a\n", "/router.yaml:1: (top level)", "valid dictionary"),
+        ("models:\n- name: m\n  cost:\n    modle: x\n", "/router.yaml:4: models.0.cost.modle", "did you mean 'model'?"),
+        (
+            "pods:\n- url: http://a\n  speed: {c0_ms: 1, c1_ms_per_token: 1, c2_ms_per_token2: 0,\n    d0_mss: 1}\n",
+            "/router.yaml:4: pods.0.speed.d0_mss",
+            "did you mean 'd0_ms'?",
+        ),
+        (
+            "pods:\n- url: http://a\n  kv_events:\n    endpoint: x\n    replay_endpont: y\n",
+            "/router.yaml:5: pods.0.kv_events",
+            "did you mean 'replay_endpoint'?",
+        ),
+        ("colour: red\n", "/router.yaml:1: colour", "valid keys: edge, feeds"),
+        ("policy: 2024-13-45\n", "/router.yaml: not valid YAML", "month"),
+        ("policy: \x00\n", "/router.yaml: not valid YAML", "special characters"),
+        ("policy: !!int abc\n", "/router.yaml: not valid YAML", "abc"),
     ],
 )
 def test_a_mistake_is_named_with_line_and_key(tmp_path: Path, text: str, where: str, what: str) -> None:
@@ -39,6 +56,51 @@ def test_a_mistake_is_named_with_line_and_key(tmp_path: Path, text: str, where: 
     message = refused(tmp_path, text)
     assert message.startswith(where)
     assert what in message
+
+
+def test_every_mistake_is_listed(tmp_path: Path) -> None:
+    """One start, one list."""
+    assert len(refused(tmp_path, "polcy: a\nlimits:\n  retries: -1\n").splitlines()) == 2
+
+
+def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
+    """Also one with comments only."""
+    file = tmp_path / "router.yaml"
+    file.write_text("# nothing yet\n")
+    assert load(file, RouterConfig) == RouterConfig()
+
+
+@pytest.mark.parametrize("content", [None, b"policy: \xff\n"])
+def test_a_file_that_cannot_be_read_is_a_wrong_configuration(tmp_path: Path, content: bytes | None) -> None:
+    """Missing, or not UTF-8."""
+    file = tmp_path / "router.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"router\.yaml: cannot be read"):
+        load(file, RouterConfig)
+
+
+def test_a_policy_mistake_names_file_line_and_key(tmp_path: Path) -> None:
+    """Through the same loader; and a file is named after its policy."""
+    file = tmp_path / "mine.yaml"
+    file.write_text("name: mine\nabout: x\ncosts:\n  queu: {}\npicker:\n  lowest_cost: {}\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml:4: costs\.queu: unknown key; did you mean 'queue'\?"):
+        load_policies(tmp_path)
+    file.write_text("name: yours\nabout: x\npicker:\n  lowest_cost: {}\n")
+    with pytest.raises(ConfigError, match="'yours' must equal the file's name"):
+        load_policies(tmp_path)
+
+
+def test_a_prior_is_chosen_by_model_and_hardware() -> None:
+    """A pod's own hardware goes before the model's; what is unknown is named with what is known."""
+    priors = load_priors(shipped("config") / "models")
+    cost = CostPrior(model="llama-3.1-8b", hardware="h100x1")
+    assert prior_speed(priors, cost).c1_ms_per_token == 0.02028
+    assert prior_speed(priors, cost, "h200x1").c0_ms == 0.0
+    with pytest.raises(ConfigError, match=r"known: .*qwen3-32b"):
+        prior_speed(priors, CostPrior(model="gpt-2"))
+    with pytest.raises(ConfigError, match="known: a100x1, h100x1, h200x1"):
+        prior_speed(priors, cost, "tpu")
 
 
 def test_the_annotated_defaults_are_the_defaults() -> None:

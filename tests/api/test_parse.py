@@ -1,0 +1,167 @@
+"""What a body asks for, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.api.parse import ENGINE_FIELDS, model_of, parse_body, prompt_fields, without_engine_fields
+from router.errors import MalformedRequest
+from router.types import Endpoint
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+endpoints = st.sampled_from(Endpoint)
+
+
+def chat(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]} | fields).encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b"[]",
+        b"\xff\xfe",
+        b'{"model": "\xff", "messages": [{}]}',
+        b'{"model": "m", "messages": [{"content": "\xff"}]}',
+        b'{"model": "m", "messages": [{"content": "\\ud800"}]}',
+        b'{"model": "m", "messages": [{"content": ' + DEEP + b"}]}",
+        b'{"unknown": ' + DEEP + b', "model": "m", "messages": [{}]}',
+    ],
+    ids=lambda body: repr(body[:30]),
+)
+def test_what_is_not_json_is_malformed_and_has_no_model(body: bytes) -> None:
+    """Truncated, not an object, not UTF-8, half a surrogate pair, nested without end."""
+    with pytest.raises(MalformedRequest):
+        parse_body(Endpoint.CHAT, body)
+    assert model_of(body) in (None, "m")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": 5}, "model"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [5]}, "messages[0]"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"stop": ["a", 5]}, "stop[1]"),
+        ({"stream": "perhaps"}, "stream"),
+        ({"tools": [{"type": "function"}, 4]}, "tools[1]"),
+        ({"temperature": []}, "temperature"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+    ],
+)
+def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
+    """In the message and as `param`, down to the element."""
+    with pytest.raises(MalformedRequest, match=f"`{param.partition('[')[0]}") as caught:
+        parse_body(Endpoint.CHAT, chat(**fields))
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("flags", [{"continue_final_message": True}, {"add_generation_prompt": True}])
+def test_either_flag_alone_is_fine(flags: dict[str, bool]) -> None:
+    """Only together they contradict each other."""
+    assert prompt_fields(Endpoint.CHAT, parse_body(Endpoint.CHAT, chat(**flags))).items() >= flags.items()
+
+
+def test_a_missing_model_is_said_to_be_missing() -> None:
+    """The commonest mistake."""
+    with pytest.raises(MalformedRequest, match="`model`"):
+        parse_body(Endpoint.COMPLETIONS, b'{"prompt": "hi"}')
+
+
+def test_numbers_and_booleans_are_read_as_engines_read_them() -> None:
+    """Nothing is refused here that a pod would take."""
+    lenient = parse_body(Endpoint.CHAT, chat(max_tokens="16", temperature="0.5", stream="true", n=2.0, seed=2**70))
+    assert (lenient.max_tokens, lenient.temperature, lenient.stream, lenient.n) == (16, 0.5, True, 2)
+    nothing = parse_body(Endpoint.CHAT, chat(max_tokens=None, stream=None, stop=None, tools=None))
+    assert (nothing.max_tokens, nothing.stream, nothing.stop, nothing.tools) == (None, None, None, None)
+    assert parse_body(Endpoint.CHAT, chat(stream=1)).stream is True
+
+
+def test_only_fields_that_decide_the_tokens_are_the_prompt() -> None:
+    """As they were given; what was not given is not there."""
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    parsed = parse_body(Endpoint.CHAT, chat(tools=tools, temperature=0.1, user="u"))
+    assert prompt_fields(Endpoint.CHAT, parsed) == {"messages": [{"role": "user", "content": "hi"}], "tools": tools}
+    completion = parse_body(Endpoint.COMPLETIONS, b'{"model": "m", "prompt": [1, 2], "max_tokens": 3}')
+    assert prompt_fields(Endpoint.COMPLETIONS, completion) == {"prompt": [1, 2]}
+    assert prompt_fields(Endpoint.EMBEDDINGS, parse_body(Endpoint.EMBEDDINGS, b'{"model": "m", "input": "x"}')) == {}
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+NAMES = ["model", "messages", "prompt", "stream", "stop", "tools", "max_tokens", "n", "kv_transfer_params", "rid", "x"]
+objects = st.dictionaries(st.sampled_from(NAMES), json_values).map(lambda fields: json.dumps(fields).encode())
+
+
+@settings(max_examples=150)
+@given(endpoint=endpoints, body=st.binary(max_size=60) | objects)
+def test_whatever_comes_is_parsed_or_malformed(endpoint: Endpoint, body: bytes) -> None:
+    """No other error, for any bytes."""
+    model_of(body)
+    for parse in (lambda: parse_body(endpoint, body), lambda: without_engine_fields(body)):
+        try:
+            parse()
+        except MalformedRequest as error:
+            assert str(error)
+
+
+def test_without_engine_fields_nothing_else_changes() -> None:
+    """Bytes of values, order of keys, 64-bit integers, long floats, inner spaces, escapes."""
+    kept = [
+        b'"zeta":{"b" : 1, "a":2.50}',
+        b'"big":9223372036854775807',
+        b'"bigger":123456789012345678901234567890',
+        b'"float":0.30000000000000004441',
+        b'"text":"caf\\u00e9 \xc3\xa9 \\/ \\n"',
+        b'"alpha":[ 1,2 ]',
+    ]
+    planted = [b'"kv_transfer_params":{"a":[1]}', b'"bootstrap_room":7', b'"rid":"x"']
+    mixed = [kept[0], planted[0], *kept[1:4], planted[1], *kept[4:], planted[2]]
+    assert without_engine_fields(b"{" + b", ".join(mixed) + b"}") == b"{" + b",".join(kept) + b"}"
+
+
+@pytest.mark.parametrize("name", sorted(ENGINE_FIELDS))
+def test_an_engine_field_goes_however_its_key_is_written(name: str) -> None:
+    """Engines read escaped keys as plain ones."""
+    escaped = name[:2] + f"\\u{ord(name[2]):04x}" + name[3:]
+    for key in (name, escaped):
+        body = f'{{"model":"m","{key}" : {{"remote_host":"h"}}}}'.encode()
+        assert name in json.loads(body)
+        assert without_engine_fields(body) == b'{"model":"m"}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{ "model" : "m" }',
+        b'{ "model" : "say \\"rid\\" and \\u0022kv_transfer_params\\u0022" }',
+        b'{ "text" : "rid", "inner": {"rid": 1} }',
+        b'{ "label" : "rid" }',
+    ],
+)
+def test_a_body_without_engine_fields_is_the_same_bytes(body: bytes) -> None:
+    """A mention in a text or further down is no field."""
+    assert without_engine_fields(body) is body
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"rid": 1', b'["rid"]', b'{"x": ' + DEEP + b', "rid": 1}', b'{"\xff": 1, "rid": 1}']
+)
+def test_what_may_have_engine_fields_and_cannot_be_read_is_refused(body: bytes) -> None:
+    """Never passed on unread."""
+    with pytest.raises(MalformedRequest):
+        without_engine_fields(body)

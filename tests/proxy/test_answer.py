@@ -1,0 +1,136 @@
+"""What is learnt from an answer that passes."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.proxy.answer import AnswerReader
+
+
+def event(**fields: Any) -> bytes:
+    return b"data: " + json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
+
+
+def delta(**fields: Any) -> bytes:
+    return event(id="c", choices=[{"index": 0, "delta": fields, "logprobs": None, "finish_reason": None}])
+
+
+ROLE = delta(role="assistant", content="")
+USAGE = event(
+    choices=[],
+    usage={"prompt_tokens": 2016, "total_tokens": 2020, "prompt_tokens_details": {"cached_tokens": 1920}},
+)
+DONE = b"data: [DONE]\n\n"
+STREAM = b": keep-alive\n\n" + ROLE + delta(content="Hé") + delta(content="llo") + USAGE + DONE
+
+
+def read(*pieces: bytes) -> tuple[AnswerReader, list[int]]:
+    """The reader, and the numbers of the pieces that brought a first token."""
+    reader = AnswerReader()
+    return reader, [number for number, piece in enumerate(pieces) if reader.feed(piece)]
+
+
+def first_token_at(stream: bytes) -> int:
+    """How many bytes must have come before the first token has."""
+    reader = AnswerReader()
+    return next(at for at in range(len(stream)) if reader.feed(stream[at : at + 1])) + 1
+
+
+def test_the_first_token_is_the_first_text_and_not_the_role() -> None:
+    """Fed byte by byte: its first character, and not earlier."""
+    assert STREAM[: first_token_at(STREAM)].endswith(b'"content":"H')
+
+
+@pytest.mark.parametrize("cut", range(len(STREAM)))
+def test_wherever_a_stream_is_cut_the_same_is_learnt(cut: int) -> None:
+    """Inside a word, a number or a character."""
+    reader, first = read(STREAM[:cut], STREAM[cut:])
+    assert first == [0 if cut >= first_token_at(STREAM) else 1]
+    assert (reader.prompt_tokens, reader.cached_tokens, reader.bytes) == (2016, 1920, len(STREAM))
+
+
+@settings(max_examples=60)
+@given(cuts=st.lists(st.integers(0, len(STREAM)), max_size=30).map(sorted))
+def test_any_pieces_tell_the_same(cuts: list[int]) -> None:
+    """Down to single bytes; the first token is announced once."""
+    edges = [0, *cuts, len(STREAM)]
+    reader, first = read(*(STREAM[start:end] for start, end in pairwise(edges)))
+    assert len(first) == 1
+    assert (reader.prompt_tokens, reader.cached_tokens) == (2016, 1920)
+
+
+@pytest.mark.parametrize(
+    "silent",
+    [
+        ROLE,
+        delta(role="assistant", content=None),
+        delta(reasoning_content=""),
+        delta(tool_calls=[{"index": 0, "id": "t", "function": {"name": "f", "arguments": ""}}]),
+        event(choices=[{"index": 0, "text": ""}]),
+        b": keep-alive\n\n",
+        USAGE,
+        b"",
+    ],
+)
+def test_what_carries_no_text_is_no_token(silent: bytes) -> None:
+    """Roles, empty deltas, names of tools, comments, usage."""
+    assert read(silent)[1] == []
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        delta(content='"'),
+        delta(content="\n"),
+        delta(reasoning_content="hm"),
+        delta(reasoning="hm"),
+        delta(tool_calls=[{"index": 0, "function": {"arguments": "{"}}]),
+        event(choices=[{"index": 0, "text": " a"}]),
+        b'{"choices": [{"message": {"role": "assistant", "content": "whole"}}]}',
+    ],
+)
+def test_text_reasoning_and_arguments_are_tokens(token: bytes) -> None:
+    """Of chats, completions and unstreamed answers, with or without a space after the colon."""
+    assert read(ROLE, token)[1] == [1]
+
+
+@pytest.mark.parametrize(
+    "text", ['"cached_tokens": 9', '"usage": {"prompt_tokens": 9, "cached_tokens": 9}', '\\"usage": {']
+)
+def test_a_model_cannot_write_its_own_usage(text: str) -> None:
+    """Quotes in a text are escaped."""
+    reader, _ = read(ROLE, delta(content=text), USAGE, DONE)
+    assert (reader.prompt_tokens, reader.cached_tokens) == (2016, 1920)
+    alone, _ = read(ROLE, delta(content=text), DONE)
+    assert (alone.prompt_tokens, alone.cached_tokens) == (None, None)
+
+
+def test_the_last_usage_counts() -> None:
+    """Of engines that repeat it with every chunk, or send null with all but the last."""
+    early = event(choices=[], usage={"prompt_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}})
+    empty = event(choices=[], usage=None)
+    reader, _ = read(early, ROLE, empty, delta(content="x" * 9000), USAGE, DONE)
+    assert (reader.prompt_tokens, reader.cached_tokens) == (2016, 1920)
+
+
+def test_a_reported_zero_is_not_silence() -> None:
+    """None only where nothing was said."""
+    zero = {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 0}}
+    assert read(event(usage=zero))[0].cached_tokens == 0
+    assert read(event(usage={"prompt_tokens": 5, "prompt_tokens_details": None}))[0].cached_tokens is None
+
+
+def test_memory_does_not_grow_with_the_answer() -> None:
+    """An answer without a token or usage in sight is not kept."""
+    reader = AnswerReader()
+    for _ in range(200):
+        reader.feed(b"x" * 10_000)
+    kept = [value for value in vars(reader).values() if isinstance(value, bytes)]
+    assert sum(map(len, kept)) < 100_000
+    assert reader.bytes == 2_000_000

@@ -1,0 +1,201 @@
+"""An answer on its way from pod to client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+
+import pytest
+
+from router.errors import UpstreamBroken
+from router.proxy.answer import AnswerReader
+from router.proxy.headers import HeaderList
+from router.proxy.relay import HOLD_BYTES, end_broken_stream, is_stream, relay
+from router.proxy.upstream import Connection, Reply, UpstreamPool, UpstreamTimeouts
+
+pytestmark = pytest.mark.anyio
+
+EVENTS = b"content-type: text/event-stream; charset=utf-8\r\n"
+JSON = b"content-type: application/json\r\n"
+TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+
+
+class Pod:
+    """The pod's end of a connection without a socket: what is sent has arrived."""
+
+    def __init__(self, headers: bytes, status: int = 200) -> None:
+        self.connection = Connection(asyncio.get_running_loop())
+        self._send(b"HTTP/1.1 %d X\r\n%btransfer-encoding: chunked\r\n\r\n" % (status, headers))
+        self.reply = Reply(UpstreamPool("a", "http://a", UpstreamTimeouts(5, 5, 5)), self.connection)
+
+    def send(self, piece: bytes) -> None:
+        self._send(b"%x\r\n%b\r\n" % (len(piece), piece))
+
+    def end(self) -> None:
+        self._send(b"0\r\n\r\n")
+
+    def die(self) -> None:
+        self.connection.connection_lost(None)
+
+    def _send(self, raw: bytes) -> None:
+        self.connection.data_received(raw)
+
+
+class Client:
+    """A downstream that remembers, in order, what it was given."""
+
+    def __init__(self) -> None:
+        self.started = False
+        self.finished = False
+        self.status = 0
+        self.headers: HeaderList = []
+        self.pieces: list[bytes] = []
+        self.wrote = asyncio.Event()
+
+    async def start(self, status: int, headers: HeaderList) -> None:
+        self.started, self.status, self.headers = True, status, headers
+
+    async def write(self, piece: bytes) -> None:
+        assert self.started
+        assert not self.finished
+        self.pieces.append(piece)
+        self.wrote.set()
+
+    async def finish(self) -> None:
+        assert self.started
+        self.finished = True
+
+
+class Passage:
+    """One relay under way."""
+
+    def __init__(self, pod: Pod, extra: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        self.client, self.reader = Client(), AnswerReader()
+        self.first_tokens = 0
+        self.task = asyncio.ensure_future(relay(pod.reply, self.client, self.reader, list(extra), self._first_token))
+
+    def _first_token(self) -> None:
+        self.first_tokens += 1
+
+    async def until_waiting(self) -> None:
+        """Let the relay run until it waits for the pod."""
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+
+async def test_pieces_pass_as_they_come() -> None:
+    """Each before the next has been sent; status and headers with the first."""
+    pod = Pod(EVENTS + b"keep-alive: 5\r\nx-engine: 1\r\n", status=201)
+    passage = Passage(pod, [(b"x-warmroute-pod", b"a")])
+    for number, piece in enumerate([b": hi\n\n", TOKEN, TOKEN], start=1):
+        pod.send(piece)
+        await passage.until_waiting()
+        assert len(passage.client.pieces) == number
+        assert passage.client.pieces[-1] == piece
+        assert passage.first_tokens == (number >= 2)
+    pod.end()
+    await passage.task
+    assert passage.client.finished
+    assert passage.client.status == 201
+    assert passage.client.headers == [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"x-engine", b"1"),
+        (b"x-warmroute-pod", b"a"),
+    ]
+    assert passage.reader.bytes == sum(map(len, passage.client.pieces))
+
+
+async def test_nothing_starts_before_the_first_piece_of_a_stream() -> None:
+    """A pod that dies until then can be replaced."""
+    pod = Pod(EVENTS)
+    passage = Passage(pod)
+    await passage.until_waiting()
+    assert not passage.client.started
+    pod.die()
+    with pytest.raises(UpstreamBroken):
+        await passage.task
+    assert not passage.client.started
+
+
+async def test_a_stream_that_breaks_off_has_started_and_is_not_finished() -> None:
+    """Whoever called must end it with an error."""
+    pod = Pod(EVENTS)
+    pod.send(TOKEN)
+    passage = Passage(pod)
+    await passage.until_waiting()
+    pod.die()
+    with pytest.raises(UpstreamBroken):
+        await passage.task
+    assert passage.client.started
+    assert not passage.client.finished
+    assert passage.client.pieces == [TOKEN]
+
+
+async def test_an_unstreamed_answer_is_held_until_it_is_whole() -> None:
+    """A pod that dies inside it can be replaced; then it passes byte for byte."""
+    broken = Pod(JSON)
+    broken.send(b'{"a": ')
+    passage = Passage(broken)
+    await passage.until_waiting()
+    broken.die()
+    with pytest.raises(UpstreamBroken):
+        await passage.task
+    assert not passage.client.started
+
+    pod = Pod(JSON)
+    passage = Passage(pod)
+    for piece in (b'{"content": "x",', b' "usage": {"cached_tok', b'ens": 3}}'):
+        pod.send(piece)
+        await passage.until_waiting()
+        assert not passage.client.started
+    pod.end()
+    await passage.task
+    assert b"".join(passage.client.pieces) == b'{"content": "x", "usage": {"cached_tokens": 3}}'
+    assert passage.reader.cached_tokens == 3
+    assert passage.first_tokens == 1
+    assert passage.client.finished
+
+
+async def test_an_answer_too_large_to_hold_passes_as_it_comes() -> None:
+    """Memory for one request is bounded."""
+    pod = Pod(JSON)
+    pod.send(b"x" * HOLD_BYTES)
+    passage = Passage(pod)
+    await passage.until_waiting()
+    assert passage.client.started
+    pod.send(b"y")
+    pod.end()
+    await passage.task
+    assert b"".join(passage.client.pieces) == b"x" * HOLD_BYTES + b"y"
+
+
+async def test_an_empty_answer_is_an_answer() -> None:
+    """Status and headers, no body."""
+    pod = Pod(JSON)
+    pod.end()
+    passage = Passage(pod)
+    await passage.task
+    assert passage.client.finished
+    assert passage.client.pieces == []
+
+
+async def test_a_broken_stream_ends_with_an_error_event() -> None:
+    """On a line of its own, wherever the pod stopped."""
+    client = Client()
+    await client.start(200, [])
+    await client.write(b'data: {"choi')
+    await end_broken_stream(client, b'{"error": {"message": "gone"}}')
+    last = b"".join(client.pieces).split(b"\n\n")[-2]
+    assert json.loads(last.removeprefix(b"data: ")) == {"error": {"message": "gone"}}
+    assert client.finished
+
+
+@pytest.mark.parametrize(
+    ("content_type", "streams"),
+    [(b"text/event-stream", True), (b"text/event-stream; charset=utf-8", True), (b"application/json", False)],
+)
+def test_the_content_type_tells_a_stream(content_type: bytes, streams: bool) -> None:
+    """Not what the client asked for: an error to a streamed request is not a stream."""
+    assert is_stream([(b"content-type", content_type)]) is streams
+    assert not is_stream([(b"x-content-type", content_type)])

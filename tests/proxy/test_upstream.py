@@ -1,0 +1,499 @@
+"""Bytes to a pod and back, against a pod that does exactly what its script says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
+from router.proxy.headers import request_message
+from router.proxy.upstream import IDLE_EXPIRY_S, READ_PAUSE_BYTES, Reply, UpstreamPool, UpstreamTimeouts
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+GENEROUS = UpstreamTimeouts(connect_s=5, first_byte_s=5, idle_s=5)
+PATIENCE_S = 5.0
+"""Longest that a test waits for what must happen: only a failing one waits that long."""
+
+
+class Call:
+    """One connection as the pod sees it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def request(self) -> bytes:
+        """The next whole request. Raises `IncompleteReadError` when the router has hung up."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+        return head + await self.reader.readexactly(length)
+
+    async def answer(self, *pieces: bytes) -> None:
+        """Send each piece on its own."""
+        for piece in pieces:
+            self.writer.write(piece)
+            await self.writer.drain()
+            await asyncio.sleep(0)
+
+    def reset(self) -> None:
+        """Close with RST instead of FIN."""
+        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+    async def hung_up(self) -> bool:
+        """Wait until the router closes."""
+        with contextlib.suppress(ConnectionError):
+            while await self.reader.read(65536):
+                pass
+        return True
+
+
+Script = Callable[[Call], Awaitable[object]]
+
+
+class ScriptedPod:
+    """Plays one script a connection, the last one again and again, and counts connections."""
+
+    def __init__(self, scripts: tuple[Script, ...]) -> None:
+        self._scripts = scripts
+        self.connections = 0
+        self.port = 0
+        self.ended = asyncio.Semaphore(0)
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        script = self._scripts[min(self.connections, len(self._scripts) - 1)]
+        self.connections += 1
+        try:
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                await script(Call(reader, writer))
+        finally:
+            self.ended.release()
+            writer.close()
+
+    async def wait_for_ends(self, number: int = 1) -> None:
+        """Until that many scripts have come to their end."""
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(number):
+                await self.ended.acquire()
+
+
+@asynccontextmanager
+async def serving(
+    *scripts: Script, timeouts: UpstreamTimeouts = GENEROUS, host: str = "127.0.0.1"
+) -> AsyncIterator[tuple[ScriptedPod, UpstreamPool]]:
+    pod = ScriptedPod(scripts)
+    server = await asyncio.start_server(pod, host, 0)
+    pod.port = server.sockets[0].getsockname()[1]
+    pool = UpstreamPool("a", f"http://{f'[{host}]' if ':' in host else host}:{pod.port}", timeouts)
+    try:
+        yield pod, pool
+    finally:
+        pool.close()
+        server.close()
+        await server.wait_closed()
+
+
+def message(pool: UpstreamPool, body: bytes = b"{}") -> bytes:
+    return request_message("POST", b"/v1/x", pool.host_header, [], body)
+
+
+async def body_of(reply: Reply) -> bytes:
+    pieces = []
+    while piece := await reply.read():
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+async def whole(pool: UpstreamPool) -> tuple[int, bytes]:
+    """One exchange from end to end."""
+    reply = await pool.exchange(message(pool))
+    try:
+        return reply.status, await body_of(reply)
+    finally:
+        reply.close()
+
+
+def answering(*pieces: bytes) -> Script:
+    """Answers every request with these pieces."""
+
+    async def script(call: Call) -> None:
+        while True:
+            await call.request()
+            await call.answer(*pieces)
+
+    return script
+
+
+def answering_once(*pieces: bytes) -> Script:
+    """Answers one request with these pieces and closes."""
+
+    async def script(call: Call) -> None:
+        await call.request()
+        await call.answer(*pieces)
+
+    return script
+
+
+async def silent(call: Call) -> None:
+    """Takes the request, says nothing, waits for the router to hang up."""
+    await call.request()
+    await call.hung_up()
+
+
+async def resetting(call: Call) -> None:
+    await call.request()
+    call.reset()
+
+
+# --- what goes well ---
+
+
+async def test_one_connection_serves_many_exchanges() -> None:
+    """One after the other."""
+    async with serving(answering(OK)) as (pod, pool):
+        for _ in range(5):
+            assert await whole(pool) == (200, b"ok")
+        assert pod.connections == 1
+
+
+async def test_exchanges_at_once_have_a_connection_each() -> None:
+    """And both are kept."""
+    async with serving(answering(OK)) as (pod, pool):
+        for _ in range(2):
+            replies = [await pool.exchange(message(pool)) for _ in range(2)]
+            for reply in replies:
+                assert await body_of(reply) == b"ok"
+                reply.close()
+        assert pod.connections == 2
+
+
+@pytest.mark.parametrize(
+    ("pieces", "body"),
+    [
+        ([OK], b"ok"),
+        ([OK[at : at + 1] for at in range(len(OK))], b"ok"),
+        (
+            [bytes([each]) for each in b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"]
+            + [b"1\r\n%c\r\n" % each for each in b"hello"]
+            + [b"0\r\n\r\n"],
+            b"hello",
+        ),
+        ([b"HTTP/1.1 100 Continue\r\n\r\n", OK], b"ok"),
+        ([b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + OK], b"ok"),
+        ([b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"], b""),
+    ],
+    ids=["whole", "byte by byte", "chunks of a byte", "100", "100 and 103", "empty"],
+)
+async def test_an_answer_is_read_however_it_comes(pieces: list[bytes], body: bytes) -> None:
+    """And its connection is used again."""
+    async with serving(answering(*pieces)) as (pod, pool):
+        for _ in range(2):
+            assert await whole(pool) == (200, body)
+        assert pod.connections == 1
+
+
+async def test_informational_headers_are_not_those_of_the_answer() -> None:
+    """Names come in lower case."""
+    early = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
+    final = b"HTTP/1.1 404 Not Found\r\nX-Mine: 1\r\ncontent-length: 0\r\n\r\n"
+    async with serving(answering(early, final)) as (_, pool):
+        reply = await pool.exchange(message(pool))
+        assert (reply.status, reply.headers) == (404, [(b"x-mine", b"1"), (b"content-length", b"0")])
+        reply.close()
+
+
+async def test_an_answer_may_end_with_its_connection() -> None:
+    """Neither length nor chunks: whole when the pod closes in order, and not used again."""
+    async with serving(answering_once(b"HTTP/1.1 200 OK\r\n\r\nhel", b"lo")) as (pod, pool):
+        assert await whole(pool) == (200, b"hello")
+        assert await whole(pool) == (200, b"hello")
+        assert pod.connections == 2
+
+
+async def test_a_pod_that_wants_to_close_is_not_used_again() -> None:
+    """`Connection: close` is obeyed before the socket says so."""
+    closing = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok"
+    async with serving(answering(closing)) as (pod, pool):
+        assert await whole(pool) == await whole(pool) == (200, b"ok")
+        assert pod.connections == 2
+
+
+async def test_a_pod_can_be_reached_by_ipv6() -> None:
+    """In brackets, as URLs have it."""
+    try:
+        async with serving(answering(OK), host="::1") as (_, pool):
+            assert pool.host_header.startswith(b"[::1]:")
+            assert await whole(pool) == (200, b"ok")
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+
+
+async def test_a_slow_client_slows_the_pod() -> None:
+    """Little more than the pause limit is held; what was held back comes when it is read."""
+    size = 64 * READ_PAUSE_BYTES
+    sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def script(call: Call) -> None:
+        call.writer.transport.set_write_buffer_limits(0)
+        await call.request()
+        await call.answer(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size, b"x" * size)
+        sent.set_result(None)
+        await call.hung_up()
+
+    async with serving(script) as (_, pool):
+        reply = await pool.exchange(message(pool))
+        connection = reply._connection
+        async with asyncio.timeout(PATIENCE_S):
+            while not connection._paused:
+                await asyncio.sleep(0)
+        assert connection._buffered_bytes <= 2 * READ_PAUSE_BYTES
+        assert not sent.done()
+        assert len(await body_of(reply)) == size
+        reply.close()
+
+
+# --- kept-alive connections ---
+
+
+async def test_a_connection_that_died_meanwhile_is_replaced_unseen() -> None:
+    """Closed by the pod between two exchanges."""
+    async with serving(answering_once(OK), answering(OK)) as (pod, pool):
+        assert await whole(pool) == (200, b"ok")
+        await pod.wait_for_ends()
+        assert await whole(pool) == (200, b"ok")
+        assert pod.connections == 2
+
+
+async def then_reset(call: Call) -> None:
+    """One answer; the next request meets a reset."""
+    await call.request()
+    await call.answer(OK)
+    await resetting(call)
+
+
+async def test_a_kept_connection_that_dies_on_the_request_is_replaced_once() -> None:
+    """No byte of an answer had come: the pod has most likely not seen it."""
+    async with serving(then_reset, answering(OK)) as (pod, pool):
+        assert await whole(pool) == await whole(pool) == (200, b"ok")
+        assert pod.connections == 2
+
+
+async def test_it_is_replaced_only_once() -> None:
+    """A fresh connection that dies too is a broken pod."""
+    async with serving(then_reset, resetting) as (pod, pool):
+        await whole(pool)
+        with pytest.raises(UpstreamBroken, match="pod a"):
+            await whole(pool)
+        assert pod.connections == 2
+
+
+async def test_a_kept_connection_that_dies_inside_an_answer_is_not_replaced() -> None:
+    """The pod has seen the request."""
+
+    async def script(call: Call) -> None:
+        await call.request()
+        await call.answer(OK)
+        await call.request()
+        await call.answer(b"HTTP/1.1 200 OK\r\ncontent")
+
+    async with serving(script) as (pod, pool):
+        await whole(pool)
+        with pytest.raises(UpstreamBroken, match="inside its headers"):
+            await whole(pool)
+        assert pod.connections == 1
+
+
+async def test_idle_connections_are_dropped_before_the_pod_drops_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines close after 5 s; ours goes first."""
+    assert IDLE_EXPIRY_S < 5
+    async with serving(answering(OK)) as (pod, pool):
+        await whole(pool)
+        monkeypatch.setattr("router.proxy.upstream.IDLE_EXPIRY_S", 0.0)
+        pool.expire_idle()
+        await pod.wait_for_ends()
+        await whole(pool)
+        assert pod.connections == 2
+
+
+async def test_closing_a_reply_twice_gives_its_connection_back_once() -> None:
+    """Else two exchanges would share it."""
+    async with serving(answering(OK)) as (pod, pool):
+        reply = await pool.exchange(message(pool))
+        await body_of(reply)
+        reply.close()
+        reply.close()
+        first, second = await pool.exchange(message(pool)), await pool.exchange(message(pool))
+        assert pod.connections == 2
+        for each in (first, second):
+            assert await body_of(each) == b"ok"
+            each.close()
+
+
+async def test_what_follows_an_answer_never_becomes_another() -> None:
+    """Bytes that nobody asked for end the connection, in the same packet or later."""
+    forged = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged"
+    async with serving(answering_once(OK + forged), answering(OK)) as (pod, pool):
+        assert await whole(pool) == (200, b"ok")
+        assert await whole(pool) == (200, b"ok")
+        assert pod.connections == 2
+
+    go = asyncio.Event()
+
+    async def unasked(call: Call) -> None:
+        await call.request()
+        await call.answer(OK)
+        await go.wait()
+        await call.answer(forged)
+        await call.hung_up()
+
+    async with serving(unasked, answering(OK)) as (pod, pool):
+        assert await whole(pool) == (200, b"ok")
+        go.set()
+        await pod.wait_for_ends()
+        assert await whole(pool) == (200, b"ok")
+        assert pod.connections == 2
+
+
+# --- what goes wrong ---
+
+
+async def test_a_closed_port_is_a_failed_connection() -> None:
+    """Nothing was sent: any other candidate may be tried."""
+    async with serving(answering(OK)) as (_, pool):
+        pass
+    with pytest.raises(ConnectFailed, match="pod a cannot be reached") as caught:
+        await pool.exchange(message(pool))
+    assert caught.value.pod == "a"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        resetting,
+        answering_once(),
+        answering_once(b"HTTP/1.1 200"),
+        answering_once(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n"),
+        answering_once(b"\x16\x03\x01 not http\r\n\r\n"),
+        answering_once(b"HTTP/1.1 200 OK\r\ncontent-length: two\r\n\r\n"),
+        answering_once(b"HTTP/1.1 100 Continue\r\n\r\n"),
+    ],
+    ids=["reset", "closed", "in the status", "in the headers", "garbage", "bad length", "only 100"],
+)
+async def test_no_whole_head_is_a_broken_pod(script: Script) -> None:
+    """On a fresh connection, tried once."""
+    async with serving(script) as (pod, pool):
+        with pytest.raises(UpstreamBroken, match="pod a") as caught:
+            await pool.exchange(message(pool))
+        assert caught.value.pod == "a"
+        assert pod.connections == 1
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        answering_once(CHUNKED),
+        answering_once(CHUNKED + b"5\r\nwor"),
+        answering_once(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhello"),
+        answering_once(CHUNKED + b"nonsense\r\n"),
+    ],
+    ids=["between chunks", "mid-chunk", "short of its length", "garbage"],
+)
+async def test_an_answer_that_is_cut_is_broken_after_what_came(script: Script) -> None:
+    """What had come is handed on first, and never taken for the whole."""
+    async with serving(script) as (_, pool):
+        reply = await pool.exchange(message(pool))
+        seen = b""
+        with pytest.raises(UpstreamBroken):
+            while piece := await reply.read():
+                seen += piece
+        assert seen.startswith(b"hello")
+        reply.close()
+
+
+async def test_a_reset_does_not_end_an_answer_in_order() -> None:
+    """One that ends with its connection is whole only when the pod closes it properly."""
+    seen = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.request()
+        await call.answer(b"HTTP/1.1 200 OK\r\n\r\nhello")
+        await seen.wait()
+        call.reset()
+
+    async with serving(script) as (_, pool):
+        reply = await pool.exchange(message(pool))
+        assert await reply.read() == b"hello"
+        seen.set()
+        with pytest.raises(UpstreamBroken):
+            await reply.read()
+        reply.close()
+
+
+async def test_silence_before_the_head_is_a_timeout_and_hangs_up() -> None:
+    """The pod sees the end at once."""
+    brief = UpstreamTimeouts(connect_s=5, first_byte_s=0.02, idle_s=5)
+    async with serving(silent, timeouts=brief) as (pod, pool):
+        with pytest.raises(UpstreamTimeout, match="did not answer within"):
+            await pool.exchange(message(pool))
+        await pod.wait_for_ends()
+
+
+async def test_silence_inside_an_answer_is_a_timeout() -> None:
+    """After what had come."""
+
+    async def script(call: Call) -> None:
+        await call.request()
+        await call.answer(CHUNKED)
+        await call.hung_up()
+
+    brief = UpstreamTimeouts(connect_s=5, first_byte_s=5, idle_s=0.02)
+    async with serving(script, timeouts=brief) as (pod, pool):
+        reply = await pool.exchange(message(pool))
+        assert await reply.read() == b"hello"
+        with pytest.raises(UpstreamTimeout, match="silent"):
+            await reply.read()
+        reply.close()
+        await pod.wait_for_ends()
+
+
+# --- leaving ---
+
+
+async def test_a_cancelled_exchange_hangs_up_at_once() -> None:
+    """While the pod still prefills: it must stop working."""
+    async with serving(silent, timeouts=GENEROUS) as (pod, pool):
+        asking = asyncio.ensure_future(pool.exchange(message(pool)))
+        async with asyncio.timeout(PATIENCE_S):
+            while not pod.connections:
+                await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await pod.wait_for_ends()
+
+
+async def test_an_answer_that_is_not_read_to_its_end_hangs_up_at_once() -> None:
+    """Closing, not draining, is what stops an engine; the next exchange has a connection of its own."""
+
+    async def script(call: Call) -> None:
+        await call.request()
+        await call.answer(CHUNKED)
+        await call.hung_up()
+
+    async with serving(script, answering(OK)) as (pod, pool):
+        reply = await pool.exchange(message(pool))
+        assert await reply.read() == b"hello"
+        reply.close()
+        await pod.wait_for_ends()
+        assert await whole(pool) == (200, b"ok")
+        assert pod.connections == 2
