@@ -149,6 +149,16 @@ class BlocksCleared:
 
 KvEvent: TypeAlias = BlocksStored | BlocksRemoved | BlocksCleared
 
+
+@dataclass(frozen=True, slots=True)
+class BlockChange:
+    """From now on a holder has all of these blocks in this tier, or none of them."""
+
+    tier: Tier
+    held: bool
+    blocks: Sequence[BlockHash]
+
+
 BlocksByTier: TypeAlias = tuple[int, int, int, int]
 """How many leading blocks of one prompt a holder has, counted in the nearest tier each lies in."""
 

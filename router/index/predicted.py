@@ -64,9 +64,8 @@ class PredictedIndex:
 
     def forget(self, pod: PodId) -> None:
         """The pod's cache is gone."""
-        dispatched = self._pods.pop(pod, None)
-        if dispatched is not None:
-            self._masks.forget(pod, dispatched.at_s)
+        if self._pods.pop(pod, None) is not None:
+            self._masks.forget(pod)
 
     def _drop_oldest(self, dispatched: _Dispatched, blocks: int) -> None:
         pop = dispatched.at_s.popitem

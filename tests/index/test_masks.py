@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import random
+from array import array
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.index.masks import HolderMasks
+from router.index.masks import FIRST_ROWS, HolderMasks
 from router.types import BlocksByTier, PodId, Tier
 
 PROMPT = [10, 11, 12, 13, 14]
 Held = dict[tuple[PodId, int], set[Tier]]
 
 
-def naive_walk(held: Held) -> dict[PodId, BlocksByTier]:
+def naive_walk(held: Held, prompt: list[int] = PROMPT) -> dict[PodId, BlocksByTier]:
     found: dict[PodId, BlocksByTier] = {}
     for pod in {pod for pod, _ in held}:
         counts = [0, 0, 0, 0]
-        for block in PROMPT:
+        for block in prompt:
             tiers = held.get((pod, block))
             if not tiers:
                 break
@@ -43,27 +47,48 @@ def test_each_block_counts_in_its_nearest_tier() -> None:
     masks.add_all(slot, [11, 12])
     masks.add_all(slot, [11, 13], Tier.REMOTE)
     assert masks.walk(PROMPT) == {"a": (2, 1, 0, 1)}
-    assert masks.has(slot, 11, Tier.CPU) and not masks.has(slot, 12, Tier.CPU)
+    assert masks.held("a") == masks.block_holders == 6
 
 
-def test_a_slot_that_was_left_is_used_again_and_empty() -> None:
-    """Masks stay as wide as there are holders at a time."""
+def test_arrays_and_lists_of_blocks_mean_the_same() -> None:
+    """Up to the largest hash, and with 0, which is a hash like any other."""
+    masks = HolderMasks()
+    blocks = [0, 2**64 - 1, 2**63]
+    masks.add_all(masks.slot("a"), array("Q", blocks))
+    assert masks.walk(blocks) == masks.walk(array("Q", blocks)) == {"a": (3, 0, 0, 0)}
+
+
+def test_a_slot_that_was_left_is_used_again_once_it_is_swept() -> None:
+    """Planes stay as few as there are holders at a time, and nobody inherits anything."""
     masks = HolderMasks()
     first = masks.slot("a")
     assert masks.slot("a") == first
     masks.slot("b")
     masks.add_all(first, [10, 11])
-    masks.forget("a", [10, 11])
-    assert masks.slot("c") == first
-    assert masks.walk(PROMPT) == {} and len(masks) == 0
+    masks.forget("a")
+    assert masks.walk(PROMPT) == {} and masks.block_holders == 0
+    assert masks.slot("c") != first
+    masks.add_all(masks.slot("c"), [99])
+    assert masks.slot("d") == first and masks.walk(PROMPT) == {}
 
 
 def test_forgetting_a_stranger_changes_nothing() -> None:
     """It may have left already."""
     masks = HolderMasks()
-    masks.add(masks.slot("a"), 10)
-    masks.forget("b", [10])
+    masks.add_all(masks.slot("a"), [10])
+    masks.forget("b")
     assert masks.walk(PROMPT) == {"a": (1, 0, 0, 0)}
+
+
+def test_a_renamed_holder_replaces_the_one_of_that_name() -> None:
+    """A cache that was read anew takes the place of what was known of it, at once."""
+    masks = HolderMasks()
+    masks.add_all(masks.slot("a"), [10, 11, 12])
+    masks.add_all(masks.slot("a again"), [10, 11])
+    masks.rename("a again", "a")
+    assert masks.walk(PROMPT) == {"a": (2, 0, 0, 0)}
+    masks.add_all(masks.slot("a"), [12])
+    assert masks.walk(PROMPT) == {"a": (3, 0, 0, 0)} and masks.held("a") == 3
 
 
 changes = st.tuples(
@@ -78,15 +103,63 @@ changes = st.tuples(
 def test_a_walk_tells_what_sets_would_tell(steps: list[tuple[str, PodId, int, Tier]]) -> None:
     """For any order of additions, removals and departures, after each of them."""
     masks, held = HolderMasks(), Held()
-    for step, pod, block, tier in steps:
-        if step == "add":
-            masks.add(masks.slot(pod), block, tier)
-            held.setdefault((pod, block), set()).add(tier)
-        elif step == "remove":
-            masks.remove(masks.slot(pod), block, tier)
-            held.get((pod, block), set()).discard(tier)
-        else:
-            masks.forget(pod, [block for owner, block in held if owner == pod])
+    for what, pod, block, tier in steps:
+        if what == "forget":
+            masks.forget(pod)
             held = {key: tiers for key, tiers in held.items() if key[0] != pod}
+        elif what == "add":
+            masks.add_all(masks.slot(pod), [block], tier)
+            held.setdefault((pod, block), set()).add(tier)
+        else:
+            masks.remove_all(masks.slot(pod), [block], tier)
+            held.get((pod, block), set()).discard(tier)
         assert masks.walk(PROMPT) == naive_walk(held)
-    assert len(masks) == len({block for (_, block), tiers in held.items() if tiers})
+        assert masks.block_holders == sum(map(len, held.values()))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_growing_and_shrinking_lose_nothing(seed: int) -> None:
+    """Through several renewals, with batches of every size, holders of every word, and holders that leave meanwhile."""
+    rng = random.Random(seed)
+    masks, held = HolderMasks(), Held()
+    pods = [f"p{number}" for number in range(70)]
+    conversations = [[rng.getrandbits(64) for _ in range(rng.choice([3, 40, 300]))] for _ in range(120)]
+    for _ in range(1500):
+        pod, prompt, tier = rng.choice(pods[-3:] + pods), rng.choice(conversations), rng.choice([Tier.GPU, Tier.CPU])
+        some = prompt[: rng.randrange(len(prompt) + 1)]
+        if rng.random() < 0.02:
+            masks.forget(pod)
+            held = {key: tiers for key, tiers in held.items() if key[0] != pod}
+        elif rng.random() < 0.6:
+            masks.add_all(masks.slot(pod), array("Q", some), tier)
+            for block in some:
+                held.setdefault((pod, block), set()).add(tier)
+        else:
+            masks.remove_all(masks.slot(pod), some, tier)
+            for block in some:
+                held.get((pod, block), set()).discard(tier)
+        if rng.random() < 0.05:
+            assert masks.walk(prompt) == naive_walk(held, prompt)
+    assert masks.bytes > 8 * FIRST_ROWS * 9
+    for prompt in conversations:
+        assert masks.walk(prompt) == naive_walk(held, prompt)
+    assert masks.block_holders == sum(map(len, held.values()))
+
+
+def test_a_bounded_table_leaves_out_what_does_not_fit_and_forgets_nothing() -> None:
+    """What is known stays right; what is left out is counted; room that becomes free is used."""
+    masks = HolderMasks(max_bytes=16 * 4096)
+    slot = masks.slot("a")
+    rng = random.Random(0)
+    prompts = [[rng.getrandbits(64) for _ in range(100)] for _ in range(60)]
+    for prompt in prompts:
+        masks.add_all(slot, prompt)
+        assert masks.bytes <= 2 * 16 * 4096
+    known = [prompt for prompt in prompts if masks.walk(prompt)]
+    assert 15 <= len(known) < 60 and all(masks.walk(prompt) == {"a": (100, 0, 0, 0)} for prompt in known)
+    assert masks.left_out == 100 * (60 - len(known))
+    for prompt in known:
+        masks.remove_all(slot, prompt)
+    for prompt in known:
+        masks.add_all(slot, [block ^ 1 for block in prompt])
+    assert all(masks.walk([block ^ 1 for block in prompt]) for prompt in known)

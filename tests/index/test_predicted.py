@@ -99,7 +99,7 @@ class NaivePod:
         return run
 
 
-prompts = st.lists(st.integers(0, 8), max_size=5, unique=True)
+prompts = st.lists(st.integers(1, 9), max_size=5, unique=True)
 dispatches = st.tuples(
     st.sampled_from(["a", "b"]),
     prompts,

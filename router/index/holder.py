@@ -1,0 +1,161 @@
+"""What does one holder's cache contain, by what the holder itself announces?
+
+Engine hashes are opaque: every stored block is hashed anew from its tokens, seeded by the holder's generation, so that
+engines of any kind, algorithm, seed and version meet in one index, and a block of another generation cannot match. An
+engine block may be a whole multiple of the router's. Engines announce physical copies; what comes out are changes of
+whether a router block is held in a tier at all. This file knows nothing of sequence numbers or sockets.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from router.hashing import generation_seed, hash_blocks, token_array
+from router.types import BlockChange, BlockHash, BlocksRemoved, BlocksStored, Generation, Tier
+
+_COUNT_BITS = 16
+_COUNT = (1 << _COUNT_BITS) - 1
+
+_TIERS_OF = tuple(tuple(tier for tier in Tier if bits >> tier & 1) for bits in range(1 << len(Tier)))
+
+Blocks = tuple[BlockHash, ...]
+Elsewhere = Callable[[int], Blocks | None]
+"""The router blocks behind an engine hash that other holders have announced with its tokens."""
+
+
+class HolderBlocks:
+    """One holder's blocks, by its own engine hashes. `apply` its events in order.
+
+    `elsewhere` is asked for hashes that come without tokens and are new here, as cache stores announce them."""
+
+    def __init__(self, generation: Generation, elsewhere: Elsewhere | None = None) -> None:
+        self.generation = generation
+        self.orphans = 0
+        """Stored blocks that could not be placed because their parent or their tokens are unknown."""
+        self.refused = ""
+        """Why this holder's events cannot be indexed, or ""."""
+        self._elsewhere = elsewhere
+        self._blocks: dict[int, Blocks] = {}
+        """Engine hash to the router blocks that one engine block consists of."""
+        self._copies: dict[int, int] = {}
+        """Engine hash to how many physical copies it has, 16 bits a tier: engines announce a hash once for each.
+
+        vLLM requests with `kv_cache_report_mode=full` announce hits as well. They look the same and so are counted as
+        copies: such blocks outlive their removal here."""
+        self._standing = Counter[tuple[BlockHash, Tier]]()
+        """Router blocks that stand under several engine hashes at once: under how many beyond the first."""
+        self._held: dict[BlockHash, int] = {}
+        """Router block to its tiers, a bit each."""
+        self._groups: set[int] = set()
+        """Attention groups whose blocks were stored here; removals of any other are not ours."""
+
+    def blocks_of(self, engine_hash: int) -> Blocks | None:
+        """The router blocks behind an engine hash of this holder."""
+        return self._blocks.get(engine_hash)
+
+    def held(self) -> dict[Tier, list[BlockHash]]:
+        """Everything that is held."""
+        by_tier: dict[Tier, list[BlockHash]] = {}
+        for block, tiers in self._held.items():
+            for tier in _TIERS_OF[tiers]:
+                by_tier.setdefault(tier, []).append(block)
+        return by_tier
+
+    def apply(self, event: BlocksStored | BlocksRemoved) -> list[BlockChange]:
+        """Take over one event. Returns what has changed by it, in order; no block twice in one change."""
+        return self._remove(event) if isinstance(event, BlocksRemoved) else self._store(event)
+
+    # --- storing ---
+
+    def _store(self, event: BlocksStored) -> list[BlockChange]:
+        self._groups.add(event.group)
+        fresh: list[BlockHash] = []
+        one = 1 << _COUNT_BITS * event.tier
+        for engine_hash, blocks in self._named(event):
+            copies = self._copies.get(engine_hash, 0)
+            if copies // one & _COUNT < _COUNT:  # engines asked to report hits in full announce them again and again
+                self._copies[engine_hash] = copies + one
+            if not copies // one & _COUNT:
+                # A hash that already stands for blocks keeps them, even if an engine that does not hash all that
+                # tells caches apart now announces others under it: a removal must take away what was added.
+                self._add(self._blocks.setdefault(engine_hash, blocks), event.tier, fresh)
+        return [BlockChange(event.tier, True, fresh)] if fresh else []
+
+    def _named(self, event: BlocksStored) -> Iterable[tuple[int, Blocks]]:
+        """Engine hashes of a stored event with their router blocks, as far as these can be known."""
+        if not event.tokens:
+            return self._known(event)
+        block_size = self.generation.block_size_tokens
+        if event.block_size_tokens % block_size:
+            self.refused = (
+                f"its blocks of {event.block_size_tokens} tokens are no multiple of the router's {block_size}"
+            )
+            return ()
+        parent = self._parent(event)
+        if parent is None:
+            self.orphans += len(event.block_hashes)
+            return ()
+        hashes = hash_blocks(token_array(event.tokens), block_size, parent)
+        each = event.block_size_tokens // block_size
+        return zip(event.block_hashes, zip(*[iter(hashes)] * each, strict=True), strict=False)
+
+    def _known(self, event: BlocksStored) -> Iterable[tuple[int, Blocks]]:
+        """A placeholder: blocks announced before now also lie in this tier."""
+        for engine_hash in event.block_hashes:
+            blocks = self._blocks.get(engine_hash)
+            if blocks is None and self._elsewhere is not None:
+                blocks = self._elsewhere(engine_hash)
+            if blocks is None:
+                self.orphans += 1
+            else:
+                yield engine_hash, blocks
+
+    def _parent(self, event: BlocksStored) -> BlockHash | None:
+        if event.parent_hash is None:
+            return generation_seed(replace(self.generation, adapter=event.adapter, salt=event.salt))
+        blocks = self._blocks.get(event.parent_hash)
+        return blocks[-1] if blocks else None
+
+    def _add(self, blocks: Blocks, tier: Tier, fresh: list[BlockHash]) -> None:
+        held, bit = self._held, 1 << tier
+        for block in blocks:
+            tiers = held.get(block, 0)
+            if tiers & bit:
+                self._standing[block, tier] += 1
+            else:
+                held[block] = tiers | bit
+                fresh.append(block)
+
+    # --- removing ---
+
+    def _remove(self, event: BlocksRemoved) -> list[BlockChange]:
+        if event.group not in self._groups:
+            return []
+        shift = _COUNT_BITS * event.tier
+        gone: list[BlockHash] = []
+        for engine_hash in event.block_hashes:
+            copies = self._copies.get(engine_hash, 0)
+            if not copies >> shift & _COUNT:
+                continue
+            copies -= 1 << shift
+            if not copies >> shift & _COUNT:
+                self._drop(self._blocks[engine_hash], event.tier, gone)
+            if copies:
+                self._copies[engine_hash] = copies
+            else:
+                del self._copies[engine_hash], self._blocks[engine_hash]
+        return [BlockChange(event.tier, False, gone)] if gone else []
+
+    def _drop(self, blocks: Blocks, tier: Tier, gone: list[BlockHash]) -> None:
+        for block in blocks:
+            if standing := self._standing.pop((block, tier), 0):
+                if standing > 1:
+                    self._standing[block, tier] = standing - 1
+                continue
+            gone.append(block)
+            if tiers := self._held[block] & ~(1 << tier):
+                self._held[block] = tiers
+            else:
+                del self._held[block]
