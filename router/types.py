@@ -254,7 +254,7 @@ class FleetSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """What this router has on one pod and has not seen finished."""
+    """What this router and its other replicas have on one pod and have not seen finished."""
 
     requests: int = 0
     prefill_requests: int = 0

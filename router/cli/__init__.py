@@ -1,6 +1,7 @@
 """What can be typed?
 
     warmroute serve         the router
+    warmroute publish       beside a cache tier: its blocks into the cluster's index
     warmroute demo          a fleet of mock engines, three policies, one table
     warmroute mock-engine   engine stand-ins on their own
     warmroute config ...    check a configuration, show its defaults
@@ -18,6 +19,7 @@ import typer
 from router.cli.demo import demo_command
 from router.cli.inspect import check_command, policies_command, show_command
 from router.cli.mock_engine import mock_engine_command
+from router.cli.publish import publish_command
 from router.cli.serve import serve_command
 from router.errors import ConfigError
 
@@ -25,6 +27,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Prefix-aware router."
 )
 app.command("serve", help="Run the router.")(serve_command)
+app.command("publish", help="Publish which blocks a cache tier holds into the cluster's index.")(publish_command)
 app.command("demo", help="Watch three policies route a realistic mix over mock engines.")(demo_command)
 app.command("mock-engine", help="Run engine stand-ins.")(mock_engine_command)
 app.command("policies", help="List the policies.")(policies_command)

@@ -80,7 +80,10 @@ class PodConfig(Strict):
     speed: PodSpeed | None = None
     """Overrides the cost prior altogether, in milliseconds."""
     kv_events: KvEvents | Literal["auto", "off"] = "auto"
-    """`auto` asks the engine; engines that do not publish are routed by what the router itself sent them."""
+    """`auto` asks the engine; engines that do not publish are routed by what the router itself sent them. With a
+    cluster index, `auto` leaves the pod's events to `warmroute publish`."""
+    advertise: HttpUrl | None = None
+    """For `warmroute publish`: the pod's URL as the routers know it, where that is another."""
     host: str = ""
     rack: str = ""
     zone: str = ""
@@ -125,8 +128,52 @@ class Feeds(Strict):
     """Prove at join that tokens and hashes agree. Off: every pod is trusted."""
 
 
+class RedisTls(Strict):
+    """Files for TLS to Redis. Without `ca_file`, the system's authorities."""
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    verify_host: bool = True
+
+
+class RedisIndex(Strict):
+    """The cluster's index: which Redis, and how it is read."""
+
+    url: str
+    """redis[s]://[user[:password]@]host[:port][,host[:port]...][/database]; several hosts: sentinels, or cluster."""
+    mode: Literal["single", "sentinel", "cluster"] = "single"
+    master: str = ""
+    """The master's name, with mode sentinel."""
+    username_file: str | None = None
+    username_env: str | None = None
+    password_file: str | None = None
+    password_env: str | None = None
+    """Read again for every connection, so that they may be rotated."""
+    tls: RedisTls | None = None
+    namespace: str = "warmroute"
+    """Begins every key. Routers and publishers of one fleet have the same."""
+    timeout_s: PositiveFloat = 2.0
+    """Longest wait for one answer, off the request path."""
+    holder_lifetime_s: PositiveFloat = 15.0
+    """A holder whose publisher is silent for this long is out of the index."""
+    reads: Literal["replica", "direct"] = "replica"
+    """`replica`: keep a copy in memory. `direct`: ask Redis for each prompt."""
+    deadline_ms: PositiveFloat = 5.0
+    """With `direct`: longest wait for an answer before a request goes on without it."""
+    max_bytes: PositiveInt = 2 * 1024**3
+    """Memory of the copy's table: 16 to 54 bytes a block and holder at up to 64 holders."""
+    max_age_s: PositiveFloat = 300.0
+    """How old a copy may be that is still used while Redis is away."""
+    ready_timeout_s: NonNegativeFloat = 10.0
+    """How long to wait at the start for the index and the pods' self-tests before serving without them."""
+
+
 class Index(Strict):
     """How much the router remembers."""
+
+    redis: RedisIndex | None = None
+    """The cluster's index. Without it, each router knows what it heard and sent itself."""
 
     tokens_cache_bytes: PositiveInt = 64 * 1024 * 1024
     predicted_ttl_s: PositiveFloat = 5.0
@@ -135,6 +182,19 @@ class Index(Strict):
     """The same for pods that publish no events."""
     silent_capacity_tokens: PositiveInt = 400_000
     """KV capacity assumed of such a pod while its metrics do not tell."""
+
+
+class Publish(Strict):
+    """What `warmroute publish` needs beyond models, pods and index.redis."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 9470
+    """Where the publisher answers: health, metrics, events in."""
+    heartbeat_s: PositiveFloat = 5.0
+    gather_ms: PositiveFloat = 20.0
+    """How long changes are gathered before they are written."""
+    reload_spread_s: NonNegativeFloat = 1.0
+    """Publishers that lost the same Redis come back within this time, not at once."""
 
 
 class RouterConfig(Strict):
@@ -148,6 +208,7 @@ class RouterConfig(Strict):
     edge: Edge = Edge()
     feeds: Feeds = Feeds()
     index: Index = Index()
+    publish: Publish = Publish()
     log_format: Literal["console", "json"] = "console"
 
     @model_validator(mode="after")

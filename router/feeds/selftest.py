@@ -147,8 +147,11 @@ class ParityFeed:
         """Blocks of the prompt that the pod has announced, once it is all of them or time is up."""
         try:
             async with asyncio.timeout(self._events_timeout_s):
-                while self._store.known_blocks(pod_id, prompt) < expected and not self._store.refused(pod_id):  # noqa: ASYNC110
-                    await asyncio.sleep(POLL_S)  # the store tells nobody of blocks: it learns of thousands a second
+                # The store tells nobody of blocks: it learns of thousands a second.
+                while not self._store.refused(pod_id):
+                    if await self._store.known_blocks(pod_id, prompt) >= expected:
+                        break
+                    await asyncio.sleep(POLL_S)
         except TimeoutError:
             pass  # what came late did not come; the judgement says so
-        return self._store.known_blocks(pod_id, prompt)
+        return await self._store.known_blocks(pod_id, prompt)

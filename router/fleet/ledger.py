@@ -1,12 +1,13 @@
-"""What have we sent to each pod that is not finished?
+"""What has been sent to each pod that is not finished?
 
 A lease is booked before the first await that follows a decision and released whatever happens, so that the next
-decision already sees it. Sums are kept incrementally. This file never waits and never decides anything.
+decision already sees it. Sums are kept incrementally; what other replicas of the router have in flight is added to
+them. This file never waits and never decides anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import count
 
 from router.types import InFlight, Lease, Pod, PodId
@@ -22,6 +23,7 @@ class Ledger:
         self._prefilling: dict[int, bool] = {}
         """By open lease: is its first token still to come?"""
         self._inflight: dict[PodId, InFlight] = {}
+        self._others: Mapping[PodId, InFlight] = {}
 
     def book(self, pod: Pod, prompt_tokens: int, cached_tokens: int) -> Lease:
         """A place on `pod` for a prompt of which `cached_tokens` leading tokens need no compute. O(1)."""
@@ -66,11 +68,38 @@ class Ledger:
             context_tokens=now.context_tokens - lease.context_tokens,
         )
 
-    def inflight(self) -> Mapping[PodId, InFlight]:
-        """The sums of every pod that has any, as they stand: later changes do not show in what was returned.
+    def own(self) -> Mapping[PodId, InFlight]:
+        """This router's sums of every pod that has any, as they stand: later changes do not show in what was returned.
 
         One shallow copy of a dict: O(busy pods), 2 us at 500."""
         return dict(self._inflight)
+
+    def others(self, replicas: Iterable[Mapping[PodId, InFlight]]) -> None:
+        """From now on, these are the sums of the other replicas."""
+        total: dict[PodId, InFlight] = {}
+        for replica in replicas:
+            for pod, work in replica.items():
+                total[pod] = _sum(total[pod], work) if pod in total else work
+        self._others = total
+
+    def inflight(self) -> Mapping[PodId, InFlight]:
+        """The sums of all replicas, as they stand. O(busy pods)."""
+        if not self._others:
+            return self.own()
+        total = dict(self._others)
+        for pod, work in self._inflight.items():
+            total[pod] = _sum(total[pod], work) if pod in total else work
+        return total
+
+
+def _sum(one: InFlight, other: InFlight) -> InFlight:
+    return InFlight(
+        requests=one.requests + other.requests,
+        prefill_requests=one.prefill_requests + other.prefill_requests,
+        prefill_tokens=one.prefill_tokens + other.prefill_tokens,
+        prefill_ms=one.prefill_ms + other.prefill_ms,
+        context_tokens=one.context_tokens + other.context_tokens,
+    )
 
 
 def _without_prefill(now: InFlight, lease: Lease) -> InFlight:

@@ -45,7 +45,7 @@ class BlockTable:
         self.keys: Hashes = np.empty(capacity, np.uint64)
         self.planes: dict[int, Plane] = {number: np.empty(capacity, np.uint64) for number in planes}
         self._prepared_rows = 0
-        self._keys = memoryview(self.keys)
+        self._keys = memoryview(self.keys)  # type: ignore[arg-type]  # numpy arrays are buffers
         self._mask = capacity - 1
         self._scatter = scatter
         self._shift = 64 - capacity.bit_length() + 1

@@ -72,6 +72,26 @@ class Metrics:
             "warmroute_kv_stream_complete", "1 while a pod's KV event stream has no unfilled gap.", ["pod"], registry=r
         )
         self.index_blocks = Gauge("warmroute_index_block_holders", "Block-holder pairs in the index.", registry=r)
+        self.degraded_matches = Counter(
+            "warmroute_degraded_matches", "Matches without an up-to-date cluster index.", ["model"], registry=r
+        )
+        self.index_age_s = Gauge(
+            "warmroute_index_age_seconds", "Since the copy of the cluster index was up to date.", registry=r
+        )
+        self.index_bytes = Gauge("warmroute_index_bytes", "Memory of the copy's table.", registry=r)
+        self.index_left_out = Gauge(
+            "warmroute_index_blocks_left_out", "Blocks that did not fit into index.redis.max_bytes.", registry=r
+        )
+        self.index_reads = Gauge(
+            "warmroute_index_holders_read", "Times that a holder's blocks were read anew.", registry=r
+        )
+        self.index_holder = Gauge(
+            "warmroute_index_holder_complete",
+            "By holder of the cluster index: 1, or 0 while changes of it are lost.",
+            ["model", "holder"],
+            registry=r,
+        )
+        self.replicas = Gauge("warmroute_other_replicas", "Other routers that were heard of lately.", registry=r)
         self._phases = {phase: self.phase_s.labels(phase) for phase in PHASES}
 
     def observe_phases(self, phases: Phases) -> None:

@@ -120,7 +120,7 @@ class Forwarder:
         self._metrics.in_flight.inc()
         try:
             story.prompt = await self.fingerprint(story)
-            match = self.match(story)
+            match = await self.match(story)
             story.decision = self.decide(story, match)
             await self.attempt_in_order(story, client)
             story.result = "ok" if story.status < 400 else "pod_error"
@@ -139,10 +139,15 @@ class Forwarder:
         reader = self._readers.get(story.request.model)
         return await reader.read(story.request) if reader and story.request.prompt else None
 
-    def match(self, story: Story) -> PrefixMatch:
+    async def match(self, story: Story) -> PrefixMatch:
         """Who holds how much of it."""
         story.phases.enter("match")
-        return self._store.match(story.prompt, _now_s()) if story.prompt else PrefixMatch()
+        if story.prompt is None:
+            return PrefixMatch()
+        match = await self._store.match(story.prompt, _now_s())
+        if match.degraded:
+            self._metrics.degraded_matches.labels(story.request.model).inc()
+        return match
 
     def decide(self, story: Story, match: PrefixMatch) -> RouteDecision:
         """Every way to serve it, best first."""

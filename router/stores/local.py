@@ -1,15 +1,16 @@
 """How is the index kept in this process alone?
 
-Joins what engines announce with what this router has just sent. Needs nothing but memory.
+Joins what engines announce to this router with what this router has just sent. Needs nothing but memory; the stores
+that know more ask this one as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from router.index.blockmap import BlockMap
 from router.index.predicted import PredictedIndex
-from router.types import Generation, KvEvent, PodId, PrefixMatch, PromptPrefix
+from router.types import BlocksByTier, Generation, KvEvent, Pod, PodId, PrefixMatch, PromptPrefix
 
 
 class LocalStore:
@@ -21,12 +22,12 @@ class LocalStore:
 
     @property
     def block_holders(self) -> int:
-        """Announced (block, holder) pairs."""
+        """Announced (block, holder, tier) triples."""
         return self._announced.block_holders
 
-    def add_holder(self, pod: PodId, generation: Generation) -> None:
-        self._announced.add_holder(pod, generation)
-        self._predicted.forget(pod)
+    def add_holder(self, pod: Pod, generation: Generation) -> None:
+        self._announced.add_holder(pod.id, generation)
+        self._predicted.forget(pod.id)
 
     def forget(self, pod: PodId) -> None:
         self._announced.forget(pod)
@@ -36,21 +37,37 @@ class LocalStore:
         for event in events:
             self._announced.apply(pod, event)
 
+    def caught_up(self, pod: PodId, *, complete: bool) -> None:
+        """Nothing follows from it here."""
+
     def record(
         self, pod: PodId, prefix: PromptPrefix, now_s: float, *, ttl_s: float, capacity_blocks: int | None
     ) -> None:
         self._predicted.record(pod, prefix.hashes, now_s, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
 
-    def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
-        """By pod the longer of what it announced and what was sent to it."""
-        blocks = self._announced.match(prefix)
-        for pod, predicted in self._predicted.match(prefix.hashes, now_s).items():
-            if sum(predicted) > sum(blocks.get(pod, (0,))):
-                blocks[pod] = predicted
-        return PrefixMatch(blocks)
+    async def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
+        return PrefixMatch(self.blocks(prefix, now_s))
 
-    def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
+    def blocks(
+        self, prefix: PromptPrefix, now_s: float, known: Mapping[PodId, BlocksByTier] | None = None
+    ) -> dict[PodId, BlocksByTier]:
+        """By pod the longest of what it announced, what was sent to it, and what is `known` otherwise."""
+        blocks = self._announced.match(prefix)
+        for more in (self._predicted.match(prefix.hashes, now_s), known or {}):
+            for pod, found in more.items():
+                if sum(found) > sum(blocks.get(pod, (0,))):
+                    blocks[pod] = found
+        return blocks
+
+    async def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
+        return self.announced_blocks(pod, prefix)
+
+    def announced_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
+        """Leading blocks that `pod` has announced to this router."""
         return sum(self._announced.match(prefix).get(pod, (0,)))
+
+    def announces(self, pod: PodId) -> bool:
+        return False
 
     def refused(self, pod: PodId) -> str:
         return self._announced.refused(pod)

@@ -42,7 +42,7 @@ class World:
         self.fleet.sync([pod])
         self.fleet.describe("a", models=("m",), block_size_tokens=32)
         self.fleet.event("a", PodEvent.PROBE_OK)
-        self.store.add_holder("a", GENERATION)
+        self.store.add_holder(pod, GENERATION)
         self.engine.answers |= {CHAT: self.generate, COMPLETIONS: self.generate}
         self.engine_block = 32
         self.publishes = True

@@ -9,10 +9,15 @@ import pytest
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.stores.local import LocalStore
 from router.stores.store import PrefixStore
-from router.types import BlocksStored, Generation, PrefixMatch, PromptPrefix, Tier
+from router.types import BlocksStored, Generation, Pod, PodSpeed, PrefixMatch, PromptPrefix, Tier
 
 GENERATION = Generation(model="m", revision="1", tokenizer="t", kv_dtype="auto", block_size_tokens=2)
 TOKENS = (1, 2, 3, 4, 5, 6)
+
+
+POD = Pod(id="a", url="http://a", engine="vllm", speed=PodSpeed(1.0, 0.02, 0.0))
+
+pytestmark = pytest.mark.anyio
 
 
 def prompt(generation: Generation = GENERATION) -> PromptPrefix:
@@ -34,49 +39,49 @@ def stored(blocks: int, tier: Tier = Tier.GPU) -> BlocksStored:
 def store() -> LocalStore:
     """One with a holder, "a"."""
     store = LocalStore()
-    store.add_holder("a", GENERATION)
+    store.add_holder(POD, GENERATION)
     return store
 
 
-def test_it_is_a_prefix_store() -> None:
+async def test_it_is_a_prefix_store() -> None:
     """To the type checker as well."""
     store: PrefixStore = LocalStore()
-    assert store.match(prompt(), 0.0) == PrefixMatch()
+    assert await store.match(prompt(), 0.0) == PrefixMatch()
 
 
-def test_announced_blocks_are_matched_in_their_tiers(store: LocalStore) -> None:
+async def test_announced_blocks_are_matched_in_their_tiers(store: LocalStore) -> None:
     """For as long as they are not removed."""
     store.apply("a", [stored(2), stored(3, Tier.CPU)])
-    assert store.match(prompt(), 1e9) == PrefixMatch({"a": (2, 1, 0, 0)})
+    assert await store.match(prompt(), 1e9) == PrefixMatch({"a": (2, 1, 0, 0)})
     assert store.block_holders == 5
 
 
 @pytest.mark.parametrize(("announced", "matched"), [(1, 3), (3, 3)])
-def test_the_longer_of_announced_and_predicted_counts(store: LocalStore, announced: int, matched: int) -> None:
+async def test_the_longer_of_announced_and_predicted_counts(store: LocalStore, announced: int, matched: int) -> None:
     """A dispatch is known before the engine speaks of it; only what it announced itself is `known`."""
     store.apply("a", [stored(announced)])
     store.record("a", prompt(), 0.0, ttl_s=2.0, capacity_blocks=None)
-    assert store.match(prompt(), 1.0).held_blocks("a") == matched
-    assert store.match(prompt(), 2.0).held_blocks("a") == announced
-    assert store.known_blocks("a", prompt()) == announced
+    assert (await store.match(prompt(), 1.0)).held_blocks("a") == matched
+    assert (await store.match(prompt(), 2.0)).held_blocks("a") == announced
+    assert await store.known_blocks("a", prompt()) == announced
 
 
-def test_pods_without_events_are_matched_by_prediction_alone(store: LocalStore) -> None:
+async def test_pods_without_events_are_matched_by_prediction_alone(store: LocalStore) -> None:
     """Up to their capacity; nobody had to add them."""
     store.record("silent", prompt(), 0.0, ttl_s=600.0, capacity_blocks=2)
-    assert store.match(prompt(), 1.0) == PrefixMatch({"silent": (2, 0, 0, 0)})
+    assert await store.match(prompt(), 1.0) == PrefixMatch({"silent": (2, 0, 0, 0)})
 
 
 @pytest.mark.parametrize("forgotten", [True, False])
-def test_a_pod_that_leaves_or_begins_anew_has_nothing(store: LocalStore, forgotten: bool) -> None:
+async def test_a_pod_that_leaves_or_begins_anew_has_nothing(store: LocalStore, forgotten: bool) -> None:
     """Neither announced nor predicted."""
     store.apply("a", [stored(3)])
     store.record("a", prompt(), 0.0, ttl_s=2.0, capacity_blocks=None)
     if forgotten:
         store.forget("a")
     else:
-        store.add_holder("a", GENERATION)
-    assert store.match(prompt(), 1.0) == PrefixMatch()
+        store.add_holder(POD, GENERATION)
+    assert await store.match(prompt(), 1.0) == PrefixMatch()
 
 
 @pytest.mark.parametrize(
@@ -90,15 +95,15 @@ def test_a_pod_that_leaves_or_begins_anew_has_nothing(store: LocalStore, forgott
         {"salt": "tenant"},
     ],
 )
-def test_a_match_across_generations_is_refused(store: LocalStore, other: dict[str, str]) -> None:
+async def test_a_match_across_generations_is_refused(store: LocalStore, other: dict[str, str]) -> None:
     """The same tokens under another model, revision, tokenizer, KV type, adapter or salt are other blocks."""
     store.apply("a", [stored(3)])
     store.record("a", prompt(), 0.0, ttl_s=2.0, capacity_blocks=None)
     elsewhere = replace(GENERATION, **other)  # type: ignore[arg-type]
-    assert store.match(prompt(elsewhere), 1.0) == PrefixMatch()
+    assert await store.match(prompt(elsewhere), 1.0) == PrefixMatch()
 
 
-def test_a_pod_whose_blocks_do_not_fit_says_why(store: LocalStore) -> None:
+async def test_a_pod_whose_blocks_do_not_fit_says_why(store: LocalStore) -> None:
     """It is matched by prediction, if at all."""
     assert store.refused("a") == ""
     store.apply("a", [replace(stored(2), block_size_tokens=3, block_hashes=(1,), tokens=(1, 2, 3))])

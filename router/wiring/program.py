@@ -1,7 +1,7 @@
-"""How do the parts become one program?
+"""How do the parts become a router?
 
-The only place that knows every class. Builds the owners, connects news to them and owners to the proxy, and starts and
-stops what runs in the background. This file decides nothing about requests.
+Builds the owners, connects news to them and owners to the proxy, and starts and stops what runs in the background.
+This file decides nothing about requests.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from router.proxy.pools import Pools
 from router.proxy.prompts import EngineReader, LocalReader, PromptReader
 from router.proxy.upstream import UpstreamTimeouts
 from router.stores.local import LocalStore
+from router.stores.store import PrefixStore
 from router.types import (
     Endpoint,
     Generation,
@@ -51,8 +52,10 @@ from router.types import (
     PrefixTrust,
     PromptPrefix,
 )
+from router.wiring.cluster import Cluster
 
 IDLE_SWEEP_S = 1.0
+WARM_UP_POLL_S = 0.02
 ENGINE_TOKENIZER = "engine"
 
 log = structlog.get_logger()
@@ -88,10 +91,12 @@ class Program:
         self.fleet = Fleet()
         self.ledger = Ledger()
         self.breaker = Breaker(self.fleet, failures_to_eject=config.feeds.failures_to_eject)
-        self.store = LocalStore()
+        self.generations: dict[str, Generation] = {}
+        redis = config.index.redis
+        self.cluster = Cluster(redis, self.ledger, self._same_tokens) if redis else None
+        self.store: PrefixStore = self.cluster.store if self.cluster else LocalStore()
         self.client = open_client()
         self.pools = Pools(_timeouts(config))
-        self.generations: dict[str, Generation] = {}
         self.readers = {model.name: self._reader(model) for model in config.models if model.tokenizer}
         self._pod_configs: dict[str, PodConfig] = {}
         self.discovery = StaticDiscovery()
@@ -112,7 +117,7 @@ class Program:
             readers=self.readers,
             policy=lambda: self._policy,
             pool=self.pools.of,
-            publishes_events=self.kv_streams.follows,
+            publishes_events=self._publishes_events,
             metrics=self.metrics,
             forwarding=_forwarding(self._config),
         )
@@ -132,16 +137,40 @@ class Program:
         """Everything that runs beside requests."""
         feeds = self._feeds()
         tasks = [asyncio.create_task(supervise(name, run), name=name) for name, run in feeds.items()]
-        log.info("serving", policy=self._policy.name, pods=len(self.discovery.pods), models=sorted(self.readers))
         try:
+            if self.cluster:
+                await self._warm_up(self.cluster)
+            log.info("serving", policy=self._policy.name, pods=len(self.discovery.pods), models=sorted(self.readers))
             yield
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.kv_streams.stop()
+            if self.cluster:
+                await self.cluster.close()
             self.pools.close()
             await self.client.aclose()
+
+    async def _warm_up(self, cluster: Cluster) -> None:
+        """A router that joins others serves once it knows what they know, and which pods to trust; or without."""
+        assert self._config.index.redis
+        try:
+            async with asyncio.timeout(self._config.index.redis.ready_timeout_s):
+                await cluster.loaded.wait()
+                while self._config.feeds.parity and self._untested():  # noqa: ASYNC110  # many owners decide that
+                    await asyncio.sleep(WARM_UP_POLL_S)
+        except TimeoutError:
+            log.warning("serving before all is known", index=cluster.loaded.is_set(), untested=self._untested())
+
+    def _untested(self) -> list[PodId]:
+        """Pods that may yet prove that their tokens and hashes are ours."""
+        return [
+            status.pod.id
+            for status in self.fleet.snapshot.pods
+            if status.state is PodState.JOINING
+            or (status.state is PodState.READY and not self.fleet.trust_reason(status.pod.id))
+        ]
 
     def _feeds(self) -> Mapping[str, Any]:
         feeds = self._config.feeds
@@ -161,11 +190,25 @@ class Program:
                 self.store,
                 self.client,
                 self._fingerprint_probe,
-                self.kv_streams.follows,
+                self._publishes_events,
                 retest_s=feeds.parity_retest_s,
             )
             running["parity"] = parity.run
-        return running
+        return running | dict(self.cluster.feeds) if self.cluster else running
+
+    def _publishes_events(self, pod_id: PodId) -> bool:
+        """Will blocks that come into this pod's cache show up in the index?"""
+        return self.kv_streams.follows(pod_id) or self.store.announces(pod_id)
+
+    def _same_tokens(self, generation: Generation) -> bool:
+        """Can blocks of this generation be those of a prompt that is read here?"""
+        ours = self.generations.get(generation.model)
+        same = ours and (ours.tokenizer, ours.block_size_tokens) == (generation.tokenizer, generation.block_size_tokens)
+        if ours and not same:
+            log.warning("a publisher's tokenizer or block size is not ours: its blocks mean nothing here",
+                        model=generation.model, ours=(ours.tokenizer, ours.block_size_tokens),
+                        theirs=(generation.tokenizer, generation.block_size_tokens))  # fmt: skip
+        return bool(same)
 
     async def _discover(self) -> None:
         async for pods in self.discovery:
@@ -269,7 +312,8 @@ class Program:
                 do="name the model under models[] with its tokenizer",
             )
             return
-        self.kv_streams.follow(pod, generation, self._kv_source(pod, facts))
+        described = self.fleet.status(pod.id)
+        self.kv_streams.follow(described.pod if described else pod, generation, self._kv_source(pod, facts))
         if not self._config.feeds.parity:
             self.fleet.trust(pod.id, PrefixTrust.TRUSTED, "trusted by configuration (feeds.parity: false)")
 
@@ -280,7 +324,7 @@ class Program:
             return None
         if isinstance(config.kv_events, KvEvents):
             return KvEventSource(config.kv_events.endpoint, config.kv_events.replay_endpoint)
-        return facts.kv_events
+        return None if self.cluster else facts.kv_events
 
     def _on_change(self, pod: Pod, old: PodState, new: PodState) -> None:
         log.info("pod", pod=pod.id, was=old.value, now=new.value)
@@ -292,7 +336,7 @@ class Program:
     # --- what people see ---
 
     def _describe_pods(self) -> list[dict[str, Any]]:
-        inflight = self.ledger.inflight()
+        inflight = self.ledger.own()
         return [
             {
                 "id": status.pod.id,
@@ -301,7 +345,7 @@ class Program:
                 "state": status.state.value,
                 "trust": status.pod.trust.value,
                 "trust_reason": self.fleet.trust_reason(status.pod.id),
-                "kv_events": self.kv_streams.state_of(status.pod.id),
+                "kv_events": self._events_of(status.pod.id),
                 "models": status.pod.models,
                 "adapters": status.pod.adapters,
                 "block_size_tokens": status.pod.block_size_tokens,
@@ -314,8 +358,15 @@ class Program:
             for status in self.fleet.snapshot.pods
         ]
 
+    def _events_of(self, pod_id: PodId) -> str:
+        if not self.kv_streams.follows(pod_id) and self.store.announces(pod_id):
+            return "published"
+        return self.kv_streams.state_of(pod_id)
+
     def _render_metrics(self) -> bytes:
-        self.metrics.observe_fleet(self.fleet.snapshot, self.ledger.inflight(), self.store.block_holders)
+        self.metrics.observe_fleet(self.fleet.snapshot, self.ledger.own(), self.store.block_holders)
+        if self.cluster:
+            self.cluster.observe(self.metrics)
         return self.metrics.render()
 
 

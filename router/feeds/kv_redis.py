@@ -1,0 +1,156 @@
+"""What does the cluster publish of its caches?
+
+Follows the log of every generation of the models served here into a `ReplicaStore`: reads what is there, then every
+change in order; a holder whose entries do not follow on each other is read anew, and no other. Redis may go away and
+come back; the copy stays, and says how old it is. This file never decides what a match is worth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+
+from router.feeds.patience import Patience
+from router.feeds.supervise import supervise
+from router.index.cluster import ClusterIndex
+from router.index.holders import HolderId, KnownHolder
+from router.stores.registry import Registry
+from router.stores.replica import ReplicaStore
+from router.types import Generation
+
+WAIT_MS = 1000
+"""How long one question for news may wait; the copy is up to date after each."""
+BATCH_ENTRIES = 64
+"""Read at once: tens of thousands of blocks at the most."""
+
+log = structlog.get_logger()
+
+
+class IndexFeed:
+    """`wanted`: are blocks of this generation of any use here?"""
+
+    def __init__(self, registry: Registry, store: ReplicaStore, wanted: Callable[[Generation], bool]) -> None:
+        self._registry = registry
+        self._store = store
+        self._wanted = wanted
+        self._logs: dict[Generation, _Log] = {}
+        self._looked_s: float | None = None
+        self.loaded = asyncio.Event()
+        """Set once everything that was there at the start has been read."""
+
+    @property
+    def holders_read(self) -> int:
+        """How often a holder's blocks were read anew."""
+        return sum(log.holders_read for log in self._logs.values())
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        patience = Patience("generations")
+        try:
+            while True:
+                if await patience.ask(self._look):
+                    await asyncio.sleep(WAIT_MS / 1000)
+        finally:
+            tasks = [log.task for log in self._logs.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._logs.clear()
+
+    async def _look(self) -> None:
+        """Begin to follow generations that are new."""
+        for generation in await self._registry.generations():
+            if self._wanted(generation) and generation not in self._logs:
+                self._logs[generation] = _Log(generation, self._registry, self._store.index, self._heard)
+        self._looked_s = time.monotonic()
+        self._heard()
+
+    def _heard(self) -> None:
+        """News from somewhere: the copy is as new as the oldest of them."""
+        if self._looked_s is None:
+            return
+        heard_s = [log.heard_s for log in self._logs.values()]
+        oldest_s = min((heard for heard in heard_s if heard is not None), default=self._looked_s)
+        if None not in heard_s:
+            self._store.contact(oldest_s)
+            self.loaded.set()
+
+
+class _Log:
+    """One generation's log, followed from birth to cancellation of `task`."""
+
+    def __init__(
+        self, generation: Generation, registry: Registry, index: ClusterIndex, heard: Callable[[], None]
+    ) -> None:
+        self._generation = generation
+        self._registry = registry
+        self._index = index
+        self._tell = heard
+        self._position: bytes | None = None
+        self._patience = Patience(f"blocks of {generation.model}")
+        self.heard_s: float | None = None
+        self.holders_read = 0
+        self.task = asyncio.create_task(supervise(f"index of {generation.model}", self._run))
+
+    async def _run(self) -> None:
+        while True:
+            if self._patience.failures:
+                await self._patience.ask(self._resume)
+            elif await self._patience.ask(self._read_all if self._position is None else self._read_on):
+                self.heard_s = time.monotonic()
+                self._tell()
+
+    async def _resume(self) -> None:
+        """Redis is back: nobody could be heard meanwhile, and what had been written last may be lost."""
+        self._index.all_heard(time.monotonic())
+        if self._position is not None and _order(await self._registry.last_entry(self._generation)) < _order(
+            self._position
+        ):
+            self._position = None
+
+    async def _read_all(self) -> None:
+        """What is there: first where the log ends, then the holders, so that nothing falls between."""
+        position = await self._registry.last_entry(self._generation)
+        for holder in await self._registry.rows(self._generation):
+            await self._read(holder)
+        self._position = position
+
+    async def _read(self, holder: HolderId) -> None:
+        row = await self._registry.row(self._generation, holder)
+        if row is None:
+            return
+        self.holders_read += 1
+        self._index.begin_copy(self._generation, holder)
+        async for tier, blocks in self._registry.blocks(self._generation, holder, row):
+            self._index.copy(self._generation, holder, tier, blocks)
+        known = KnownHolder(
+            id=holder,
+            generation=self._generation,
+            facts=row.facts,
+            epoch=row.epoch,
+            seq=row.seq,
+            heard_s=time.monotonic(),
+            complete=row.complete,
+        )
+        self._index.restore(known)
+
+    async def _read_on(self) -> None:
+        """The next changes, and who has not been heard of for too long."""
+        assert self._position is not None
+        entries = await self._registry.entries(self._generation, self._position, wait_ms=WAIT_MS, count=BATCH_ENTRIES)
+        for entry_id, entry in entries:
+            if entry is not None and not self._index.take(self._generation, entry, time.monotonic()):
+                await self._read(entry.holder)
+            self._position = entry_id
+            await asyncio.sleep(0)  # an entry may hold thousands of blocks, and requests are waiting
+        for holder in self._index.expire(time.monotonic()):
+            log.warning("holder expired: its publisher is silent", holder=holder.id, model=holder.generation.model)
+
+
+def _order(entry_id: bytes) -> tuple[int, int]:
+    """Ids of log entries in the order in which they were written."""
+    time_ms, _, number = entry_id.partition(b"-")
+    return int(time_ms), int(number)

@@ -1,0 +1,110 @@
+"""What can be asked of a publisher, and told to it?
+
+Health, metrics, its holders; events of tiers that have no source of their own; a new revision of a model. This file
+publishes nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from fastapi import FastAPI, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from pydantic import BaseModel, ConfigDict
+
+from router.observe.metrics import Metrics
+from router.publisher.holder import Standing
+from router.publisher.publisher import Publisher
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+class NewRevision(BaseModel):
+    """Body of `POST /revision`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    revision: str
+
+
+def publisher_app(publisher: Publisher, metrics: Metrics, lifespan: Lifespan) -> FastAPI:
+    """The publisher's HTTP surface."""
+    app = FastAPI(title="warmroute publish", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+
+    @app.get("/livez")
+    async def livez() -> dict[str, str]:
+        return {"status": "alive"}
+
+    @app.get("/readyz")
+    async def readyz() -> JSONResponse:
+        standings = [holder.standing for holder in publisher.holders]
+        ready = bool(standings) and all(standing in _WELL for standing in standings)
+        return JSONResponse({"holders": describe(publisher)}, status_code=200 if ready else 503)
+
+    @app.get("/metrics")
+    async def render() -> Response:
+        return Response(
+            metrics.render() + render_metrics(publisher), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
+
+    @app.post("/revision")
+    async def revision(new: NewRevision) -> JSONResponse:
+        try:
+            publisher.replace_revision(new.model, new.revision)
+        except KeyError:
+            known = ", ".join(sorted(publisher.generations))
+            return JSONResponse({"error": f"no model {new.model!r} is published here; known: {known}"}, 404)
+        return JSONResponse({"model": new.model, "revision": new.revision})
+
+    return app
+
+
+_WELL = (Standing.PUBLISHING, Standing.STANDBY)
+
+
+def describe(publisher: Publisher) -> list[dict[str, Any]]:
+    """All holders, for people."""
+    return [
+        {
+            "holder": holder.id,
+            "model": holder.generation.model,
+            "revision": holder.generation.revision,
+            "standing": holder.standing.value,
+            "complete": holder.complete,
+            "pending_blocks": holder.pending_blocks,
+            "written_blocks": holder.counts.blocks,
+            "reloads": holder.counts.reloads,
+            "orphans": holder.blocks.orphans,
+            "refused": holder.blocks.refused,
+        }
+        for holder in publisher.holders
+    ]
+
+
+_GAUGES = {
+    "pending_blocks": "Blocks whose change Redis has not been told.",
+    "written_blocks": "Changes of blocks written.",
+    "reloads": "Times that all of a holder was written anew.",
+    "orphans": "Announced blocks that could not be placed.",
+    "complete": "1, or 0 while events of the holder are lost.",
+}
+
+
+def render_metrics(publisher: Publisher) -> bytes:
+    """The holders as gauges."""
+    registry = CollectorRegistry()
+    rows = describe(publisher)
+    for name, text in _GAUGES.items():
+        gauge = Gauge(f"warmroute_publisher_{name}", text, ["model", "holder"], registry=registry)
+        for row in rows:
+            gauge.labels(row["model"], row["holder"]).set(row[name])
+    standing = Gauge(
+        "warmroute_publisher_standing", "1 for how a holder stands.", ["holder", "standing"], registry=registry
+    )
+    for row in rows:
+        standing.labels(row["holder"], row["standing"]).set(1)
+    return generate_latest(registry)

@@ -1,0 +1,200 @@
+"""How is Redis reached?
+
+One address for a single server, Sentinel or Cluster, Redis 7 or Valkey, with TLS and ACL users; one client with
+deadlines and without retries of its own, because every caller here knows better what to do next. This file knows no
+key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+import redis.asyncio
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
+from redis.exceptions import AuthenticationError, NoScriptError
+
+from router.errors import ConfigError
+
+Client: TypeAlias = Any
+"""`redis.asyncio.Redis` or `RedisCluster`: one set of commands, two unrelated types."""
+
+Mode: TypeAlias = Literal["single", "sentinel", "cluster"]
+_PORTS = {"redis": 6379, "rediss": 6379}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """Files of a TLS client; a missing `ca_file` means the system's."""
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    verify_host: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Secret:
+    """A user's name or password: given, or in a file or environment variable that is read for every connection."""
+
+    value: str = field(default="", repr=False)
+    file: str | None = None
+    variable: str | None = None
+
+    def read(self) -> str:
+        """Raises `ConfigError`."""
+        try:
+            if self.file is not None:
+                return Path(self.file).read_text("utf-8").strip()
+            return os.environ[self.variable] if self.variable is not None else self.value
+        except (OSError, UnicodeError) as error:
+            raise ConfigError(f"Redis credentials: {error}") from error
+        except KeyError as error:
+            raise ConfigError(f"Redis credentials: the environment has no {error}") from error
+
+
+class _Credentials(CredentialProvider):
+    def __init__(self, username: Secret | None, password: Secret | None) -> None:
+        self._username = username
+        self._password = password
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        try:
+            password = self._password.read() if self._password else ""
+            return (self._username.read(), password) if self._username else (password,)
+        except ConfigError as error:
+            raise AuthenticationError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisAddress:
+    """Where Redis is and as whom to come. `nodes` are the servers, the sentinels or some of the cluster."""
+
+    nodes: tuple[tuple[str, int], ...]
+    mode: Mode = "single"
+    master: str = ""
+    database: int = 0
+    username: Secret | None = None
+    password: Secret | None = None
+    tls: Tls | None = None
+
+
+def parse_url(
+    url: str,
+    *,
+    mode: Mode = "single",
+    master: str = "",
+    username: Secret | None = None,
+    password: Secret | None = None,
+    tls: Tls | None = None,
+) -> RedisAddress:
+    """`redis[s]://[user[:password]@]host[:port][,host[:port]...][/database]`. Raises `ConfigError`."""
+    scheme, separator, rest = url.partition("://")
+    if scheme not in _PORTS or not separator:
+        raise ConfigError(f"{scheme}: a Redis URL begins with redis:// or rediss://")
+    credentials, _, places = rest.partition("/")[0].rpartition("@")
+    database = rest.partition("/")[2] or "0"
+    user, _, secret = credentials.partition(":")
+    if not database.isdigit():
+        raise ConfigError(f"{database!r}: the database of a Redis URL is a number")
+    if mode == "sentinel" and not master:
+        raise ConfigError("with mode sentinel, say the name of the master")
+    return RedisAddress(
+        nodes=tuple(_node(place, _PORTS[scheme]) for place in places.split(",")),
+        mode=mode,
+        master=master,
+        database=int(database),
+        username=username or (Secret(value=unquote(user)) if user else None),
+        password=password or (Secret(value=unquote(secret)) if secret else None),
+        tls=(tls or Tls()) if scheme == "rediss" or tls else None,
+    )
+
+
+def _node(place: str, default_port: int) -> tuple[str, int]:
+    parts = urlsplit(f"//{place}")
+    try:
+        port = parts.port or default_port
+    except ValueError as error:
+        raise ConfigError(f"{place}: {error}") from error
+    if not parts.hostname:
+        raise ConfigError(f"{place!r} names no host")
+    return parts.hostname, port
+
+
+class Connection:
+    """A client of one address. `timeout_s` bounds every single command; raise `redis.RedisError` otherwise."""
+
+    def __init__(self, address: RedisAddress, *, timeout_s: float, connections: int | None = None) -> None:
+        self.client: Client = _client(address, timeout_s, connections)
+
+    async def script(self, lua: str, keys: Sequence[str], args: Sequence[object]) -> Any:
+        """Run a script, by its digest where the server has it already."""
+        try:
+            return await self.client.evalsha(_digest(lua), len(keys), *keys, *args)
+        except NoScriptError:
+            return await self.client.eval(lua, len(keys), *keys, *args)
+
+    async def read_script(self, lua: str, keys: Sequence[str], args: Sequence[object]) -> Any:
+        """The same for a script that only reads, so that a user who may not write can run it."""
+        try:
+            return await self.client.evalsha_ro(_digest(lua), len(keys), *keys, *args)
+        except NoScriptError:
+            return await self.client.eval_ro(lua, len(keys), *keys, *args)
+
+    async def announce(self, key: str, member: bytes | str) -> None:
+        """Put a member into a sorted set by the time of day."""
+        await self.client.zadd(key, {member: time.time()})
+
+    async def close(self) -> None:
+        """Give all sockets back."""
+        await self.client.aclose()
+
+
+@lru_cache(32)
+def _digest(lua: str) -> str:
+    return hashlib.sha1(lua.encode(), usedforsecurity=False).hexdigest()
+
+
+def _client(address: RedisAddress, timeout_s: float, connections: int | None) -> Client:
+    options: dict[str, Any] = {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+        "client_name": "warmroute",
+        **_tls_options(address.tls),
+    }
+    if address.username or address.password:
+        options["credential_provider"] = _Credentials(address.username, address.password)
+    if address.mode == "cluster":
+        nodes = [ClusterNode(host, port) for host, port in address.nodes]
+        return RedisCluster(startup_nodes=nodes, cluster_error_retry_attempts=2, **options)
+    options |= {"db": address.database, "max_connections": connections}
+    if address.mode == "sentinel":
+        sentinel = {"socket_timeout": timeout_s, **_tls_options(address.tls)}
+        return Sentinel(address.nodes, sentinel_kwargs=sentinel, **options).master_for(address.master)  # type: ignore[no-untyped-call]
+    host, port = address.nodes[0]
+    return redis.asyncio.Redis(host=host, port=port, **options)
+
+
+def _tls_options(tls: Tls | None) -> Mapping[str, Any]:
+    if tls is None:
+        return {}
+    return {
+        "ssl": True,
+        "ssl_ca_certs": tls.ca_file,
+        "ssl_certfile": tls.cert_file,
+        "ssl_keyfile": tls.key_file,
+        "ssl_check_hostname": tls.verify_host,
+    }

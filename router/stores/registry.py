@@ -1,0 +1,100 @@
+"""What does the registry in Redis say of holders and generations, and how are one holder's blocks read?
+
+Reads only. Whatever this version cannot read is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import structlog
+
+from router.index.cluster import LogEntry
+from router.index.holders import HolderId
+from router.stores.connection import Connection
+from router.stores.schema import (
+    HolderRow,
+    Keys,
+    Unreadable,
+    decode_entry,
+    decode_generation,
+    decode_row,
+    scope_of,
+    unpack_blocks,
+)
+from router.types import BlockHash, Generation, Tier
+
+SCAN_BLOCKS = 2048
+"""Blocks of one SSCAN: about half a millisecond of the server's time, and as much of ours."""
+
+log = structlog.get_logger()
+
+
+class Registry:
+    """Reads one namespace. Methods raise `redis.RedisError`."""
+
+    def __init__(self, connection: Connection, keys: Keys) -> None:
+        self._redis = connection.client
+        self._keys = keys
+
+    async def generations(self) -> list[Generation]:
+        """Every generation that anybody has published under."""
+        found: list[Generation] = []
+        for member in await self._redis.zrange(self._keys.scopes, 0, -1):
+            try:
+                found.append(decode_generation(member))
+            except Unreadable as error:
+                log.warning("left out of the index", why=str(error))
+        return found
+
+    async def rows(self, generation: Generation) -> dict[HolderId, HolderRow]:
+        """All holders of a generation that are alive."""
+        scope = scope_of(generation)
+        ids = [holder.decode() for holder in await self._redis.zrange(self._keys.holders(scope), 0, -1)]
+        found = {holder: await self.row(generation, holder) for holder in ids}
+        return {holder: row for holder, row in found.items() if row is not None}
+
+    async def row(self, generation: Generation, holder: HolderId) -> HolderRow | None:
+        """One holder, if it is alive."""
+        fields = await self._redis.hgetall(self._keys.holder(scope_of(generation), holder))
+        try:
+            return decode_row(fields) if fields else None
+        except Unreadable as error:
+            log.warning("left out of the index", holder=holder, why=str(error))
+            return None
+
+    async def blocks(
+        self, generation: Generation, holder: HolderId, row: HolderRow
+    ) -> AsyncIterator[tuple[Tier, Sequence[BlockHash]]]:
+        """All that a holder has as of `row.seq` at the least, piece by piece: later changes may be in it or not, and
+        change nothing when they are applied again. A block may come in several pieces."""
+        scope = scope_of(generation)
+        for tier in Tier:
+            key, cursor = self._keys.blocks(scope, holder, row.epoch, tier), -1
+            while cursor:
+                cursor, members = await self._redis.sscan(key, max(cursor, 0), count=SCAN_BLOCKS)
+                if members:
+                    yield tier, unpack_blocks(b"".join(set(members)))
+
+    # --- the log ---
+
+    async def last_entry(self, generation: Generation) -> bytes:
+        """Where the log ends now."""
+        last = await self._redis.xrevrange(self._keys.log(scope_of(generation)), count=1)
+        return bytes(last[0][0]) if last else b"0-0"
+
+    async def entries(
+        self, generation: Generation, after: bytes, *, wait_ms: int, count: int
+    ) -> list[tuple[bytes, LogEntry | None]]:
+        """The next entries, waiting a while for the first. None for one that this version cannot read."""
+        answer = await self._redis.xread({self._keys.log(scope_of(generation)): after}, count=count, block=wait_ms)
+        entries = answer[0][1] if answer else []
+        return [(entry_id, _decoded(fields)) for entry_id, fields in entries]
+
+
+def _decoded(fields: dict[bytes, bytes]) -> LogEntry | None:
+    try:
+        return decode_entry(fields)
+    except Unreadable as error:
+        log.warning("left out of the index", why=str(error))
+        return None

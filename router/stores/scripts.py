@@ -1,0 +1,190 @@
+"""What runs inside Redis?
+
+A few Lua scripts, each atomic over the keys of one holder and its scope, or of the routers. They fence by epoch and by
+sequence number, so that whoever writes late, twice or after a failover is told so instead of believed. Only the
+server's clock counts. All keys are given as KEYS and share one hash tag.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+LOG_ENTRIES: Final = 65_536
+LOG_MS: Final = 60_000
+"""The log keeps this much at the most: who falls further behind reads the holder's blocks anew."""
+
+_NOW = """
+local clock = redis.call('TIME')
+local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
+"""
+
+_APPEND = f"""
+local function append(log, ...)
+  redis.call('XADD', log, 'MINID', '~', string.format('%.0f', now_ms - {LOG_MS}), '*', ...)
+  redis.call('XTRIM', log, 'MAXLEN', '~', {LOG_ENTRIES})
+  redis.call('PEXPIRE', log, {60 * LOG_MS})
+end
+"""
+
+BEGIN: Final = (
+    _NOW
+    + _APPEND
+    + """
+-- KEYS row holders log [old blocks...]; ARGV id owner takeover ttl_ms kind facts
+local row = redis.call('HMGET', KEYS[1], 'owner', 'epoch')
+if row[1] and row[1] ~= ARGV[2] and ARGV[3] == '0' then return {'held', row[1]} end
+local epoch = clock[1] * 1000000 + clock[2]
+if row[2] and epoch <= tonumber(row[2]) then epoch = tonumber(row[2]) + 1 end
+epoch = string.format('%.0f', epoch)
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'owner', ARGV[2], 'epoch', epoch, 'seq', '0', 'complete', '1', 'n0', '0', 'n1', '0',
+           'n2', '0', 'n3', '0', 'beat', string.format('%.0f', now_ms), 'facts', ARGV[6])
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+for i = 4, #KEYS do redis.call('UNLINK', KEYS[i]) end
+redis.call('ZADD', KEYS[2], string.format('%.0f', now_ms), ARGV[1])
+append(KEYS[3], 'k', ARGV[5], 'h', ARGV[1], 'e', epoch, 's', '0', 'f', ARGV[6])
+return {'ok', epoch}
+"""
+)
+"""A new epoch of a holder. kind: `empty`, its cache is; `reload`, its blocks follow, up to a `seal`."""
+
+APPLY: Final = (
+    _NOW
+    + _APPEND
+    + """
+-- KEYS row log blocks...; ARGV id epoch seq kind complete ttl_ms, then for each of KEYS[3..]: tier + - count
+local row = redis.call('HMGET', KEYS[1], 'epoch', 'seq')
+if not row[1] then return 'lost' end
+if row[1] ~= ARGV[2] then return 'fenced' end
+local seq, given = tonumber(row[2]), tonumber(ARGV[3])
+if given <= seq then return 'ok' end
+if given > seq + 1 then return 'gap' end
+local function each(command, key, blob)
+  for from = 1, #blob, 32768 do
+    local members = {}
+    for at = from, math.min(from + 32767, #blob), 8 do members[#members + 1] = string.sub(blob, at, at + 7) end
+    redis.call(command, key, unpack(members))
+  end
+end
+local entry = {'k', ARGV[4], 'h', ARGV[1], 'e', ARGV[2], 's', ARGV[3], 'c', ARGV[5]}
+local counts, answer = {}, 'ok'
+for i = 3, #KEYS do
+  local at = 7 + (i - 3) * 4
+  local tier, added, removed, count = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+  if #added > 0 then
+    each('SADD', KEYS[i], added)
+    entry[#entry + 1] = '+' .. tier
+    entry[#entry + 1] = added
+  end
+  if #removed > 0 then
+    each('SREM', KEYS[i], removed)
+    entry[#entry + 1] = '-' .. tier
+    entry[#entry + 1] = removed
+  end
+  redis.call('PEXPIRE', KEYS[i], ARGV[6])
+  if redis.call('SCARD', KEYS[i]) ~= tonumber(count) then answer = 'diverged' end
+  counts[#counts + 1] = 'n' .. tier
+  counts[#counts + 1] = count
+end
+redis.call('HSET', KEYS[1], 'seq', ARGV[3], 'complete', ARGV[5], unpack(counts))
+append(KEYS[2], unpack(entry))
+return answer
+"""
+)
+"""The next changes of a holder, or the end of its reload. Again, it changes nothing."""
+
+BEAT: Final = (
+    _NOW
+    + _APPEND
+    + """
+-- KEYS row holders log blocks (of all tiers); ARGV id epoch complete ttl_ms count (of all tiers)
+local row = redis.call('HMGET', KEYS[1], 'epoch', 'seq')
+if not row[1] then return 'lost' end
+if row[1] ~= ARGV[2] then return 'fenced' end
+local now = string.format('%.0f', now_ms)
+redis.call('HSET', KEYS[1], 'beat', now, 'complete', ARGV[3])
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+redis.call('ZADD', KEYS[2], now, ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now_ms - 2 * ARGV[4]))
+append(KEYS[3], 'k', 'beat', 'h', ARGV[1], 'e', ARGV[2], 's', row[2], 'c', ARGV[3])
+for i = 4, #KEYS do
+  redis.call('PEXPIRE', KEYS[i], ARGV[4])
+  if redis.call('SCARD', KEYS[i]) ~= tonumber(ARGV[i + 1]) then return 'diverged' end
+end
+return 'ok'
+"""
+)
+"""A holder is still there. Whatever made its blocks differ from what its publisher counts shows here."""
+
+RETIRE: Final = (
+    _NOW
+    + _APPEND
+    + """
+-- KEYS row holders log blocks...; ARGV id epoch
+if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[2] then return 'fenced' end
+redis.call('UNLINK', KEYS[1], unpack(KEYS, 4))
+redis.call('ZREM', KEYS[2], ARGV[1])
+append(KEYS[3], 'k', 'gone', 'h', ARGV[1], 'e', ARGV[2], 's', '0')
+return 'ok'
+"""
+)
+"""A holder's publisher leaves, and takes with it what nobody would look after."""
+
+WALK: Final = """
+-- KEYS for each holder: row, blocks of its tiers; ARGV hashes, then for each holder: epoch and its tiers' digits
+local total, members = #ARGV[1] / 8, {}
+local function upto(last)
+  for i = #members + 1, last do members[i] = string.sub(ARGV[1], i * 8 - 7, i * 8) end
+end
+local runs, key = {}, 1
+for h = 2, #ARGV, 2 do
+  local row, tiers = KEYS[key], ARGV[h + 1]
+  local counts, alive = {0, 0, 0, 0}, redis.call('HGET', row, 'epoch') == ARGV[h]
+  local at, size = 1, 1
+  while alive and at <= total do
+    local last = math.min(at + size - 1, total)
+    upto(last)
+    local held = {}
+    for t = 1, #tiers do held[t] = redis.call('SMISMEMBER', KEYS[key + t], unpack(members, at, last)) end
+    for i = 1, last - at + 1 do
+      local nearest
+      for t = 1, #tiers do
+        if held[t][i] == 1 then nearest = string.byte(tiers, t) - 47 break end
+      end
+      if not nearest then alive = false break end
+      counts[nearest] = counts[nearest] + 1
+    end
+    at, size = last + 1, math.min(size * 8, 512)
+  end
+  for t = 1, 4 do runs[#runs + 1] = counts[t] end
+  key = key + 1 + #tiers
+end
+return runs
+"""
+"""Every holder's leading run of one prompt, by tier; each walk ends at the first block that is missing."""
+
+EXCHANGE: Final = (
+    _NOW
+    + """
+-- KEYS routers; ARGV own id, own row or '', lifetime_ms
+local lifetime_ms = tonumber(ARGV[3])
+if #ARGV[2] > 0 then
+  redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f ', now_ms) .. ARGV[2])
+else
+  redis.call('HDEL', KEYS[1], ARGV[1])
+end
+redis.call('PEXPIRE', KEYS[1], 60 * lifetime_ms)
+local rows, alive = redis.call('HGETALL', KEYS[1]), {}
+for i = 1, #rows, 2 do
+  local written_ms, row = string.match(rows[i + 1], '^(%d+) (.*)$')
+  if now_ms - written_ms > 60 * lifetime_ms then
+    redis.call('HDEL', KEYS[1], rows[i])
+  elseif now_ms - written_ms <= lifetime_ms and rows[i] ~= ARGV[1] then
+    alive[#alive + 1] = rows[i]
+    alive[#alive + 1] = row
+  end
+end
+return alive
+"""
+)
+"""Write what this router has in flight; read what all others have that were heard of lately."""

@@ -1,0 +1,10 @@
+"""How do the parts become one program?
+
+The only package that knows every class: `program.py` the router, `cluster.py` what it shares with other replicas,
+`agent.py` the publisher.
+"""
+
+from router.wiring.agent import Agent
+from router.wiring.program import LoadTokenizer, Program, build
+
+__all__ = ["Agent", "LoadTokenizer", "Program", "build"]

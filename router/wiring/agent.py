@@ -1,0 +1,158 @@
+"""How do the parts become a publisher?
+
+`warmroute publish` is a router without requests: it knows pods as a router does, follows their KV events, and writes
+them into the cluster's index instead of an index of its own; stores and anybody else's tier come in through sources.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+import structlog
+from fastapi import FastAPI
+
+from router.config.schema import KvEvents, ModelConfig, PodConfig, RouterConfig
+from router.engines.adapter import KvEventSource, PodFacts
+from router.errors import ConfigError
+from router.feeds.ask import open_client
+from router.feeds.discovery.static import StaticDiscovery, configured_pods
+from router.feeds.kv_streams import KvStreams
+from router.feeds.probe import ProbeFeed
+from router.feeds.supervise import supervise
+from router.fleet.breaker import Breaker
+from router.fleet.fleet import Fleet
+from router.index.holders import HolderFacts
+from router.observe.metrics import Metrics
+from router.prompt.tokenizer import TokenizerSource, load_tokenizer
+from router.publisher.holder import Timing
+from router.publisher.publisher import Publisher
+from router.publisher.surface import publisher_app
+from router.stores.connection import Connection
+from router.stores.schema import Keys
+from router.types import Generation, Pod, PodSpeed, PodState
+from router.wiring.cluster import redis_address
+
+log = structlog.get_logger()
+
+_NO_SPEED = PodSpeed(0.0, 0.0, 0.0)
+"""Nothing is priced here."""
+
+
+class Agent:
+    """All that `warmroute publish` runs. `app` is its HTTP surface; its lifespan starts and stops the rest."""
+
+    def __init__(self, config: RouterConfig, generations: Mapping[str, Generation]) -> None:
+        if config.index.redis is None:
+            raise ConfigError("index.redis is missing: a publisher needs a Redis to publish into")
+        self._config = config
+        redis = config.index.redis
+        self._connection = Connection(redis_address(redis), timeout_s=redis.timeout_s)
+        timing = Timing(
+            lifetime_s=redis.holder_lifetime_s,
+            beat_s=min(config.publish.heartbeat_s, redis.holder_lifetime_s / 3),
+            gather_s=config.publish.gather_ms / 1000,
+            reload_spread_s=config.publish.reload_spread_s,
+        )
+        self.publisher = Publisher(self._connection, Keys(redis.namespace), dict(generations), self._facts, timing)
+        self.metrics = Metrics()
+        self.fleet = Fleet()
+        self._breaker = Breaker(self.fleet, failures_to_eject=config.feeds.failures_to_eject)
+        self._client = open_client()
+        self._streams = KvStreams(self.fleet, self.publisher, self.metrics)
+        self._pods = {pod.url: _as_routers_know_it(pod) for pod in config.pods}
+        self.fleet.listen(self._on_change)
+        self.app = publisher_app(self.publisher, self.metrics, self._life)
+
+    @asynccontextmanager
+    async def _life(self, _app: FastAPI) -> AsyncIterator[None]:
+        feeds = self._config.feeds
+        probe = ProbeFeed(
+            self.fleet,
+            self._breaker,
+            self._client,
+            self._on_described,
+            interval_s=feeds.health_interval_s,
+            timeout_s=feeds.health_timeout_s,
+        )
+        pods = [pod for config in self._pods.values() for pod in configured_pods(config, _NO_SPEED)]
+        discovery = StaticDiscovery(pods)
+        self.fleet.sync(discovery.pods)
+        task = asyncio.create_task(supervise("probe", probe.run))
+        log.info("publishing for", pods=[pod.id for pod in pods], models=sorted(self.publisher.generations))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await self._streams.stop()
+            await self.publisher.stop()
+            await self._client.aclose()
+            await self._connection.close()
+
+    def _on_described(self, pod: Pod, facts: PodFacts) -> None:
+        """A pod has come to life: follow its cache."""
+        self.fleet.describe(
+            pod.id,
+            models=facts.models,
+            adapters=facts.adapters,
+            max_model_len_tokens=facts.max_model_len_tokens,
+            block_size_tokens=facts.block_size_tokens,
+            capacity_blocks=facts.capacity_tokens,
+        )
+        model = next((name for name in facts.models if name in self.publisher.generations), None)
+        if model is None:
+            log.warning("this pod serves no model of the configuration", pod=pod.id, serves=facts.models)
+            return
+        config = self._pods[pod.url]
+        source = facts.kv_events
+        if isinstance(config.kv_events, KvEvents):
+            source = KvEventSource(config.kv_events.endpoint, config.kv_events.replay_endpoint)
+        if source is None or config.kv_events == "off":
+            log.warning("this pod publishes no KV events", pod=pod.id, do="start the engine with KV events, see README")
+            return
+        described = self.fleet.status(pod.id)
+        self._streams.follow(described.pod if described else pod, self.publisher.generations[model], source)
+
+    def _facts(self, pod: Pod) -> HolderFacts:
+        """The pod as the routers know it."""
+        config = self._pods[pod.url]
+        return HolderFacts(
+            url=config.advertise or pod.url,
+            rank=-1 if pod.dp_rank is None else pod.dp_rank,
+            host=pod.host,
+            rack=pod.rack,
+            zone=pod.zone,
+            capacity_blocks=pod.capacity_blocks,
+            source=pod.engine,
+        )
+
+    def _on_change(self, pod: Pod, old: PodState, new: PodState) -> None:
+        log.info("pod", pod=pod.id, was=old.value, now=new.value)
+
+
+def _as_routers_know_it(pod: PodConfig) -> PodConfig:
+    """Under the id that follows from the URL that routers use: beside every pod, this process sees the same one."""
+    if pod.id or pod.advertise is None:
+        return pod
+    parts = urlsplit(pod.advertise)
+    return pod.model_copy(update={"id": parts.netloc + parts.path})
+
+
+def generation_of(model: ModelConfig) -> Generation:
+    """What a publisher hashes a model's blocks under: the very generation that routers with this configuration have.
+    Loads the tokenizer, for its fingerprint."""
+    generation = Generation(
+        model=model.name,
+        revision=model.revision,
+        kv_dtype=model.kv_dtype,
+        block_size_tokens=model.block_size_tokens,
+    )
+    if model.tokenizer in (None, "engine"):
+        return generation
+    assert model.tokenizer is not None
+    tokenizer = load_tokenizer(TokenizerSource(model.tokenizer, model.chat_template), fast=False)
+    return replace(generation, tokenizer=tokenizer.fingerprint)

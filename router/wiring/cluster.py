@@ -1,0 +1,107 @@
+"""How does a router take part in the cluster's index?
+
+Builds the store, the feeds that keep it fresh and the exchange of work in flight, over one Redis. A router without
+`index.redis` has none of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+import structlog
+
+from router.config.schema import RedisIndex
+from router.feeds.kv_redis import IndexFeed
+from router.feeds.registry import RegistryFeed
+from router.feeds.workload import WorkloadFeed
+from router.fleet.ledger import Ledger
+from router.index.cluster import ClusterIndex
+from router.observe.metrics import Metrics
+from router.stores.connection import Connection, RedisAddress, Secret, Tls, parse_url
+from router.stores.direct import DirectStore
+from router.stores.local import LocalStore
+from router.stores.registry import Registry
+from router.stores.replica import ReplicaStore
+from router.stores.schema import Keys
+from router.stores.workload import Workload
+from router.types import Generation
+
+WORK_LIFETIME_S = 1.0
+"""Another router's work counts for this long after it was last told."""
+
+log = structlog.get_logger()
+
+
+def redis_address(config: RedisIndex) -> RedisAddress:
+    """Where Redis is, by the configuration. Raises `ConfigError`, also if a secret cannot be read."""
+    username = _secret(config.username_file, config.username_env)
+    password = _secret(config.password_file, config.password_env)
+    tls = Tls(**config.tls.model_dump()) if config.tls else None
+    address = parse_url(
+        config.url, mode=config.mode, master=config.master, username=username, password=password, tls=tls
+    )
+    for secret in (address.username, address.password):
+        if secret is not None:
+            secret.read()
+    return address
+
+
+def _secret(file: str | None, variable: str | None) -> Secret | None:
+    return Secret(file=file, variable=variable) if file or variable else None
+
+
+class Cluster:
+    """One router's part in the cluster. `wanted`: are blocks of this generation of any use here?"""
+
+    def __init__(self, config: RedisIndex, ledger: Ledger, wanted: Callable[[Generation], bool]) -> None:
+        self._config = config
+        keys = Keys(config.namespace)
+        address = redis_address(config)
+        self._connection = Connection(address, timeout_s=config.timeout_s)
+        registry = Registry(self._connection, keys)
+        self._feed: IndexFeed | RegistryFeed
+        self.store: ReplicaStore | DirectStore
+        if config.reads == "replica":
+            index = ClusterIndex(
+                lifetime_s=config.holder_lifetime_s, max_bytes=config.max_bytes, scatter=secrets.randbits(64)
+            )
+            self.store = replica = ReplicaStore(index, LocalStore(), max_age_s=config.max_age_s)
+            self._feed = IndexFeed(registry, replica, wanted)
+        else:
+            deadline_s = config.deadline_ms / 1000
+            self.store = direct = DirectStore(self._connection, keys, LocalStore(), deadline_s=deadline_s)
+            self._feed = RegistryFeed(registry, direct, wanted)
+        router = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._work = WorkloadFeed(Workload(self._connection, keys, router, lifetime_s=WORK_LIFETIME_S), ledger)
+
+    @property
+    def loaded(self) -> asyncio.Event:
+        """Set once what was there at the start has been read."""
+        return self._feed.loaded
+
+    @property
+    def feeds(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        """What must run."""
+        return {"index": self._feed.run, "work of other routers": self._work.run}
+
+    def observe(self, metrics: Metrics) -> None:
+        """Take the gauges; called before each rendering."""
+        metrics.replicas.set(self._work.replicas)
+        metrics.index_holder.clear()
+        if isinstance(self.store, ReplicaStore) and isinstance(self._feed, IndexFeed):
+            index = self.store.index
+            metrics.index_age_s.set(self.store.age_s(time.monotonic()))
+            metrics.index_bytes.set(index.bytes)
+            metrics.index_left_out.set(index.left_out)
+            metrics.index_reads.set(self._feed.holders_read)
+            for holder in index.holders:
+                metrics.index_holder.labels(holder.generation.model, holder.id).set(holder.complete)
+
+    async def close(self) -> None:
+        """Give all sockets back."""
+        await self._connection.close()
