@@ -39,13 +39,8 @@ class RedisProcess:
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._folder = folder
         self._arguments = [str(binary), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder)]
-        for name, value in {
-            "save": "",
-            "appendonly": "no",
-            "logfile": "log",
-            "protected-mode": "no",
-            **options,
-        }.items():
+        usual = {"save": "", "appendonly": "no", "logfile": "log", "protected-mode": "no"}
+        for name, value in {**usual, **options}.items():
             self._arguments += [f"--{name}", *(value.split(" ") if value else [""])]
         self._process: subprocess.Popen[bytes] | None = None
         self.start()

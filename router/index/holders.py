@@ -64,7 +64,8 @@ class Holders:
         self._known: dict[HolderName, KnownHolder] = {}
         self._pods: dict[tuple[str, int], tuple[Pod, Generation]] = {}
         self._publishers: dict[PodId, KnownHolder] = {}
-        """By pod; made anew whenever holders or pods change, like `_generations`."""
+        """By pod; made anew whenever holders or pods change, like the following two."""
+        self._pod_ids: dict[HolderName, PodId] = {}
         self._generations: set[Generation] = set()
 
     def __iter__(self) -> Iterator[KnownHolder]:
@@ -114,11 +115,10 @@ class Holders:
         found: dict[PodId, BlocksByTier] = {}
         stores: list[tuple[KnownHolder, int]] = []
         for name, blocks in runs:
-            known = self._known.get(name)
-            pod = self._pod_of(known) if known else None
-            if pod is not None:
-                found[pod.id] = blocks
-            elif known and known.facts.reach:
+            pod_id = self._pod_ids.get(name)
+            if pod_id is not None:
+                found[pod_id] = blocks
+            elif (known := self._known.get(name)) and known.facts.reach:
                 stores.append((known, sum(blocks)))
         for store, held in stores:
             self._reach(store, held, found)
@@ -127,6 +127,7 @@ class Holders:
     def _regroup(self) -> None:
         self._generations = {known.generation for known in self._known.values()}
         self._publishers = {pod.id: known for known in self._known.values() if (pod := self._pod_of(known))}
+        self._pod_ids = {known.name: pod_id for pod_id, known in self._publishers.items()}
 
     def _pod_of(self, known: KnownHolder) -> Pod | None:
         bound = None if known.facts.reach else self._pods.get((known.facts.url, known.facts.rank))

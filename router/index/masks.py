@@ -128,7 +128,7 @@ class HolderMasks:
         """For each holder of the first block: its leading run, counted in the nearest tier each block lies in."""
         hashes = as_hashes(blocks)
         found: dict[PodId, BlocksByTier] = {}
-        if not len(hashes):
+        if not len(hashes) or not self._table.used:
             return found
         rows = [(table, table.find(hashes)) for table in self._tables()]
         for word, lanes in enumerate(self._lanes):

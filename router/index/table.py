@@ -81,13 +81,14 @@ class BlockTable:
         rows = self._home_rows(hashes)
         keys = self.keys.take(rows)
         astray = np.flatnonzero(keys != hashes)
-        while len(astray):
-            free = keys[astray] == 0
-            rows[astray[free]] = -1
-            astray = astray[~free]
-            rows[astray] = rows[astray] + 1 & self._mask
-            keys[astray] = self.keys.take(rows[astray])
-            astray = astray[keys[astray] != hashes[astray]]
+        while len(astray) > _FEW:
+            at, wanted = rows[astray] + 1 & self._mask, hashes[astray]
+            at[keys[astray] == 0] = -1
+            rows[astray] = at
+            keys[astray] = found = self.keys.take(at, mode="clip")
+            astray = astray[(found != wanted) & (at >= 0)]
+        for number in astray.tolist():
+            rows[number] = self._find_one(int(hashes[number]))
         return rows
 
     def place(self, hashes: Hashes) -> Rows:
@@ -96,7 +97,7 @@ class BlockTable:
             return np.array([self._place_one(block) for block in hashes.tolist()], np.int64)
         rows = self._home_rows(hashes)
         astray = np.arange(len(hashes))
-        while len(astray):
+        while len(astray) > _FEW:
             at, wanted = rows[astray], hashes[astray]
             keys = self.keys.take(at)
             free = keys == 0
@@ -106,6 +107,8 @@ class BlockTable:
                 self.used += int(np.count_nonzero(free & (keys == wanted)))
             astray = astray[keys != wanted]
             rows[astray] = rows[astray] + 1 & self._mask
+        for number in astray.tolist():
+            rows[number] = self._place_one(int(hashes[number]))
         return rows
 
     def _home_rows(self, hashes: Hashes) -> Rows:

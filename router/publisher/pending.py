@@ -23,6 +23,9 @@ class Pending:
     def note(self, change: BlockChange) -> None:
         """Blocks came (and were not there before) or went (and were)."""
         becomes = self._becomes.setdefault(change.tier, {})
+        if becomes.keys().isdisjoint(change.blocks):  # mostly, and six times as fast
+            becomes.update(dict.fromkeys(change.blocks, change.held))
+            return
         for block in change.blocks:
             if becomes.pop(block, change.held) is change.held:
                 becomes[block] = change.held

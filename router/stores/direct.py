@@ -36,11 +36,12 @@ LONGEST_PAUSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Listed:
-    """A holder as the registry had it last: whom to ask about, and in which tiers."""
+class _Question:
+    """What to ask of a generation's holders, as the registry had them last: all but the prompt."""
 
-    holder: KnownHolder
-    tiers: tuple[Tier, ...]
+    holders: Sequence[HolderName]
+    keys: Sequence[str]
+    args: Sequence[str]
 
 
 class DirectStore:
@@ -52,7 +53,7 @@ class DirectStore:
         self._keys = keys
         self._local = local
         self._deadline_s = deadline_s
-        self._listed: dict[Generation, list[_Listed]] = {}
+        self._questions: dict[Generation, _Question] = {}
         self._pause_s = 0.0
         self._ask_again_s = 0.0
 
@@ -66,7 +67,10 @@ class DirectStore:
         for known in self.holders:
             if known.generation == generation and known.id not in rows:
                 self.holders.drop(known.name)
-        self._listed[generation] = []
+        scope = scope_of(generation)
+        names: list[HolderName] = []
+        keys: list[str] = []
+        args: list[str] = []
         for holder, row in rows.items():
             known = KnownHolder(
                 id=holder,
@@ -78,8 +82,13 @@ class DirectStore:
                 complete=row.complete,
             )
             self.holders.put(known)
-            tiers = tuple(tier for tier, blocks in zip(Tier, row.blocks, strict=True) if blocks)
-            self._listed[generation].append(_Listed(known, tiers))
+            tiers = [tier for tier, blocks in zip(Tier, row.blocks, strict=True) if blocks]
+            if tiers:
+                names.append(known.name)
+                keys.append(self._keys.holder(scope, holder))
+                keys += [self._keys.blocks(scope, holder, row.epoch, tier) for tier in tiers]
+                args += [str(row.epoch), "".join(str(int(tier)) for tier in tiers)]
+        self._questions[generation] = _Question(names, keys, args)
 
     def add_holder(self, pod: Pod, generation: Generation) -> None:
         self._local.add_holder(pod, generation)
@@ -131,22 +140,11 @@ class DirectStore:
         return self.holders.by_pod(run for walk in walks for run in walk)
 
     async def _walk(self, generation: Generation, hashes: Sequence[BlockHash]) -> list[tuple[HolderName, BlocksByTier]]:
-        listed = [one for one in self._listed.get(generation, ()) if one.tiers]
-        if not listed or not hashes:
+        ask = self._questions.get(generation)
+        if ask is None or not ask.holders or not hashes:
             return []
-        scope = scope_of(generation)
-        keys = [key for one in listed for key in self._keys_of(scope, one)]
-        args: list[object] = [pack_blocks(hashes)]
-        for one in listed:
-            args += [one.holder.epoch, "".join(str(int(tier)) for tier in one.tiers)]
-        counts = await self._connection.read_script(WALK, keys, args)
-        return [(one.holder.name, run) for one, run in zip(listed, _fours(counts), strict=True) if any(run)]
-
-    def _keys_of(self, scope: str, one: _Listed) -> Iterator[str]:
-        holder = one.holder
-        yield self._keys.holder(scope, holder.id)
-        for tier in one.tiers:
-            yield self._keys.blocks(scope, holder.id, holder.epoch, tier)
+        counts = await self._connection.read_script(WALK, ask.keys, (pack_blocks(hashes), *ask.args))
+        return [(name, run) for name, run in zip(ask.holders, _fours(counts), strict=True) if any(run)]
 
 
 def _fours(counts: Sequence[int]) -> Iterator[BlocksByTier]:

@@ -1,0 +1,307 @@
+"""What does the cluster index cost, beside the peers' way of one command per block?
+
+    python tests/bench/index_bench.py [--server valkey|redis] [--holders 1000000,10000000] [--blocks 400000]
+
+Ingest: one agent process hashes engine events and publishes them, one replica process applies them, through a real
+server. Lookup: a prompt of 512 blocks among so many (block, holder) pairs of 50 holders. CPU is the process', medians
+over several runs, everything in one run on one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from router.feeds.kv_redis import IndexFeed
+from router.hashing import token_array
+from router.index.cluster import ClusterIndex, EntryKind
+from router.index.holder import HolderBlocks
+from router.index.holders import HolderFacts
+from router.index.masks import HolderMasks
+from router.publisher.holder import PublishedHolder, Timing
+from router.stores.connection import Connection, parse_url
+from router.stores.direct import DirectStore
+from router.stores.local import LocalStore
+from router.stores.publication import Answer, Publication
+from router.stores.registry import Registry
+from router.stores.replica import ReplicaStore
+from router.stores.schema import Keys
+from router.types import BlockChange, BlocksStored, Generation, Pod, PodSpeed, PromptPrefix, Tier
+from tests.redis_process import RedisProcess, redis_process
+
+GENERATION = Generation(model="bench", block_size_tokens=16)
+BLOCKS = 512
+SHARED = 64
+HOLDERS = 50
+LOOKUPS = 400
+EVENT_BLOCKS = 64
+PEER_PIPELINE = 512
+
+
+# --- ingest -------------------------------------------------------------------------------------------------
+
+
+def events(blocks: int) -> Iterator[BlocksStored]:
+    """Prompts of 64 fresh blocks, as an engine announces them."""
+    rng = np.random.default_rng(1)
+    for first in range(0, blocks, EVENT_BLOCKS):
+        tokens = tuple(rng.integers(0, 150_000, EVENT_BLOCKS * 16).tolist())
+        names = tuple(range(first + 1, first + 1 + EVENT_BLOCKS))
+        yield BlocksStored(block_hashes=names, parent_hash=None, tokens=tokens, block_size_tokens=16)
+
+
+async def agent(url: str, blocks: int) -> dict[str, float]:
+    """Publish as `warmroute publish` does, as fast as it goes."""
+    connection = Connection(parse_url(url), timeout_s=5)
+    publication = Publication(connection, Keys(), GENERATION, "pod", 60)
+    holder = PublishedHolder("pod", publication, GENERATION, HolderFacts(url="http://pod"), Timing(gather_s=0.002))
+    made = list(events(blocks))
+    holder.caught_up(complete=True)
+    running = asyncio.create_task(holder.run())
+    await asyncio.sleep(0.2)
+    started_s, cpu_s = time.time(), time.process_time()
+    for number, event in enumerate(made):
+        holder.apply([event])
+        if number % 16 == 15:
+            await asyncio.sleep(0)
+    while holder.pending_blocks or holder.counts.blocks < blocks:
+        await asyncio.sleep(0.001)
+    spent = {"started_s": started_s, "ended_s": time.time(), "cpu_s": time.process_time() - cpu_s}
+    await asyncio.sleep(3)  # the replica still reads
+    holder.stop()
+    await running
+    return spent
+
+
+async def replica(url: str, blocks: int) -> dict[str, float]:
+    """Follow until all blocks are here."""
+    index = ClusterIndex(lifetime_s=60)
+    feed = IndexFeed(
+        Registry(Connection(parse_url(url), timeout_s=5), Keys()),
+        ReplicaStore(index, LocalStore(), max_age_s=60),
+        lambda generation: True,
+    )
+    running = asyncio.create_task(feed.run())
+    cpu_s = 0.0
+    while index.block_holders < blocks:
+        cpu_s = cpu_s or (time.process_time() if index.block_holders else 0.0)
+        await asyncio.sleep(0.001)
+    spent = {"ended_s": time.time(), "cpu_s": time.process_time() - cpu_s}
+    running.cancel()
+    return spent
+
+
+async def peer_agent(url: str, blocks: int, pipeline: int) -> dict[str, float]:
+    """The peers' way, one command a block: each awaited, or many to a round trip. A stream entry, so that a replica can
+    hear of it; the same hashing and accounts as ours."""
+    redis = Connection(parse_url(url), timeout_s=5).client
+    account, made = HolderBlocks(GENERATION), list(events(blocks))
+    await asyncio.sleep(0.5)  # the replica is up
+    started_s, cpu_s = time.time(), time.process_time()
+    batch = redis.pipeline(transaction=False)
+    for event in made:
+        for change in account.apply(event):
+            for block in change.blocks:
+                if pipeline == 1:
+                    await redis.xadd("log", {"pod@gpu": block})
+                    continue
+                batch.xadd("log", {"pod@gpu": block})
+                if len(batch) >= pipeline:
+                    await batch.execute()
+    if len(batch):
+        await batch.execute()
+    return {"started_s": started_s, "ended_s": time.time(), "cpu_s": time.process_time() - cpu_s}
+
+
+async def peer_replica(url: str, blocks: int) -> dict[str, float]:
+    """Apply the peers' entries, one block each."""
+    redis, masks, after = Connection(parse_url(url), timeout_s=10).client, HolderMasks(), b"0"
+    slot, cpu_s = masks.slot("pod"), 0.0
+    while masks.block_holders < blocks:
+        answer = await redis.xread({"log": after}, count=4096, block=5000)
+        cpu_s = cpu_s or time.process_time()
+        for after, fields in answer[0][1] if answer else ():
+            masks.add_all(slot, [int(fields[b"pod@gpu"])])
+    return {"ended_s": time.time(), "cpu_s": time.process_time() - cpu_s}
+
+
+ROLES: dict[str, Callable[[str, int], Coroutine[Any, Any, dict[str, float]]]] = {
+    "agent": agent,
+    "replica": replica,
+    "peer-512": partial(peer_agent, pipeline=512),
+    "peer-1": partial(peer_agent, pipeline=1),
+    "peer-replica": peer_replica,
+}
+
+
+def child(role: str, url: str, blocks: int) -> subprocess.Popen[str]:
+    """This file again, as another process."""
+    command = [sys.executable, __file__, "--role", role, "--url", url, "--blocks", str(blocks)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "."})
+
+
+def result(process: subprocess.Popen[str]) -> dict[str, float]:
+    """What it measured."""
+    output, _ = process.communicate(timeout=300)
+    measured: dict[str, float] = json.loads(output.splitlines()[-1])
+    return measured
+
+
+def ingest(server: str, blocks: int) -> list[tuple[str, float, float, float]]:
+    """(way, blocks/s, agent us a block, replica us a block)."""
+    ways = (
+        ("warmroute", "agent", "replica", blocks),
+        ("a command a block, 512 to a round trip", "peer-512", "peer-replica", blocks // 4),
+        ("a command a block, each awaited", "peer-1", "peer-replica", blocks // 20),
+    )
+    rows = []
+    for way, writer, reader, some in ways:
+        with redis_process(server) as redis:
+            reading, writing = child(reader, redis.url, some), child(writer, redis.url, some)
+            wrote, read = result(writing), result(reading)
+        rate = some / (max(read["ended_s"], wrote["ended_s"]) - wrote["started_s"])
+        rows.append((way, rate, wrote["cpu_s"] / some * 1e6, read["cpu_s"] / some * 1e6))
+    return rows
+
+
+# --- lookup -------------------------------------------------------------------------------------------------
+
+
+async def fill(redis: RedisProcess, block_holders: int) -> list[array[int]]:
+    """50 holders: 64 blocks that all have, conversations of 448 more that one or two have. Returns prompts."""
+    rng, pick = np.random.default_rng(2), random.Random(2)
+    shared = rng.integers(1, 2**63, SHARED, dtype=np.uint64)
+    connection = Connection(parse_url(redis.url), timeout_s=10)
+    held: list[list[Any]] = [[shared] for _ in range(HOLDERS)]
+    tails = []
+    for _ in range((block_holders - SHARED * HOLDERS) // 448):
+        tails.append(rng.integers(1, 2**63, 448, dtype=np.uint64))
+        held[pick.randrange(HOLDERS)].append(tails[-1])
+    for number, pieces in enumerate(held):
+        publication = Publication(connection, Keys(), GENERATION, f"pod{number}", 3600)
+        await publication.begin(EntryKind.EMPTY, HolderFacts(url=f"http://pod{number}"), take_over=True)
+        for piece in np.array_split(np.concatenate(pieces), max(sum(map(len, pieces)) // 4096, 1)):
+            answer = await publication.apply([BlockChange(Tier.GPU, True, piece.tolist())], complete=True)
+            assert answer is Answer.OK
+        await publication.beat(complete=True)
+    return [array("Q", np.concatenate([shared, pick.choice(tails)]).tobytes()) for _ in range(LOOKUPS)]
+
+
+def bind_all(store: ReplicaStore | DirectStore) -> None:
+    """The router's pods are the holders."""
+    for number in range(HOLDERS):
+        pod = Pod(id=f"pod{number}", url=f"http://pod{number}", engine="vllm", speed=PodSpeed(1, 1, 1))
+        store.add_holder(pod, GENERATION)
+
+
+async def timed(lookup: Callable[[array[int]], Awaitable[Any]], prompts: list[array[int]]) -> tuple[float, float]:
+    """Median wall and mean CPU of one lookup, microseconds."""
+    walls, cpu_s = [], time.process_time()
+    for prompt in prompts:
+        began_s = time.perf_counter()
+        await lookup(prompt)
+        walls.append(time.perf_counter() - began_s)
+    return statistics.median(walls) * 1e6, (time.process_time() - cpu_s) / len(prompts) * 1e6
+
+
+async def lookups(redis: RedisProcess, block_holders: int) -> list[tuple[str, float, float]]:
+    """(way, median wall us, CPU us)."""
+    prompts = await fill(redis, block_holders)
+    connection = Connection(parse_url(redis.url), timeout_s=30)
+    registry, rows = Registry(connection, Keys()), []
+    empty = token_array()
+
+    async def ask(store: ReplicaStore | DirectStore, prompt: array[int]) -> None:
+        match = await store.match(PromptPrefix(GENERATION, empty, prompt), 0.0)
+        assert not match.degraded and len(match.blocks) == HOLDERS
+
+    copy = ReplicaStore(ClusterIndex(lifetime_s=3600), LocalStore(), max_age_s=1e9)
+    bind_all(copy)
+    feed, began_s = IndexFeed(registry, copy, lambda generation: True), time.perf_counter()
+    running = asyncio.create_task(feed.run())
+    await feed.loaded.wait()
+    loading_s = time.perf_counter() - began_s
+    running.cancel()
+    copy.contact(0.0)
+    rows.append(("replica", *await timed(lambda prompt: ask(copy, prompt), prompts)))
+    direct = DirectStore(connection, Keys(), LocalStore(), deadline_s=1.0)
+    bind_all(direct)
+    direct.list_holders(GENERATION, await registry.rows(GENERATION), 0.0)
+    rows.append(("direct, one round trip", *await timed(lambda prompt: ask(direct, prompt), prompts)))
+    server_bytes = (await connection.client.info("memory"))["used_memory"]
+    print(
+        f"{block_holders:,} pairs: copied in {loading_s:.1f} s; bytes a pair: replica "
+        f"{copy.index.bytes / block_holders:.1f}, server with log {server_bytes / block_holders:.1f}"
+    )
+    rows += await peers_lookups(connection.client, prompts[:40])
+    return rows
+
+
+async def peers_lookups(redis: Any, prompts: list[array[int]]) -> list[tuple[str, float, float]]:
+    """HKEYS a block over the prompts' blocks alone: all in one pipeline, or one after the other."""
+    for prompt in prompts:
+        batch = redis.pipeline(transaction=False)
+        for block in prompt:
+            batch.hset(f"b:{block}", "pod@gpu", "")
+        await batch.execute()
+
+    async def pipelined(prompt: array[int]) -> None:
+        batch = redis.pipeline(transaction=False)
+        for block in prompt:
+            batch.hkeys(f"b:{block}")
+        assert all(await batch.execute())
+
+    async def awaited(prompt: array[int]) -> None:
+        for block in prompt:
+            assert await redis.hkeys(f"b:{block}")
+
+    return [
+        ("HKEYS a block, one pipeline", *await timed(pipelined, prompts)),
+        ("HKEYS a block, each awaited", *await timed(awaited, prompts)),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--server", default="valkey")
+    parser.add_argument("--holders", default="1000000,10000000")
+    parser.add_argument("--blocks", type=int, default=400_000)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--role", choices=ROLES)
+    parser.add_argument("--url", default="")
+    args = parser.parse_args()
+    if args.role:
+        print(json.dumps(asyncio.run(ROLES[args.role](args.url, args.blocks))))
+        return
+    console = Console()
+    runs = [ingest(args.server, args.blocks) for _ in range(args.runs)]
+    table = Table("ingest", "blocks/s", "publisher us/block", "replica us/block", title=args.server)
+    for same in zip(*runs, strict=True):
+        names, *figures = zip(*same, strict=True)
+        table.add_row(str(names[0]), *(f"{statistics.median(map(float, figure)):,.1f}" for figure in figures))
+    console.print(table)
+    for block_holders in map(int, args.holders.split(",")):
+        table = Table(f"512 blocks of {block_holders:,}", "median us", "CPU us")
+        with redis_process(args.server) as redis:
+            for way, wall_us, cpu_us in asyncio.run(lookups(redis, block_holders)):
+                table.add_row(way, f"{wall_us:,.0f}", f"{cpu_us:,.0f}")
+        console.print(table)
+
+
+if __name__ == "__main__":
+    main()
