@@ -125,7 +125,7 @@ class BlocksStored:
 
     block_hashes: tuple[int, ...]
     parent_hash: int | None
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
     block_size_tokens: int
     tier: Tier = Tier.GPU
     group: int = 0

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable
 import structlog
 from redis.exceptions import RedisError
 
+from router.stores.connection import mind_cancellation
+
 FIRST_BACKOFF_S = 0.05
 LONGEST_BACKOFF_S = 5.0
 
@@ -31,6 +33,7 @@ class Patience:
         try:
             await question()
         except (RedisError, OSError) as error:
+            mind_cancellation()
             if not self.failures:
                 log.warning("Redis does not answer", asked=self._what, why=repr(error))
             self.failures += 1

@@ -150,9 +150,9 @@ def _hash(value: int | bytes) -> int:
     return int.from_bytes(value[-8:], "big") if isinstance(value, bytes) else value & U64
 
 
-def _tokens(ids: list[Any]) -> tuple[int, ...]:
-    """32-bit ids. EAGLE's bigram keys come as pairs, of which the first is the token."""
-    return tuple(array("I", [pair[0] for pair in ids] if ids and isinstance(ids[0], list) else ids))
+def _tokens(ids: list[Any]) -> Sequence[int]:
+    """32-bit ids, in the form that hashing reads. EAGLE's bigram keys come as pairs, of which the first is the token."""
+    return array("I", [pair[0] for pair in ids] if ids and isinstance(ids[0], list) else ids)
 
 
 def _group(fields: Mapping[str, Any]) -> int:

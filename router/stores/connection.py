@@ -7,6 +7,7 @@ key.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import time
@@ -130,6 +131,14 @@ def _node(place: str, default_port: int) -> tuple[str, int]:
     if not parts.hostname:
         raise ConfigError(f"{place!r} names no host")
     return parts.hostname, port
+
+
+def mind_cancellation() -> None:
+    """Raise `CancelledError` if this task was cancelled. To be called where an error of Redis is survived: redis-py
+    sometimes reports a cancellation as a lost connection, and a task that goes on would never end."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 class Connection:

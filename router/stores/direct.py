@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from redis.exceptions import RedisError
 
 from router.index.holders import HolderId, HolderName, Holders, KnownHolder
-from router.stores.connection import Connection
+from router.stores.connection import Connection, mind_cancellation
 from router.stores.local import LocalStore
 from router.stores.schema import HolderRow, Keys, pack_blocks, scope_of
 from router.stores.scripts import WALK
@@ -131,15 +131,17 @@ class DirectStore:
             return None
         try:
             async with asyncio.timeout(self._deadline_s):
-                walks = [await self._walk(generation, hashes) for generation, hashes in self.holders.hashes(prefix)]
+                walks = [await self.runs(generation, hashes) for generation, hashes in self.holders.hashes(prefix)]
         except (RedisError, OSError, TimeoutError):
+            mind_cancellation()
             self._pause_s = min(max(self._pause_s * 2, FIRST_PAUSE_S), LONGEST_PAUSE_S)
             self._ask_again_s = now_s + self._pause_s
             return None
         self._pause_s = self._ask_again_s = 0.0
         return self.holders.by_pod(run for walk in walks for run in walk)
 
-    async def _walk(self, generation: Generation, hashes: Sequence[BlockHash]) -> list[tuple[HolderName, BlocksByTier]]:
+    async def runs(self, generation: Generation, hashes: Sequence[BlockHash]) -> list[tuple[HolderName, BlocksByTier]]:
+        """The leading run of every listed holder that has the first block. Raises `redis.RedisError`."""
         ask = self._questions.get(generation)
         if ask is None or not ask.holders or not hashes:
             return []

@@ -60,7 +60,7 @@ def events(blocks: int) -> Iterator[BlocksStored]:
     """Prompts of 64 fresh blocks, as an engine announces them."""
     rng = np.random.default_rng(1)
     for first in range(0, blocks, EVENT_BLOCKS):
-        tokens = tuple(rng.integers(0, 150_000, EVENT_BLOCKS * 16).tolist())
+        tokens = token_array(rng.integers(0, 150_000, EVENT_BLOCKS * 16).tolist())
         names = tuple(range(first + 1, first + 1 + EVENT_BLOCKS))
         yield BlocksStored(block_hashes=names, parent_hash=None, tokens=tokens, block_size_tokens=16)
 
@@ -68,7 +68,7 @@ def events(blocks: int) -> Iterator[BlocksStored]:
 async def agent(url: str, blocks: int) -> dict[str, float]:
     """Publish as `warmroute publish` does, as fast as it goes."""
     connection = Connection(parse_url(url), timeout_s=5)
-    publication = Publication(connection, Keys(), GENERATION, "pod", 60)
+    publication = Publication(connection, Keys(), GENERATION, "pod", 300)
     holder = PublishedHolder("pod", publication, GENERATION, HolderFacts(url="http://pod"), Timing(gather_s=0.002))
     made = list(events(blocks))
     holder.caught_up(complete=True)
@@ -81,11 +81,8 @@ async def agent(url: str, blocks: int) -> dict[str, float]:
             await asyncio.sleep(0)
     while holder.pending_blocks or holder.counts.blocks < blocks:
         await asyncio.sleep(0.001)
-    spent = {"started_s": started_s, "ended_s": time.time(), "cpu_s": time.process_time() - cpu_s}
-    await asyncio.sleep(3)  # the replica still reads
-    holder.stop()
-    await running
-    return spent
+    running.cancel()
+    return {"started_s": started_s, "ended_s": time.time(), "cpu_s": time.process_time() - cpu_s}
 
 
 async def replica(url: str, blocks: int) -> dict[str, float]:
@@ -107,7 +104,7 @@ async def replica(url: str, blocks: int) -> dict[str, float]:
 
 
 async def peer_agent(url: str, blocks: int, pipeline: int) -> dict[str, float]:
-    """The peers' way, one command a block: each awaited, or many to a round trip. A stream entry, so that a replica can
+    """The peers' way, one command a block: each awaited, or those of an event in one round trip. A stream entry, so that a replica can
     hear of it; the same hashing and accounts as ours."""
     redis = Connection(parse_url(url), timeout_s=5).client
     account, made = HolderBlocks(GENERATION), list(events(blocks))
@@ -135,15 +132,16 @@ async def peer_replica(url: str, blocks: int) -> dict[str, float]:
     while masks.block_holders < blocks:
         answer = await redis.xread({"log": after}, count=4096, block=5000)
         cpu_s = cpu_s or time.process_time()
-        for after, fields in answer[0][1] if answer else ():
+        for entry_id, fields in answer[0][1] if answer else ():
             masks.add_all(slot, [int(fields[b"pod@gpu"])])
+            after = entry_id
     return {"ended_s": time.time(), "cpu_s": time.process_time() - cpu_s}
 
 
 ROLES: dict[str, Callable[[str, int], Coroutine[Any, Any, dict[str, float]]]] = {
     "agent": agent,
     "replica": replica,
-    "peer-512": partial(peer_agent, pipeline=512),
+    "peer-event": partial(peer_agent, pipeline=EVENT_BLOCKS),
     "peer-1": partial(peer_agent, pipeline=1),
     "peer-replica": peer_replica,
 }
@@ -157,7 +155,7 @@ def child(role: str, url: str, blocks: int) -> subprocess.Popen[str]:
 
 def result(process: subprocess.Popen[str]) -> dict[str, float]:
     """What it measured."""
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=60)
     measured: dict[str, float] = json.loads(output.splitlines()[-1])
     return measured
 
@@ -166,7 +164,7 @@ def ingest(server: str, blocks: int) -> list[tuple[str, float, float, float]]:
     """(way, blocks/s, agent us a block, replica us a block)."""
     ways = (
         ("warmroute", "agent", "replica", blocks),
-        ("a command a block, 512 to a round trip", "peer-512", "peer-replica", blocks // 4),
+        ("a command a block, an event a round trip", "peer-event", "peer-replica", blocks // 4),
         ("a command a block, each awaited", "peer-1", "peer-replica", blocks // 20),
     )
     rows = []

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.hashing import token_array
 from router.index.blockmap import BlockMap
 from router.index.events import KvBatch, UndecodableBatch, decode_batch, parse_frames
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
@@ -26,7 +27,7 @@ STORED: dict[str, Any] = {
     "group_idx": 0,
     "kv_cache_spec_kind": "full_attention",
 }
-AS_VALUE = BlocksStored(block_hashes=(11, 12), parent_hash=None, tokens=(1, 2, 3, 4), block_size_tokens=2)
+AS_VALUE = BlocksStored(block_hashes=(11, 12), parent_hash=None, tokens=token_array((1, 2, 3, 4)), block_size_tokens=2)
 
 
 def decode(*events: Any, rank: int | None = None) -> KvBatch:
@@ -61,7 +62,7 @@ def test_events_come_as_tagged_arrays() -> None:
     one = BlocksStored(
         block_hashes=(11, 12),
         parent_hash=10,
-        tokens=(1, 2, 3, 4),
+        tokens=token_array((1, 2, 3, 4)),
         block_size_tokens=2,
         tier=Tier.CPU,
         group=1,
@@ -94,7 +95,7 @@ def test_hashes_are_one_space_however_they_are_written(same: int | bytes) -> Non
 
 def test_of_bigram_tokens_the_first_counts() -> None:
     """EAGLE in SGLang publishes each token with its successor."""
-    assert stored(token_ids=[[1, 2], [2, 3], [3, 4], [4, 5]]).tokens == (1, 2, 3, 4)
+    assert stored(token_ids=[[1, 2], [2, 3], [3, 4], [4, 5]]).tokens == token_array((1, 2, 3, 4))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_an_adapter_and_a_salt_set_blocks_apart(changes: dict[str, Any], adapter
 
 def test_a_placeholder_has_no_tokens() -> None:
     """Offload tiers say where a known block also lies."""
-    assert stored(token_ids=[], block_size=0, medium="CPU").tokens == ()
+    assert stored(token_ids=[], block_size=0, medium="CPU").tokens == token_array()
 
 
 @pytest.mark.parametrize("kind", [None, "full_attention", "mla_attention", "sink_full_attention"])

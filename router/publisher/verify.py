@@ -1,0 +1,108 @@
+"""Is what the index says of a pod what its engine says?
+
+Asks the engine for everything that it has announced and still remembers (its replay), makes of it what a publisher
+would, and compares. The index is read before and after, so that what changes meanwhile is neither missing nor stale.
+This file changes nothing, on neither side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import httpx
+
+from router.engines.adapter import KvEventSource
+from router.engines.catalog import ENGINES
+from router.feeds.ask import Unanswered, get
+from router.feeds.kv_zmq import REPLAY_IDLE_MS, fetch_replay
+from router.index.events import UndecodableBatch, decode_batch, parse_frames
+from router.index.holder import HolderBlocks
+from router.index.holders import HolderId
+from router.stores.registry import Registry
+from router.types import BlockHash, BlocksCleared, Generation, Pod, PodSpeed, Tier
+
+ASK_WITHIN_S = 5.0
+
+Held = set[tuple[Tier, BlockHash]]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What differs. `stale` is None where the engine no longer remembers all that it announced."""
+
+    holder: HolderId
+    indexed: int = 0
+    announced: int = 0
+    missing: int = 0
+    stale: int | None = None
+    note: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        """Was something compared, and nothing different?"""
+        return not self.note and not self.missing and not self.stale
+
+
+async def verify_holder(
+    registry: Registry, client: httpx.AsyncClient, generation: Generation, holder: HolderId, engine: str
+) -> Verdict:
+    """One pod's blocks in the index against its own replay. Raises `redis.RedisError`."""
+    row = await registry.row(generation, holder)
+    if row is None:
+        return Verdict(holder, note="not in the index")
+    if row.facts.reach:
+        return Verdict(holder, note="a store: it announces nothing that could be compared")
+    rank = row.facts.rank if row.facts.rank >= 0 else None
+    pod = Pod(id=holder, url=row.facts.url, engine=engine, speed=PodSpeed(0, 0, 0), dp_rank=rank)
+    source = await _source(client, pod)
+    if source is None or source.replay_endpoint is None:
+        return Verdict(holder, note="the engine is not reached, or has no replay endpoint")
+    before = await _indexed(registry, generation, holder)
+    messages, ended = await fetch_replay(source.replay_endpoint, 0, REPLAY_IDLE_MS)
+    after = await _indexed(registry, generation, holder)
+    if not ended:
+        return Verdict(holder, note="the engine's replay did not end")
+    announced, whole = _announced(messages, generation)
+    stale = len((before & after) - announced) if whole else None
+    return Verdict(holder, len(after), len(announced), len(announced - (before | after)), stale)
+
+
+async def _source(client: httpx.AsyncClient, pod: Pod) -> KvEventSource | None:
+    adapter = ENGINES[pod.engine]
+    answers: dict[str, bytes] = {}
+    for path in adapter.describe_paths:
+        try:
+            answers[path] = await get(client, pod, path, ASK_WITHIN_S)
+        except Unanswered:
+            continue
+    facts = adapter.describe(answers, pod)
+    return facts.kv_events if facts else None
+
+
+async def _indexed(registry: Registry, generation: Generation, holder: HolderId) -> Held:
+    row = await registry.row(generation, holder)
+    held: Held = set()
+    if row is not None:
+        async for tier, blocks in registry.blocks(generation, holder, row):
+            held.update((tier, block) for block in blocks)
+    return held
+
+
+def _announced(messages: Iterable[list[bytes]], generation: Generation) -> tuple[Held, bool]:
+    """What the engine holds by its replay, and whether that begins with its first message."""
+    blocks, whole = HolderBlocks(generation), True
+    for position, frames in enumerate(messages):
+        try:
+            parsed = parse_frames(frames)
+            events = decode_batch(parsed[1]).events if parsed else ()
+        except UndecodableBatch:
+            whole = False
+            continue
+        whole = whole and (position > 0 or (parsed is not None and parsed[0] == 0))
+        for event in events:
+            if isinstance(event, BlocksCleared):
+                blocks = HolderBlocks(generation)
+            else:
+                blocks.apply(event)
+    return {(tier, block) for tier, held in blocks.held().items() for block in held}, whole
