@@ -2,6 +2,7 @@
 
     warmroute serve         the router
     warmroute publish       beside a cache tier: its blocks into the cluster's index
+    warmroute index ...     look into the cluster's index
     warmroute demo          a fleet of mock engines, three policies, one table
     warmroute mock-engine   engine stand-ins on their own
     warmroute config ...    check a configuration, show its defaults
@@ -17,6 +18,7 @@ import sys
 import typer
 
 from router.cli.demo import demo_command
+from router.cli.index import index_app
 from router.cli.inspect import check_command, policies_command, show_command
 from router.cli.mock_engine import mock_engine_command
 from router.cli.publish import publish_command
@@ -38,6 +40,7 @@ config_app.command("check", help="Read a configuration and all policies; say wha
 )
 config_app.command("show", help="Print the annotated defaults.")(show_command)
 app.add_typer(config_app, name="config")
+app.add_typer(index_app, name="index")
 
 
 def main() -> None:

@@ -30,12 +30,15 @@ log = structlog.get_logger()
 
 
 class IndexFeed:
-    """`wanted`: are blocks of this generation of any use here?"""
+    """`wanted`: are blocks of this generation of any use here? New generations are looked for every `look_s`."""
 
-    def __init__(self, registry: Registry, store: ReplicaStore, wanted: Callable[[Generation], bool]) -> None:
+    def __init__(
+        self, registry: Registry, store: ReplicaStore, wanted: Callable[[Generation], bool], *, look_s: float = 1.0
+    ) -> None:
         self._registry = registry
         self._store = store
         self._wanted = wanted
+        self._look_s = look_s
         self._logs: dict[Generation, _Log] = {}
         self._looked_s: float | None = None
         self.loaded = asyncio.Event()
@@ -52,7 +55,7 @@ class IndexFeed:
         try:
             while True:
                 if await patience.ask(self._look):
-                    await asyncio.sleep(WAIT_MS / 1000)
+                    await asyncio.sleep(self._look_s)
         finally:
             tasks = [log.task for log in self._logs.values()]
             for task in tasks:

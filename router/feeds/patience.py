@@ -39,6 +39,7 @@ class Patience:
             self.failures += 1
             await asyncio.sleep(random.uniform(0.5, 1) * min(FIRST_BACKOFF_S * 2**self.failures, LONGEST_BACKOFF_S))
             return False
+        mind_cancellation()
         if self.failures:
             log.info("Redis answers again", asked=self._what)
         self.failures = 0

@@ -151,7 +151,7 @@ def _hash(value: int | bytes) -> int:
 
 
 def _tokens(ids: list[Any]) -> Sequence[int]:
-    """32-bit ids, in the form that hashing reads. EAGLE's bigram keys come as pairs, of which the first is the token."""
+    """32-bit ids, as hashing reads them. EAGLE's bigram keys come as pairs, of which the first is the token."""
     return array("I", [pair[0] for pair in ids] if ids and isinstance(ids[0], list) else ids)
 
 

@@ -134,8 +134,9 @@ def _node(place: str, default_port: int) -> tuple[str, int]:
 
 
 def mind_cancellation() -> None:
-    """Raise `CancelledError` if this task was cancelled. To be called where an error of Redis is survived: redis-py
-    sometimes reports a cancellation as a lost connection, and a task that goes on would never end."""
+    """Raise `CancelledError` if this task was cancelled. To be called after a question to Redis, answered or not, where
+    another may follow: redis-py sometimes makes a lost connection of a cancellation, or nothing at all, and a task that
+    goes on then would never end."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

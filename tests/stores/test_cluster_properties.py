@@ -1,0 +1,236 @@
+"""Whatever happens to publishers, Redis and the log: the index says what a naive model says, over a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from router.feeds.kv_redis import IndexFeed
+from router.hashing import generation_seed, hash_blocks, token_array
+from router.index.cluster import ClusterIndex
+from router.index.holders import HolderFacts
+from router.publisher.holder import PublishedHolder, Timing
+from router.stores.connection import Connection, parse_url
+from router.stores.direct import DirectStore
+from router.stores.local import LocalStore
+from router.stores.publication import Publication
+from router.stores.registry import Registry
+from router.stores.replica import ReplicaStore
+from router.stores.schema import Keys, scope_of
+from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Pod, PodSpeed, PromptPrefix
+from tests.redis_process import RedisProcess, redis_process
+
+pytestmark = [pytest.mark.anyio, pytest.mark.net]
+
+BLOCK = 2
+PODS = ("a", "b")
+PROMPTS = ((1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 9, 9, 9, 9), (5, 5, 5, 5))
+GENERATIONS = tuple(Generation(model="m", revision=name, block_size_tokens=BLOCK) for name in ("r1", "r2"))
+TIMING = Timing(lifetime_s=30, beat_s=0.03, gather_s=0.0, start_s=5, reload_spread_s=0.0)
+NAMESPACES = count()
+
+Chain = tuple[int, ...]
+"""The tokens of a block and of all before it: what a block is, without any hashing."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisProcess]:
+    """One for all examples; each has its own namespace."""
+    with redis_process() as process:
+        yield process
+
+
+class World:
+    """Publishers, a replica and a direct reader; and, beside them, who holds which chains."""
+
+    def __init__(self, server: RedisProcess) -> None:
+        self.keys = Keys(f"test{next(NAMESPACES)}")
+        self.connection = Connection(parse_url(server.url), timeout_s=5)
+        self.registry = Registry(self.connection, self.keys)
+        self.replica = ReplicaStore(ClusterIndex(lifetime_s=60), LocalStore(), max_age_s=60)
+        self.direct = DirectStore(self.connection, self.keys, LocalStore(), deadline_s=5)
+        self.feed = IndexFeed(self.registry, self.replica, lambda generation: generation.model == "m", look_s=0.01)
+        self.generation = dict.fromkeys(PODS, GENERATIONS[0])
+        self.held: dict[str, set[Chain]] = {pod: set() for pod in PODS}
+        self.publishers: dict[str, list[PublishedHolder]] = {pod: [] for pod in PODS}
+        self.tasks: list[asyncio.Task[None]] = [asyncio.create_task(self.feed.run())]
+        for name in PODS:
+            pod = Pod(id=name, url=f"http://{name}", engine="vllm", speed=PodSpeed(1, 1, 1))
+            self.replica.add_holder(pod, GENERATIONS[0])
+            self.direct.add_holder(pod, GENERATIONS[0])
+            self.publish(name)
+
+    def publish(self, pod: str) -> None:
+        """A publisher that has heard everything there is to hear; those before it still run, and hear as well."""
+        generation = self.generation[pod]
+        publication = Publication(self.connection, self.keys, generation, pod, TIMING.lifetime_s)
+        holder = PublishedHolder(pod, publication, generation, HolderFacts(url=f"http://{pod}"), TIMING)
+        holder.apply(_stored(chain) for chain in sorted(self.held[pod], key=len))
+        holder.caught_up(complete=True)
+        self.publishers[pod].append(holder)
+        self.tasks.append(asyncio.create_task(holder.run()))
+
+    def store(self, pod: str, prompt: int, blocks: int) -> None:
+        """The pod computed the beginning of a prompt."""
+        chains = dict.fromkeys(PROMPTS[prompt][: n * BLOCK] for n in range(1, blocks + 1))
+        fresh = [chain for chain in chains if chain not in self.held[pod]]
+        self.tell(pod, [_stored(chain) for chain in fresh])
+        self.held[pod].update(fresh)
+
+    def remove(self, pod: str, prompt: int, blocks: int) -> None:
+        """The pod evicted one block, be it in the middle."""
+        chain = PROMPTS[prompt][: blocks * BLOCK]
+        if chain in self.held[pod]:
+            self.tell(pod, [BlocksRemoved(block_hashes=(hash(chain),))])
+            self.held[pod].discard(chain)
+
+    def clear(self, pod: str) -> None:
+        """Its cache was reset."""
+        self.tell(pod, [BlocksCleared()])
+        self.held[pod].clear()
+
+    def restart(self, pod: str) -> None:
+        """The engine began a new life."""
+        for publisher in self.publishers[pod]:
+            publisher.restarted()
+        self.held[pod].clear()
+
+    def swap(self, pod: str) -> None:
+        """Other weights under the same name: a new generation, and nothing of the old one counts."""
+        for publisher in self.publishers[pod]:
+            publisher.stop()
+        self.publishers[pod].clear()
+        self.held[pod].clear()
+        self.generation[pod] = GENERATIONS[1 - GENERATIONS.index(self.generation[pod])]
+        self.publish(pod)
+
+    async def tamper(self, pod: str) -> None:
+        """Something takes blocks out of Redis, as an eviction would."""
+        scope = scope_of(self.generation[pod])
+        async for key in self.connection.client.scan_iter(f"{self.keys.namespace}:1:{{{scope}}}:blocks:{pod}:*"):
+            await self.connection.client.spop(key)
+
+    async def lose_everything(self) -> None:
+        """Redis comes back empty."""
+        async for key in self.connection.client.scan_iter(f"{self.keys.namespace}:*"):
+            await self.connection.client.delete(key)
+
+    async def lose_log(self) -> None:
+        """The log was trimmed before anybody read it."""
+        for generation in GENERATIONS:
+            await self.connection.client.xtrim(self.keys.log(scope_of(generation)), maxlen=0, approximate=False)
+
+    def tell(self, pod: str, events: list[KvEvent]) -> None:
+        for publisher in self.publishers[pod]:
+            publisher.apply(events)
+
+    def expected(self, prompt: int) -> dict[str, int]:
+        """By pod its leading blocks, by the naive model."""
+        tokens = PROMPTS[prompt]
+        runs = {}
+        for pod in PODS:
+            run = 0
+            while (run + 1) * BLOCK <= len(tokens) and tokens[: (run + 1) * BLOCK] in self.held[pod]:
+                run += 1
+            if run:
+                runs[pod] = run
+        return runs
+
+    async def agrees(self) -> bool:
+        """Do both stores say what the model says, of every prompt and whatever generation asks?"""
+        for generation in GENERATIONS:
+            rows = await self.registry.rows(generation)
+            self.direct.list_holders(generation, rows, 0.0)
+        for number, tokens in enumerate(PROMPTS):
+            for generation in GENERATIONS:
+                prefix = _prefix(generation, tokens)
+                for store in (self.replica, self.direct):
+                    match = await store.match(prefix, 0.0)
+                    if {pod: sum(run) for pod, run in match.blocks.items()} != self.expected(number):
+                        return False
+        return True
+
+    async def converge(self) -> None:
+        """Until all agree. A disagreement that lasts is shown by the assertion."""
+        self.replica.contact(0.0)
+        for _ in range(400):
+            if await self.agrees():
+                return
+            await asyncio.sleep(0.01)
+        found = [(await self.replica.match(_prefix(GENERATIONS[0], tokens), 0.0)).blocks for tokens in PROMPTS]
+        assert found == [self.expected(number) for number in range(len(PROMPTS))]
+
+
+def _stored(chain: Chain) -> BlocksStored:
+    parent = chain[:-BLOCK]
+    return BlocksStored(
+        block_hashes=(hash(chain),),
+        parent_hash=hash(parent) if parent else None,
+        tokens=chain[-BLOCK:],
+        block_size_tokens=BLOCK,
+    )
+
+
+def _prefix(generation: Generation, tokens: Chain) -> PromptPrefix:
+    flat = token_array(tokens)
+    return PromptPrefix(generation, flat, hash_blocks(flat, BLOCK, generation_seed(generation)))
+
+
+@asynccontextmanager
+async def world(server: RedisProcess) -> AsyncIterator[World]:
+    """Everything is down again afterwards."""
+    made = World(server)
+    try:
+        yield made
+    finally:
+        for task in made.tasks:
+            task.cancel()
+        await asyncio.gather(*made.tasks, return_exceptions=True)
+        await made.connection.close()
+
+
+pods, prompts, lengths = st.sampled_from(PODS), st.integers(0, len(PROMPTS) - 1), st.integers(1, 4)
+steps = st.one_of(
+    st.tuples(st.just("store"), pods, prompts, lengths),
+    st.tuples(st.just("store"), pods, prompts, lengths),
+    st.tuples(st.just("remove"), pods, prompts, lengths),
+    st.tuples(st.sampled_from(["clear", "restart", "swap", "publish", "tamper"]), pods),
+    st.tuples(st.sampled_from(["lose_everything", "lose_log", "converge"])),
+)
+
+
+@given(st.lists(steps, max_size=14))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_any_history_ends_in_what_a_naive_model_says(
+    server: RedisProcess, history: list[tuple[str, *tuple[object, ...]]]
+) -> None:
+    """Stores, removals, clears, restarts, new weights, second publishers, lost entries, lost keys, a lost Redis: once
+    all is told, every prompt matches what each pod really holds, under its own generation and epoch alone."""
+    async with world(server) as made:
+        for what, *arguments in [*history, ("converge",)]:
+            done = getattr(made, what)(*arguments)
+            if done is not None:
+                await done
+
+
+async def test_another_generation_never_matches(server: RedisProcess) -> None:
+    """Not a model of another name, tokenizer, block size, adapter or salt, whatever the tokens."""
+    async with world(server) as made:
+        made.store("a", 0, 4)
+        await made.converge()
+        own = GENERATIONS[0]
+        for other in (
+            replace(own, model="n"),
+            replace(own, tokenizer="t"),
+            replace(own, adapter="lora"),
+            replace(own, salt="tenant"),
+        ):
+            assert (await made.replica.match(_prefix(other, PROMPTS[0]), 0.0)).blocks == {}
+            assert (await made.direct.match(_prefix(other, PROMPTS[0]), 0.0)).blocks == {}
