@@ -86,7 +86,7 @@ async def replay(
     url: str, model: str, trace: Sequence[TraceRequest], prose: Prose, due_s: Sequence[float], max_tokens: int
 ) -> Results:
     """Every request when it is due, whether the router keeps up or not."""
-    driver = Driver(url, _Ticker(len(trace)))
+    driver = Driver([url], _Ticker(len(trace)))
 
     async def one(request: TraceRequest, at_s: float) -> None:
         await driver.until(at_s)

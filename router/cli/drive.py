@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
 import msgspec
 
-from router.errors import RouterError, UpstreamBroken
+from router.errors import ConnectFailed, RouterError, UpstreamBroken
 from router.proxy.headers import header, request_message
 from router.proxy.upstream import Reply, UpstreamPool, UpstreamTimeouts
 from router.sim.workload import Session
@@ -61,6 +62,7 @@ class Served:
     asked: Mapping[str, Any]
     sent_s: float
     status: int = 0
+    router: str = ""
     pod: str = ""
     predicted_cached_tokens: int | None = None
     prompt_tokens: int = 0
@@ -82,16 +84,19 @@ class Results:
 
 @dataclass(slots=True)
 class Driver:
-    """Sends requests to one router and remembers them. `on_progress` is called after each."""
+    """Sends requests to routers in turn and remembers them. `on_progress` is called after each. A router that refuses
+    the connection is passed over, as a balancer would."""
 
-    url: str
+    urls: Sequence[str]
     on_progress: Callable[[Served], None]
     served: list[Served] = field(default_factory=list)
     started_s: float = field(default_factory=time.perf_counter)
-    _pool: UpstreamPool = field(init=False)
+    _pools: Iterator[UpstreamPool] = field(init=False)
+    _all: list[UpstreamPool] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._pool = UpstreamPool("router", self.url, TIMEOUTS)
+        self._all = [UpstreamPool(url, url, TIMEOUTS) for url in self.urls]
+        self._pools = cycle(self._all)
 
     def elapsed_s(self) -> float:
         """Since the begin of the drive."""
@@ -104,13 +109,18 @@ class Driver:
     async def send(self, endpoint: Endpoint, asked: Mapping[str, Any], kind: str) -> Served:
         """One streamed request. Never raises for what goes wrong with it: `error` says it."""
         body = msgspec.json.encode({**asked, "stream": True, "stream_options": {"include_usage": True}})
-        message = request_message("POST", endpoint.encode(), self._pool.host_header, _HEADERS, body)
         one = Served(kind, asked, self.elapsed_s())
         self.served.append(one)
-        try:
-            await self._exchange(message, one)
-        except RouterError as error:
-            one.error = f"{type(error).__name__}: {error}"
+        for pool in [next(self._pools) for _ in self._all]:
+            message = request_message("POST", endpoint.encode(), pool.host_header, _HEADERS, body)
+            one.router, one.error = pool.pod, ""
+            try:
+                await self._exchange(pool, message, one)
+            except RouterError as error:
+                one.error = f"{type(error).__name__}: {error}"
+                if isinstance(error, ConnectFailed):
+                    continue
+            break
         one.e2e_s = self.elapsed_s() - one.sent_s
         self.on_progress(one)
         return one
@@ -121,10 +131,11 @@ class Driver:
 
     def close(self) -> None:
         """Close idle connections."""
-        self._pool.close()
+        for pool in self._all:
+            pool.close()
 
-    async def _exchange(self, message: bytes, one: Served) -> None:
-        reply = await self._pool.exchange(message)
+    async def _exchange(self, pool: UpstreamPool, message: bytes, one: Served) -> None:
+        reply = await pool.exchange(message)
         try:
             one.status = reply.status
             one.pod = header(reply.headers, b"x-warmroute-pod")
@@ -166,10 +177,13 @@ class Driver:
 
 
 async def drive(
-    url: str, model: str, sessions: Iterable[Session], on_progress: Callable[[Served], None] = lambda _: None
+    urls: str | Sequence[str],
+    model: str,
+    sessions: Iterable[Session],
+    on_progress: Callable[[Served], None] = lambda _: None,
 ) -> Results:
-    """Play all sessions against the router at `url`. A session ends at its first error."""
-    driver = Driver(url, on_progress)
+    """Play all sessions against the router at `urls`, or against several in turn. A session ends at its first error."""
+    driver = Driver([urls] if isinstance(urls, str) else urls, on_progress)
     try:
         async with asyncio.TaskGroup() as group:
             for session in sessions:

@@ -85,17 +85,17 @@ async def mock_fleet(plan: FleetPlan, folder: Path) -> AsyncIterator[list[str]]:
         *("--speed-model", plan.speed_model, "--speed-hardware", plan.speed_hardware),
         *("--block-size", str(plan.block_size_tokens), "--num-blocks", str(plan.num_blocks)),
     ]
-    with _child("fleet", arguments, folder) as child:
+    with child("fleet", arguments, folder) as fleet:
 
         async def announced() -> list[str] | None:
-            lines = child.output.read_text().splitlines()
+            lines = fleet.output.read_text().splitlines()
             return [json.loads(line)["url"] for line in lines] if len(lines) == plan.pods else None
 
-        urls = await child.until(announced)
+        urls = await fleet.until(announced)
         try:
             yield urls
         finally:
-            child.check_alive()  # its death explains better than the errors that followed from it
+            fleet.check_alive()  # its death explains better than the errors that followed from it
 
 
 @asynccontextmanager
@@ -105,20 +105,20 @@ async def running_router(
     """The URL of a router in front of `pods` that trusts them all; port 0 is any free one."""
     port = port or free_port()
     config = folder / f"router-{policy}.yaml"
-    config.write_text(json.dumps(_router_config(pods, plan), indent=2))
+    config.write_text(json.dumps(router_config(pods, plan), indent=2))
     url = f"http://127.0.0.1:{port}"
     arguments = ["serve", "--config", str(config), "--policy", policy, "--port", str(port)]
     async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
-        with _child(f"router-{policy}", arguments, folder) as child:
+        with child(f"router-{policy}", arguments, folder) as router:
 
             async def all_trusted() -> bool | None:
-                return await _all_trusted(client, len(pods)) or None
+                return await all_pods_trusted(client, len(pods)) or None
 
-            await child.until(all_trusted)
+            await router.until(all_trusted)
             try:
                 yield url
             finally:
-                child.check_alive()
+                router.check_alive()
 
 
 def end_on_sigterm() -> None:
@@ -149,7 +149,8 @@ def free_port(preferred: int = 0) -> int:
     raise StageError("no TCP port is free on 127.0.0.1")
 
 
-def _router_config(pods: Sequence[str], plan: FleetPlan) -> dict[str, Any]:
+def router_config(pods: Sequence[str], plan: FleetPlan) -> dict[str, Any]:
+    """A router's configuration for these pods, as it stands in a file."""
     model = {
         "name": plan.model,
         "tokenizer": TOKENIZER.path,
@@ -160,7 +161,8 @@ def _router_config(pods: Sequence[str], plan: FleetPlan) -> dict[str, Any]:
     return {"models": [model], "pods": [{"url": url, "id": f"pod-{n}"} for n, url in enumerate(pods)]}
 
 
-async def _all_trusted(client: httpx.AsyncClient, pods: int) -> bool:
+async def all_pods_trusted(client: httpx.AsyncClient, pods: int) -> bool:
+    """Does the router at the end of `client` know so many pods, and trust all of them?"""
     try:
         answer = await client.get("/admin/pods")
     except httpx.TransportError:
@@ -170,7 +172,7 @@ async def _all_trusted(client: httpx.AsyncClient, pods: int) -> bool:
 
 
 @contextmanager
-def _child(name: str, arguments: Sequence[str], folder: Path) -> Iterator[Child]:
+def child(name: str, arguments: Sequence[str], folder: Path) -> Iterator[Child]:
     """A `warmroute` of its own process group: Ctrl-C reaches only us, and we end it."""
     output, log = folder / f"{name}.out", folder / f"{name}.log"
     with output.open("wb") as out, log.open("wb") as err:

@@ -184,8 +184,71 @@ class Index(Strict):
     """KV capacity assumed of such a pod while its metrics do not tell."""
 
 
+class MooncakeStore(Strict):
+    """A Mooncake store, by its master's list of keys."""
+
+    kind: Literal["mooncake"]
+    url: HttpUrl
+    """The master's HTTP admin port."""
+    model: str
+    """The model of this configuration whose KV is in there."""
+    pool: str = ""
+    """What its keys begin with: as a rule the name or path that the engines loaded the model by. Default: `model`."""
+    id: str = "mooncake"
+    group: int = 0
+    poll_s: PositiveFloat = 2.0
+    reach: str = "*"
+    """Who can read it: `*` every pod of the model, or the name of a host."""
+
+
+class LmcacheServers(Strict):
+    """LMCache servers (multiprocess mode) whose coordinator this publisher is."""
+
+    kind: Literal["lmcache"]
+    model: str
+    """The model of this configuration."""
+    loaded_as: str = ""
+    """The name or path that the engines loaded it by. Default: `model`."""
+    group: int = 0
+
+
+class StandardBackend(Strict):
+    """A tier that sends standardised KV events to `POST /kv-events`, or on standard input."""
+
+    kind: Literal["standard"]
+    backend: str
+    """Its backend_id."""
+    model: str
+    url: HttpUrl | None = None
+    """The pod whose cache it is; or ..."""
+    reach: str = ""
+    """... who can read it, as of a store."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> StandardBackend:
+        if (self.url is None) is (not self.reach):
+            raise ValueError("say either url (a pod's cache) or reach (a store)")
+        return self
+
+
+class TierTtl(Strict):
+    """Seconds, by tier of a pod."""
+
+    cpu: PositiveFloat = 3600.0
+    disk: PositiveFloat = 3600.0
+    remote: PositiveFloat = 3600.0
+
+
+StoreConfig = Annotated[MooncakeStore | LmcacheServers | StandardBackend, Field(discriminator="kind")]
+
+
 class Publish(Strict):
     """What `warmroute publish` needs beyond models, pods and index.redis."""
+
+    stores: tuple[StoreConfig, ...] = ()
+    """Caches that are no pod's own."""
+    ttl: TierTtl = TierTtl()
+    """When a block that a pod announced in such a tier counts as gone: some never say so."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 9470

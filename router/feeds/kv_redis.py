@@ -15,7 +15,6 @@ import structlog
 
 from router.feeds.patience import Patience
 from router.feeds.supervise import supervise
-from router.index.cluster import ClusterIndex
 from router.index.holders import HolderId, KnownHolder
 from router.stores.registry import Registry
 from router.stores.replica import ReplicaStore
@@ -67,7 +66,7 @@ class IndexFeed:
         """Begin to follow generations that are new."""
         for generation in await self._registry.generations():
             if self._wanted(generation) and generation not in self._logs:
-                self._logs[generation] = _Log(generation, self._registry, self._store.index, self._heard)
+                self._logs[generation] = _Log(generation, self._registry, self._store, self._heard)
         self._looked_s = time.monotonic()
         self._heard()
 
@@ -86,11 +85,12 @@ class _Log:
     """One generation's log, followed from birth to cancellation of `task`."""
 
     def __init__(
-        self, generation: Generation, registry: Registry, index: ClusterIndex, heard: Callable[[], None]
+        self, generation: Generation, registry: Registry, store: ReplicaStore, heard: Callable[[], None]
     ) -> None:
         self._generation = generation
         self._registry = registry
-        self._index = index
+        self._store = store
+        self._index = store.index
         self._tell = heard
         self._position: bytes | None = None
         self._patience = Patience(f"blocks of {generation.model}")
@@ -105,6 +105,8 @@ class _Log:
             elif await self._patience.ask(self._read_all if self._position is None else self._read_on):
                 self.heard_s = time.monotonic()
                 self._tell()
+            else:
+                self._store.lost()
 
     async def _resume(self) -> None:
         """Redis is back: nobody could be heard meanwhile, and what had been written last may be lost."""

@@ -48,6 +48,8 @@ class HolderBlocks:
         """Router blocks that stand under several engine hashes at once: under how many beyond the first."""
         self._held: dict[BlockHash, int] = {}
         """Router block to its tiers, a bit each."""
+        self._waiting: dict[tuple[int, Tier], int] = {}
+        """Copies of engine hashes that `elsewhere` does not know yet."""
         self._groups: set[int] = set()
         """Attention groups whose blocks were stored here; removals of any other are not ours."""
 
@@ -66,6 +68,19 @@ class HolderBlocks:
     def apply(self, event: BlocksStored | BlocksRemoved) -> list[BlockChange]:
         """Take over one event. Returns what has changed by it, in order; no block twice in one change."""
         return self._remove(event) if isinstance(event, BlocksRemoved) else self._store(event)
+
+    def retry(self) -> list[BlockChange]:
+        """Ask `elsewhere` again for what it did not know: a store may be heard before the pods that fill it."""
+        if not self._waiting:
+            return []
+        waiting, self._waiting = self._waiting, {}
+        changes: list[BlockChange] = []
+        for (engine_hash, tier), group in waiting.items():
+            event = BlocksStored(
+                block_hashes=(engine_hash,), parent_hash=None, tokens=(), block_size_tokens=0, tier=tier, group=group
+            )
+            changes += self._store(event)
+        return changes
 
     # --- storing ---
 
@@ -107,10 +122,12 @@ class HolderBlocks:
             blocks = self._blocks.get(engine_hash)
             if blocks is None and self._elsewhere is not None:
                 blocks = self._elsewhere(engine_hash)
-            if blocks is None:
-                self.orphans += 1
-            else:
+            if blocks is not None:
                 yield engine_hash, blocks
+            elif self._elsewhere is not None:
+                self._waiting[engine_hash, event.tier] = event.group
+            else:
+                self.orphans += 1
 
     def _parent(self, event: BlocksStored) -> BlockHash | None:
         if event.parent_hash is None:
@@ -136,6 +153,7 @@ class HolderBlocks:
         shift = _COUNT_BITS * event.tier
         gone: list[BlockHash] = []
         for engine_hash in event.block_hashes:
+            self._waiting.pop((engine_hash, event.tier), None)
             copies = self._copies.get(engine_hash, 0)
             if not copies >> shift & _COUNT:
                 continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.types import BlockHash, BlocksByTier, Generation, Pod, PodId, PromptPrefix
@@ -25,7 +26,7 @@ ALL_PODS = "*"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderFacts:
     """Who a holder is: a pod, by `url` and data-parallel `rank` (-1 without); or, with a `reach`, a store that pods
-    read from: `*` all pods of its generation, anything else those on that host."""
+    read from: `*` all pods of its generation, anything else those on that host (by configuration, or by their URL)."""
 
     url: str = ""
     rank: int = -1
@@ -117,7 +118,7 @@ class Holders:
         for name, blocks in runs:
             pod_id = self._pod_ids.get(name)
             if pod_id is not None:
-                found[pod_id] = blocks
+                found[pod_id] = max(found.get(pod_id, blocks), blocks, key=sum)  # its tiers may be holders apart
             elif (known := self._known.get(name)) and known.facts.reach:
                 stores.append((known, sum(blocks)))
         for store, held in stores:
@@ -139,7 +140,7 @@ class Holders:
             publisher = self._publishers.get(pod.id)
             generation = publisher.generation if publisher else bound_generation
             readable = _same_tokens(generation, store.generation) and _same_weights(generation, store.generation)
-            if not readable or store.facts.reach not in (ALL_PODS, pod.host):
+            if not readable or store.facts.reach not in (ALL_PODS, pod.host or urlsplit(pod.url).hostname):
                 continue
             gpu, cpu, disk, remote = found.get(pod.id, (0, 0, 0, 0))
             more = blocks - (gpu + cpu + disk + remote)

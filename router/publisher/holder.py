@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -22,9 +22,10 @@ from router.feeds.patience import Patience
 from router.index.cluster import EntryKind
 from router.index.holder import Elsewhere, HolderBlocks
 from router.index.holders import HolderFacts, HolderId
+from router.publisher.expiry import Expiry
 from router.publisher.pending import Pending, in_pieces
 from router.stores.publication import Answer, Publication
-from router.types import BlockChange, BlocksCleared, Generation, KvEvent
+from router.types import BlockChange, BlocksCleared, Generation, KvEvent, Tier
 
 MOST_BLOCKS = 4096
 """Blocks of one write: about two milliseconds of the server's time."""
@@ -74,6 +75,7 @@ class PublishedHolder:
         facts: HolderFacts,
         timing: Timing,
         elsewhere: Elsewhere | None = None,
+        ttl_s: Mapping[Tier, float] | None = None,
     ) -> None:
         self.id = holder
         self.generation = generation
@@ -85,6 +87,7 @@ class PublishedHolder:
         self._timing = timing
         self._elsewhere = elsewhere
         self.blocks = HolderBlocks(generation, elsewhere)
+        self._expiry = Expiry(ttl_s or {})
         self._pending = Pending()
         self._backlog: list[list[BlockChange]] = []
         self._batch: tuple[EntryKind, list[BlockChange]] | None = None
@@ -105,6 +108,11 @@ class PublishedHolder:
 
     def apply(self, events: Iterable[KvEvent]) -> None:
         """Events of the holder, in order."""
+        events = tuple(events)
+        self._expiry.note(events, time.monotonic())
+        self._take(events)
+
+    def _take(self, events: Iterable[KvEvent]) -> None:
         for event in events:
             if isinstance(event, BlocksCleared):
                 self.restarted()
@@ -116,6 +124,7 @@ class PublishedHolder:
     def restarted(self) -> None:
         """The holder's cache is empty: nothing of what was published counts any longer."""
         self.blocks = HolderBlocks(self.generation, self._elsewhere)
+        self._expiry.note((BlocksCleared(),), 0.0)
         self._pending.clear()
         self._backlog.clear()
         self._batch = None
@@ -158,6 +167,8 @@ class PublishedHolder:
     async def _step(self) -> None:
         if self._due is not None:
             await self._begin(self._due)
+        elif self._batch is not None:  # its answer was lost: Redis may count it already
+            await self._write()
         elif time.monotonic() >= self._beat_at_s or self.complete is not self._complete_told:
             await self._beat()
         elif self._next_batch():
@@ -212,6 +223,9 @@ class PublishedHolder:
             await asyncio.sleep(self._timing.gather_s)
 
     async def _beat(self) -> None:
+        self._take(self._expiry.due(time.monotonic()))
+        for change in self.blocks.retry():
+            self._pending.note(change)
         complete = self.complete
         answer = await self._publication.beat(complete=complete)
         self._complete_told = complete

@@ -6,7 +6,8 @@ in the prompt, but without what precedes it: that is the stored chunk whose hash
     digest = BLAKE3(digest before | tokens as u32 BE)
 
 A chunk without tokens (servers that do not copy KV themselves do not see any), of another hash or of lost ancestry is
-told by its hash alone. This file knows nothing of servers and their numbering.
+told by its hash alone. That is as good where the server hashes as the engine does, in chunks of one engine block: then
+the engine has said what it stands for. This file knows nothing of servers and their numbering.
 """
 
 from __future__ import annotations

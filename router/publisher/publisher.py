@@ -8,7 +8,7 @@ itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import structlog
@@ -20,7 +20,7 @@ from router.publisher.holder import PublishedHolder, Timing
 from router.stores.connection import Connection
 from router.stores.publication import Publication
 from router.stores.schema import Keys
-from router.types import Generation, KvEvent, Pod, PodId
+from router.types import Generation, KvEvent, Pod, PodId, Tier
 
 log = structlog.get_logger()
 
@@ -35,12 +35,15 @@ class Publisher:
         generations: dict[str, Generation],
         facts_of: Callable[[Pod], HolderFacts],
         timing: Timing,
+        ttl_s: Mapping[Tier, float] | None = None,
     ) -> None:
         self.generations = generations
         self._connection = connection
         self._keys = keys
         self._facts_of = facts_of
         self._timing = timing
+        self._ttl_s = ttl_s or {}
+        """Of pods: stores tell what is gone."""
         self._holders: dict[HolderId, PublishedHolder] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -48,6 +51,10 @@ class Publisher:
     def holders(self) -> tuple[PublishedHolder, ...]:
         """All that are published."""
         return tuple(self._holders.values())
+
+    def publishes(self, holder_id: HolderId) -> bool:
+        """Is this holder published?"""
+        return holder_id in self._holders
 
     # --- pods: an EventStore ---
 
@@ -80,8 +87,15 @@ class Publisher:
         publication = Publication(
             self._connection, self._keys, generation, holder_id, lifetime_s=self._timing.lifetime_s
         )
-        elsewhere = self._known_anywhere if facts.reach else None
-        holder = PublishedHolder(holder_id, publication, generation, facts, self._timing, elsewhere)
+        holder = PublishedHolder(
+            holder_id,
+            publication,
+            generation,
+            facts,
+            self._timing,
+            elsewhere=self._known_anywhere if facts.reach else None,
+            ttl_s=None if facts.reach else self._ttl_s,
+        )
         self._holders[holder_id] = holder
         task = asyncio.create_task(supervise(f"publishing {holder_id}", holder.run))
         self._tasks.add(task)

@@ -6,18 +6,21 @@ publishes nothing itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from fastapi import FastAPI, Response
+import msgspec
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from pydantic import BaseModel, ConfigDict
 
 from router.observe.metrics import Metrics
 from router.publisher.holder import Standing
+from router.publisher.intake import Standard
 from router.publisher.publisher import Publisher
+from router.publisher.standard import MalformedEvent, parse_standard_event
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -31,7 +34,7 @@ class NewRevision(BaseModel):
     revision: str
 
 
-def publisher_app(publisher: Publisher, metrics: Metrics, lifespan: Lifespan) -> FastAPI:
+def publisher_app(publisher: Publisher, metrics: Metrics, standard: Standard, lifespan: Lifespan) -> FastAPI:
     """The publisher's HTTP surface."""
     app = FastAPI(title="warmroute publish", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
 
@@ -51,6 +54,13 @@ def publisher_app(publisher: Publisher, metrics: Metrics, lifespan: Lifespan) ->
             metrics.render() + render_metrics(publisher), media_type="text/plain; version=0.0.4; charset=utf-8"
         )
 
+    @app.post("/kv-events")
+    async def kv_events(request: Request) -> JSONResponse:
+        try:
+            return JSONResponse(take_lines(standard, await request.body()))
+        except MalformedEvent as error:
+            return JSONResponse({"error": str(error), "field": error.field}, 422)
+
     @app.post("/revision")
     async def revision(new: NewRevision) -> JSONResponse:
         try:
@@ -61,6 +71,27 @@ def publisher_app(publisher: Publisher, metrics: Metrics, lifespan: Lifespan) ->
         return JSONResponse({"model": new.model, "revision": new.revision})
 
     return app
+
+
+def take_lines(standard: Standard, body: bytes) -> dict[str, int]:
+    """Publish standardised events: one JSON object, a list of them, or one a line. Raises `MalformedEvent`; what stood
+    before the bad one is published."""
+    counts = {"applied": 0, "known": 0}
+    for fields in _objects(body):
+        counts["applied" if standard.take(parse_standard_event(fields)) else "known"] += 1
+    return counts
+
+
+def _objects(body: bytes) -> Iterator[Any]:
+    try:
+        if body.lstrip()[:1] == b"[":
+            yield from msgspec.json.decode(body, type=list[Any])
+            return
+        for line in body.splitlines():
+            if line.strip():
+                yield msgspec.json.decode(line)
+    except msgspec.DecodeError as error:
+        raise MalformedEvent("event", f"is not JSON: {error}") from error
 
 
 _WELL = (Standing.PUBLISHING, Standing.STANDBY)

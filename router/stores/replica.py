@@ -26,6 +26,7 @@ class ReplicaStore:
         self._local = local
         self._max_age_s = max_age_s
         self._contact_s: float | None = None
+        self._lost = False
 
     @property
     def block_holders(self) -> int:
@@ -35,6 +36,11 @@ class ReplicaStore:
     def contact(self, now_s: float) -> None:
         """The copy is as new as it can be."""
         self._contact_s = now_s
+        self._lost = False
+
+    def lost(self) -> None:
+        """News comes no longer: from now on, the copy is an old one."""
+        self._lost = True
 
     def age_s(self, now_s: float) -> float:
         """How long ago the copy was up to date; infinite before it was for the first time."""
@@ -62,7 +68,7 @@ class ReplicaStore:
     async def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
         age_s = self.age_s(now_s)
         known = self.index.match(prefix) if age_s <= self._max_age_s else {}
-        return PrefixMatch(self._local.blocks(prefix, now_s, known), age_s, degraded=age_s > FRESH_S)
+        return PrefixMatch(self._local.blocks(prefix, now_s, known), age_s, degraded=self._lost or age_s > FRESH_S)
 
     async def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
         announced = sum(self.index.match(prefix).get(pod, (0,)))
@@ -70,7 +76,8 @@ class ReplicaStore:
 
     def announces(self, pod: PodId) -> bool:
         """While news comes in at all: of a copy that grows old, nobody confirms anything."""
-        return self.index.holders.publisher_of(pod) is not None and self.age_s(time.monotonic()) <= FRESH_S
+        fresh = not self._lost and self.age_s(time.monotonic()) <= FRESH_S
+        return fresh and self.index.holders.publisher_of(pod) is not None
 
     def refused(self, pod: PodId) -> str:
         return self._local.refused(pod)

@@ -7,15 +7,24 @@ them into the cluster's index instead of an index of its own; stores and anybody
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from urllib.parse import urlsplit
 
 import structlog
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
-from router.config.schema import KvEvents, ModelConfig, PodConfig, RouterConfig
+from router.config.schema import (
+    KvEvents,
+    LmcacheServers,
+    ModelConfig,
+    MooncakeStore,
+    PodConfig,
+    RouterConfig,
+    StoreConfig,
+)
 from router.engines.adapter import KvEventSource, PodFacts
 from router.errors import ConfigError
 from router.feeds.ask import open_client
@@ -25,15 +34,20 @@ from router.feeds.probe import ProbeFeed
 from router.feeds.supervise import supervise
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
-from router.index.holders import HolderFacts
+from router.index.holders import ALL_PODS, HolderFacts
 from router.observe.metrics import Metrics
 from router.prompt.tokenizer import TokenizerSource, load_tokenizer
 from router.publisher.holder import Timing
+from router.publisher.intake import Standard, StoreSink
+from router.publisher.lmcache import Coordinator
+from router.publisher.lmcache_http import expire_silent
+from router.publisher.lmcache_http import routes as lmcache_routes
+from router.publisher.mooncake import MooncakeSource
 from router.publisher.publisher import Publisher
 from router.publisher.surface import publisher_app
 from router.stores.connection import Connection
 from router.stores.schema import Keys
-from router.types import Generation, Pod, PodSpeed, PodState
+from router.types import Generation, Pod, PodSpeed, PodState, Tier
 from router.wiring.cluster import redis_address
 
 log = structlog.get_logger()
@@ -57,7 +71,10 @@ class Agent:
             gather_s=config.publish.gather_ms / 1000,
             reload_spread_s=config.publish.reload_spread_s,
         )
-        self.publisher = Publisher(self._connection, Keys(redis.namespace), dict(generations), self._facts, timing)
+        ttl = config.publish.ttl
+        ttl_s = {Tier.CPU: ttl.cpu, Tier.DISK: ttl.disk, Tier.REMOTE: ttl.remote}
+        keys = Keys(redis.namespace)
+        self.publisher = Publisher(self._connection, keys, dict(generations), self._facts, timing, ttl_s)
         self.metrics = Metrics()
         self.fleet = Fleet()
         self._breaker = Breaker(self.fleet, failures_to_eject=config.feeds.failures_to_eject)
@@ -65,7 +82,14 @@ class Agent:
         self._streams = KvStreams(self.fleet, self.publisher, self.metrics)
         self._pods = {pod.url: _as_routers_know_it(pod) for pod in config.pods}
         self.fleet.listen(self._on_change)
-        self.app = publisher_app(self.publisher, self.metrics, self._life)
+        self.standard = Standard()
+        self._sources: dict[str, Callable[[], Awaitable[None]]] = {}
+        self._routes: list[APIRouter] = []
+        for store in config.publish.stores:
+            self._add_store(store)
+        self.app = publisher_app(self.publisher, self.metrics, self.standard, self._life)
+        for routes in self._routes:
+            self.app.include_router(routes)
 
     @asynccontextmanager
     async def _life(self, _app: FastAPI) -> AsyncIterator[None]:
@@ -81,17 +105,59 @@ class Agent:
         pods = [pod for config in self._pods.values() for pod in configured_pods(config, _NO_SPEED)]
         discovery = StaticDiscovery(pods)
         self.fleet.sync(discovery.pods)
-        task = asyncio.create_task(supervise("probe", probe.run))
+        running = {"probe": probe.run, **self._sources}
+        tasks = [asyncio.create_task(supervise(name, run), name=name) for name, run in running.items()]
         log.info("publishing for", pods=[pod.id for pod in pods], models=sorted(self.publisher.generations))
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._streams.stop()
             await self.publisher.stop()
             await self._client.aclose()
             await self._connection.close()
+
+    # --- stores ---
+
+    def _add_store(self, store: StoreConfig) -> None:
+        if store.model not in self.publisher.generations:
+            known = ", ".join(sorted(self.publisher.generations))
+            raise ConfigError(f"publish.stores: {store.model!r} is not under models; there are: {known}")
+        if isinstance(store, MooncakeStore):
+            self._add_mooncake(store)
+        elif isinstance(store, LmcacheServers):
+            self._add_lmcache(store)
+        else:
+            facts = HolderFacts(url=store.url or "", reach=store.reach, source="standard")
+            self.standard.add(store.backend, StoreSink(self.publisher, store.model, lambda _holder: facts))
+
+    def _add_mooncake(self, store: MooncakeStore) -> None:
+        facts = HolderFacts(reach=store.reach, source="mooncake")
+        source = MooncakeSource(
+            store.id,
+            store.url,
+            store.pool or store.model,
+            StoreSink(self.publisher, store.model, lambda _holder: facts),
+            self._client,
+            group=store.group,
+            poll_every_s=store.poll_s,
+        )
+        self._sources[f"mooncake {store.id}"] = source.run
+
+    def _add_lmcache(self, store: LmcacheServers) -> None:
+        """A server's own tiers are for the pods of its host; shared ones are for all."""
+
+        def facts_of(holder: str) -> HolderFacts:
+            return HolderFacts(reach=coordinator.host_of(holder) or ALL_PODS, source="lmcache")
+
+        sink = StoreSink(self.publisher, store.model, facts_of)
+        coordinator = Coordinator(store.loaded_as or store.model, sink, store.group)
+        self._routes.append(lmcache_routes(coordinator))
+        self._sources[f"lmcache {store.model}"] = partial(expire_silent, coordinator)
+
+    # --- pods ---
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
         """A pod has come to life: follow its cache."""

