@@ -3,13 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test live lint format lock clean
+.PHONY: demo test redis live lint format lock clean
 
 demo: $(VENV)/.ready        ## a small fleet of mock engines, three policies, one table
 	$(BIN)/warmroute demo
 
-test: $(VENV)/.ready        ## everything that needs no engine
+test: $(VENV)/.ready redis  ## everything that needs no engine
 	$(BIN)/pytest -q
+
+redis:                      ## Redis 7 beside the Valkey that comes as a wheel; tests run against what is there
+	@command -v redis-server >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+		&& apt-get update -q >/dev/null && apt-get install -y -q redis-server >/dev/null; } \
+		|| echo "no redis-server here: the index is tested against Valkey alone"
 
 live: $(VENV)/.ready        ## real vLLM and llama.cpp on this CPU (AVX2 or AVX512), some minutes
 	tests/live/install.sh

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle
 from typing import Any
 
 import msgspec
@@ -91,12 +91,10 @@ class Driver:
     on_progress: Callable[[Served], None]
     served: list[Served] = field(default_factory=list)
     started_s: float = field(default_factory=time.perf_counter)
-    _pools: Iterator[UpstreamPool] = field(init=False)
-    _all: list[UpstreamPool] = field(init=False)
+    _pools: deque[UpstreamPool] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._all = [UpstreamPool(url, url, TIMEOUTS) for url in self.urls]
-        self._pools = cycle(self._all)
+        self._pools = deque(UpstreamPool(url, url, TIMEOUTS) for url in self.urls)
 
     def elapsed_s(self) -> float:
         """Since the begin of the drive."""
@@ -111,7 +109,8 @@ class Driver:
         body = msgspec.json.encode({**asked, "stream": True, "stream_options": {"include_usage": True}})
         one = Served(kind, asked, self.elapsed_s())
         self.served.append(one)
-        for pool in [next(self._pools) for _ in self._all]:
+        self._pools.rotate()
+        for pool in tuple(self._pools):
             message = request_message("POST", endpoint.encode(), pool.host_header, _HEADERS, body)
             one.router, one.error = pool.pod, ""
             try:
@@ -131,7 +130,7 @@ class Driver:
 
     def close(self) -> None:
         """Close idle connections."""
-        for pool in self._all:
+        for pool in self._pools:
             pool.close()
 
     async def _exchange(self, pool: UpstreamPool, message: bytes, one: Served) -> None:

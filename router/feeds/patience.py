@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from router.stores.connection import mind_cancellation
 
 FIRST_BACKOFF_S = 0.05
-LONGEST_BACKOFF_S = 5.0
+LONGEST_BACKOFF_S = 1.5
 
 log = structlog.get_logger()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,8 +20,8 @@ from router.stores.local import LocalStore
 from router.stores.publication import Answer, Publication
 from router.stores.registry import Registry
 from router.stores.replica import FRESH_S, ReplicaStore
-from router.stores.schema import Keys, encode_generation, scope_of
-from router.types import BlockChange, BlockHash, Generation, Pod, PodSpeed, PromptPrefix, Tier
+from router.stores.schema import Keys, scope_of
+from router.types import BlockChange, BlockHash, Generation, Pod, PodSpeed, PrefixMatch, PromptPrefix, Tier
 from tests.redis_process import RedisProcess, redis_process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
@@ -29,15 +29,11 @@ pytestmark = [pytest.mark.anyio, pytest.mark.net]
 KEYS = Keys("test")
 GENERATION = Generation(model="demo", tokenizer="t")
 LOG = KEYS.log(scope_of(GENERATION))
-LIFETIME_S = 3.0
+LARGE = 50_000
+
+DEADLINE_S = 4.0
 
 Running = Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None]]
-Until = Callable[[Callable[[], object]], Awaitable[None]]
-
-
-def prompt(blocks: Iterable[BlockHash], generation: Generation = GENERATION) -> PromptPrefix:
-    """A prompt of just these blocks."""
-    return PromptPrefix(generation, (), list(blocks))
 
 
 @dataclass(slots=True)
@@ -63,41 +59,65 @@ class Publisher:
         assert await self.publication.beat(complete=complete) is Answer.OK
 
 
+class Wire(Connection):
+    """While `heard` is False, entries of the log are gone in the very transaction in which they came."""
+
+    heard = True
+
+    async def script(self, lua: str, keys: Sequence[str], args: Sequence[object]) -> Any:
+        if self.heard:
+            return await super().script(lua, keys, args)
+        async with self.client.pipeline(transaction=True) as both:
+            both.eval(lua, len(keys), *keys, *args)
+            both.xtrim(LOG, maxlen=0, approximate=False)
+            return (await both.execute())[0]
+
+
 class Scene:
     """A server, one router's copy of what is in it, and publishers."""
 
-    def __init__(self, server: RedisProcess, client: Any, lifetime_s: float = LIFETIME_S, timeout_s: float = 2.0) -> None:
+    def __init__(self, server: RedisProcess, client: Any, lifetime_s: float = 3.0, timeout_s: float = 2.0) -> None:
         self.server = server
         self.redis = client
         self.index = ClusterIndex(lifetime_s=lifetime_s)
         self.store = ReplicaStore(self.index, LocalStore(), max_age_s=60.0)
-        self.connections = [Connection(parse_url(server.url), timeout_s=each) for each in (timeout_s, 2.0)]
-        self.feed = IndexFeed(Registry(self.connections[0], KEYS), self.store, lambda made: made.model == "demo")
+        self.wire = Wire(parse_url(server.url), timeout_s=2.0)
+        self.connection = Connection(parse_url(server.url), timeout_s=timeout_s)
+        self.feed = IndexFeed(Registry(self.connection, KEYS), self.store, lambda made: made.model == "demo")
 
     def publisher(self, pod: str, generation: Generation = GENERATION) -> Publisher:
         """One that has not begun. The router knows the pod."""
         self.store.add_holder(Pod(id=pod, url=f"http://{pod}", engine="vllm", speed=PodSpeed(0, 0, 0)), generation)
-        return Publisher(Publication(self.connections[1], KEYS, generation, pod, LIFETIME_S), pod)
+        return Publisher(Publication(self.wire, KEYS, generation, pod, lifetime_s=10.0), pod)
 
-    async def publishing(self, pod: str, blocks: Sequence[BlockHash]) -> Publisher:
+    async def publishing(self, pod: str, blocks: Sequence[BlockHash], generation: Generation = GENERATION) -> Publisher:
         """One that has written so much."""
-        publisher = self.publisher(pod)
+        publisher = self.publisher(pod, generation)
         await publisher.begin()
         await publisher.store(blocks)
         return publisher
 
-    def known(self, pod: str) -> KnownHolder | None:
-        return self.index.holders.get(holder_name(GENERATION, pod))
+    def known(self, pod: str, generation: Generation = GENERATION) -> KnownHolder | None:
+        return self.index.holders.get(holder_name(generation, pod))
 
-    def has(self, pod: str, blocks: Sequence[BlockHash]) -> bool:
+    def has(self, pod: str, blocks: Iterable[BlockHash], generation: Generation = GENERATION) -> bool:
         """Does the copy have exactly these blocks of a pod?"""
-        known = self.known(pod)
-        found = self.index.match(prompt(blocks)).get(pod, (0, 0, 0, 0))
-        return known is not None and self.index.held(known) == len(blocks) == found[Tier.GPU]
+        known, prompt = self.known(pod, generation), PromptPrefix(generation, (), list(blocks))
+        if known is None or self.index.held(known) != len(prompt.hashes):
+            return False
+        return self.index.match(prompt).get(pod, (0,))[Tier.GPU] == len(prompt.hashes)
 
-    async def close(self) -> None:
-        for connection in self.connections:
-            await connection.close()
+    def match(self, blocks: Iterable[BlockHash], in_s: float = 0.0) -> PrefixMatch:
+        """What a request would find `in_s` seconds from now. Fails if it had to wait."""
+        asked = self.store.match(PromptPrefix(GENERATION, (), list(blocks)), time.monotonic() + in_s)
+        with pytest.raises(StopIteration) as answer:
+            asked.send(None)
+        found: PrefixMatch = answer.value.value
+        return found
+
+    def in_contact_since(self, when_s: float) -> bool:
+        now_s = time.monotonic()
+        return now_s - self.store.age_s(now_s) > when_s
 
 
 @pytest.fixture
@@ -106,24 +126,22 @@ async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
     with redis_process() as server, redis.Redis.from_url(server.url) as client:
         scene = Scene(server, client, **getattr(request, "param", {}))
         yield scene
-        await scene.close()
+        await scene.wire.close()
+        await scene.connection.close()
 
 
-class _Unheard(Connection):
-    """What is written through it, no reader of the log hears of: entries are gone in the transaction they come in."""
-
-    async def script(self, lua: str, keys: Sequence[str], args: Sequence[object]) -> Any:
-        async with self.client.pipeline(transaction=True) as both:
-            both.eval(lua, len(keys), *keys, *args)
-            both.xtrim(LOG, maxlen=0, approximate=False)
-            return (await both.execute())[0]
+async def until(condition: Callable[[], object]) -> None:
+    """Ask again and again. Raises `TimeoutError` after the deadline."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.003)
 
 
-# --- reading ---
+# --- news ---
 
 
-async def test_a_copy_is_what_was_there_and_every_change_after_it(scene: Scene, running: Running, until: Until) -> None:
-    """Blocks that were written before the router came, and those that came and went since."""
+async def test_a_copy_is_what_was_there_and_every_change_after_it(scene: Scene, running: Running) -> None:
+    """Blocks written before the router came, and those that came and went since; holders that came and went."""
     pod = await scene.publishing("a", [1, 2, 3])
     async with running(scene.feed.run()):
         await scene.feed.loaded.wait()
@@ -136,25 +154,211 @@ async def test_a_copy_is_what_was_there_and_every_change_after_it(scene: Scene, 
         await other.publication.retire()
         await until(lambda: scene.known("b") is None)
 
-    assert scene.has("a", [3, 4])
-    found = await scene.store.match(prompt([3, 4]), time.monotonic())
+        found = scene.match([3, 4])
     assert (found.blocks, found.degraded) == ({"a": (2, 0, 0, 0)}, False)
 
 
-async def test_a_holder_of_which_entries_are_lost_is_read_anew_and_no_other(
-    scene: Scene, running: Running, until: Until
-) -> None:
-    """A heartbeat or change that does not follow on what was heard costs one reading, of that holder."""
-    one, _ = await scene.publishing("a", [1, 2]), await scene.publishing("b", [1])
-    unheard = _Unheard(parse_url(scene.server.url), timeout_s=2.0)
+async def test_that_a_holder_lost_events_is_known(scene: Scene, running: Running) -> None:
+    """Its publisher's heartbeat says so, and when all is well again."""
+    pod = await scene.publishing("a", [1])
+    async with running(scene.feed.run()):
+        for complete in (False, True):
+            await pod.beat(complete=complete)
+            await until(lambda: (known := scene.known("a")) and known.complete is complete)  # noqa: B023
+
+
+async def test_a_reload_is_not_seen_before_its_seal(scene: Scene, running: Running) -> None:
+    """The publisher writes again what it has: what was known stays readable until all of that is there."""
+    pod = await scene.publishing("a", [1, 2])
     async with running(scene.feed.run()):
         await scene.feed.loaded.wait()
-        one.publication._connection = unheard
-        await one.store([3])
-        await one.remove([1])
-        one.publication._connection = scene.connections[1]
-        assert scene.feed.holders_read == 2
-        await one.beat()
-        await until(lambda: scene.has("a", [2, 3]))
+        await pod.begin(EntryKind.RELOAD)
+        await pod.store([3])
+        await until(lambda: (known := scene.known("a")) and known.reloading and known.seq == 1)
+        assert scene.has("a", [1, 2])
+        await pod.store([4], seal=True)
+        await until(lambda: scene.has("a", [3, 4]))
 
-    assert scene.feed.holders_read == 0
+
+async def test_an_empty_epoch_is_seen_at_once(scene: Scene, running: Running) -> None:
+    """The cache is gone: none of its blocks is found from then on."""
+    pod = await scene.publishing("a", [1, 2])
+    async with running(scene.feed.run()):
+        await scene.feed.loaded.wait()
+        await pod.begin(EntryKind.EMPTY)
+        await until(lambda: (known := scene.known("a")) and known.epoch == pod.publication.epoch)
+        assert scene.match([1, 2]).blocks == {}
+
+
+@pytest.mark.parametrize("scene", [{"lifetime_s": 0.4}], indirect=True)
+async def test_a_holder_whose_publisher_died_expires_alone(scene: Scene, running: Running) -> None:
+    """Silent for a lifetime, it is gone; the one that is heard of stays."""
+    await scene.publishing("a", [1])
+    alive = await scene.publishing("b", [2])
+    async with running(scene.feed.run()):
+        await scene.feed.loaded.wait()
+        while scene.known("a"):
+            await alive.beat()
+            await asyncio.sleep(0.02)
+
+        assert scene.has("b", [2])
+
+
+async def test_only_generations_that_are_wanted_are_followed(scene: Scene, running: Running) -> None:
+    """What is served here, also if it comes later; nothing of other models."""
+    await scene.publishing("a", [1], replace(GENERATION, model="other"))
+    await scene.publishing("b", [2])
+    async with running(scene.feed.run()):
+        await scene.feed.loaded.wait()
+        later = replace(GENERATION, revision="later")
+        await scene.publishing("c", [3], later)
+        await until(lambda: scene.has("c", [3], later) and scene.has("b", [2]))
+
+        assert {known.id for known in scene.index.holders} == {"b", "c"}
+
+
+# --- what is lost on the way ---
+
+
+@pytest.mark.parametrize("heard_next", ["heartbeat", "change"])
+async def test_a_holder_of_which_entries_are_lost_is_read_anew_and_no_other(
+    scene: Scene, running: Running, heard_next: str
+) -> None:
+    """What does not follow on what was heard costs one reading, of that holder."""
+    pod = await scene.publishing("a", [1, 2])
+    await scene.publishing("b", [1])
+    async with running(scene.feed.run()):
+        await scene.feed.loaded.wait()
+        scene.wire.heard = False
+        await pod.store([3])
+        await pod.remove([1])
+        scene.wire.heard = True
+        await (pod.beat() if heard_next == "heartbeat" else pod.store([]))
+
+        await until(lambda: scene.has("a", [2, 3]))
+        await pod.store([4])
+        await until(lambda: scene.has("a", [2, 3, 4]))
+        assert scene.feed.holders_read == 3
+        assert scene.has("b", [1])
+
+
+async def test_entries_that_nobody_understands_are_skipped(scene: Scene, running: Running) -> None:
+    """Neither what another version writes nor nonsense stops the news."""
+    pod = await scene.publishing("a", [1])
+    understood = {"k": "change", "h": "a", "e": pod.publication.epoch, "s": 2}
+    async with running(scene.feed.run()):
+        await scene.feed.loaded.wait()
+        for strange in (
+            {"k": "merge"},
+            {"h": b"\xff"},
+            {"e": "later"},
+            {"+0": b"1234567"},
+            {"k": "reload", "e": pod.publication.epoch + 1, "f": "{"},
+            {"k": "reload", "e": pod.publication.epoch + 1, "f": '{"url": 1}'},
+        ):
+            scene.redis.xadd(LOG, understood | strange)
+        scene.redis.xadd(LOG, {"nothing": "known"})
+        await pod.store([2])
+
+        await until(lambda: scene.has("a", [1, 2]))
+        assert scene.feed.holders_read == 1
+
+
+async def test_rows_that_nobody_understands_are_left_out(scene: Scene, running: Running) -> None:
+    """A holder or generation that cannot be read does not keep the others from being read."""
+    await scene.publishing("a", [1])
+    scope = scope_of(GENERATION)
+    scene.redis.zadd(KEYS.scopes, {"nonsense": 0, "{}": 1})
+    scene.redis.zadd(KEYS.holders(scope), {b"\xff": 0, "b": 0, "gone": 0})
+    scene.redis.hset(KEYS.holder(scope, "b"), mapping={"epoch": "1", "facts": "{"})
+    async with running(scene.feed.run()):
+        await scene.feed.loaded.wait()
+
+        assert [known.id for known in scene.index.holders] == ["a"]
+
+
+# --- a large holder ---
+
+
+async def _changes(pod: Publisher) -> list[BlockHash]:
+    for start in range(1, 500, 100):
+        await pod.remove(range(start, start + 100))
+        await pod.store(range(LARGE + start, LARGE + start + 100))
+    await pod.store(range(1, 50))
+    return [*range(1, 50), *range(501, LARGE + 501)]
+
+
+async def _restart(pod: Publisher) -> list[BlockHash]:
+    await pod.begin(EntryKind.EMPTY)
+    await pod.store(range(5, 10))
+    return [*range(5, 10)]
+
+
+async def _reload(pod: Publisher) -> list[BlockHash]:
+    await pod.begin(EntryKind.RELOAD)
+    await pod.store(range(1, 100))
+    await pod.store(range(100, 200), seal=True)
+    return [*range(1, 200)]
+
+
+@pytest.mark.parametrize("happen", [_changes, _restart, _reload])
+async def test_what_happens_while_a_large_holder_is_read_is_not_lost(
+    scene: Scene, running: Running, happen: Callable[[Publisher], Coroutine[Any, Any, list[BlockHash]]]
+) -> None:
+    """Blocks that come and go between the pieces of a snapshot are exact once it is there."""
+    pod = await scene.publishing("a", [])
+    for start in range(1, LARGE, 2500):
+        await pod.store(range(start, start + 2500))
+    async with running(scene.feed.run()):
+        await until(lambda: scene.index.block_holders)
+        assert not scene.feed.loaded.is_set()
+        blocks = await happen(pod)
+        await until(lambda: scene.has("a", blocks))
+
+
+# --- Redis itself ---
+
+
+async def test_while_redis_is_away_the_last_copy_answers_at_once_and_says_how_old_it_is(
+    scene: Scene, running: Running
+) -> None:
+    """Known blocks are found, degraded, until they are too old; afterwards the copy is what is published then."""
+    pod = await scene.publishing("a", [1, 2, 3])
+    async with running(scene.feed.run()):
+        await scene.feed.loaded.wait()
+        scene.server.kill()
+        soon, later = scene.match([1, 2, 3]), scene.match([1, 2, 3], in_s=FRESH_S + 1.0)
+        assert soon.blocks == later.blocks == {"a": (3, 0, 0, 0)}
+        assert (soon.degraded, later.degraded) == (False, True)
+        assert later.age_s - soon.age_s >= FRESH_S
+        assert scene.match([1, 2, 3], in_s=61.0).blocks == {}
+
+        scene.server.start()
+        back_s = time.monotonic()
+        await until(lambda: scene.in_contact_since(back_s))
+        assert scene.has("a", [1, 2, 3])
+        await pod.begin(EntryKind.RELOAD)
+        await pod.store([1, 2, 5], seal=True)
+        await until(lambda: scene.has("a", [1, 2, 5]))
+        assert not scene.match([1]).degraded
+
+
+async def test_after_all_was_deleted_what_is_published_again_counts(scene: Scene, running: Running) -> None:
+    """A log that begins anew is followed from its beginning."""
+    pod = await scene.publishing("a", [1, 2, 3])
+    async with running(scene.feed.run()):
+        await scene.feed.loaded.wait()
+        scene.redis.flushall()
+        await pod.begin(EntryKind.RELOAD)
+        await pod.store([3, 4], seal=True)
+        await until(lambda: scene.has("a", [3, 4]))
+
+
+@pytest.mark.parametrize("scene", [{"timeout_s": 0.3}], indirect=True)
+async def test_a_log_without_news_is_contact_however_short_the_timeout(scene: Scene, running: Running) -> None:
+    """Nobody has written anything: the copy is up to date, not Redis away."""
+    await scene.publishing("a", [1])
+    async with running(scene.feed.run()):
+        await scene.feed.loaded.wait()
+        loaded_s = time.monotonic()
+        await until(lambda: scene.in_contact_since(loaded_s))
