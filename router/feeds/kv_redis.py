@@ -55,6 +55,8 @@ class IndexFeed:
             while True:
                 if await patience.ask(self._look):
                     await asyncio.sleep(self._look_s)
+                else:
+                    self._store.lost()
         finally:
             tasks = [log.task for log in self._logs.values()]
             for task in tasks:

@@ -32,8 +32,11 @@ class RegistryFeed:
         patience = Patience("holders")
         while True:
             if await patience.ask(self._read):
+                self._store.found()
                 self.loaded.set()
                 await asyncio.sleep(INTERVAL_S)
+            else:
+                self._store.lost()
 
     async def _read(self) -> None:
         for generation in await self._registry.generations():

@@ -56,11 +56,20 @@ class DirectStore:
         self._questions: dict[Generation, _Question] = {}
         self._pause_s = 0.0
         self._ask_again_s = 0.0
+        self._lost = False
 
     @property
     def block_holders(self) -> int:
         """Announced (block, holder, tier) triples in memory: this router's own."""
         return self._local.block_holders
+
+    def lost(self) -> None:
+        """The registry does not answer: who should be asked about is not known any longer."""
+        self._lost = True
+
+    def found(self) -> None:
+        """It answers."""
+        self._lost = False
 
     def list_holders(self, generation: Generation, rows: Mapping[HolderId, HolderRow], now_s: float) -> None:
         """All holders of one generation, as the registry has them now."""
@@ -112,7 +121,7 @@ class DirectStore:
     async def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
         known = await self._ask(prefix, now_s)
         blocks = self._local.blocks(prefix, now_s, known)
-        return PrefixMatch(blocks, degraded=known is None)
+        return PrefixMatch(blocks, degraded=self._lost or known is None)
 
     async def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
         known = await self._ask(prefix, self._ask_again_s) or {}
@@ -120,7 +129,7 @@ class DirectStore:
 
     def announces(self, pod: PodId) -> bool:
         """While Redis answers."""
-        return self.holders.publisher_of(pod) is not None and not self._pause_s
+        return self.holders.publisher_of(pod) is not None and not self._pause_s and not self._lost
 
     def refused(self, pod: PodId) -> str:
         return self._local.refused(pod)

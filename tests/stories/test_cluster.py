@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -17,8 +17,9 @@ from router.config.priors import load_priors
 from router.config.schema import Feeds, Index, ModelConfig, PodConfig, Publish, RedisIndex, RouterConfig
 from router.config.shipped import shipped
 from router.prompt.tokenizer import Tokenizer
+from router.sim.mock.faults import Fault, FaultKind
 from router.sim.mock_engine import MockEngineConfig, MockFleet
-from router.types import Generation
+from router.types import Endpoint, Generation, InferenceRequest, Pod
 from router.wiring import Agent, Program
 from tests.redis_process import RedisProcess, binaries, redis_process
 from tests.stories.conftest import DEADLINE_S, SOURCE, SPEED, TEMPLATE, Chat, City, serving
@@ -43,6 +44,7 @@ class Town:
     stack: AsyncExitStack
     reads: Literal["replica", "direct"] = "replica"
     agents: list[Agent] = field(default_factory=list)
+    lives: list[AsyncExitStack] = field(default_factory=list)
 
     def config(self, **redis: Any) -> RouterConfig:
         return RouterConfig(
@@ -66,15 +68,16 @@ class Town:
         """A publisher for all engines."""
         generation = Generation(model="demo", tokenizer=self.tokenizer.fingerprint)
         agent = Agent(self.config(), {"demo": generation})
-        await self.stack.enter_async_context(_living(agent))
+        life = AsyncExitStack()
+        await life.enter_async_context(agent.app.router.lifespan_context(agent.app))
+        self.stack.push_async_exit(life)
+        self.lives.append(life)
         self.agents.append(agent)
         return agent
 
-
-@asynccontextmanager
-async def _living(agent: Agent) -> AsyncIterator[None]:
-    async with agent.app.router.lifespan_context(agent.app):
-        yield
+    async def stop_publisher(self) -> None:
+        """As SIGTERM does."""
+        await self.lives.pop().aclose()
 
 
 @pytest.fixture(params=["replica", "direct"])
@@ -103,6 +106,34 @@ async def found_on(city: City, chat: Chat, pod: str) -> bool:
     return answer.headers["x-warmroute-pod"] == pod and int(answer.headers["x-warmroute-cached-tokens"]) > 200
 
 
+async def forgotten(city: City, chat: Chat) -> bool:
+    """Does this router expect nothing of the chat in any cache? Asked without sending it anywhere."""
+    reader = city.program.readers["demo"]
+    prefix = await reader.read(
+        InferenceRequest(id="x", endpoint=Endpoint.CHAT, model="demo", body=b"", prompt={"messages": chat})
+    )
+    return prefix is not None and not (await city.program.store.match(prefix, 1e9)).blocks
+
+
+async def says_degraded(city: City) -> bool:
+    """Does the router count a request that it served without the index?"""
+    await city.chat(question("bees"))
+    text = (await city.client.get("/metrics")).text
+    return 'warmroute_degraded_matches_total{model="demo"}' in text
+
+
+async def reset(town: Town) -> None:
+    """Empty the engines' caches, as an operator does who replaces their weights."""
+    async with httpx.AsyncClient() as client:
+        for engine in town.fleet.engines:
+            (await client.post(f"{engine.url}/reset_prefix_cache")).raise_for_status()
+
+
+def pods_of(city: City) -> list[Pod]:
+    """The pods that this router knows."""
+    return [status.pod for status in city.program.fleet.snapshot.pods]
+
+
 async def test_what_one_router_sent_another_finds(town: Town) -> None:
     """Routers hear of caches from the publishers, so that any replica sends a conversation where its blocks are."""
     first, second = await town.router(), await town.router()
@@ -111,3 +142,51 @@ async def test_what_one_router_sent_another_finds(town: Town) -> None:
         pod = sent.headers["x-warmroute-pod"]
 
         await second.until(partial(found_on, second, question(topic), pod))
+
+
+async def test_a_lost_redis_costs_no_request(town: Town) -> None:
+    """Routers go on with what they know, say so, and are whole again when Redis is, though it came back empty."""
+    router = await town.router()
+    pod = (await router.chat(question("bees"))).headers["x-warmroute-pod"]
+    await router.until(partial(found_on, router, question("bees"), pod))
+    town.redis.kill()
+    answers = [await router.chat(question(topic)) for topic in ("bees", "ants", "bees", "bees")]
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert answers[-1].headers["x-warmroute-pod"] == pod
+    await router.until(partial(says_degraded, router))
+    town.redis.start()
+    other = await town.router()
+    await other.until(partial(found_on, other, question("bees"), pod))
+
+
+async def test_new_weights_under_the_old_name_match_nothing_of_the_old(town: Town) -> None:
+    """From the moment it is told; and what the new ones compute is found again, by every router."""
+    first, second = await town.router(), await town.router()
+    pod = (await first.chat(question("bees"))).headers["x-warmroute-pod"]
+    await second.until(partial(found_on, second, question("bees"), pod))
+    await reset(town)
+    town.agents[0].publisher.replace_revision("demo", "2")
+    await second.until(partial(forgotten, second, question("bees")))
+    pod = (await first.chat(question("bees"))).headers["x-warmroute-pod"]
+    await second.until(partial(found_on, second, question("bees"), pod))
+
+
+async def test_a_publisher_that_leaves_takes_its_holders_along(town: Town) -> None:
+    """Nobody would tell what becomes of them; requests are served all the same, and the next publisher fills in."""
+    router = await town.router()
+    await router.chat(question("bees"))
+    await town.stop_publisher()
+    await router.until(lambda: not any(router.program.store.announces(pod.id) for pod in pods_of(router)))
+    assert (await router.chat(question("bees"))).status_code == 200
+    await town.publisher()
+    await router.until(lambda: all(router.program.store.announces(pod.id) for pod in pods_of(router)))
+
+
+async def test_an_engine_that_restarts_is_empty_for_all(town: Town) -> None:
+    """Its publisher notices; no router goes on believing in what it had."""
+    first, second = await town.router(), await town.router()
+    pod = (await first.chat(question("bees"))).headers["x-warmroute-pod"]
+    await second.until(partial(found_on, second, question("bees"), pod))
+    engine = next(each for each in town.fleet.engines if pod in each.url)
+    engine.inject(Fault(kind=FaultKind.RESTART))
+    await second.until(partial(forgotten, second, question("bees")))
