@@ -25,12 +25,8 @@ START_TIMEOUT_S = 60.0
 def router(folder: Path, config: dict[str, Any]) -> Iterator[str]:
     """A router with `config`, once all of its pods are trusted; yields its URL."""
     port = free_port()
-    file = folder / "router.yaml"
-    file.write_text(json.dumps(config))  # JSON is YAML
-    log = folder / "router.log"
-    command = [sys.executable, "-m", "router.cli", "serve", "--config", str(file), "--port", str(port)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    log = folder / f"router-{port}.log"
+    process = _start("serve", folder, config, port, log)
     try:
         url = f"http://127.0.0.1:{port}"
         _await_trust(url, process, log)
@@ -38,6 +34,41 @@ def router(folder: Path, config: dict[str, Any]) -> Iterator[str]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
+
+
+@contextmanager
+def publisher(folder: Path, config: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
+    """A publisher with `config`, once all that it publishes is in the index."""
+    port = free_port()
+    log = folder / f"publisher-{port}.log"
+    process = _start("publish", folder, config, port, log)
+    try:
+        _await_ready(f"http://127.0.0.1:{port}", process, log)
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait(30)
+
+
+def _start(command: str, folder: Path, config: dict[str, Any], port: int, log: Path) -> subprocess.Popen[bytes]:
+    file = folder / f"{command}-{port}.yaml"
+    file.write_text(json.dumps(config))  # JSON is YAML
+    arguments = [sys.executable, "-m", "router.cli", command, "--config", str(file), "--port", str(port)]
+    with log.open("wb") as output:
+        return subprocess.Popen(arguments, stdout=output, stderr=subprocess.STDOUT)
+
+
+def _await_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline_s and process.poll() is None:
+        try:
+            if httpx.get(f"{url}/readyz").status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass  # not up yet
+        time.sleep(0.1)
+    raise AssertionError(f"the publisher is not ready\n{log.read_text()[-4000:]}")
 
 
 def _await_trust(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -176,6 +176,7 @@ async def test_a_restart_begins_an_empty_epoch(scene: Scene, restart: Callable[[
     """Nothing of the epoch before is left; what is stored from then on is there."""
     holder = await publishing(scene, 1, 2)
     old = scene.row()
+    holder.apply([stored(4)])
     restart(holder)
     holder.apply([stored(3)])
 
@@ -196,8 +197,8 @@ async def test_stop_takes_the_holder_out(scene: Scene) -> None:
 
 
 async def test_that_events_are_lost_is_told(scene: Scene) -> None:
-    """An incomplete holder is marked at once, and no longer when all is known again."""
-    holder = await publishing(scene, 1)
+    """An incomplete holder is marked at once, without waiting for a heartbeat; and no longer when all is known again."""
+    holder = await publishing(scene, 1, timing=replace(LASTING, beat_s=60.0))
     for complete in (False, True):
         holder.caught_up(complete=complete)
         await until(lambda: (row := scene.row()) and row.complete is complete)  # noqa: B023

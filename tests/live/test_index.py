@@ -1,0 +1,130 @@
+"""Do routers that share an index predict real vLLM caches block for block, and does the index say what vLLM says?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.live.engines import HOME, start_vllm
+from tests.live.router_process import publisher, router
+from tests.redis_process import redis_process
+
+pytestmark = [pytest.mark.live, pytest.mark.net]
+
+MODEL = HOME / "model" / "tiny-llama"
+TEXT = "The harbour master writes down every boat that comes in, its name and its cargo. "
+GATHERED_WITHIN_S = 5.0
+
+Chat = list[dict[str, Any]]
+
+
+@dataclass(slots=True)
+class Harbour:
+    """Two vLLM pods, a Valkey, and a publisher that can be ended and begun."""
+
+    folder: Path
+    config: dict[str, Any]
+    routers: list[str]
+    publishing: ExitStack
+
+    def publish(self) -> subprocess.Popen[bytes]:
+        """Begin to publish."""
+        return self.publishing.enter_context(publisher(self.folder, self.config))
+
+    def verify(self) -> str:
+        """What `warmroute index verify` prints, once it agrees; its last word if it does not within seconds."""
+        file = self.folder / "index.yaml"
+        file.write_text(json.dumps(self.config))
+        command = [sys.executable, "-m", "router.cli", "index", "verify", "--config", str(file)]
+        deadline_s = time.monotonic() + GATHERED_WITHIN_S
+        while True:
+            done = subprocess.run(command, capture_output=True, text=True, env={"COLUMNS": "160"}, check=False)
+            if done.returncode == 0 or time.monotonic() > deadline_s:
+                return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def harbour(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harbour]:
+    """Started once; takes about a minute on two cores."""
+    folder = tmp_path_factory.mktemp("index")
+    with ThreadPoolExecutor(2) as threads:
+        pods = list(threads.map(lambda n: start_vllm(f"index-{n}", 18031 + n, MODEL, kv_port=15581 + n), range(2)))
+    with ExitStack() as stack:
+        for pod in pods:
+            stack.callback(pod.kill)
+        redis = stack.enter_context(redis_process())
+        config = {
+            "models": [{"name": "tiny", "tokenizer": str(MODEL)}],
+            "pods": [{"url": pod.url, "engine": "vllm"} for pod in pods],
+            "index": {"redis": {"url": redis.url}},
+            "publish": {"heartbeat_s": 0.5},
+        }
+        publishing = stack.enter_context(ExitStack())
+        harbour = Harbour(folder, config, [], publishing)
+        harbour.publish()
+        harbour.routers = [stack.enter_context(router(folder, config)) for _ in range(2)]
+        yield harbour
+
+
+def ask(url: str, chat: Chat) -> tuple[str, int, int, str]:
+    """(pod, predicted cached tokens, reported cached tokens, answer)."""
+    body = {"model": "tiny", "messages": chat, "max_tokens": 12, "temperature": 0}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
+    answer.raise_for_status()
+    said = answer.json()
+    reported = said["usage"]["prompt_tokens_details"]["cached_tokens"] or 0
+    predicted = int(answer.headers["x-warmroute-cached-tokens"])
+    return answer.headers["x-warmroute-pod"], predicted, reported, said["choices"][0]["message"]["content"] or ""
+
+
+def converse(harbour: Harbour, topic: str, turns: int) -> list[tuple[str, int, int]]:
+    """A conversation whose every turn goes to the other router."""
+    chat: Chat = [{"role": "system", "content": f"About {topic}. {TEXT * 8}"}]
+    shown = []
+    for turn in range(turns):
+        chat.append({"role": "user", "content": f"Turn {turn}: {TEXT * 2}"})
+        pod, predicted, reported, text = ask(harbour.routers[turn % 2], chat)
+        shown.append((pod, predicted, reported))
+        chat.append({"role": "assistant", "content": text})
+        time.sleep(0.3)  # events and their publication; a user thinks longer
+    return shown
+
+
+def test_routers_take_turns_in_a_conversation_and_both_know_its_cache(harbour: Harbour) -> None:
+    """Every turn is predicted exactly and lands where the turns before it are, whichever router it comes to."""
+    for topic in ("ships", "tides", "nets"):
+        shown = converse(harbour, topic, 4)
+        print(topic, shown)
+        assert len({pod for pod, _, _ in shown}) == 1
+        assert all(predicted == reported for _, predicted, reported in shown)
+        assert all(reported > 0 for _, _, reported in shown[1:])
+
+
+def test_the_index_says_what_the_engines_say(harbour: Harbour) -> None:
+    """`warmroute index verify` compares every block with vLLM's own replay."""
+    said = harbour.verify()
+    print(said)
+    assert said.count("agrees") == 2, said
+
+
+def test_a_publisher_that_was_killed_is_replaced_by_one_that_knows_as_much(harbour: Harbour) -> None:
+    """It reads everything from vLLM's replay; conversations go on as if nothing had been."""
+    process = harbour.publish()  # takes over from the first
+    process.kill()
+    process.wait()
+    harbour.publish()
+    assert harbour.verify().count("agrees") == 2
+    shown = converse(harbour, "ships", 3)
+    print(shown)
+    assert all(predicted == reported > 0 for _, predicted, reported in shown)
