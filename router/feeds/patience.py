@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 from redis.exceptions import RedisError
 
-from router.stores.connection import mind_cancellation
+from router.cancellation import mind_cancellation
 
 FIRST_BACKOFF_S = 0.05
 LONGEST_BACKOFF_S = 1.5

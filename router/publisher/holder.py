@@ -179,7 +179,7 @@ class PublishedHolder:
     async def _begin(self, kind: EntryKind) -> None:
         self._due = None
         try:
-            answer = await self._publication.begin(kind, self.facts, take_over=self._take_over)
+            answer = await self._publication.begin(kind, self.facts, take_over=self._take_over, complete=self.complete)
         except BaseException:
             self._begin_again_with(kind)
             raise

@@ -7,7 +7,6 @@ key.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import time
@@ -133,19 +132,11 @@ def _node(place: str, default_port: int) -> tuple[str, int]:
     return parts.hostname, port
 
 
-def mind_cancellation() -> None:
-    """Raise `CancelledError` if this task was cancelled. To be called after a question to Redis, answered or not, where
-    another may follow: redis-py sometimes makes a lost connection of a cancellation, or nothing at all, and a task that
-    goes on then would never end."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
-
-
 class Connection:
     """A client of one address. `timeout_s` bounds every single command; raise `redis.RedisError` otherwise."""
 
     def __init__(self, address: RedisAddress, *, timeout_s: float, connections: int | None = None) -> None:
+        self.timeout_s = timeout_s
         self.client: Client = _client(address, timeout_s, connections)
 
     async def script(self, lua: str, keys: Sequence[str], args: Sequence[object]) -> Any:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
+from router.cancellation import mind_cancellation
 from router.index.holders import HolderId, HolderName, Holders, KnownHolder
-from router.stores.connection import Connection, mind_cancellation
+from router.stores.connection import Connection
 from router.stores.local import LocalStore
 from router.stores.schema import HolderRow, Keys, pack_blocks, scope_of
 from router.stores.scripts import WALK

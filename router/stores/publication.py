@@ -58,10 +58,18 @@ class Publication:
         """The epoch that was begun last; 0 before the first."""
         return self._epoch
 
-    async def begin(self, kind: EntryKind, facts: HolderFacts, *, take_over: bool) -> Answer:
+    async def begin(self, kind: EntryKind, facts: HolderFacts, *, take_over: bool, complete: bool = True) -> Answer:
         """Begin a new epoch, with nothing in it yet. Unless `take_over`, only if nobody else publishes this holder."""
         keys = [*self._row_keys(), *(self._blocks_keys() if self._epoch else ())]
-        args = (self._holder, self._owner, int(take_over), self._lifetime_ms, kind, encode_facts(facts))
+        args = (
+            self._holder,
+            self._owner,
+            int(take_over),
+            self._lifetime_ms,
+            kind,
+            encode_facts(facts),
+            int(complete),
+        )
         word, epoch = await self._connection.script(BEGIN, keys, args)
         if word == b"ok":
             self._epoch, self._seq = int(epoch), 0

@@ -5,6 +5,7 @@ Reads only. Whatever this version cannot read is left out.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Sequence
 
 import structlog
@@ -27,6 +28,9 @@ from router.types import BlockHash, Generation, Tier
 SCAN_BLOCKS = 2048
 """Blocks of one SSCAN: about half a millisecond of the server's time, and as much of ours."""
 
+GENERATION_LIFETIME_S = 3600.0
+"""A generation that nobody has published under for so long is no longer looked for. Far more than clocks differ."""
+
 log = structlog.get_logger()
 
 
@@ -35,12 +39,14 @@ class Registry:
 
     def __init__(self, connection: Connection, keys: Keys) -> None:
         self._redis = connection.client
+        self._longest_wait_ms = int(connection.timeout_s * 500)
         self._keys = keys
 
     async def generations(self) -> list[Generation]:
-        """Every generation that anybody has published under."""
+        """Every generation that anybody has published under lately."""
         found: list[Generation] = []
-        for member in await self._redis.zrange(self._keys.scopes, 0, -1):
+        lately = time.time() - GENERATION_LIFETIME_S
+        for member in await self._redis.zrangebyscore(self._keys.scopes, lately, "+inf"):
             try:
                 found.append(decode_generation(member))
             except Unreadable as error:
@@ -50,7 +56,7 @@ class Registry:
     async def rows(self, generation: Generation) -> dict[HolderId, HolderRow]:
         """All holders of a generation that are alive."""
         scope = scope_of(generation)
-        ids = [holder.decode() for holder in await self._redis.zrange(self._keys.holders(scope), 0, -1)]
+        ids = [holder.decode(errors="replace") for holder in await self._redis.zrange(self._keys.holders(scope), 0, -1)]
         found = {holder: await self.row(generation, holder) for holder in ids}
         return {holder: row for holder, row in found.items() if row is not None}
 
@@ -86,7 +92,9 @@ class Registry:
     async def entries(
         self, generation: Generation, after: bytes, *, wait_ms: int, count: int
     ) -> list[tuple[bytes, LogEntry | None]]:
-        """The next entries, waiting a while for the first. None for one that this version cannot read."""
+        """The next entries, waiting a while for the first, well within the connection's timeout. None for one that this
+        version cannot read."""
+        wait_ms = min(wait_ms, self._longest_wait_ms)
         answer = await self._redis.xread({self._keys.log(scope_of(generation)): after}, count=count, block=wait_ms)
         entries = answer[0][1] if answer else []
         return [(entry_id, _decoded(fields)) for entry_id, fields in entries]

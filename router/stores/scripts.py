@@ -30,19 +30,18 @@ BEGIN: Final = (
     _NOW
     + _APPEND
     + """
--- KEYS row holders log [old blocks...]; ARGV id owner takeover ttl_ms kind facts
+-- KEYS row holders log [old blocks...]; ARGV id owner takeover ttl_ms kind facts complete
 local row = redis.call('HMGET', KEYS[1], 'owner', 'epoch')
 if row[1] and row[1] ~= ARGV[2] and ARGV[3] == '0' then return {'held', row[1]} end
 local epoch = clock[1] * 1000000 + clock[2]
 if row[2] and epoch <= tonumber(row[2]) then epoch = tonumber(row[2]) + 1 end
 epoch = string.format('%.0f', epoch)
-redis.call('DEL', KEYS[1])
-redis.call('HSET', KEYS[1], 'owner', ARGV[2], 'epoch', epoch, 'seq', '0', 'complete', '1', 'n0', '0', 'n1', '0',
+redis.call('HSET', KEYS[1], 'owner', ARGV[2], 'epoch', epoch, 'seq', '0', 'complete', ARGV[7], 'n0', '0', 'n1', '0',
            'n2', '0', 'n3', '0', 'beat', string.format('%.0f', now_ms), 'facts', ARGV[6])
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
 for i = 4, #KEYS do redis.call('UNLINK', KEYS[i]) end
 redis.call('ZADD', KEYS[2], string.format('%.0f', now_ms), ARGV[1])
-append(KEYS[3], 'k', ARGV[5], 'h', ARGV[1], 'e', epoch, 's', '0', 'f', ARGV[6])
+append(KEYS[3], 'k', ARGV[5], 'h', ARGV[1], 'e', epoch, 's', '0', 'f', ARGV[6], 'c', ARGV[7])
 return {'ok', epoch}
 """
 )

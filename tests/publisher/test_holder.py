@@ -197,7 +197,7 @@ async def test_stop_takes_the_holder_out(scene: Scene) -> None:
 
 
 async def test_that_events_are_lost_is_told(scene: Scene) -> None:
-    """An incomplete holder is marked at once, without waiting for a heartbeat; and no longer when all is known again."""
+    """An incomplete holder is marked without waiting for a heartbeat, and no longer when all is known again."""
     holder = await publishing(scene, 1, timing=replace(LASTING, beat_s=60.0))
     for complete in (False, True):
         holder.caught_up(complete=complete)
@@ -225,8 +225,7 @@ async def test_a_publisher_that_stands_by_does_not_take_the_holder_out(scene: Sc
     await until(lambda: first.standing is Standing.STANDBY)
     first.stop()
 
-    await until(lambda: scene.tasks[0].done())
-    assert scene.has(2)
+    await until(lambda: scene.tasks[0].done() and scene.has(2))
 
 
 # --- what happens to Redis ---

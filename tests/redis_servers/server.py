@@ -219,7 +219,7 @@ class RedisCluster(_Scoped):
         await until(self.is_ok)
 
     async def is_ok(self) -> bool:
-        """Whether every master says `cluster_state:ok`."""
+        """Whether every master says `cluster_state:ok`. Raises `redis.RedisError` while one is down."""
         for master in self.masters:
             async with master.client() as client:
                 if (await client.execute_command("CLUSTER INFO"))["cluster_state"] != "ok":
@@ -228,16 +228,20 @@ class RedisCluster(_Scoped):
 
 
 class RedisSentinel(_Scoped):
-    """A master, its replica, and one sentinel that promotes the replica within seconds."""
+    """A master, its replica, and one sentinel that promotes the replica about 4 s after the master is killed.
+
+    A master that is started again joins as a replica after 10 s more.
+    """
 
     master_name = "warmroute"
 
     def __init__(self, kind: str = "valkey", options: Mapping[str, str] | None = None) -> None:
         self.master = RedisServer(kind, options)
         self.replica = RedisServer(kind, {**(options or {}), "replicaof": f"{HOST} {self.master.port}"})
+        # A sentinel reconnects once a second: with less than that it would take the new master for dead as well.
         watch = {
             f"sentinel monitor {self.master_name}": f"{HOST} {self.master.port} 1",
-            f"sentinel down-after-milliseconds {self.master_name}": "500",
+            f"sentinel down-after-milliseconds {self.master_name}": "1500",
             f"sentinel failover-timeout {self.master_name}": "3000",
         }
         self.sentinel = RedisServer(kind, watch, sentinel=True)
@@ -251,7 +255,7 @@ class RedisSentinel(_Scoped):
         await until(self._is_ready_to_fail_over)
 
     async def is_promoted(self) -> bool:
-        """Whether the sentinel sends clients to `replica`."""
+        """Whether the sentinel sends clients to `replica` (before, to `master`)."""
         async with self.sentinel.client() as client:
             return bool((await client.sentinel_master(self.master_name))["port"] == self.replica.port)
 

@@ -64,10 +64,12 @@ class Town:
         client = await self.stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=DEADLINE_S))
         return City(list(self.fleet.engines), program, client, url)
 
-    async def publisher(self) -> Agent:
+    async def publisher(self, **publish: Any) -> Agent:
         """A publisher for all engines."""
         generation = Generation(model="demo", tokenizer=self.tokenizer.fingerprint)
-        agent = Agent(self.config(), {"demo": generation})
+        config = self.config()
+        given = config.model_copy(update={"publish": config.publish.model_copy(update=publish)})
+        agent = Agent(given, {"demo": generation})
         life = AsyncExitStack()
         await life.enter_async_context(agent.app.router.lifespan_context(agent.app))
         self.stack.push_async_exit(life)

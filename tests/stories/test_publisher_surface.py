@@ -1,0 +1,134 @@
+"""What people and programs see of a publisher and of the index: its HTTP surface, and `warmroute index`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner, Result
+
+from router.cli import app
+from router.config.schema import StandardBackend
+from router.wiring import Agent
+from tests.stories.conftest import SOURCE, TEMPLATE
+from tests.stories.test_cluster import Town, found_on, question, redis, town
+
+__all__ = ["redis", "town"]
+
+pytestmark = [pytest.mark.anyio, pytest.mark.net]
+
+
+@asynccontextmanager
+async def surface(agent: Agent) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the publisher's HTTP surface, without a socket."""
+    transport = httpx.ASGITransport(app=agent.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://publisher") as client:
+        yield client
+
+
+def event(number: int, **fields: Any) -> dict[str, Any]:
+    """A standardised event of a tier called `shelf`: one block of 16 tokens, stored."""
+    return {
+        "event_id": number,
+        "event_type": "stored",
+        "backend_id": "shelf",
+        "medium": "cpu",
+        "block_size": 16,
+        "seq_hashes": [number],
+        "base_block_idx": 0,
+        "token_ids": list(range(number, number + 16)),
+        **fields,
+    }
+
+
+async def test_a_publisher_says_how_it_stands(town: Town) -> None:
+    """Ready once all it publishes is in the index; its metrics name every holder."""
+    async with surface(town.agents[0]) as client:
+
+        async def ready() -> bool:
+            return (await client.get("/readyz")).status_code == 200
+
+        await until(ready)
+        holders = (await client.get("/readyz")).json()["holders"]
+        assert [holder["standing"] for holder in holders] == ["publishing"] * 2
+        assert (await client.get("/livez")).json() == {"status": "alive"}
+        metrics = (await client.get("/metrics")).text
+        assert 'warmroute_publisher_standing{holder="127.0.0.1' in metrics
+        assert "warmroute_publisher_written_blocks" in metrics
+
+
+async def test_another_revision_is_taken_by_http(town: Town) -> None:
+    """Of a model that is published; any other is a clear 404."""
+    async with surface(town.agents[0]) as client:
+        answer = await client.post("/revision", json={"model": "demo", "revision": "2"})
+        assert answer.json() == {"model": "demo", "revision": "2"}
+        assert all(holder.generation.revision == "2" for holder in town.agents[0].publisher.holders)
+        refused = await client.post("/revision", json={"model": "other", "revision": "2"})
+        assert refused.status_code == 404 and "demo" in refused.json()["error"]
+
+
+async def test_anybodys_tier_can_send_its_events(town: Town) -> None:
+    """One object, a list or JSON lines; again changes nothing; a bad one is named; a gap makes the holder incomplete."""
+    store = StandardBackend(kind="standard", backend="shelf", model="demo", reach="*")
+    agent = await town.publisher(stores=(store,))
+    async with surface(agent) as client:
+        lines = "\n".join(json.dumps(event(number)) for number in (1, 2))
+        assert (await client.post("/kv-events", content=lines)).json() == {"applied": 2, "known": 0}
+        assert (await client.post("/kv-events", content=lines)).json() == {"applied": 0, "known": 2}
+        assert (await client.post("/kv-events", json=[event(5)])).json() == {"applied": 1, "known": 0}
+        holder = next(each for each in agent.publisher.holders if each.id.startswith("shelf"))
+        assert not holder.complete
+        for bad, field in ((event(6, backend_id="attic"), "backend_id"), (event(6, token_ids=[1]), "token_ids")):
+            refused = await client.post("/kv-events", json=bad)
+            assert (refused.status_code, refused.json()["field"]) == (422, field)
+        assert (await client.post("/kv-events", content=b"{")).status_code == 422
+        await until(lambda: holder.counts.blocks >= 3)
+
+
+async def test_the_index_can_be_looked_into(town: Town, tmp_path: Path) -> None:
+    """stats, holders, lookup and verify, with the configuration that routers have; a Redis that is away is said."""
+    router = await town.router()
+    pod = (await router.chat(question("bees"))).headers["x-warmroute-pod"]
+    await router.until(partial(found_on, router, question("bees"), pod))
+    config = tmp_path / "router.yaml"
+    model = {"name": "demo", "tokenizer": SOURCE.path, "chat_template": TEMPLATE}
+    config.write_text(json.dumps({"models": [model], "index": {"redis": {"url": town.redis.url}}}))
+    text = question("bees")[0]["content"]
+
+    async def held() -> bool:
+        found = await run("lookup", "--config", str(config), "--model", "demo", "--prompt", text)
+        return found.exit_code == 0 and pod in found.output
+
+    await until(held)
+    assert "Nobody holds" in (await run("lookup", "--config", str(config), "--model", "demo", "--prompt", "?")).output
+    stats = (await run("stats", "--config", str(config))).output
+    assert "demo" in stats and "1 routers tell" in stats
+    holders = (await run("holders", "--config", str(config))).output
+    assert all(str(engine.url)[-5:] in holders for engine in town.fleet.engines)
+    verified = await run("verify", "--config", str(config))
+    assert verified.exit_code == 0 and verified.output.count("agrees") == 2, verified.output
+    town.redis.kill()
+    lost = await run("stats", "--config", str(config))
+    assert lost.exit_code == 3 and "Redis does not answer" in lost.output
+
+
+async def run(*arguments: str) -> Result:
+    """A `warmroute index` command, as typed."""
+    runner = CliRunner(env={"COLUMNS": "200"})
+    return await asyncio.to_thread(runner.invoke, app, ["index", *arguments])
+
+
+async def until(holds: Any) -> None:
+    """The story's deadline is the limit."""
+    while True:
+        found = holds()
+        if found if isinstance(found, bool) else await found:
+            return
+        await asyncio.sleep(0.01)
