@@ -72,6 +72,11 @@ class Metrics:
             "warmroute_kv_stream_complete", "1 while a pod's KV event stream has no unfilled gap.", ["pod"], registry=r
         )
         self.index_blocks = Gauge("warmroute_index_block_holders", "Block-holder pairs in the index.", registry=r)
+        self._declare_index(r)
+        self._phases = {phase: self.phase_s.labels(phase) for phase in PHASES}
+
+    def _declare_index(self, r: CollectorRegistry) -> None:
+        """Those of a router that shares an index with others."""
         self.degraded_matches = Counter(
             "warmroute_degraded_matches", "Matches without an up-to-date cluster index.", ["model"], registry=r
         )
@@ -92,7 +97,6 @@ class Metrics:
             registry=r,
         )
         self.replicas = Gauge("warmroute_other_replicas", "Other routers that were heard of lately.", registry=r)
-        self._phases = {phase: self.phase_s.labels(phase) for phase in PHASES}
 
     def observe_phases(self, phases: Phases) -> None:
         """Add one request's phase times."""

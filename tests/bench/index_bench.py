@@ -104,8 +104,8 @@ async def replica(url: str, blocks: int) -> dict[str, float]:
 
 
 async def peer_agent(url: str, blocks: int, pipeline: int) -> dict[str, float]:
-    """The peers' way, one command a block: each awaited, or those of an event in one round trip. A stream entry, so that a replica can
-    hear of it; the same hashing and accounts as ours."""
+    """The peers' way, one command a block: each awaited, or those of an event in one round trip. A stream entry, so
+    that a replica can hear of it; the same hashing and accounts as ours."""
     redis = Connection(parse_url(url), timeout_s=5).client
     account, made = HolderBlocks(GENERATION), list(events(blocks))
     await asyncio.sleep(0.5)  # the replica is up
