@@ -1,0 +1,297 @@
+"""One holder's announcements as changes of what it holds, against sets and counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.hashing import generation_seed, hash_blocks, token_array
+from router.index.holder import Blocks, Elsewhere, HolderBlocks
+from router.types import BlockChange, BlockHash, BlocksRemoved, BlocksStored, Generation, Tier
+
+GENERATION = Generation(model="m", block_size_tokens=2)
+TOKENS = (1, 2, 3, 4, 5, 6, 7, 8)
+ONE, TWO, THREE, FOUR = hash_blocks(token_array(TOKENS), 2, generation_seed(GENERATION))
+GPU, CPU = Tier.GPU, Tier.CPU
+
+
+def stored(*hashes: int, parent: int | None = None, start: int = 0, size: int = 2, tier: Tier = GPU) -> BlocksStored:
+    """The blocks of `TOKENS` from token `start` on, under the engine's own hashes."""
+    tokens = TOKENS[start : start + size * len(hashes)]
+    return BlocksStored(block_hashes=hashes, parent_hash=parent, tokens=tokens, block_size_tokens=size, tier=tier)
+
+
+def named(*hashes: int, tier: Tier = GPU) -> BlocksStored:
+    """Hashes without tokens."""
+    return BlocksStored(block_hashes=hashes, parent_hash=None, tokens=(), block_size_tokens=0, tier=tier)
+
+
+def removed(*hashes: int, tier: Tier = GPU) -> BlocksRemoved:
+    return BlocksRemoved(block_hashes=hashes, tier=tier)
+
+
+def told(
+    *events: BlocksStored | BlocksRemoved, elsewhere: Elsewhere | None = None
+) -> tuple[HolderBlocks, list[list[BlockChange]]]:
+    """A holder that announced these, and what changed by each."""
+    holder = HolderBlocks(GENERATION, elsewhere)
+    return holder, [holder.apply(event) for event in events]
+
+
+def came(*blocks: BlockHash, tier: Tier = GPU) -> list[BlockChange]:
+    return [BlockChange(tier, True, list(blocks))]
+
+
+def went(*blocks: BlockHash, tier: Tier = GPU) -> list[BlockChange]:
+    return [BlockChange(tier, False, list(blocks))]
+
+
+# --- changes ---
+
+
+def test_a_change_comes_once_for_many_copies() -> None:
+    """With the first copy that is stored and the last that is removed; what is not there cannot go."""
+    _, changes = told(stored(71), stored(71), removed(71), removed(71), removed(71))
+    assert changes == [came(ONE), [], [], went(ONE), []]
+
+
+def test_copies_are_counted_by_tier() -> None:
+    """A block that left one tier is still in the other, as often as it was stored there."""
+    holder, changes = told(
+        stored(71), stored(71, tier=CPU), stored(71, tier=CPU), removed(71), removed(71, tier=CPU), removed(71)
+    )
+    assert changes == [came(ONE), came(ONE, tier=CPU), [], went(ONE), [], []]
+    assert holder.held() == {CPU: [ONE]}
+
+
+def test_of_an_event_only_what_is_new_is_a_change() -> None:
+    """The rest was there already."""
+    _, changes = told(stored(71), stored(71, 72, 73), removed(72, 99, 71))
+    assert changes == [came(ONE), came(TWO, THREE), went(TWO)]
+
+
+def test_a_block_under_two_engine_hashes_goes_with_the_last() -> None:
+    """Doubles: engines may hash what differs only for them, and the router's block is one."""
+    holder, changes = told(stored(71), stored(81), stored(91), removed(81), removed(71), removed(91))
+    assert changes == [came(ONE), [], [], [], [], went(ONE)]
+    assert holder.held() == {}
+
+
+def test_doubles_in_one_event_are_one_change() -> None:
+    """Neither list names a block twice."""
+    _, changes = told(stored(71), stored(81), removed(71, 81))
+    assert changes[-1] == went(ONE)
+
+
+def test_doubles_are_counted_by_tier() -> None:
+    """Two hashes in two tiers are no doubles."""
+    _, changes = told(stored(71), stored(81, tier=CPU), removed(71), removed(81, tier=CPU))
+    assert changes == [came(ONE), came(ONE, tier=CPU), went(ONE), went(ONE, tier=CPU)]
+
+
+def test_an_engine_block_comes_and_goes_with_all_its_router_blocks() -> None:
+    """One of four tokens is two of two; one that shares only some of them leaves those."""
+    _, changes = told(stored(71, size=4), stored(81), stored(72, parent=71, start=4, size=4), removed(71, 72))
+    assert changes == [came(ONE, TWO), [], came(THREE, FOUR), went(TWO, THREE, FOUR)]
+
+
+def test_blocks_are_known_while_a_copy_is_anywhere() -> None:
+    """Others may ask what a hash of this holder stands for."""
+    holder, _ = told(stored(71, size=4), stored(71, size=4, tier=CPU), removed(71))
+    assert (holder.blocks_of(71), holder.blocks_of(72)) == ((ONE, TWO), None)
+    holder.apply(removed(71, tier=CPU))
+    assert holder.blocks_of(71) is None
+
+
+@pytest.mark.parametrize("orphan", [stored(72, 73, parent=71, start=2), named(72, 73, tier=CPU)])
+def test_what_has_no_place_is_counted_and_left_out(orphan: BlocksStored) -> None:
+    """Nobody else is asked: an unknown parent, and hashes alone."""
+    holder, changes = told(orphan)
+    assert (changes, holder.orphans, holder.held()) == ([[]], 2, {})
+
+
+# --- elsewhere ---
+
+
+def test_a_store_names_what_others_have_announced() -> None:
+    """Its blocks are theirs, and so is their place in a chain: they can be a parent."""
+    holder, changes = told(
+        named(71, 72, tier=CPU), stored(73, parent=72, start=4), elsewhere={71: (ONE,), 72: (TWO,)}.get
+    )
+    assert changes == [came(ONE, TWO, tier=CPU), came(THREE)]
+    assert holder.orphans == 0
+
+
+def test_what_a_holder_knows_itself_it_asks_nobody() -> None:
+    """Its own hash may mean something else to others."""
+    _, changes = told(stored(71), named(71, tier=CPU), elsewhere={71: (FOUR,)}.get)
+    assert changes == [came(ONE), came(ONE, tier=CPU)]
+
+
+def test_what_nobody_knows_yet_comes_with_a_retry() -> None:
+    """Once, as soon as somebody knows; the rest goes on waiting."""
+    others: dict[int, Blocks] = {}
+    holder, changes = told(named(71, 72, tier=CPU), elsewhere=others.get)
+    assert (changes, holder.retry(), holder.orphans) == ([[]], [], 0)
+    others[72] = (TWO,)
+    assert [holder.retry(), holder.retry()] == [came(TWO, tier=CPU), []]
+    others[71] = (ONE,)
+    assert [holder.retry(), holder.retry()] == [came(ONE, tier=CPU), []]
+
+
+def test_a_waiting_hash_that_is_removed_never_comes() -> None:
+    """In the tier it was removed from; it still waits for another."""
+    others: dict[int, Blocks] = {}
+    holder, _ = told(named(71), named(71, tier=CPU), removed(71), elsewhere=others.get)
+    others[71] = (ONE,)
+    assert holder.retry() == came(ONE, tier=CPU)
+    assert holder.held() == {CPU: [ONE]}
+
+
+def test_a_holder_that_nobody_helps_waits_for_nothing() -> None:
+    """What it cannot place is an orphan, for good."""
+    holder, _ = told(named(71, tier=CPU), stored(71))
+    assert holder.retry() == []
+
+
+# --- against a model ---
+
+Path = tuple[int, ...]
+"""A chain of engine blocks, each named 0 or 1. An engine block is two of the router's."""
+ENGINE_BLOCK_TOKENS = 4
+
+
+def engine_hash(alias: int, path: Path) -> int:
+    """Two aliases are doubles of one another."""
+    return alias * 1000 + int("1" + "".join(map(str, path)), 2)
+
+
+def tokens_of(path: Path) -> list[int]:
+    return [10 + name for name in path for _ in range(ENGINE_BLOCK_TOKENS)]
+
+
+def blocks_of(path: Path) -> Blocks:
+    """The router blocks of the path's last engine block."""
+    return tuple(hash_blocks(token_array(tokens_of(path)), 2, generation_seed(GENERATION))[-2:])
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something that happens to one engine hash."""
+
+    kind: str
+    alias: int
+    path: Path
+    blocks: int
+    """How many of the path's last blocks a store announces."""
+    tier: Tier
+
+    def named(self) -> list[Path]:
+        """The paths of all blocks that the step is about, in order."""
+        first = len(self.path) - self.blocks if self.kind == "store" else len(self.path) - 1
+        return [self.path[:end] for end in range(first + 1, len(self.path) + 1)]
+
+    def event(self) -> BlocksStored | BlocksRemoved:
+        hashes = tuple(engine_hash(self.alias, path) for path in self.named())
+        if self.kind == "remove":
+            return removed(*hashes, tier=self.tier)
+        if self.kind == "name":
+            return named(*hashes, tier=self.tier)
+        above = self.named()[0][:-1]
+        return BlocksStored(
+            block_hashes=hashes,
+            parent_hash=engine_hash(self.alias, above) if above else None,
+            tokens=tokens_of(self.path)[len(above) * ENGINE_BLOCK_TOKENS :],
+            block_size_tokens=ENGINE_BLOCK_TOKENS,
+            tier=self.tier,
+        )
+
+
+Copy = tuple[int, Path, Tier]
+
+
+@dataclass
+class NaiveHolder:
+    """Copies of each block, those that wait to be known, and what others know."""
+
+    copies: Counter[Copy] = field(default_factory=Counter)
+    waiting: set[Copy] = field(default_factory=set)
+    elsewhere: dict[int, Blocks] = field(default_factory=dict)
+
+    def knows(self, alias: int, path: Path) -> bool:
+        return any(self.copies[alias, path, tier] for tier in Tier)
+
+    def name(self, copies: Iterable[Copy]) -> None:
+        for alias, path, tier in copies:
+            if self.knows(alias, path) or engine_hash(alias, path) in self.elsewhere:
+                self.copies[alias, path, tier] += 1
+            else:
+                self.waiting.add((alias, path, tier))
+
+    def take(self, step: Step) -> None:
+        copies = [(step.alias, path, step.tier) for path in step.named()]
+        above = step.named()[0][:-1]
+        if step.kind == "name":
+            self.name(copies)
+        elif step.kind == "store" and (not above or self.knows(step.alias, above)):
+            self.copies.update(copies)
+        elif step.kind == "remove":
+            self.waiting.difference_update(copies)
+            self.copies -= Counter(copies)
+
+    def retry(self) -> None:
+        waiting, self.waiting = self.waiting, set()
+        self.name(waiting)
+
+    def held(self) -> set[tuple[BlockHash, Tier]]:
+        return {(block, tier) for (_, path, tier), count in self.copies.items() if count for block in blocks_of(path)}
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Step:
+    path = tuple(draw(st.lists(st.integers(0, 1), min_size=1, max_size=3)))
+    return Step(
+        kind=draw(st.sampled_from(["store"] * 4 + ["name"] * 3 + ["remove"] * 4 + ["learn", "retry"])),
+        alias=draw(st.integers(0, 1)),
+        path=path,
+        blocks=draw(st.integers(1, len(path))),
+        tier=draw(st.sampled_from([GPU, GPU, CPU])),
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(steps(), max_size=40))
+def test_the_sum_of_all_changes_is_what_is_held(happening: list[Step]) -> None:
+    """Every change is a real one, and after each step their sum, `held` and a model of copies agree."""
+    naive, summed = NaiveHolder(), set[tuple[BlockHash, Tier]]()
+    holder = HolderBlocks(GENERATION, lambda engine: naive.elsewhere.get(engine))
+    for step in happening:
+        changes: list[BlockChange] = []
+        if step.kind == "learn":
+            naive.elsewhere[engine_hash(step.alias, step.path)] = blocks_of(step.path)
+        elif step.kind == "retry":
+            changes = holder.retry()
+            naive.retry()
+        else:
+            changes = holder.apply(step.event())
+            naive.take(step)
+        for change in changes:
+            blocks = {(block, change.tier) for block in change.blocks}
+            assert len(blocks) == len(change.blocks) > 0
+            assert summed.isdisjoint(blocks) if change.held else summed >= blocks
+            summed ^= blocks
+        held = {(block, tier) for tier, blocks in holder.held().items() for block in blocks}
+        assert summed == held == naive.held()
+
+
+@pytest.mark.parametrize("adapter, salt", [("sql", ""), ("", "tenant"), ("sql", "tenant")])
+def test_an_adapter_and_a_salt_seed_the_first_block(adapter: str, salt: str) -> None:
+    """The same tokens are other blocks."""
+    _, changes = told(replace(stored(71), adapter=adapter, salt=salt))
+    own = replace(GENERATION, adapter=adapter, salt=salt)
+    assert changes == [came(*hash_blocks(token_array(TOKENS[:2]), 2, generation_seed(own)))]
