@@ -75,8 +75,7 @@ class ClusterIndex:
 
     def match(self, prefix: PromptPrefix) -> dict[PodId, BlocksByTier]:
         """Leading blocks of `prefix` by pod and tier."""
-        walks = (self._masks.walk(hashes) for _, hashes in self.holders.hashes(prefix))
-        return self.holders.by_pod(run for walk in walks for run in walk.items())
+        return self.holders.by_pod(self._masks.walk(hashes) for _, hashes in self.holders.hashes(prefix))
 
     # --- what is heard ---
 

@@ -7,7 +7,7 @@ holder is looked up under its own generation. This file never looks up a block.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 from urllib.parse import urlsplit
@@ -111,14 +111,16 @@ class Holders:
                 seed = generation_seed(replace(other, adapter=asked.adapter, salt=asked.salt))
                 yield other, hash_blocks(token_array(prefix.tokens), other.block_size_tokens, seed)
 
-    def by_pod(self, runs: Iterable[tuple[HolderName, BlocksByTier]]) -> dict[PodId, BlocksByTier]:
+    def by_pod(self, walks: Iterable[Mapping[HolderName, BlocksByTier]]) -> dict[PodId, BlocksByTier]:
         """Leading blocks by pod and tier: a pod's own, and behind them what a store within its reach has."""
         found: dict[PodId, BlocksByTier] = {}
         stores: list[tuple[KnownHolder, int]] = []
-        for name, blocks in runs:
-            pod_id = self._pod_ids.get(name)
+        pod_ids = self._pod_ids
+        for name, blocks in (run for walk in walks for run in walk.items()):
+            pod_id = pod_ids.get(name)
             if pod_id is not None:
-                found[pod_id] = max(found.get(pod_id, blocks), blocks, key=sum)  # its tiers may be holders apart
+                if pod_id not in found or sum(blocks) > sum(found[pod_id]):  # its tiers may be holders apart
+                    found[pod_id] = blocks
             elif (known := self._known.get(name)) and known.facts.reach:
                 stores.append((known, sum(blocks)))
         for store, held in stores:

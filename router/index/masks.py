@@ -133,9 +133,12 @@ class HolderMasks:
         rows = [(table, table.find(hashes)) for table in self._tables()]
         for word, lanes in enumerate(self._lanes):
             tiers = [_gather(rows, word * _TIERS + tier, lanes) for tier in Tier] if lanes else []
+            holders = self._holders[word * _LANES : (word + 1) * _LANES]
             for ending, counts in _runs(tiers):
-                for lane in _set_bits(ending):
-                    holder = self._holders[word * _LANES + lane]
+                while ending:
+                    lane = ending & -ending
+                    ending ^= lane
+                    holder = holders[lane.bit_length() - 1]
                     assert holder is not None  # `_gather` masks all others
                     found[holder] = counts
         return found
@@ -313,8 +316,9 @@ def _runs_by_tier(tiers: list[Bits | None], alive: Bits) -> Iterator[tuple[int, 
         here = bits[: len(alive)] & uncounted
         uncounted = uncounted & ~here
         sums.append(_column_sums(here))
-    for lane in _set_bits(int(alive[0])):
-        yield 1 << lane, (sums[0][lane], sums[1][lane], sums[2][lane], sums[3][lane])
+    for lane in range(_LANES):
+        if int(alive[0]) >> lane & 1:
+            yield 1 << lane, (sums[0][lane], sums[1][lane], sums[2][lane], sums[3][lane])
 
 
 def _column_sums(words: Bits) -> list[int]:
@@ -322,10 +326,3 @@ def _column_sums(words: Bits) -> list[int]:
     bits = np.unpackbits(words.astype("<u8").view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
     sums: list[int] = bits.sum(axis=0, dtype=np.int64).tolist()
     return sums
-
-
-def _set_bits(word: int) -> Iterator[int]:
-    while word:
-        lowest = word & -word
-        yield lowest.bit_length() - 1
-        word ^= lowest

@@ -148,7 +148,7 @@ class DirectStore:
             self._ask_again_s = now_s + self._pause_s
             return None
         self._pause_s = self._ask_again_s = 0.0
-        return self.holders.by_pod(run for walk in walks for run in walk)
+        return self.holders.by_pod(dict(walk) for walk in walks)
 
     async def runs(self, generation: Generation, hashes: Sequence[BlockHash]) -> list[tuple[HolderName, BlocksByTier]]:
         """The leading run of every listed holder that has the first block. Raises `redis.RedisError`."""

@@ -71,6 +71,46 @@ def test_a_reading_does_not_change_under_its_reader(make_pod: MakePod) -> None:
     assert (before, during["a"].requests) == ({}, 1)
 
 
+def test_what_other_replicas_have_in_flight_is_added(make_pod: MakePod) -> None:
+    """Theirs to one another's and to our own, pod by pod; `own` is without them."""
+    ledger = Ledger()
+    lease = ledger.book(make_pod("a"), 1000, 600)
+    own = ledger.inflight()["a"]
+    ledger.others(
+        [{"a": InFlight(2, 1, 30, 4.0, 500)}, {"a": InFlight(1, 1, 10, 1.0, 50), "b": InFlight(3, 0, 0, 0.0, 9)}]
+    )
+    assert ledger.inflight() == {
+        "a": InFlight(4, 3, 440, own.prefill_ms + 5.0, 1550),
+        "b": InFlight(3, 0, 0, 0.0, 9),
+    }
+    assert ledger.own() == {"a": own}
+    ledger.release(lease)
+    assert ledger.inflight() == {"a": InFlight(3, 2, 40, 5.0, 550), "b": InFlight(3, 0, 0, 0.0, 9)}
+    assert ledger.own() == {}
+
+
+def test_what_others_said_before_is_replaced_as_a_whole(make_pod: MakePod) -> None:
+    """A replica that is not mentioned has nothing in flight any longer."""
+    ledger = Ledger()
+    ledger.book(make_pod("a"), 100, 0)
+    ledger.others([{"a": InFlight(5, 0, 0, 0.0, 100), "b": InFlight(1, 0, 0, 0.0, 10)}])
+    ledger.others([{"c": InFlight(2, 0, 0, 0.0, 20)}])
+    assert ledger.inflight() == {**ledger.own(), "c": InFlight(2, 0, 0, 0.0, 20)}
+    ledger.others([])
+    assert ledger.inflight() == ledger.own()
+
+
+def test_what_others_sent_is_left_as_it_came(make_pod: MakePod) -> None:
+    """Neither their report nor an earlier reading changes with our own leases."""
+    ledger, report = Ledger(), {"a": InFlight(1, 0, 0, 0.0, 10)}
+    ledger.others([report])
+    before = ledger.inflight()
+    ledger.book(make_pod("a"), 100, 0)
+    ledger.others([report, report])
+    assert before == report == {"a": InFlight(1, 0, 0, 0.0, 10)}
+    assert ledger.inflight()["a"].requests == 3
+
+
 steps = st.lists(st.tuples(st.sampled_from(["book", "first_token", "release"]), st.integers(0, 20)), max_size=60)
 
 

@@ -1,0 +1,202 @@
+"""What sources tell of stores, as a publisher hears it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import pytest
+
+from router.index.holders import ALL_PODS, HolderFacts, HolderId
+from router.publisher.intake import Standard, StoreSink
+from router.publisher.publisher import Publisher
+from router.publisher.standard import MalformedEvent, StandardEvent
+from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
+
+OLD, NEW = Generation(model="demo", revision="1"), Generation(model="demo", revision="2")
+HOLDER = "cache/cpu"
+STORED = BlocksStored(block_hashes=(71,), parent_hash=None, tokens=(), block_size_tokens=0, tier=Tier.CPU)
+REMOVED = BlocksRemoved(block_hashes=(71,), tier=Tier.CPU)
+
+
+class Hearer:
+    """Stands where a `Publisher` would, and writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.generations = {"demo": OLD}
+        self.heard: list[tuple[Any, ...]] = []
+        self.known: set[HolderId] = set()
+
+    def publishes(self, holder_id: HolderId) -> bool:
+        return holder_id in self.known
+
+    def begin(self, holder_id: HolderId, generation: Generation, facts: HolderFacts) -> None:
+        self.known.add(holder_id)
+        self.heard.append(("begin", holder_id, generation, facts))
+
+    def apply(self, holder_id: HolderId, events: Iterable[KvEvent]) -> None:
+        self.heard.append(("apply", holder_id, *events))
+
+    def caught_up(self, holder_id: HolderId, *, complete: bool) -> None:
+        self.heard.append(("complete" if complete else "incomplete", holder_id))
+
+    def end(self, holder_id: HolderId) -> None:
+        self.known.discard(holder_id)
+        self.heard.append(("end", holder_id))
+
+
+def facts_of(holder: str) -> HolderFacts:
+    return HolderFacts(reach=ALL_PODS, source=holder)
+
+
+def sink_to(hearer: Hearer) -> StoreSink:
+    return StoreSink(cast("Publisher", hearer), "demo", facts_of)
+
+
+def standard_to(hearer: Hearer) -> Standard:
+    """Configured with one backend, `cache`."""
+    standard = Standard()
+    standard.add("cache", sink_to(hearer))
+    return standard
+
+
+def event(
+    event_id: int, what: KvEvent = STORED, holder: str = HOLDER, model: str = "demo", backend: str = "cache"
+) -> StandardEvent:
+    return StandardEvent(
+        holder=holder, event=what, event_id=event_id, model=model, backend=backend, tenant="default", dp_rank=None
+    )
+
+
+def begun(holder: str = HOLDER, generation: Generation = OLD) -> tuple[Any, ...]:
+    return "begin", holder, generation, facts_of(holder)
+
+
+def told(holder: str = HOLDER, what: KvEvent = STORED) -> tuple[Any, ...]:
+    return "apply", holder, what
+
+
+# --- any store ---
+
+
+def test_a_store_is_begun_with_the_first_that_is_told_of_it() -> None:
+    """Events or state, whichever comes first; and once."""
+    hearer = Hearer()
+    sink = sink_to(hearer)
+    sink.apply("one", (STORED, REMOVED))
+    sink.stream_state("two", complete=False)
+    sink.apply("two", (STORED,))
+    assert hearer.heard == [
+        begun("one"),
+        ("apply", "one", STORED, REMOVED),
+        begun("two"),
+        ("incomplete", "two"),
+        told("two"),
+    ]
+
+
+def test_a_store_that_restarts_begins_anew() -> None:
+    """In the generation that its model has by now."""
+    hearer = Hearer()
+    sink = sink_to(hearer)
+    sink.restarted(HOLDER)
+    hearer.generations["demo"] = NEW
+    sink.restarted(HOLDER)
+    assert hearer.heard == [begun(), begun(generation=NEW)]
+
+
+def test_a_store_that_is_gone_ends_and_may_come_back() -> None:
+    """Whatever is told of it then begins it again."""
+    hearer = Hearer()
+    sink = sink_to(hearer)
+    sink.apply(HOLDER, (STORED,))
+    sink.gone(HOLDER)
+    sink.apply(HOLDER, (STORED,))
+    assert hearer.heard == [begun(), told(), ("end", HOLDER), begun(), told()]
+
+
+# --- standardised events ---
+
+
+def test_events_in_order_are_published() -> None:
+    """Wherever the count begins, nothing is missing."""
+    hearer = Hearer()
+    standard = standard_to(hearer)
+    assert [standard.take(event(7)), standard.take(event(8, REMOVED))] == [True, True]
+    assert hearer.heard == [begun(), ("complete", HOLDER), told(), told(what=REMOVED)]
+
+
+def test_what_was_sent_before_is_passed_over() -> None:
+    """The same event again, and any before it; what follows is taken."""
+    hearer = Hearer()
+    standard = standard_to(hearer)
+    taken = [standard.take(event(event_id)) for event_id in (7, 8, 8, 7, 3, 9)]
+    assert taken == [True, True, False, False, False, True]
+    assert hearer.heard == [begun(), ("complete", HOLDER), told(), told(), told()]
+
+
+def test_what_is_missing_is_told() -> None:
+    """Before the event that shows it, which counts all the same; what comes late is passed over."""
+    hearer = Hearer()
+    standard = standard_to(hearer)
+    assert [standard.take(event(event_id)) for event_id in (1, 4, 5, 2)] == [True, True, True, False]
+    assert hearer.heard == [begun(), ("complete", HOLDER), told(), ("incomplete", HOLDER), told(), told()]
+
+
+@pytest.mark.parametrize(("event_id", "lost"), [(2, []), (9, [("incomplete", HOLDER)])])
+def test_a_cleared_stream_begins_anew_and_is_complete(event_id: int, lost: list[tuple[Any, ...]]) -> None:
+    """Whatever was lost before it is gone in any case; ids go on counting."""
+    hearer = Hearer()
+    standard = standard_to(hearer)
+    standard.take(event(1))
+    hearer.heard.clear()
+    assert standard.take(event(event_id, BlocksCleared()))
+    assert hearer.heard == [*lost, begun(), ("complete", HOLDER)]
+    assert not standard.take(event(event_id))
+
+
+def test_every_holder_counts_its_own_events() -> None:
+    """Streams of one backend are numbered apart."""
+    hearer = Hearer()
+    standard = standard_to(hearer)
+    assert [standard.take(event(5, holder=holder)) for holder in ("cache/cpu", "cache/disk")] == [True, True]
+    assert standard.take(event(6, holder="cache/cpu")) and standard.take(event(6, holder="cache/disk"))
+    assert [word for word, *_ in hearer.heard] == ["begin", "complete", "apply"] * 2 + ["apply"] * 2
+
+
+def test_each_backend_has_its_own_sink() -> None:
+    """They may tell of other models, to other pods."""
+    cache, other = Hearer(), Hearer()
+    standard = standard_to(cache)
+    standard.add("other", sink_to(other))
+    standard.take(event(1, holder="other/cpu", backend="other"))
+    assert cache.heard == [] and other.heard == [begun("other/cpu"), ("complete", "other/cpu"), told("other/cpu")]
+
+
+def test_a_sender_need_not_name_the_model() -> None:
+    """The configuration says whose the backend's blocks are."""
+    assert standard_to(Hearer()).take(event(1, model=""))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field", "said"),
+    [
+        ({"backend": "unheard-of"}, "backend_id", ["'unheard-of'", "known: cache"]),
+        ({"model": "other"}, "model_name", ["'other'", "'demo'"]),
+    ],
+)
+def test_events_that_belong_to_nobody_are_refused(wrong: dict[str, str], field: str, said: list[str]) -> None:
+    """By the field that is wrong, with what would be right; nothing is published, nor counted as known."""
+    hearer = Hearer()
+    standard = standard_to(hearer)
+    with pytest.raises(MalformedEvent) as refused:
+        standard.take(event(1, **wrong))  # type: ignore[arg-type]
+    assert refused.value.field == field
+    assert all(part in str(refused.value) for part in said)
+    assert hearer.heard == [] and standard.take(event(1))
+
+
+def test_without_any_backend_every_event_is_refused() -> None:
+    """And the refusal says that there are none."""
+    with pytest.raises(MalformedEvent, match="known: none"):
+        Standard().take(event(1))
