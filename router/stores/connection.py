@@ -76,6 +76,9 @@ class _Credentials(CredentialProvider):
         except ConfigError as error:
             raise AuthenticationError(str(error)) from error
 
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        return self.get_credentials()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAddress:
@@ -180,7 +183,8 @@ def _client(address: RedisAddress, timeout_s: float, connections: int | None) ->
         options["credential_provider"] = _Credentials(address.username, address.password)
     if address.mode == "cluster":
         nodes = [ClusterNode(host, port) for host, port in address.nodes]
-        return RedisCluster(startup_nodes=nodes, cluster_error_retry_attempts=2, **options)
+        options["retry"] = Retry(NoBackoff(), 2)  # not ours: it finds the slot's new master that way
+        return RedisCluster(startup_nodes=nodes, **options)
     options |= {"db": address.database, "max_connections": connections}
     if address.mode == "sentinel":
         sentinel = {"socket_timeout": timeout_s, **_tls_options(address.tls)}

@@ -176,9 +176,10 @@ redis.call('PEXPIRE', KEYS[1], 60 * lifetime_ms)
 local rows, alive = redis.call('HGETALL', KEYS[1]), {}
 for i = 1, #rows, 2 do
   local written_ms, row = string.match(rows[i + 1], '^(%d+) (.*)$')
-  if now_ms - written_ms > 60 * lifetime_ms then
+  local age_ms = written_ms and math.abs(now_ms - written_ms) or math.huge
+  if age_ms > 60 * lifetime_ms then
     redis.call('HDEL', KEYS[1], rows[i])
-  elseif now_ms - written_ms <= lifetime_ms and rows[i] ~= ARGV[1] then
+  elseif age_ms <= lifetime_ms and rows[i] ~= ARGV[1] then
     alive[#alive + 1] = rows[i]
     alive[#alive + 1] = row
   end

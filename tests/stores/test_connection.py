@@ -1,0 +1,220 @@
+"""How Redis is reached: every kind of deployment, as a user who may do no more than the README grants."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from redis.exceptions import AuthenticationError, RedisError
+
+from router.errors import ConfigError
+from router.index.cluster import EntryKind
+from router.index.holders import HolderFacts
+from router.stores.connection import Connection, Secret, Tls, parse_url
+from router.stores.publication import Answer, Publication
+from router.stores.registry import Registry
+from router.stores.schema import Keys
+from router.stores.workload import Workload
+from router.types import BlockChange, Generation, InFlight, Tier
+from tests.redis_servers.server import (
+    RedisCluster,
+    RedisSentinel,
+    RedisServer,
+    binaries,
+    speaks_tls,
+    tls_material,
+    until,
+)
+
+net = [pytest.mark.anyio, pytest.mark.net]
+
+KEYS = Keys("warmroute")
+GENERATION = Generation(model="m", revision="r", block_size_tokens=16)
+FACTS = HolderFacts(url="http://pod:8000")
+BLOCKS = list(range(1, 100))
+SCHEMA = Path("router/stores/README.md")
+
+
+@pytest.fixture(params=sorted(binaries()))
+def kind(request: pytest.FixtureRequest) -> str:
+    """Each server that exists here."""
+    return str(request.param)
+
+
+@asynccontextmanager
+async def connected(url: str, **options: object) -> AsyncIterator[Connection]:
+    """With an address as a configuration would make it."""
+    connection = Connection(parse_url(url, **options), timeout_s=2)  # type: ignore[arg-type]
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def publish_and_read(connection: Connection, holder: str = "pod") -> None:
+    """All that publishers and routers do with it."""
+    publication = Publication(connection, KEYS, GENERATION, holder, lifetime_s=30)
+    assert await publication.begin(EntryKind.EMPTY, FACTS, take_over=True) is Answer.OK
+    assert await publication.apply([BlockChange(Tier.GPU, True, BLOCKS)], complete=True) is Answer.OK
+    assert await publication.beat(complete=True) is Answer.OK
+    registry = Registry(connection, KEYS)
+    assert await registry.generations() == [GENERATION]
+    row = (await registry.rows(GENERATION))[holder]
+    assert row.blocks[Tier.GPU] == len(BLOCKS)
+    read = [blocks async for _, blocks in registry.blocks(GENERATION, holder, row)]
+    assert sorted(block for piece in read for block in piece) == BLOCKS
+    entries = await registry.entries(GENERATION, b"0-0", wait_ms=1, count=10)
+    assert [entry.kind for _, entry in entries[:2] if entry] == [EntryKind.EMPTY, EntryKind.CHANGE]
+    assert await Workload(connection, KEYS, "router", lifetime_s=1).exchange({"a": InFlight()}) == {}
+    assert await publication.retire() is Answer.OK
+
+
+# --- addresses ---
+
+
+def test_an_address_names_servers_user_and_database() -> None:
+    """With the usual ports, and signs that a URL must escape."""
+    address = parse_url("redis://me:p%40ss@one,two:7000,[::1]/3")
+    assert address.nodes == (("one", 6379), ("two", 7000), ("::1", 6379))
+    assert (address.username, address.password) == (Secret(value="me"), Secret(value="p@ss"))
+    assert (address.database, address.tls) == (3, None)
+    assert parse_url("rediss://one").tls == Tls()
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://one", "redis://"),
+        ("one:6379", "redis://"),
+        ("redis://", "no host"),
+        ("redis://one,", "no host"),
+        ("redis://one:99999", "Port"),
+        ("redis://one/a", "number"),
+    ],
+)
+def test_an_address_that_is_none_says_why(url: str, said: str) -> None:
+    """Before anything is connected."""
+    with pytest.raises(ConfigError, match=said):
+        parse_url(url)
+
+
+def test_a_sentinel_must_be_told_whom_it_watches() -> None:
+    """It may watch several."""
+    with pytest.raises(ConfigError, match="master"):
+        parse_url("redis://one", mode="sentinel")
+
+
+def test_secrets_are_never_printed() -> None:
+    """Configurations are logged."""
+    assert "sesame" not in repr(parse_url("redis://me:sesame@one"))
+
+
+@pytest.mark.parametrize("secret", [Secret(file="/no/such/file"), Secret(variable="NO_SUCH_VARIABLE")])
+def test_a_secret_that_is_not_there_says_where(secret: Secret) -> None:
+    """By the name of the file or of the variable."""
+    with pytest.raises(ConfigError, match="no/such/file|NO_SUCH_VARIABLE"):
+        secret.read()
+
+
+# --- deployments ---
+
+
+class TestDeployments:
+    """One set of keys and scripts works on all of them."""
+
+    pytestmark = net
+
+    async def test_a_single_server(self, kind: str) -> None:
+        """Also in a database of its own."""
+        async with RedisServer(kind) as server, connected(server.url.removesuffix("0") + "5") as connection:
+            await publish_and_read(connection)
+            async with server.client(db=0) as other:
+                assert await other.dbsize() == 0
+
+    async def test_a_cluster(self, kind: str) -> None:
+        """No script crosses slots, and a client finds all masters from one."""
+        async with RedisCluster(kind) as cluster:
+            host, port = cluster.nodes[0]
+            async with connected(f"redis://{host}:{port}", mode="cluster") as connection:
+                for holder in ("a", "b", "c"):
+                    await publish_and_read(connection, holder)
+
+    async def test_a_sentinel_that_changes_the_master(self, kind: str) -> None:
+        """The same connection goes on with the new one, without a restart."""
+        async with RedisSentinel(kind) as group:
+            host, port = group.address
+            options = {"mode": "sentinel", "master": group.master_name}
+            async with connected(f"redis://{host}:{port}", **options) as connection:
+                await publish_and_read(connection)
+                group.master.kill()
+                with pytest.raises((RedisError, OSError)):
+                    await publish_and_read(connection)
+                await until(group.is_promoted)
+
+                async def goes_on() -> bool:
+                    await connection.client.delete(*await connection.client.keys("*") or ["none"])
+                    await publish_and_read(connection)
+                    return True
+
+                await until(goes_on)
+
+    @pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates")
+    @pytest.mark.parametrize("kind", [each for each in binaries() if speaks_tls(each)])
+    async def test_tls_with_an_authority_of_ones_own(self, kind: str, tmp_path: Path) -> None:
+        """Trusted by its file, and by nobody who lacks it."""
+        files = tls_material(tmp_path)
+        async with RedisServer(kind, tls=files) as server:
+            async with connected(server.url, tls=Tls(ca_file=str(files.ca))) as connection:
+                await publish_and_read(connection)
+            async with connected(server.url) as stranger:
+                with pytest.raises(RedisError, match="CERTIFICATE_VERIFY_FAILED"):
+                    await stranger.client.ping()
+
+
+class TestUsers:
+    """Names and passwords come from files or the environment, and change without a restart."""
+
+    pytestmark = net
+
+    async def test_the_user_of_the_schema_page_may_do_all_it_needs(self, kind: str) -> None:
+        """And nothing to anybody else's keys."""
+        line = next(line for line in SCHEMA.read_text("utf-8").splitlines() if line.startswith("ACL SETUSER"))
+        async with RedisServer(kind) as server:
+            async with server.client() as admin:
+                assert await admin.execute_command(*line.split())
+            url = server.url.replace("redis://", "redis://warmroute:secret@")
+            async with connected(url) as connection:
+                await publish_and_read(connection)
+                with pytest.raises(RedisError, match="(?i)permission"):
+                    await connection.client.get("somebody-elses")
+                with pytest.raises(RedisError, match="(?i)permission"):
+                    await connection.client.flushall()
+
+    async def test_a_rotated_password_is_read_again(self, kind: str, tmp_path: Path) -> None:
+        """At the next connection: Kubernetes replaces the file under us."""
+        secret = tmp_path / "password"
+        secret.write_text("old\n")
+        async with RedisServer(kind, {"requirepass": "old"}) as server, server.client() as admin:
+            password = Secret(file=str(secret))
+            async with connected(f"redis://{'127.0.0.1'}:{server.port}", password=password) as connection:
+                await publish_and_read(connection)
+                await admin.config_set("requirepass", "new")
+                await admin.client_kill_filter(_type="normal", skipme=True)
+                with pytest.raises(RedisError):
+                    await connection.client.ping()
+                    await connection.client.ping()
+                secret.write_text("new\n")
+                await publish_and_read(connection, "after")
+
+    async def test_a_secret_that_vanished_is_an_error_of_redis(self, kind: str, tmp_path: Path) -> None:
+        """So that it is waited out like any other, and costs no request."""
+        address = replace(parse_url("redis://127.0.0.1:1"), password=Secret(file=str(tmp_path / "gone")))
+        async with RedisServer(kind, {"requirepass": "old"}) as server:
+            connection = Connection(replace(address, nodes=(("127.0.0.1", server.port),)), timeout_s=1)
+            with pytest.raises(AuthenticationError, match="gone"):
+                await connection.client.ping()
+            await connection.close()

@@ -1,0 +1,157 @@
+"""The schema in Redis: what is written is read again, and what nobody of us wrote is refused by name, never guessed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.errors import ConfigError
+from router.index.cluster import EntryKind, LogEntry
+from router.index.holders import HolderFacts
+from router.stores.schema import (
+    Keys,
+    Unreadable,
+    decode_entry,
+    decode_generation,
+    decode_row,
+    encode_facts,
+    encode_generation,
+    pack_blocks,
+    scope_of,
+    unpack_blocks,
+)
+from router.types import BlockChange, Generation, Tier
+
+GENERATION = Generation(model="m", revision="r", block_size_tokens=16)
+FACTS = HolderFacts(url="http://pod:8000")
+ROW = {
+    b"epoch": b"7",
+    b"seq": b"3",
+    b"complete": b"1",
+    b"owner": b"abc",
+    b"beat": b"1500",
+    **{b"n%d" % tier: b"%d" % tier for tier in Tier},
+    b"facts": encode_facts(FACTS),
+}
+ENTRY = {
+    b"k": b"change",
+    b"h": b"pod",
+    b"e": b"7",
+    b"s": b"3",
+    b"c": b"0",
+    b"+0": pack_blocks([1, 2]),
+    b"-2": b"\0" * 8,
+}
+
+junk = st.one_of(st.binary(max_size=40), st.sampled_from([b"", b"-1", b"1e9", b"nan", b"\xff", b"{}", b"[]", b"null"]))
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=50))
+def test_blocks_are_eight_little_endian_bytes_each(blocks: list[int]) -> None:
+    """On any machine: what one packs, another reads."""
+    packed = pack_blocks(blocks)
+    assert packed == b"".join(block.to_bytes(8, "little") for block in blocks)
+    assert list(unpack_blocks(packed)) == blocks
+
+
+@pytest.mark.parametrize("length", [1, 7, 9])
+def test_bytes_that_are_no_whole_blocks_are_refused(length: int) -> None:
+    """Nothing is cut off silently."""
+    with pytest.raises(Unreadable, match=f"{length} bytes"):
+        unpack_blocks(b"x" * length)
+
+
+def test_adapters_and_salts_share_a_scope_and_nothing_else_does() -> None:
+    """They stand in the hashes of blocks; model, revision, KV type and block size stand in the key."""
+    others = [{"model": "n"}, {"revision": "s"}, {"kv_dtype": "fp8"}, {"block_size_tokens": 32}]
+    scopes = {scope_of(GENERATION), *(scope_of(replace(GENERATION, **other)) for other in others)}  # type: ignore[arg-type]
+    assert len(scopes) == 1 + len(others)
+    assert scope_of(replace(GENERATION, adapter="lora", salt="tenant")) == scope_of(GENERATION)
+
+
+def test_a_generation_is_read_as_it_was_written() -> None:
+    """Without adapter and salt, which it is written without."""
+    written = encode_generation(replace(GENERATION, adapter="lora", salt="tenant"))
+    assert decode_generation(written) == GENERATION
+    assert written == encode_generation(GENERATION)
+
+
+def test_all_keys_of_a_scope_share_one_hash_tag() -> None:
+    """So that a script never crosses slots, in any namespace."""
+    keys = Keys("site-a")
+    scoped = [keys.holders("s"), keys.holder("s", "h"), keys.blocks("s", "h", 1, Tier.GPU), keys.log("s")]
+    assert {key.partition("{")[2].partition("}")[0] for key in scoped} == {"s"}
+    assert all(key.startswith("site-a:1:") for key in [*scoped, keys.scopes, keys.routers])
+
+
+@pytest.mark.parametrize("namespace", ["", "a b", "a{b}", "*"])
+def test_a_namespace_that_would_break_keys_is_refused(namespace: str) -> None:
+    """A brace would move the hash tag, a star would match in an ACL."""
+    with pytest.raises(ConfigError, match="namespace"):
+        Keys(namespace)
+
+
+def test_a_row_is_read_in_our_words() -> None:
+    """Its heartbeat in seconds."""
+    row = decode_row(ROW)
+    assert (row.epoch, row.seq, row.complete, row.owner, row.beat_s) == (7, 3, True, "abc", 1.5)
+    assert (row.blocks, row.facts) == (tuple(Tier), FACTS)
+
+
+def test_an_entry_takes_what_went_before_what_came() -> None:
+    """A block that left and returned within one entry is held."""
+    entry = decode_entry(ENTRY | {b"-0": pack_blocks([1])})
+    assert entry == LogEntry(
+        kind=EntryKind.CHANGE,
+        holder="pod",
+        epoch=7,
+        seq=3,
+        complete=False,
+        facts=None,
+        changes=(
+            BlockChange(Tier.GPU, False, unpack_blocks(pack_blocks([1]))),
+            BlockChange(Tier.GPU, True, unpack_blocks(pack_blocks([1, 2]))),
+            BlockChange(Tier.DISK, False, unpack_blocks(pack_blocks([0]))),
+        ),
+    )
+
+
+@given(st.sampled_from(sorted(ROW)), st.none() | junk)
+def test_a_row_that_somebody_broke_is_refused_as_a_whole(name: bytes, value: bytes | None) -> None:
+    """Read, or refused: never another error."""
+    fields = {key: other for key, other in ROW.items() if key != name} | ({} if value is None else {name: value})
+    try:
+        decode_row(fields)
+    except Unreadable:
+        return
+    assert value is not None
+
+
+@given(st.sampled_from([*sorted(ENTRY), b"f", b"+3"]), st.none() | junk)
+def test_an_entry_that_somebody_broke_is_refused_as_a_whole(name: bytes, value: bytes | None) -> None:
+    """Half an entry would be a lie about blocks."""
+    fields = {key: other for key, other in ENTRY.items() if key != name} | ({} if value is None else {name: value})
+    try:
+        decode_entry(fields)
+    except Unreadable:
+        return
+    assert value is not None or name in (b"c", b"+0", b"-2", b"f", b"+3")
+
+
+@given(junk)
+def test_a_generation_that_somebody_broke_is_refused(member: bytes) -> None:
+    """Also one that lacks its model."""
+    with pytest.raises(Unreadable):
+        decode_generation(member)
+
+
+@given(st.dictionaries(st.text(max_size=8), st.integers() | st.text(max_size=4), max_size=3))
+def test_what_a_later_version_adds_is_passed_over(extra: dict[str, object]) -> None:
+    """Readers are updated after writers, or before."""
+    known = msgspec.json.decode(encode_facts(FACTS), type=dict[str, object])
+    later = {f"later-{name}": value for name, value in extra.items()} | known
+    assert decode_row(ROW | {b"facts": msgspec.json.encode(later), b"later": b"1"}).facts == FACTS
