@@ -6,6 +6,10 @@ import socket
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("no clock", deadline=None)  # timings are benchmarks, never tests
+settings.load_profile("no clock")
 
 
 @pytest.fixture(scope="session")

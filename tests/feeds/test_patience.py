@@ -9,7 +9,6 @@ import pytest
 import structlog
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from router.feeds import patience as patience_module
 from router.feeds.patience import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, Patience
 
 pytestmark = pytest.mark.anyio
@@ -23,7 +22,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     async def wait(seconds: float) -> None:
         waited.append(seconds)
 
-    monkeypatch.setattr(patience_module.asyncio, "sleep", wait)
+    monkeypatch.setattr(asyncio, "sleep", wait)
     yield waited
 
 

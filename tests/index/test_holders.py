@@ -66,7 +66,7 @@ def test_a_holder_with_a_pods_url_is_that_pod() -> None:
     """Whatever it calls itself; one with another URL is nobody's."""
     mine, other = of_pod(A), holder("a", url="http://elsewhere:8000")
     holders = known(mine, other, pods=(A, B))
-    assert holders.by_pod([dict([(mine.name, (3, 0, 0, 0)), (other.name, (9, 0, 0, 0))])]) == {"a": (3, 0, 0, 0)}
+    assert holders.by_pod([{mine.name: (3, 0, 0, 0), other.name: (9, 0, 0, 0)}]) == {"a": (3, 0, 0, 0)}
     assert (holders.publisher_of("a"), holders.publisher_of("b")) == (mine, None)
 
 
@@ -76,7 +76,7 @@ def test_ranks_of_one_url_are_pods_of_their_own() -> None:
     published = [of_pod(pod) for pod in (*ranks, make_pod("a", url="http://a"))]
     holders = known(*published, pods=ranks)
     runs: list[BlocksByTier] = [(1, 0, 0, 0), (2, 0, 0, 0), (3, 0, 0, 0)]
-    found = holders.by_pod([dict((one.name, run) for one, run in zip(published, runs, strict=True))])
+    found = holders.by_pod([{one.name: run for one, run in zip(published, runs, strict=True)}])
     assert found == {"a@0": (1, 0, 0, 0), "a@1": (2, 0, 0, 0)}
 
 
@@ -88,7 +88,7 @@ def test_it_does_not_matter_who_comes_first(pod_first: bool) -> None:
         holders.bind(A, GENERATION)
     holders.put(mine)
     holders.bind(A, GENERATION)
-    assert holders.by_pod([dict([(mine.name, (1, 0, 0, 0))])]) == {"a": (1, 0, 0, 0)}
+    assert holders.by_pod([{mine.name: (1, 0, 0, 0)}]) == {"a": (1, 0, 0, 0)}
 
 
 def test_a_pod_that_left_holds_nothing_here() -> None:
@@ -109,7 +109,7 @@ def test_a_holder_that_is_dropped_is_unknown() -> None:
     holders = known(mine, STORE, pods=(A,))
     for one in (mine, STORE, STORE):
         holders.drop(one.name)
-    assert holders.by_pod([dict([(mine.name, (3, 0, 0, 0)), (STORE.name, (4, 0, 0, 0))])]) == {}
+    assert holders.by_pod([{mine.name: (3, 0, 0, 0), STORE.name: (4, 0, 0, 0)}]) == {}
     assert (list(holders), holders.publisher_of("a")) == ([], None)
 
 
@@ -118,7 +118,7 @@ def test_a_holder_is_put_in_place_of_the_one_of_its_name() -> None:
     moved = holder(of_pod(A).id, url=B.url)
     holders = known(of_pod(A), moved, pods=(A, B))
     assert list(holders) == [moved]
-    assert holders.by_pod([dict([(moved.name, (1, 0, 0, 0))])]) == {"b": (1, 0, 0, 0)}
+    assert holders.by_pod([{moved.name: (1, 0, 0, 0)}]) == {"b": (1, 0, 0, 0)}
 
 
 @pytest.mark.parametrize("other", OTHER_GENERATIONS)
@@ -135,11 +135,11 @@ def test_a_store_extends_a_pods_own_run_and_only_beyond_it() -> None:
     """What the pod has it need not fetch; what both have counts where the pod has it."""
     mine = of_pod(A)
     holders = known(mine, STORE, pods=(A, B))
-    assert holders.by_pod([dict([(mine.name, (2, 1, 0, 0)), (STORE.name, (0, 0, 1, 4))])]) == {
+    assert holders.by_pod([{mine.name: (2, 1, 0, 0), STORE.name: (0, 0, 1, 4)}]) == {
         "a": (2, 1, 0, 2),
         "b": (0, 0, 0, 5),
     }
-    assert holders.by_pod([dict([(STORE.name, (0, 0, 0, 3)), (mine.name, (2, 1, 0, 0))])]) == {
+    assert holders.by_pod([{STORE.name: (0, 0, 0, 3), mine.name: (2, 1, 0, 0)}]) == {
         "a": (2, 1, 0, 0),
         "b": (0, 0, 0, 3),
     }
@@ -149,7 +149,7 @@ def test_a_stores_blocks_add_to_those_that_a_pod_has_remotely() -> None:
     """Engines may announce a remote tier themselves."""
     mine = of_pod(A)
     holders = known(mine, STORE, pods=(A,))
-    assert holders.by_pod([dict([(mine.name, (1, 0, 0, 2)), (STORE.name, (0, 0, 0, 4))])]) == {"a": (1, 0, 0, 3)}
+    assert holders.by_pod([{mine.name: (1, 0, 0, 2), STORE.name: (0, 0, 0, 4)}]) == {"a": (1, 0, 0, 3)}
 
 
 def test_of_several_stores_the_longest_run_counts() -> None:
@@ -172,7 +172,7 @@ def test_of_several_stores_the_longest_run_counts() -> None:
 def test_a_store_of_a_host_reaches_the_pods_on_it(pod: Pod, reached: bool) -> None:
     """By their configured host, else by that of their URL."""
     shelf = holder("shelf", reach="node-1")
-    found = known(shelf, pods=(pod,)).by_pod([dict([(shelf.name, (0, 2, 0, 0))])])
+    found = known(shelf, pods=(pod,)).by_pod([{shelf.name: (0, 2, 0, 0)}])
     assert found == ({"a": (0, 0, 0, 2)} if reached else {})
 
 
@@ -180,7 +180,7 @@ def test_a_store_is_no_pod_even_at_a_pods_url() -> None:
     """It is read from, at the price of a store."""
     shelf = holder("shelf", url=A.url, reach=ALL_PODS)
     holders = known(shelf, pods=(A,))
-    assert holders.by_pod([dict([(shelf.name, (0, 3, 0, 0))])]) == {"a": (0, 0, 0, 3)}
+    assert holders.by_pod([{shelf.name: (0, 3, 0, 0)}]) == {"a": (0, 0, 0, 3)}
     assert holders.publisher_of("a") is None
 
 
@@ -188,14 +188,14 @@ def test_a_store_is_no_pod_even_at_a_pods_url() -> None:
 def test_a_store_of_another_generation_is_not_readable(other: dict[str, Any]) -> None:
     """Its KV is not what the pod would compute."""
     shelf = holder("shelf", replace(GENERATION, **other), reach=ALL_PODS)
-    assert known(shelf, pods=(A,)).by_pod([dict([(shelf.name, (0, 0, 0, 3))])]) == {}
+    assert known(shelf, pods=(A,)).by_pod([{shelf.name: (0, 0, 0, 3)}]) == {}
 
 
 def test_what_a_pod_serves_its_publisher_knows_best() -> None:
     """While new weights roll out, each pod reads the store of its own; without a publisher, what was bound counts."""
     mine, new_store = of_pod(A, NEXT), holder("store", NEXT, reach=ALL_PODS)
     holders = known(mine, STORE, new_store, pods=(A, B))
-    assert holders.by_pod([dict([(STORE.name, (0, 0, 0, 3)), (new_store.name, (0, 0, 0, 7))])]) == {
+    assert holders.by_pod([{STORE.name: (0, 0, 0, 3), new_store.name: (0, 0, 0, 7)}]) == {
         "a": (0, 0, 0, 7),
         "b": (0, 0, 0, 3),
     }

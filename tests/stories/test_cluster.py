@@ -21,7 +21,8 @@ from router.sim.mock.faults import Fault, FaultKind
 from router.sim.mock_engine import MockEngineConfig, MockFleet
 from router.types import Endpoint, Generation, InferenceRequest, Pod
 from router.wiring import Agent, Program
-from tests.redis_process import RedisProcess, binaries, redis_process
+from tests.redis_process import RedisProcess, redis_process
+from tests.redis_servers.server import binaries
 from tests.stories.conftest import DEADLINE_S, SOURCE, SPEED, TEMPLATE, Chat, City, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
