@@ -140,7 +140,13 @@ class Connection:
 
     def __init__(self, address: RedisAddress, *, timeout_s: float, connections: int | None = None) -> None:
         self.timeout_s = timeout_s
-        self.client: Client = _client(address, timeout_s, connections)
+        self.client: Client
+        self._sentinels: Sequence[Client] = ()
+        if address.mode == "sentinel":
+            sentinel = _sentinel(address, timeout_s, connections)
+            self.client, self._sentinels = sentinel.master_for(address.master), sentinel.sentinels
+        else:
+            self.client = _client(address, timeout_s, connections)
 
     async def script(self, lua: str, keys: Sequence[str], args: Sequence[object]) -> Any:
         """Run a script, by its digest where the server has it already."""
@@ -162,7 +168,8 @@ class Connection:
 
     async def close(self) -> None:
         """Give all sockets back."""
-        await self.client.aclose()
+        for client in (self.client, *self._sentinels):
+            await client.aclose()
 
 
 @lru_cache(32)
@@ -171,6 +178,22 @@ def _digest(lua: str) -> str:
 
 
 def _client(address: RedisAddress, timeout_s: float, connections: int | None) -> Client:
+    if address.mode == "cluster":
+        nodes = [ClusterNode(host, port) for host, port in address.nodes]
+        retry = Retry(NoBackoff(), 2)  # not ours: it finds the slot's new master that way
+        return RedisCluster(startup_nodes=nodes, **(_options(address, timeout_s) | {"retry": retry}))
+    host, port = address.nodes[0]
+    options = _options(address, timeout_s)
+    return redis.asyncio.Redis(host=host, port=port, db=address.database, max_connections=connections, **options)
+
+
+def _sentinel(address: RedisAddress, timeout_s: float, connections: int | None) -> Any:
+    to_sentinels = {"socket_timeout": timeout_s, **_tls_options(address.tls)}
+    options = _options(address, timeout_s) | {"db": address.database, "max_connections": connections}
+    return Sentinel(address.nodes, sentinel_kwargs=to_sentinels, **options)  # type: ignore[no-untyped-call]
+
+
+def _options(address: RedisAddress, timeout_s: float) -> dict[str, Any]:
     options: dict[str, Any] = {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,
@@ -181,16 +204,7 @@ def _client(address: RedisAddress, timeout_s: float, connections: int | None) ->
     }
     if address.username or address.password:
         options["credential_provider"] = _Credentials(address.username, address.password)
-    if address.mode == "cluster":
-        nodes = [ClusterNode(host, port) for host, port in address.nodes]
-        options["retry"] = Retry(NoBackoff(), 2)  # not ours: it finds the slot's new master that way
-        return RedisCluster(startup_nodes=nodes, **options)
-    options |= {"db": address.database, "max_connections": connections}
-    if address.mode == "sentinel":
-        sentinel = {"socket_timeout": timeout_s, **_tls_options(address.tls)}
-        return Sentinel(address.nodes, sentinel_kwargs=sentinel, **options).master_for(address.master)  # type: ignore[no-untyped-call]
-    host, port = address.nodes[0]
-    return redis.asyncio.Redis(host=host, port=port, **options)
+    return options
 
 
 def _tls_options(tls: Tls | None) -> Mapping[str, Any]:
