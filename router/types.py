@@ -198,6 +198,18 @@ class PodSpeed:
         return self.c0_ms + self.c1_ms_per_token * (n - p) + self.c2_ms_per_token2 * (n * n - p * p)
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A way for KV from one pod to another: `t0 + bytes / bandwidth`. Source: reference/cost-model.md 4.2."""
+
+    t0_ms: float
+    bytes_per_ms: float
+
+    def transfer_ms(self, kv_bytes: float) -> float:
+        """Expected time of one transfer that has the link for itself."""
+        return self.t0_ms + kv_bytes / self.bytes_per_ms
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
     """One serving process (or one data-parallel rank of it) as the router knows it from configuration,
@@ -214,6 +226,8 @@ class Pod:
     block_size_tokens: int | None = None
     capacity_blocks: int | None = None
     """KV capacity in *router* blocks; None while unknown."""
+    kv_bytes_per_token: int = 0
+    """Of the model it serves; 0 while unknown."""
     dp_rank: int | None = None
     host: str = ""
     rack: str = ""
@@ -250,6 +264,8 @@ class FleetSnapshot:
 
     version: int = 0
     pods: tuple[PodStatus, ...] = ()
+    link: Link | None = None
+    """Between any two of them; None where pods cannot pull from one another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,10 +311,19 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
+class Pull:
+    """Fetch leading KV from another pod instead of computing it: afterwards `cached_tokens` are there."""
+
+    holder: PodId
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Direct:
-    """Serve the whole request on one pod."""
+    """Serve the whole request on one pod, perhaps after a pull."""
 
     pod: Pod
+    pull: Pull | None = None
 
 
 Plan: TypeAlias = Direct
