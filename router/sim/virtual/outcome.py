@@ -1,0 +1,158 @@
+"""What became of each request, and what does that say about a policy?
+
+Values, and figures over them. This file never runs anything and never draws anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One request. Times are in ms from its arrival; NaN where it was refused or never ended."""
+
+    kind: str
+    arrived_ms: float
+    prompt_tokens: int
+    output_tokens: int
+    pod: str = ""
+    cached_tokens: int = 0
+    pulled_tokens: int = 0
+    predicted_cached_tokens: int = 0
+    predicted_ms: float = math.nan
+    ttft_ms: float = math.nan
+    e2e_ms: float = math.nan
+    worst_gap_ms: float = 0.0
+    regret_ms: float = math.nan
+    """How much later the first token was expected than on the best pod, by the truth at the moment of the decision."""
+    refused: str = ""
+
+    @property
+    def tpot_ms(self) -> float:
+        """Mean time between tokens after the first; 0 where there is only one."""
+        return (self.e2e_ms - self.ttft_ms) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What a request must meet to be good: limits in ms on the first token and on the mean gap after it."""
+
+    ttft_ms: float = math.inf
+    tpot_ms: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class PodUse:
+    """What one pod did in the whole run."""
+
+    requests: int
+    computed_tokens: int
+    busy_ms: float
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything that one run of the world left behind."""
+
+    outcomes: Sequence[Outcome]
+    pods: Mapping[str, PodUse]
+    duration_ms: float
+    ideal_cached_tokens: int
+    """What one cache that never evicts would have saved of these prompts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """One run in numbers. Shares are 0..1, times in ms; a refused request is a miss of the SLO and of nothing else."""
+
+    requests: int
+    refused: int
+    prompt_tokens: int
+    cached_tokens: int
+    ideal_cached_tokens: int
+    ttft_mean_ms: float
+    ttft_p50_ms: float
+    ttft_p90_ms: float
+    ttft_p99_ms: float
+    tpot_p50_ms: float
+    tpot_p99_ms: float
+    worst_gap_p99_ms: float
+    e2e_p50_ms: float
+    slo_share: float
+    goodput_per_s: float
+    peak_over_mean: float
+    predictions_exact_share: float
+    regret_mean_ms: float
+    preemptions: int
+    busy_share: float
+    cached_share_by_kind: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def cached_share(self) -> float:
+        """Prompt tokens that needed no compute."""
+        return self.cached_tokens / max(self.prompt_tokens, 1)
+
+    @property
+    def of_ideal(self) -> float:
+        """The same against a cache that never evicts."""
+        return self.cached_tokens / self.ideal_cached_tokens if self.ideal_cached_tokens else 1.0
+
+
+def figures(run: Run, slo: Slo) -> Figures:
+    """The numbers of one run."""
+    good = [one for one in run.outcomes if not one.refused]
+    ttft_ms, tpot_ms = _array(one.ttft_ms for one in good), _array(one.tpot_ms for one in good)
+    met = int(np.sum((ttft_ms <= slo.ttft_ms) & (tpot_ms <= slo.tpot_ms)))
+    regret_ms = _array(one.regret_ms for one in good if not math.isnan(one.regret_ms))
+    work = [pod.computed_tokens for pod in run.pods.values()]
+    return Figures(
+        requests=len(run.outcomes),
+        refused=len(run.outcomes) - len(good),
+        prompt_tokens=sum(one.prompt_tokens for one in good),
+        cached_tokens=sum(one.cached_tokens for one in good),
+        ideal_cached_tokens=run.ideal_cached_tokens,
+        ttft_mean_ms=float(ttft_ms.mean()) if good else math.nan,
+        ttft_p50_ms=_percentile(ttft_ms, 50),
+        ttft_p90_ms=_percentile(ttft_ms, 90),
+        ttft_p99_ms=_percentile(ttft_ms, 99),
+        tpot_p50_ms=_percentile(tpot_ms, 50),
+        tpot_p99_ms=_percentile(tpot_ms, 99),
+        worst_gap_p99_ms=_percentile(_array(one.worst_gap_ms for one in good), 99),
+        e2e_p50_ms=_percentile(_array(one.e2e_ms for one in good), 50),
+        slo_share=met / max(len(run.outcomes), 1),
+        goodput_per_s=met / run.duration_ms * 1000 if run.duration_ms else 0.0,
+        peak_over_mean=max(work) * len(work) / sum(work) if sum(work) else 1.0,
+        predictions_exact_share=sum(one.cached_tokens == one.predicted_cached_tokens for one in good)
+        / max(len(good), 1),
+        regret_mean_ms=float(regret_ms.mean()) if len(regret_ms) else math.nan,
+        preemptions=sum(pod.preemptions for pod in run.pods.values()),
+        busy_share=sum(pod.busy_ms for pod in run.pods.values()) / max(len(run.pods) * run.duration_ms, 1e-9),
+        cached_share_by_kind=_cached_share_by_kind(good),
+    )
+
+
+def _cached_share_by_kind(good: Sequence[Outcome]) -> dict[str, float]:
+    prompt: dict[str, int] = {}
+    cached: dict[str, int] = {}
+    for one in good:
+        prompt[one.kind] = prompt.get(one.kind, 0) + one.prompt_tokens
+        cached[one.kind] = cached.get(one.kind, 0) + one.cached_tokens
+    return {kind: cached[kind] / prompt[kind] for kind in sorted(prompt)}
+
+
+def _array(values: object) -> Floats:
+    return np.fromiter(values, np.float64)  # type: ignore[call-overload,no-any-return]
+
+
+def _percentile(values: Floats, percent: float) -> float:
+    """Nearest rank; NaN of nothing."""
+    return float(np.percentile(values, percent, method="inverted_cdf")) if len(values) else math.nan

@@ -1,0 +1,437 @@
+"""How does one pod behave, when nothing needs to look at every single step?
+
+The same scheduler as `sim/pod.py` (continuous batching, chunked prefill under a token budget, decodes first,
+first come first served, the youngest preempted), over lengths and block hashes instead of tokens. Steps that only
+decode are taken many at once: `n` steps of a batch of `b` requests with `S` tokens of context take
+
+    n (d0 + d1 b + d2 S) + d2 b n (n - 1) / 2
+
+so that a pod costs a few operations a request, not one a token. Whoever drives it calls `advance` at `wake_ms`. There
+is no clock here. Source of the step times: reference/simulator.md 5.2.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from router.sim.pod import step_ms
+from router.sim.virtual.cache import BlockCache, TierCache
+from router.sim.virtual.traffic import Ask
+from router.types import BlockHash, PodLoad, PodSpeed, Tier
+
+NEVER_MS = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualPodConfig:
+    """One pod's hardware and scheduler limits; the defaults are vLLM's. `cpu_kv_tokens`: 0 for no such tier."""
+
+    speed: PodSpeed
+    kv_tokens: int
+    cpu_kv_tokens: int = 0
+    engine_block_tokens: int = 16
+    step_budget_tokens: int = 8192
+    max_num_seqs: int = 256
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request on one pod. `about` is whatever its sender wants to find again; `arrived_tokens` of KV came with it.
+
+    Times are in ms; `cached_tokens` is what the first admission found, in the cache or brought along.
+    """
+
+    about: Any
+    ask: Ask
+    arrived_tokens: int = 0
+    cached_tokens: int | None = None
+    first_token_ms: float = math.nan
+    worst_gap_ms: float = 0.0
+    emitted: int = 0
+    computed_tokens: int = 0
+    pinned_blocks: int = 0
+    private_tokens: int = 0
+    joined_step: int = 0
+    finish_step: int = 0
+
+    @property
+    def known_tokens(self) -> int:
+        """Prompt and what was answered so far."""
+        return self.ask.prompt_tokens + self.emitted
+
+    def block_end(self, block: int, block_size_tokens: int) -> int:
+        """First token behind that block of the prompt."""
+        return min((block + 1) * block_size_tokens, self.ask.prompt_tokens)
+
+
+@dataclass(slots=True)
+class _Run:
+    """Steps under way, all of the same batch. `steps` is 1 where there are chunks."""
+
+    start_ms: float
+    steps: int
+    first_ms: float
+    growth_ms: float
+    chunks: list[tuple[Job, int]]
+
+    def duration_ms(self, steps: int) -> float:
+        return steps * self.first_ms + self.growth_ms * steps * (steps - 1) / 2
+
+    def steps_until(self, now_ms: float) -> int:
+        """How many must end until no step is under way at that time: at least one."""
+        elapsed_ms, half = now_ms - self.start_ms, self.growth_ms / 2
+        if half:
+            slope = self.first_ms - half
+            steps = math.ceil((math.sqrt(slope * slope + 4 * half * elapsed_ms) - slope) / (2 * half))
+        else:
+            steps = math.ceil(elapsed_ms / self.first_ms)
+        return min(max(steps, 1), self.steps)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a pod did since the last time. `news`: blocks by tier, and whether they are held from now on."""
+
+    started: list[Job] = field(default_factory=list)
+    finished: list[Job] = field(default_factory=list)
+    loading: list[tuple[Job, int]] = field(default_factory=list)
+    """Jobs that wait for so many tokens from the pod's CPU tier: give them to `loaded` when they are there."""
+    news: list[tuple[Tier, bool, list[BlockHash]]] = field(default_factory=list)
+
+
+class VirtualPod:
+    """One pod. Blocks become matchable when a step that computed them ends."""
+
+    def __init__(self, config: VirtualPodConfig, block_size_tokens: int) -> None:
+        self.config = config
+        self.cache = BlockCache(config.kv_tokens)
+        self.cpu = TierCache(config.cpu_kv_tokens) if config.cpu_kv_tokens else None
+        self.preemptions = 0
+        self.computed_tokens = 0
+        self.busy_ms = 0.0
+        self._block = block_size_tokens
+        self._waiting: deque[Job] = deque()
+        self._admitted: dict[Job, None] = {}
+        """In their order of admission; those that load are among them."""
+        self._prefilling: dict[Job, None] = {}
+        self._loading: set[Job] = set()
+        self._decoding: dict[Job, None] = {}
+        self._finishing: list[tuple[int, int, Job]] = []
+        self._ids = count()
+        self._context_tokens = 0
+        self._steps = 0
+        self._run: _Run | None = None
+        self._gaps = _Gaps()
+        self._progress = Progress()
+
+    @property
+    def load(self) -> PodLoad:
+        """What the pod would say of itself now."""
+        waiting = len(self._waiting) + len(self._loading)
+        return PodLoad(len(self._admitted) - len(self._loading), waiting, self.cache.usage)
+
+    @property
+    def wake_ms(self) -> float:
+        """When `advance` is due; infinite while there is nothing to do."""
+        run = self._run
+        return run.start_ms + run.duration_ms(run.steps) if run else NEVER_MS
+
+    def backlog_ms(self) -> float:
+        """Prefill that stands before a new prompt, if nothing of it were cached that is not yet known to be."""
+        speed, total_ms = self.config.speed, 0.0
+        for job in (*self._prefilling, *self._waiting):
+            total_ms += speed.prefill_ms(job.known_tokens, max(job.computed_tokens, job.arrived_tokens))
+        return total_ms
+
+    def held_tokens(self, ask: Ask) -> int:
+        """What a prompt would find in the pod's own memory now."""
+        return self._usable(self.cache.run(ask.blocks[: ask.prompt_blocks]), ask.prompt_tokens)
+
+    def submit(self, job: Job, now_ms: float) -> None:
+        """Queue a job. `ValueError` where it could not even run alone."""
+        if job.ask.prompt_tokens + job.ask.output_tokens > self.config.kv_tokens:
+            raise ValueError(f"{job.ask.prompt_tokens + job.ask.output_tokens} tokens do not fit into the whole cache")
+        self._waiting.append(job)
+        self._look_up(now_ms)
+
+    def loaded(self, job: Job, now_ms: float) -> None:
+        """What the job waited for in the CPU tier is here."""
+        if job in self._loading:
+            self._loading.remove(job)
+            self._prefilling[job] = None
+            self._commit(job, job.computed_tokens)
+            self._look_up(now_ms)
+
+    def advance(self, now_ms: float) -> Progress:
+        """End the steps that are due, begin the next ones, and tell what happened since the last time."""
+        if self._run is not None and now_ms >= self.wake_ms:
+            self._end_run(now_ms)
+        if self._run is None:
+            self._begin_run(now_ms)
+        self._tell(Tier.GPU, True, [])
+        progress, self._progress = self._progress, Progress()
+        return progress
+
+    def _look_up(self, now_ms: float) -> None:
+        """Somebody new is here: the step under way is the last of its batch."""
+        run = self._run
+        if run is not None and run.steps > 1:
+            run.steps = run.steps_until(now_ms)
+
+    # --- the end of a batch ---
+
+    def _end_run(self, now_ms: float) -> None:
+        run, self._run = self._run, None
+        assert run is not None
+        batch = len(self._decoding)
+        self._steps += run.steps
+        self._context_tokens += batch * run.steps
+        self.cache.take(batch * run.steps)
+        self.busy_ms += run.duration_ms(run.steps)
+        self._gaps.add(self._steps, run.first_ms + run.growth_ms * (run.steps - 1))
+        while self._finishing and self._finishing[0][0] <= self._steps:
+            finish_step, _, job = heapq.heappop(self._finishing)
+            if job in self._decoding and job.finish_step == finish_step:
+                self._finish(job)
+        for job, tokens in run.chunks:
+            if job in self._prefilling:  # it may have been preempted
+                self._end_chunk(job, tokens, now_ms)
+
+    def _end_chunk(self, job: Job, tokens: int, now_ms: float) -> None:
+        job.computed_tokens += tokens
+        self.computed_tokens += tokens
+        self._commit(job, job.computed_tokens)
+        if job.computed_tokens < job.known_tokens:
+            return
+        if not job.emitted:
+            job.first_token_ms = now_ms
+            self._progress.started.append(job)
+        job.emitted += 1
+        del self._prefilling[job]
+        self._decoding[job] = None
+        job.joined_step = self._steps
+        job.finish_step = self._steps + job.ask.output_tokens - job.emitted
+        self._context_tokens += job.computed_tokens
+        if job.finish_step == self._steps:
+            self._finish(job)
+        else:
+            heapq.heappush(self._finishing, (job.finish_step, next(self._ids), job))
+
+    def _commit(self, job: Job, computed_tokens: int) -> None:
+        """The prompt's blocks up to there can be found by others from now on."""
+        new: list[BlockHash] = []
+        stored: list[tuple[BlockHash, int]] = []
+        ask, block = job.ask, job.pinned_blocks
+        while block < ask.prompt_blocks and job.block_end(block, self._block) <= computed_tokens:
+            tokens = job.block_end(block, self._block) - block * self._block
+            job.private_tokens -= tokens
+            if self.cache.commit(ask.blocks[block], tokens):
+                new.append(ask.blocks[block])
+            stored.append((ask.blocks[block], tokens))
+            block += 1
+        job.pinned_blocks = block
+        self._tell(Tier.GPU, True, new)
+        self._store_below(stored)
+
+    def _finish(self, job: Job) -> None:
+        job.worst_gap_ms = max(job.worst_gap_ms, self._gaps.worst_since(job.joined_step))
+        job.emitted = job.ask.output_tokens
+        self._leave_decoding(job)
+        self._commit_answer(job)
+        self._release(job)
+        del self._admitted[job]
+        self._progress.finished.append(job)
+
+    def _commit_answer(self, job: Job) -> None:
+        """What the answer filled stays as well, for the turn that follows. Its last token was never computed."""
+        ask, new = job.ask, []
+        if job.pinned_blocks < ask.prompt_blocks:
+            return
+        full = min((ask.prompt_tokens + ask.output_tokens - 1) // self._block, len(ask.blocks))
+        for block in ask.blocks[ask.prompt_blocks : full]:
+            job.private_tokens -= self._block
+            if self.cache.commit(block, self._block):
+                new.append(block)
+            job.pinned_blocks += 1
+        self._tell(Tier.GPU, True, new)
+        self._store_below([(block, self._block) for block in ask.blocks[ask.prompt_blocks : full]])
+
+    def _leave_decoding(self, job: Job) -> None:
+        steps = self._steps - job.joined_step
+        del self._decoding[job]
+        self._context_tokens -= job.computed_tokens + steps
+        job.private_tokens += steps
+        job.computed_tokens += steps
+
+    def _release(self, job: Job) -> None:
+        self.cache.release(job.ask.blocks[: job.pinned_blocks])
+        self.cache.give(job.private_tokens)
+        job.pinned_blocks = job.private_tokens = job.computed_tokens = 0
+
+    # --- the next batch ---
+
+    def _begin_run(self, now_ms: float) -> None:
+        preempted = self._make_room_for_decodes()
+        budget_tokens = self.config.step_budget_tokens - len(self._decoding)
+        chunks: list[tuple[Job, int]] = []
+        for job in list(self._prefilling):
+            tokens = min(job.known_tokens - job.computed_tokens, budget_tokens)
+            while job in self._prefilling and not self._take_chunk(job, tokens):
+                preempted |= self._preempt_youngest()
+            if tokens and job in self._prefilling:
+                chunks.append((job, tokens))
+                budget_tokens -= tokens
+        if not preempted:
+            self._admit_waiting(chunks, budget_tokens)
+        batch = len(self._decoding)
+        if chunks or batch:
+            self._run = self._run_of(now_ms, chunks, batch)
+
+    def _run_of(self, now_ms: float, chunks: list[tuple[Job, int]], batch: int) -> _Run:
+        speed = self.config.speed
+        contexts = [(job.computed_tokens, tokens) for job, tokens in chunks]
+        first_ms = step_ms(speed, (), contexts)
+        if batch:
+            first_ms += speed.d0_ms - speed.c0_ms + speed.d1_ms_per_request * batch
+            first_ms += speed.d2_ms_per_context_token * self._context_tokens
+        steps = 1 if chunks else self._decode_steps(batch)
+        return _Run(now_ms, steps, first_ms, speed.d2_ms_per_context_token * batch, chunks)
+
+    def _decode_steps(self, batch: int) -> int:
+        """Steps until the next request ends, or until there is no room left."""
+        while True:
+            finish_step, _, job = self._finishing[0]
+            if job in self._decoding and job.finish_step == finish_step:
+                break
+            heapq.heappop(self._finishing)
+        return max(min(finish_step - self._steps, self.cache.available_tokens // batch), 1)
+
+    def _make_room_for_decodes(self) -> bool:
+        preempted = False
+        while self.cache.available_tokens < len(self._decoding):
+            preempted |= self._preempt_youngest()
+        return preempted
+
+    def _take_chunk(self, job: Job, tokens: int) -> bool:
+        """Room for the next tokens of a prompt, beside the decodes of this very step."""
+        if self.cache.available_tokens - len(self._decoding) < tokens:
+            return False
+        self.cache.take(tokens)
+        job.private_tokens += tokens
+        return True
+
+    def _admit_waiting(self, chunks: list[tuple[Job, int]], budget_tokens: int) -> None:
+        """From the head of the queue while seats, budget and room last; nobody overtakes, but for those that load."""
+        while self._waiting and budget_tokens > 0 and len(self._admitted) < self.config.max_num_seqs:
+            job = self._waiting[0]
+            tokens = self._admit(job, budget_tokens)
+            if tokens is None:
+                return
+            self._waiting.popleft()
+            self._admitted[job] = None
+            if tokens:
+                self._prefilling[job] = None
+                chunks.append((job, tokens))
+                budget_tokens -= tokens
+
+    def _admit(self, job: Job, budget_tokens: int) -> int | None:
+        """Let a job begin on what is cached. Tokens of its first chunk, 0 where it loads first; None without room."""
+        prompt = job.ask.blocks[: job.ask.prompt_blocks]
+        found = self.cache.run(prompt)
+        held = job.block_end(found - 1, self._block) if found else 0
+        usable = max(self._usable(found, job.known_tokens), min(job.arrived_tokens, job.known_tokens - 1))
+        below = self._in_cpu_tier(job, found)
+        tokens = 0 if below > usable else min(job.known_tokens - usable, budget_tokens)
+        computed = max(usable, below)
+        private = max(computed + tokens - held, tokens)
+        free = self.cache.free_tokens_of(prompt[:found])
+        if self.cache.available_tokens - free - len(self._decoding) < private:
+            return None
+        self.cache.pin(prompt[:found])
+        self.cache.take(private)
+        job.pinned_blocks, job.private_tokens, job.computed_tokens = found, private, computed
+        if job.cached_tokens is None:
+            job.cached_tokens = computed
+        if not tokens:
+            self._loading.add(job)
+            self._progress.loading.append((job, below - usable))
+        elif usable > held:
+            self._commit(job, usable)
+        return tokens
+
+    def _in_cpu_tier(self, job: Job, found: int) -> int:
+        """Tokens of the run that the CPU tier continues; 0 where it adds nothing."""
+        if self.cpu is None:
+            return 0
+        prompt = job.ask.blocks[found : job.ask.prompt_blocks]
+        more = self.cpu.run(prompt)
+        self.cpu.touch(prompt[:more])
+        return self._usable(found + more, job.known_tokens) if more else 0
+
+    def _usable(self, blocks: int, tokens: int) -> int:
+        """Whole engine blocks of that run, and never the last token: it says what follows."""
+        size = self.config.engine_block_tokens
+        return min(blocks * self._block, tokens - 1) // size * size
+
+    def _preempt_youngest(self) -> bool:
+        """The last admitted goes back to the head of the queue and will compute its tokens again."""
+        job, _ = self._admitted.popitem()
+        if job in self._decoding:
+            job.worst_gap_ms = max(job.worst_gap_ms, self._gaps.worst_since(job.joined_step))
+            job.emitted += self._steps - job.joined_step
+            self._leave_decoding(job)
+        self._prefilling.pop(job, None)
+        self._loading.discard(job)
+        self._release(job)
+        job.arrived_tokens = 0
+        self._waiting.appendleft(job)
+        self.preemptions += 1
+        return True
+
+    # --- what others hear ---
+
+    def _tell(self, tier: Tier, held: bool, blocks: list[BlockHash]) -> None:
+        """In the order in which it happened: what was evicted to make room went first."""
+        if evicted := self.cache.take_evicted():
+            self._progress.news.append((Tier.GPU, False, evicted))
+        if blocks:
+            self._progress.news.append((tier, held, blocks))
+
+    def _store_below(self, stored: list[tuple[BlockHash, int]]) -> None:
+        """Whatever is computed is written through into the CPU tier."""
+        if self.cpu is None:
+            return
+        new: list[BlockHash] = []
+        gone: list[BlockHash] = []
+        for block, tokens in stored:
+            is_new, evicted = self.cpu.put(block, tokens)
+            gone += evicted
+            if is_new:
+                new.append(block)
+        self._tell(Tier.CPU, False, gone)
+        self._tell(Tier.CPU, True, new)
+
+
+class _Gaps:
+    """The longest step since any step: durations that no later one exceeds, in order."""
+
+    def __init__(self) -> None:
+        self._steps: list[int] = []
+        self._ms: list[float] = []
+
+    def add(self, step: int, duration_ms: float) -> None:
+        while self._ms and self._ms[-1] <= duration_ms:
+            self._ms.pop()
+            self._steps.pop()
+        self._steps.append(step)
+        self._ms.append(duration_ms)
+
+    def worst_since(self, step: int) -> float:
+        at = bisect_right(self._steps, step)
+        return self._ms[at] if at < len(self._ms) else 0.0

@@ -1,0 +1,98 @@
+"""How does recorded traffic become something to simulate?
+
+Mooncake-format JSONL, where block ids say what prompts share, and Azure's CSV, which only knows lengths. A trace tells
+nothing about what its answers filled, so that only prompts are shared. This file never simulates.
+"""
+
+from __future__ import annotations
+
+import csv
+from array import array
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from router.errors import ConfigError
+from router.sim.virtual.traffic import Ask, Session, Traffic
+
+MOONCAKE_BLOCK_TOKENS = 512
+AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+
+class TraceRequest(msgspec.Struct, frozen=True):
+    """One line of a Mooncake trace. `timestamp` is in ms; a hash id stands for its block and everything before it, and
+    the last block may be shorter."""
+
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+
+
+def read_mooncake(path: Path) -> list[TraceRequest]:
+    """Every line. Raises `ConfigError` with the line that is none."""
+    found: list[TraceRequest] = []
+    decode = msgspec.json.Decoder(TraceRequest).decode
+    try:
+        with path.open("rb") as lines:
+            for line in lines:
+                one = decode(line)
+                if one.input_length < 1 or len(one.hash_ids) != -(-one.input_length // MOONCAKE_BLOCK_TOKENS):
+                    raise ValueError(
+                        f"{len(one.hash_ids)} blocks of {MOONCAKE_BLOCK_TOKENS} tokens are not "
+                        f"{one.input_length} tokens"
+                    )
+                found.append(one)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}:{len(found) + 1}: no line of a Mooncake trace: {error}") from error
+    return found
+
+
+def mooncake_traffic(
+    trace: Sequence[TraceRequest], *, speedup: float = 1.0, jitter_s: float = 0.0, seed: int = 0, name: str = "trace"
+) -> Traffic:
+    """Open-loop traffic. The public conversation trace has its arrivals rounded to 3 s: jitter spreads them again."""
+    random = Random(seed)
+    first_ms = min(one.timestamp for one in trace) if trace else 0.0
+    starts = ((one.timestamp - first_ms) / 1000 + random.uniform(0, jitter_s) for one in trace)
+    sessions = [
+        Session(start_s / speedup, (_ask(one.input_length, one.output_length, array("Q", one.hash_ids)),))
+        for start_s, one in zip(starts, trace, strict=True)
+    ]
+    sessions.sort(key=lambda session: session.start_s)
+    return Traffic(MOONCAKE_BLOCK_TOKENS, sessions, len(sessions), name)
+
+
+def _ask(prompt_tokens: int, output_tokens: int, blocks: array[int]) -> Ask:
+    return Ask(prompt_tokens, max(output_tokens, 1), blocks, len(blocks))
+
+
+def azure_traffic(path: Path, *, speedup: float = 1.0, block_size_tokens: int = MOONCAKE_BLOCK_TOKENS) -> Traffic:
+    """Open-loop traffic of an Azure LLM trace: no prompt shares anything, since the trace says nothing of it."""
+    sessions: list[Session] = []
+    ids = count(1)
+    for at_s, prompt_tokens, output_tokens in _azure_rows(path):
+        blocks = array("Q", (next(ids) for _ in range(-(-prompt_tokens // block_size_tokens))))
+        sessions.append(Session(at_s / speedup, (_ask(prompt_tokens, output_tokens, blocks),)))
+    sessions.sort(key=lambda session: session.start_s)
+    return Traffic(block_size_tokens, sessions, len(sessions), path.stem)
+
+
+def _azure_rows(path: Path) -> Iterator[tuple[float, int, int]]:
+    number = 1
+    first: datetime | None = None
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = csv.DictReader(file)
+            if missing := set(AZURE_COLUMNS) - set(rows.fieldnames or ()):
+                raise ValueError(f"columns {', '.join(sorted(missing))} are missing")
+            for number, row in enumerate(rows, start=2):  # noqa: B007, it is named where a line fails
+                at = datetime.fromisoformat(row[AZURE_COLUMNS[0]][:26])  # some have seven digits after the point
+                first = first or at
+                yield (at - first).total_seconds(), max(int(row[AZURE_COLUMNS[1]]), 1), int(row[AZURE_COLUMNS[2]])
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path}:{number}: no line of an Azure trace: {error}") from error

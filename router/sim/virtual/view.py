@@ -1,0 +1,138 @@
+"""What does one replica of the router believe, and where does it send a prompt?
+
+The router's own parts, fed by the virtual world instead of by sockets: the index of what pods announced, the index of
+what was sent, the ledger, the shared prefixes and `decide()` itself. What it believes may be late, incomplete or gone;
+the truth is in the pods. This file never looks at a pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from router.fleet.ledger import Ledger
+from router.index.masks import HolderMasks
+from router.index.predicted import PredictedIndex
+from router.index.shared import SharedPrefixes
+from router.policy.decide import decide
+from router.policy.spec import Policy
+from router.types import (
+    BlockHash,
+    BlocksByTier,
+    Endpoint,
+    FleetSnapshot,
+    Generation,
+    InferenceRequest,
+    InFlight,
+    Lease,
+    Link,
+    Pod,
+    PodId,
+    PodLoad,
+    PodState,
+    PodStatus,
+    PrefixMatch,
+    PromptPrefix,
+    RouteDecision,
+    Scene,
+    Tier,
+)
+
+HEAVY_SHARE = 1.5
+"""As in `proxy/forward.py`: a prefix with more than this times one pod's fair share must live on several pods."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knowledge:
+    """What reaches a router, and how it fills the gaps: defaults are those of `config/router.yaml`.
+
+    Without `events` all that is known of a pod's cache is what was sent there, for `silent_ttl_s`.
+    """
+
+    events: bool = True
+    predicted_ttl_s: float = 5.0
+    silent_ttl_s: float = 600.0
+    silent_capacity_tokens: int = 200_000
+
+
+class RouterView:
+    """One replica. Pods are known by id and all of them serve `model`."""
+
+    def __init__(
+        self, pods: Sequence[Pod], generation: Generation, policy: Policy, knowledge: Knowledge, link: Link | None
+    ) -> None:
+        self.ledger = Ledger()
+        self._generation = generation
+        self._policy = policy
+        self._knowledge = knowledge
+        self._link = link
+        self.pods = {pod.id: pod for pod in pods}
+        self._announced = HolderMasks()
+        self._predicted = PredictedIndex()
+        self._shared = SharedPrefixes()
+        self._turn = 0
+        self._snapshot = FleetSnapshot()
+        self.scraped({}, 0.0)
+
+    def heard(self, pod: PodId, tier: Tier, held: bool, blocks: list[BlockHash]) -> None:
+        """A pod announced a change of what it holds."""
+        slot = self._announced.slot(pod)
+        (self._announced.add_all if held else self._announced.remove_all)(slot, blocks, tier)
+
+    def scraped(self, loads: Mapping[PodId, PodLoad], now_s: float) -> None:
+        """What the pods said of themselves; those that are missing keep silent."""
+        statuses = (PodStatus(pod, PodState.READY, loads.get(pod.id, PodLoad())) for pod in self.pods.values())
+        self._snapshot = FleetSnapshot(self._snapshot.version + 1, tuple(statuses), self._link)
+
+    def forget(self) -> None:
+        """A new process: it knows nobody's blocks and nothing of what is in flight."""
+        self._announced, self._predicted, self._shared = HolderMasks(), PredictedIndex(), SharedPrefixes()
+        self.ledger = Ledger()
+
+    def decide(
+        self, request_id: str, prompt_tokens: int, hashes: Sequence[BlockHash], output_tokens: int, now_s: float
+    ) -> RouteDecision:
+        """Every way to serve a prompt, best first. Raises what `decide()` does."""
+        self._turn += 1
+        prompt = PromptPrefix(self._generation, range(prompt_tokens), hashes)
+        request = InferenceRequest(
+            id=request_id,
+            endpoint=Endpoint.COMPLETIONS,
+            model=self._generation.model,
+            body=b"",
+            max_output_tokens=output_tokens,
+            arrived_at_s=now_s,
+        )
+        scene = Scene(
+            request=request,
+            prompt=prompt,
+            match=PrefixMatch(self._held(hashes, now_s)),
+            fleet=self._snapshot,
+            inflight=self.ledger.inflight(),
+            now_s=now_s,
+            turn=self._turn,
+            shared_blocks=self._shared.observe(hashes, threshold=HEAVY_SHARE / len(self.pods)),
+        )
+        return decide(scene, self._policy)
+
+    def sent(
+        self, pod: PodId, prompt_tokens: int, cached_tokens: int, hashes: Sequence[BlockHash], now_s: float
+    ) -> Lease:
+        """A prompt is on its way to that pod."""
+        knowledge = self._knowledge
+        capacity = None if knowledge.events else knowledge.silent_capacity_tokens // self._generation.block_size_tokens
+        ttl_s = knowledge.predicted_ttl_s if knowledge.events else knowledge.silent_ttl_s
+        self._predicted.record(pod, hashes, now_s, ttl_s=ttl_s, capacity_blocks=capacity)
+        return self.ledger.book(self.pods[pod], prompt_tokens, cached_tokens)
+
+    def others(self, replicas: Iterable[Mapping[PodId, InFlight]]) -> None:
+        """What the other replicas have in flight."""
+        self.ledger.others(replicas)
+
+    def _held(self, hashes: Sequence[BlockHash], now_s: float) -> dict[PodId, BlocksByTier]:
+        """As `stores/local.py` joins them: by pod the longer of what it announced and what was sent to it."""
+        blocks = self._announced.walk(hashes)
+        for pod, found in self._predicted.match(hashes, now_s).items():
+            if sum(found) > sum(blocks.get(pod, (0,))):
+                blocks[pod] = found
+        return blocks

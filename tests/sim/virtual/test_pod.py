@@ -1,0 +1,194 @@
+"""The pod that skips steps does what the pod that takes each of them does."""
+
+from __future__ import annotations
+
+import math
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.sim.pod import SimPod, SimPodConfig, SimRequest
+from router.sim.virtual.pod import Job, VirtualPod, VirtualPodConfig
+from router.sim.virtual.traffic import Ask
+from router.types import BlockHash, PodSpeed, Tier
+
+SPEED = PodSpeed(2.0, 0.5, 1e-3, 6.0, 0.1, 4e-3)
+BLOCK = 4
+
+
+def ask(prompt: list[int], output_tokens: int = 1) -> Ask:
+    """Blocks are named by all tokens up to their end."""
+    tokens = [*prompt, *range(-output_tokens, 0)]
+    blocks = [hash(tuple(tokens[: end + BLOCK])) & 2**63 - 1 for end in range(0, len(tokens) - BLOCK + 1, BLOCK)]
+    return Ask(len(prompt), output_tokens, blocks, len(prompt) // BLOCK)
+
+
+def virtual(kv_tokens: int = 10_000, budget: int = 32, seats: int = 4, cpu_kv_tokens: int = 0) -> VirtualPod:
+    config = VirtualPodConfig(
+        speed=SPEED,
+        kv_tokens=kv_tokens,
+        cpu_kv_tokens=cpu_kv_tokens,
+        engine_block_tokens=BLOCK,
+        step_budget_tokens=budget,
+        max_num_seqs=seats,
+    )
+    return VirtualPod(config, BLOCK)
+
+
+Story = dict[int, tuple[float, float, int]]
+"""By job: when its first token came, when its last, and how many tokens were cached."""
+
+
+def drive_virtual(pod: VirtualPod, arrivals: list[tuple[float, Ask]]) -> Story:
+    story: Story = {}
+    due = list(enumerate(arrivals))
+    while due or pod.wake_ms < math.inf:
+        if due and due[0][1][0] <= pod.wake_ms:
+            number, (now_ms, asked) = due.pop(0)
+            pod.submit(Job(number, asked), now_ms)
+            if pod.wake_ms < math.inf or (due and due[0][1][0] == now_ms):
+                continue
+        else:
+            now_ms = pod.wake_ms
+        for job in pod.advance(now_ms).finished:
+            story[job.about] = (job.first_token_ms, now_ms, job.cached_tokens or 0)
+    return story
+
+
+def drive_stepwise(arrivals: list[tuple[float, list[int], int]]) -> Story:
+    """Step by step; somebody who arrives exactly at the end of a step is in the next."""
+    config = SimPodConfig(speed=SPEED, num_blocks=2500, block_size_tokens=BLOCK, step_budget_tokens=32, max_num_seqs=4)
+    pod = SimPod(config)
+    firsts: dict[int, tuple[float, int]] = {}
+    story: Story = {}
+    due, now_ms = list(enumerate(arrivals)), 0.0
+    while True:
+        while due and due[0][1][0] <= now_ms:
+            number, (_, prompt, output) = due.pop(0)
+            pod.submit(SimRequest(id=str(number), prompt=array("I", prompt), output=list(range(output))))
+        step = pod.step()
+        if step is None:
+            if not due:
+                return story
+            now_ms = due[0][1][0]
+            continue
+        now_ms += step.duration_ms
+        for name, cached in step.started.items():
+            firsts[int(name)] = (now_ms, cached)
+        for name in step.finished:
+            story[int(name)] = (firsts[int(name)][0], now_ms, firsts[int(name)][1])
+
+
+prompts = st.tuples(st.integers(1, 3), st.integers(1, 60), st.integers(0, 5)).map(
+    lambda shape: [shape[0]] * min(shape[1], 30) + [shape[0] * 10 + shape[2]] * max(shape[1] - 30, 0)
+)
+jobs = st.lists(st.tuples(st.floats(0, 300), prompts, st.integers(1, 30)), min_size=1, max_size=12)
+
+
+@given(jobs)
+def test_it_tells_the_same_story_as_the_stepwise_pod(arrivals: list[tuple[float, list[int], int]]) -> None:
+    """First tokens, last tokens and cached tokens, to the microsecond, while memory lasts."""
+    arrivals = sorted(arrivals, key=lambda one: one[0])
+    stepwise = drive_stepwise(arrivals)
+    skipping = drive_virtual(virtual(), [(at_ms, ask(prompt, output)) for at_ms, prompt, output in arrivals])
+    assert skipping.keys() == stepwise.keys() == set(range(len(arrivals)))
+    for number, (first_ms, last_ms, cached) in stepwise.items():
+        assert skipping[number] == (pytest.approx(first_ms, abs=1e-3), pytest.approx(last_ms, abs=1e-3), cached)
+
+
+@given(jobs, st.integers(100, 200), st.sampled_from([0, 60]))
+def test_every_job_ends_and_the_pool_is_whole_again_however_little_there_is(
+    arrivals: list[tuple[float, list[int], int]], kv_tokens: int, cpu_kv_tokens: int
+) -> None:
+    """With preemption, with a tier below, and with a backlog."""
+    arrivals = sorted(arrivals, key=lambda one: one[0])
+    pod = virtual(kv_tokens, cpu_kv_tokens=cpu_kv_tokens)
+    held: dict[Tier, set[BlockHash]] = {Tier.GPU: set(), Tier.CPU: set()}
+    due, ended = [(at_ms, ask(prompt, output)) for at_ms, prompt, output in arrivals], 0
+    now_ms = 0.0
+    while due or pod.wake_ms < math.inf:
+        if due and due[0][0] <= pod.wake_ms:
+            now_ms, asked = due.pop(0)
+            pod.submit(Job(None, asked), now_ms)
+            if pod.wake_ms < math.inf:
+                continue
+        else:
+            now_ms = pod.wake_ms
+        progress = pod.advance(now_ms)
+        while True:
+            for tier, is_held, blocks in progress.news:
+                assert held[tier].isdisjoint(blocks) if is_held else held[tier] >= set(blocks)
+                (held[tier].update if is_held else held[tier].difference_update)(blocks)
+            ended += len(progress.finished)
+            assert 0 <= pod.cache.available_tokens <= kv_tokens
+            for job, _ in progress.loading:
+                pod.loaded(job, now_ms)
+            if not progress.loading or pod.wake_ms < math.inf:
+                break
+            progress = pod.advance(now_ms)
+    assert ended == len(arrivals)
+    assert pod.cache.available_tokens == kv_tokens
+    assert set(pod.cache.blocks) == held[Tier.GPU]
+
+
+def test_a_pod_without_room_preempts_the_youngest_who_computes_again() -> None:
+    """Its time to first token stands, its answer comes later."""
+    pod = virtual(kv_tokens=64)
+    story = drive_virtual(pod, [(0.0, ask([1] * 24, 20)), (0.0, ask([2] * 24, 10))])
+    assert pod.preemptions >= 1
+    assert story[1][0] < story[0][1] and set(story) == {0, 1}
+
+
+def test_a_tier_below_gives_back_what_was_evicted() -> None:
+    """After a load, and never as if it had been there all the time."""
+    pod = virtual(kv_tokens=64, cpu_kv_tokens=400)
+    drive_virtual(pod, [(0.0, ask([1] * 40, 1)), (100.0, ask([2] * 60, 1))])
+    pod.submit(Job("again", ask([1] * 40, 1)), 200.0)
+    progress = pod.advance(200.0)
+    ((job, tokens),) = progress.loading
+    assert (tokens, pod.load.waiting) == (32, 1)  # one block of the 9 was never evicted
+    pod.loaded(job, 250.0)
+    assert pod.advance(250.0).finished == []
+    (done,) = pod.advance(pod.wake_ms).finished
+    assert (done.cached_tokens, done.first_token_ms) == (36, pytest.approx(250.0 + SPEED.prefill_ms(40, 36)))
+
+
+def test_kv_that_came_along_is_not_computed_and_stays() -> None:
+    """A pull or a handoff: the next request with that prefix finds it."""
+    pod = virtual()
+    pod.submit(Job("pulled", ask([1] * 40, 1), arrived_tokens=36), 0.0)
+    pod.advance(0.0)
+    (done,) = pod.advance(pod.wake_ms).finished
+    assert done.first_token_ms == pytest.approx(SPEED.prefill_ms(40, 36))
+    assert pod.held_tokens(ask([1] * 60, 1)) == 40
+
+
+def test_what_an_answer_filled_is_found_by_the_next_turn() -> None:
+    """All but its last token, which was never computed."""
+    pod = virtual()
+    first = ask([1] * 10, 7)
+    drive_virtual(pod, [(0.0, first)])
+    follow = Ask(24, 1, [*first.blocks[:4], 77, 78], 6)
+    assert pod.held_tokens(follow) == 16
+
+
+def test_the_longest_gap_is_the_chunk_that_came_between() -> None:
+    """Decodes stall while somebody else's prompt is computed."""
+    pod = virtual()
+    pod.submit(Job("decoding", ask([1] * 8, 20)), 0.0)
+    pod.advance(0.0)
+    pod.submit(Job("late", ask([2] * 32, 1)), 30.0)
+    finished: list[Job] = []
+    while pod.wake_ms < math.inf:
+        finished += pod.advance(pod.wake_ms).finished
+    (decoding,) = [job for job in finished if job.about == "decoding"]
+    chunk_ms = SPEED.prefill_ms(31) - SPEED.c0_ms
+    assert decoding.worst_gap_ms == pytest.approx(chunk_ms + SPEED.d0_ms + SPEED.d1_ms_per_request, rel=0.05)
+
+
+def test_what_can_never_fit_is_refused() -> None:
+    """Rather than queued for ever."""
+    with pytest.raises(ValueError, match="do not fit"):
+        virtual(kv_tokens=20).submit(Job(None, ask([1] * 20, 1)), 0.0)
