@@ -4,6 +4,7 @@
     warmroute publish       beside a cache tier: its blocks into the cluster's index
     warmroute index ...     look into the cluster's index
     warmroute demo          a fleet of mock engines, three policies, one table
+    warmroute simulate      a fleet under a virtual clock: policies side by side
     warmroute mock-engine   engine stand-ins on their own
     warmroute config ...    check a configuration, show its defaults
     warmroute policies      which policies there are
@@ -23,6 +24,7 @@ from router.cli.inspect import check_command, policies_command, show_command
 from router.cli.mock_engine import mock_engine_command
 from router.cli.publish import publish_command
 from router.cli.serve import serve_command
+from router.cli.simulate import simulate_command
 from router.errors import ConfigError
 
 app = typer.Typer(
@@ -31,6 +33,7 @@ app = typer.Typer(
 app.command("serve", help="Run the router.")(serve_command)
 app.command("publish", help="Publish which blocks a cache tier holds into the cluster's index.")(publish_command)
 app.command("demo", help="Watch three policies route a realistic mix over mock engines.")(demo_command)
+app.command("simulate", help="Play traffic against a simulated fleet; compare policies.")(simulate_command)
 app.command("mock-engine", help="Run engine stand-ins.")(mock_engine_command)
 app.command("policies", help="List the policies.")(policies_command)
 

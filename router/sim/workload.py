@@ -1,15 +1,15 @@
 """What do people and programs ask, one after another?
 
-A seeded mix of sessions: chats that grow behind a system prompt of their tenant, questions about documents that many
-ask about, agents in fast loops, one-off prompts. Sessions arrive as a Poisson process whatever the fleet does; inside
-one, the next turn follows the answer to the last. This file only says what is asked: it never sends and never waits.
+A seeded mix of sessions of named kinds. Each kind is a `Shape`: what its sessions have in common and how they grow.
+`MIX` is the demo's: chats behind the system prompt of their tenant, questions about documents that many ask about,
+agents in fast loops, one-off prompts. Sessions arrive whatever the fleet does; inside one, the next turn follows the
+answer to the last. This file only says what is asked: it never sends and never waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from random import Random
 from typing import TypeAlias
 
@@ -20,19 +20,6 @@ Span: TypeAlias = tuple[int, int]
 """Least and most, both possible."""
 
 WORDS_PER_SENTENCE = 12
-
-
-class Kind(StrEnum):
-    """What a session is like."""
-
-    CHAT = "chat"
-    RAG = "rag"
-    AGENT = "agent"
-    ONEOFF = "one-off"
-
-
-MIX: Mapping[Kind, float] = {Kind.CHAT: 0.40, Kind.RAG: 0.32, Kind.AGENT: 0.10, Kind.ONEOFF: 0.18}
-"""Share of the sessions; a chat or an agent is several requests, so that they make most of the traffic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +33,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One conversation that begins at `start_s`."""
+    """One conversation that begins at `start_s`. Its client pauses `read_pause_s` after each piece of an answer."""
 
     id: str
-    kind: Kind
+    kind: str
     start_s: float
     system: str
     turns: tuple[Turn, ...]
+    read_pause_s: float = 0.0
 
     def messages(self, answers: Sequence[str]) -> list[Message]:
         """The chat that asks for the turn after `answers`, with everything said so far."""
@@ -62,60 +50,104 @@ class Session:
         return [*chat, {"role": "user", "content": self.turns[len(answers)].text}]
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """How a kind of session grows, in words (about as many tokens) and seconds."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """A pool of texts, of which each session puts `picked` different ones first, behind the `preface`. Text number k is
+    drawn with a weight of 1/k^zipf: 0 draws all alike."""
 
-    turns: Span
+    texts: int
+    words: Span
+    picked: int = 1
+    zipf: float = 1.0
+    preface: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A kind of session, in words (about as many tokens) and seconds. `share` is its weight among the kinds.
+
+    `unique_first` begins every session with words that no other has, which spoils whatever it shares behind them.
+    """
+
+    share: float
     first_words: Span
-    next_words: Span
     answer_tokens: Span
-    think_s: tuple[float, float]
+    turns: Span = (1, 1)
+    next_words: Span = (1, 1)
+    think_s: tuple[float, float] = (0.0, 0.0)
+    shared: Shared | None = None
+    unique_first: bool = False
+    read_pause_s: float = 0.0
 
 
-_SHAPES: Mapping[Kind, _Shape] = {
-    Kind.CHAT: _Shape((3, 6), (120, 500), (60, 260), (24, 56), (0.3, 1.2)),
-    Kind.RAG: _Shape((1, 2), (20, 60), (20, 60), (24, 48), (0.8, 2.0)),
-    Kind.AGENT: _Shape((5, 8), (150, 300), (200, 450), (16, 40), (0.05, 0.2)),
-    Kind.ONEOFF: _Shape((1, 1), (400, 1600), (1, 1), (24, 56), (0.0, 0.0)),
+MIX: Mapping[str, Shape] = {
+    "chat": Shape(
+        share=0.40,
+        shared=Shared(texts=4, words=(500, 1200)),
+        turns=(3, 6),
+        first_words=(120, 500),
+        next_words=(60, 260),
+        answer_tokens=(24, 56),
+        think_s=(0.3, 1.2),
+    ),
+    "rag": Shape(
+        share=0.32,
+        shared=Shared(texts=16, words=(1400, 2600), preface="Answer from this document."),
+        turns=(1, 2),
+        first_words=(20, 60),
+        next_words=(20, 60),
+        answer_tokens=(24, 48),
+        think_s=(0.8, 2.0),
+    ),
+    "agent": Shape(
+        share=0.10,
+        shared=Shared(texts=1, words=(900, 900)),
+        turns=(5, 8),
+        first_words=(150, 300),
+        next_words=(200, 450),
+        answer_tokens=(16, 40),
+        think_s=(0.05, 0.2),
+    ),
+    "one-off": Shape(share=0.18, first_words=(400, 1600), answer_tokens=(24, 56)),
 }
-_TENANTS = 4
-_TENANT_PROMPT_WORDS: Span = (500, 1200)
-_DOCUMENTS = 16
-_DOCUMENT_WORDS: Span = (1400, 2600)
-_TOOLS_WORDS = 900
+"""What the demo plays. A chat or an agent is several requests, so that they make most of the traffic."""
 
 
 def sessions(seed: int, *, duration_s: float, sessions_per_s: float) -> list[Session]:
-    """Every session that begins within `duration_s`, in order. The same seed gives the same sessions."""
+    """The demo's mix: every session that begins within `duration_s`, in order. One seed gives the same sessions."""
     random = Random(seed)
-    world = _World(random)
-    starts_s = _poisson(random, duration_s, sessions_per_s)
-    return [world.session(f"s{number}", start_s) for number, start_s in enumerate(starts_s)]
+    mix = Mix(random, MIX)
+    return mix.sessions(poisson(random, duration_s, sessions_per_s))
 
 
-class _World:
-    """What sessions share: the tenants' system prompts, the tools of the agents, the documents."""
+class Mix:
+    """Draws sessions. The texts that they share are drawn first, kind by kind."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, shapes: Mapping[str, Shape]) -> None:
         self._random = random
-        self._tenants = [prose(random, random.randint(*_TENANT_PROMPT_WORDS)) for _ in range(_TENANTS)]
-        self._documents = [prose(random, random.randint(*_DOCUMENT_WORDS)) for _ in range(_DOCUMENTS)]
-        self._tools = prose(random, _TOOLS_WORDS)
+        self._shapes = shapes
+        self._pools = {kind: _pool(random, shape.shared) for kind, shape in shapes.items() if shape.shared}
 
-    def session(self, name: str, start_s: float) -> Session:
-        kind = self._random.choices(list(MIX), list(MIX.values()))[0]
-        return Session(name, kind, start_s, self._system(kind), tuple(self._turns(_SHAPES[kind])))
+    def sessions(self, starts_s: Iterable[float]) -> list[Session]:
+        """One for each start, in order."""
+        return [self._session(f"s{number}", start_s) for number, start_s in enumerate(starts_s)]
 
-    def _system(self, kind: Kind) -> str:
-        """What stands before the conversation, drawn by Zipf's law where there is a choice."""
-        if kind is Kind.CHAT:
-            return _zipf(self._random, self._tenants)
-        if kind is Kind.RAG:
-            return f"Answer from this document.\n\n{_zipf(self._random, self._documents)}"
-        return self._tools if kind is Kind.AGENT else ""
+    def _session(self, name: str, start_s: float) -> Session:
+        weights = [shape.share for shape in self._shapes.values()]
+        kind = self._random.choices(list(self._shapes), weights)[0]
+        shape = self._shapes[kind]
+        system = self._system(kind, shape)
+        return Session(name, kind, start_s, system, tuple(self._turns(shape)), shape.read_pause_s)
 
-    def _turns(self, shape: _Shape) -> Iterator[Turn]:
+    def _system(self, kind: str, shape: Shape) -> str:
+        """What stands before the conversation."""
+        parts = [f"Request {self._random.getrandbits(64):016x}."] if shape.unique_first else []
+        if shape.shared is not None:
+            parts += [shape.shared.preface] if shape.shared.preface else []
+            parts += _picked(self._random, self._pools[kind], shape.shared)
+        return "\n\n".join(parts)
+
+    def _turns(self, shape: Shape) -> Iterator[Turn]:
         random = self._random
         for number in range(random.randint(*shape.turns)):
             words = random.randint(*(shape.next_words if number else shape.first_words))
@@ -130,13 +162,25 @@ def prose(random: Random, words: int) -> str:
     return " ".join(" ".join(sentence).capitalize() + "." for sentence in sentences)
 
 
-def _zipf(random: Random, items: Sequence[str]) -> str:
-    """Item k (from 1) with a weight of 1/k."""
-    return random.choices(items, [1 / rank for rank in range(1, len(items) + 1)])[0]
-
-
-def _poisson(random: Random, duration_s: float, per_s: float) -> Iterator[float]:
+def poisson(random: Random, duration_s: float, per_s: float) -> Iterator[float]:
+    """Arrivals that know nothing of each other, so many a second on average."""
     at_s = random.expovariate(per_s)
     while at_s < duration_s:
         yield at_s
         at_s += random.expovariate(per_s)
+
+
+def _pool(random: Random, shared: Shared) -> list[str]:
+    least, most = shared.words
+    return [prose(random, random.randint(least, most) if most > least else least) for _ in range(shared.texts)]
+
+
+def _picked(random: Random, pool: Sequence[str], shared: Shared) -> list[str]:
+    """Different texts in the order drawn, the most popular most often first; in the pool's order where it is all."""
+    if shared.picked >= len(pool):
+        return list(pool)
+    weights = [1 / rank**shared.zipf for rank in range(1, len(pool) + 1)]
+    picked: dict[int, None] = {}
+    while len(picked) < shared.picked:
+        picked[random.choices(range(len(pool)), weights)[0]] = None
+    return [pool[number] for number in picked]

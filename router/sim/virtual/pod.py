@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_right
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
-from typing import Any
 
 from router.sim.pod import step_ms
+from router.sim.virtual.batch import Batch, Gaps, Job, Progress
 from router.sim.virtual.cache import BlockCache, TierCache
 from router.sim.virtual.traffic import Ask
 from router.types import BlockHash, PodLoad, PodSpeed, Tier
@@ -38,71 +37,6 @@ class VirtualPodConfig:
     engine_block_tokens: int = 16
     step_budget_tokens: int = 8192
     max_num_seqs: int = 256
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """One request on one pod. `about` is whatever its sender wants to find again; `arrived_tokens` of KV came with it.
-
-    Times are in ms; `cached_tokens` is what the first admission found, in the cache or brought along.
-    """
-
-    about: Any
-    ask: Ask
-    arrived_tokens: int = 0
-    cached_tokens: int | None = None
-    first_token_ms: float = math.nan
-    worst_gap_ms: float = 0.0
-    emitted: int = 0
-    computed_tokens: int = 0
-    pinned_blocks: int = 0
-    private_tokens: int = 0
-    joined_step: int = 0
-    finish_step: int = 0
-
-    @property
-    def known_tokens(self) -> int:
-        """Prompt and what was answered so far."""
-        return self.ask.prompt_tokens + self.emitted
-
-    def block_end(self, block: int, block_size_tokens: int) -> int:
-        """First token behind that block of the prompt."""
-        return min((block + 1) * block_size_tokens, self.ask.prompt_tokens)
-
-
-@dataclass(slots=True)
-class _Run:
-    """Steps under way, all of the same batch. `steps` is 1 where there are chunks."""
-
-    start_ms: float
-    steps: int
-    first_ms: float
-    growth_ms: float
-    chunks: list[tuple[Job, int]]
-
-    def duration_ms(self, steps: int) -> float:
-        return steps * self.first_ms + self.growth_ms * steps * (steps - 1) / 2
-
-    def steps_until(self, now_ms: float) -> int:
-        """How many must end until no step is under way at that time: at least one."""
-        elapsed_ms, half = now_ms - self.start_ms, self.growth_ms / 2
-        if half:
-            slope = self.first_ms - half
-            steps = math.ceil((math.sqrt(slope * slope + 4 * half * elapsed_ms) - slope) / (2 * half))
-        else:
-            steps = math.ceil(elapsed_ms / self.first_ms)
-        return min(max(steps, 1), self.steps)
-
-
-@dataclass(slots=True)
-class Progress:
-    """What a pod did since the last time. `news`: blocks by tier, and whether they are held from now on."""
-
-    started: list[Job] = field(default_factory=list)
-    finished: list[Job] = field(default_factory=list)
-    loading: list[tuple[Job, int]] = field(default_factory=list)
-    """Jobs that wait for so many tokens from the pod's CPU tier: give them to `loaded` when they are there."""
-    news: list[tuple[Tier, bool, list[BlockHash]]] = field(default_factory=list)
 
 
 class VirtualPod:
@@ -126,8 +60,8 @@ class VirtualPod:
         self._ids = count()
         self._context_tokens = 0
         self._steps = 0
-        self._run: _Run | None = None
-        self._gaps = _Gaps()
+        self._run: Batch | None = None
+        self._gaps = Gaps()
         self._progress = Progress()
 
     @property
@@ -293,7 +227,7 @@ class VirtualPod:
         if chunks or batch:
             self._run = self._run_of(now_ms, chunks, batch)
 
-    def _run_of(self, now_ms: float, chunks: list[tuple[Job, int]], batch: int) -> _Run:
+    def _run_of(self, now_ms: float, chunks: list[tuple[Job, int]], batch: int) -> Batch:
         speed = self.config.speed
         contexts = [(job.computed_tokens, tokens) for job, tokens in chunks]
         first_ms = step_ms(speed, (), contexts)
@@ -301,7 +235,7 @@ class VirtualPod:
             first_ms += speed.d0_ms - speed.c0_ms + speed.d1_ms_per_request * batch
             first_ms += speed.d2_ms_per_context_token * self._context_tokens
         steps = 1 if chunks else self._decode_steps(batch)
-        return _Run(now_ms, steps, first_ms, speed.d2_ms_per_context_token * batch, chunks)
+        return Batch(now_ms, steps, first_ms, speed.d2_ms_per_context_token * batch, chunks)
 
     def _decode_steps(self, batch: int) -> int:
         """Steps until the next request ends, or until there is no room left."""
@@ -416,22 +350,3 @@ class VirtualPod:
                 new.append(block)
         self._tell(Tier.CPU, False, gone)
         self._tell(Tier.CPU, True, new)
-
-
-class _Gaps:
-    """The longest step since any step: durations that no later one exceeds, in order."""
-
-    def __init__(self) -> None:
-        self._steps: list[int] = []
-        self._ms: list[float] = []
-
-    def add(self, step: int, duration_ms: float) -> None:
-        while self._ms and self._ms[-1] <= duration_ms:
-            self._ms.pop()
-            self._steps.pop()
-        self._steps.append(step)
-        self._ms.append(duration_ms)
-
-    def worst_since(self, step: int) -> float:
-        at = bisect_right(self._steps, step)
-        return self._ms[at] if at < len(self._ms) else 0.0

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import ConfigDict
 
 from router.fleet.ledger import Ledger
 from router.index.masks import HolderMasks
@@ -51,8 +54,9 @@ class Knowledge:
 
     events: bool = True
     predicted_ttl_s: float = 5.0
-    silent_ttl_s: float = 600.0
-    silent_capacity_tokens: int = 200_000
+    silent_ttl_s: float = 1200.0
+    silent_capacity_tokens: int = 400_000
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
 class RouterView:

@@ -16,52 +16,20 @@ from itertools import count, cycle
 from random import Random
 from typing import Any, TypeAlias
 
-from router.errors import RouterError
+from router.errors import ConfigError, RouterError
 from router.fleet.ledger import Ledger
 from router.policy.spec import Policy
+from router.sim.virtual.batch import Job, Progress
+from router.sim.virtual.fleet import Conditions, Fleet
 from router.sim.virtual.links import Links
 from router.sim.virtual.outcome import Outcome, PodUse, Run
-from router.sim.virtual.pod import Job, Progress, VirtualPod, VirtualPodConfig
+from router.sim.virtual.pod import VirtualPod
 from router.sim.virtual.traffic import Ask, Session, Traffic
 from router.sim.virtual.view import Knowledge, RouterView
-from router.types import BlockHash, Direct, Generation, Lease, Link, Pod, Pull, Role, RouteDecision, Tier
+from router.types import BlockHash, Direct, Generation, Lease, Pod, Pull, Role, RouteDecision, Tier
 
 Progressed: TypeAlias = Callable[[int], None]
 """Told how many requests have ended so far."""
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedPod:
-    """A pod as the router knows it (its `speed` may be wrong there) and as it is."""
-
-    known: Pod
-    true: VirtualPodConfig
-    pcie_bytes_per_ms: float = 20e6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conditions:
-    """Between pods and routers, and between pods. Defaults are a healthy cluster with KV events.
-
-    `exchange_ms`: how often replicas tell one another what they have in flight; None for never. `restarts`: (replica,
-    at second, seconds until it has read the index again). `refuse_above_ms`: a request whose cheapest price is above is
-    refused. `overhead_ms`: what an engine adds to every first token beside compute.
-    """
-
-    routers: int = 1
-    route_ms: float = 2.0
-    overhead_ms: float = 0.0
-    event_delay_ms: float = 50.0
-    event_loss: float = 0.0
-    scrape_ms: float = 1000.0
-    exchange_ms: float | None = 40.0
-    restarts: tuple[tuple[int, float, float], ...] = ()
-    refuse_above_ms: float = math.inf
-    link: Link | None = None
-    handoff_layers: int = 1
-    """KV of a handoff from prefill to decode moves layer by layer beside the compute: 1 for not at all."""
-    regret_every: int = 0
-    """Look back at every so many decisions; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +61,7 @@ class World:
 
     def __init__(
         self,
-        pods: Sequence[SimulatedPod],
+        fleet: Fleet,
         policy: Policy,
         conditions: Conditions,
         *,
@@ -105,15 +73,19 @@ class World:
         self._conditions = conditions
         self._random = Random(seed)
         knowledge = knowledge or Knowledge()
+        pods = fleet.pods
+        self._link = fleet.link
         generation = Generation(model=pods[0].known.models[0], block_size_tokens=block_size_tokens)
         self._facts = {pod.known.id: pod for pod in pods}
         self._pods = {pod.known.id: VirtualPod(pod.true, block_size_tokens) for pod in pods}
         self._block = block_size_tokens
+        if fleet.splits and fleet.link is None:
+            raise ConfigError("prefill pods need a link to hand KV over to decode pods")
         decoders = [pod.known for pod in pods if pod.known.role is Role.DECODE]
         entry = [_as_both(pod.known) for pod in pods if pod.known.role is not Role.DECODE]
 
         def view(of: Sequence[Pod], by: Policy) -> RouterView:
-            return RouterView(of, generation, by, knowledge, conditions.link)
+            return RouterView(of, generation, by, knowledge, fleet.believed_link)
 
         self._views = [view(entry, policy) for _ in range(conditions.routers)]
         decoding = [_as_both(pod) for pod in decoders]
@@ -165,9 +137,9 @@ class World:
 
     def _bandwidths(self) -> dict[Any, float]:
         places: dict[Any, float] = {("pcie", pod): facts.pcie_bytes_per_ms for pod, facts in self._facts.items()}
-        if self._conditions.link:
+        if self._link:
             for pod in self._facts:
-                places["send", pod] = places["receive", pod] = self._conditions.link.bytes_per_ms
+                places["send", pod] = places["receive", pod] = self._link.bytes_per_ms
         return places
 
     # --- arrivals ---
@@ -256,7 +228,7 @@ class World:
         """Begin to fetch what the holder still has; False where that is nothing."""
         held = self._pods[pull.holder].held_tokens(request.ask)
         tokens = min(pull.cached_tokens, held) - self._pods[pod_id].held_tokens(request.ask)
-        link = self._conditions.link
+        link = self._link
         if tokens <= 0 or link is None:
             return False
         request.outcome.pulled_tokens = tokens
@@ -337,19 +309,19 @@ class World:
 
     def _hand_off(self, request: _Request, prefill: str) -> None:
         """The prompt is computed: its KV goes to the decode pod that is chosen now."""
-        view, ask, conditions = self._decode_view, request.ask, self._conditions
-        assert view is not None and conditions.link is not None
+        view, ask, link = self._decode_view, request.ask, self._link
+        assert view is not None and link is not None
         decode = self._decide(view, ask).candidates[0].pod.id
         self._uses[decode] += 1
         arrived = ask.prompt_tokens - 1
         request.decode = self._book(view, ask, decode, arrived)
-        kv_bytes = ask.prompt_tokens * self._facts[prefill].known.kv_bytes_per_token / conditions.handoff_layers
+        kv_bytes = ask.prompt_tokens * self._facts[prefill].known.kv_bytes_per_token / self._conditions.handoff_layers
         places = (("send", prefill), ("receive", decode))
 
         def arrive() -> None:
             self._submit(request, decode, arrived)
 
-        self._links.start(arrive, places, kv_bytes, conditions.link.t0_ms, self._now_ms)
+        self._links.start(arrive, places, kv_bytes, link.t0_ms, self._now_ms)
 
     def _release(self, request: _Request) -> None:
         for place in (request.prefill, request.decode):

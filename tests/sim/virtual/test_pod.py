@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.sim.pod import SimPod, SimPodConfig, SimRequest
-from router.sim.virtual.pod import Job, VirtualPod, VirtualPodConfig
+from router.sim.virtual.batch import Job
+from router.sim.virtual.pod import VirtualPod, VirtualPodConfig
 from router.sim.virtual.traffic import Ask
 from router.types import BlockHash, PodSpeed, Tier
 

@@ -1,0 +1,164 @@
+"""How would a fleet behave under this traffic and that policy?
+
+    warmroute simulate conversation_trace.jsonl --jitter-s 3
+    warmroute simulate conversation_trace.jsonl --compare --report report.html
+
+The router's own decision code in front of simulated pods, on a virtual clock. This file only reads what is asked for,
+spreads the runs over the cores, and shows what came out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from router.cli.simulate_report import summary, write_csv, write_report
+from router.config.load import load
+from router.config.policies import choose_policy, load_policies
+from router.config.priors import load_priors
+from router.config.shipped import shipped
+from router.errors import ConfigError
+from router.sim.virtual.compare import Experiment, Result, Setting, grid
+from router.sim.virtual.generate import Mix
+from router.sim.virtual.scenario import FleetSpec
+from router.sim.virtual.traces import TraceRequest, azure_traffic, mooncake_traffic, read_mooncake
+from router.sim.virtual.traffic import Traffic
+from router.types import PodSpeed
+
+DEFAULT_FLEET = "fleets/llama-70b-h100.yaml"
+DECODE_POLICY = "least_load"
+"""Chooses the decode pod where prefill and decode are apart."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where traffic comes from: a Mooncake trace, an Azure CSV, or a YAML that describes a mix."""
+
+    path: Path
+    requests: int | None = None
+    jitter_s: float = 0.0
+
+    def __call__(self, speedup: float, seed: int) -> Traffic:
+        """Raises `ConfigError`."""
+        name = self.path.stem
+        if self.path.suffix == ".jsonl":
+            trace = _trace(self.path, self.requests)
+            return mooncake_traffic(trace, speedup=speedup, jitter_s=self.jitter_s, seed=seed, name=name)
+        if self.path.suffix == ".csv":
+            return azure_traffic(self.path, speedup=speedup)
+        if self.path.suffix in (".yaml", ".yml"):
+            return load(self.path, Mix).traffic(speedup=speedup, seed=seed, name=name)
+        raise ConfigError(f"{self.path}: traffic is a Mooncake trace (.jsonl), an Azure trace (.csv) or a mix (.yaml)")
+
+
+@lru_cache(1)
+def _trace(path: Path, requests: int | None) -> Sequence[TraceRequest]:
+    return list(islice(read_mooncake(path), requests))
+
+
+class ShippedPriors:
+    """Coefficients of `config/models`."""
+
+    def __init__(self) -> None:
+        self._priors = load_priors(shipped("config") / "models")
+
+    def __call__(self, model: str, hardware: str) -> tuple[PodSpeed, int]:
+        """Raises `ConfigError`."""
+        prior = self._priors.get(model)
+        if prior is None:
+            raise ConfigError(f"model: no prior named {model!r}; known: {', '.join(sorted(self._priors))}")
+        row = prior.hardware.get(hardware)
+        if row is None:
+            raise ConfigError(
+                f"hardware: {model} on {hardware!r} is unknown; known: {', '.join(sorted(prior.hardware))}"
+            )
+        return row.speed(), prior.kv_bytes_per_token
+
+
+def experiment(fleet: Path, source: Source) -> Experiment:
+    """What the files say. Raises `ConfigError`."""
+    policies = load_policies(shipped("policies"))
+    decode = choose_policy(policies, DECODE_POLICY)
+    return Experiment(load(fleet, FleetSpec), ShippedPriors(), policies, decode, source)
+
+
+def simulate_command(
+    traffic: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, help="A trace (.jsonl, .csv) or a mix (.yaml).")
+    ],
+    fleet: Annotated[Path | None, typer.Option(help="A YAML of pods, links and SLO.")] = None,
+    policies: Annotated[str, typer.Option(help="Names, separated by commas; `all` for all there are.")] = "cost_aware",
+    loads: Annotated[str, typer.Option(help="Times the traffic's own rate.")] = "1",
+    pods: Annotated[str, typer.Option(help="Pods of the fleet's first group; as the file says if empty.")] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting, with other arrivals.")] = 1,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="All policies, three loads, three seeds, wrong priors.")
+    ] = False,
+    requests: Annotated[int | None, typer.Option(min=1, help="Only the first lines of a trace.")] = None,
+    jitter_s: Annotated[float, typer.Option(min=0.0, help="Spread each arrival by up to so much of trace time.")] = 0.0,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML page with plots.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write every run as a row.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+) -> None:
+    """Ends with a table; times are virtual."""
+    setup = experiment(fleet or shipped("config") / DEFAULT_FLEET, Source(traffic, requests, jitter_s))
+    if compare:
+        policies, loads, seeds = "all", loads if loads != "1" else "0.7,1,1.3", max(seeds, 3)
+    names = sorted(setup.policies) if policies == "all" else [name.strip() for name in policies.split(",")]
+    for name in names:
+        choose_policy(dict(setup.policies), name)
+    sizes = [int(number) for number in pods.split(",")] if pods else [setup.fleet.pods[0].count]
+    settings = grid(names, [float(one) for one in loads.split(",")], sizes, seeds, wrong=compare)
+    results = run_all(setup, settings, jobs)
+    Console().print(summary(results, setup.fleet.slo))
+    if csv is not None:
+        write_csv(csv, results)
+    if report is not None:
+        write_report(report, results, setup.fleet, traffic.name)
+
+
+def run_all(setup: Experiment, settings: Sequence[Setting], jobs: int) -> list[Result]:
+    """All runs, with a bar: of requests where there is one run, of runs where there are several."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        if len(settings) == 1:
+            task = progress.add_task(settings[0].policy, total=setup.traffic(1.0, 0).requests or None)
+            return [setup.run(settings[0], lambda done: _tick(progress, task, done))]
+        task = progress.add_task("runs", total=len(settings))
+        results = []
+        for result in _spread(setup, settings, jobs):
+            results.append(result)
+            progress.update(task, advance=1, description=f"{result.setting.policy} x{result.setting.load:g}")
+    return sorted(results, key=lambda result: result.setting)
+
+
+def _tick(progress: Progress, task: object, done: int) -> None:
+    if done % 500 == 0:
+        progress.update(task, completed=done)  # type: ignore[arg-type]
+
+
+def _spread(setup: Experiment, settings: Sequence[Setting], jobs: int) -> Iterator[Result]:
+    with ProcessPoolExecutor(min(jobs, len(settings)), mp_context=get_context("fork")) as pool:
+        for ended in as_completed(pool.submit(partial(_run, setup), setting) for setting in settings):
+            yield ended.result()
+
+
+def _run(setup: Experiment, setting: Setting) -> Result:
+    return setup.run(setting)

@@ -1,0 +1,258 @@
+"""What do many simulated runs say, as a table, a CSV and a page?
+
+Results in, text out. This file never simulates.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from router.report.page import Section, page, paragraph, table
+from router.report.plots import Axes, Series, bars, cdf, lines
+from router.sim.virtual.compare import Measure, Result, mean_of, ranks
+from router.sim.virtual.outcome import Figures, Slo
+from router.sim.virtual.scenario import FleetSpec
+
+MEASURES: dict[str, Measure] = {
+    "TTFT mean": lambda f: f.ttft_mean_ms,
+    "TTFT p99": lambda f: f.ttft_p99_ms,
+    "misses of the SLO": lambda f: 1 - f.slo_share,
+}
+OURS = "cost_aware"
+PLOTTED = 8
+"""As many lines as can be told apart: the best, and ours."""
+_COLUMNS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
+    ("hit", lambda f: f"{f.cached_share:.1%}"),
+    ("ideal", lambda f: f"{f.of_ideal:.0%}"),
+    ("mean", lambda f: _duration(f.ttft_mean_ms)),
+    ("p50", lambda f: _duration(f.ttft_p50_ms)),
+    ("p99", lambda f: _duration(f.ttft_p99_ms)),
+    ("SLO", lambda f: f"{f.slo_share:.1%}"),
+    ("peak", lambda f: f"{f.peak_over_mean:.2f}"),
+    ("regret", lambda f: _duration(f.regret_mean_ms)),
+)
+LEGEND = (
+    "hit: cached share of the prompt tokens; ideal: the same against a cache that never evicts. mean, p50, p99: time to "
+    "first token. SLO: requests within {ttft} ms to the first token and {tpot} ms a token after it, refused ones missed. "
+    "peak: computed tokens of the busiest pod against the mean. regret: how much sooner the first token was to be had "
+    "elsewhere, looking back."
+)
+
+
+def _duration(ms: float) -> str:
+    if math.isnan(ms):
+        return ""
+    return f"{ms:.0f} ms" if ms < 1e4 else f"{ms / 1e3:,.0f} s"
+
+
+def summary(results: Sequence[Result], slo: Slo) -> Table:
+    """A row for each policy, load and pool, means over seeds; runs with misjudged coefficients are left out."""
+    caption = LEGEND.format(ttft=f"{slo.ttft_ms:g}", tpot=f"{slo.tpot_ms:g}")
+    shown = Table(
+        *("policy", "load", "pods", *(name for name, _ in _COLUMNS)),
+        caption=caption,
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=0,
+    )
+    for column in shown.columns:
+        column.no_wrap = True
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for row in _rows(results):
+        shown.add_row(*row)
+    return shown
+
+
+def write_csv(path: Path, results: Sequence[Result]) -> None:
+    """Every run: its setting and its figures."""
+    rows = [{**asdict(result.setting), **_flat(result.figures)} for result in results]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(
+            file, sorted({key for row in rows for key in row}, key=list(rows[0]).count, reverse=True)
+        )
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _flat(of: Figures) -> dict[str, object]:
+    values = asdict(of)
+    by_kind = values.pop("cached_share_by_kind")
+    return {**values, "cached_share": of.cached_share} | {
+        f"cached_share_{kind}": share for kind, share in by_kind.items()
+    }
+
+
+def write_report(path: Path, results: Sequence[Result], fleet: FleetSpec, traffic: str) -> None:
+    """One HTML page."""
+    plain = [result for result in results if not result.setting.misjudged]
+    title = f"{traffic} on {fleet.model}"
+    sections = [
+        Section("In short", [paragraph(line) for line in verdicts(results)]),
+        Section("Figures", [table(["policy", "load", "pods", *(name for name, _ in _COLUMNS)], _rows(results))]),
+        *(_plots(plain, pods, fleet.slo) for pods in sorted({result.setting.pods for result in plain})),
+        Section("Does the order hold?", _stability(results)),
+    ]
+    path.write_text(page(title, sections), encoding="utf-8")
+
+
+def verdicts(results: Sequence[Result]) -> list[str]:
+    """Who wins where, and where ours does not."""
+    lines = []
+    for (load, pods), group in _groups(results).items():
+        for name, measure in MEASURES.items():
+            means = sorted((mean_of(runs, measure), policy) for policy, runs in _by_policy(group).items())
+            (best, winner), ours = means[0], {policy: mean for mean, policy in means}.get(OURS)
+            said = f"Load {load:g}, {pods} pods: the best {name} is {winner}'s, {_shown(name, best)}"
+            if ours is not None and winner != OURS:
+                behind = f", {ours / best - 1:.1%} behind" if best else ""
+                said += f"; {OURS} has {_shown(name, ours)}{behind}"
+            lines.append(f"{said}.")
+    hits = [
+        (mean_of(runs, lambda f: f.cached_share), mean_of(runs, lambda f: f.ttft_mean_ms), policy)
+        for policy, runs in _by_policy(_plain(results)).items()
+    ]
+    (_, slow_ms, most), (fast_ms, fastest) = max(hits), min((ms, policy) for _, ms, policy in hits)
+    if most != fastest:
+        lines.append(f"The highest hit rate is {most}'s, at {slow_ms / fast_ms:.1f} times the mean TTFT of {fastest}.")
+    return lines
+
+
+def _shown(measure: str, value: float) -> str:
+    return f"{value:.1%}" if measure == "misses of the SLO" else f"{value:,.0f} ms"
+
+
+def _plain(results: Iterable[Result]) -> list[Result]:
+    return [result for result in results if not result.setting.misjudged]
+
+
+def _groups(results: Sequence[Result]) -> dict[tuple[float, int], list[Result]]:
+    groups: dict[tuple[float, int], list[Result]] = {}
+    for result in _plain(results):
+        groups.setdefault((result.setting.load, result.setting.pods), []).append(result)
+    return dict(sorted(groups.items()))
+
+
+def _by_policy(results: Iterable[Result]) -> dict[str, list[Result]]:
+    by_policy: dict[str, list[Result]] = {}
+    for result in results:
+        by_policy.setdefault(result.setting.policy, []).append(result)
+    return by_policy
+
+
+def _rows(results: Sequence[Result]) -> list[list[str]]:
+    """Means over seeds, the fastest first in each group."""
+    rows: list[list[str]] = []
+    for (load, pods), group in _groups(results).items():
+        ordered = sorted(_by_policy(group).items(), key=lambda one: mean_of(one[1], lambda f: f.ttft_mean_ms))
+        for policy, runs in ordered:
+            mean = _mean_figures([run.figures for run in runs])
+            rows.append([policy, f"{load:g}", str(pods), *(show(mean) for _, show in _COLUMNS)])
+    return rows
+
+
+def _mean_figures(many: Sequence[Figures]) -> Figures:
+    """Field by field; shares by kind as in the first."""
+    fields = asdict(many[0])
+    means = {
+        name: fmean(getattr(one, name) for one in many) for name, value in fields.items() if not isinstance(value, dict)
+    }
+    return Figures(**{**fields, **means})
+
+
+# --- plots ---
+
+
+def _plots(results: Sequence[Result], pods: int, slo: Slo) -> Section:
+    here = [result for result in results if result.setting.pods == pods]
+    loads = sorted({result.setting.load for result in here})
+    middle = loads[len(loads) // 2]
+    chosen = _chosen([result for result in here if result.setting.load == middle])
+    by_policy = {policy: runs for policy, runs in _by_policy(here).items() if policy in chosen}
+    at_middle = {policy: [run for run in runs if run.setting.load == middle] for policy, runs in by_policy.items()}
+    blocks = [_goodput(by_policy, slo)] if len(loads) > 1 else []
+    blocks += [_ttft(at_middle, middle, slo), _hits(at_middle), _work(at_middle), _regret(at_middle)]
+    return Section(f"{pods} pods", [block for block in blocks if block])
+
+
+def _chosen(results: Sequence[Result]) -> list[str]:
+    means = sorted((mean_of(runs, lambda f: f.ttft_mean_ms), policy) for policy, runs in _by_policy(results).items())
+    best = [policy for _, policy in means]
+    return best[:PLOTTED] if OURS not in best[PLOTTED:] else [*best[: PLOTTED - 1], OURS]
+
+
+def _goodput(by_policy: dict[str, list[Result]], slo: Slo) -> str:
+    series = []
+    for policy, runs in by_policy.items():
+        loads = sorted({run.setting.load for run in runs})
+        of = [mean_of((run for run in runs if run.setting.load == load), lambda f: f.goodput_per_s) for load in loads]
+        series.append(Series(policy, loads, of))
+    caption = f"Requests a second that met {slo.ttft_ms:g} ms to the first token and {slo.tpot_ms:g} ms a token."
+    axes = Axes(title="Goodput at the SLO", x="times the traffic's own rate", y="good requests / s", caption=caption)
+    return lines(axes, series)
+
+
+def _ttft(by_policy: dict[str, list[Result]], load: float, slo: Slo) -> str:
+    upright = {"SLO": slo.ttft_ms} if math.isfinite(slo.ttft_ms) else {}
+    axes = Axes(
+        title=f"Time to first token at load {load:g}", x="ms", y="share of requests", log_x=True, upright=upright
+    )
+    return cdf(axes, {policy: [ms for run in runs for ms in run.ttft_ms] for policy, runs in by_policy.items()})
+
+
+def _hits(by_policy: dict[str, list[Result]]) -> str:
+    kinds = sorted({kind for runs in by_policy.values() for run in runs for kind in run.figures.cached_share_by_kind})
+    shares = {
+        policy: [fmean(run.figures.cached_share_by_kind.get(kind, 0.0) for run in runs) for kind in kinds]
+        for policy, runs in by_policy.items()
+    }
+    return bars(Axes(title="Cached share of the prompt tokens", x="kind of request", y="share"), kinds, shares)
+
+
+def _work(by_policy: dict[str, list[Result]]) -> str:
+    series = [
+        Series(policy, list(range(1, len(runs[0].work_tokens) + 1)), [tokens / 1e6 for tokens in runs[0].work_tokens])
+        for policy, runs in by_policy.items()
+    ]
+    axes = Axes(
+        title="Computed prompt tokens by pod", x="pod, the busiest first", y="million tokens", caption="Seed 0."
+    )
+    return lines(axes, series)
+
+
+def _regret(by_policy: dict[str, list[Result]]) -> str:
+    samples = {policy: [max(ms, 0.1) for run in runs for ms in run.regret_ms] for policy, runs in by_policy.items()}
+    if not any(samples.values()):
+        return ""
+    caption = "How much sooner the first token was to be had on another pod, by what really lay and waited there."
+    return cdf(Axes(title="Regret", x="ms", y="share of decisions", log_x=True, caption=caption), samples)
+
+
+def _stability(results: Sequence[Result]) -> list[str]:
+    """Places in each group of runs that differ in the policy alone: over seeds, loads and pools, and under errors."""
+    blocks = []
+    wrong = [result for result in results if result.setting.misjudged]
+    for name, measure in MEASURES.items():
+        right, off = ranks(_plain(results), measure), ranks(wrong, measure)
+        rows = [
+            [policy, f"{fmean(places):.1f}", _spread(places), _spread(off.get(policy, []))]
+            for policy, places in sorted(right.items(), key=lambda one: fmean(one[1]))
+        ]
+        blocks += [
+            paragraph(f"Place by {name}, 1 is the best."),
+            table(["policy", "mean place", "best to worst", "with wrong coefficients"], rows),
+        ]
+    told = "Wrong coefficients: the router takes compute for 0.7 or 1.3 times, bandwidth for 0.5 or 2 times what it is."
+    return [*blocks, paragraph(told)]
+
+
+def _spread(places: Sequence[int]) -> str:
+    return f"{min(places)} to {max(places)}" if places else ""

@@ -1,0 +1,102 @@
+"""Who is in a batch, how long do its steps take, and what came of them?
+
+The values that `pod.py` schedules with. This file never decides who runs.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.sim.virtual.traffic import Ask
+from router.types import BlockHash, Tier
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request on one pod. `about` is whatever its sender wants to find again; `arrived_tokens` of KV came with it.
+
+    Times are in ms; `cached_tokens` is what the first admission found, in the cache or brought along.
+    """
+
+    about: Any
+    ask: Ask
+    arrived_tokens: int = 0
+    cached_tokens: int | None = None
+    first_token_ms: float = math.nan
+    worst_gap_ms: float = 0.0
+    emitted: int = 0
+    computed_tokens: int = 0
+    pinned_blocks: int = 0
+    private_tokens: int = 0
+    joined_step: int = 0
+    finish_step: int = 0
+
+    @property
+    def known_tokens(self) -> int:
+        """Prompt and what was answered so far."""
+        return self.ask.prompt_tokens + self.emitted
+
+    def block_end(self, block: int, block_size_tokens: int) -> int:
+        """First token behind that block of the prompt."""
+        return min((block + 1) * block_size_tokens, self.ask.prompt_tokens)
+
+
+@dataclass(slots=True)
+class Batch:
+    """Steps under way, all with the same requests. `steps` is 1 where there are chunks. The first takes `first_ms`, and
+    each of the following `growth_ms` more than the one before."""
+
+    start_ms: float
+    steps: int
+    first_ms: float
+    growth_ms: float
+    chunks: list[tuple[Job, int]]
+
+    def duration_ms(self, steps: int) -> float:
+        """Of that many of its steps."""
+        return steps * self.first_ms + self.growth_ms * steps * (steps - 1) / 2
+
+    def steps_until(self, now_ms: float) -> int:
+        """How many must end until no step is under way at that time: at least one."""
+        elapsed_ms, half = now_ms - self.start_ms, self.growth_ms / 2
+        if half:
+            slope = self.first_ms - half
+            steps = math.ceil((math.sqrt(slope * slope + 4 * half * elapsed_ms) - slope) / (2 * half))
+        else:
+            steps = math.ceil(elapsed_ms / self.first_ms)
+        return min(max(steps, 1), self.steps)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a pod did since the last time. `news`: blocks by tier, and whether they are held from now on."""
+
+    started: list[Job] = field(default_factory=list)
+    finished: list[Job] = field(default_factory=list)
+    loading: list[tuple[Job, int]] = field(default_factory=list)
+    """Jobs that wait for so many tokens from the pod's CPU tier: give them to `loaded` when they are there."""
+    news: list[tuple[Tier, bool, list[BlockHash]]] = field(default_factory=list)
+
+
+class Gaps:
+    """The longest step since any step: durations that no later one exceeds, in order."""
+
+    def __init__(self) -> None:
+        self._steps: list[int] = []
+        self._ms: list[float] = []
+
+    def add(self, step: int, duration_ms: float) -> None:
+        """Steps up to that one took so long."""
+        while self._ms and self._ms[-1] <= duration_ms:
+            self._ms.pop()
+            self._steps.pop()
+        self._steps.append(step)
+        self._ms.append(duration_ms)
+
+    def worst_since(self, step: int) -> float:
+        """The longest after that step."""
+        at = bisect_right(self._steps, step)
+        return self._ms[at] if at < len(self._ms) else 0.0

@@ -1,0 +1,63 @@
+"""Which pods are there, what lies between them, and how well do routers hear of it?
+
+Values that a world is made from. This file never simulates.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import ConfigDict
+
+from router.sim.virtual.pod import VirtualPodConfig
+from router.types import Link, Pod, Role
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedPod:
+    """A pod as the router knows it (its `speed` may be wrong there) and as it is."""
+
+    known: Pod
+    true: VirtualPodConfig
+    pcie_bytes_per_ms: float = 20e6
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Pods of one model. `link` leads from any to any of them, and `believed_link` is what the router takes it for."""
+
+    pods: tuple[SimulatedPod, ...]
+    link: Link | None = None
+    believed_link: Link | None = None
+
+    @property
+    def splits(self) -> bool:
+        """Whether prefill and decode are apart."""
+        return any(pod.known.role is Role.DECODE for pod in self.pods)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """Between pods and routers. Defaults are a healthy cluster with KV events.
+
+    `exchange_ms`: how often replicas tell one another what they have in flight; None for never. `restarts`: (replica,
+    at second, seconds until it has read the index again). `refuse_above_ms`: a request whose cheapest price is above is
+    refused. `overhead_ms`: what an engine adds to every first token beside compute.
+    """
+
+    routers: int = 1
+    route_ms: float = 2.0
+    overhead_ms: float = 0.0
+    event_delay_ms: float = 50.0
+    event_loss: float = 0.0
+    scrape_ms: float = 1000.0
+    exchange_ms: float | None = 40.0
+    restarts: tuple[tuple[int, float, float], ...] = ()
+    refuse_above_ms: float = math.inf
+    handoff_layers: int = 1
+    """KV of a handoff from prefill to decode moves layer by layer beside the compute: 1 for not at all."""
+    regret_every: int = 0
+    """Look back at every so many decisions; 0 for none."""
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")

@@ -1,0 +1,146 @@
+"""What would be asked, if traffic had this shape?
+
+Seeded generators of what the public traces lack: system prompts that many share, documents that many ask about, agents
+that grow their context in fast loops, few-shot examples, one-offs, and bursts of all of them. Sessions are made as they
+are needed. This file never simulates.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, count
+from random import Random
+from typing import Annotated, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from router.sim.virtual.traffic import Ask, Session, Traffic
+from router.types import BlockHash
+
+Span: TypeAlias = Annotated[tuple[NonNegativeInt, NonNegativeInt], Field(description="least and most")]
+Seconds: TypeAlias = tuple[NonNegativeFloat, NonNegativeFloat]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Kind(_Strict):
+    """One kind of session. `share` is its weight among the sessions; `prefixes` of `prefix_tokens` each are drawn by
+    Zipf's law with exponent `zipf`, and 0 of them means that nothing is shared between sessions."""
+
+    share: PositiveFloat = 1.0
+    prefixes: NonNegativeInt = 0
+    prefix_tokens: Span = (0, 0)
+    zipf: NonNegativeFloat = 1.0
+    turns: Span = (1, 1)
+    first_tokens: Span = (100, 500)
+    next_tokens: Span = (50, 200)
+    output_tokens: Span = (50, 300)
+    think_s: Seconds = (0.0, 0.0)
+
+
+class Bursts(_Strict):
+    """For `length_s` of every `every_s`, sessions come `factor` times as often."""
+
+    every_s: PositiveFloat
+    length_s: PositiveFloat
+    factor: PositiveFloat
+
+
+class Mix(_Strict):
+    """A file of traffic: kinds of sessions, how often they come, and for how long."""
+
+    about: str = ""
+    sessions_per_s: PositiveFloat
+    duration_s: PositiveFloat
+    kinds: Annotated[dict[str, Kind], Field(min_length=1)]
+    bursts: Bursts | None = None
+    block_size_tokens: PositiveInt = 64
+
+    def traffic(self, *, speedup: float = 1.0, seed: int = 0, name: str = "mix") -> Traffic:
+        """`speedup` packs the arrivals of the same sessions closer; what happens inside a session keeps its pace."""
+        return Traffic(self.block_size_tokens, _sessions(self, speedup, seed), name=name)
+
+
+def _sessions(mix: Mix, speedup: float, seed: int) -> Iterator[Session]:
+    random = Random(seed)
+    makers = {name: _Maker(kind, mix.block_size_tokens, Random(f"{seed} {name}")) for name, kind in mix.kinds.items()}
+    names, weights = list(makers), [kind.share for kind in mix.kinds.values()]
+    ids = _Ids(seed)
+    for maker in makers.values():
+        maker.make_prefixes(ids)
+    for start_s in _arrivals(mix, random):
+        name = random.choices(names, weights)[0]
+        yield makers[name].session(start_s / speedup, name, ids)
+
+
+def _arrivals(mix: Mix, random: Random) -> Iterator[float]:
+    """A Poisson process whose rate the bursts lift: candidates at the highest rate, thinned."""
+    bursts = mix.bursts
+    highest = mix.sessions_per_s * max(1.0, bursts.factor if bursts else 1.0)
+    at_s = random.expovariate(highest)
+    while at_s < mix.duration_s:
+        rate = mix.sessions_per_s
+        if bursts and at_s % bursts.every_s < bursts.length_s:
+            rate *= bursts.factor
+        if random.random() * highest < rate:
+            yield at_s
+        at_s += random.expovariate(highest)
+
+
+class _Ids:
+    """Block ids that nobody else has: ranges of a counter, far apart between seeds."""
+
+    def __init__(self, seed: int) -> None:
+        self._next = count(((seed & 0xFFFF) + 1) << 44, 1 << 14)
+
+    def take(self, blocks: int) -> int:
+        """The first of at least so many."""
+        first = next(self._next)
+        for _ in range(blocks >> 14):
+            next(self._next)
+        return first
+
+
+class _Maker:
+    """Makes the sessions of one kind."""
+
+    def __init__(self, kind: Kind, block_size_tokens: int, random: Random) -> None:
+        self._kind = kind
+        self._block = block_size_tokens
+        self._random = random
+        self._prefixes: list[tuple[int, range]] = []
+        self._weights = list(accumulate(1 / rank**kind.zipf for rank in range(1, kind.prefixes + 1)))
+
+    def make_prefixes(self, ids: _Ids) -> None:
+        for _ in range(self._kind.prefixes):
+            tokens = self._random.randint(*self._kind.prefix_tokens)
+            first = ids.take(tokens // self._block)
+            self._prefixes.append((tokens, range(first, first + tokens // self._block)))
+
+    def session(self, start_s: float, name: str, ids: _Ids) -> Session:
+        tokens, shared = self._prefix()
+        return Session(start_s, tuple(self._asks(tokens, shared, ids)), name)
+
+    def _prefix(self) -> tuple[int, Sequence[BlockHash]]:
+        if not self._prefixes:
+            return 0, ()
+        return self._prefixes[bisect(self._weights, self._random.random() * self._weights[-1])]
+
+    def _asks(self, tokens: int, shared: Sequence[BlockHash], ids: _Ids) -> Iterator[Ask]:
+        """Each prompt is all that was said before, and something new. Blocks behind the shared ones are this session's
+        own, by their place."""
+        kind, random, own = self._kind, self._random, 0
+        for turn in range(random.randint(*kind.turns)):
+            tokens += max(random.randint(*(kind.next_tokens if turn else kind.first_tokens)), 1)
+            output_tokens = max(random.randint(*kind.output_tokens), 1)
+            total = (tokens + output_tokens - 1) // self._block
+            own = own or ids.take(1 << 14)
+            blocks = array("Q", shared)
+            blocks.extend(range(own + len(shared), own + total))
+            think_s = random.uniform(*kind.think_s) if turn else 0.0
+            yield Ask(tokens, output_tokens, blocks, tokens // self._block, think_s)
+            tokens += output_tokens
