@@ -3,21 +3,18 @@
     python loadtest/replay_trace.py --trace conversation_trace.jsonl --requests 1000
 
 Plays requests of a Mooncake-format trace against a router: its own, over mock engines, once for each policy; or the one
-at --url. Texts are made so that prompts share blocks exactly as the trace says. This file never reads a clock of the
-trace as truth: see --jitter-s.
+at --url. Texts are made so that prompts share blocks exactly as the trace says, a little before they are due: making
+them must not delay what is being sent. This file never reads a clock of the trace as truth: see --jitter-s.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import msgspec
@@ -25,18 +22,25 @@ import typer
 import uvloop
 from rich.console import Console
 
+from loadtest.against import Load, against_fleet, against_url
+from loadtest.progress import OnProgress
+from loadtest.record import Run, record_of
+from loadtest.run import command, finish
 from router.cli.drive import Driver, Results
-from router.cli.figures import Figures, figures, table
+from router.cli.figures import Objective
 from router.cli.mock_engine import TOKENIZER, need_tokenizer
-from router.cli.stage import FleetPlan, StageError, clear_caches, end_on_sigterm, mock_fleet, running_router
+from router.cli.stage import FleetPlan, StageError, end_on_sigterm
 from router.errors import ConfigError
 from router.prompt.tokenizer import load_tokenizer
+from router.report.plots import PlotsUnavailable
 from router.sim.mock.words import WORDS
 from router.types import Endpoint
 
 TRACE_BLOCK_TOKENS = 512
 ROUTER_BLOCK_TOKENS = 16
 KIND = "trace"
+PREPARED_S = 1.0
+"""So long before it is due, a request's text is made."""
 
 
 class TraceRequest(msgspec.Struct, frozen=True):
@@ -83,20 +87,27 @@ def ideal_cached_tokens(trace: Sequence[TraceRequest]) -> int:
 
 
 async def replay(
-    url: str, model: str, trace: Sequence[TraceRequest], prose: Prose, due_s: Sequence[float], max_tokens: int
+    url: str,
+    model: str,
+    on_progress: OnProgress,
+    trace: Sequence[TraceRequest],
+    prose: Prose,
+    due_s: Sequence[float],
+    max_tokens: int,
 ) -> Results:
     """Every request when it is due, whether the router keeps up or not."""
-    driver = Driver([url], _Ticker(len(trace)))
+    driver = Driver([url], on_progress)
 
     async def one(request: TraceRequest, at_s: float) -> None:
-        await driver.until(at_s)
+        await driver.until(at_s - PREPARED_S)
         asked = {
             "model": model,
             "prompt": prose.prompt(request),
             "add_special_tokens": False,
             "max_tokens": max(1, min(request.output_length, max_tokens)),
         }
-        await driver.send(Endpoint.COMPLETIONS, asked, KIND)
+        await driver.until(at_s)
+        await driver.send(Endpoint.COMPLETIONS, asked, KIND, at_s)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -105,19 +116,6 @@ async def replay(
         return driver.results()
     finally:
         driver.close()
-
-
-class _Ticker:
-    """A line on stderr for every tenth of the requests."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._done = 0
-
-    def __call__(self, _: object) -> None:
-        self._done += 1
-        if self._done % max(self._total // 10, 1) == 0:
-            print(f"  {self._done} of {self._total}", file=sys.stderr)
 
 
 def due_times_s(trace: Sequence[TraceRequest], speedup: float, jitter_s: float) -> list[float]:
@@ -140,54 +138,43 @@ def main(
     speedup: Annotated[float, typer.Option(min=0.01, help="Arrivals so many times faster.")] = 2.0,
     jitter_s: Annotated[float, typer.Option(min=0.0, help="Spread of each arrival, in trace time.")] = 3.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, to bound the time.")] = 64,
-    out: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
+    ttft_ms: Annotated[float, typer.Option(help="A good answer begins within.")] = 5000.0,
+    out: Annotated[Path | None, typer.Option(help="Results as JSON, with a row for each request.")] = None,
+    report: Annotated[Path | None, typer.Option(help="The same as a page with plots.")] = None,
 ) -> None:
     """Exit code 1 when a request failed."""
     lines = read_trace(trace, requests)
     due_s = due_times_s(lines, speedup, jitter_s)
     plan = FleetPlan(pods=pods, num_blocks=num_blocks, block_size_tokens=ROUTER_BLOCK_TOKENS, model=model)
+    console = Console()
     try:
         need_tokenizer()
-        rows = uvloop.run(_compare(lines, due_s, max_tokens, plan, url, policies.split(",")))
-    except (StageError, ConfigError) as error:
+        runs = uvloop.run(_played(load_of(lines, due_s, max_tokens), plan, url, policies.split(","), console))
+        settings = {"requests": len(lines), "speedup": speedup, "jitter_s": jitter_s, "max_tokens": max_tokens}
+        about = f"{len(lines)} requests of {trace.name}, {speedup:g} times as fast."
+        kept = record_of(trace.stem, about, command(), settings, Objective(ttft_ms=ttft_ms), runs)
+        finish(kept, out, report, console)
+    except (StageError, ConfigError, PlotsUnavailable) as error:
         raise SystemExit(f"replay_trace: {error}") from error
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise SystemExit(130) from None
-    Console().print(table(rows, f"{len(lines)} requests of {trace.name}, {speedup:g} times as fast"))
-    if out is not None:
-        settings = {"requests": len(lines), "speedup": speedup, "jitter_s": jitter_s, "max_tokens": max_tokens}
-        out.write_bytes(
-            msgspec.json.format(msgspec.json.encode({**settings, "policies": [asdict(row) for row in rows]}))
-        )
-    raise SystemExit(1 if any(row.errors for row in rows) else 0)
+    raise SystemExit(1 if any(row.error for run in runs for row in run.requests) else 0)
 
 
-async def _compare(
-    trace: Sequence[TraceRequest],
-    due_s: Sequence[float],
-    max_tokens: int,
-    plan: FleetPlan,
-    url: str,
-    policies: Sequence[str],
-) -> list[Figures]:
-    end_on_sigterm()
-    prose = Prose()
+def load_of(trace: Sequence[TraceRequest], due_s: Sequence[float], max_tokens: int) -> Load:
+    """The trace, ready to be played, at its mean rate."""
     ordered = [request for _, request in sorted(zip(due_s, trace, strict=True), key=lambda pair: pair[0])]
     ideal = ideal_cached_tokens(ordered)
+    play = partial(replay, trace=trace, prose=Prose(), due_s=due_s, max_tokens=max_tokens)
+    rate_per_s = round(len(trace) / (max(due_s) or 1.0), 2)
+    return Load(rate_per_s, len(trace), play, lambda _: ideal)
+
+
+async def _played(load: Load, plan: FleetPlan, url: str, policies: Sequence[str], console: Console) -> list[Run]:
+    end_on_sigterm()
     if url:
-        results = await replay(url, plan.model, trace, prose, due_s, max_tokens)
-        return [figures("as it is", results, ideal, [])]
-    rows = []
-    async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="warmroute-replay-")))
-        pods = await stack.enter_async_context(mock_fleet(plan, folder))
-        for policy in policies:
-            await clear_caches(pods)
-            async with running_router(policy, pods, plan, folder) as router_url:
-                print(policy, file=sys.stderr)
-                results = await replay(router_url, plan.model, trace, prose, due_s, max_tokens)
-                rows.append(figures(policy, results, ideal, [f"pod-{n}" for n in range(plan.pods)]))
-    return rows
+        return await against_url([load], url, plan.model, console, ideal_known=True)
+    return await against_fleet([load], policies, plan, console)
 
 
 def _block_lengths(request: TraceRequest) -> Iterator[int]:

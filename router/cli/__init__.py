@@ -5,6 +5,7 @@
     warmroute index ...     look into the cluster's index
     warmroute demo          a fleet of mock engines, three policies, one table
     warmroute simulate      a fleet under a virtual clock: policies side by side
+    warmroute plan          how many pods for an SLO, and what saves some
     warmroute mock-engine   engine stand-ins on their own
     warmroute config ...    check a configuration, show its defaults
     warmroute policies      which policies there are
@@ -22,6 +23,7 @@ from router.cli.demo import demo_command
 from router.cli.index import index_app
 from router.cli.inspect import check_command, policies_command, show_command
 from router.cli.mock_engine import mock_engine_command
+from router.cli.plan import plan_command
 from router.cli.publish import publish_command
 from router.cli.serve import serve_command
 from router.cli.simulate import simulate_command
@@ -34,6 +36,7 @@ app.command("serve", help="Run the router.")(serve_command)
 app.command("publish", help="Publish which blocks a cache tier holds into the cluster's index.")(publish_command)
 app.command("demo", help="Watch three policies route a realistic mix over mock engines.")(demo_command)
 app.command("simulate", help="Play traffic against a simulated fleet; compare policies.")(simulate_command)
+app.command("plan", help="How many pods this traffic needs for an SLO, and what saves some.")(plan_command)
 app.command("mock-engine", help="Run engine stand-ins.")(mock_engine_command)
 app.command("policies", help="List the policies.")(policies_command)
 

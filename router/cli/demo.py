@@ -24,14 +24,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from router.cli.drive import Results, Served, drive
-from router.cli.figures import Figures, cached_share, figures, percentile, table, ttfts_ms
+from router.cli.figures import Figures, cached_share, figures, ideal_cached_tokens, percentile, table, ttfts_ms
 from router.cli.mock_engine import TOKENIZER, need_tokenizer
 from router.cli.stage import FleetPlan, StageError, clear_caches, end_on_sigterm, free_port, mock_fleet, running_router
 from router.config.policies import choose_policy, load_policies
 from router.config.shipped import shipped
-from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import load_tokenizer
-from router.sim.infinite import InfiniteCache
 from router.sim.workload import Session, sessions
 
 POLICIES = "round_robin,ring_bounded_load,cost_aware"
@@ -139,17 +137,11 @@ async def _compare(
 def _judge(results: dict[str, Results], pods: int) -> list[Figures]:
     """Figures of each policy, against an infinite cache that is asked the same in the same order."""
     tokenizer = load_tokenizer(TOKENIZER)
-    template = ChatTemplate(tokenizer)
-    rows = []
-    for policy, result in results.items():
-        cache = InfiniteCache()
-        ideal_tokens = sum(
-            cache.serve(tokenizer.encode(template.render(one.asked)), tokenizer.encode(one.text))
-            for one in result.served
-            if not one.error
-        )
-        rows.append(figures(policy, result, ideal_tokens, [f"pod-{n}" for n in range(pods)]))
-    return rows
+    names = [f"pod-{n}" for n in range(pods)]
+    return [
+        figures(policy, result, ideal_cached_tokens(result.served, tokenizer), names)
+        for policy, result in results.items()
+    ]
 
 
 def _so_far(served: Sequence[Served]) -> str:

@@ -1,8 +1,10 @@
 """How is a router put under load, and what did each request experience?
 
 Sessions begin when they are due, whether the router keeps up or not; inside a session each turn waits for the answer
-to the last. Every answer is streamed with its usage. The router's own connection pool is the client: it costs the
-least. This file never judges what it measured.
+to the last and for its think time. Every time is measured from the moment a request was due, not from when it was
+sent: a stall is felt by all who came during it, be it the router's or our own (Gil Tene's "coordinated omission"); how
+late we were is told beside it. Every answer is streamed with its usage. The router's own connection pool is the
+client: it costs the least. This file never judges what it measured.
 """
 
 from __future__ import annotations
@@ -12,13 +14,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
+from router.cli.slow_reader import slow_exchange
 from router.errors import ConnectFailed, RouterError, UpstreamBroken
 from router.proxy.headers import header, request_message
-from router.proxy.upstream import Reply, UpstreamPool, UpstreamTimeouts
+from router.proxy.upstream import HeaderList, UpstreamPool, UpstreamTimeouts
 from router.sim.workload import Session
 from router.types import Endpoint
 
@@ -54,13 +57,28 @@ class _Chunk(msgspec.Struct):
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 
+class Answer(Protocol):
+    """An answer being read, by whatever client."""
+
+    status: int
+    headers: HeaderList
+
+    async def read(self) -> bytes:
+        """The next piece of body; b"" at the end."""
+
+    def close(self) -> None:
+        """Done with it, read to its end or not."""
+
+
 @dataclass(slots=True)
 class Served:
-    """One request, and what came of it. Times are in seconds from the begin of the drive, or durations."""
+    """One request, and what came of it. `sent_s` counts from the begin of the drive; `late_s` of it passed after the
+    request was due. `ttft_s` and `e2e_s` count from when it was due."""
 
     kind: str
     asked: Mapping[str, Any]
     sent_s: float
+    late_s: float = 0.0
     status: int = 0
     router: str = ""
     pod: str = ""
@@ -72,6 +90,11 @@ class Served:
     e2e_s: float = 0.0
     text: str = ""
     error: str = ""
+
+    @property
+    def due_s(self) -> float:
+        """When it should have been sent."""
+        return self.sent_s - self.late_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +127,33 @@ class Driver:
         """Wait for that moment of the drive; not at all if it is over."""
         await asyncio.sleep(max(0.0, due_s - self.elapsed_s()))
 
-    async def send(self, endpoint: Endpoint, asked: Mapping[str, Any], kind: str) -> Served:
-        """One streamed request. Never raises for what goes wrong with it: `error` says it."""
+    async def send(
+        self,
+        endpoint: Endpoint,
+        asked: Mapping[str, Any],
+        kind: str,
+        due_s: float | None = None,
+        read_pause_s: float = 0.0,
+    ) -> Served:
+        """One streamed request, due now or at an earlier moment. Never raises for what goes wrong with it: `error`
+        says it. With a pause, a client of its own reads the answer in small pieces, pausing after each."""
         body = msgspec.json.encode({**asked, "stream": True, "stream_options": {"include_usage": True}})
-        one = Served(kind, asked, self.elapsed_s())
+        sent_s = self.elapsed_s()
+        one = Served(kind, asked, sent_s, late_s=0.0 if due_s is None else sent_s - due_s)
         self.served.append(one)
         self._pools.rotate()
         for pool in tuple(self._pools):
             message = request_message("POST", endpoint.encode(), pool.host_header, _HEADERS, body)
             one.router, one.error = pool.pod, ""
             try:
-                await self._exchange(pool, message, one)
+                answer = slow_exchange(pool.pod, message, read_pause_s) if read_pause_s else pool.exchange(message)
+                await self._take_all(await answer, one)
             except RouterError as error:
                 one.error = f"{type(error).__name__}: {error}"
                 if isinstance(error, ConnectFailed):
                     continue
             break
-        one.e2e_s = self.elapsed_s() - one.sent_s
+        one.e2e_s = self.elapsed_s() - one.due_s
         self.on_progress(one)
         return one
 
@@ -133,8 +166,7 @@ class Driver:
         for pool in self._pools:
             pool.close()
 
-    async def _exchange(self, pool: UpstreamPool, message: bytes, one: Served) -> None:
-        reply = await pool.exchange(message)
+    async def _take_all(self, reply: Answer, one: Served) -> None:
         try:
             one.status = reply.status
             one.pod = header(reply.headers, b"x-warmroute-pod")
@@ -147,7 +179,7 @@ class Driver:
         finally:
             reply.close()
 
-    async def _read_stream(self, reply: Reply, one: Served) -> None:
+    async def _read_stream(self, reply: Answer, one: Served) -> None:
         buffered, ended, said = b"", False, []
         while data := await reply.read():
             *frames, buffered = (buffered + data).split(b"\n\n")
@@ -171,7 +203,7 @@ class Driver:
             one.cached_tokens = details.cached_tokens if details else 0
         text = "".join(c.text or (c.delta and c.delta.content) or "" for c in chunk.choices)
         if text and one.ttft_s is None:
-            one.ttft_s = self.elapsed_s() - one.sent_s
+            one.ttft_s = self.elapsed_s() - one.due_s
         return text
 
 
@@ -194,17 +226,19 @@ async def drive(
 
 async def _play(driver: Driver, model: str, session: Session) -> None:
     answers: list[str] = []
-    await driver.until(session.start_s)
+    free_s = session.start_s
     for turn in session.turns:
-        await asyncio.sleep(turn.think_s)
+        due_s = free_s + turn.think_s
+        await driver.until(due_s)
         asked = {"model": model, "messages": session.messages(answers), "max_tokens": turn.max_tokens}
-        one = await driver.send(Endpoint.CHAT, asked, session.kind)
+        one = await driver.send(Endpoint.CHAT, asked, session.kind, due_s, session.read_pause_s)
         if one.error:
             return
         answers.append(one.text)
+        free_s = one.due_s + one.e2e_s
 
 
-async def _whole(reply: Reply) -> bytes:
+async def _whole(reply: Answer) -> bytes:
     body = b""
     while data := await reply.read():
         body += data

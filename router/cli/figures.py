@@ -14,6 +14,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from router.cli.drive import Results, Served
+from router.prompt.template import ChatTemplate
+from router.prompt.tokenizer import Tokenizer
+from router.sim.infinite import InfiniteCache
 
 LEGEND = (
     "cached: prompt tokens that needed no compute; of ideal: the same against an infinite cache. "
@@ -23,9 +26,30 @@ LEGEND = (
 _BARS = "▁▂▃▄▅▆▇█"
 
 
+LATE_TOLERATED_MS = 5.0
+LATE_TOLERATED_SHARE = 0.1
+"""Of the median time to first token. Beyond both, the client is what was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What a good answer is: first token and then each further one in time. Without bounds every answer is."""
+
+    ttft_ms: float = math.inf
+    tpot_ms: float = math.inf
+
+    def met_by(self, one: Served) -> bool:
+        """A failed request never meets it, nor does one without a single token."""
+        if one.error or one.ttft_s is None:
+            return False
+        return one.ttft_s * 1000 <= self.ttft_ms and (tpot_ms(one) or 0.0) <= self.tpot_ms
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """One policy. Shares are 0..1; work is uncached prompt tokens plus output tokens, by pod."""
+    """One policy. Shares are 0..1; work is uncached prompt tokens plus output tokens, by pod; the ideal is NaN where it
+    is not known. `goodput_per_s` are the requests that met the objective, per second in which requests were due.
+    Times count from when a request was due; `late_p99_ms` is what our own lateness added to them."""
 
     policy: str
     requests: int
@@ -33,9 +57,15 @@ class Figures:
     cached_share: float
     ideal_share: float
     ttft_p50_ms: float
+    ttft_p90_ms: float
     ttft_p99_ms: float
+    tpot_p50_ms: float
+    tpot_p99_ms: float
+    within_objective_share: float
+    goodput_per_s: float
     exact_predictions_share: float
     work_by_pod: Mapping[str, int]
+    late_p99_ms: float
     wall_s: float
 
     @property
@@ -44,19 +74,31 @@ class Figures:
         return self.cached_share / self.ideal_share if self.ideal_share else 1.0
 
     @property
+    def driver_was_late(self) -> bool:
+        """Did this machine send so late that the times say more about it than about the router?"""
+        return self.late_p99_ms > max(LATE_TOLERATED_MS, LATE_TOLERATED_SHARE * self.ttft_p50_ms)
+
+    @property
     def max_over_mean(self) -> float:
         """1 when all pods worked alike; the number of pods when one did everything."""
         work = self.work_by_pod.values()
         return max(work) * len(work) / sum(work) if sum(work) else 1.0
 
 
-def figures(policy: str, results: Results, ideal_cached_tokens: int, pods: Iterable[str]) -> Figures:
-    """`ideal_cached_tokens`: what an infinite cache would have saved of these very requests."""
+def figures(
+    policy: str,
+    results: Results,
+    ideal_cached_tokens: float,
+    pods: Iterable[str],
+    objective: Objective = Objective(),  # noqa: B008 (frozen)
+) -> Figures:
+    """`ideal_cached_tokens`: what an infinite cache would have saved of these very requests; NaN if unknown."""
     good = [one for one in results.served if not one.error]
     work: Counter[str] = Counter(dict.fromkeys(pods, 0))
     for one in good:
         work[one.pod] += one.prompt_tokens - one.cached_tokens + one.output_tokens
-    ttft_ms = ttfts_ms(good)
+    ttft_ms, between_ms = ttfts_ms(good), [ms for ms in map(tpot_ms, good) if ms is not None]
+    within = sum(map(objective.met_by, results.served))
     prompt_tokens = sum(one.prompt_tokens for one in good)
     return Figures(
         policy=policy,
@@ -65,11 +107,27 @@ def figures(policy: str, results: Results, ideal_cached_tokens: int, pods: Itera
         cached_share=cached_share(good),
         ideal_share=ideal_cached_tokens / prompt_tokens if prompt_tokens else 0.0,
         ttft_p50_ms=percentile(ttft_ms, 0.50),
+        ttft_p90_ms=percentile(ttft_ms, 0.90),
         ttft_p99_ms=percentile(ttft_ms, 0.99),
+        tpot_p50_ms=percentile(between_ms, 0.50),
+        tpot_p99_ms=percentile(between_ms, 0.99),
+        within_objective_share=within / max(len(results.served), 1),
+        goodput_per_s=within / (due_for_s(results) or math.nan),
         exact_predictions_share=sum(one.predicted_cached_tokens == one.cached_tokens for one in good)
         / max(len(good), 1),
         work_by_pod=dict(sorted(work.items())),
+        late_p99_ms=percentile([one.late_s * 1000 for one in results.served], 0.99),
         wall_s=results.wall_s,
+    )
+
+
+def ideal_cached_tokens(served: Iterable[Served], tokenizer: Tokenizer) -> int:
+    """What an infinite cache would have saved of these chats, asked in this order; failed ones were never computed."""
+    cache, template = InfiniteCache(), ChatTemplate(tokenizer)
+    return sum(
+        cache.serve(tokenizer.encode(template.render(one.asked)), tokenizer.encode(one.text))
+        for one in served
+        if not one.error
     )
 
 
@@ -82,6 +140,19 @@ def cached_share(served: Iterable[Served]) -> float:
 def ttfts_ms(served: Iterable[Served]) -> list[float]:
     """Times to first token."""
     return [one.ttft_s * 1000 for one in served if one.ttft_s is not None]
+
+
+def tpot_ms(one: Served) -> float | None:
+    """Time per output token after the first; None of fewer than two."""
+    if one.ttft_s is None or one.output_tokens < 2:
+        return None
+    return (one.e2e_s - one.ttft_s) * 1000 / (one.output_tokens - 1)
+
+
+def due_for_s(results: Results) -> float:
+    """From the first moment at which a request was due to the last."""
+    due_s = [one.due_s for one in results.served]
+    return max(due_s) - min(due_s) if due_s else 0.0
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -108,7 +179,7 @@ def table(rows: Sequence[Figures], title: str) -> Table:
         shown.add_row(
             row.policy,
             f"{row.cached_share:.1%}",
-            f"{row.of_ideal:.0%}",
+            "" if math.isnan(row.ideal_share) else f"{row.of_ideal:.0%}",
             f"{row.ttft_p50_ms:.0f}",
             f"{row.ttft_p99_ms:.0f}",
             bars(list(row.work_by_pod.values())),
@@ -116,8 +187,8 @@ def table(rows: Sequence[Figures], title: str) -> Table:
             f"{row.exact_predictions_share:.1%}",
             str(row.errors),
         )
-    if rows:
-        ideal_share = max(row.ideal_share for row in rows)
+    ideal_share = max((row.ideal_share for row in rows if not math.isnan(row.ideal_share)), default=math.nan)
+    if not math.isnan(ideal_share):
         shown.add_row("infinite cache", f"{ideal_share:.1%}", "100%", *[""] * 6, style="dim")
     return shown
 

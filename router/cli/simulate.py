@@ -12,9 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
-from functools import lru_cache, partial
-from itertools import islice
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
@@ -24,73 +22,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from router.cli.simulate_report import summary, write_csv, write_report
-from router.config.load import load
-from router.config.policies import choose_policy, load_policies
-from router.config.priors import load_priors
+from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment
+from router.config.policies import choose_policy
 from router.config.shipped import shipped
-from router.errors import ConfigError
 from router.sim.virtual.compare import Experiment, Result, Setting, grid
-from router.sim.virtual.generate import Mix
-from router.sim.virtual.scenario import FleetSpec
-from router.sim.virtual.traces import TraceRequest, azure_traffic, mooncake_traffic, read_mooncake
-from router.sim.virtual.traffic import Traffic
-from router.types import PodSpeed
-
-DEFAULT_FLEET = "fleets/llama-70b-h100.yaml"
-DECODE_POLICY = "least_load"
-"""Chooses the decode pod where prefill and decode are apart."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where traffic comes from: a Mooncake trace, an Azure CSV, or a YAML that describes a mix."""
-
-    path: Path
-    requests: int | None = None
-    jitter_s: float = 0.0
-
-    def __call__(self, speedup: float, seed: int) -> Traffic:
-        """Raises `ConfigError`."""
-        name = self.path.stem
-        if self.path.suffix == ".jsonl":
-            trace = _trace(self.path, self.requests)
-            return mooncake_traffic(trace, speedup=speedup, jitter_s=self.jitter_s, seed=seed, name=name)
-        if self.path.suffix == ".csv":
-            return azure_traffic(self.path, speedup=speedup)
-        if self.path.suffix in (".yaml", ".yml"):
-            return load(self.path, Mix).traffic(speedup=speedup, seed=seed, name=name)
-        raise ConfigError(f"{self.path}: traffic is a Mooncake trace (.jsonl), an Azure trace (.csv) or a mix (.yaml)")
-
-
-@lru_cache(1)
-def _trace(path: Path, requests: int | None) -> Sequence[TraceRequest]:
-    return list(islice(read_mooncake(path), requests))
-
-
-class ShippedPriors:
-    """Coefficients of `config/models`."""
-
-    def __init__(self) -> None:
-        self._priors = load_priors(shipped("config") / "models")
-
-    def __call__(self, model: str, hardware: str) -> tuple[PodSpeed, int]:
-        """Raises `ConfigError`."""
-        prior = self._priors.get(model)
-        if prior is None:
-            raise ConfigError(f"model: no prior named {model!r}; known: {', '.join(sorted(self._priors))}")
-        row = prior.hardware.get(hardware)
-        if row is None:
-            raise ConfigError(
-                f"hardware: {model} on {hardware!r} is unknown; known: {', '.join(sorted(prior.hardware))}"
-            )
-        return row.speed(), prior.kv_bytes_per_token
-
-
-def experiment(fleet: Path, source: Source) -> Experiment:
-    """What the files say. Raises `ConfigError`."""
-    policies = load_policies(shipped("policies"))
-    decode = choose_policy(policies, DECODE_POLICY)
-    return Experiment(load(fleet, FleetSpec), ShippedPriors(), policies, decode, source)
 
 
 def simulate_command(

@@ -40,10 +40,10 @@ _COLUMNS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("regret", lambda f: _duration(f.regret_mean_ms)),
 )
 LEGEND = (
-    "hit: cached share of the prompt tokens; ideal: the same against a cache that never evicts. mean, p50, p99: time to "
-    "first token. SLO: requests within {ttft} ms to the first token and {tpot} ms a token after it, refused ones missed. "
-    "peak: computed tokens of the busiest pod against the mean. regret: how much sooner the first token was to be had "
-    "elsewhere, looking back."
+    "hit: cached share of the prompt tokens; ideal: the same against a cache that never evicts. mean, p50, p99: time "
+    "to first token. SLO: requests within {ttft} ms to the first token and {tpot} ms a token after it, refused ones "
+    "missed. peak: computed tokens of the busiest pod against the mean. regret: how much sooner the first token was "
+    "to be had elsewhere, looking back."
 )
 
 
@@ -76,9 +76,7 @@ def write_csv(path: Path, results: Sequence[Result]) -> None:
     """Every run: its setting and its figures."""
     rows = [{**asdict(result.setting), **_flat(result.figures)} for result in results]
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(
-            file, sorted({key for row in rows for key in row}, key=list(rows[0]).count, reverse=True)
-        )
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
         writer.writerows(rows)
 

@@ -1,6 +1,7 @@
 """Which policies are there?
 
-Reads a folder of policy files; a mistake names file, line and key. This file never decides which of them is used.
+Reads a folder of policy files and the folders in it; a mistake names file, line and key. This file never decides which
+of them is used.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from router.policy.spec import Policy, PolicySpec
 
 
 def load_policies(folder: Path) -> dict[str, Policy]:
-    """All policies by name. A file must be named after the policy it describes."""
-    policies = {}
-    for path in sorted(folder.glob("*.yaml")):
+    """All policies by name: those of the folder, then those one folder deeper. A file must be named after the policy
+    that it describes, and no two alike."""
+    policies: dict[str, Policy] = {}
+    # A name with a leading dot is none of ours: a mounted ConfigMap keeps its versions in such folders.
+    for path in (*sorted(folder.glob("*.yaml")), *sorted(folder.glob("[!.]*/*.yaml"))):
         spec = load(path, PolicySpec)
         if spec.name != path.stem:
             raise ConfigError(f"{path}:1: name: {spec.name!r} must equal the file's name")
+        if spec.name in policies:
+            raise ConfigError(f"{path}:1: name: there is another policy {spec.name!r}")
         policies[spec.name] = spec.build()
     return policies
 

@@ -11,6 +11,16 @@ from router.policy.costs.decode import Decode
 from router.policy.costs.prefill import Prefill
 from router.policy.costs.queue import Queue
 from router.policy.costs.replicate import Replicate
+from router.policy.peers.aibrix_prefix_cache import AibrixPrefixCache
+from router.policy.peers.at_random import AtRandom
+from router.policy.peers.dualmap import DualMap
+from router.policy.peers.dynamo import Dynamo
+from router.policy.peers.kubeai_chwbl import KubeaiChwbl
+from router.policy.peers.llm_d import LlmD
+from router.policy.peers.lmetric import LMetric
+from router.policy.peers.longest_match import LongestMatch
+from router.policy.peers.mooncake_conductor import MooncakeConductor
+from router.policy.peers.sglang_cache_aware import SglangCacheAware
 from router.policy.pickers import InTurn, LowestCost, RingBoundedLoad
 from router.policy.term import Configurable
 
@@ -25,4 +35,14 @@ PICKERS: Mapping[str, type[Configurable]] = {
     "lowest_cost": LowestCost,
     "in_turn": InTurn,
     "ring_bounded_load": RingBoundedLoad,
+    "at_random": AtRandom,
+    "longest_match": LongestMatch,
+    "sglang_cache_aware": SglangCacheAware,
+    "dynamo": Dynamo,
+    "lmetric": LMetric,
+    "llm_d": LlmD,
+    "aibrix_prefix_cache": AibrixPrefixCache,
+    "kubeai_chwbl": KubeaiChwbl,
+    "dualmap": DualMap,
+    "mooncake_conductor": MooncakeConductor,
 }

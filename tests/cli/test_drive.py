@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from router.cli.drive import Results, Served, drive
-from router.sim.workload import Kind, Session, Turn
+from router.cli.drive import Driver, Results, Served, drive
+from router.sim.workload import Session, Turn
+from router.types import Endpoint
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
@@ -20,7 +21,7 @@ ROUTE = b"x-warmroute-pod: pod-1\r\nx-warmroute-cached-tokens: 16\r\n"
 
 
 def session(name: str, turns: int) -> Session:
-    return Session(name, Kind.CHAT, 0.0, "Be kind.", tuple(Turn(f"{name} {n}?", 3) for n in range(turns)))
+    return Session(name, "chat", 0.0, "Be kind.", tuple(Turn(f"{name} {n}?", 3) for n in range(turns)))
 
 
 def stream(*words: str, end: bool = True, cached_tokens: int = 16) -> bytes:
@@ -128,3 +129,66 @@ async def test_a_router_that_is_not_there_is_an_error_of_every_session() -> None
         pass
     results = await drive(url, "demo", [session("a", 2), session("b", 2)])
     assert [one.error.split(":")[0] for one in results.served] == ["ConnectFailed", "ConnectFailed"]
+
+
+class Stalled:
+    """A router that accepts everything and answers nothing until so many requests have come."""
+
+    def __init__(self, until: int) -> None:
+        self._waiting = until
+        self._moved = asyncio.Event()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]))
+        self._waiting -= 1
+        if self._waiting == 0:
+            self._moved.set()
+        await self._moved.wait()
+        body = stream("Yes")
+        writer.write(b"HTTP/1.1 200 X\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body))
+        await writer.drain()
+        writer.close()
+
+
+async def test_who_was_due_during_a_stall_is_sent_during_it_and_carries_it() -> None:
+    """The router moves again only when the last of twenty has come: each waited at least from when it was due until
+    then. A driver that waited for answers would never send the second."""
+    sessions = [Session(f"s{n}", "chat", n * 0.005, "", (Turn("Why?", 3),)) for n in range(20)]
+    server = await asyncio.start_server(Stalled(20), "127.0.0.1", 0)
+    async with asyncio.timeout(DEADLINE_S), server:
+        results = await drive(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "demo", sessions)
+    assert [one.error for one in results.served] == [""] * 20
+    moved_s = max(one.sent_s for one in results.served)
+    for one in results.served:
+        assert one.ttft_s is not None
+        assert one.ttft_s >= moved_s - one.due_s > -1e-9
+
+
+async def test_a_driver_that_sends_late_adds_its_lateness_to_every_time_and_tells() -> None:
+    """Due an hour ago and sent now: the one who asked has waited an hour."""
+    async with canned((200, stream("Yes"))) as (url, _):
+        driver = Driver([url], lambda _: None)
+        one = await driver.send(Endpoint.CHAT, {"model": "demo", "messages": []}, "chat", due_s=-3600.0)
+        driver.close()
+    assert one.late_s >= 3600
+    assert one.ttft_s is not None
+    assert one.ttft_s >= 3600
+    assert one.e2e_s >= one.ttft_s
+    assert one.due_s == pytest.approx(-3600.0)
+
+
+async def test_a_turn_is_due_its_think_time_after_the_answer_before_it() -> None:
+    """People think; that is no lateness."""
+    turns = (Turn("One?", 3), Turn("Two?", 3, think_s=0.05))
+    results, _, _ = await driven([Session("a", "chat", 0.0, "", turns)], (200, stream("Yes")), (200, stream("No")))
+    first, second = results.served
+    assert second.due_s == pytest.approx(first.due_s + first.e2e_s + 0.05)
+
+
+async def test_a_slow_reader_gets_the_same_answer_over_a_connection_of_its_own() -> None:
+    """Only its pace differs."""
+    slow = Session("a", "chat", 0.0, "", (Turn("Why?", 3),), read_pause_s=0.001)
+    results, _, _ = await driven([slow], (200, stream("Yes", " sir")))
+    (one,) = results.served
+    assert (one.text, one.error, one.cached_tokens, one.pod) == ("Yes sir", "", 16, "pod-1")

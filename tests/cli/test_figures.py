@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from router.cli.drive import Results, Served
-from router.cli.figures import bars, figures, percentile
+from router.cli.figures import Objective, bars, figures, percentile, table, tpot_ms
 
 
 def served(pod: str, prompt: int, cached: int, ttft_s: float, predicted: int | None = None, error: str = "") -> Served:
@@ -40,6 +40,51 @@ def test_failed_requests_are_counted_and_leave_every_other_figure_alone() -> Non
     good, bad = served("pod-0", 100, 0, 0.1), served("pod-0", 100, 100, 0.001, error="broken")
     row = figures("cost_aware", Results((good, bad), 1.0), 0, ["pod-0"])
     assert (row.requests, row.errors, row.cached_share, row.ttft_p50_ms) == (2, 1, 0.0, 100)
+
+
+def answered(due_s: float, ttft_s: float, e2e_s: float, late_s: float = 0.0, error: str = "") -> Served:
+    return Served("chat", {}, due_s + late_s, late_s, ttft_s=ttft_s, e2e_s=e2e_s, output_tokens=11, error=error)
+
+
+def test_goodput_is_what_met_the_objective_while_requests_were_due() -> None:
+    """Of five due over 2 s one is slow to begin, one slow to go on, one failed: one good answer a second."""
+    results = Results(
+        (
+            answered(1.0, 0.1, 0.2),
+            answered(1.5, 0.9, 1.0),
+            answered(2.0, 0.1, 1.6),
+            answered(2.5, 0.1, 0.2, error="cut"),
+            answered(3.0, 0.1, 0.6),
+        ),
+        9.0,
+    )
+    row = figures("cost_aware", results, 0, [], Objective(ttft_ms=500, tpot_ms=100))
+    assert row.within_objective_share == 0.4
+    assert row.goodput_per_s == 1.0
+    assert round(row.tpot_p50_ms) == 10
+    assert figures("cost_aware", results, 0, []).within_objective_share == 0.8
+
+
+def test_one_token_has_no_time_per_further_token() -> None:
+    """Nothing to divide by; the first token's objective still holds."""
+    one = Served("chat", {}, 0.0, ttft_s=0.1, e2e_s=0.2, output_tokens=1)
+    assert tpot_ms(one) is None
+    assert Objective(ttft_ms=200, tpot_ms=1).met_by(one)
+
+
+def test_a_driver_that_is_late_by_much_of_what_it_measures_says_so() -> None:
+    """60 ms of lateness are nothing beside 10 s and everything beside 100 ms; 2 ms never matter."""
+    for late_s, ttft_s, expected in ((0.06, 10.0, False), (0.06, 0.1, True), (0.002, 0.001, False)):
+        row = figures("cost_aware", Results((answered(0.0, ttft_s, 20.0, late_s),), 1.0), 0, [])
+        assert row.late_p99_ms == late_s * 1000
+        assert row.driver_was_late is expected
+
+
+def test_an_unknown_ideal_leaves_its_columns_empty() -> None:
+    """Against a router whose tokenizer we have not, nobody knows what could have been saved."""
+    row = figures("as it is", Results((served("pod-0", 100, 50, 0.1),), 1.0), math.nan, [])
+    shown = table([row], "t")
+    assert list(shown.columns[2].cells) == [""]
 
 
 def test_nothing_served_is_no_crash() -> None:

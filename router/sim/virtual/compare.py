@@ -53,6 +53,7 @@ class Result:
     """Evenly spaced quantiles."""
     work_tokens: Sequence[int]
     regret_ms: Sequence[float]
+    duration_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def remember(setting: Setting, run: Run, slo: Slo) -> Result:
     quantiles = np.quantile(ttft_ms, np.linspace(0, 1, QUANTILES + 1)).tolist() if len(ttft_ms) else []
     work = sorted((pod.computed_tokens for pod in run.pods.values()), reverse=True)
     regret_ms = [one.regret_ms for one in run.outcomes if not math.isnan(one.regret_ms)]
-    return Result(setting, figures(run, slo), quantiles, work, regret_ms)
+    return Result(setting, figures(run, slo), quantiles, work, regret_ms, run.duration_ms / 1000)
 
 
 def grid(

@@ -1,0 +1,57 @@
+"""Fleets of equal pods, and the traffic of the public trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from router.config.policies import load_policies
+from router.config.priors import load_priors
+from router.config.shipped import shipped
+from router.policy.spec import Policy
+from router.sim.virtual.fleet import Fleet, SimulatedPod
+from router.sim.virtual.pod import VirtualPodConfig
+from router.sim.virtual.traces import TraceRequest, read_mooncake
+from router.types import Link, Pod, PodSpeed, PrefixTrust
+
+CONVERSATION = Path(__file__).parents[4] / "shared/data/conversation_trace.jsonl"
+
+
+@pytest.fixture(scope="session")
+def policies() -> dict[str, Policy]:
+    """All there are."""
+    return load_policies(shipped("policies"))
+
+
+@pytest.fixture(scope="session")
+def conversation() -> list[TraceRequest]:
+    """The public conversation trace, an hour."""
+    if not CONVERSATION.exists():
+        pytest.skip("the conversation trace is not here: see loadtest/README.md")
+    return read_mooncake(CONVERSATION)
+
+
+def speed_of(model: str, hardware: str) -> PodSpeed:
+    """Its prior."""
+    return load_priors(shipped("config") / "models")[model].hardware[hardware].speed()
+
+
+def equal_pods(
+    number: int, true: VirtualPodConfig, *, link: Link | None = None, kv_bytes_per_token: int = 327_680
+) -> Fleet:
+    """So many of the same, of which the router knows all."""
+    known = [
+        Pod(
+            id=f"pod-{at:03}",
+            url=f"http://pod-{at:03}",
+            engine="vllm",
+            speed=true.speed,
+            models=("m",),
+            block_size_tokens=true.engine_block_tokens,
+            kv_bytes_per_token=kv_bytes_per_token,
+            trust=PrefixTrust.TRUSTED,
+        )
+        for at in range(number)
+    ]
+    return Fleet(tuple(SimulatedPod(pod, true) for pod in known), link, link)
