@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, TypeAlias
 
+import msgspec
+
 PodId: TypeAlias = str
 BlockHash: TypeAlias = int
 """One block of tokens *and everything before it*: a 64-bit chain hash, seeded by the generation."""
@@ -284,6 +286,8 @@ class InFlight:
 
 
 # --- the decision ---------------------------------------------------------------------------------------
+#
+# What is made for every pod of every decision is a msgspec struct: frozen like the rest, and six times as cheap.
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,8 +306,7 @@ class Scene:
     """Leading blocks of this prompt that so much of the traffic shares that they tell nothing apart."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(msgspec.Struct, frozen=True, gc=False):
     """Expected milliseconds, in named parts that add up to the total."""
 
     parts: tuple[tuple[str, float], ...]
@@ -318,8 +321,7 @@ class Pull:
     cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Direct:
+class Direct(msgspec.Struct, frozen=True, gc=False):
     """Serve the whole request on one pod, perhaps after a pull."""
 
     pod: Pod
@@ -330,8 +332,7 @@ Plan: TypeAlias = Direct
 """One way to serve. `Split(prefill, decode, dialect)` joins this union with disaggregation."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """A plan with its price. `cached_tokens` is what we expect the engine to find in its cache."""
 
     plan: Plan

@@ -6,6 +6,8 @@ simulator and the tests call this very function. It never waits, draws a random 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from router.policy.filters import eligible
 from router.policy.spec import Policy
 from router.policy.term import Placement
@@ -23,8 +25,10 @@ def decide(scene: Scene, policy: Policy) -> RouteDecision:
     Raises `UnknownModel`, `NoReadyPod` or `ContextTooLong`. O(pods of the model * cost terms).
     """
     prompt_tokens = prompt_token_count(scene)
+    shared_tokens = _shared_tokens(scene)
     statuses = eligible(scene, prompt_tokens if scene.prompt else 0)
-    candidates = [_price(scene, status, policy, prompt_tokens) for status in statuses]
+    terms = [(name, term.cost_ms) for name, term in policy.costs]
+    candidates = [_price(scene, status, terms, prompt_tokens, shared_tokens) for status in statuses]
     ranked, reason = policy.picker.rank(scene, candidates)
     return RouteDecision(policy.name, policy.version, tuple(ranked), reason)
 
@@ -43,27 +47,38 @@ def expected_cached_tokens(scene: Scene, pod: Pod) -> int:
     prompt = scene.prompt
     if prompt is None or pod.trust is not PrefixTrust.TRUSTED:
         return 0
-    held_blocks = scene.match.held_blocks(pod.id)
-    if not held_blocks:
+    held = scene.match.blocks.get(pod.id)
+    if held is None:
         return 0
     block = pod.block_size_tokens or prompt.block_size_tokens
-    return min(held_blocks * prompt.block_size_tokens, prompt.token_count - 1) // block * block
+    return min(sum(held) * prompt.block_size_tokens, max(prompt.token_count - 1, 0)) // block * block
 
 
-def _price(scene: Scene, status: PodStatus, policy: Policy, prompt_tokens: int) -> Candidate:
+def _price(
+    scene: Scene,
+    status: PodStatus,
+    terms: Sequence[tuple[str, Callable[[Placement], float]]],
+    prompt_tokens: int,
+    shared_tokens: int,
+) -> Candidate:
     pod = status.pod
     cached_tokens = expected_cached_tokens(scene, pod)
     at = Placement(
-        pod=pod,
-        load=status.load,
-        inflight=scene.inflight.get(pod.id, _IDLE),
-        prompt_tokens=prompt_tokens,
-        cached_tokens=cached_tokens,
-        shared_tokens=_shared_tokens(scene),
-        output_tokens=scene.request.max_output_tokens or DEFAULT_OUTPUT_TOKENS,
+        pod,
+        status.load,
+        scene.inflight.get(pod.id, _IDLE),
+        prompt_tokens,
+        cached_tokens,
+        shared_tokens,
+        scene.request.max_output_tokens or DEFAULT_OUTPUT_TOKENS,
     )
-    parts = tuple((name, term.cost_ms(at)) for name, term in policy.costs)
-    return Candidate(Direct(pod), Cost(parts, sum(ms for _, ms in parts)), cached_tokens)
+    parts: list[tuple[str, float]] = []
+    total_ms = 0.0
+    for name, cost_ms in terms:
+        ms = cost_ms(at)
+        parts.append((name, ms))
+        total_ms += ms
+    return Candidate(Direct(pod), Cost(tuple(parts), total_ms), cached_tokens)
 
 
 def _shared_tokens(scene: Scene) -> int:

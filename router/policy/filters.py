@@ -23,7 +23,7 @@ def eligible(scene: Scene, prompt_tokens: int) -> list[PodStatus]:
     ready = [s for s in serving if s.state is PodState.READY and s.pod.role is not Role.PREFILL]
     if not ready:
         raise NoReadyPod(f"No pod that serves `{model}` is ready: {_states(serving)}.")
-    fitting = [status for status in ready if _takes(status, prompt_tokens)]
+    fitting = [s for s in ready if s.pod.max_model_len_tokens is None or _takes(s, prompt_tokens)]
     if not fitting:
         longest = max(status.pod.max_model_len_tokens or 0 for status in ready)
         raise ContextTooLong(

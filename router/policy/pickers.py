@@ -6,6 +6,7 @@ drop: the rest of the list is what a retry uses.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from pydantic import NonNegativeFloat, PositiveInt
@@ -76,12 +77,18 @@ class RingBoundedLoad(Configurable):
 
 
 def _cheapest_first(scene: Scene, candidates: Sequence[Candidate], indifference_ms: float = 0.0) -> list[Candidate]:
-    """By price in whole microseconds, since sums of floats differ in bits where prices are the same."""
+    """By price in whole microseconds, since sums of floats differ in bits where prices are the same. Who is first among
+    the equally cheap is decided by the request's key, who comes after them by id."""
+    by_price = sorted(candidates, key=_total_ms)
+    lowest_ms = _total_ms(by_price[0])
+    within_ms = max(indifference_ms, 0.0005)
+    equal = bisect_right(by_price, lowest_ms + within_ms, key=_total_ms)
+    if equal == 1:
+        return by_price
     key = tie_key(scene)
-    lowest_ms = min(candidate.cost.total_ms for candidate in candidates)
+    first = sorted(by_price[:equal], key=lambda candidate: rendezvous(key, candidate.plan.pod.id), reverse=True)
+    return [*first, *by_price[equal:]]
 
-    def order(candidate: Candidate) -> tuple[float, int]:
-        above_ms = candidate.cost.total_ms - lowest_ms
-        return round(above_ms, 3) if above_ms > indifference_ms else 0.0, -rendezvous(key, candidate.pod.id)
 
-    return sorted(candidates, key=order)
+def _total_ms(candidate: Candidate) -> float:
+    return round(candidate.cost.total_ms, 3)

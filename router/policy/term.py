@@ -8,9 +8,9 @@ the method is the algorithm. Terms see a `Placement`; they never change anything
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 from pydantic import BaseModel, ConfigDict
 
 from router.types import Candidate, InFlight, Pod, PodLoad, Scene
@@ -22,8 +22,7 @@ class Configurable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True, gc=False):
     """One request on one pod: what every cost term reads."""
 
     pod: Pod

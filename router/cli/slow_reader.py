@@ -1,0 +1,126 @@
+"""What is a client on a bad line like?
+
+It opens a connection of its own with a small window, takes a few hundred bytes of the answer at a time and pauses after
+each piece, so that the rest waits in the router and not here. This file never measures anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from urllib.parse import urlsplit
+
+import httptools
+
+from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
+
+WINDOW_BYTES = 2048
+"""Of the receive buffer; the kernel makes it a little more."""
+PIECE_BYTES = 512
+SILENCE_S = 120.0
+
+
+async def slow_exchange(url: str, message: bytes, pause_s: float) -> SlowAnswer:
+    """Send one whole request to the server at `url` and wait for the head of its answer.
+
+    Raises `ConnectFailed`, `UpstreamBroken` or `UpstreamTimeout`.
+    """
+    parts = urlsplit(url)
+    tls = ssl.create_default_context() if parts.scheme == "https" else None
+    port = parts.port or (443 if tls else 80)
+    try:
+        small = await _small_window(parts.hostname or "", port)
+        reader, writer = await asyncio.open_connection(
+            sock=small, limit=PIECE_BYTES, ssl=tls, server_hostname=parts.hostname if tls else None
+        )
+    except OSError as error:
+        raise ConnectFailed(f"{url}: {error}") from error
+    answer = SlowAnswer(reader, writer, pause_s)
+    try:
+        writer.write(message)
+        await answer.head()
+    except BaseException:
+        answer.close()
+        raise
+    return answer
+
+
+async def _small_window(host: str, port: int) -> socket.socket:
+    """A connected socket that takes little at a time: the window is agreed when it connects."""
+    loop = asyncio.get_running_loop()
+    family, kind, protocol, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
+    small = socket.socket(family, kind, protocol)
+    try:
+        small.setblocking(False)
+        small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, WINDOW_BYTES)
+        await loop.sock_connect(small, address)
+    except BaseException:
+        small.close()
+        raise
+    return small
+
+
+class SlowAnswer:
+    """One answer being read at leisure. Always `close()` it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pause_s: float) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._pause_s = pause_s
+        self._parser = httptools.HttpResponseParser(self)
+        self._head_done = False
+        self._complete = False
+        self._began = False
+        self._body = b""
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    async def head(self) -> None:
+        """Wait for status and headers."""
+        while not self._head_done:
+            await self._take()
+
+    async def read(self) -> bytes:
+        """The next piece of body, a pause after the one before; b"" at the end.
+
+        Raises `UpstreamBroken` or `UpstreamTimeout`.
+        """
+        if self._began:
+            await asyncio.sleep(self._pause_s)
+        self._began = True
+        while not self._body and not self._complete:
+            await self._take()
+        piece, self._body = self._body, b""
+        return piece
+
+    def close(self) -> None:
+        """End the connection."""
+        self._writer.transport.abort()
+
+    async def _take(self) -> None:
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                data = await self._reader.read(PIECE_BYTES)
+            if not data:
+                raise UpstreamBroken("the connection was closed inside the answer")
+            self._parser.feed_data(data)
+        except TimeoutError:
+            raise UpstreamTimeout(f"not a byte for {SILENCE_S:g} s") from None
+        except (OSError, httptools.HttpParserError) as error:
+            raise UpstreamBroken(f"the answer broke off: {error}") from error
+
+    # --- httptools ---
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        self._head_done = True
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        self._complete = True

@@ -1,0 +1,1 @@
+"""How are figures shown to a reader? Values in, HTML text out: `plots` draws, `page` frames."""
