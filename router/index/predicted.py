@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import takewhile
 
 from router.types import BlockHash, BlocksByTier, PodId
@@ -35,6 +36,8 @@ class PredictedIndex:
         self._lanes: dict[BlockHash, int] = {}
         """Block to the lanes of the pods that it was sent to."""
         self._names: dict[int, PodId] = {}
+        self._expiries: list[tuple[float, PodId]] = []
+        """A heap: when to look for blocks whose time is up. One entry a pod that has any."""
 
     def __len__(self) -> int:
         return sum(len(pod.at_s) for pod in self._pods.values())
@@ -49,8 +52,10 @@ class PredictedIndex:
         if dispatched is None:
             dispatched = self._pods[pod] = _Dispatched(self._free_lane())
             self._names[dispatched.lane] = pod
-        dispatched.ttl_s = ttl_s
         at_s = dispatched.at_s
+        if ttl_s != dispatched.ttl_s or not at_s:
+            dispatched.ttl_s = ttl_s
+            heappush(self._expiries, (next(iter(at_s.values()), now_s) + ttl_s, pod))
         lanes, lane = self._lanes, dispatched.lane
         for block in reversed(hashes):
             if block not in at_s:
@@ -62,10 +67,10 @@ class PredictedIndex:
 
     def match(self, hashes: Sequence[BlockHash], now_s: float) -> dict[PodId, BlocksByTier]:
         """Leading blocks by pod, all counted in the GPU tier."""
-        for dispatched in self._pods.values():
-            times_s, expired_s = dispatched.at_s.values(), now_s - dispatched.ttl_s
-            if next(iter(times_s), now_s) <= expired_s:
-                self._drop_oldest(dispatched, sum(1 for _ in takewhile(expired_s.__ge__, times_s)))
+        while self._expiries and self._expiries[0][0] <= now_s:
+            _, pod = heappop(self._expiries)
+            if pod in self._pods:
+                self._expire(pod, now_s)
         return self._runs(hashes)
 
     def forget(self, pod: PodId) -> None:
@@ -80,6 +85,14 @@ class PredictedIndex:
         while lane in self._names:
             lane <<= 1
         return lane
+
+    def _expire(self, pod: PodId, now_s: float) -> None:
+        """Drop what is too old, and look again when the oldest of the rest will be."""
+        dispatched = self._pods[pod]
+        ttl_s, times_s = dispatched.ttl_s, dispatched.at_s.values()
+        self._drop_oldest(dispatched, sum(1 for _ in takewhile(lambda at_s: at_s + ttl_s <= now_s, times_s)))
+        if times_s:
+            heappush(self._expiries, (next(iter(times_s)) + ttl_s, pod))
 
     def _drop_oldest(self, dispatched: _Dispatched, blocks: int) -> None:
         pop, lanes = dispatched.at_s.popitem, self._lanes

@@ -44,11 +44,11 @@ def expected_cached_tokens(scene: Scene, pod: Pod) -> int:
     Whole engine blocks only, and never the whole prompt: engines always compute at least its last token.
     Zero while the pod's tokens and hashes are unproven.
     """
+    held = scene.match.blocks.get(pod.id)
+    if held is None:  # most pods, most of the time
+        return 0
     prompt = scene.prompt
     if prompt is None or pod.trust is not PrefixTrust.TRUSTED:
-        return 0
-    held = scene.match.blocks.get(pod.id)
-    if held is None:
         return 0
     block = pod.block_size_tokens or prompt.block_size_tokens
     return min(sum(held) * prompt.block_size_tokens, max(prompt.token_count - 1, 0)) // block * block
