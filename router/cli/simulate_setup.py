@@ -19,7 +19,15 @@ from router.errors import ConfigError
 from router.sim.virtual.compare import Experiment
 from router.sim.virtual.generate import Mix
 from router.sim.virtual.scenario import FleetSpec
-from router.sim.virtual.traces import TraceRequest, azure_traffic, mooncake_traffic, read_mooncake
+from router.sim.virtual.traces import (
+    ReceiptLine,
+    TraceRequest,
+    azure_traffic,
+    mooncake_traffic,
+    read_mooncake,
+    read_receipts,
+    receipts_traffic,
+)
 from router.sim.virtual.traffic import Traffic
 from router.types import PodSpeed
 
@@ -30,7 +38,7 @@ DECODE_POLICY = "least_load"
 
 @dataclass(frozen=True)
 class Source:
-    """Where traffic comes from: a Mooncake trace, an Azure CSV, or a YAML that describes a mix."""
+    """Where traffic comes from: a Mooncake trace, our own receipts, an Azure CSV, or a YAML that describes a mix."""
 
     path: Path
     requests: int | None = None
@@ -39,6 +47,8 @@ class Source:
     def __call__(self, speedup: float, seed: int) -> Traffic:
         """Raises `ConfigError`."""
         name = self.path.stem
+        if self.path.suffix == ".jsonl" and _is_receipts(self.path):
+            return receipts_traffic(_receipts(self.path, self.requests), speedup=speedup, name=name)
         if self.path.suffix == ".jsonl":
             trace = _trace(self.path, self.requests)
             return mooncake_traffic(trace, speedup=speedup, jitter_s=self.jitter_s, seed=seed, name=name)
@@ -46,7 +56,19 @@ class Source:
             return azure_traffic(self.path, speedup=speedup)
         if self.path.suffix in (".yaml", ".yml"):
             return load(self.path, Mix).traffic(speedup=speedup, seed=seed, name=name)
-        raise ConfigError(f"{self.path}: traffic is a Mooncake trace (.jsonl), an Azure trace (.csv) or a mix (.yaml)")
+        raise ConfigError(
+            f"{self.path}: traffic is a Mooncake trace or receipts (.jsonl), an Azure trace (.csv) or a mix (.yaml)"
+        )
+
+
+def _is_receipts(path: Path) -> bool:
+    with path.open("rb") as lines:
+        return b'"at_s"' in lines.readline()
+
+
+@lru_cache(1)
+def _receipts(path: Path, requests: int | None) -> Sequence[ReceiptLine]:
+    return list(islice(read_receipts(path), requests))
 
 
 @lru_cache(1)

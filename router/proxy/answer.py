@@ -13,6 +13,7 @@ _FIRST_TOKEN = re.compile(rb'"(?:content|reasoning_content|reasoning|text|argume
 # Quotes inside generated text are escaped in JSON, so that a model cannot write these patterns into its answer.
 _CACHED = re.compile(rb'"cached_tokens": ?(\d+)')
 _PROMPT = re.compile(rb'"prompt_tokens": ?(\d+)')
+_OUTPUT = re.compile(rb'"completion_tokens": ?(\d+)')
 _USAGE = re.compile(rb'"usage": ?\{')
 _WINDOW_BYTES = 4096
 """How much of an answer is kept: longer than any usage object."""
@@ -60,6 +61,11 @@ class AnswerReader:
     def prompt_tokens(self) -> int | None:
         """The engine's own count of prompt tokens, or None."""
         return _first_int(_PROMPT, self._usage)
+
+    @property
+    def output_tokens(self) -> int | None:
+        """The engine's own count of tokens in the answer, or None."""
+        return _first_int(_OUTPUT, self._usage)
 
 
 def _first_int(pattern: re.Pattern[bytes], text: bytes) -> int | None:

@@ -22,6 +22,7 @@ from router.fleet.ledger import Ledger
 from router.index.shared import SharedPrefixes
 from router.observe.metrics import Metrics
 from router.observe.phase import Phases
+from router.observe.receipts import Receipt, ReceiptLog, receipt_blocks
 from router.policy.decide import BYTES_PER_TOKEN, decide
 from router.policy.spec import Policy
 from router.proxy.answer import AnswerReader
@@ -101,6 +102,7 @@ class Forwarder:
         publishes_events: Callable[[str], bool],
         metrics: Metrics,
         forwarding: Forwarding,
+        receipts: ReceiptLog | None = None,
     ) -> None:
         self._fleet = fleet
         self._ledger = ledger
@@ -112,6 +114,7 @@ class Forwarder:
         self._publishes_events = publishes_events
         self._metrics = metrics
         self._forwarding = forwarding
+        self._receipts = receipts
         self._shared: dict[str, SharedPrefixes] = {}
         self._turns: Counter[str] = Counter()
 
@@ -239,6 +242,8 @@ class Forwarder:
             )
         story.phases.enter("")
         metrics.observe_phases(story.phases)
+        if self._receipts is not None:
+            self._receipts.write(_receipt(story))
 
     # --- parts of an attempt ---
 
@@ -287,3 +292,26 @@ def _prompt_tokens(story: Story) -> int:
 
 def _now_s() -> float:
     return time.monotonic()
+
+
+def _receipt(story: Story) -> Receipt:
+    candidate, prompt, reader = story.candidate, story.prompt, story.reader
+    block_size_tokens, blocks = receipt_blocks(prompt) if prompt else (0, [])
+    elapsed_s = story.phases.elapsed_s()
+    return Receipt(
+        at_s=time.time() - elapsed_s,
+        model=story.request.model,
+        endpoint=story.request.endpoint.value,
+        result=story.result,
+        pod=candidate.pod.id if candidate else "",
+        policy=story.decision.policy if story.decision else "",
+        prompt_tokens=prompt.token_count if prompt else reader.prompt_tokens or 0,
+        output_tokens=reader.output_tokens,
+        block_size_tokens=block_size_tokens,
+        blocks=blocks,
+        predicted_ms=candidate.cost.total_ms if candidate else None,
+        predicted_cached_tokens=candidate.cached_tokens if candidate else None,
+        cached_tokens=reader.cached_tokens,
+        ttft_ms=story.first_token_s * 1000 if story.request.stream and story.first_token_s is not None else None,
+        e2e_ms=elapsed_s * 1000,
+    )

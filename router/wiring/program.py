@@ -19,7 +19,7 @@ from router.api.openai import OpenAiEdge
 from router.config.priors import prior_speed
 from router.config.schema import CostPrior, KvEvents, ModelConfig, ModelPrior, PodConfig, RouterConfig
 from router.engines.adapter import KvEventSource, PodFacts
-from router.errors import MalformedRequest
+from router.errors import ConfigError, MalformedRequest
 from router.feeds.ask import open_client
 from router.feeds.discovery.static import StaticDiscovery, configured_pods
 from router.feeds.kv_streams import KvStreams
@@ -31,6 +31,7 @@ from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.observe.metrics import Metrics
+from router.observe.receipts import ReceiptLog
 from router.policy.spec import Policy
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
@@ -102,6 +103,7 @@ class Program:
         self.discovery = StaticDiscovery()
         for pod in config.pods:
             self.add_pod(pod)
+        self._receipts = _open_receipts(config.receipts)
         self.kv_streams = KvStreams(self.fleet, self.store, self.metrics)
         self.fleet.listen(self._on_change)
         self.app = self._app()
@@ -120,6 +122,7 @@ class Program:
             publishes_events=self._publishes_events,
             metrics=self.metrics,
             forwarding=_forwarding(self._config),
+            receipts=self._receipts,
         )
         edge = OpenAiEdge(
             forwarder,
@@ -151,6 +154,8 @@ class Program:
                 await self.cluster.close()
             self.pools.close()
             await self.client.aclose()
+            if self._receipts:
+                self._receipts.close()
 
     async def _warm_up(self, cluster: Cluster) -> None:
         """A router that joins others serves once it knows what they know, and which pods to trust; or without."""
@@ -368,6 +373,13 @@ class Program:
         if self.cluster:
             self.cluster.observe(self.metrics)
         return self.metrics.render()
+
+
+def _open_receipts(path: str | None) -> ReceiptLog | None:
+    try:
+        return ReceiptLog(path) if path else None
+    except OSError as error:
+        raise ConfigError(f"receipts: {error}") from error
 
 
 def _timeouts(config: RouterConfig) -> UpstreamTimeouts:

@@ -109,6 +109,7 @@ def open_city(engine_config: Callable[..., MockEngineConfig], tokenizer: Tokeniz
         model: dict[str, Any] | None = None,
         edge: Edge | None = None,
         limits: Limits | None = None,
+        receipts: Path | None = None,
         wait: bool = True,
     ) -> AsyncIterator[City]:
         async with asyncio.timeout(DEADLINE_S), MockFleet([engine_config(**(engine or {}))] * pods) as fleet:
@@ -117,6 +118,7 @@ def open_city(engine_config: Callable[..., MockEngineConfig], tokenizer: Tokeniz
                 pods=tuple(PodConfig(url=each.url, speed=SPEED) for each in fleet.engines),
                 edge=edge or Edge(),
                 limits=limits or Limits(),
+                receipts=str(receipts) if receipts else None,
                 feeds=Feeds(health_interval_s=0.1, load_interval_s=0.05, parity_retest_s=0.2),
             )
             policies, priors = load_policies(shipped("policies")), load_priors(shipped("config") / "models")

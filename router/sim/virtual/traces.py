@@ -71,6 +71,51 @@ def _ask(prompt_tokens: int, output_tokens: int, blocks: array[int]) -> Ask:
     return Ask(prompt_tokens, max(output_tokens, 1), blocks, len(blocks))
 
 
+class ReceiptLine(msgspec.Struct, frozen=True):
+    """What of our own receipts is played again (`observe/receipts.py` writes them)."""
+
+    at_s: float
+    prompt_tokens: int = 0
+    output_tokens: int | None = None
+    block_size_tokens: int = 0
+    blocks: list[int] = []
+    model: str = ""
+
+
+def read_receipts(path: Path) -> list[ReceiptLine]:
+    """Those with a prompt and an answer. Raises `ConfigError` with the line that is none."""
+    found: list[ReceiptLine] = []
+    number = 0
+    decode = msgspec.json.Decoder(ReceiptLine).decode
+    try:
+        with path.open("rb") as lines:
+            for line in lines:
+                number += 1
+                one = decode(line)
+                if one.prompt_tokens and one.output_tokens and one.block_size_tokens:
+                    found.append(one)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}:{number}: no receipt: {error}") from error
+    return found
+
+
+def receipts_traffic(receipts: Sequence[ReceiptLine], *, speedup: float = 1.0, name: str = "receipts") -> Traffic:
+    """Open-loop traffic, each request when it came. Raises `ConfigError` where there is none, or block sizes differ."""
+    sizes = {one.block_size_tokens for one in receipts}
+    if len(sizes) != 1:
+        raise ConfigError(f"receipts: {len(receipts)} usable, with block sizes {sorted(sizes)}: one size is needed")
+    first_s = min(one.at_s for one in receipts)
+    sessions = [
+        Session(
+            (one.at_s - first_s) / speedup,
+            (_ask(one.prompt_tokens, one.output_tokens or 1, array("Q", one.blocks)),),
+            kind=one.model or "any",
+        )
+        for one in sorted(receipts, key=lambda one: one.at_s)
+    ]
+    return Traffic(sizes.pop(), sessions, len(sessions), name)
+
+
 def azure_traffic(path: Path, *, speedup: float = 1.0, block_size_tokens: int = MOONCAKE_BLOCK_TOKENS) -> Traffic:
     """Open-loop traffic of an Azure LLM trace: no prompt shares anything, since the trace says nothing of it."""
     sessions: list[Session] = []

@@ -1,0 +1,47 @@
+"""Does what a router has seen play again in the simulator?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment
+from router.config.shipped import shipped
+from router.observe.receipts import Receipt
+from router.sim.virtual.compare import Setting
+from tests.stories.conftest import Chat, OpenCity
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+
+SECRET = "the harbour's secret is seven anchors "
+
+
+def shared_chat(number: int) -> Chat:
+    return [{"role": "system", "content": SECRET * 60}, {"role": "user", "content": f"boat {number} " * 30}]
+
+
+async def test_what_was_served_is_written_down_and_played_again(open_city: OpenCity, tmp_path: Path) -> None:
+    """Every request with its lengths, blocks and hit, no word of what was said; and the simulator finds in it what the
+    engines found."""
+    file = tmp_path / "receipts.jsonl"
+    async with open_city(pods=2, receipts=file) as city:
+        for number in range(12):
+            assert (await city.chat(shared_chat(number))).status_code == 200
+        assert (
+            await city.client.post("/v1/chat/completions", json={"model": "none", "messages": []})
+        ).status_code >= 400
+    receipts = [msgspec.json.decode(line, type=Receipt) for line in file.read_bytes().splitlines()]
+    good = [one for one in receipts if one.result == "ok"]
+    assert len(good) == 12 and len(receipts) >= 12
+    assert "anchors" not in file.read_text() and file.stat().st_mode & 0o077 == 0
+    first, *others = good
+    assert first.prompt_tokens > 500 and first.output_tokens == 8 and first.cached_tokens == 0
+    assert all(one.blocks[:3] == first.blocks[:3] for one in others)
+    assert {one.pod for one in good} <= {engine.url.removeprefix("http://") for engine in city.engines}
+    setup = experiment(shipped("config") / DEFAULT_FLEET, Source(file))
+    again = setup.run(Setting("cost_aware", 1.0, 2)).figures
+    found = sum(one.cached_tokens or 0 for one in good)
+    assert again.requests == 12
+    assert abs(again.cached_tokens - found) <= 128 * 12
