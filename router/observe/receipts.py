@@ -70,13 +70,13 @@ class ReceiptLog:
                 self._flushed_s = time.monotonic()
         except OSError as error:
             log.error("no more receipts are written", why=str(error))
-            self._file = None
+            self.close()
 
     def close(self) -> None:
-        """Everything is on the disk."""
-        if self._file is not None:
+        """Everything is on the disk, if the disk took it."""
+        file, self._file = self._file, None
+        if file is not None:
             try:
-                self._file.close()
+                file.close()
             except OSError as error:
                 log.error("the last receipts are lost", why=str(error))
-            self._file = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,15 @@ def test_receipts_are_appended_for_their_owner_alone(tmp_path: Path) -> None:
         '{"at_s":2.0,"model":"m","endpoint":"chat","result":"ok"}',
     ]
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_disk_that_refuses_ends_the_receipts_and_nothing_else(tmp_path: Path) -> None:
+    """Neither a write nor the close raises; here the file is a pipe whose reader has left."""
+    file = tmp_path / "receipts.jsonl"
+    os.mkfifo(file)
+    reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    log = ReceiptLog(str(file))
+    os.close(reader)
+    for _ in range(3):
+        log.write(Receipt(at_s=1.0, model="m", endpoint="chat", result="ok"))
+    log.close()
