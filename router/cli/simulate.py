@@ -10,13 +10,14 @@ spreads the runs over the cores, and shows what came out.
 from __future__ import annotations
 
 import gc
+import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -26,7 +27,9 @@ from router.cli.simulate_report import summary, write_csv, write_report
 from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment
 from router.config.policies import choose_policy
 from router.config.shipped import shipped
+from router.report.plots import PlotsUnavailable
 from router.sim.virtual.compare import Experiment, Result, Setting, grid
+from router.sim.virtual.world import Progressed
 
 
 def simulate_command(
@@ -54,14 +57,30 @@ def simulate_command(
     names = sorted(setup.policies) if policies == "all" else [name.strip() for name in policies.split(",")]
     for name in names:
         choose_policy(dict(setup.policies), name)
-    sizes = [int(number) for number in pods.split(",")] if pods else [setup.fleet.pods[0].count]
-    settings = grid(names, [float(one) for one in loads.split(",")], sizes, seeds, wrong=compare)
+    sizes = _positive(int, pods, "--pods") if pods else [setup.fleet.pods[0].count]
+    settings = grid(names, _positive(float, loads, "--loads"), sizes, seeds, wrong=compare)
     results = run_all(setup, settings, jobs)
     Console().print(summary(results, setup.fleet.slo))
     if csv is not None:
         write_csv(csv, results)
     if report is not None:
-        write_report(report, results, setup.fleet, traffic.name)
+        try:
+            write_report(report, results, setup.fleet, traffic.name)
+        except PlotsUnavailable as error:
+            raise typer.BadParameter(f"--report: {error}") from error
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _positive(kind: type[Number], text: str, option: str) -> list[Number]:
+    try:
+        numbers = [kind(one) for one in text.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {error}") from error
+    if not all(0 < number < math.inf for number in numbers):
+        raise typer.BadParameter(f"{option}: {text}: each must be above 0")
+    return numbers
 
 
 def run_all(setup: Experiment, settings: Sequence[Setting], jobs: int) -> list[Result]:
@@ -76,8 +95,7 @@ def run_all(setup: Experiment, settings: Sequence[Setting], jobs: int) -> list[R
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         if len(settings) == 1:
             task = progress.add_task(settings[0].policy, total=setup.traffic(1.0, 0).requests or None)
-            gc.disable()  # nothing here forms cycles, and a million requests are a lot to look through
-            return [setup.run(settings[0], lambda done: _tick(progress, task, done))]
+            return [_run(setup, settings[0], lambda done: _tick(progress, task, done))]
         task = progress.add_task("runs", total=len(settings))
         results = []
         for result in _spread(setup, settings, jobs):
@@ -97,6 +115,9 @@ def _spread(setup: Experiment, settings: Sequence[Setting], jobs: int) -> Iterat
             yield ended.result()
 
 
-def _run(setup: Experiment, setting: Setting) -> Result:
-    gc.disable()
-    return setup.run(setting)
+def _run(setup: Experiment, setting: Setting, progressed: Progressed = lambda _: None) -> Result:
+    gc.disable()  # nothing here forms cycles, and a million requests are a lot to look through
+    try:
+        return setup.run(setting, progressed)
+    finally:
+        gc.enable()

@@ -53,7 +53,7 @@ class Source:
             trace = _trace(self.path, self.requests)
             return mooncake_traffic(trace, speedup=speedup, jitter_s=self.jitter_s, seed=seed, name=name)
         if self.path.suffix == ".csv":
-            return azure_traffic(self.path, speedup=speedup)
+            return azure_traffic(self.path, speedup=speedup, requests=self.requests)
         if self.path.suffix in (".yaml", ".yml"):
             return load(self.path, Mix).traffic(speedup=speedup, seed=seed, name=name)
         raise ConfigError(

@@ -176,7 +176,7 @@ class Index(Strict):
     """The cluster's index. Without it, each router knows what it heard and sent itself."""
 
     tokens_cache_bytes: PositiveInt = 64 * 1024 * 1024
-    predicted_ttl_s: PositiveFloat = 5.0
+    predicted_ttl_s: PositiveFloat = 30.0
     """How long a dispatched prompt counts as cached on a pod whose events will confirm it."""
     silent_ttl_s: PositiveFloat = 1200.0
     """The same for pods that publish no events."""

@@ -20,12 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Drawing
+    from matplotlib.axis import Axis
 
 COLOURS = ("#0a84d6", "#e8710a", "#1a9c5b", "#c2379e", "#8a7a00", "#7a5cd6", "#d43d3d", "#0f9aa8")
 """Told apart by most eyes, legible on white and on near-black."""
 SIZE_INCHES = (7.2, 3.6)
 MOST_VECTOR_DOTS = 1000
 """More dots than this become one picture inside the SVG."""
+WIDE_DECADES = 1000.0
+"""A logarithmic axis over more than this labels powers of ten alone."""
 _INK = "#010203"
 """Stands for the page's text colour until the SVG is written."""
 _SETTINGS: Any = {
@@ -142,16 +145,27 @@ def _finish(drawing: Drawing, axes: Axes) -> None:
     # an axis without one positive value has no logarithm
     if axes.log_x and math.isfinite(drawing.dataLim.minposx):
         drawing.set_xscale("log")
-        drawing.xaxis.set_major_formatter("{x:,g}")
+        _label_decades(drawing.xaxis)
     if axes.log_y and math.isfinite(drawing.dataLim.minposy):
         drawing.set_yscale("log")
-        drawing.yaxis.set_major_formatter("{x:,g}")
+        _label_decades(drawing.yaxis)
     for style, (name, at) in zip(cycle(("--", ":", "-.")), axes.across.items(), strict=False):
         drawing.axhline(at, color=_INK, alpha=0.6, linewidth=1, linestyle=style, label=name)
     for style, (name, at) in zip(cycle(("--", ":", "-.")), axes.upright.items(), strict=False):
         drawing.axvline(at, color=_INK, alpha=0.6, linewidth=1, linestyle=style, label=name)
     if drawing.get_legend_handles_labels()[1]:
         drawing.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=9)  # above: it hides no data
+
+
+def _label_decades(axis: Axis) -> None:
+    """Plain numbers, at 1, 2 and 5 where there is room; powers as formulas would stay unrendered text."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    least, most = axis.get_view_interval()
+    roomy = most / least < WIDE_DECADES
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if roomy else (1.0,)))
+    axis.set_major_formatter("{x:,g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _as_html(document: str, axes: Axes) -> str:

@@ -109,6 +109,11 @@ class TierCache:
         self._room_tokens = capacity_tokens
         self._tokens: OrderedDict[BlockHash, int] = OrderedDict()
 
+    @property
+    def blocks(self) -> Iterable[BlockHash]:
+        """All that can be found here."""
+        return self._tokens.keys()
+
     def run(self, blocks: Iterable[BlockHash]) -> int:
         """How many leading blocks are here."""
         return sum(1 for _ in takewhile(self._tokens.__contains__, blocks))
@@ -119,7 +124,7 @@ class TierCache:
             self._tokens.move_to_end(block)
 
     def put(self, block: BlockHash, tokens: int) -> tuple[bool, list[BlockHash]]:
-        """Write a block. Whether it is new here, and what had to go for it."""
+        """Write a block. Whether it is new here, and what had to go for it: itself where it is larger than the tier."""
         if block in self._tokens:
             self._tokens.move_to_end(block)
             return False, []
@@ -130,4 +135,4 @@ class TierCache:
             oldest, size = self._tokens.popitem(last=False)
             self._room_tokens += size
             gone.append(oldest)
-        return block not in gone, gone
+        return True, gone

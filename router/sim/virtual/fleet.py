@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from router.sim.virtual.pod import VirtualPodConfig
 from router.types import Link, Pod, Role
@@ -47,17 +47,17 @@ class Conditions:
     refused. `overhead_ms`: what an engine adds to every first token beside compute.
     """
 
-    routers: int = 1
-    route_ms: float = 2.0
-    overhead_ms: float = 0.0
-    event_delay_ms: float = 50.0
-    event_loss: float = 0.0
-    scrape_ms: float = 1000.0
-    exchange_ms: float | None = 40.0
-    restarts: tuple[tuple[int, float, float], ...] = ()
+    routers: PositiveInt = 1
+    route_ms: NonNegativeFloat = 2.0
+    overhead_ms: NonNegativeFloat = 0.0
+    event_delay_ms: NonNegativeFloat = 50.0
+    event_loss: NonNegativeFloat = 0.0
+    scrape_ms: PositiveFloat = 1000.0
+    exchange_ms: PositiveFloat | None = 40.0
+    restarts: tuple[tuple[NonNegativeInt, NonNegativeFloat, NonNegativeFloat], ...] = ()
     refuse_above_ms: float = math.inf
-    handoff_layers: int = 1
+    handoff_layers: PositiveInt = 1
     """KV of a handoff from prefill to decode moves layer by layer beside the compute: 1 for not at all."""
-    regret_every: int = 0
+    regret_every: NonNegativeInt = 0
     """Look back at every so many decisions; 0 for none."""
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")

@@ -14,12 +14,28 @@ from itertools import accumulate, count
 from random import Random
 from typing import Annotated, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 from router.sim.virtual.traffic import Ask, Session, Traffic
 from router.types import BlockHash
 
-Span: TypeAlias = Annotated[tuple[NonNegativeInt, NonNegativeInt], Field(description="least and most")]
+
+def _ordered(span: tuple[int, int]) -> tuple[int, int]:
+    if span[0] > span[1]:
+        raise ValueError("the least comes first, then the most")
+    return span
+
+
+Span: TypeAlias = Annotated[tuple[NonNegativeInt, NonNegativeInt], AfterValidator(_ordered)]
 Seconds: TypeAlias = tuple[NonNegativeFloat, NonNegativeFloat]
 
 

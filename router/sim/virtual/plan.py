@@ -73,7 +73,9 @@ def answer(setup: Experiment, variant: Variant, target: float, most: int) -> Ans
 
 
 def fewest_that(enough: Callable[[int], bool], least: int, most: int) -> int | None:
-    """By doubling and then by halves: more is taken to be never worse. O(log) calls."""
+    """By doubling and then by halves: more is taken to be never worse. None where not even `most` are. O(log) calls."""
+    if least > most:
+        return None
     low, high = least - 1, least
     while not enough(high):
         if high >= most:

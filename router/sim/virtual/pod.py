@@ -341,12 +341,14 @@ class VirtualPod:
         """Whatever is computed is written through into the CPU tier."""
         if self.cpu is None:
             return
-        new: list[BlockHash] = []
+        new: dict[BlockHash, None] = {}
         gone: list[BlockHash] = []
         for block, tokens in stored:
             is_new, evicted = self.cpu.put(block, tokens)
-            gone += evicted
             if is_new:
-                new.append(block)
+                new[block] = None
+            gone += [old for old in evicted if old not in new]
+            for old in evicted:
+                new.pop(old, None)  # written and evicted at once: nobody hears of it
         self._tell(Tier.CPU, False, gone)
-        self._tell(Tier.CPU, True, new)
+        self._tell(Tier.CPU, True, list(new))

@@ -10,7 +10,7 @@ import csv
 from array import array
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from random import Random
 
@@ -116,11 +116,18 @@ def receipts_traffic(receipts: Sequence[ReceiptLine], *, speedup: float = 1.0, n
     return Traffic(sizes.pop(), sessions, len(sessions), name)
 
 
-def azure_traffic(path: Path, *, speedup: float = 1.0, block_size_tokens: int = MOONCAKE_BLOCK_TOKENS) -> Traffic:
-    """Open-loop traffic of an Azure LLM trace: no prompt shares anything, since the trace says nothing of it."""
+def azure_traffic(
+    path: Path,
+    *,
+    speedup: float = 1.0,
+    block_size_tokens: int = MOONCAKE_BLOCK_TOKENS,
+    requests: int | None = None,
+) -> Traffic:
+    """Open-loop traffic of an Azure LLM trace, or of its first lines: no prompt shares anything, since the trace says
+    nothing of it."""
     sessions: list[Session] = []
     ids = count(1)
-    for at_s, prompt_tokens, output_tokens in _azure_rows(path):
+    for at_s, prompt_tokens, output_tokens in islice(_azure_rows(path), requests):
         blocks = array("Q", (next(ids) for _ in range(-(-prompt_tokens // block_size_tokens))))
         sessions.append(Session(at_s / speedup, (_ask(prompt_tokens, output_tokens, blocks),)))
     sessions.sort(key=lambda session: session.start_s)
@@ -136,7 +143,8 @@ def _azure_rows(path: Path) -> Iterator[tuple[float, int, int]]:
             if missing := set(AZURE_COLUMNS) - set(rows.fieldnames or ()):
                 raise ValueError(f"columns {', '.join(sorted(missing))} are missing")
             for number, row in enumerate(rows, start=2):  # noqa: B007, it is named where a line fails
-                at = datetime.fromisoformat(row[AZURE_COLUMNS[0]][:26])  # some have seven digits after the point
+                # some have seven digits after the point, some a time zone that may be cut off there
+                at = datetime.fromisoformat(row[AZURE_COLUMNS[0]][:26]).replace(tzinfo=None)
                 first = first or at
                 yield (at - first).total_seconds(), max(int(row[AZURE_COLUMNS[1]]), 1), int(row[AZURE_COLUMNS[2]])
     except (OSError, ValueError, TypeError) as error:

@@ -53,7 +53,7 @@ class Knowledge:
     """
 
     events: bool = True
-    predicted_ttl_s: float = 5.0
+    predicted_ttl_s: float = 30.0
     silent_ttl_s: float = 1200.0
     silent_capacity_tokens: int = 400_000
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")

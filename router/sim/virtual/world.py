@@ -81,6 +81,8 @@ class World:
         self._block = block_size_tokens
         if fleet.splits and fleet.link is None:
             raise ConfigError("prefill pods need a link to hand KV over to decode pods")
+        if any(replica >= conditions.routers for replica, _, _ in conditions.restarts):
+            raise ConfigError(f"restarts: there are only routers 0 to {conditions.routers - 1}")
         decoders = [pod.known for pod in pods if pod.known.role is Role.DECODE]
         entry = [_as_both(pod.known) for pod in pods if pod.known.role is not Role.DECODE]
 
@@ -162,7 +164,6 @@ class World:
         self._outcomes.append(request.outcome)
         self._open += 1
         self._count_ideal(ask)
-        self._tell_news()
         view = self._views[next(self._next_view)]
         try:
             decision = self._decide(view, ask)
@@ -188,6 +189,7 @@ class World:
     # --- deciding ---
 
     def _decide(self, view: RouterView, ask: Ask) -> RouteDecision:
+        self._tell_news()
         hashes = ask.blocks[: ask.prompt_blocks]
         name = str(len(self._outcomes))
         return view.decide(name, ask.prompt_tokens, hashes, ask.output_tokens, self._now_ms / 1000)
@@ -311,6 +313,7 @@ class World:
         """The prompt is computed: its KV goes to the decode pod that is chosen now."""
         view, ask, link = self._decode_view, request.ask, self._link
         assert view is not None and link is not None
+        self._release(request)
         decode = self._decide(view, ask).candidates[0].pod.id
         self._uses[decode] += 1
         arrived = ask.prompt_tokens - 1
@@ -333,7 +336,8 @@ class World:
         self._progressed(len(self._outcomes) - self._open)
         session, turn = request.session, request.turn + 1
         if turn < len(session.asks) and not request.outcome.refused:
-            self._expect(self._now_ms + session.asks[turn].think_s * 1000, session, turn)
+            answered_ms = self._now_ms + self._conditions.overhead_ms
+            self._expect(answered_ms + session.asks[turn].think_s * 1000, session, turn)
 
     # --- what routers hear ---
 
@@ -370,13 +374,17 @@ class World:
 
     def _restart(self, replica: int, blind_s: float) -> None:
         self._views[replica].forget()
-        self._at(self._now_ms + blind_s * 1000, self._read_again, replica)
+        if self._events_known:
+            self._at(self._now_ms + blind_s * 1000, self._read_again, replica)
 
     def _read_again(self, replica: int) -> None:
         """The index is there, with all that pods hold now."""
         view = self._views[replica]
         for pod_id in view.pods:
-            view.heard(pod_id, Tier.GPU, True, list(self._pods[pod_id].cache.blocks))
+            pod = self._pods[pod_id]
+            view.heard(pod_id, Tier.GPU, True, list(pod.cache.blocks))
+            if pod.cpu is not None:
+                view.heard(pod_id, Tier.CPU, True, list(pod.cpu.blocks))
 
     def _again(self, after_ms: float, what: Callable[[], None]) -> None:
         """As long as anything else is still to happen."""

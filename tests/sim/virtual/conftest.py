@@ -11,11 +11,14 @@ from router.config.priors import load_priors
 from router.config.shipped import shipped
 from router.policy.spec import Policy
 from router.sim.virtual.fleet import Fleet, SimulatedPod
+from router.sim.virtual.generate import Kind, Mix
 from router.sim.virtual.pod import VirtualPodConfig
 from router.sim.virtual.traces import TraceRequest, read_mooncake
 from router.types import Link, Pod, PodSpeed, PrefixTrust
 
 CONVERSATION = Path(__file__).parents[4] / "shared/data/conversation_trace.jsonl"
+SPEED = PodSpeed(2.0, 0.1, 1e-6, 8.0, 0.02, 1e-5)
+"""1,000 tokens of a prompt take 103 ms, a step of decoding 8 ms."""
 
 
 @pytest.fixture(scope="session")
@@ -55,3 +58,21 @@ def equal_pods(
         for at in range(number)
     ]
     return Fleet(tuple(SimulatedPod(pod, true) for pod in known), link, link)
+
+
+def small_pod(kv_tokens: int = 100_000, cpu_kv_tokens: int = 0, max_num_seqs: int = 256) -> VirtualPodConfig:
+    """A pod of `SPEED`."""
+    return VirtualPodConfig(speed=SPEED, kv_tokens=kv_tokens, cpu_kv_tokens=cpu_kv_tokens, max_num_seqs=max_num_seqs)
+
+
+def small_mix(duration_s: float = 20.0) -> Mix:
+    """About 100 requests in 20 s: chats behind two system prompts, and prompts that nobody else sends."""
+    chat = Kind(
+        share=2.0, prefixes=2, prefix_tokens=(400, 900), turns=(1, 3), output_tokens=(1, 60), think_s=(0.1, 2.0)
+    )
+    return Mix(
+        sessions_per_s=3.0,
+        duration_s=duration_s,
+        kinds={"chat": chat, "one_off": Kind(first_tokens=(50, 3000), output_tokens=(1, 40))},
+        block_size_tokens=16,
+    )

@@ -13,7 +13,6 @@ from router.sim.virtual.outcome import Figures, Slo, figures
 from router.sim.virtual.pod import VirtualPodConfig
 from router.sim.virtual.traces import TraceRequest, mooncake_traffic
 from router.sim.virtual.traffic import Ask, Session, Traffic
-from router.sim.virtual.view import Knowledge
 from router.sim.virtual.world import World
 from router.types import Link, PodSpeed
 from tests.sim.virtual.conftest import equal_pods, speed_of
@@ -84,7 +83,6 @@ def mooncake_nodes(policy: Policy, trace: list[TraceRequest], link: Link | None)
         equal_pods(6, true, link=link),
         policy,
         PERFECT,
-        knowledge=Knowledge(predicted_ttl_s=30),
         block_size_tokens=512,
     )
     return figures(world.run(mooncake_traffic(prefills, speedup=1.06)), Slo())
