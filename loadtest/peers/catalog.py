@@ -1,0 +1,189 @@
+"""Which routers stand beside us, and how would their users start them?
+
+One entry each: the environment that holds its program, the command line in front of given pods, and when it is ready.
+Routing is left at the defaults, but for the policy that a name says. This file never starts anything.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import httpx
+
+from loadtest.peers.environments import NGINX, program
+from router.cli.stage import FleetPlan, all_pods_trusted, free_port, router_config
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """An engine's base URL and its ZMQ addresses."""
+
+    url: str
+    kv_endpoint: str
+    kv_replay_endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a router is to listen, what it is to stand before, and a folder of its own for its files."""
+
+    port: int
+    pods: Sequence[Pod]
+    plan: FleetPlan
+    folder: Path
+
+    @property
+    def urls(self) -> list[str]:
+        """Of the pods."""
+        return [pod.url for pod in self.pods]
+
+
+Command: TypeAlias = Callable[[Place], list[str]]
+Ready: TypeAlias = Callable[[httpx.AsyncClient, int], Awaitable[bool]]
+"""Does the router at the end of this client know so many pods?"""
+
+
+async def counts_healthy_workers(client: httpx.AsyncClient, pods: int) -> bool:
+    """The answer that sglang-router and its forks give."""
+    answer = await client.get("/readiness")
+    return answer.status_code == 200 and answer.json().get("healthy_workers") == pods
+
+
+async def answers(client: httpx.AsyncClient, _: int) -> bool:
+    """For routers that take their pods from a file and check none."""
+    return (await client.get("/")).status_code < 500
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One router under one policy. `environment` is None where it is ourselves."""
+
+    environment: str | None
+    command: Command
+    ready: Ready
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+# --- Rust ---------------------------------------------------------------------------------------------------
+
+
+def _gateway(environment: str, before: Sequence[str], options: Sequence[str], place: Place) -> list[str]:
+    """sglang-router, smg and vllm-router are one family: they share these options."""
+    return [
+        *(str(program(environment)), *before, "--host", "127.0.0.1", "--port", str(place.port)),
+        *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())),
+        *(*options, "--worker-urls", *place.urls),
+    ]
+
+
+def _kv_aware(place: Place) -> list[str]:
+    """Fed by the engines' KV events."""
+    sources = [
+        *(("--kv-event-source", f"{pod.url}={pod.kv_endpoint}") for pod in place.pods),
+        *(("--kv-event-replay-source", f"{pod.url}={pod.kv_replay_endpoint}") for pod in place.pods),
+    ]
+    options = [
+        "--policy",
+        "kv_aware",
+        "--kv-event-model",
+        place.plan.model,
+        *(part for pair in sources for part in pair),
+    ]
+    return _gateway("vllm-router", [], options, place)
+
+
+# --- nginx ----------------------------------------------------------------------------------------------------
+
+
+def _nginx(balancing: str, place: Place) -> list[str]:
+    """Streams are passed on as they come, connections to pods kept: what its manual tells for such upstreams."""
+    path = place.folder / "nginx.conf"
+    path.write_text(nginx_conf(balancing, place))
+    return [str(program(NGINX)), "-p", str(place.folder), "-c", str(path), "-e", "stderr"]
+
+
+def nginx_conf(balancing: str, place: Place) -> str:
+    """`balancing` is a directive of an upstream block, or nothing for round robin."""
+    servers = "\n    ".join(f"server {url.removeprefix('http://')};" for url in place.urls)
+    temporary = "\n  ".join(
+        f"{kind}_temp_path {place.folder / kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    return f"""daemon off;
+worker_processes auto;
+pid {place.folder / "nginx.pid"};
+events {{ worker_connections 4096; }}
+http {{
+  access_log off;
+  {temporary}
+  upstream pods {{
+    zone pods 256k;
+    {balancing}
+    {servers}
+    keepalive 64;
+  }}
+  server {{
+    listen 127.0.0.1:{place.port};
+    client_max_body_size 64m;
+    client_body_buffer_size 1m;
+    location / {{
+      proxy_pass http://pods;
+      proxy_http_version 1.1;
+      proxy_set_header Connection "";
+      proxy_buffering off;
+      proxy_read_timeout 600s;
+    }}
+  }}
+}}
+"""
+
+
+# --- Python ---------------------------------------------------------------------------------------------------
+
+
+def _litellm(place: Place) -> list[str]:
+    """Each pod is a deployment of the same model, chosen by its default strategy, simple-shuffle."""
+    path = place.folder / "litellm.yaml"
+    path.write_text(json.dumps({"model_list": list(_deployments(place))}))
+    command = [str(program("litellm")), "--config", str(path), "--host", "127.0.0.1", "--port", str(place.port)]
+    return [*command, "--telemetry", "False"]
+
+
+def _deployments(place: Place) -> Iterator[Mapping[str, object]]:
+    for url in place.urls:
+        how = {"model": f"openai/{place.plan.model}", "api_base": f"{url}/v1", "api_key": "none"}
+        yield {"model_name": place.plan.model, "litellm_params": how}
+
+
+def _warmroute(policy: str, place: Place) -> list[str]:
+    path = place.folder / "warmroute.yaml"
+    path.write_text(json.dumps(router_config(place.urls, place.plan)))
+    serve = [sys.executable, "-m", "router.cli", "serve", "--config", str(path)]
+    return [*serve, "--policy", policy, "--port", str(place.port)]
+
+
+PEERS: Mapping[str, Peer] = {
+    "warmroute": Peer(None, partial(_warmroute, "cost_aware"), all_pods_trusted),
+    "warmroute-ring": Peer(None, partial(_warmroute, "ring_bounded_load"), all_pods_trusted),
+    "sglang-router": Peer("sglang-router", partial(_gateway, "sglang-router", ["launch"], []), counts_healthy_workers),
+    "smg": Peer("smg", partial(_gateway, "smg", ["launch"], []), counts_healthy_workers),
+    "smg-prefix-hash": Peer(
+        "smg", partial(_gateway, "smg", ["launch"], ["--policy", "prefix_hash"]), counts_healthy_workers
+    ),
+    "vllm-router": Peer("vllm-router", partial(_gateway, "vllm-router", [], []), counts_healthy_workers),
+    "vllm-router-kv": Peer("vllm-router", _kv_aware, counts_healthy_workers),
+    "nginx": Peer(NGINX, partial(_nginx, ""), answers),
+    "nginx-least-conn": Peer(NGINX, partial(_nginx, "least_conn;"), answers),
+    "litellm": Peer(
+        "litellm",
+        _litellm,
+        answers,
+        {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"},
+    ),
+}
+"""By the name that a table shows."""

@@ -1,0 +1,142 @@
+"""What do several rounds say about several routers?
+
+Pure: counters and results in, figures and tables out. What a pod did is told by the pod's own counters, for no peer
+names the pod that answered. This file never judges a router by what it says of itself.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+_COUNTER = re.compile(r"^vllm:(prompt_tokens|prefix_cache_hits|generation_tokens)_total\{[^}]*\} (\S+)$", re.MULTILINE)
+
+
+class PodTokens(NamedTuple):
+    """What a pod has done since its begin."""
+
+    prompt: int
+    cached: int
+    output: int
+
+    @classmethod
+    def of_metrics(cls, text: str) -> Self:
+        """From vLLM's `/metrics`, summed over its data-parallel ranks."""
+        found = {"prompt_tokens": 0, "prefix_cache_hits": 0, "generation_tokens": 0}
+        for name, value in _COUNTER.findall(text):
+            found[name] += int(float(value))
+        return cls(found["prompt_tokens"], found["prefix_cache_hits"], found["generation_tokens"])
+
+    def since(self, before: PodTokens) -> PodTokens:
+        """What came between."""
+        return PodTokens(*(now - then for now, then in zip(self, before, strict=True)))
+
+    @property
+    def work_tokens(self) -> int:
+        """What had to be computed."""
+        return self.prompt - self.cached + self.output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One router, one round. Shares are 0..1; `imbalance` is the busiest pod's work over the mean."""
+
+    requests: int
+    errors: int
+    cached_share: float
+    ideal_share: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    imbalance: float
+    cpu_ms_per_request: float
+    rss_mib: float
+
+    @property
+    def of_ideal(self) -> float:
+        """Share of what an infinite cache would have saved."""
+        return self.cached_share / self.ideal_share if self.ideal_share else 1.0
+
+
+def cached_share(pods: Sequence[PodTokens]) -> float:
+    """Cached prompt tokens of all prompt tokens."""
+    return sum(pod.cached for pod in pods) / max(sum(pod.prompt for pod in pods), 1)
+
+
+def imbalance(pods: Sequence[PodTokens]) -> float:
+    """1 when all pods worked alike; the number of pods when one did everything."""
+    work = [pod.work_tokens for pod in pods]
+    return max(work) * len(work) / sum(work) if sum(work) else 1.0
+
+
+class Column(NamedTuple):
+    """What the table shows of a router, and which end is the better one."""
+
+    title: str
+    value: Callable[[Sequence[Round]], float]
+    shown: str
+    best: Callable[[Sequence[float]], float]
+
+
+def _median(value: Callable[[Round], float]) -> Callable[[Sequence[Round]], float]:
+    return lambda rounds: statistics.median(map(value, rounds))
+
+
+COLUMNS = (
+    Column("cached", _median(lambda one: one.cached_share), "{:.1%}", max),
+    Column("of ideal", _median(lambda one: one.of_ideal), "{:.0%}", max),
+    Column("TTFT p50 ms", _median(lambda one: one.ttft_p50_ms), "{:.0f}", min),
+    Column("p99 ms", _median(lambda one: one.ttft_p99_ms), "{:.0f}", min),
+    Column("peak", _median(lambda one: one.imbalance), "{:.2f}", min),
+    Column("CPU ms/req", _median(lambda one: one.cpu_ms_per_request), "{:.2f}", min),
+    Column("RSS MiB", _median(lambda one: one.rss_mib), "{:.0f}", min),
+    Column("errors", lambda rounds: sum(one.errors for one in rounds), "{:.0f}", min),
+)
+TITLES = ("router", *(column.title for column in COLUMNS))
+LEGEND = (
+    "Medians over the rounds; errors are of all rounds. cached: prompt tokens that needed no compute; of ideal: the "
+    "same against an infinite cache. TTFT: time to first token. peak: computed prompt and output tokens of the busiest "
+    "pod against the mean. CPU and RSS: of the router's whole process tree. Bold: the best of its column."
+)
+
+
+def cells(rounds: Mapping[str, Sequence[Round]], bold: str) -> list[list[str]]:
+    """Rows of text, one a router; the best of each column inside `bold`, a format."""
+    rows = [[name] for name in rounds]
+    for column in COLUMNS:
+        values = [column.value(of_one) for of_one in rounds.values()]
+        shown = [column.shown.format(value) for value in values]
+        best = column.shown.format(column.best(values))
+        for row, text in zip(rows, shown, strict=True):
+            row.append(bold.format(text) if text == best and column.title != "errors" else text)
+    return rows
+
+
+def table(rounds: Mapping[str, Sequence[Round]], title: str) -> Table:
+    """For a terminal."""
+    shown = Table(
+        *TITLES,
+        title=title,
+        caption=LEGEND,
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=0,
+    )
+    shown.columns[0].no_wrap = True
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for row in cells(rounds, "[bold]{}[/bold]"):
+        shown.add_row(*row)
+    return shown
+
+
+def markdown(rounds: Mapping[str, Sequence[Round]]) -> str:
+    """The same for a README."""
+    rows = [TITLES, ["---"] * len(TITLES), *cells(rounds, "**{}**")]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\n{LEGEND}\n"

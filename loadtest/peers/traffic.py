@@ -1,0 +1,74 @@
+"""What is played against every router of a round, and what could a cache have saved of it?
+
+The same for all routers of a round. This file never knows which router it is played against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TypeAlias
+
+from loadtest.replay_trace import Prose, due_times_s, ideal_cached_tokens, read_trace, replay
+from router.cli.drive import Results, drive
+from router.cli.mock_engine import TOKENIZER
+from router.prompt.template import ChatTemplate
+from router.prompt.tokenizer import Tokenizer, load_tokenizer
+from router.sim.infinite import InfiniteCache
+from router.sim.workload import sessions
+
+TRACE_ROUNDED_TO_S = 3.0
+TRACE_MAX_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """`play` it against a URL; `ideal_cached_tokens` of an infinite cache that was asked what was asked."""
+
+    play: Callable[[str], Awaitable[Results]]
+    ideal_cached_tokens: Callable[[Results], int]
+
+
+TrafficOfRound: TypeAlias = Callable[[int], Traffic]
+
+
+def session_traffic(seed: int, duration_s: float, sessions_per_s: float, model: str) -> TrafficOfRound:
+    """The demo's sessions: chats, questions about documents, agents, one-offs; others in every round."""
+
+    def of_round(number: int) -> Traffic:
+        mix = sessions(seed + number, duration_s=duration_s, sessions_per_s=sessions_per_s)
+        return Traffic(lambda url: drive(url, model, mix), ideal_of_chats)
+
+    return of_round
+
+
+def trace_traffic(path: Path, requests: int, speedup: float, model: str) -> TrafficOfRound:
+    """The first requests of a Mooncake trace, the same in every round."""
+    lines, prose = read_trace(path, requests), Prose()
+    due_s = due_times_s(lines, speedup, TRACE_ROUNDED_TO_S)
+    ordered = [request for _, request in sorted(zip(due_s, lines, strict=True), key=lambda pair: pair[0])]
+    ideal = ideal_cached_tokens(ordered)
+
+    def play(url: str) -> Awaitable[Results]:
+        return replay(url, model, lambda _: None, lines, prose, due_s, TRACE_MAX_TOKENS)
+
+    return lambda _: Traffic(play, lambda _: ideal)
+
+
+def ideal_of_chats(results: Results) -> int:
+    """Those that failed found nothing and left nothing."""
+    (tokenizer, template), infinite = _language(), InfiniteCache()
+    return sum(
+        infinite.serve(tokenizer.encode(template.render(one.asked)), tokenizer.encode(one.text))
+        for one in results.served
+        if not one.error
+    )
+
+
+@cache
+def _language() -> tuple[Tokenizer, ChatTemplate]:
+    """The engines'; it takes seconds to load."""
+    tokenizer = load_tokenizer(TOKENIZER)
+    return tokenizer, ChatTemplate(tokenizer)

@@ -1,0 +1,142 @@
+"""How does a router stand a scenario?
+
+    python loadtest/run.py                                    which scenarios there are
+    python loadtest/run.py mixed                              a fleet of mock engines, three policies, one table
+    python loadtest/run.py mixed --rate 10,20,30 --report mixed.html
+    python loadtest/run.py mixed --url http://router:8080     what is already there
+
+Sessions come when they are due, whether answers do or not, and every time counts from when a request was due. This file
+only puts together: `scenario` says what is asked, `against` plays it, `summary` and `report` tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.against import Load, against_fleet, against_url, first_model
+from loadtest.progress import OnProgress
+from loadtest.record import Record, Run, record_of, write_record
+from loadtest.report import write_report
+from loadtest.scenario import Scenario, load_scenario, ours
+from loadtest.summary import judged, table, warnings
+from router.cli.drive import Results, drive
+from router.cli.figures import ideal_cached_tokens
+from router.cli.mock_engine import TOKENIZER, need_tokenizer
+from router.cli.stage import StageError, end_on_sigterm
+from router.errors import ConfigError
+from router.prompt.tokenizer import load_tokenizer
+from router.report.plots import PlotsUnavailable
+from router.sim.workload import Session
+
+POLICIES = "round_robin,ring_bounded_load,cost_aware"
+
+
+def load_of(scenario: Scenario) -> Load:
+    """The scenario, ready to be played."""
+    mix = scenario.drawn()
+
+    async def play(url: str, model: str, on_progress: OnProgress) -> Results:
+        return await drive(url, model, mix, on_progress)
+
+    return Load(scenario.arrivals.per_s, _requests(mix), play, _ideal)
+
+
+def main(
+    scenario: Annotated[str, typer.Argument(help="Name of a scenario or a file; nothing lists them.")] = "",
+    url: Annotated[str, typer.Option(help="A router, or anything that speaks OpenAI; else a fleet of our own.")] = "",
+    model: Annotated[str, typer.Option(help="The model behind --url; default: the first it names.")] = "",
+    pods: Annotated[int | None, typer.Option(min=1, help="Of our own fleet; default: the scenario's.")] = None,
+    policies: Annotated[str, typer.Option(help="Of our own routers.")] = POLICIES,
+    rate: Annotated[str, typer.Option(help="Sessions a second, one or several: 10,20,30.")] = "",
+    duration_s: Annotated[float | None, typer.Option(min=0.1, help="How long new sessions come, each time.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Another seed, other sessions.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Results as JSON, with a row for each request.")] = None,
+    report: Annotated[Path | None, typer.Option(help="The same as a page with plots.")] = None,
+) -> None:
+    """Exit code 1 when a request failed."""
+    console = Console()
+    if not scenario:
+        console.print(_listed())
+        return
+    try:
+        chosen = load_scenario(scenario).at(duration_s=duration_s, seed=seed)
+        rates = [float(one) for one in rate.split(",")] if rate else [chosen.arrivals.per_s]
+        runs = uvloop.run(_played(chosen, rates, url, model, pods, policies.split(","), console))
+        settings = {"rates": rates, "duration_s": chosen.duration_s, "seed": chosen.seed, "url": url}
+        finish(_recorded(chosen, settings, runs), out, report, console)
+    except (StageError, ConfigError, PlotsUnavailable, ValueError) as error:
+        raise SystemExit(f"run: {error}") from error
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise SystemExit(130) from None
+    raise SystemExit(1 if any(row.error for run in runs for row in run.requests) else 0)
+
+
+def finish(record: Record, out: Path | None, report: Path | None, console: Console) -> None:
+    """Show, warn and keep."""
+    if out is not None:
+        write_record(out, record)
+    console.print(table(record))
+    for sentence in warnings(judged(record)):
+        console.print(sentence, style="bold red", markup=False)
+    if report is not None:
+        write_report(report, [record])
+
+
+def command() -> str:
+    """What was typed, for the record."""
+    return shlex.join(["python", *sys.argv])
+
+
+async def _played(
+    scenario: Scenario,
+    rates: Sequence[float],
+    url: str,
+    model: str,
+    pods: int | None,
+    policies: Sequence[str],
+    console: Console,
+) -> list[Run]:
+    end_on_sigterm()
+    if url:
+        # caches there stay as they are: each rate asks something new
+        seeds = range(scenario.seed, scenario.seed + len(rates))
+        loads = [load_of(scenario.at(rate_per_s=rate, seed=seed)) for rate, seed in zip(rates, seeds, strict=True)]
+        return await against_url(loads, url, model or await first_model(url), console, ideal_known=False)
+    need_tokenizer()
+    loads = [load_of(scenario.at(rate_per_s=rate)) for rate in rates]
+    return await against_fleet(loads, policies, scenario.plan(pods), console)
+
+
+def _recorded(scenario: Scenario, settings: dict[str, Any], runs: list[Run]) -> Record:
+    return record_of(scenario.name, scenario.about, command(), settings, scenario.good(), runs)
+
+
+def _ideal(results: Results) -> int:
+    return ideal_cached_tokens(results.served, load_tokenizer(TOKENIZER))
+
+
+def _requests(mix: Sequence[Session]) -> int:
+    return sum(len(session.turns) for session in mix)
+
+
+def _listed() -> Table:
+    shown = Table("scenario", "sessions/s", "for s", "requests", "what", box=None)
+    for name in ours():
+        scenario = load_scenario(name)
+        requests = _requests(scenario.drawn())
+        shown.add_row(name, f"{scenario.arrivals.per_s:g}", f"{scenario.duration_s:g}", str(requests), scenario.about)
+    return shown
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,112 @@
+"""What does a record say in one table, and what must be known before its numbers are believed?
+
+Pure: records in, cells and sentences out, for the terminal and for the page alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from loadtest.record import Record, Run
+from router.cli.figures import Figures
+
+LEGEND = (
+    "Times count from when a request was due. cached: prompt tokens that needed no compute; of ideal: the same against "
+    "an infinite cache. TPOT: time per output token after the first. good: share of requests within the objective, and "
+    "how many of those a second. peak: computed prompt and output tokens of the busiest pod against the mean. late: "
+    "how late the client itself sent, p99. unsent: later turns of sessions that had failed."
+)
+_NARROW = {
+    "policy": "policy",
+    "rate/s": "rate",
+    "cached": "cached",
+    "of ideal": "ideal",
+    "TTFT p50 ms": "TTFT",
+    "TTFT p99 ms": "p99",
+    "TPOT p50 ms": "TPOT",
+    "good": "good",
+    "good/s": "/s",
+    "peak": "peak",
+    "late p99 ms": "late",
+    "errors": "errors",
+}
+"""What fits into 80 columns, and under which title."""
+
+
+def cells(run: Run, figures: Figures) -> dict[str, str]:
+    """One row, by column."""
+    return {
+        "policy": run.name,
+        "rate/s": f"{run.rate_per_s:g}",
+        "sent": str(figures.requests),
+        "errors": str(figures.errors),
+        "unsent": str(run.planned - figures.requests),
+        "cached": f"{figures.cached_share:.1%}" if run.cached_known else "",
+        "of ideal": "" if math.isnan(figures.ideal_share) else f"{figures.of_ideal:.0%}",
+        "TTFT p50 ms": _ms(figures.ttft_p50_ms),
+        "TTFT p90 ms": _ms(figures.ttft_p90_ms),
+        "TTFT p99 ms": _ms(figures.ttft_p99_ms),
+        "TPOT p50 ms": _ms(figures.tpot_p50_ms),
+        "TPOT p99 ms": _ms(figures.tpot_p99_ms),
+        "good": f"{figures.within_objective_share:.1%}",
+        "good/s": "" if math.isnan(figures.goodput_per_s) else f"{figures.goodput_per_s:.1f}",
+        "peak": f"{figures.max_over_mean:.2f}" if any(figures.work_by_pod) else "",
+        "late p99 ms": _ms(figures.late_p99_ms),
+    }
+
+
+def table(record: Record) -> Table:
+    """For a terminal."""
+    shown = Table(
+        *_NARROW.values(),
+        title=f"{record.scenario}: {objective(record)}",
+        caption=LEGEND,
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=0,
+    )
+    for column in shown.columns[1:]:
+        column.justify, column.no_wrap = "right", True
+    for row in judged(record):
+        found = cells(*row)
+        shown.add_row(*(found[title] for title in _NARROW))
+    return shown
+
+
+def judged(record: Record) -> list[tuple[Run, Figures]]:
+    """Each run with its figures, from the rows."""
+    return [(run, run.judged(record.objective.objective())) for run in record.runs]
+
+
+def objective(record: Record) -> str:
+    """What a good answer is, in words."""
+    bounds = record.objective
+    parts = [
+        f"{name} within {bound:g} ms" for name, bound in (("TTFT", bounds.ttft_ms), ("TPOT", bounds.tpot_ms)) if bound
+    ]
+    return "a good answer has " + " and ".join(parts) if parts else "every answer is good"
+
+
+def warnings(rows: Sequence[tuple[Run, Figures]]) -> Iterator[str]:
+    """What makes figures untrustworthy, and what failed."""
+    for run, figures in rows:
+        name = f"{run.name} at {run.rate_per_s:g}/s"
+        if figures.driver_was_late:
+            yield (
+                f"{name}: the client was late by {figures.late_p99_ms:.0f} ms (p99): it was saturated, and these "
+                "figures are not to be trusted. Lower the rate, or give it a machine of its own."
+            )
+        for error, count in Counter(row.error for row in run.requests if row.error).most_common(3):
+            yield f"{name}: {count} failed: {error}"
+
+
+def _ms(value: float) -> str:
+    if math.isnan(value):
+        return ""
+    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"

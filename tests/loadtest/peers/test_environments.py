@@ -1,0 +1,48 @@
+"""Are the peers' programs found where they were installed, and pinned?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loadtest.peers import environments
+from loadtest.peers.environments import NGINX, PYTHON_PACKAGES, NotInstalled, program, version
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder, and no nginx on the path."""
+    monkeypatch.setattr(environments, "CACHE", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("environment", [*PYTHON_PACKAGES, NGINX])
+def test_a_missing_program_says_how_to_install_it(environment: str, cache: Path) -> None:
+    """Before any router is started."""
+    with pytest.raises(NotInstalled, match=f"{environment} is not installed; do: .* --install"):
+        program(environment)
+
+
+def test_each_program_stands_in_an_environment_of_its_own(cache: Path) -> None:
+    """Two peers never share a dependency."""
+    path = cache / "smg" / "bin" / "smg"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert program("smg") == path
+
+
+def test_an_nginx_of_the_machine_is_preferred(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No need to unpack another."""
+    path = cache / "nginx"
+    path.write_text("#!/bin/sh\necho 'nginx version: nginx/9.9.9' >&2\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{cache}:/bin:/usr/bin")
+    assert program(NGINX) == path
+    assert version(NGINX) == "nginx/9.9.9"
+
+
+def test_every_python_peer_is_pinned() -> None:
+    """A result names the version that it belongs to."""
+    assert all("==" in version(environment) for environment in PYTHON_PACKAGES)

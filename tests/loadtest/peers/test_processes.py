@@ -1,0 +1,89 @@
+"""Is a router's whole process tree counted, and is nothing of it left behind?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+
+from loadtest.peers.processes import Stat, Used, launched, read_stat, used
+
+LARGE_BYTES = 64 * 1024 * 1024
+
+BURNING = "import time\nwhile time.process_time() < 0.3: pass"
+PARENT = f"""
+import subprocess, sys, time
+subprocess.run([sys.executable, '-c', {BURNING!r}], check=True)
+print('burnt', flush=True)
+time.sleep(60)
+"""
+ORPHANING = """
+import os, time
+if os.fork():
+    time.sleep(60)
+print(os.getpid(), flush=True)
+held = b'x' * (64 * 1024 * 1024)
+time.sleep(60)
+"""
+
+
+def printed(output: Path) -> str:
+    """What a child has said, once it has."""
+    return until(lambda: output.read_text().strip())
+
+
+def until(found: Callable[[], str]) -> str:
+    deadline_s = monotonic() + 20
+    while monotonic() < deadline_s:
+        if said := found():
+            return said
+    raise AssertionError("a child said nothing")
+
+
+def test_a_name_with_blanks_and_parentheses_does_not_shift_the_fields() -> None:
+    """As in proc(5): session is field 6, the times are 14 to 17, resident pages 24."""
+    fields = " ".join(str(number) for number in range(4, 53))
+    assert read_stat(f"77 (a) b (c) S {fields}") == Stat(session=6, ticks=14 + 15 + 16 + 17, rss_pages=24)
+
+
+def test_cpu_of_a_child_that_has_ended_still_counts(tmp_path: Path) -> None:
+    """Its parent has reaped it."""
+    with launched("burner", [sys.executable, "-c", PARENT], tmp_path, {}) as burner:
+        assert printed(burner.output) == "burnt"
+        assert used(burner.process.pid).cpu_s >= 0.3
+
+
+def test_memory_of_a_living_child_counts(tmp_path: Path) -> None:
+    """The parent alone is smaller than what its child holds."""
+    with launched("holder", [sys.executable, "-c", ORPHANING], tmp_path, {}) as holder:
+        printed(holder.output)
+        until(lambda: "held" if used(holder.process.pid).rss_bytes > LARGE_BYTES else "")
+
+
+def test_a_router_is_ended_with_the_children_that_outlive_it(tmp_path: Path) -> None:
+    """SIGTERM reaches only the parent; the rest is found by its session."""
+    with launched("parent", [sys.executable, "-c", ORPHANING], tmp_path, {}) as parent:
+        child = printed(parent.output)
+        assert Path(f"/proc/{child}").exists()
+    assert until(lambda: "gone" if _is_gone(child) else "") == "gone"
+
+
+def test_a_session_without_processes_has_used_nothing() -> None:
+    """No process can have this id: it is beyond any pid_max."""
+    assert used(2**31) == Used(cpu_s=0.0, rss_bytes=0)
+
+
+def test_variables_reach_the_router_beside_ours(tmp_path: Path) -> None:
+    """It runs in its folder."""
+    code = "import os; print(os.environ['ADDED'], 'PATH' in os.environ, os.getcwd(), flush=True)"
+    with launched("echo", [sys.executable, "-c", code], tmp_path, {"ADDED": "yes"}) as echo:
+        assert printed(echo.output) == f"yes True {tmp_path}"
+
+
+def _is_gone(pid: str) -> bool:
+    """Ended, reaped by init or not yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True

@@ -1,0 +1,44 @@
+"""Is the same played against every router of a round, and is the ideal that of what was asked?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from loadtest.peers.traffic import ideal_of_chats, trace_traffic
+from router.cli.drive import Results, Served
+
+SYSTEM = "You answer briefly and name the block that you mean, its pod, and the tier on which it lies. " * 4
+
+
+def asked(question: str, text: str = "A block.", error: str = "") -> Served:
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    return Served("chat", {"model": "demo", "messages": messages}, 0.0, text=text, error=error)
+
+
+def ideal(*served: Served) -> int:
+    return ideal_of_chats(Results(served, 1.0))
+
+
+def test_what_was_asked_before_need_not_be_computed_again() -> None:
+    """In whole blocks of 16 tokens; the first finds nothing."""
+    assert ideal(asked("Which?")) == 0
+    saved = ideal(asked("Which?"), asked("Whose?"))
+    assert saved > 0
+    assert saved % 16 == 0
+
+
+def test_a_failed_request_leaves_nothing_behind_and_finds_nothing() -> None:
+    """Its prompt was perhaps never computed."""
+    assert ideal(asked("Which?", error="status 503"), asked("Whose?")) == 0
+    assert ideal(asked("Which?"), asked("Whose?", error="status 503")) == 0
+
+
+def test_a_trace_is_the_same_in_every_round_with_the_ideal_of_its_ids(tmp_path: Path) -> None:
+    """However it went: the ideal is the trace's."""
+    line = {"timestamp": 0, "input_length": 1024, "output_length": 2, "hash_ids": [0, 1]}
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join([json.dumps(line)] * 2))
+    of_round = trace_traffic(path, 2, 2.0, "demo")
+    nothing = Results((), 0.0)
+    assert [of_round(number).ideal_cached_tokens(nothing) for number in range(2)] == [1008, 1008]

@@ -1,0 +1,74 @@
+"""Does a load reach the URL that was named, and become a run?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from rich.console import Console
+
+from loadtest.against import Load, against_url, first_model
+from loadtest.progress import OnProgress
+from loadtest.run import load_of
+from loadtest.scenario import load_scenario
+from router.cli.drive import Results
+from router.cli.stage import StageError
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+
+DEADLINE_S = 20.0
+MODELS = b'{"data": [{"id": "tiny"}]}'
+ANSWER = (
+    b'data: {"choices": [{"delta": {"content": "Yes"}}]}\n\n'
+    b'data: {"choices": [], "usage": {"prompt_tokens": 20, "completion_tokens": 1}}\n\ndata: [DONE]\n\n'
+)
+
+
+async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Names one model, and answers everything with one word."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    if head.startswith(b"post"):
+        await reader.readexactly(int(head.split(b"content-length:")[1].split(b"\r\n")[0]))
+    body = ANSWER if head.startswith(b"post") else MODELS
+    writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await writer.drain()
+    writer.close()
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[str]:
+    server = await asyncio.start_server(engine, "127.0.0.1", 0)
+    async with asyncio.timeout(DEADLINE_S), server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_a_scenario_is_played_against_a_url_as_it_is() -> None:
+    """Every request that was planned is sent, to the model that is there; what it could have saved is unknown."""
+    load = load_of(load_scenario("few-shot").at(rate_per_s=60, duration_s=0.5))
+    async with served() as url:
+        (run,) = await against_url([load], url, await first_model(url), Console(quiet=True), ideal_known=False)
+    assert (run.name, run.rate_per_s, run.ideal_cached_tokens) == ("as it is", 60, None)
+    assert len(run.requests) == run.planned > 10
+    assert {row.error for row in run.requests} == {""}
+    assert {row.kind for row in run.requests} == {"task"}
+
+
+async def test_the_ideal_is_asked_only_where_it_can_be_known() -> None:
+    """Its tokenizer must be ours."""
+
+    async def play(url: str, model: str, on_progress: OnProgress) -> Results:
+        return Results((), 1.0)
+
+    load = Load(1.0, 0, play, lambda _: 17)
+    (run,) = await against_url([load], "http://127.0.0.1:1", "tiny", Console(quiet=True), ideal_known=True)
+    assert run.ideal_cached_tokens == 17
+
+
+async def test_where_no_model_is_named_one_must_be_said() -> None:
+    """Nothing listens there."""
+    async with served() as url:
+        pass
+    with pytest.raises(StageError, match="--model"):
+        await first_model(url)

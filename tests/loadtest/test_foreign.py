@@ -1,0 +1,128 @@
+"""Do the files of established clients become the rows that they mean?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.foreign import CLIENTS, Ask, ClientError, aiperf_rows, cache_tokenizer, guidellm_rows, vllm_rows
+
+ASK = Ask(
+    url="http://127.0.0.1:8080",
+    model="demo",
+    tokenizer=Path("/tokenizer"),
+    requests=2,
+    rate_per_s=4.0,
+    prompt_tokens=600,
+    prefix_tokens=512,
+    prefixes=5,
+    output_tokens=32,
+    trace=None,
+    speedup=2.0,
+)
+
+
+def aiperf_line(credit_ms: int, start_ms: int, end_ms: int, error: Any = None, **metrics: float) -> bytes:
+    when = {"credit_issued_ns": credit_ms, "request_start_ns": start_ms, "request_end_ns": end_ms}
+    record: dict[str, Any] = {
+        "metadata": {name: 10**15 + at_ms * 10**6 for name, at_ms in when.items()},
+        "metrics": {name: {"value": value, "unit": "x"} for name, value in metrics.items()},
+    }
+    return json.dumps(record | ({"error": error} if error else {})).encode()
+
+
+def test_aiperfs_requests_were_due_when_their_credit_was_issued() -> None:
+    """Its own time to first token counts from the send: its lateness is added. Order is that of the dues."""
+    metrics = {
+        "time_to_first_token": 90.0,
+        "usage_prompt_tokens": 600,
+        "usage_prompt_cache_read_tokens": 512,
+        "usage_completion_tokens": 3,
+    }
+    lines = [aiperf_line(2000, 2010, 2300, **metrics), aiperf_line(1000, 1000, 1200, **metrics)]
+    first, second = aiperf_rows(b"\n".join(lines))
+    assert (first.due_s, first.late_ms, first.ttft_ms, first.e2e_ms) == (0.0, 0.0, 90.0, 200.0)
+    assert (second.due_s, second.late_ms, second.ttft_ms, second.e2e_ms) == (1.0, 10.0, 100.0, 300.0)
+    assert (first.prompt_tokens, first.cached_tokens, first.output_tokens, first.error) == (600, 512, 3, "")
+
+
+def test_a_failure_of_aiperfs_keeps_its_reason() -> None:
+    """No metrics, no first token."""
+    (row,) = aiperf_rows(aiperf_line(0, 0, 5, error={"code": 503, "message": "busy"}))
+    assert row.ttft_ms is None
+    assert "busy" in row.error
+    assert row.prompt_tokens == 0
+
+
+def test_aiperf_needs_a_trace_and_gets_as_many_lines_as_asked(tmp_path: Path) -> None:
+    """With the tokenizer in the shape of a download, because its workers are offline and take no path."""
+    with pytest.raises(ClientError, match="--trace"):
+        CLIENTS["aiperf"].arguments(ASK, tmp_path)
+    trace, tokenizer = tmp_path / "whole.jsonl", tmp_path / "tokenizer"
+    trace.write_text("{}\n{}\n{}\n")
+    tokenizer.mkdir()
+    (tokenizer / "tokenizer.json").write_text("{}")
+    arguments = CLIENTS["aiperf"].arguments(replace(ASK, trace=trace, tokenizer=tokenizer), tmp_path)
+    assert (tmp_path / "trace.jsonl").read_text() == "{}\n{}\n"
+    assert arguments[arguments.index("--synthesis-speedup-ratio") + 1] == "2"
+    assert arguments[arguments.index("--tokenizer") + 1] == "local/tokenizer"
+
+
+def test_a_tokenizer_lies_where_huggingface_hub_looks_for_downloads(tmp_path: Path) -> None:
+    """models--OWNER--NAME, a snapshot, and a reference that names it."""
+    (tmp_path / "tokenizer.json").write_text("{}")
+    cache_tokenizer(tmp_path, tmp_path / "hub")
+    place = tmp_path / "hub" / "models--local--tokenizer"
+    revision = (place / "refs" / "main").read_text()
+    assert (place / "snapshots" / revision / "tokenizer.json").read_text() == "{}"
+
+
+def test_vllms_columns_become_rows_in_the_order_of_their_starts() -> None:
+    """Seconds become milliseconds; a failed request has no first token."""
+    saved = {
+        "start_times": [101.0, 100.0],
+        "ttfts": [0.05, 0.0],
+        "latencies": [0.3, 0.1],
+        "input_lens": [579, 578],
+        "output_lens": [16, 0],
+        "errors": ["", "Service Unavailable"],
+    }
+    first, second = vllm_rows(json.dumps(saved).encode())
+    assert (first.due_s, first.ttft_ms, first.error) == (0.0, None, "Service Unavailable")
+    assert (second.due_s, second.ttft_ms, second.e2e_ms, second.output_tokens) == (1.0, 50.0, 300.0, 16)
+    assert not CLIENTS["vllm"].knows_cached
+
+
+def test_vllms_suffix_is_what_the_prefix_leaves_of_the_prompt(tmp_path: Path) -> None:
+    """600 tokens with 512 shared."""
+    arguments = CLIENTS["vllm"].arguments(ASK, tmp_path)
+    assert arguments[arguments.index("--prefix-repetition-suffix-len") + 1] == "88"
+
+
+def guidellm_request(start_s: float, delay_s: float) -> dict[str, Any]:
+    return {
+        "request_start_time": start_s,
+        "request_dispatch_delay": delay_s,
+        "request_latency": 0.2,
+        "time_to_first_token_ms": 25.0,
+        "prompt_tokens": 203,
+        "cached_tokens": None,
+        "output_tokens": 12,
+    }
+
+
+def test_guidellms_dispatch_delay_is_its_lateness() -> None:
+    """A request was due so much before it began."""
+    found = {
+        "successful": [guidellm_request(1000.5, 0.5)],
+        "errored": [guidellm_request(1001.0, 0.0)],
+        "incomplete": [],
+    }
+    first, second = guidellm_rows(json.dumps({"benchmarks": [{"requests": found}]}).encode())
+    assert (first.due_s, first.late_ms, first.ttft_ms, first.e2e_ms) == (0.0, 500.0, 525.0, 700.0)
+    assert (second.due_s, second.cached_tokens) == (1.0, 0)
+    assert "errored" in second.error

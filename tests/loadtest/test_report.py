@@ -1,0 +1,45 @@
+"""Does the page show every run, and only what there is to show?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from loadtest.record import Record, Run
+from loadtest.report import report, write_report
+
+
+def test_several_rates_have_a_knee_to_show(make_record: Callable[..., Record]) -> None:
+    """Goodput over the rate, and then each rate on its own with its four plots."""
+    document = report([make_record()])
+    assert document.count("<figure>") == 3 + 2 * 4
+    for title in ("Goodput", "Time to first token", "TTFT over time", "Work of each pod", "Cached share by kind"):
+        assert f"<strong>{title}" in document
+
+
+def test_one_rate_has_no_curve_over_rates(make_record: Callable[..., Record]) -> None:
+    """A single point is no curve."""
+    record = make_record()
+    document = report([make_record(record.runs[:2])])
+    assert "<strong>Goodput" not in document
+    assert document.count("<figure>") == 4
+
+
+def test_several_results_of_one_scenario_are_compared(make_record: Callable[..., Record]) -> None:
+    """Two files of two runs are a table of four rows and its header; another scenario has a section of its own."""
+    runs = make_record().runs
+    together = report([make_record(runs[:2]), make_record(runs[2:])])
+    assert together.count("<tr>") == 5
+    assert "<h2>rag</h2>" in report([make_record(), make_record(scenario="rag")])
+
+
+def test_a_late_client_stands_above_its_figures(make_record: Callable[..., Record], late_run: Run) -> None:
+    """Nobody should read the table first."""
+    document = report([make_record([late_run])])
+    assert document.index("not to be trusted") < document.index("<table>")
+
+
+def test_the_page_is_one_file(tmp_path: Path, make_record: Callable[..., Record]) -> None:
+    """Written as UTF-8."""
+    write_report(tmp_path / "r.html", [make_record()])
+    assert (tmp_path / "r.html").read_text(encoding="utf-8").startswith("<!doctype html>")

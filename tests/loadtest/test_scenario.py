@@ -1,0 +1,131 @@
+"""Do scenarios ask what their files say, and is a wrong file told where it is wrong?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadtest.scenario import Arrivals, Bursts, Poisson, Scenario, Steps, load_scenario, ours
+from router.errors import ConfigError
+from router.sim.workload import MIX
+
+SMALL = """\
+name: small
+about: One kind.
+duration_s: 4
+arrivals: {process: poisson, per_s: 5}
+sessions:
+  ask: {share: 1, first_words: [5, 9], answer_tokens: [2, 4]}
+"""
+
+
+def written(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "small.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def small(tmp_path: Path) -> Scenario:
+    return load_scenario(written(tmp_path, SMALL))
+
+
+@pytest.mark.parametrize("name", ours())
+def test_each_of_ours_can_be_drawn_and_has_every_kind(name: str) -> None:
+    """A file that is shipped is a file that works: a short run of it has sessions of each kind it names."""
+    scenario = load_scenario(name)
+    assert {session.kind for session in scenario.drawn()} == set(scenario.sessions)
+
+
+def test_the_mixed_scenario_is_the_demos_mix() -> None:
+    """What the file claims."""
+    scenario = load_scenario("mixed")
+    assert {name: kind.shape() for name, kind in scenario.sessions.items()} == dict(MIX)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line", "complaint"),
+    [
+        (SMALL.replace("per_s: 5", "per_second: 5"), 4, "per_second: unknown key; did you mean 'per_s'"),
+        (SMALL.replace("[5, 9]", "[9, 5]"), 6, "a span is [least, most]"),
+        (SMALL.replace("poisson", "sometimes"), 4, "sometimes"),
+        (SMALL.replace("share: 1", "share: 0"), 6, "greater than 0"),
+        (SMALL.replace("share: 1", "share: 1, shared: {texts: 2, words: [5, 5], picked: 3}"), 6, "3 of 2 texts"),
+        (SMALL + "extra: 1\n", 7, "extra: unknown key"),
+    ],
+)
+def test_a_mistake_names_file_line_and_key(tmp_path: Path, wrong: str, line: int, complaint: str) -> None:
+    """Nothing is guessed and nothing is ignored."""
+    with pytest.raises(ConfigError) as error:
+        load_scenario(written(tmp_path, wrong))
+    assert f"small.yaml:{line}: " in str(error.value)
+    assert complaint in str(error.value)
+
+
+def test_an_unknown_scenario_lists_ours() -> None:
+    """A typing mistake costs no search."""
+    with pytest.raises(ConfigError, match="chatbot"):
+        load_scenario("chatbott")
+
+
+def test_another_rate_asks_the_same_at_other_times(tmp_path: Path) -> None:
+    """Rates are compared on the same sessions: the first of both runs are equal but for their start."""
+    slow, quick = small(tmp_path).drawn(), small(tmp_path).at(rate_per_s=50).drawn()
+    assert len(quick) > 2 * len(slow)
+    assert [one.turns for one in slow] == [one.turns for one in quick[: len(slow)]]
+    assert [one.start_s for one in slow] != [one.start_s for one in quick[: len(slow)]]
+
+
+def test_duration_and_seed_can_be_said_anew(tmp_path: Path) -> None:
+    """And what is not said stays as it is in the file."""
+    scenario = small(tmp_path)
+    assert scenario.at() == scenario
+    assert scenario.at(duration_s=9).duration_s == 9
+    assert scenario.at(seed=2).drawn() != scenario.drawn()
+
+
+arrivals: st.SearchStrategy[Arrivals] = st.one_of(
+    st.builds(Poisson, process=st.just("poisson"), per_s=st.floats(1, 50)),
+    st.builds(
+        Bursts,
+        process=st.just("bursts"),
+        per_s=st.floats(1, 50),
+        every_s=st.floats(0.5, 5),
+        within_s=st.floats(0.01, 6),
+    ),
+    st.builds(
+        Steps,
+        process=st.just("steps"),
+        per_s=st.floats(1, 50),
+        times=st.lists(st.floats(0.1, 3), min_size=1, max_size=4),
+    ),
+)
+
+
+@settings(max_examples=30)
+@given(arrivals, st.integers(0, 2**32), st.floats(1, 20))
+def test_every_process_gives_starts_in_order_within_the_run(process: Arrivals, seed: int, duration_s: float) -> None:
+    """Whatever the process: sorted, never before the start, never after the end."""
+    starts_s = list(process.starts_s(Random(seed), duration_s))
+    assert starts_s == sorted(starts_s)
+    assert all(0 <= at_s < duration_s for at_s in starts_s)
+
+
+def test_a_burst_brings_all_of_its_interval_at_once() -> None:
+    """Eight a second every five seconds: forty, thrice in fifteen seconds, each within a tenth of one."""
+    bursts = Bursts(process="bursts", per_s=8, every_s=5)
+    starts_s = list(bursts.starts_s(Random(1), 15))
+    assert len(starts_s) == 120
+    assert all(at_s % 5 < 0.1 for at_s in starts_s)
+
+
+def test_steps_change_the_rate_in_equal_parts() -> None:
+    """A tenfold step has about ten times the arrivals."""
+    steps = Steps(process="steps", per_s=10, times=[1, 10])
+    starts_s = list(steps.starts_s(Random(1), 60))
+    low = sum(at_s < 30 for at_s in starts_s)
+    assert abs(low - 300) < 70
+    assert abs(len(starts_s) - low - 3000) < 220

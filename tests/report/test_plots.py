@@ -1,0 +1,112 @@
+"""Is what is drawn what was measured, and can it be put into any page?"""
+
+from __future__ import annotations
+
+import re
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from router.report.plots import Axes, PlotsUnavailable, Series, bars, cdf, dots, lines
+
+AXES = Axes(title="TTFT <p99> & more", x="rate", y="ms", caption="one run")
+ONE = Series("cost_aware", [1.0, 2.0], [10.0, 20.0])
+
+
+def svg_of(figure: str) -> str:
+    """The SVG element of a figure."""
+    found = re.search(r"<svg.*</svg>", figure, re.DOTALL)
+    assert found
+    return found.group()
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        lines(AXES, [ONE]),
+        dots(AXES, [ONE]),
+        cdf(AXES, {"cost_aware": [1.0, 2.0]}),
+        bars(AXES, ["chat", "rag"], {"cost_aware": [0.5, 0.7]}),
+    ],
+)
+def test_a_figure_is_well_formed_and_says_what_it_shows(figure: str) -> None:
+    """Title and caption are escaped text; the SVG parses, names its series and its axes."""
+    assert "<strong>TTFT &lt;p99&gt; &amp; more</strong> one run" in figure
+    drawn = "".join(ElementTree.fromstring(svg_of(figure)).itertext())
+    assert {"cost_aware", "rate", "ms"} <= set(drawn.split())
+
+
+def test_ink_is_the_pages_text_colour() -> None:
+    """On dark ground the axes turn light with the text around them."""
+    assert "currentColor" in lines(AXES, [ONE])
+    assert "#010203" not in lines(AXES, [ONE])
+    assert "#000000" not in lines(AXES, [ONE])
+
+
+def test_the_same_values_give_the_same_bytes() -> None:
+    """A report under version control changes only with its figures."""
+    assert lines(AXES, [ONE]) == lines(AXES, [ONE])
+    assert lines(AXES, [ONE]) != lines(AXES, [Series("cost_aware", [1.0, 2.0], [10.0, 30.0])])
+
+
+def test_two_figures_share_no_id() -> None:
+    """Ids are global on a page: one plot must not clip with the other's frame."""
+    first = set(re.findall(r'\bid="([^"]+)"', lines(AXES, [ONE])))
+    second = set(re.findall(r'\bid="([^"]+)"', dots(AXES, [ONE])))
+    assert first
+    assert not first & second
+
+
+def test_every_reference_inside_a_figure_finds_its_target() -> None:
+    """Renaming ids renames what points at them."""
+    figure = lines(AXES, [ONE])
+    targets = set(re.findall(r'\bid="([^"]+)"', figure))
+    references = set(re.findall(r'(?:href="|url\()#([^")]+)', figure))
+    assert references
+    assert references <= targets
+
+
+def test_a_name_with_dollars_is_text_and_no_formula() -> None:
+    """Names come from users."""
+    assert "$a$" in "".join(ElementTree.fromstring(svg_of(lines(AXES, [Series("$a$", [1.0], [1.0])]))).itertext())
+
+
+def test_nothing_measured_still_draws_the_axes() -> None:
+    """A run in which every request failed has a report, too; on logarithmic axes as well."""
+    log = Axes(title="t", x="x", y="y", log_x=True, log_y=True)
+    for figure in (cdf(log, {"a": []}), lines(log, []), dots(log, [Series("a", [], [])]), bars(AXES, [], {})):
+        ElementTree.fromstring(svg_of(figure))
+
+
+@pytest.mark.parametrize(("least", "expected"), [(20.0, {"20", "50", "100", "200"}), (0.01, {"0.1", "1", "10", "100"})])
+def test_logarithmic_axes_are_labelled_in_plain_numbers(least: float, expected: set[str]) -> None:
+    """Within two decades between the powers, too; never as a formula."""
+    log = Axes(title="t", x="x", y="y", log_x=True, log_y=True)
+    values = [least, 300.0]
+    labels = set("".join(ElementTree.fromstring(svg_of(lines(log, [Series("a", values, values)]))).itertext()).split())
+    assert expected <= labels
+    assert not [label for label in labels if "math" in label]
+
+
+def test_marks_are_drawn_and_named() -> None:
+    """An objective is a line that the legend explains."""
+    marked = Axes(title="t", x="x", y="y", across={"ideal": 15.0}, upright={"SLO": 1.5})
+    drawn = "".join(ElementTree.fromstring(svg_of(lines(marked, [ONE]))).itertext())
+    assert "ideal" in drawn
+    assert "SLO" in drawn
+
+
+def test_very_many_dots_become_one_picture() -> None:
+    """A hundred thousand requests do not make a page that no browser opens."""
+    many = [float(n) for n in range(5000)]
+    figure = dots(AXES, [Series("a", many, many)])
+    assert "data:image/png" in figure
+    assert len(figure) < 200_000
+
+
+def test_without_matplotlib_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra has a name."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(PlotsUnavailable, match=r"warmroute\[report\]"):
+        lines(AXES, [ONE])
