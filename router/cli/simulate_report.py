@@ -27,6 +27,8 @@ MEASURES: dict[str, Measure] = {
     "misses of the SLO": lambda f: 1 - f.slo_share,
 }
 OURS = "cost_aware"
+AS_GOOD = 0.01
+"""Closer than this counts as equal."""
 PLOTTED = 8
 """As many lines as can be told apart: the best, and ours."""
 _COLUMNS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
@@ -54,21 +56,26 @@ def _duration(ms: float) -> str:
 
 
 def summary(results: Sequence[Result], slo: Slo) -> Table:
-    """A row for each policy, load and pool, means over seeds; runs with misjudged coefficients are left out."""
-    caption = LEGEND.format(ttft=f"{slo.ttft_ms:g}", tpot=f"{slo.tpot_ms:g}")
+    """A row for each policy, load and pool, means over seeds; without the runs with misjudged coefficients. What is the
+    same in all rows stands in the title alone."""
+    rows = _rows(results)
+    loads, pods = {row[1] for row in rows}, {row[2] for row in rows}
     shown = Table(
-        *("policy", "load", "pods", *(name for name, _ in _COLUMNS)),
-        caption=caption,
+        title=f"load {', '.join(sorted(loads))}; {', '.join(sorted(pods))} pods",
+        caption=LEGEND.format(ttft=f"{slo.ttft_ms:g}", tpot=f"{slo.tpot_ms:g}"),
+        title_justify="left",
         caption_justify="left",
         box=SIMPLE_HEAD,
         padding=0,
     )
-    for column in shown.columns:
-        column.no_wrap = True
-    for column in shown.columns[1:]:
-        column.justify = "right"
-    for row in _rows(results):
-        shown.add_row(*row)
+    names = ["policy", "load", "pods", *(name for name, _ in _COLUMNS)]
+    alike = {1} if len(loads) == 1 else set()
+    alike |= {2} if len(pods) == 1 else set()
+    kept = [at for at in range(len(names)) if at not in alike]
+    for at in kept:
+        shown.add_column(names[at], justify="right" if at else "left", no_wrap=True)
+    for row in rows:
+        shown.add_row(*(row[at] for at in kept))
     return shown
 
 
@@ -111,8 +118,8 @@ def verdicts(results: Sequence[Result]) -> list[str]:
             (best, winner), ours = means[0], {policy: mean for mean, policy in means}.get(OURS)
             said = f"Load {load:g}, {pods} pods: the best {name} is {winner}'s, {_shown(name, best)}"
             if ours is not None and winner != OURS:
-                behind = f", {ours / best - 1:.1%} behind" if best else ""
-                said += f"; {OURS} has {_shown(name, ours)}{behind}"
+                same = ours <= best * (1 + AS_GOOD)
+                said += f"; {OURS}'s is {_shown(name, ours)}, {'as good' if same else 'behind'}"
             lines.append(f"{said}.")
     hits = [
         (mean_of(runs, lambda f: f.cached_share), mean_of(runs, lambda f: f.ttft_mean_ms), policy)
