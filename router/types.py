@@ -199,6 +199,11 @@ class PodSpeed:
         n, p = prompt_tokens, cached_tokens
         return self.c0_ms + self.c1_ms_per_token * (n - p) + self.c2_ms_per_token2 * (n * n - p * p)
 
+    def compute_ms(self, first_token: int, end_token: int) -> float:
+        """The part of a prefill that computes tokens [first, end)."""
+        p, n = first_token, end_token
+        return self.c1_ms_per_token * (n - p) + self.c2_ms_per_token2 * (n * n - p * p)
+
 
 @dataclass(frozen=True, slots=True)
 class Link:

@@ -6,7 +6,8 @@ simulator and the tests call this very function. It never waits, draws a random 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 from router.policy.filters import eligible
 from router.policy.spec import Policy
@@ -25,11 +26,8 @@ def decide(scene: Scene, policy: Policy) -> RouteDecision:
     Raises `UnknownModel`, `NoReadyPod` or `ContextTooLong`. O(pods of the model * cost terms).
     """
     prompt_tokens = prompt_token_count(scene)
-    shared_tokens = _shared_tokens(scene)
-    statuses = eligible(scene, prompt_tokens if scene.prompt else 0)
-    terms = [(name, term.cost_ms) for name, term in policy.costs]
-    candidates = [_price(scene, status, terms, prompt_tokens, shared_tokens) for status in statuses]
-    ranked, reason = policy.picker.rank(scene, candidates)
+    placements = _placements(scene, eligible(scene, prompt_tokens if scene.prompt else 0), prompt_tokens)
+    ranked, reason = policy.picker.rank(scene, _priced(placements, policy))
     return RouteDecision(policy.name, policy.version, tuple(ranked), reason)
 
 
@@ -45,7 +43,7 @@ def expected_cached_tokens(scene: Scene, pod: Pod) -> int:
     Zero while the pod's tokens and hashes are unproven.
     """
     held = scene.match.blocks.get(pod.id)
-    if held is None:  # most pods, most of the time
+    if held is None:
         return 0
     prompt = scene.prompt
     if prompt is None or pod.trust is not PrefixTrust.TRUSTED:
@@ -54,31 +52,33 @@ def expected_cached_tokens(scene: Scene, pod: Pod) -> int:
     return min(sum(held) * prompt.block_size_tokens, max(prompt.token_count - 1, 0)) // block * block
 
 
-def _price(
-    scene: Scene,
-    status: PodStatus,
-    terms: Sequence[tuple[str, Callable[[Placement], float]]],
-    prompt_tokens: int,
-    shared_tokens: int,
-) -> Candidate:
-    pod = status.pod
-    cached_tokens = expected_cached_tokens(scene, pod)
-    at = Placement(
-        pod,
-        status.load,
-        scene.inflight.get(pod.id, _IDLE),
-        prompt_tokens,
-        cached_tokens,
-        shared_tokens,
-        scene.request.max_output_tokens or DEFAULT_OUTPUT_TOKENS,
-    )
-    parts: list[tuple[str, float]] = []
-    total_ms = 0.0
-    for name, cost_ms in terms:
-        ms = cost_ms(at)
-        parts.append((name, ms))
-        total_ms += ms
-    return Candidate(Direct(pod), Cost(tuple(parts), total_ms), cached_tokens)
+def _placements(scene: Scene, statuses: Sequence[PodStatus], prompt_tokens: int) -> list[Placement]:
+    inflight, held = scene.inflight, scene.match.blocks
+    shared_tokens = _shared_tokens(scene)
+    output_tokens = scene.request.max_output_tokens or DEFAULT_OUTPUT_TOKENS
+    return [
+        Placement(
+            status.pod,
+            status.load,
+            inflight.get(status.pod.id, _IDLE),
+            prompt_tokens,
+            expected_cached_tokens(scene, status.pod) if status.pod.id in held else 0,
+            shared_tokens,
+            output_tokens,
+        )
+        for status in statuses
+    ]
+
+
+def _priced(placements: Sequence[Placement], policy: Policy) -> list[Candidate]:
+    """Term by term over all placements: half the price of going pod by pod."""
+    names = [name for name, _ in policy.costs]
+    columns = [list(map(term.cost_ms, placements)) for _, term in policy.costs]
+    rows: Iterable[tuple[float, ...]] = zip(*columns, strict=True) if columns else repeat(())
+    return [
+        Candidate(Direct(at.pod), Cost(tuple(zip(names, row, strict=True)), sum(row)), at.cached_tokens)
+        for at, row in zip(placements, rows, strict=False)
+    ]
 
 
 def _shared_tokens(scene: Scene) -> int:

@@ -20,8 +20,8 @@ class Decode(Configurable):
     weight: NonNegativeFloat = 0.25
 
     def cost_ms(self, at: Placement) -> float:
-        decoding = at.inflight.requests - at.inflight.prefill_requests
-        running = max(at.load.running, decoding)
-        step_ms = at.pod.speed.d1_ms_per_request * running
-        step_ms += at.pod.speed.d2_ms_per_context_token * at.inflight.context_tokens
+        inflight, speed, running = at.inflight, at.pod.speed, at.load.running
+        decoding = inflight.requests - inflight.prefill_requests
+        running = decoding if decoding > running else running
+        step_ms = speed.d1_ms_per_request * running + speed.d2_ms_per_context_token * inflight.context_tokens
         return self.weight * at.output_tokens * step_ms

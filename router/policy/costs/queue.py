@@ -20,7 +20,8 @@ class Queue(Configurable):
     foreign_request_tokens: NonNegativeInt = 1024
 
     def cost_ms(self, at: Placement) -> float:
-        foreign = at.load.waiting - at.inflight.prefill_requests
+        inflight = at.inflight
+        foreign = at.load.waiting - inflight.prefill_requests
         if foreign <= 0:
-            return at.inflight.prefill_ms
-        return at.inflight.prefill_ms + foreign * at.pod.speed.prefill_ms(self.foreign_request_tokens)
+            return inflight.prefill_ms
+        return inflight.prefill_ms + foreign * at.pod.speed.prefill_ms(self.foreign_request_tokens)

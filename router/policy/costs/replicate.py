@@ -25,5 +25,4 @@ class Replicate(Configurable):
     def cost_ms(self, at: Placement) -> float:
         if at.shared_tokens <= at.cached_tokens:
             return 0.0
-        full = at.pod.speed.prefill_ms(at.prompt_tokens, at.cached_tokens)
-        return self.credit * (at.pod.speed.prefill_ms(at.prompt_tokens, at.shared_tokens) - full)
+        return -self.credit * at.pod.speed.compute_ms(at.cached_tokens, at.shared_tokens)

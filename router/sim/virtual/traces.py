@@ -13,6 +13,7 @@ from datetime import datetime
 from itertools import count, islice
 from pathlib import Path
 from random import Random
+from typing import Annotated
 
 import msgspec
 
@@ -30,7 +31,7 @@ class TraceRequest(msgspec.Struct, frozen=True):
     timestamp: float
     input_length: int
     output_length: int
-    hash_ids: list[int]
+    hash_ids: list[Annotated[int, msgspec.Meta(ge=0)]]
 
 
 def read_mooncake(path: Path) -> list[TraceRequest]:
