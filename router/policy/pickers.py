@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from operator import attrgetter
 
 from pydantic import NonNegativeFloat, PositiveInt
 
@@ -76,19 +77,18 @@ class RingBoundedLoad(Configurable):
         return (1 + self.headroom) * mean_ms + self.slack_prefills * prefill_ms
 
 
+_total_ms = attrgetter("cost.total_ms")
+SAME_PRICE_MS = 0.001
+"""Sums of floats differ in bits where prices are the same."""
+
+
 def _cheapest_first(scene: Scene, candidates: Sequence[Candidate], indifference_ms: float = 0.0) -> list[Candidate]:
-    """By price in whole microseconds, since sums of floats differ in bits where prices are the same. Who is first among
-    the equally cheap is decided by the request's key, who comes after them by id."""
+    """By price; the order among those that cost as much as the cheapest is the request's key's."""
     by_price = sorted(candidates, key=_total_ms)
-    lowest_ms = _total_ms(by_price[0])
-    within_ms = max(indifference_ms, 0.0005)
-    equal = bisect_right(by_price, lowest_ms + within_ms, key=_total_ms)
+    highest_ms = by_price[0].cost.total_ms + max(indifference_ms, SAME_PRICE_MS)
+    equal = bisect_right(by_price, highest_ms, key=_total_ms)
     if equal == 1:
         return by_price
     key = tie_key(scene)
     first = sorted(by_price[:equal], key=lambda candidate: rendezvous(key, candidate.plan.pod.id), reverse=True)
     return [*first, *by_price[equal:]]
-
-
-def _total_ms(candidate: Candidate) -> float:
-    return round(candidate.cost.total_ms, 3)
