@@ -21,9 +21,15 @@ from router.sim.virtual.compare import Measure, Result, mean_of, ranks
 from router.sim.virtual.outcome import Figures, Slo
 from router.sim.virtual.scenario import FleetSpec
 
+
+def _ttft_mean_ms(of: Figures) -> float:
+    """Infinite where no request was served."""
+    return math.inf if math.isnan(of.ttft_mean_ms) else of.ttft_mean_ms
+
+
 MEASURES: dict[str, Measure] = {
-    "TTFT mean": lambda f: f.ttft_mean_ms,
-    "TTFT p99": lambda f: f.ttft_p99_ms,
+    "TTFT mean": _ttft_mean_ms,
+    "TTFT p99": lambda f: math.inf if math.isnan(f.ttft_p99_ms) else f.ttft_p99_ms,
     "misses of the SLO": lambda f: 1 - f.slo_share,
 }
 OURS = "cost_aware"
@@ -116,19 +122,30 @@ def verdicts(results: Sequence[Result]) -> list[str]:
         for name, measure in MEASURES.items():
             means = sorted((mean_of(runs, measure), policy) for policy, runs in _by_policy(group).items())
             (best, winner), ours = means[0], {policy: mean for mean, policy in means}.get(OURS)
-            said = f"Load {load:g}, {pods} pods: the best {name} is {winner}'s, {_shown(name, best)}"
-            if ours is not None and winner != OURS:
+            equal = sum(mean == best for mean, _ in means[1:])
+            whose = f"{winner}'s" + (f" and {equal} others'" if equal else "")
+            said = f"Load {load:g}, {pods} pods: the best {name} is {whose}, {_shown(name, best)}"
+            if ours is not None and ours > best:
                 same = ours <= best * (1 + AS_GOOD)
                 said += f"; {OURS}'s is {_shown(name, ours)}, {'as good' if same else 'behind'}"
             lines.append(f"{said}.")
-    hits = [
-        (mean_of(runs, lambda f: f.cached_share), mean_of(runs, lambda f: f.ttft_mean_ms), policy)
-        for policy, runs in _by_policy(_plain(results)).items()
-    ]
-    (_, slow_ms, most), (fast_ms, fastest) = max(hits), min((ms, policy) for _, ms, policy in hits)
-    if most != fastest:
-        lines.append(f"The highest hit rate is {most}'s, at {slow_ms / fast_ms:.1f} times the mean TTFT of {fastest}.")
+        lines += _lesson(load, pods, group)
     return lines
+
+
+def _lesson(load: float, pods: int, group: Sequence[Result]) -> list[str]:
+    """Where the policy that finds most is not the one that answers first."""
+    hits = [
+        (mean_of(runs, lambda f: f.cached_share), mean_of(runs, _ttft_mean_ms), policy)
+        for policy, runs in _by_policy(group).items()
+    ]
+    (hit, slow_ms, most), (fast_ms, fastest) = max(hits), min((ms, policy) for _, ms, policy in hits)
+    if most == fastest or slow_ms <= fast_ms * (1 + AS_GOOD):
+        return []
+    return [
+        f"Load {load:g}, {pods} pods: the highest hit rate is {most}'s, {hit:.1%}, at {slow_ms / fast_ms:.1f} times "
+        f"the mean TTFT of {fastest}."
+    ]
 
 
 def _shown(measure: str, value: float) -> str:
@@ -157,7 +174,7 @@ def _rows(results: Sequence[Result]) -> list[list[str]]:
     """Means over seeds, the fastest first in each group."""
     rows: list[list[str]] = []
     for (load, pods), group in _groups(results).items():
-        ordered = sorted(_by_policy(group).items(), key=lambda one: mean_of(one[1], lambda f: f.ttft_mean_ms))
+        ordered = sorted(_by_policy(group).items(), key=lambda one: mean_of(one[1], _ttft_mean_ms))
         for policy, runs in ordered:
             mean = _mean_figures([run.figures for run in runs])
             rows.append([policy, f"{load:g}", str(pods), *(show(mean) for _, show in _COLUMNS)])
@@ -189,7 +206,7 @@ def _plots(results: Sequence[Result], pods: int, slo: Slo) -> Section:
 
 
 def _chosen(results: Sequence[Result]) -> list[str]:
-    means = sorted((mean_of(runs, lambda f: f.ttft_mean_ms), policy) for policy, runs in _by_policy(results).items())
+    means = sorted((mean_of(runs, _ttft_mean_ms), policy) for policy, runs in _by_policy(results).items())
     best = [policy for _, policy in means]
     return best[:PLOTTED] if OURS not in best[PLOTTED:] else [*best[: PLOTTED - 1], OURS]
 

@@ -163,7 +163,6 @@ class World:
         request = _Request(session, turn, Outcome(session.kind, self._now_ms, ask.prompt_tokens, ask.output_tokens))
         self._outcomes.append(request.outcome)
         self._open += 1
-        self._count_ideal(ask)
         view = self._views[next(self._next_view)]
         try:
             decision = self._decide(view, ask)
@@ -173,6 +172,7 @@ class World:
         if decision.candidates[0].cost.total_ms > self._conditions.refuse_above_ms:
             self._refuse(request, "too long to wait")
             return
+        self._count_ideal(ask)
         self._dispatch(request, view, decision)
 
     def _refuse(self, request: _Request, why: str) -> None:

@@ -1,0 +1,87 @@
+"""Commands as they are typed, and what little they need to run on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from router.cli import main
+
+FLEET = """
+about: two pods
+model: llama-3.1-70b
+pods:
+  - {count: 2, hardware: h100x4, kv_tokens: 60000, gpus: 4}
+conditions: {regret_every: 2}
+slo: {ttft_ms: 1000, tpot_ms: 100}
+"""
+MIX = """
+sessions_per_s: 4
+duration_s: 5
+kinds:
+  chat: {prefixes: 2, prefix_tokens: [500, 900], output_tokens: [1, 9]}
+  one_off: {output_tokens: [1, 9]}
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+Typed: TypeAlias = Callable[..., Ended]
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
+    """Run `warmroute` with these arguments, through its entry point, on a wide terminal."""
+    monkeypatch.setenv("COLUMNS", "220")
+
+    def run(*arguments: object) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["warmroute", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return Ended(int(ended.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Path:
+    """A file of two pods."""
+    path = tmp_path / "fleet.yaml"
+    path.write_text(FLEET)
+    return path
+
+
+@pytest.fixture
+def mix(tmp_path: Path) -> Path:
+    """A file of about 20 requests."""
+    path = tmp_path / "mix.yaml"
+    path.write_text(MIX)
+    return path
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """A Mooncake trace of 8 requests, one a second."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"timestamp": 1000 * at, "input_length": 1200, "output_length": 3, "hash_ids": [1, 2, 10 + at]})
+            + "\n"
+            for at in range(8)
+        )
+    )
+    return path

@@ -1,0 +1,106 @@
+"""Are runs compared as they should be: every combination, fairly ranked, and remembered by what matters?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from router.policy.spec import Policy
+from router.sim.virtual.compare import QUANTILES, Experiment, Result, Setting, grid, mean_of, ranks, remember
+from router.sim.virtual.fleet import Conditions
+from router.sim.virtual.outcome import Outcome, PodUse, Run, Slo, figures
+from router.sim.virtual.scenario import FleetSpec, PodsSpec
+from tests.sim.virtual.conftest import prior, small_mix
+
+
+def result(setting: Setting, ttft_ms: float) -> Result:
+    """Of a run of one request."""
+    one = Outcome("any", 0.0, 10, 1, ttft_ms=ttft_ms, e2e_ms=ttft_ms)
+    return remember(setting, Run([one], {"a": PodUse(1, 10, 1.0, 0)}, 1000.0, 0), Slo())
+
+
+def test_a_grid_holds_every_combination_once() -> None:
+    """2 policies, 3 loads, 2 sizes, 2 seeds."""
+    found = grid(["a", "b"], [0.5, 1.0, 2.0], [4, 8], 2, wrong=False)
+    assert len(found) == len(set(found)) == 24
+    assert not any(setting.misjudged for setting in found)
+
+
+def test_with_wrong_coefficients_each_policy_runs_four_times_more() -> None:
+    """Compute 30 % off, bandwidth off by two, at the middle load of the first size."""
+    found = grid(["a", "b"], [2.0, 0.5, 1.0], [4, 8], 2, wrong=True)
+    wrong = [setting for setting in found if setting.misjudged]
+    assert len(found) == 24 + 8 and len(set(found)) == 32
+    assert {(one.load, one.pods, one.seed) for one in wrong} == {(1.0, 4, 0)}
+    assert {(one.compute, one.bandwidth) for one in wrong} == {(0.7, 1.0), (1.3, 1.0), (1.0, 0.5), (1.0, 2.0)}
+
+
+def test_policies_are_ranked_only_against_runs_that_differ_in_the_policy_alone() -> None:
+    """Places, the best 1: `b` wins the first group and loses the second, and nobody else is in the third."""
+    easy, hard = Setting("", 0.5, 4), Setting("", 2.0, 4)
+    results = [
+        result(replace(easy, policy="a"), 20.0),
+        result(replace(easy, policy="b"), 10.0),
+        result(replace(hard, policy="a"), 200.0),
+        result(replace(hard, policy="b"), 300.0),
+        result(replace(hard, policy="b", seed=1), 1.0),
+    ]
+    assert ranks(results, lambda f: f.ttft_mean_ms) == {"a": [2, 1], "b": [1, 2, 1]}
+
+
+def test_a_mean_over_seeds_is_a_plain_mean() -> None:
+    """NaN of none."""
+    setting = Setting("a", 1.0, 1)
+    assert mean_of([result(setting, 10.0), result(replace(setting, seed=1), 30.0)], lambda f: f.ttft_mean_ms) == 20.0
+    assert math.isnan(mean_of([], lambda f: f.ttft_mean_ms))
+
+
+def test_a_run_is_remembered_by_its_figures_quantiles_work_and_regret() -> None:
+    """Work from the busiest pod to the idlest; refused requests are in no distribution."""
+    outcomes = [
+        Outcome("any", 0.0, 10, 1, ttft_ms=float(ms), e2e_ms=float(ms), regret_ms=float(ms) if ms < 3 else math.nan)
+        for ms in range(QUANTILES + 1)
+    ]
+    outcomes.append(Outcome("any", 0.0, 10, 1, refused="NoReadyPod"))
+    run = Run(outcomes, {"a": PodUse(1, 10, 1.0, 0), "b": PodUse(1, 30, 1.0, 0)}, 5000.0, 0)
+    found = remember(Setting("a", 1.0, 2), run, Slo())
+    assert found.ttft_ms == pytest.approx(list(range(QUANTILES + 1)))
+    assert (found.work_tokens, found.regret_ms, found.duration_s) == ([30, 10], [0.0, 1.0, 2.0], 5.0)
+    assert repr(found.figures) == repr(figures(run, Slo()))
+
+
+def test_a_run_that_refused_everything_is_remembered_too() -> None:
+    """Without a distribution."""
+    run = Run([Outcome("any", 0.0, 10, 1, refused="NoReadyPod")], {"a": PodUse(0, 0, 0.0, 0)}, 0.0, 0)
+    assert remember(Setting("a", 1.0, 1), run, Slo()).ttft_ms == []
+
+
+@pytest.fixture
+def experiment(policies: dict[str, Policy]) -> Experiment:
+    """Two pods, and 10 s of a mix."""
+    fleet = FleetSpec(model="m", pods=(PodsSpec(count=2, hardware="h", kv_tokens=50_000),))
+    mix = small_mix(10.0)
+    return Experiment(
+        fleet, prior, policies, policies["least_load"], lambda load, seed: mix.traffic(speedup=load, seed=seed)
+    )
+
+
+def test_an_experiment_runs_what_the_setting_says(experiment: Experiment) -> None:
+    """So many pods, so much faster, the same every time; and it tells how far it is."""
+    setting, told = Setting("cost_aware", 1.0, 3), list[int]()
+    found = experiment.run(setting, told.append)
+    assert (found.setting, len(found.work_tokens)) == (setting, 3)
+    assert told == list(range(1, found.figures.requests + 1))
+    assert repr(experiment.run(setting)) == repr(found)
+    assert experiment.run(replace(setting, load=2.0)).duration_s < found.duration_s
+    assert repr(experiment.run(replace(setting, seed=1)).figures) != repr(found.figures)
+
+
+def test_misjudged_coefficients_reach_the_router(experiment: Experiment) -> None:
+    """One that takes compute for ten times what it is refuses what it could serve."""
+    fleet = experiment.fleet.model_copy(update={"conditions": Conditions(refuse_above_ms=1500.0)})
+    experiment, setting = replace(experiment, fleet=fleet), Setting("cost_aware", 1.0, 3)
+    assert experiment.run(setting).figures.refused == 0
+    assert experiment.run(replace(setting, compute=10.0)).figures.refused > 0

@@ -1,0 +1,97 @@
+"""Do transfers share what they go through, and lose nothing?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.sim.virtual.links import Links, Place
+
+Start = tuple[float, float, tuple[Place, ...]]
+"""When, how many bytes, through what."""
+BANDWIDTHS: dict[Place, float] = {"a": 10.0, "b": 40.0}
+
+
+def ends(starts: Sequence[Start], t0_ms: float = 0.0) -> list[float]:
+    """When each of them has ended; a driver as `World` is one."""
+    links, found = Links(BANDWIDTHS), [math.nan] * len(starts)
+    due = sorted(enumerate(starts), key=lambda one: one[1][0])
+    while due or links.next_ms < math.inf:
+        if due and due[0][1][0] <= links.next_ms:
+            number, (now_ms, kv_bytes, places) = due.pop(0)
+            links.start(number, places, kv_bytes, t0_ms, now_ms)
+            continue
+        now_ms = links.next_ms
+        for number in links.advance(now_ms):
+            found[number] = now_ms
+    assert all(links.flows_through(place) == 0 for place in BANDWIDTHS)
+    return found
+
+
+def test_one_flow_takes_its_fixed_time_and_then_its_bytes() -> None:
+    """t0 + bytes / bandwidth."""
+    assert ends([(7.0, 50.0, ("a",))], t0_ms=3.0) == [7 + 3 + 5]
+
+
+@pytest.mark.parametrize("flows", [2, 5])
+def test_several_at_once_take_as_long_as_all_their_bytes(flows: int) -> None:
+    """And all end together, since they share equally."""
+    assert ends([(0.0, 50.0, ("a",))] * flows) == pytest.approx([flows * 5.0] * flows)
+
+
+def test_a_flow_through_two_places_goes_at_the_pace_of_the_more_crowded() -> None:
+    """A wide place with eight others is slower than a narrow one alone: 40 / 9 against 10."""
+    crowd: list[Start] = [(0.0, 400.0, ("b",))] * 8
+    alone, *_ = ends([(0.0, 40.0, ("a", "b"))])
+    among, *_ = ends([(0.0, 40.0, ("a", "b")), *crowd])
+    assert [alone, among] == pytest.approx([40 / 10, 40 / (40 / 9)])
+
+
+def test_who_remains_goes_faster_when_another_has_ended() -> None:
+    """10 + 30 bytes: the short one ends at 2, with 20 left for the other."""
+    assert ends([(0.0, 10.0, ("a",)), (0.0, 30.0, ("a",))]) == pytest.approx([2.0, 4.0])
+
+
+def test_fixed_times_crowd_nobody() -> None:
+    """While one is set up, the other has the place for itself."""
+    links = Links(BANDWIDTHS)
+    links.start("first", ("a",), 50.0, 0.0, 0.0)
+    links.start("second", ("a",), 50.0, 4.9, 0.0)
+    assert links.advance(4.8) == []
+    assert links.flows_through("a") == 1
+    assert links.next_ms == pytest.approx(4.9)
+    assert links.advance(5.2) == ["first"]
+
+
+starts = st.lists(st.tuples(st.floats(0, 50), st.floats(0.1, 200)), min_size=1, max_size=10)
+
+
+@given(starts)
+def test_a_place_neither_loses_bytes_nor_idles(flows: list[tuple[float, float]]) -> None:
+    """The last ends exactly when a queue of all those bytes is worked off, whatever the order."""
+    found = ends([(at_ms, kv_bytes, ("a",)) for at_ms, kv_bytes in flows])
+    free_ms = 0.0
+    for at_ms, kv_bytes in sorted(flows):
+        free_ms = max(free_ms, at_ms) + kv_bytes / BANDWIDTHS["a"]
+    assert max(found) == pytest.approx(free_ms)
+
+
+routes = st.sampled_from([("a",), ("b",), ("a", "b")])
+
+
+@given(st.lists(st.tuples(st.floats(0, 50), st.floats(0.1, 200), routes), min_size=1, max_size=10))
+def test_no_flow_is_faster_than_its_places_allow(flows: list[Start]) -> None:
+    """Not one alone, and not all of a place together; and every one of them ends."""
+    found = ends(flows)
+    for end_ms, (at_ms, kv_bytes, places) in zip(found, flows, strict=True):
+        assert end_ms >= at_ms + kv_bytes / min(BANDWIDTHS[place] for place in places) - 1e-6
+    for place, bandwidth in BANDWIDTHS.items():
+        through = [(end_ms, flow) for end_ms, flow in zip(found, flows, strict=True) if place in flow[2]]
+        if through:
+            first_ms = min(flow[0] for _, flow in through)
+            total_bytes = sum(flow[1] for _, flow in through)
+            assert max(end_ms for end_ms, _ in through) >= first_ms + total_bytes / bandwidth - 1e-6

@@ -1,0 +1,119 @@
+"""Is the answer really the fewest pods, and is what they save what arithmetic says?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.config.priors import load_priors
+from router.config.shipped import shipped
+from router.policy.spec import Policy
+from router.sim.virtual.compare import Experiment, Setting
+from router.sim.virtual.generate import Kind, Mix
+from router.sim.virtual.outcome import Slo
+from router.sim.virtual.plan import Variant, answer, fewest_that, variants
+from router.sim.virtual.scenario import FleetSpec, LinkSpec, PodsSpec
+from router.sim.virtual.traffic import Traffic
+from router.types import PodSpeed
+from tests.sim.virtual.conftest import prior, small_mix
+
+
+@given(st.integers(1, 200), st.integers(1, 20), st.integers(1, 150))
+def test_the_fewest_equals_a_linear_search(needed: int, least: int, most: int) -> None:
+    """With far fewer tries: each costs a run."""
+    tried: list[int] = []
+
+    def enough(pods: int) -> bool:
+        tried.append(pods)
+        return pods >= needed
+
+    expected = next((pods for pods in range(least, most + 1) if pods >= needed), None)
+    assert fewest_that(enough, least, most) == expected
+    assert all(pods <= most for pods in tried) and len(tried) <= 2 * most.bit_length() + 1
+    assert expected is None or expected in tried
+
+
+def test_variants_are_the_policies_then_a_tier_then_prefill_apart() -> None:
+    """The last only where a link can carry KV, the tier only where it is asked for."""
+    names = [one.name for one in variants("cost_aware", ["round_robin"], 3_000_000, link=True)]
+    tier, apart = "cost_aware, 3M tokens of DRAM", "cost_aware, prefill apart"
+    assert names == ["round_robin", "cost_aware", tier, apart]
+    assert [one.name for one in variants("cost_aware", [], 0, link=False)] == ["cost_aware"]
+
+
+@pytest.fixture
+def setup(policies: dict[str, Policy]) -> Experiment:
+    """Pods that need company for this traffic, an SLO, and a link."""
+    group = PodsSpec(count=1, hardware="h", kv_tokens=20_000, gpus=2)
+    link, slo = LinkSpec(t0_ms=0.5, gb_per_s=10.0), Slo(ttft_ms=400.0, tpot_ms=50.0)
+    fleet = FleetSpec(model="m", pods=(group,), link=link, slo=slo)
+    mix = small_mix(10.0)
+    return Experiment(
+        fleet, prior, policies, policies["least_load"], lambda load, seed: mix.traffic(speedup=4 * load, seed=seed)
+    )
+
+
+def share(setup: Experiment, policy: str, pods: int) -> float:
+    return setup.run(Setting(policy, 1.0, pods)).figures.slo_share
+
+
+def test_an_answer_is_enough_and_one_pod_less_is_not(setup: Experiment) -> None:
+    """By runs of the same world."""
+    found = answer(setup, Variant("ours", "cost_aware"), 0.95, 16)
+    assert found is not None and 1 < found.pods < 16
+    assert found.figures.slo_share == share(setup, "cost_aware", found.pods) >= 0.95
+    assert share(setup, "cost_aware", found.pods - 1) < 0.95
+    assert (found.gpus, found.layout) == (2 * found.pods, "")
+    assert found.gpu_hours == pytest.approx(found.gpus * found.duration_s / 3600)
+    assert found.computed_tokens == found.figures.prompt_tokens - found.figures.cached_tokens
+
+
+def test_there_is_no_answer_where_even_the_most_are_too_few(setup: Experiment) -> None:
+    """Nothing is made up."""
+    assert answer(setup, Variant("ours", "cost_aware"), 0.95, 1) is None
+
+
+def test_prefill_apart_needs_two_pods_at_least_and_says_how_they_are_divided(setup: Experiment) -> None:
+    """And has no answer where only one may be tried."""
+    apart = Variant("apart", "cost_aware", disaggregated=True)
+    found = answer(setup, apart, 0.5, 8)
+    assert found is not None and found.pods >= 2
+    prefill, decode = (int(part.split()[0]) for part in found.layout.split(", "))
+    assert prefill >= 1 and decode >= 1 and prefill + decode == found.pods
+    assert answer(setup, apart, 0.0, 1) is None
+
+
+def test_a_tier_of_dram_computes_less_on_as_many_pods(setup: Experiment) -> None:
+    """What the GPU evicted is loaded instead."""
+    group = setup.fleet.pods[0].model_copy(update={"kv_tokens": 4000})
+    small = replace(setup, fleet=setup.fleet.model_copy(update={"slo": Slo(), "pods": (group,)}))
+    without = answer(small, Variant("ours", "cost_aware", cpu_kv_tokens=0), 0.5, 1)
+    tier = answer(small, Variant("tier", "cost_aware", cpu_kv_tokens=500_000), 0.5, 1)
+    assert without is not None and tier is not None
+    assert tier.computed_tokens < without.computed_tokens
+
+
+def seventy(model: str, hardware: str) -> tuple[PodSpeed, int]:
+    row = load_priors(shipped("config") / "models")[model]
+    return row.hardware[hardware].speed(), row.kv_bytes_per_token
+
+
+def test_a_shared_system_prompt_saves_what_the_worked_example_says(policies: dict[str, Policy]) -> None:
+    """2,000 tokens of system prompt and 300 of a user, 10,000 times in an hour: 2300 / 300 = 7.7 times fewer prompt
+    tokens are computed (reference/simulator.md), but for the first request on each pod."""
+    chat = Kind(prefixes=1, prefix_tokens=(2000, 2000), first_tokens=(300, 300), output_tokens=(1, 1))
+    mix = Mix(sessions_per_s=10_000 / 3600, duration_s=3600, kinds={"chat": chat}, block_size_tokens=16)
+
+    def traffic(load: float, seed: int) -> Traffic:
+        return mix.traffic(speedup=load, seed=seed)
+
+    fleet = FleetSpec(model="llama-3.1-70b", pods=(PodsSpec(count=2, hardware="h100x4", kv_tokens=461_376, gpus=4),))
+    setup = Experiment(fleet, seventy, policies, policies["least_load"], traffic)
+    figures = setup.run(Setting("cost_aware", 1.0, 2)).figures
+    uncached = figures.prompt_tokens
+    assert figures.requests == pytest.approx(10_000, rel=0.05)
+    assert uncached == figures.requests * 2300
+    assert uncached / (uncached - figures.cached_tokens) == pytest.approx(2300 / 300, rel=0.01)

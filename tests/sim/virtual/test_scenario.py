@@ -1,0 +1,116 @@
+"""Does a YAML file become the fleet that it describes?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from router.config.load import load
+from router.config.shipped import shipped
+from router.errors import ConfigError
+from router.sim.virtual.fleet import Conditions
+from router.sim.virtual.generate import Mix
+from router.sim.virtual.scenario import FleetSpec
+from router.sim.virtual.view import Knowledge
+from router.types import Link, PodSpeed, Role
+from tests.sim.virtual.conftest import SPEED, prior
+
+FLEET = """
+model: m
+pods:
+  - {count: 2, hardware: h, kv_tokens: 1000, gpus: 4}
+  - {count: 1, hardware: h, kv_tokens: 500, cpu_kv_tokens: 700, role: decode}
+link: {t0_ms: 0.5, gb_per_s: 12.0}
+conditions: {routers: 3, event_delay_ms: 20, exchange_ms: null}
+knowledge: {events: false}
+slo: {ttft_ms: 100}
+"""
+
+
+def read(folder: Path, text: str) -> FleetSpec:
+    path = folder / "fleet.yaml"
+    path.write_text(text)
+    return load(path, FleetSpec)
+
+
+@pytest.mark.parametrize("path", sorted((shipped("config") / "fleets").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_fleet_loads(path: Path) -> None:
+    """And can be built."""
+    spec = load(path, FleetSpec)
+    assert len(spec.build(prior).pods) == sum(group.count for group in spec.pods)
+
+
+@pytest.mark.parametrize("path", sorted((shipped("config") / "traffic").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_traffic_loads(path: Path) -> None:
+    """And begins."""
+    first = next(iter(load(path, Mix).traffic().sessions))
+    assert first.asks[0].prompt_tokens > 0
+
+
+def test_a_file_becomes_its_fleet(tmp_path: Path) -> None:
+    """Pods group by group, with what the prior says of them."""
+    spec = read(tmp_path, FLEET)
+    fleet = spec.build(prior)
+    assert [pod.known.id for pod in fleet.pods] == ["pod-0001", "pod-0002", "pod-0003"]
+    assert [pod.known.role for pod in fleet.pods] == [Role.BOTH, Role.BOTH, Role.DECODE]
+    assert [(pod.true.kv_tokens, pod.true.cpu_kv_tokens) for pod in fleet.pods] == [(1000, 0), (1000, 0), (500, 700)]
+    assert {(pod.known.speed, pod.true.speed, pod.known.kv_bytes_per_token) for pod in fleet.pods} == {
+        (SPEED, SPEED, 1000)
+    }
+    assert fleet.link == fleet.believed_link == Link(0.5, 12e6)
+    assert fleet.splits
+    assert spec.gpus == 2 * 4 + 1
+    assert spec.conditions == Conditions(routers=3, event_delay_ms=20, exchange_ms=None)
+    assert spec.knowledge == Knowledge(events=False)
+
+
+def test_only_the_first_group_is_multiplied(tmp_path: Path) -> None:
+    """The others are as they are."""
+    assert [group.count for group in read(tmp_path, FLEET).of_pods(7).pods] == [7, 1]
+
+
+def test_what_the_router_misjudges_is_what_the_router_knows_and_nothing_else(tmp_path: Path) -> None:
+    """Pods compute and links carry as they do."""
+    spec = read(tmp_path, FLEET)
+    right, wrong = spec.build(prior), spec.build(prior, believed_compute=2.0, believed_bandwidth=0.5)
+    assert [pod.true for pod in wrong.pods] == [pod.true for pod in right.pods]
+    assert wrong.link == right.link
+    assert wrong.believed_link == Link(0.5, 6e6)
+    believed = PodSpeed(
+        SPEED.c0_ms,
+        SPEED.c1_ms_per_token * 2,
+        SPEED.c2_ms_per_token2 * 2,
+        SPEED.d0_ms,
+        SPEED.d1_ms_per_request,
+        SPEED.d2_ms_per_context_token,
+    )
+    assert {pod.known.speed for pod in wrong.pods} == {believed}
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "told"),
+    [
+        ("gpus: 4", "gpu: 4", r"fleet\.yaml:4: pods\.0\.gpu: unknown key; did you mean 'gpus'"),
+        ("gb_per_s", "gbps", r"fleet\.yaml:6: link\.gbps: unknown key"),
+        ("routers: 3", "router: 3", r"fleet\.yaml:7: conditions\.router: unknown key; did you mean 'routers'"),
+        ("events: false", "event: false", r"fleet\.yaml:8: knowledge\.event: unknown key; did you mean 'events'"),
+        ("slo: {ttft_ms", "slo: {ttft", r"fleet\.yaml:9: slo\.ttft: unknown key; did you mean 'ttft_ms'"),
+        ("model: m", "modell: m", r"fleet\.yaml:2: modell: unknown key; did you mean 'model'"),
+        ("count: 2", "count: 0", r"fleet\.yaml:4: pods\.0\.count: "),
+        ("routers: 3", "routers: 0", r"fleet\.yaml:7: conditions\.routers: "),
+        ("routers: 3", "scrape_ms: 0", r"fleet\.yaml:7: conditions\.scrape_ms: "),
+    ],
+)
+def test_a_mistake_is_named_with_file_line_and_key(tmp_path: Path, good: str, bad: str, told: str) -> None:
+    """On every level."""
+    with pytest.raises(ConfigError, match=told):
+        read(tmp_path, FLEET.replace(good, bad))
+
+
+def test_a_mistake_in_traffic_is_named_too(tmp_path: Path) -> None:
+    """Down to the kinds."""
+    path = tmp_path / "traffic.yaml"
+    path.write_text("sessions_per_s: 1\nduration_s: 1\nkinds:\n  chat:\n    prefix: 3\n")
+    with pytest.raises(ConfigError, match=r"traffic\.yaml:5: kinds\.chat\.prefix: unknown key"):
+        load(path, Mix)

@@ -1,0 +1,209 @@
+"""Does recorded traffic come in as it was recorded?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.errors import ConfigError
+from router.sim.virtual.traces import (
+    TraceRequest,
+    azure_traffic,
+    mooncake_traffic,
+    read_mooncake,
+    read_receipts,
+    receipts_traffic,
+)
+from router.sim.virtual.traffic import Session
+
+GOOD = {"timestamp": 27_482, "input_length": 1025, "output_length": 52, "hash_ids": [46, 47, 2353]}
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,1396,109
+2023-11-16 18:16:46.6805900,3,0
+"""
+
+
+def jsonl(folder: Path, *lines: str) -> Path:
+    path = folder / "trace.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def starts(sessions: object) -> list[float]:
+    assert isinstance(sessions, list)
+    return [session.start_s for session in sessions]
+
+
+def test_a_line_becomes_one_ask_with_its_blocks(tmp_path: Path) -> None:
+    """The last block may be cut short; the answer fills none that is known."""
+    traffic = mooncake_traffic(read_mooncake(jsonl(tmp_path, json.dumps(GOOD))))
+    (session,) = traffic.sessions
+    (ask,) = session.asks
+    assert (session.start_s, ask.prompt_tokens, ask.output_tokens) == (0.0, 1025, 52)
+    assert (list(ask.blocks), ask.prompt_blocks) == ([46, 47, 2353], 3)
+    assert (traffic.requests, traffic.block_size_tokens) == (1, 512)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "",
+        json.dumps(GOOD | {"hash_ids": [46, 47]}),
+        json.dumps(GOOD | {"input_length": 0, "hash_ids": []}),
+        json.dumps({key: value for key, value in GOOD.items() if key != "output_length"}),
+        json.dumps(GOOD | {"timestamp": "noon"}),
+        json.dumps(GOOD | {"hash_ids": [-1, 2, 3]}),
+    ],
+    ids=["no JSON", "empty", "too few blocks", "no prompt", "no output", "no time", "negative block"],
+)
+def test_a_line_that_is_none_is_named(tmp_path: Path, line: str) -> None:
+    """By file and number."""
+    path = jsonl(tmp_path, json.dumps(GOOD), line)
+    with pytest.raises(ConfigError, match=r"trace\.jsonl:2: no line of a Mooncake trace"):
+        read_mooncake(path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """In both formats."""
+    with pytest.raises(ConfigError, match="nowhere"):
+        read_mooncake(tmp_path / "nowhere.jsonl")
+    with pytest.raises(ConfigError, match="nowhere"):
+        azure_traffic(tmp_path / "nowhere.csv")
+
+
+rounded = st.lists(st.integers(0, 20), min_size=1, max_size=30).map(sorted)
+
+
+def played(ticks: list[int], jitter_s: float, seed: int = 0, speedup: float = 1.0) -> list[Session]:
+    """Arrivals rounded to 3 s, as those of the public trace are; prompts are as long as their place."""
+    trace = [TraceRequest(tick * 3000, 1 + number, 1, [number]) for number, tick in enumerate(ticks)]
+    return list(mooncake_traffic(trace, jitter_s=jitter_s, seed=seed, speedup=speedup).sessions)
+
+
+@given(rounded, st.integers(0, 5))
+def test_jitter_keeps_the_order_of_what_had_different_times_and_the_span(ticks: list[int], seed: int) -> None:
+    """Nobody comes before the own tick, nor after the next one."""
+    sessions = played(ticks, 3.0, seed)
+    assert starts(sessions) == sorted(starts(sessions))
+    assert sorted(session.asks[0].prompt_tokens for session in sessions) == list(range(1, len(ticks) + 1))
+    for session in sessions:
+        tick = ticks[session.asks[0].prompt_tokens - 1] - ticks[0]
+        assert 3 * tick <= session.start_s <= 3 * (tick + 1)
+
+
+def test_jitter_spreads_what_came_at_once_and_depends_on_the_seed_alone() -> None:
+    """Without it they come at once."""
+    ticks = [0] * 20
+    assert set(starts(played(ticks, 0.0))) == {0.0}
+    assert len(set(starts(played(ticks, 3.0)))) == 20
+    assert starts(played(ticks, 3.0, seed=1)) == starts(played(ticks, 3.0, seed=1))
+    assert starts(played(ticks, 3.0, seed=1)) != starts(played(ticks, 3.0, seed=2))
+
+
+@given(rounded, st.sampled_from([0.5, 2.0, 4.0]))
+def test_a_speedup_divides_all_times(ticks: list[int], speedup: float) -> None:
+    """And changes nothing else."""
+    slow, fast = played(ticks, 3.0), played(ticks, 3.0, speedup=speedup)
+    assert starts(fast) == pytest.approx([at_s / speedup for at_s in starts(slow)])
+    assert [session.asks for session in fast] == [session.asks for session in slow]
+
+
+def test_an_azure_trace_comes_in_with_its_lengths_and_times(tmp_path: Path) -> None:
+    """Seven digits after the point, as they are published; an answer has at least a token."""
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE)
+    traffic = azure_traffic(path)
+    sessions = list(traffic.sessions)
+    assert starts(sessions) == pytest.approx([0.0, 4.314579, 60.0])
+    asks = [session.asks[0] for session in sessions]
+    assert [(ask.prompt_tokens, ask.output_tokens) for ask in asks] == [(374, 44), (1396, 109), (3, 1)]
+    assert (traffic.requests, traffic.name) == (3, "azure")
+    assert starts(azure_traffic(path, speedup=2).sessions) == pytest.approx([0.0, 4.314579 / 2, 30.0])
+
+
+def test_an_azure_trace_with_time_zones_comes_in_too(tmp_path: Path) -> None:
+    """That of 2024, where a full second has no digits after the point."""
+    path = tmp_path / "azure.csv"
+    rows = ["2024-05-10 00:00:00.250000+00:00,5,6", "2024-05-10 00:00:01+00:00,5,6"]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    assert starts(azure_traffic(path).sessions) == pytest.approx([0.0, 0.75])
+
+
+def test_prompts_of_an_azure_trace_share_nothing(tmp_path: Path) -> None:
+    """The trace says nothing of what they say."""
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE)
+    blocks = [block for session in azure_traffic(path).sessions for block in session.asks[0].blocks]
+    assert len(blocks) == len(set(blocks)) == 1 + 3 + 1
+
+
+def test_only_so_many_requests_of_an_azure_trace_are_read(tmp_path: Path) -> None:
+    """The first ones."""
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE)
+    assert azure_traffic(path, requests=2).requests == 2
+
+
+@pytest.mark.parametrize("row", ["yesterday,1,1", "2023-11-16 18:15:46.6805900,many,1", "2023-11-16 18:15:46.6805900"])
+def test_a_row_that_is_none_is_named(tmp_path: Path, row: str) -> None:
+    """By file and line."""
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE + row + "\n")
+    with pytest.raises(ConfigError, match=r"azure\.csv:5: no line of an Azure trace"):
+        azure_traffic(path)
+
+
+def test_columns_that_are_missing_are_named(tmp_path: Path) -> None:
+    """All of them."""
+    path = tmp_path / "azure.csv"
+    path.write_text("TIMESTAMP,Tokens\n")
+    with pytest.raises(ConfigError, match=r"azure\.csv:1: .*ContextTokens, GeneratedTokens are missing"):
+        azure_traffic(path)
+
+
+RECEIPT = {
+    "request_id": "r",
+    "model": "m",
+    "at_s": 100.0,
+    "prompt_tokens": 40,
+    "output_tokens": 7,
+    "block_size_tokens": 16,
+    "blocks": [5, 6],
+}
+
+
+def test_our_own_receipts_are_played_as_they_came(tmp_path: Path) -> None:
+    """In the order of their arrival, with what they shared; those without a prompt or an answer are left out."""
+    lines = [RECEIPT | {"at_s": 102.0, "blocks": [5, 9]}, RECEIPT, RECEIPT | {"output_tokens": None}, {"at_s": 99.0}]
+    traffic = receipts_traffic(read_receipts(jsonl(tmp_path, *map(json.dumps, lines))), speedup=2.0)
+    sessions = list(traffic.sessions)
+    assert starts(sessions) == [0.0, 1.0]
+    asks = [session.asks[0] for session in sessions]
+    assert [(ask.prompt_tokens, ask.output_tokens, list(ask.blocks)) for ask in asks] == [
+        (40, 7, [5, 6]),
+        (40, 7, [5, 9]),
+    ]
+    assert (traffic.block_size_tokens, traffic.requests, sessions[0].kind) == (16, 2, "m")
+
+
+def test_a_line_that_is_no_receipt_is_named(tmp_path: Path) -> None:
+    """By file and number, those that are left out counted."""
+    path = jsonl(tmp_path, json.dumps({"at_s": 99.0}), json.dumps(RECEIPT), "{}")
+    with pytest.raises(ConfigError, match=r"trace\.jsonl:3: no receipt"):
+        read_receipts(path)
+
+
+@pytest.mark.parametrize("sizes", [[], [16, 32]], ids=["none usable", "two sizes"])
+def test_receipts_need_one_block_size(tmp_path: Path, sizes: list[int]) -> None:
+    """Blocks of different sizes say nothing of one another."""
+    path = jsonl(
+        tmp_path, json.dumps({"at_s": 1.0}), *(json.dumps(RECEIPT | {"block_size_tokens": one}) for one in sizes)
+    )
+    with pytest.raises(ConfigError, match="one size is needed"):
+        receipts_traffic(read_receipts(path))

@@ -1,0 +1,130 @@
+"""Does a simulated router believe what the real one would?"""
+
+from __future__ import annotations
+
+import pytest
+
+from router.config.schema import Index
+from router.policy.spec import Policy
+from router.sim.virtual.view import Knowledge, RouterView
+from router.types import Candidate, Generation, PodLoad, RouteDecision, Tier
+from tests.sim.virtual.conftest import equal_pods, small_pod
+
+PROMPT = [1, 2, 3, 4]
+A, B = "pod-000", "pod-001"
+
+
+def view(policy: Policy, knowledge: Knowledge) -> RouterView:
+    """Of two pods; blocks of 16 tokens."""
+    pods = [pod.known for pod in equal_pods(2, small_pod()).pods]
+    return RouterView(pods, Generation(model="m", block_size_tokens=16), policy, knowledge, None)
+
+
+@pytest.fixture
+def router(policies: dict[str, Policy]) -> RouterView:
+    """With events."""
+    return view(policies["cost_aware"], Knowledge(predicted_ttl_s=5.0))
+
+
+@pytest.fixture
+def deaf(policies: dict[str, Policy]) -> RouterView:
+    """Without events; remembers 3 blocks a pod."""
+    return view(policies["cost_aware"], Knowledge(events=False, silent_ttl_s=60.0, silent_capacity_tokens=50))
+
+
+def decision(router: RouterView, now_s: float = 0.0) -> RouteDecision:
+    return router.decide("r", 70, PROMPT, 10, now_s)
+
+
+def cached_by_pod(router: RouterView, now_s: float = 0.0) -> dict[str, int]:
+    return {candidate.pod.id: candidate.cached_tokens for candidate in decision(router, now_s).candidates}
+
+
+def by_pod(router: RouterView) -> dict[str, Candidate]:
+    return {candidate.pod.id: candidate for candidate in decision(router).candidates}
+
+
+def test_it_expects_what_a_pod_announced(router: RouterView) -> None:
+    """And goes there."""
+    router.heard(B, Tier.GPU, True, [1, 2])
+    assert cached_by_pod(router) == {A: 0, B: 32}
+    assert decision(router).candidates[0].pod.id == B
+
+
+def test_it_forgets_what_a_pod_took_back(router: RouterView) -> None:
+    """Block by block and tier by tier."""
+    router.heard(B, Tier.GPU, True, [1, 2])
+    router.heard(B, Tier.CPU, True, [1, 2])
+    router.heard(B, Tier.GPU, False, [1, 2])
+    assert cached_by_pod(router)[B] == 32
+    router.heard(B, Tier.CPU, False, [2])
+    assert cached_by_pod(router)[B] == 16
+
+
+def test_what_was_sent_counts_until_the_event_is_due(router: RouterView) -> None:
+    """For `predicted_ttl_s`, 5 s here."""
+    router.sent(A, 70, 0, PROMPT, now_s=10.0)
+    assert cached_by_pod(router, now_s=14.9)[A] == 64
+    assert cached_by_pod(router, now_s=15.1)[A] == 0
+
+
+def test_of_what_was_sent_and_what_was_announced_the_longer_counts(router: RouterView) -> None:
+    """Whichever that is."""
+    router.sent(A, 32, 0, PROMPT[:2], now_s=0.0)
+    router.heard(A, Tier.GPU, True, [1])
+    assert cached_by_pod(router)[A] == 32
+    router.heard(A, Tier.GPU, True, [2, 3])
+    assert cached_by_pod(router)[A] == 48
+
+
+def test_without_events_it_remembers_longer_but_not_more_than_a_pod_is_taken_to_hold(deaf: RouterView) -> None:
+    """A minute and three blocks here."""
+    deaf.sent(A, 32, 0, PROMPT[:2], now_s=0.0)
+    assert cached_by_pod(deaf, now_s=59.0)[A] == 32
+    deaf.sent(A, 32, 0, [7, 8], now_s=59.0)
+    assert cached_by_pod(deaf, now_s=59.5)[A] <= 16
+    assert cached_by_pod(deaf, now_s=120.0)[A] == 0
+
+
+def test_what_is_in_flight_makes_a_pod_dearer_until_it_is_given_back(router: RouterView) -> None:
+    """Its own requests and those of other replicas alike."""
+    idle_ms = by_pod(router)[A].cost.total_ms
+    lease = router.sent(A, 5000, 0, [99], now_s=0.0)
+    booked = router.ledger.own()
+    assert by_pod(router)[A].cost.total_ms > idle_ms + 400
+    router.ledger.release(lease)
+    assert by_pod(router)[A].cost.total_ms == idle_ms
+    router.others([booked])
+    assert by_pod(router)[A].cost.total_ms > idle_ms + 400
+
+
+def test_load_is_as_old_as_the_last_scrape(policies: dict[str, Policy]) -> None:
+    """Least load goes by what the pods said of themselves."""
+    router = view(policies["least_load"], Knowledge())
+    router.scraped(
+        {A: PodLoad(running=9, waiting=9, kv_usage=0.9, scraped_at_s=1.0), B: PodLoad(scraped_at_s=1.0)}, 1.0
+    )
+    assert decision(router, 1.0).candidates[0].pod.id == B
+    router.scraped(
+        {B: PodLoad(running=9, waiting=9, kv_usage=0.9, scraped_at_s=2.0), A: PodLoad(scraped_at_s=2.0)}, 2.0
+    )
+    assert decision(router, 2.0).candidates[0].pod.id == A
+
+
+def test_a_new_process_knows_nothing(router: RouterView) -> None:
+    """Nobody's blocks, nothing sent, nothing in flight; what was booked before can still be given back."""
+    before = by_pod(router)[A].cost.total_ms
+    router.heard(A, Tier.GPU, True, PROMPT)
+    ledger, lease = router.ledger, router.sent(A, 70, 0, PROMPT, now_s=0.0)
+    router.forget()
+    assert cached_by_pod(router) == {A: 0, B: 0}
+    assert by_pod(router)[A].cost.total_ms == before
+    ledger.release(lease)
+    assert not ledger.own()
+
+
+def test_its_defaults_are_those_of_the_router() -> None:
+    """What is simulated is what is served."""
+    index, knowledge = Index(), Knowledge()
+    for name in ("predicted_ttl_s", "silent_ttl_s", "silent_capacity_tokens"):
+        assert getattr(knowledge, name) == getattr(index, name)

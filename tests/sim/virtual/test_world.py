@@ -1,0 +1,373 @@
+"""Does everything that is asked of a simulated fleet end as it should, whatever goes wrong on the way?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from router.config.policies import load_policies
+from router.config.shipped import shipped
+from router.errors import ConfigError
+from router.policy.spec import Policy
+from router.sim.virtual.fleet import Conditions, Fleet
+from router.sim.virtual.generate import Kind, Mix
+from router.sim.virtual.outcome import Outcome, Run, Slo, figures
+from router.sim.virtual.pod import VirtualPodConfig
+from router.sim.virtual.traffic import Ask, Session, Traffic
+from router.sim.virtual.view import Knowledge
+from router.sim.virtual.world import World
+from router.types import Link, Role
+from tests.sim.virtual.conftest import SPEED, equal_pods, small_mix, small_pod
+
+BLOCK = 16
+LINK = Link(1.0, 10e6)
+KV_BYTES = 1000
+POLICIES = sorted(load_policies(shipped("policies")))
+AT_ONCE = Conditions(route_ms=0.0, event_delay_ms=0.0)
+"""Routers that decide in no time and hear everything at once."""
+
+
+def prompt(name: int, tokens: int, output_tokens: int = 1) -> Ask:
+    """Prompts of one name share all that they can."""
+    blocks = range(name << 20, (name << 20) + tokens // BLOCK)
+    return Ask(tokens, output_tokens, blocks, len(blocks))
+
+
+def at(start_s: float, *asks: Ask) -> Session:
+    return Session(start_s, asks)
+
+
+def traffic(*sessions: Session) -> Traffic:
+    return Traffic(BLOCK, sessions)
+
+
+def fleet(number: int, true: VirtualPodConfig | None = None, link: Link | None = None) -> Fleet:
+    return equal_pods(number, true or small_pod(), link=link, kv_bytes_per_token=KV_BYTES)
+
+
+def apart(prefill: int, decode: int, link: Link | None = LINK) -> Fleet:
+    """Pods that only prefill, then pods that only decode."""
+    roles = [Role.PREFILL] * prefill + [Role.DECODE] * decode
+    whole = fleet(len(roles), link=link)
+    pods = tuple(replace(pod, known=replace(pod.known, role=role)) for pod, role in zip(whole.pods, roles, strict=True))
+    return replace(whole, pods=pods)
+
+
+def world(of: Fleet, policy: Policy, conditions: Conditions = AT_ONCE, **more: object) -> World:
+    return World(of, policy, conditions, block_size_tokens=BLOCK, **more)  # type: ignore[arg-type]
+
+
+def outcomes(of: Fleet, policy: Policy, *sessions: Session, conditions: Conditions = AT_ONCE) -> Sequence[Outcome]:
+    return world(of, policy, conditions).run(traffic(*sessions)).outcomes
+
+
+def assert_all_ended(asked: World, run: Run, requests: int) -> None:
+    """Each once, served or refused, and nothing is left of them anywhere."""
+    assert len(run.outcomes) == requests
+    for one in run.outcomes:
+        assert bool(one.refused) is math.isnan(one.e2e_ms)
+        if not one.refused:
+            assert 0 < one.ttft_ms <= one.e2e_ms
+            assert 0 <= one.cached_tokens < one.prompt_tokens
+            assert one.worst_gap_ms <= one.e2e_ms - one.ttft_ms + 1e-6
+    views = [*asked._views, *([asked._decode_view] if asked._decode_view else [])]
+    assert all(not view.ledger.own() for view in views)
+    assert all(pod.load.running == pod.load.waiting == 0 for pod in asked._pods.values())
+    assert all(pod.cache.usage == 0.0 for pod in asked._pods.values())
+
+
+HARD = Conditions(
+    routers=3, route_ms=1.0, event_loss=0.3, exchange_ms=100.0, restarts=((1, 1.0, 0.5),), refuse_above_ms=700.0
+)
+
+
+@pytest.mark.parametrize("conditions", [AT_ONCE, HARD], ids=["healthy", "hard"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_under_every_policy_all_requests_end_and_no_more_is_cached_than_could_be(
+    policies: dict[str, Policy], name: str, conditions: Conditions
+) -> None:
+    """With pulls where the policy pulls, memory that does not suffice, and a tier below it."""
+    sessions = list(small_mix().traffic(speedup=15.0).sessions)
+    asked, told = world(fleet(3, small_pod(4000, 9000), LINK), policies[name], conditions), list[int]()
+    run = asked.run(Traffic(BLOCK, sessions), told.append)
+    begun = sum(len(session.asks) for session in sessions)
+    assert_all_ended(asked, run, begun if conditions is AT_ONCE else len(run.outcomes))
+    assert len(sessions) <= len(run.outcomes) <= begun
+    assert told == list(range(1, len(run.outcomes) + 1))
+    assert sum(one.cached_tokens for one in run.outcomes) <= run.ideal_cached_tokens
+    assert sum(use.requests for use in run.pods.values()) == sum(not one.refused for one in run.outcomes)
+
+
+def test_the_same_seed_gives_the_identical_run_and_another_seed_does_not(policies: dict[str, Policy]) -> None:
+    """What is lost on the way is drawn, too."""
+    seeds = (1, 1, 2)
+    lossy = replace(AT_ONCE, event_loss=0.5, regret_every=3)
+    one, same, other = (
+        repr(world(fleet(3), policies["cost_aware"], lossy, seed=seed).run(small_mix().traffic())) for seed in seeds
+    )
+    assert one == same
+    assert one != other
+
+
+def test_a_turn_begins_when_the_answer_before_it_has_been_read(policies: dict[str, Policy]) -> None:
+    """After the think time that follows the last token, the engine's own overhead included."""
+    turns = [replace(prompt(1, 100 * turn, 10), think_s=float(turn)) for turn in (1, 2, 3)]
+    conditions = Conditions(overhead_ms=20.0)
+    first, second, third = outcomes(fleet(2), policies["cost_aware"], at(5.0, *turns), conditions=conditions)
+    assert first.arrived_ms == 5000.0
+    assert second.arrived_ms == pytest.approx(first.arrived_ms + first.e2e_ms + 2000)
+    assert third.arrived_ms == pytest.approx(second.arrived_ms + second.e2e_ms + 3000)
+
+
+def test_a_session_whose_turn_was_refused_asks_no_more(policies: dict[str, Policy]) -> None:
+    """There is no answer to go on from."""
+    too_long = prompt(1, 200_000)
+    (refused,) = outcomes(fleet(1), policies["cost_aware"], at(0.0, too_long, prompt(1, 100)))
+    assert refused.refused == "does not fit"
+
+
+def test_a_first_token_takes_routing_queue_compute_and_overhead(policies: dict[str, Policy]) -> None:
+    """In plain sums, for two that come at once to one seat."""
+    one_seat = fleet(1, small_pod(max_num_seqs=1))
+    conditions = Conditions(route_ms=3.0, overhead_ms=20.0)
+    asks = at(1.0, prompt(1, 1000)), at(1.0, prompt(2, 500))
+    first, second = outcomes(one_seat, policies["round_robin"], *asks, conditions=conditions)
+    assert first.ttft_ms == pytest.approx(3 + SPEED.prefill_ms(1000) + 20)
+    assert second.ttft_ms == pytest.approx(3 + SPEED.prefill_ms(1000) + SPEED.prefill_ms(500) + 20)
+
+
+# --- what routers know ---
+
+
+SPACED = Mix(
+    sessions_per_s=1.0,
+    duration_s=60.0,
+    kinds={"chat": Kind(prefixes=4, prefix_tokens=(400, 900), output_tokens=(1, 1), first_tokens=(20, 90))},
+    block_size_tokens=BLOCK,
+)
+
+
+def exact_share(policy: Policy, conditions: Conditions, kv_tokens: int = 100_000) -> float:
+    """Of predictions, where requests come one at a time: the seconds of the mix are spread to whole ones."""
+    sessions = [replace(one, start_s=float(second)) for second, one in enumerate(SPACED.traffic().sessions)]
+    knowledge = Knowledge(predicted_ttl_s=2.0)
+    asked = world(fleet(3, small_pod(kv_tokens)), policy, conditions, knowledge=knowledge)
+    run = asked.run(Traffic(BLOCK, sessions))
+    assert_all_ended(asked, run, len(sessions))
+    return figures(run, Slo()).predictions_exact_share
+
+
+@pytest.mark.parametrize("name", ["cost_aware", "round_robin", "dynamo"])
+def test_who_hears_everything_at_once_predicts_every_cached_token(policies: dict[str, Policy], name: str) -> None:
+    """Even where pods evict, since they say so."""
+    assert exact_share(policies[name], AT_ONCE) == 1.0
+    assert exact_share(policies[name], AT_ONCE, kv_tokens=2000) == 1.0
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [
+        replace(AT_ONCE, event_loss=0.4),
+        replace(AT_ONCE, restarts=((0, 20.5, 15.0),)),
+        replace(AT_ONCE, event_delay_ms=4000.0, routers=3, exchange_ms=None),
+    ],
+    ids=["events are lost", "the router restarts", "news is late and replicas are alone"],
+)
+def test_who_hears_less_predicts_less(policies: dict[str, Policy], conditions: Conditions) -> None:
+    """And still everything ends."""
+    assert exact_share(policies["round_robin"], conditions) < 0.97
+
+
+def test_late_news_is_bridged_by_what_was_sent(policies: dict[str, Policy]) -> None:
+    """One router whose events take a second predicts all: it knows where it sent what."""
+    assert exact_share(policies["round_robin"], replace(AT_ONCE, event_delay_ms=1000.0)) == 1.0
+
+
+def test_a_router_that_restarted_reads_what_pods_hold_below_the_gpu_as_well(policies: dict[str, Policy]) -> None:
+    """What the GPU evicted is still known to be in the tier below."""
+    pods = fleet(1, small_pod(2000, cpu_kv_tokens=50_000))
+    asks = at(0.0, prompt(1, 1601)), at(1.0, prompt(2, 1601)), at(9.0, prompt(1, 1601))
+    *_, again = outcomes(pods, policies["cost_aware"], *asks, conditions=replace(AT_ONCE, restarts=((0, 5.0, 1.0),)))
+    assert (again.predicted_cached_tokens, again.cached_tokens) == (1600, 1600)
+
+
+def test_a_router_without_events_learns_nothing_by_a_restart(policies: dict[str, Policy]) -> None:
+    """All it knew is what it had sent."""
+    conditions, deaf = replace(AT_ONCE, restarts=((0, 5.0, 1.0),)), Knowledge(events=False)
+    asks = traffic(at(0.0, prompt(1, 1601)), at(4.0, prompt(1, 1601)), at(9.0, prompt(1, 1601)))
+    run = world(fleet(1), policies["cost_aware"], conditions, knowledge=deaf).run(asks)
+    assert [one.predicted_cached_tokens for one in run.outcomes] == [0, 1600, 0]
+    assert [one.cached_tokens for one in run.outcomes] == [0, 1600, 1600]
+
+
+def test_a_restart_of_a_router_that_is_not_there_is_a_mistake(policies: dict[str, Policy]) -> None:
+    """Told before anything runs."""
+    with pytest.raises(ConfigError, match="only routers 0 to 0"):
+        world(fleet(1), policies["cost_aware"], replace(AT_ONCE, restarts=((1, 1.0, 1.0),)))
+
+
+def test_replicas_see_one_anothers_work_only_where_they_exchange_it(policies: dict[str, Policy]) -> None:
+    """Two that come to two routers: apart where the second knows of the first, else on the same pod."""
+    asks = at(1.0, prompt(1, 8000)), at(1.2, prompt(2, 8000))
+    pods = {
+        exchange_ms: [
+            one.pod
+            for one in outcomes(
+                fleet(2),
+                policies["cost_aware"],
+                *asks,
+                conditions=Conditions(routers=2, exchange_ms=exchange_ms, scrape_ms=1e6),
+            )
+        ]
+        for exchange_ms in (50.0, None)
+    }
+    assert len(set(pods[50.0])) == 2
+    assert len(set(pods[None])) == 1
+
+
+def test_regret_is_how_much_sooner_the_first_token_was_to_be_had(policies: dict[str, Policy]) -> None:
+    """Round robin sends the second one past the pod that holds it; a policy that looks does not."""
+    asks = at(0.0, prompt(1, 1601)), at(5.0, prompt(1, 1601))
+    conditions = replace(AT_ONCE, regret_every=1)
+    blind, seeing = (
+        outcomes(fleet(2), policies[name], *asks, conditions=conditions)[1] for name in ("round_robin", "cost_aware")
+    )
+    assert blind.regret_ms == pytest.approx(SPEED.prefill_ms(1601) - SPEED.prefill_ms(1601, 1600))
+    assert seeing.regret_ms == 0.0
+
+
+# --- what is refused ---
+
+
+def test_a_request_that_would_wait_too_long_is_refused_and_misses_the_slo(policies: dict[str, Policy]) -> None:
+    """At its cheapest pod; whoever comes later is served again, and could not have found what was never computed."""
+    burst = [at(0.0, prompt(number, 4000)) for number in range(4)]
+    asked = world(fleet(1), policies["cost_aware"], replace(AT_ONCE, refuse_above_ms=1000.0))
+    run = asked.run(traffic(*burst, at(60.0, prompt(3, 4000))))
+    assert_all_ended(asked, run, 5)
+    assert [one.refused for one in run.outcomes] == ["", "", "too long to wait", "too long to wait", ""]
+    found = figures(run, Slo())
+    assert (found.refused, found.slo_share, found.ideal_cached_tokens) == (2, 0.6, 0)
+
+
+@pytest.mark.parametrize("name", ["cost_aware", "mooncake_conductor"])
+def test_a_prompt_that_fits_into_no_pod_is_refused_and_not_lost(policies: dict[str, Policy], name: str) -> None:
+    """The others go on, and its place is given back."""
+    asked = world(fleet(2, link=LINK), policies[name])
+    run = asked.run(traffic(at(0.0, prompt(1, 100_001)), at(0.1, prompt(2, 500))))
+    assert_all_ended(asked, run, 2)
+    assert [one.refused for one in run.outcomes] == ["does not fit", ""]
+
+
+# --- transfers ---
+
+
+def test_prefill_apart_hands_the_kv_over_before_the_first_token(policies: dict[str, Policy]) -> None:
+    """Prefill, then t0 + bytes / bandwidth, then the last token of the prompt where the answer is decoded."""
+    asked = world(apart(1, 1), policies["cost_aware"])
+    run = asked.run(traffic(at(0.0, prompt(1, 5000, output_tokens=11))))
+    assert_all_ended(asked, run, 1)
+    (one,) = run.outcomes
+    link_ms = LINK.transfer_ms(5000 * KV_BYTES)
+    assert one.ttft_ms == pytest.approx(SPEED.prefill_ms(5000) + link_ms + SPEED.prefill_ms(5000, 4999))
+    assert one.e2e_ms > one.ttft_ms + 10 * SPEED.d0_ms
+    assert [use.computed_tokens for use in run.pods.values()] == [5000, 1]
+
+
+def test_handing_over_by_layer_moves_only_the_last_behind_the_compute(policies: dict[str, Policy]) -> None:
+    """A tenth of the bytes with ten layers."""
+    whole, by_layer = (
+        outcomes(
+            apart(1, 1),
+            policies["cost_aware"],
+            at(0.0, prompt(1, 5000, output_tokens=2)),
+            conditions=replace(AT_ONCE, handoff_layers=layers),
+        )[0].ttft_ms
+        for layers in (1, 10)
+    )
+    assert whole - by_layer == pytest.approx(0.9 * 5000 * KV_BYTES / LINK.bytes_per_ms)
+
+
+def test_an_answer_of_one_token_is_not_handed_over(policies: dict[str, Policy]) -> None:
+    """The prefill pod has it already."""
+    run = world(apart(1, 1), policies["cost_aware"]).run(traffic(at(0.0, prompt(1, 5000))))
+    assert run.outcomes[0].ttft_ms == pytest.approx(SPEED.prefill_ms(5000))
+    assert [use.requests for use in run.pods.values()] == [1, 0]
+
+
+def test_decode_pods_compute_nothing_but_last_tokens(policies: dict[str, Policy]) -> None:
+    """Of every request that was handed over, under mixed traffic; prefill pods decode nothing."""
+    asked = world(apart(2, 2), policies["cost_aware"], decode_policy=policies["least_load"])
+    run = asked.run(small_mix().traffic())
+    assert_all_ended(asked, run, len(run.outcomes))
+    handed_over = sum(one.output_tokens > 1 for one in run.outcomes)
+    decoding = list(run.pods.values())[2:]
+    assert sum(use.computed_tokens for use in decoding) == sum(use.requests for use in decoding) == handed_over
+    assert sum(one.cached_tokens for one in run.outcomes) > 0
+
+
+def test_a_prefill_pod_is_free_again_once_it_has_handed_over(policies: dict[str, Policy]) -> None:
+    """While the answer is decoded elsewhere, nothing is in flight there: the next is priced as the first was."""
+    asks = at(0.0, prompt(1, 1000, 2000)), at(5.0, prompt(2, 1000, 2)), at(6.0, prompt(3, 1000, 2))
+    asked = world(apart(1, 1), policies["cost_aware"])
+    long, *others = asked.run(traffic(*asks)).outcomes
+    assert long.e2e_ms > 10_000
+    assert {one.predicted_ms for one in others} == {long.predicted_ms}
+
+
+def test_prefill_apart_without_a_link_is_a_mistake(policies: dict[str, Policy]) -> None:
+    """There would be no way for the KV."""
+    with pytest.raises(ConfigError, match="need a link"):
+        world(apart(1, 1, link=None), policies["cost_aware"])
+
+
+def pull(policy: Policy, kv_tokens: int) -> Outcome:
+    """Some pod gets a prompt, both get another, the first one gets busy, and then the prompt is asked again: by a
+    router that no longer hears what pods evict."""
+    forgets_nothing = Knowledge(predicted_ttl_s=1e6)
+    conditions = replace(AT_ONCE, event_delay_ms=1e9)
+    asks = [at(0.0, prompt(1, 2001)), at(10.0, prompt(2, 4300)), at(10.0, prompt(3, 4300))]
+    asks += [at(20.0, prompt(1, 4300)), at(20.1, prompt(1, 2050))]
+    asked = world(fleet(2, small_pod(kv_tokens), LINK), policy, conditions, knowledge=forgets_nothing)
+    run = asked.run(traffic(*asks))
+    assert_all_ended(asked, run, 5)
+    return run.outcomes[-1]
+
+
+def test_a_pull_brings_what_the_holder_has(policies: dict[str, Policy]) -> None:
+    """And only the rest is computed."""
+    found = pull(policies["mooncake_conductor"], kv_tokens=100_000)
+    assert (found.pulled_tokens, found.cached_tokens) == (2000, 2000)
+    assert found.ttft_ms == pytest.approx(LINK.transfer_ms(2000 * KV_BYTES) + SPEED.prefill_ms(2050, 2000))
+
+
+def test_a_pull_whose_holder_has_evicted_meanwhile_is_computed_anew(policies: dict[str, Policy]) -> None:
+    """Nothing is transferred, nothing was cached, and the prediction (all 128 blocks) was wrong."""
+    found = pull(policies["mooncake_conductor"], kv_tokens=4310)
+    assert (found.pulled_tokens, found.cached_tokens) == (0, 0)
+    assert found.predicted_cached_tokens == 2048
+    assert found.ttft_ms == pytest.approx(SPEED.prefill_ms(2050))
+
+
+def test_a_tier_below_the_gpu_saves_what_the_gpu_evicted(policies: dict[str, Policy]) -> None:
+    """Four prompts in turn, of which two fit: nothing is cached without the tier, and all that was said before with it;
+    it is loaded at the pace of the PCIe bus."""
+    asks = [at(float(second), prompt(second % 4, 1601)) for second in range(8)]
+    (*_, without), (*_, tier) = (
+        outcomes(fleet(1, small_pod(4000, cpu_kv_tokens)), policies["cost_aware"], *asks)
+        for cpu_kv_tokens in (0, 100_000)
+    )
+    assert (without.cached_tokens, tier.cached_tokens) == (0, 1600)
+    assert without.ttft_ms == pytest.approx(SPEED.prefill_ms(1601))
+    loaded_ms = 1600 * KV_BYTES / fleet(1).pods[0].pcie_bytes_per_ms
+    assert tier.ttft_ms == pytest.approx(loaded_ms + SPEED.prefill_ms(1601, 1600))
+
+
+def test_a_tier_too_small_for_a_prompt_promises_nothing(policies: dict[str, Policy]) -> None:
+    """What is written and evicted in one step is not announced: the router expects exactly what it then finds."""
+    asks = at(0.0, prompt(1, 1601)), at(40.0, prompt(2, 1601)), at(80.0, prompt(1, 1601))
+    *_, again = outcomes(fleet(1, small_pod(1700, cpu_kv_tokens=500)), policies["cost_aware"], *asks)
+    assert (again.predicted_cached_tokens, again.cached_tokens) == (96, 96)
