@@ -74,7 +74,7 @@ class Mix(_Strict):
     duration_s: PositiveFloat
     kinds: Annotated[dict[str, Kind], Field(min_length=1)]
     bursts: Bursts | None = None
-    block_size_tokens: PositiveInt = 64
+    block_size_tokens: PositiveInt = 128
 
     def traffic(self, *, speedup: float = 1.0, seed: int = 0, name: str = "mix") -> Traffic:
         """`speedup` packs the arrivals of the same sessions closer; what happens inside a session keeps its pace."""

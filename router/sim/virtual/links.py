@@ -1,19 +1,23 @@
 """How long do transfers take that share their links?
 
 Each flow needs a fixed time first and then moves bytes, at the pace of the most crowded place that it passes: a place
-(a pod's network card, its PCIe bus) shares its bandwidth equally among the flows through it. No clock here: callers
-say what time it is.
+(a pod's network card, its PCIe bus) shares its bandwidth equally among the flows through it, up to `MOST_FLOWS` of
+them; who comes later waits until one has ended. No clock here: callers say what time it is.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeAlias
 
 Place: TypeAlias = Hashable
+
+MOST_FLOWS = 32
+"""Through one place at a time, as transfer engines bound what they have under way."""
 
 
 @dataclass(slots=True)
@@ -36,6 +40,8 @@ class Links:
         self._events: list[tuple[float, int, int]] = []
         self._flows: dict[int, _Flow] = {}
         self._ids = count()
+        self._queued: dict[Place, deque[tuple[int, _Flow]]] = {}
+        """Past their fixed time, with no room at one of their places: in order at the last of them."""
 
     @property
     def next_ms(self) -> float:
@@ -66,15 +72,28 @@ class Links:
             at_ms, flow_id, _ = heapq.heappop(self._events)
             flow = self._flows[flow_id]
             if self._starting.pop(flow_id, None) is not None:
+                self._queued.setdefault(flow.places[-1], deque()).append((flow_id, flow))
+            else:
+                self._end(flow_id, flow, at_ms)
+                ended.append(flow.what)
+            self._let_in(at_ms)
+        return ended
+
+    def _end(self, flow_id: int, flow: _Flow, now_ms: float) -> None:
+        del self._flows[flow_id]
+        for place in flow.places:
+            del self._through[place][flow_id]
+        self._share_anew(flow.places, now_ms)
+
+    def _let_in(self, now_ms: float) -> None:
+        """Whoever is first in a line and has room everywhere."""
+        for line in self._queued.values():
+            while line and all(self.flows_through(place) < MOST_FLOWS for place in line[0][1].places):
+                flow_id, flow = line.popleft()
                 for place in flow.places:
                     self._through.setdefault(place, {})[flow_id] = flow
-            else:
-                del self._flows[flow_id]
-                for place in flow.places:
-                    del self._through[place][flow_id]
-                ended.append(flow.what)
-            self._share_anew(flow.places, at_ms)
-        return ended
+                flow.since_ms = now_ms
+                self._share_anew(flow.places, now_ms)
 
     def _share_anew(self, places: tuple[Place, ...], now_ms: float) -> None:
         touched = {flow_id: flow for place in places for flow_id, flow in self._through.get(place, {}).items()}
