@@ -1,0 +1,230 @@
+"""Does the simulator say what real vLLM pods do? The last rung of its ladder, after `tests/sim/virtual/test_belief.py`.
+
+Two pods of a random model that is large enough to compute for longer than HTTP takes, each on a core of its own and
+with room for a few conversations only; their speed is measured first. Then the same requests go through a real router
+at them and, sent at the same times, through the simulator. How much of its core each pod had meanwhile the kernel says:
+the simulator's pods are slower by that, because other programs on this machine are nothing that it should foresee.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from router.cli.drive import Driver, Served
+from router.config.policies import load_policies
+from router.config.shipped import shipped
+from router.hashing import hash_blocks, token_array
+from router.sim.virtual.fleet import Conditions, Fleet, SimulatedPod
+from router.sim.virtual.pod import VirtualPodConfig
+from router.sim.virtual.traffic import Ask, Session, Traffic
+from router.sim.virtual.world import World
+from router.types import Endpoint, Pod, PrefixTrust
+from tests.live.calibrate import ANSWER_TOKEN, Calibration, asked, calibrate, made_up, slowness, thread_times
+from tests.live.engines import BLOCK_TOKENS, HOME, EngineProcess, start_vllm
+from tests.live.router_process import router
+
+pytestmark = [pytest.mark.live, pytest.mark.net, pytest.mark.anyio]
+
+MODEL = HOME / "model" / "tiny-llama"
+SHAPE = {"num_hidden_layers": 8, "hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8}
+KV_BLOCKS = 256
+STEP_TOKENS = 8192
+POLICY = "cost_aware"
+SESSIONS = 55
+SESSIONS_PER_S = 0.85
+SYSTEM_PROMPTS_TOKENS = (300, 450, 600, 800)
+HIT_SHARE_OFF = 0.03
+TTFT_OFF = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt, when to send it, and how long its answer is."""
+
+    due_s: float
+    prompt: list[int]
+    output_tokens: int
+
+
+def workload(random: Random) -> list[Request]:
+    """Chats of up to five turns behind one of four system prompts, and prompts that nobody else sends. Times are drawn
+    beforehand, of later turns too; about 120 requests."""
+    systems = [made_up(random, tokens) for tokens in SYSTEM_PROMPTS_TOKENS]
+    requests: list[Request] = []
+    start_s = 0.0
+    for _ in range(SESSIONS):
+        start_s += random.expovariate(SESSIONS_PER_S)
+        if random.random() < 0.35:
+            requests.append(Request(start_s, made_up(random, random.randint(200, 1200)), random.randint(8, 32)))
+        else:
+            requests += chat(random, start_s, random.choice(systems))
+    return sorted(requests, key=lambda one: one.due_s)
+
+
+def chat(random: Random, start_s: float, system: Sequence[int]) -> Iterator[Request]:
+    """Each turn is asked with all that was said before."""
+    said, due_s = list(system), start_s
+    for _ in range(random.randint(1, 5)):
+        said += made_up(random, random.randint(40, 300))
+        request = Request(due_s, list(said), random.randint(8, 32))
+        yield request
+        said += [ANSWER_TOKEN] * request.output_tokens
+        due_s += 3.0 + random.expovariate(0.3)
+
+
+@pytest.fixture(scope="module")
+def pods() -> Iterator[list[EngineProcess]]:
+    """Two, each with a core for itself."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        pytest.skip("two pods that do not slow one another need two cores")
+    with ThreadPoolExecutor(2) as threads:
+        started = list(threads.map(start_pod, range(2), cores))
+    try:
+        yield started
+    finally:
+        for pod in started:
+            pod.kill()
+
+
+def start_pod(number: int, core: int) -> EngineProcess:
+    """On that core: processes inherit the place of the thread that starts them."""
+    os.sched_setaffinity(0, {core})
+    args = (
+        *("--load-format", "dummy", "--hf-overrides", json.dumps(SHAPE), "--no-async-scheduling"),
+        *("--max-num-batched-tokens", str(STEP_TOKENS), "--num-gpu-blocks-override", str(KV_BLOCKS)),
+        *("--max-model-len", "4096"),
+    )
+    return start_vllm(f"simulated-{number}", 18051 + number, MODEL, kv_port=15601 + number, extra_args=args)
+
+
+async def test_real_pods_do_what_the_simulator_says(pods: list[EngineProcess], tmp_path: Path) -> None:
+    """Hit share within 3 points and mean TTFT within 20 %, by the speed that each pod showed when it was alone."""
+    found = [await calibrate(pod, Random(number)) for number, pod in enumerate(pods)]
+    requests = workload(Random(4))
+    config = {
+        "models": [{"name": "tiny", "tokenizer": str(MODEL), "block_size_tokens": BLOCK_TOKENS}],
+        "pods": [
+            {"url": pod.url, "engine": "vllm", "speed": speed_of(one)} for pod, one in zip(pods, found, strict=True)
+        ],
+        "policy": POLICY,
+    }
+    with router(tmp_path, config) as url:
+        before = [thread_times(pod) for pod in pods]
+        served = await send_all(url, requests)
+        slow = [slowness(times, thread_times(pod)) for times, pod in zip(before, pods, strict=True)]
+    assert not [one.error for one in served if one.error]
+    measured = Figures.of(
+        [one.cached_tokens for one in served], [one.prompt_tokens for one in served], [ttft_ms(one) for one in served]
+    )
+    true = [one.at(times) for one, times in zip(found, slow, strict=True)]
+    expected = simulated(found, true, requests, [one.sent_s for one in served])
+    print(
+        *(f"alone     {one}\nat work   {other.slowness:.2f}" for one, other in zip(found, true, strict=True)), sep="\n"
+    )
+    print(f"measured  {measured}\nsimulated {expected}")
+    assert abs(expected.hit_share - measured.hit_share) <= HIT_SHARE_OFF
+    assert expected.ttft_mean_ms == pytest.approx(measured.ttft_mean_ms, rel=TTFT_OFF)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What is compared, and what helps to see why it differs."""
+
+    hit_share: float
+    ttft_mean_ms: float
+    ttft_p50_ms: float
+    ttft_p90_ms: float
+
+    @classmethod
+    def of(cls, cached_tokens: Sequence[int], prompt_tokens: Sequence[int], ttft_ms: Sequence[float]) -> Figures:
+        """Over all requests."""
+        p50_ms, p90_ms = np.percentile(ttft_ms, (50, 90))
+        return cls(sum(cached_tokens) / sum(prompt_tokens), float(np.mean(ttft_ms)), float(p50_ms), float(p90_ms))
+
+    def __str__(self) -> str:
+        times = (("mean", self.ttft_mean_ms), ("p50", self.ttft_p50_ms), ("p90", self.ttft_p90_ms))
+        return f"hit {self.hit_share:6.1%}  TTFT" + "".join(f"  {name} {ms:5.0f} ms" for name, ms in times)
+
+
+async def send_all(url: str, requests: Sequence[Request]) -> list[Served]:
+    """Each at its time, whatever became of those before; in the order of `requests`."""
+    driver = Driver([url], lambda _: None)
+
+    async def send(one: Request) -> Served:
+        await driver.until(one.due_s)
+        return await driver.send(Endpoint.COMPLETIONS, asked(one.prompt, one.output_tokens), "any", one.due_s)
+
+    try:
+        return await asyncio.gather(*map(send, requests))
+    finally:
+        driver.close()
+
+
+def ttft_ms(one: Served) -> float:
+    """From when it was really sent: the simulator is told that time."""
+    assert one.ttft_s is not None
+    return (one.ttft_s - one.late_s) * 1000
+
+
+def speed_of(one: Calibration) -> dict[str, float]:
+    """As the router's configuration has it."""
+    return {name: getattr(one.speed, name) for name in one.speed.__slots__}
+
+
+def simulated(
+    known: Sequence[Calibration], true: Sequence[Calibration], requests: Sequence[Request], sent_s: Sequence[float]
+) -> Figures:
+    """The same requests at the same times, at pods that are as fast as they were, and as the router knew them."""
+    fleet = Fleet(tuple(map(simulated_pod, range(len(known)), known, true)))
+    overhead_ms = sum(one.overhead_ms for one in true) / len(true)
+    conditions = Conditions(route_ms=2.0, overhead_ms=overhead_ms, event_delay_ms=10.0, scrape_ms=250.0)
+    policy = load_policies(shipped("policies"))[POLICY]
+    world = World(fleet, policy, conditions, block_size_tokens=BLOCK_TOKENS)
+    sessions = sorted(
+        (Session(at_s, (ask(one),)) for one, at_s in zip(requests, sent_s, strict=True)), key=lambda one: one.start_s
+    )
+    outcomes = world.run(Traffic(BLOCK_TOKENS, sessions)).outcomes
+    return Figures.of(
+        [one.cached_tokens for one in outcomes],
+        [one.prompt_tokens for one in outcomes],
+        [one.ttft_ms for one in outcomes],
+    )
+
+
+def simulated_pod(number: int, known: Calibration, true: Calibration) -> SimulatedPod:
+    """As the router is told of it, and as vLLM was started; one of its blocks is never given out."""
+    pod = Pod(
+        id=f"pod-{number}",
+        url=f"http://pod-{number}",
+        engine="vllm",
+        speed=known.speed,
+        models=("tiny",),
+        block_size_tokens=BLOCK_TOKENS,
+        trust=PrefixTrust.TRUSTED,
+    )
+    config = VirtualPodConfig(
+        speed=true.speed,
+        kv_tokens=(KV_BLOCKS - 1) * BLOCK_TOKENS,
+        engine_block_tokens=BLOCK_TOKENS,
+        step_budget_tokens=STEP_TOKENS,
+        max_num_seqs=16,
+    )
+    return SimulatedPod(pod, config)
+
+
+def ask(one: Request) -> Ask:
+    """Its full blocks, those of the answer too."""
+    tokens = token_array([*one.prompt, *[ANSWER_TOKEN] * one.output_tokens])
+    blocks = hash_blocks(tokens, BLOCK_TOKENS, 0)
+    return Ask(len(one.prompt), one.output_tokens, blocks, len(one.prompt) // BLOCK_TOKENS)
