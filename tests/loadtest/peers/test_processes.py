@@ -29,8 +29,13 @@ time.sleep(60)
 
 
 def printed(output: Path) -> str:
-    """What a child has said, once it has."""
-    return until(lambda: output.read_text().strip())
+    """The first line of a child, once it is whole: under PYTHONUNBUFFERED a line comes in pieces."""
+
+    def line() -> str:
+        first, end, _ = output.read_text().partition("\n")
+        return first if end else ""
+
+    return until(line)
 
 
 def until(found: Callable[[], str]) -> str:
