@@ -15,6 +15,7 @@
     |   +-- StaleConnection         502  a reused connection died before any answer: once, anew
     |   +-- UpstreamBroken          502  the pod broke off; only retryable while no byte went downstream
     |   +-- UpstreamTimeout         504
+    |   +-- HandoffFailed           502  no KV came from the other pod; the next candidate does without
     +-- ConfigError                 a config or policy file is wrong; names file, line and key
 
 This file never maps an error to a response; `api/errors.py` does, in one table that a test proves complete.
@@ -89,6 +90,10 @@ class UpstreamBroken(UpstreamError):
 
 class UpstreamTimeout(UpstreamError):
     """The pod did not answer in time."""
+
+
+class HandoffFailed(UpstreamError):
+    """A pod would not go on with what another one handed over. `pod` is "" where none is to blame."""
 
 
 class ConfigError(RouterError):

@@ -204,13 +204,19 @@ class PodSpeed:
         p, n = first_token, end_token
         return self.c1_ms_per_token * (n - p) + self.c2_ms_per_token2 * (n * n - p * p)
 
+    def step_ms(self, requests: float, context_tokens: float) -> float:
+        """One decode step of that many requests with that much context in all."""
+        return self.d0_ms + self.d1_ms_per_request * requests + self.d2_ms_per_context_token * context_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A way for KV from one pod to another: `t0 + bytes / bandwidth`. Source: reference/cost-model.md 4.2."""
+    """A way for KV: `t0 + bytes / bandwidth`. Source: reference/cost-model.md 4.2."""
 
     t0_ms: float
     bytes_per_ms: float
+    kind: str = ""
+    """The class of links that it belongs to, by which it is learnt."""
 
     def transfer_ms(self, kv_bytes: float) -> float:
         """Expected time of one transfer that has the link for itself."""
@@ -235,6 +241,12 @@ class Pod:
     """KV capacity in *router* blocks; None while unknown."""
     kv_bytes_per_token: int = 0
     """Of the model it serves; 0 while unknown."""
+    version: str = ""
+    """Of its engine; KV passes only between pods of one engine and version."""
+    handoff: str = ""
+    """The dialect in which it takes part in prefill/decode handoffs; empty where it does not."""
+    pulls: str = ""
+    """The dialect in which it can be told to fetch KV from a peer; empty where it cannot."""
     dp_rank: int | None = None
     host: str = ""
     rack: str = ""
@@ -265,18 +277,46 @@ class PodStatus:
     load: PodLoad = PodLoad()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """The ways that KV can take: between two pods by how near they are, and out of a pod's own tiers into its GPU.
+
+    None where nothing is known to lead that way: such a pull or handoff is not planned, and such a read costs nothing.
+    """
+
+    same_host: Link | None = None
+    same_rack: Link | None = None
+    same_zone: Link | None = None
+    elsewhere: Link | None = None
+    cpu: Link | None = None
+    disk: Link | None = None
+    remote: Link | None = None
+
+    def between(self, one: Pod, other: Pod) -> Link | None:
+        """The nearest class that both are known to share."""
+        if one.host and one.host == other.host and self.same_host:
+            return self.same_host
+        if one.rack and one.rack == other.rack and self.same_rack:
+            return self.same_rack
+        if one.zone and one.zone == other.zone and self.same_zone:
+            return self.same_zone
+        return self.elsewhere
+
+    def out_of(self, tier: Tier) -> Link | None:
+        """From a tier of a pod into its GPU."""
+        return (None, self.cpu, self.disk, self.remote)[tier]
+
+
 @dataclass(frozen=True, slots=True)
 class FleetSnapshot:
     """All pods at one moment, ordered by id. Rebuilt when a pod or its load changes, never per request."""
 
     version: int = 0
     pods: tuple[PodStatus, ...] = ()
-    link: Link | None = None
-    """Between any two of them; None where pods cannot pull from one another."""
+    links: Links = Links()
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
+class InFlight(msgspec.Struct, frozen=True, gc=False):
     """What this router and its other replicas have on one pod and have not seen finished."""
 
     requests: int = 0
@@ -288,6 +328,18 @@ class InFlight:
     """The same in the pod's own expected milliseconds."""
     context_tokens: int = 0
     """Prompt tokens of every request in flight: the KV that its decoding reads."""
+    pulls: int = 0
+    """Transfers of KV that it is sending to other pods."""
+    head_ms: float = 0.0
+    """Of `prefill_ms`, the part of this router's prompt that is first in line."""
+    head_since_s: float = 0.0
+    """Since when that prompt is first."""
+
+    def queue_ms(self, now_s: float) -> float:
+        """Prefill that is still to be done: what is first in line has been worked on since it was."""
+        if not self.head_ms:
+            return self.prefill_ms
+        return self.prefill_ms - min((now_s - self.head_since_s) * 1000, self.head_ms)
 
 
 # --- the decision ---------------------------------------------------------------------------------------
@@ -333,8 +385,25 @@ class Direct(msgspec.Struct, frozen=True, gc=False):
     pull: Pull | None = None
 
 
-Plan: TypeAlias = Direct
-"""One way to serve. `Split(prefill, decode, dialect)` joins this union with disaggregation."""
+class Split(msgspec.Struct, frozen=True, gc=False):
+    """Compute the prompt on one pod and hand its KV over to another, which answers."""
+
+    prefill: Pod
+    decode: Pod
+
+    @property
+    def pod(self) -> Pod:
+        """The one that answers the client."""
+        return self.decode
+
+    @property
+    def pull(self) -> None:
+        """A split pulls nothing beside its handoff."""
+        return None
+
+
+Plan: TypeAlias = Direct | Split
+"""One way to serve."""
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):

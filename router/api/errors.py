@@ -17,6 +17,7 @@ from router.errors import (
     ConnectFailed,
     ContextTooLong,
     FleetError,
+    HandoffFailed,
     MalformedRequest,
     MethodNotAllowed,
     NoReadyPod,
@@ -54,6 +55,7 @@ SHAPES: Mapping[type[RouterError], Shape] = {
     StaleConnection: Shape(502, "upstream_error", "connect_failed"),
     UpstreamBroken: Shape(502, "upstream_error", "upstream_broken"),
     UpstreamTimeout: Shape(504, "upstream_error", "upstream_timeout"),
+    HandoffFailed: Shape(502, "upstream_error", "handoff_failed"),
 }
 
 INTERNAL = Shape(500, "internal_error")

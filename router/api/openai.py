@@ -29,9 +29,10 @@ from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
 from router.observe.phase import Phases
 from router.proxy.downstream import Inbound
-from router.proxy.forward import Forwarder, Story
+from router.proxy.forward import Forwarder
 from router.proxy.headers import HeaderList, header
 from router.proxy.relay import end_broken_stream, is_stream
+from router.proxy.story import Story
 from router.types import Endpoint, InferenceRequest
 
 AsgiScope = MutableMapping[str, Any]

@@ -7,6 +7,7 @@
     warmroute simulate      a fleet under a virtual clock: policies side by side
     warmroute plan          how many pods for an SLO, and what saves some
     warmroute mock-engine   engine stand-ins on their own
+    warmroute prior         what a model's KV and prefill are expected to cost, from its config.json
     warmroute config ...    check a configuration, show its defaults
     warmroute policies      which policies there are
 
@@ -24,6 +25,7 @@ from router.cli.index import index_app
 from router.cli.inspect import check_command, policies_command, show_command
 from router.cli.mock_engine import mock_engine_command
 from router.cli.plan import plan_command
+from router.cli.prior import prior_command
 from router.cli.publish import publish_command
 from router.cli.serve import serve_command
 from router.cli.simulate import simulate_command
@@ -38,6 +40,7 @@ app.command("demo", help="Watch three policies route a realistic mix over mock e
 app.command("simulate", help="Play traffic against a simulated fleet; compare policies.")(simulate_command)
 app.command("plan", help="How many pods this traffic needs for an SLO, and what saves some.")(plan_command)
 app.command("mock-engine", help="Run engine stand-ins.")(mock_engine_command)
+app.command("prior", help="Print a file of config/models for a model, from its config.json.")(prior_command)
 app.command("policies", help="List the policies.")(policies_command)
 
 config_app = typer.Typer(no_args_is_help=True, help="Check and show configuration.")

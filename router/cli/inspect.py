@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from router.config.links import build_links, load_link_classes
 from router.config.load import load
 from router.config.policies import choose_policy, load_policies
 from router.config.priors import load_priors, prior_speed
@@ -30,6 +31,7 @@ def check_command(
     priors = load_priors(shipped("config") / "models")
     for model in parsed.models:
         prior_speed(priors, model.cost)
+    build_links(parsed.links, load_link_classes(shipped("config") / "hardware" / "links.yaml"))
     print(f"{config}: good. {len(parsed.models)} models, {len(parsed.pods)} pods, policy {parsed.policy}.")
 
 

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from router.config.load import load
-from router.config.policies import choose_policy, load_policies
+from router.config.policies import load_policies
 from router.config.priors import load_priors
 from router.config.shipped import shipped
 from router.errors import ConfigError
@@ -32,8 +32,6 @@ from router.sim.virtual.traffic import Traffic
 from router.types import PodSpeed
 
 DEFAULT_FLEET = "fleets/llama-70b-h100.yaml"
-DECODE_POLICY = "least_load"
-"""Chooses the decode pod where prefill and decode are apart."""
 
 
 @dataclass(frozen=True)
@@ -98,5 +96,4 @@ class ShippedPriors:
 def experiment(fleet: Path, source: Source) -> Experiment:
     """What the files say. Raises `ConfigError`."""
     policies = load_policies(shipped("policies"))
-    decode = choose_policy(policies, DECODE_POLICY)
-    return Experiment(load(fleet, FleetSpec), ShippedPriors(), policies, decode, source)
+    return Experiment(load(fleet, FleetSpec), ShippedPriors(), policies, source)

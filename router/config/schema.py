@@ -6,11 +6,12 @@ stands in `policies/`. This file never reads a file and never builds an object o
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from router.config.links import LinksConfig
 from router.config.load import Strict
 from router.types import PodSpeed, Role
 
@@ -26,6 +27,7 @@ def _http_url(value: str) -> str:
 
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
 EngineName = Literal["vllm", "sglang", "trtllm", "llamacpp"]
+HandoffName = Literal["nixl", "mooncake", "bootstrap", "trtllm", "lmcache", "shared_store", "p2p"]
 
 
 class Listen(Strict):
@@ -74,6 +76,10 @@ class PodConfig(Strict):
     id: str = ""
     engine: EngineName = "vllm"
     role: Role = Role.BOTH
+    handoff: HandoffName | Literal[""] = ""
+    """The dialect in which it hands KV over, or takes it; a `prefill` or `decode` pod needs one."""
+    pulls: Literal["p2p", ""] = ""
+    """The dialect in which it can be told to fetch KV from a peer."""
     dp_size: PositiveInt = 1
     hardware: str = ""
     """Overrides the hardware of the model's cost prior."""
@@ -87,6 +93,15 @@ class PodConfig(Strict):
     host: str = ""
     rack: str = ""
     zone: str = ""
+
+    @model_validator(mode="after")
+    def _half_a_pair_hands_over(self) -> PodConfig:
+        if self.role is not Role.BOTH and not self.handoff:
+            raise ValueError(
+                f"a pod with `role: {self.role.value}` needs a dialect to hand KV over, for example `handoff: nixl`; "
+                f"there are {', '.join(get_args(HandoffName))}"
+            )
+        return self
 
 
 class Limits(Strict):
@@ -260,6 +275,13 @@ class Publish(Strict):
     """Publishers that lost the same Redis come back within this time, not at once."""
 
 
+class PrefillDecode(Strict):
+    """Prefill and decode on different pods. When that pays, prices decide."""
+
+    on_no_prefill: Literal["aggregate", "fail"] = "aggregate"
+    """While no prefill pod is ready: let decode pods do both, or refuse."""
+
+
 class RouterConfig(Strict):
     """`config/router.yaml`."""
 
@@ -267,6 +289,8 @@ class RouterConfig(Strict):
     policy: str = "cost_aware"
     models: tuple[ModelConfig, ...] = ()
     pods: tuple[PodConfig, ...] = ()
+    links: LinksConfig = LinksConfig()
+    pd: PrefillDecode = PrefillDecode()
     limits: Limits = Limits()
     edge: Edge = Edge()
     feeds: Feeds = Feeds()
@@ -282,6 +306,16 @@ class RouterConfig(Strict):
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise ValueError(f"{what}: {', '.join(twice)} stands there twice")
+        return self
+
+    @model_validator(mode="after")
+    def _kv_has_a_way(self) -> RouterConfig:
+        moving = [pod.id or pod.url for pod in self.pods if pod.handoff or pod.pulls]
+        if moving and self.links.elsewhere is None:
+            raise ValueError(
+                f"links.elsewhere: KV moves between pods ({', '.join(moving)}): say over what, for example "
+                "`links: {elsewhere: rdma_100}`; the classes stand in config/hardware/links.yaml"
+            )
         return self
 
 
@@ -314,3 +348,18 @@ class ModelPrior(Strict):
     name: str
     kv_bytes_per_token: PositiveInt
     hardware: dict[str, SpeedPrior]
+
+
+class GpuPrior(Strict):
+    """What one GPU achieves in a prefill: for models without a fitted row."""
+
+    c0_ms: NonNegativeFloat
+    prefill_tflops: PositiveFloat
+    attention_tflops: PositiveFloat
+    source: str
+
+
+class GpuPriors(Strict):
+    """`config/hardware/gpus.yaml`."""
+
+    gpus: dict[str, GpuPrior]

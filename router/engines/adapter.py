@@ -37,6 +37,8 @@ class PodFacts:
 
     models: tuple[str, ...]
     adapters: tuple[str, ...] = ()
+    version: str = ""
+    """Of the engine; empty where it does not say."""
     max_model_len_tokens: int | None = None
     block_size_tokens: int | None = None
     """The granule of its prefix cache, and of its KV events."""

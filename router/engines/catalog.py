@@ -1,4 +1,4 @@
-"""Which engines can be spoken to?
+"""Which engines can be spoken to, and how do they hand over KV?
 
 A new one: one file with one class, one line here. Nothing registers itself.
 """
@@ -8,6 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from router.engines.adapter import EngineAdapter
+from router.engines.handoff.bootstrap import Bootstrap
+from router.engines.handoff.dialect import Dialect
+from router.engines.handoff.lmcache import LmCache
+from router.engines.handoff.mooncake import Mooncake
+from router.engines.handoff.nixl import Nixl
+from router.engines.handoff.p2p import P2p
+from router.engines.handoff.shared_store import SharedStore
+from router.engines.handoff.trtllm import Trtllm as TrtllmHandoff
 from router.engines.llamacpp import LlamaCpp
 from router.engines.sglang import Sglang
 from router.engines.trtllm import Trtllm
@@ -18,4 +26,14 @@ ENGINES: Mapping[str, EngineAdapter] = {
     "sglang": Sglang(),
     "trtllm": Trtllm(),
     "llamacpp": LlamaCpp(),
+}
+
+DIALECTS: Mapping[str, Dialect] = {
+    "nixl": Nixl(),
+    "mooncake": Mooncake(),
+    "bootstrap": Bootstrap(),
+    "trtllm": TrtllmHandoff(),
+    "lmcache": LmCache(),
+    "shared_store": SharedStore(),
+    "p2p": P2p(),
 }

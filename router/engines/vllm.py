@@ -18,6 +18,7 @@ from router.types import Pod
 
 _METRICS_PATH = "/metrics"
 _KV_PATH = "/kv_event_sources"
+_VERSION_PATH = "/version"
 # /tokenize takes neither documents nor reasoning_effort, with which a chat renders differently.
 _TOKENIZE_FIELDS = frozenset(
     {
@@ -38,6 +39,10 @@ class _Source(msgspec.Struct):
     replay_endpoint: str | None = None
 
 
+class _Version(msgspec.Struct):
+    version: str = ""
+
+
 class Vllm(EngineAdapter):
     """vLLM's OpenAI server."""
 
@@ -47,7 +52,7 @@ class Vllm(EngineAdapter):
         kv_usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         rank_label="engine",
     )
-    describe_paths = (MODELS_PATH, _METRICS_PATH, _KV_PATH)
+    describe_paths = (MODELS_PATH, _METRICS_PATH, _KV_PATH, _VERSION_PATH)
     returns_token_ids = True
 
     def describe(self, answers: Answers, pod: Pod) -> PodFacts | None:
@@ -55,8 +60,10 @@ class Vllm(EngineAdapter):
         if facts is None:
             return None
         block_size_tokens, capacity_tokens = _cache_config(answers.get(_METRICS_PATH, b""), pod.dp_rank)
+        told = decode(answers.get(_VERSION_PATH, b""), _Version)
         return replace(
             facts,
+            version=told.version if told else "",
             block_size_tokens=block_size_tokens,
             capacity_tokens=capacity_tokens,
             kv_events=_kv_events(answers.get(_KV_PATH, b""), pod),

@@ -40,7 +40,12 @@ def open_client() -> httpx.AsyncClient:
 
 async def get(client: httpx.AsyncClient, pod: Pod, path: str, timeout_s: float) -> bytes:
     """The body of `pod`'s answer to a GET. Raises `Unanswered`."""
-    return await _exchange(client, client.build_request("GET", pod.url + path), timeout_s)
+    return await get_url(client, pod.url + path, timeout_s)
+
+
+async def get_url(client: httpx.AsyncClient, url: str, timeout_s: float) -> bytes:
+    """The body of what answers a GET at `url`: another port of a pod's host. Raises `Unanswered`."""
+    return await _exchange(client, client.build_request("GET", url), timeout_s)
 
 
 async def post(client: httpx.AsyncClient, pod: Pod, path: str, body: Mapping[str, Any], timeout_s: float) -> bytes:

@@ -13,7 +13,9 @@ from itertools import count
 from typing import TypeAlias
 
 from router.fleet.lifecycle import PodEvent, transition
-from router.types import FleetSnapshot, Pod, PodId, PodLoad, PodState, PodStatus, PrefixTrust
+from router.types import FleetSnapshot, Links, Pod, PodId, PodLoad, PodState, PodStatus, PrefixTrust
+
+_NO_LINKS = Links()
 
 Listener: TypeAlias = Callable[[Pod, PodState, PodState], None]
 """Told (pod, old state, new state) after a change of state or of epoch; the states are equal when only the epoch is
@@ -21,22 +23,24 @@ new."""
 
 
 class Fleet:
-    """All pods of this router. Epochs come from one counter, so that no two lives share one, even under one id."""
+    """All pods of this router, and the ways between them. Epochs come from one counter, so that no two lives share one,
+    even under one id."""
 
-    def __init__(self) -> None:
+    def __init__(self, links: Links = _NO_LINKS) -> None:
+        self._links = links
         self._statuses: dict[PodId, PodStatus] = {}  # ordered by id
         self._reasons: dict[PodId, str] = {}
         self._listeners: list[Listener] = []
         self._epochs = count(1)
         self._version = 0
-        self._snapshot = FleetSnapshot()
+        self._snapshot = FleetSnapshot(links=links)
         self._names: dict[str, tuple[str, str]] | None = None
 
     @property
     def snapshot(self) -> FleetSnapshot:
         """All pods at this moment, ordered by id. The same object until something changes."""
         if self._snapshot.version != self._version:
-            self._snapshot = FleetSnapshot(self._version, tuple(self._statuses.values()))
+            self._snapshot = FleetSnapshot(self._version, tuple(self._statuses.values()), self._links)
         return self._snapshot
 
     def status(self, pod_id: PodId) -> PodStatus | None:
@@ -107,6 +111,7 @@ class Fleet:
         max_model_len_tokens: int | None = None,
         block_size_tokens: int | None = None,
         capacity_blocks: int | None = None,
+        version: str = "",
     ) -> None:
         """What the pod said of itself; replaces what it said before."""
         known = self._statuses.get(pod_id)
@@ -118,6 +123,7 @@ class Fleet:
                 max_model_len_tokens=max_model_len_tokens,
                 block_size_tokens=block_size_tokens,
                 capacity_blocks=capacity_blocks,
+                version=version,
             )
             self._put(replace(known, pod=pod))
 
@@ -177,6 +183,7 @@ def _reconfigured(known: Pod, configured: Pod) -> Pod:
         max_model_len_tokens=known.max_model_len_tokens,
         block_size_tokens=known.block_size_tokens,
         capacity_blocks=known.capacity_blocks,
+        version=known.version,
         epoch=known.epoch,
         trust=known.trust,
     )

@@ -2,7 +2,7 @@
 
 A lease is booked before the first await that follows a decision and released whatever happens, so that the next
 decision already sees it. Sums are kept incrementally; what other replicas of the router have in flight is added to
-them. This file never waits and never decides anything.
+them. This file never waits, never reads a clock and never decides anything.
 """
 
 from __future__ import annotations
@@ -10,9 +10,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import count
 
+import msgspec
+
 from router.types import InFlight, Lease, Pod, PodId
 
 _NOTHING = InFlight()
+
+
+class _Work(msgspec.Struct, gc=False):
+    """Of one pod. `prefilling`: its leases without a first token, in the order in which they were booked."""
+
+    requests: int = 0
+    prefill_tokens: int = 0
+    prefill_ms: float = 0.0
+    context_tokens: int = 0
+    pulls: int = 0
+    head_since_s: float = 0.0
+    prefilling: dict[int, Lease] = msgspec.field(default_factory=dict)
 
 
 class Ledger:
@@ -20,53 +34,67 @@ class Ledger:
 
     def __init__(self) -> None:
         self._ids = count(1)
-        self._prefilling: dict[int, bool] = {}
-        """By open lease: is its first token still to come?"""
+        self._open: set[int] = set()
+        self._pods: dict[PodId, _Work] = {}
         self._inflight: dict[PodId, InFlight] = {}
         self._others: Mapping[PodId, InFlight] = {}
 
-    def book(self, pod: Pod, prompt_tokens: int, cached_tokens: int) -> Lease:
-        """A place on `pod` for a prompt of which `cached_tokens` leading tokens need no compute. O(1)."""
+    def book(self, pod: Pod, prompt_tokens: int, cached_tokens: int, now_s: float, *, prefills: bool = True) -> Lease:
+        """A place on `pod` for a prompt of which `cached_tokens` leading tokens need no compute. O(1).
+
+        With `prefills` off the pod only decodes: another one computes the prompt for it."""
         lease = Lease(
             id=next(self._ids),
             pod=pod.id,
-            prefill_tokens=prompt_tokens - cached_tokens,
-            prefill_ms=pod.speed.prefill_ms(prompt_tokens, cached_tokens),
+            prefill_tokens=prompt_tokens - cached_tokens if prefills else 0,
+            prefill_ms=pod.speed.prefill_ms(prompt_tokens, cached_tokens) if prefills else 0.0,
             context_tokens=prompt_tokens,
         )
-        self._prefilling[lease.id] = True
-        now = self._inflight.get(pod.id, _NOTHING)
-        self._inflight[pod.id] = InFlight(
-            requests=now.requests + 1,
-            prefill_requests=now.prefill_requests + 1,
-            prefill_tokens=now.prefill_tokens + lease.prefill_tokens,
-            prefill_ms=now.prefill_ms + lease.prefill_ms,
-            context_tokens=now.context_tokens + lease.context_tokens,
-        )
+        work = self._pods.get(pod.id)
+        if work is None:
+            work = self._pods[pod.id] = _Work()
+        self._open.add(lease.id)
+        work.requests += 1
+        work.context_tokens += prompt_tokens
+        if prefills:
+            if not work.prefilling:
+                work.head_since_s = now_s
+            work.prefilling[lease.id] = lease
+            work.prefill_tokens += lease.prefill_tokens
+            work.prefill_ms += lease.prefill_ms
+        self._publish(pod.id, work)
         return lease
 
-    def first_token(self, lease: Lease) -> None:
+    def first_token(self, lease: Lease, now_s: float) -> None:
         """Its prefill is done and leaves the queue. Again, or after the release, it changes nothing."""
-        if self._prefilling.get(lease.id):
-            self._prefilling[lease.id] = False
-            self._inflight[lease.pod] = _without_prefill(self._inflight[lease.pod], lease)
+        work = self._pods.get(lease.pod)
+        if work is not None and lease.id in work.prefilling:
+            self._without_prefill(work, lease, now_s)
+            self._publish(lease.pod, work)
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: Lease, now_s: float) -> None:
         """Give the place back. Again, it changes nothing."""
-        self.first_token(lease)
-        if self._prefilling.pop(lease.id, None) is None:
+        if lease.id not in self._open:
             return
-        now = self._inflight[lease.pod]
-        if now.requests == 1:
-            del self._inflight[lease.pod]
-            return
-        self._inflight[lease.pod] = InFlight(
-            requests=now.requests - 1,
-            prefill_requests=now.prefill_requests,
-            prefill_tokens=now.prefill_tokens,
-            prefill_ms=now.prefill_ms,
-            context_tokens=now.context_tokens - lease.context_tokens,
-        )
+        self._open.remove(lease.id)
+        work = self._pods[lease.pod]
+        if lease.id in work.prefilling:
+            self._without_prefill(work, lease, now_s)
+        work.requests -= 1
+        work.context_tokens -= lease.context_tokens
+        self._publish(lease.pod, work)
+
+    def pull_began(self, holder: PodId) -> None:
+        """`holder` sends KV to another pod from now on, until `pull_ended`."""
+        work = self._pods.setdefault(holder, _Work())
+        work.pulls += 1
+        self._publish(holder, work)
+
+    def pull_ended(self, holder: PodId) -> None:
+        """One of its transfers is done, or given up."""
+        work = self._pods[holder]
+        work.pulls -= 1
+        self._publish(holder, work)
 
     def own(self) -> Mapping[PodId, InFlight]:
         """This router's sums of every pod that has any, as they stand: later changes do not show in what was returned.
@@ -79,7 +107,7 @@ class Ledger:
         total: dict[PodId, InFlight] = {}
         for replica in replicas:
             for pod, work in replica.items():
-                total[pod] = _sum(total[pod], work) if pod in total else work
+                total[pod] = _sum(total.get(pod, _NOTHING), work)
         self._others = total
 
     def inflight(self) -> Mapping[PodId, InFlight]:
@@ -88,27 +116,45 @@ class Ledger:
             return self.own()
         total = dict(self._others)
         for pod, work in self._inflight.items():
-            total[pod] = _sum(total[pod], work) if pod in total else work
+            total[pod] = _sum(work, total[pod]) if pod in total else work
         return total
 
-
-def _sum(one: InFlight, other: InFlight) -> InFlight:
-    return InFlight(
-        requests=one.requests + other.requests,
-        prefill_requests=one.prefill_requests + other.prefill_requests,
-        prefill_tokens=one.prefill_tokens + other.prefill_tokens,
-        prefill_ms=one.prefill_ms + other.prefill_ms,
-        context_tokens=one.context_tokens + other.context_tokens,
-    )
-
-
-def _without_prefill(now: InFlight, lease: Lease) -> InFlight:
-    remaining = now.prefill_requests - 1
-    return InFlight(
-        requests=now.requests,
-        prefill_requests=remaining,
-        prefill_tokens=now.prefill_tokens - lease.prefill_tokens,
+    def _without_prefill(self, work: _Work, lease: Lease, now_s: float) -> None:
+        """Where it was the first in line, the next is in the pod's hands from now on."""
+        if lease.id == next(iter(work.prefilling)):
+            work.head_since_s = now_s
+        del work.prefilling[lease.id]
+        work.prefill_tokens -= lease.prefill_tokens
         # Sums of floats drift; an empty queue is exactly empty.
-        prefill_ms=now.prefill_ms - lease.prefill_ms if remaining else 0.0,
-        context_tokens=now.context_tokens,
+        work.prefill_ms = work.prefill_ms - lease.prefill_ms if work.prefilling else 0.0
+
+    def _publish(self, pod: PodId, work: _Work) -> None:
+        if not work.requests and not work.pulls:
+            del self._pods[pod]
+            self._inflight.pop(pod, None)
+            return
+        head = next(iter(work.prefilling.values()), None)
+        self._inflight[pod] = InFlight(
+            work.requests,
+            len(work.prefilling),
+            work.prefill_tokens,
+            work.prefill_ms,
+            work.context_tokens,
+            work.pulls,
+            head.prefill_ms if head else 0.0,
+            work.head_since_s,
+        )
+
+
+def _sum(own: InFlight, other: InFlight) -> InFlight:
+    """What another router's prefill has done so far is not known here: only our own head shrinks."""
+    return InFlight(
+        own.requests + other.requests,
+        own.prefill_requests + other.prefill_requests,
+        own.prefill_tokens + other.prefill_tokens,
+        own.prefill_ms + other.prefill_ms,
+        own.context_tokens + other.context_tokens,
+        own.pulls + other.pulls,
+        own.head_ms,
+        own.head_since_s,
     )

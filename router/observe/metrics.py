@@ -72,8 +72,23 @@ class Metrics:
             "warmroute_kv_stream_complete", "1 while a pod's KV event stream has no unfilled gap.", ["pod"], registry=r
         )
         self.index_blocks = Gauge("warmroute_index_block_holders", "Block-holder pairs in the index.", registry=r)
+        self._declare_handoffs(r)
         self._declare_index(r)
         self._phases = {phase: self.phase_s.labels(phase) for phase in PHASES}
+
+    def _declare_handoffs(self, r: CollectorRegistry) -> None:
+        """Those of prefill and decode on two pods."""
+        self.handoffs = Counter(
+            "warmroute_handoffs", "Splits between two pods, by what came of them.", ["dialect", "result"], registry=r
+        )
+        self.handoff_s = Histogram(
+            "warmroute_handoff_seconds",
+            "Streamed requests: from the prefill pod's answer (where both are asked at once, from then) to the first"
+            " byte of the decode pod's.",
+            ["dialect"],
+            buckets=_SECONDS,
+            registry=r,
+        )
 
     def _declare_index(self, r: CollectorRegistry) -> None:
         """Those of a router that shares an index with others."""

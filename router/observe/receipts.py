@@ -32,6 +32,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     endpoint: str
     result: str
     pod: str = ""
+    prefill_pod: str = ""
+    """Where another one than `pod` computed the prompt."""
     policy: str = ""
     prompt_tokens: int = 0
     output_tokens: int | None = None

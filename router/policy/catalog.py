@@ -8,9 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from router.policy.costs.decode import Decode
+from router.policy.costs.displace import Displace
+from router.policy.costs.handoff import Handoff
 from router.policy.costs.prefill import Prefill
 from router.policy.costs.queue import Queue
 from router.policy.costs.replicate import Replicate
+from router.policy.costs.room import Room
+from router.policy.costs.stall import Stall
+from router.policy.costs.tier_read import TierRead
+from router.policy.costs.transfer import Transfer
 from router.policy.peers.aibrix_prefix_cache import AibrixPrefixCache
 from router.policy.peers.at_random import AtRandom
 from router.policy.peers.dualmap import DualMap
@@ -28,7 +34,13 @@ COSTS: Mapping[str, type[Configurable]] = {
     "queue": Queue,
     "prefill": Prefill,
     "replicate": Replicate,
+    "tier_read": TierRead,
+    "transfer": Transfer,
+    "handoff": Handoff,
     "decode": Decode,
+    "room": Room,
+    "stall": Stall,
+    "displace": Displace,
 }
 
 PICKERS: Mapping[str, type[Configurable]] = {

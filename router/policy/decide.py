@@ -10,79 +10,55 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 
 from router.policy.filters import eligible
+from router.policy.plans import BYTES_PER_TOKEN, Planner, expected_cached_tokens, most_promising, prompt_token_count
 from router.policy.spec import Policy
-from router.policy.term import Placement
-from router.types import Candidate, Cost, Direct, InFlight, Pod, PodStatus, PrefixTrust, RouteDecision, Scene
+from router.policy.split import split_candidates
+from router.policy.term import Costs, Placement
+from router.types import Candidate, Cost, Direct, PodStatus, Pull, RouteDecision, Scene
 
-BYTES_PER_TOKEN = 4
-"""How long a token is in a body whose tokens we do not know."""
-DEFAULT_OUTPUT_TOKENS = 256
-_IDLE = InFlight()
+__all__ = ["BYTES_PER_TOKEN", "decide", "expected_cached_tokens", "prompt_token_count"]
 
 
 def decide(scene: Scene, policy: Policy) -> RouteDecision:
-    """Every pod that may serve, best first, with its price in milliseconds.
+    """Every way to serve it that is worth a look, best first, with its price in milliseconds.
 
-    Raises `UnknownModel`, `NoReadyPod` or `ContextTooLong`. O(pods of the model * cost terms).
+    Raises `UnknownModel`, `NoReadyPod` or `ContextTooLong`. O(pods of the model + shortlist * cost terms).
     """
     prompt_tokens = prompt_token_count(scene)
-    placements = _placements(scene, eligible(scene, prompt_tokens if scene.prompt else 0), prompt_tokens)
-    ranked, reason = policy.picker.rank(scene, _priced(placements, policy))
+    planner = Planner(scene, prompt_tokens)
+    pods = eligible(scene, prompt_tokens if scene.prompt else 0)
+    direct = planner.placements(_shortlisted(planner, pods.direct, policy))
+    if policy.pulls:
+        direct += planner.pulling(direct)
+    candidates = _cheapest_of_each_pod(direct, _totals(direct, policy.costs))
+    if policy.splits:
+        candidates += split_candidates(planner, pods, policy)
+    ranked, reason = policy.picker.rank(scene, candidates)
     return RouteDecision(policy.name, policy.version, tuple(ranked), reason)
 
 
-def prompt_token_count(scene: Scene) -> int:
-    """Tokens of the prompt, estimated from the body where they are unknown."""
-    return scene.prompt.token_count if scene.prompt else len(scene.request.body) // BYTES_PER_TOKEN
+def _shortlisted(planner: Planner, statuses: Sequence[PodStatus], policy: Policy) -> Sequence[PodStatus]:
+    """In a large fleet only the most promising are priced in full."""
+    if not 0 < policy.shortlist < len(statuses):
+        return statuses
+    weight = planner.missing_weight(statuses[0].pod, policy.costs)
+    return most_promising(planner.scene, statuses, planner.prompt_tokens, policy.shortlist, weight)
 
 
-def expected_cached_tokens(scene: Scene, pod: Pod) -> int:
-    """How many prompt tokens `pod`'s engine should report as cached.
-
-    Whole engine blocks only, and never the whole prompt: engines always compute at least its last token.
-    Zero while the pod's tokens and hashes are unproven.
-    """
-    held = scene.match.blocks.get(pod.id)
-    if held is None:
-        return 0
-    prompt = scene.prompt
-    if prompt is None or pod.trust is not PrefixTrust.TRUSTED:
-        return 0
-    block = pod.block_size_tokens or prompt.block_size_tokens
-    return min(sum(held) * prompt.block_size_tokens, max(prompt.token_count - 1, 0)) // block * block
-
-
-def _placements(scene: Scene, statuses: Sequence[PodStatus], prompt_tokens: int) -> list[Placement]:
-    inflight, held = scene.inflight, scene.match.blocks
-    shared_tokens = _shared_tokens(scene)
-    output_tokens = scene.request.max_output_tokens or DEFAULT_OUTPUT_TOKENS
-    return [
-        Placement(
-            status.pod,
-            status.load,
-            inflight.get(status.pod.id, _IDLE),
-            prompt_tokens,
-            expected_cached_tokens(scene, status.pod) if status.pod.id in held else 0,
-            shared_tokens,
-            output_tokens,
-        )
-        for status in statuses
-    ]
-
-
-def _priced(placements: Sequence[Placement], policy: Policy) -> list[Candidate]:
+def _totals(placements: Sequence[Placement], costs: Costs) -> list[Cost]:
     """Term by term over all placements: half the price of going pod by pod."""
-    names = [name for name, _ in policy.costs]
-    columns = [list(map(term.cost_ms, placements)) for _, term in policy.costs]
-    rows: Iterable[tuple[float, ...]] = zip(*columns, strict=True) if columns else repeat(())
-    return [
-        Candidate(Direct(at.pod), Cost(tuple(zip(names, row, strict=True)), sum(row)), at.cached_tokens)
-        for at, row in zip(placements, rows, strict=False)
-    ]
+    names = [name for name, _ in costs]
+    columns = [list(map(term.cost_ms, placements)) for _, term in costs]
+    rows: Iterable[tuple[float, ...]] = zip(*columns, strict=True) if columns else repeat((), len(placements))
+    return [Cost(tuple(zip(names, row, strict=True)), sum(row)) for row in rows]
 
 
-def _shared_tokens(scene: Scene) -> int:
-    """Tokens of the shared prefix, short of the whole prompt."""
-    if scene.prompt is None:
-        return 0
-    return min(scene.shared_blocks * scene.prompt.block_size_tokens, max(scene.prompt.token_count - 1, 0))
+def _cheapest_of_each_pod(placements: Sequence[Placement], costs: Sequence[Cost]) -> list[Candidate]:
+    """Of each pod its own way, or the pull that is cheaper."""
+    best: dict[str, Candidate] = {}
+    for at, cost in zip(placements, costs, strict=True):
+        known = best.get(at.pod.id)
+        if known is None or cost.total_ms < known.cost.total_ms:
+            pull = Pull(at.pull.sender.id, at.cached_tokens) if at.pull else None
+            best[at.pod.id] = Candidate(Direct(at.pod, pull), cost, at.cached_tokens)
+    return list(best.values())

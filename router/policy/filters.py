@@ -6,44 +6,71 @@ These are not preferences, so no policy can switch them off. This file never pri
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from router.errors import ContextTooLong, NoReadyPod, UnknownModel
 from router.types import PodState, PodStatus, PrefixTrust, Role, Scene
 
 
-def eligible(scene: Scene, prompt_tokens: int) -> list[PodStatus]:
-    """Ready pods that serve the model and take a prompt of this length.
+@dataclass(frozen=True, slots=True)
+class Eligible:
+    """Ready pods that serve the model and take a prompt of this length. `direct`: those that may serve it whole;
+    `prefill` and `decode`: those that may share it, where the fleet has pods for one of both."""
 
-    Raises `UnknownModel`, `NoReadyPod` or `ContextTooLong`, whichever is the first to leave nothing.
+    direct: list[PodStatus]
+    prefill: list[PodStatus]
+    decode: list[PodStatus]
+
+
+def eligible(scene: Scene, prompt_tokens: int) -> Eligible:
+    """Who may do what. O(pods).
+
+    Raises `UnknownModel`, `NoReadyPod` or `ContextTooLong`, whichever is the first to leave nobody who could answer.
     """
     model = scene.request.adapter or scene.request.model
+    ready = [
+        s for s in scene.fleet.pods if s.state is PodState.READY and (model in s.pod.models or model in s.pod.adapters)
+    ]
+    answering = [s for s in ready if s.pod.role is not Role.PREFILL]
+    if not answering:
+        raise _nobody(scene, model)
+    direct = _with_room(answering, prompt_tokens, scene.request.max_output_tokens or 1)
+    if not direct:
+        raise _too_long(scene, answering, prompt_tokens)
+    if len(answering) == len(ready) and all(s.pod.role is Role.BOTH for s in answering):
+        return Eligible(direct, [], [])
+    prefill = [s for s in ready if s.pod.handoff and s.pod.role is not Role.DECODE and _takes(s, prompt_tokens)]
+    return Eligible(direct, prefill, [s for s in direct if s.pod.handoff])
+
+
+def _with_room(statuses: list[PodStatus], prompt_tokens: int, output_tokens: int) -> list[PodStatus]:
+    """Where the prompt fits. In a mixed pool, pods where the asked-for output fits too are preferred; if there are
+    none, let an engine answer."""
+    tokens = prompt_tokens + output_tokens
+    roomy = [s for s in statuses if s.pod.max_model_len_tokens is None or tokens <= s.pod.max_model_len_tokens]
+    return roomy or [s for s in statuses if _takes(s, prompt_tokens)]
+
+
+def _nobody(scene: Scene, model: str) -> UnknownModel | NoReadyPod:
     serving = [status for status in scene.fleet.pods if status.pod.serves(model)]
     if not serving:
-        raise UnknownModel(f"The model `{model}` does not exist.", param="model")
-    ready = [s for s in serving if s.state is PodState.READY and s.pod.role is not Role.PREFILL]
-    if not ready:
-        raise NoReadyPod(f"No pod that serves `{model}` is ready: {_states(serving)}.")
-    fitting = [s for s in ready if s.pod.max_model_len_tokens is None or _takes(s, prompt_tokens)]
-    if not fitting:
-        longest = max(status.pod.max_model_len_tokens or 0 for status in ready)
-        raise ContextTooLong(
-            f"This model's maximum context length is {longest} tokens, but the prompt has {prompt_tokens}. "
-            "Please shorten it.",
-            param="messages" if scene.request.endpoint.name == "CHAT" else "prompt",
-        )
-    return _with_room_for_output(fitting, prompt_tokens + (scene.request.max_output_tokens or 1))
+        return UnknownModel(f"The model `{model}` does not exist.", param="model")
+    return NoReadyPod(f"No pod that serves `{model}` is ready: {_states(serving)}.")
+
+
+def _too_long(scene: Scene, statuses: list[PodStatus], prompt_tokens: int) -> ContextTooLong:
+    longest = max(status.pod.max_model_len_tokens or 0 for status in statuses)
+    return ContextTooLong(
+        f"This model's maximum context length is {longest} tokens, but the prompt has {prompt_tokens}. "
+        "Please shorten it.",
+        param="messages" if scene.request.endpoint.name == "CHAT" else "prompt",
+    )
 
 
 def _takes(status: PodStatus, prompt_tokens: int) -> bool:
     """A prompt must leave room for one token. Where our tokens are unproven, the engine itself may judge."""
     limit = status.pod.max_model_len_tokens
     return limit is None or prompt_tokens < limit or status.pod.trust is not PrefixTrust.TRUSTED
-
-
-def _with_room_for_output(statuses: list[PodStatus], tokens: int) -> list[PodStatus]:
-    """In a mixed pool, prefer pods where the asked-for output fits too; if none, let an engine answer."""
-    roomy = [s for s in statuses if s.pod.max_model_len_tokens is None or tokens <= s.pod.max_model_len_tokens]
-    return roomy or statuses
 
 
 def _states(statuses: Iterable[PodStatus]) -> str:

@@ -61,13 +61,13 @@ class RingBoundedLoad(Configurable):
         if key is None:
             return cheapest, "no affinity key: least loaded"
         bound_ms = self._bound_ms(scene, candidates)
-        by_id = {candidate.pod.id: candidate for candidate in candidates}
+        by_id = {candidate.pod.id: candidate for candidate in reversed(cheapest)}
         order = [by_id[pod] for pod in ring_order(key, tuple(by_id), self.points_per_pod)]
         within = [candidate for candidate in order if candidate.cost.total_ms <= bound_ms]
         if not within:
             return cheapest, f"every pod above {bound_ms:.0f} ms: least loaded"
-        chosen = {candidate.pod.id for candidate in within}
-        rest = [candidate for candidate in cheapest if candidate.pod.id not in chosen]
+        chosen = set(map(id, within))
+        rest = [candidate for candidate in cheapest if id(candidate) not in chosen]
         return [*within, *rest], f"ring position {order.index(within[0]) + 1}, bound {bound_ms:.0f} ms"
 
     def _bound_ms(self, scene: Scene, candidates: Sequence[Candidate]) -> float:

@@ -15,13 +15,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    ValidationError,
+    create_model,
+    field_validator,
+)
 
 from router.policy.catalog import COSTS, PICKERS
-from router.policy.term import CostTerm, Picker
+from router.policy.term import Costs, CostTerm, Picker, Side
+
+OnNoPrefill = Literal["aggregate", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +41,26 @@ class Policy:
 
     name: str
     version: str
-    costs: tuple[tuple[str, CostTerm], ...]
+    costs: Costs
     picker: Picker
+    on_no_prefill: OnNoPrefill = "aggregate"
+    shortlist: int = 0
+
+    pulls: bool = field(init=False)
+    """Whether it can price the fetching of KV from peers: what has no price is not planned."""
+    splits: bool = field(init=False)
+    """Whether it can price a handoff from a prefill pod to a decode pod."""
+    _sides: Mapping[Side, Costs] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        names = {name for name, _ in self.costs}
+        by_side = {side: tuple(cost for cost in self.costs if cost[1].side is side) for side in Side}
+        for attribute, value in (("pulls", "transfer" in names), ("splits", "handoff" in names), ("_sides", by_side)):
+            object.__setattr__(self, attribute, value)
+
+    def costs_of(self, side: Side) -> Costs:
+        """The terms that price that side of a split."""
+        return self._sides[side]
 
 
 def _choices(name: str, table: Mapping[str, type[BaseModel]]) -> type[BaseModel]:
@@ -62,6 +91,10 @@ class PolicySpec(BaseModel):
     about: str
     costs: CostChoices = CostChoices()  # type: ignore[valid-type]
     picker: PickerChoice  # type: ignore[valid-type]
+    on_no_prefill: OnNoPrefill = "aggregate"
+    """Where prefill and decode are apart and no prefill pod is ready: let decode pods compute, or refuse."""
+    shortlist: NonNegativeInt = 0
+    """How many pods are priced in full: those with the least outstanding work and uncached prompt. 0 for all."""
 
     @field_validator("picker")
     @classmethod
@@ -75,7 +108,7 @@ class PolicySpec(BaseModel):
         ((_, picker),) = _chosen(self.picker)
         version = hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
         costs = tuple((name, cast(CostTerm, term)) for name, term in _chosen(self.costs))
-        return Policy(self.name, version, costs, cast(Picker, picker))
+        return Policy(self.name, version, costs, cast(Picker, picker), self.on_no_prefill, self.shortlist)
 
 
 def parse_policy(data: Mapping[str, Any]) -> Policy:

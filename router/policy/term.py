@@ -8,18 +8,36 @@ the method is the algorithm. Terms see a `Placement`; they never change anything
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from enum import StrEnum
+from typing import ClassVar, Protocol, TypeAlias
 
 import msgspec
 from pydantic import BaseModel, ConfigDict
 
-from router.types import Candidate, InFlight, Pod, PodLoad, Scene
+from router.types import BlocksByTier, Candidate, InFlight, Links, Pod, PodLoad, Scene
 
 
 class Configurable(BaseModel):
     """Base of terms and pickers: frozen; unknown keys and numbers that are none are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Side(StrEnum):
+    """Which pod a term prices, where prefill and decode are on two."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Transfer(msgspec.Struct, frozen=True, gc=False):
+    """KV on its way from another pod. `transfer_ms` counts in `t0_ms` and what that pod is sending already;
+    `prefill_ms` is what is computed there meanwhile."""
+
+    sender: Pod
+    t0_ms: float
+    transfer_ms: float
+    prefill_ms: float = 0.0
 
 
 class Placement(msgspec.Struct, frozen=True, gc=False):
@@ -30,17 +48,35 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     inflight: InFlight
     prompt_tokens: int
     cached_tokens: int
-    """Expected hit in the pod's cache, aligned to its engine's blocks and capped as engines cap it."""
+    """Expected to need no compute there: what it holds, aligned and capped as its engine does; what a pull brings."""
     shared_tokens: int
     """Leading tokens that so much of the traffic shares that every pod should hold them."""
     output_tokens: int
+    now_s: float
+    links: Links
+    own_tokens: int
+    """Of `cached_tokens`, what it holds itself."""
+    held_tokens: BlocksByTier
+    """The same by tier."""
+    capacity_tokens: int
+    """Of its KV cache; 0 where unknown."""
+    pull: Transfer | None = None
+    """Brings what `own_tokens` lacks of `cached_tokens`."""
+    handoff: Transfer | None = None
+    """Brings the whole prompt from the pod that computes it."""
 
 
 class CostTerm(Protocol):
     """Prices one aspect of a placement."""
 
+    side: ClassVar[Side]
+
     def cost_ms(self, at: Placement) -> float:
         """Expected milliseconds; may be negative only where the term's docstring says why."""
+
+
+Costs: TypeAlias = Sequence[tuple[str, CostTerm]]
+"""The terms of a policy by name."""
 
 
 class Picker(Protocol):

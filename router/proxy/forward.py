@@ -11,41 +11,30 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
-from router.engines.catalog import ENGINES
-from router.errors import RouterError, UpstreamBroken, UpstreamError
+from router.errors import NoReadyPod, RouterError, UpstreamBroken, UpstreamError
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.index.shared import SharedPrefixes
 from router.observe.metrics import Metrics
-from router.observe.phase import Phases
-from router.observe.receipts import Receipt, ReceiptLog, receipt_blocks
-from router.policy.decide import BYTES_PER_TOKEN, decide
+from router.observe.receipts import ReceiptLog
+from router.policy.decide import decide
 from router.policy.spec import Policy
-from router.proxy.answer import AnswerReader
-from router.proxy.downstream import Downstream, Inbound
-from router.proxy.headers import HeaderList, request_message, upstream_headers
+from router.proxy.booking import Booking
+from router.proxy.downstream import Downstream
+from router.proxy.headers import HeaderList
+from router.proxy.legs import RETRY_STATUSES, Legs
 from router.proxy.prompts import PromptReader
-from router.proxy.relay import relay
-from router.proxy.upstream import Reply, UpstreamPool
+from router.proxy.pulls import Pulls
+from router.proxy.relay import AnyReply, relay
+from router.proxy.split import Facts, Splits
+from router.proxy.story import Story, receipt_of
+from router.proxy.upstream import UpstreamPool
 from router.stores.store import PrefixStore
-from router.types import (
-    Candidate,
-    InferenceRequest,
-    Lease,
-    Pod,
-    PodState,
-    PrefixMatch,
-    PromptPrefix,
-    RouteDecision,
-    Scene,
-)
-
-RETRY_STATUSES = frozenset({502, 503, 504})
-"""Answers with which a pod says that another one should try."""
+from router.types import Candidate, Plan, Pod, PodId, PodState, PrefixMatch, PromptPrefix, RouteDecision, Scene, Split
 
 UNARY_PREFILL_SLACK = 1.5
 """An unstreamed answer does not show its first token; its prefill counts as done after this times its price."""
@@ -53,25 +42,6 @@ UNARY_PREFILL_SLACK = 1.5
 
 HEAVY_SHARE = 1.5
 """A prefix that carries more than this times one pod's fair share of the traffic must live on several pods."""
-
-
-@dataclass(slots=True)
-class Story:
-    """What is remembered of one request while it is served; settled into metrics at its end."""
-
-    inbound: Inbound
-    phases: Phases = field(default_factory=Phases)
-    prompt: PromptPrefix | None = None
-    decision: RouteDecision | None = None
-    candidate: Candidate | None = None
-    reader: AnswerReader = field(default_factory=AnswerReader)
-    status: int = 0
-    first_token_s: float | None = None
-    result: str = "error"
-
-    @property
-    def request(self) -> InferenceRequest:
-        return self.inbound.request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +69,7 @@ class Forwarder:
         readers: Mapping[str, PromptReader],
         policy: Callable[[], Policy],
         pool: Callable[[Pod], UpstreamPool],
+        handoff_facts: Facts,
         publishes_events: Callable[[str], bool],
         metrics: Metrics,
         forwarding: Forwarding,
@@ -110,7 +81,9 @@ class Forwarder:
         self._store = store
         self._readers = readers
         self._policy = policy
-        self._pool = pool
+        self._legs = Legs(pool, trust_engine_fields=forwarding.trust_engine_fields)
+        self._splits = Splits(fleet, breaker, self._legs, handoff_facts, metrics)
+        self._pulls = Pulls(fleet, self._legs, handoff_facts)
         self._publishes_events = publishes_events
         self._metrics = metrics
         self._forwarding = forwarding
@@ -179,51 +152,50 @@ class Forwarder:
 
     async def attempt_in_order(self, story: Story, client: Downstream) -> None:
         """Try candidates until one has begun to answer."""
-        assert story.decision is not None
-        candidates = story.decision.candidates[: 1 + self._forwarding.retries]
-        for number, candidate in enumerate(candidates, start=1):
-            last = number == len(candidates)
+        candidate = self._first(story)
+        while True:
+            story.tries += 1
             try:
-                await self.attempt(story, candidate, client, last=last)
+                await self.attempt(story, candidate, client)
                 return
             except UpstreamError as error:
-                self._metrics.sent.labels(candidate.pod.id, type(error).__name__).inc()
-                self._breaker.failure(candidate.pod.id, _now_s())
-                if last or client.started:
+                self._blame(story, candidate, error)
+                following = None if client.started else self._next(story)
+                if following is None:
                     raise
                 self._metrics.retries.labels(type(error).__name__).inc()
+                candidate = following
 
-    async def attempt(self, story: Story, candidate: Candidate, client: Downstream, *, last: bool) -> None:
-        """One candidate: book the lease before the first await, give it back whatever happens."""
+    async def attempt(self, story: Story, candidate: Candidate, client: Downstream) -> None:
+        """One candidate: book its places before the first await, give them back whatever happens."""
         story.phases.enter("attempt")
         story.candidate = candidate
-        pod = candidate.pod
-        lease = self._ledger.book(pod, _prompt_tokens(story), candidate.cached_tokens)
-        prefilled = self._first_token_timer(story, candidate, lease)
+        booking = Booking(self._ledger, candidate, story.prompt_tokens)
+        prefilled = self._first_token_timer(story, candidate, booking)
         try:
-            self._predict(story, pod)
-            reply = await self._pool(pod).exchange(self._message(story.inbound, pod))
+            self._predict(story, candidate)
+            reply = await self._open(story, candidate, booking)
             try:
-                if reply.status in RETRY_STATUSES and not last:
-                    raise UpstreamBroken(f"pod {pod.id} answered {reply.status}", pod=pod.id)
+                if reply.status in RETRY_STATUSES and self._next(story) is not None:
+                    raise UpstreamBroken(f"pod {reply.pod} answered {reply.status}", pod=reply.pod)
                 story.status = reply.status
-                await self.relay(story, reply, client, lease)
+                await self.relay(story, reply, client, booking)
             finally:
                 reply.close()
-            self._breaker.success(pod.id)
-            self._metrics.sent.labels(pod.id, "ok").inc()
+            self._breaker.success(reply.pod)
+            self._metrics.sent.labels(reply.pod, "ok").inc()
         finally:
             if prefilled is not None:
                 prefilled.cancel()
-            self._ledger.release(lease)
+            booking.release()
 
-    async def relay(self, story: Story, reply: Reply, client: Downstream, lease: Lease) -> None:
+    async def relay(self, story: Story, reply: AnyReply, client: Downstream, booking: Booking) -> None:
         """The answer, byte for byte."""
         story.phases.enter("relay")
 
         def first_token() -> None:
             story.first_token_s = story.phases.elapsed_s()
-            self._ledger.first_token(lease)
+            booking.first_token()
 
         await relay(reply, client, story.reader, self._route_headers(story), first_token)
 
@@ -238,42 +210,79 @@ class Forwarder:
             metrics.ttft_s.labels(model).observe(story.first_token_s)
         if story.result == "ok" and story.candidate is not None and story.prompt is not None:
             metrics.observe_prediction(
-                model, story.prompt.token_count, story.candidate.cached_tokens, story.reader.cached_tokens
+                model, story.prompt.token_count, story.candidate.cached_tokens, story.cached_tokens
             )
         story.phases.enter("")
         metrics.observe_phases(story.phases)
         if self._receipts is not None:
-            self._receipts.write(_receipt(story))
+            self._receipts.write(receipt_of(story))
+
+    # --- which candidate ---
+
+    def _first(self, story: Story) -> Candidate:
+        """The first candidate that may serve this request. Raises why there is none."""
+        assert story.decision is not None
+        candidate = self._next(story)
+        if candidate is None:
+            obstacle = self._splits.obstacle(story, story.decision.candidates[0].plan)
+            raise obstacle or NoReadyPod("No pod may serve this request.")
+        return candidate
+
+    def _next(self, story: Story) -> Candidate | None:
+        """The best of those behind the last one that was tried, without the pods that have failed this request if that
+        can be; None where it was the last."""
+        assert story.decision is not None
+        if story.tries > self._forwarding.retries:
+            return None
+        candidates = story.decision.candidates
+        rest = candidates[candidates.index(story.candidate) + 1 :] if story.candidate else candidates
+        for avoided in (story.failed_pods, ()):
+            for candidate in rest:
+                if not _needs(candidate.plan, avoided) and self._splits.obstacle(story, candidate.plan) is None:
+                    return candidate
+        return None
+
+    def _blame(self, story: Story, candidate: Candidate, error: UpstreamError) -> None:
+        """A failure is held against the pod whose fault it is, if it is one's."""
+        self._metrics.sent.labels(error.pod or candidate.pod.id, type(error).__name__).inc()
+        if error.pod:
+            self._breaker.failure(error.pod, _now_s())
+            story.failed_pods = (*story.failed_pods, error.pod)
 
     # --- parts of an attempt ---
 
-    def _predict(self, story: Story, pod: Pod) -> None:
-        """From now on this prompt counts as cached there, until the pod's own events say so, or time is up."""
+    def _open(self, story: Story, candidate: Candidate, booking: Booking) -> Awaitable[AnyReply]:
+        """The answer to the client, however many pods it takes. Raises `UpstreamError`."""
+        plan = candidate.plan
+        if isinstance(plan, Split):
+            return self._splits.open(story, plan, booking, last=self._next(story) is None)
+        if plan.pull is not None:
+            return self._pulls.open(story, plan.pod, plan.pull.holder, last=self._next(story) is None)
+        return self._legs.send(story.inbound, plan.pod, story.request.body)
+
+    def _predict(self, story: Story, candidate: Candidate) -> None:
+        """From now on this prompt counts as cached there, until the pods' own events say so, or time is up."""
         if story.prompt is None:
             return
-        prompt, keep = story.prompt, self._forwarding
+        plan = candidate.plan
+        self._record(plan.pod, story.prompt)
+        if isinstance(plan, Split):
+            self._record(plan.prefill, story.prompt)
+
+    def _record(self, pod: Pod, prompt: PromptPrefix) -> None:
+        keep = self._forwarding
         if self._publishes_events(pod.id):
             self._store.record(pod.id, prompt, _now_s(), ttl_s=keep.predicted_ttl_s, capacity_blocks=None)
             return
         capacity = pod.capacity_blocks or keep.silent_capacity_tokens // prompt.block_size_tokens
         self._store.record(pod.id, prompt, _now_s(), ttl_s=keep.silent_ttl_s, capacity_blocks=capacity)
 
-    def _first_token_timer(self, story: Story, candidate: Candidate, lease: Lease) -> asyncio.TimerHandle | None:
+    def _first_token_timer(self, story: Story, candidate: Candidate, booking: Booking) -> asyncio.TimerHandle | None:
         """An unstreamed answer does not show its first token: its prefill counts as done when it should be."""
         if story.request.stream:
             return None
-        expected_s = max(candidate.cost.total_ms, lease.prefill_ms) / 1000 * UNARY_PREFILL_SLACK
-        return asyncio.get_running_loop().call_later(expected_s, self._ledger.first_token, lease)
-
-    def _message(self, inbound: Inbound, pod: Pod) -> bytes:
-        pool = self._pool(pod)
-        headers = upstream_headers(inbound.headers, trusted=self._forwarding.trust_engine_fields)
-        headers.append((b"x-request-id", inbound.request.id.encode("latin-1", "replace")))
-        headers.append((b"x-forwarded-for", inbound.peer.encode()))
-        headers += [(name.encode(), value.encode()) for name, value in ENGINES[pod.engine].extra_headers(pod).items()]
-        return request_message(
-            inbound.method, pool.path_prefix + inbound.target, pool.host_header, headers, inbound.request.body
-        )
+        expected_s = max(candidate.cost.total_ms, booking.prefill_ms) / 1000 * UNARY_PREFILL_SLACK
+        return asyncio.get_running_loop().call_later(expected_s, booking.first_token)
 
     def _route_headers(self, story: Story) -> HeaderList:
         headers = [(b"x-request-id", story.request.id.encode("latin-1", "replace"))]
@@ -283,35 +292,14 @@ class Forwarder:
                 (b"x-warmroute-policy", story.decision.policy.encode()),
                 (b"x-warmroute-cached-tokens", b"%d" % story.candidate.cached_tokens),
             ]
+            if prefill := story.prefill_pod:
+                headers.append((b"x-warmroute-prefill-pod", prefill.encode()))
         return headers
 
 
-def _prompt_tokens(story: Story) -> int:
-    return story.prompt.token_count if story.prompt else len(story.request.body) // BYTES_PER_TOKEN
+def _needs(plan: Plan, pods: tuple[PodId, ...]) -> bool:
+    return plan.pod.id in pods or (isinstance(plan, Split) and plan.prefill.id in pods)
 
 
 def _now_s() -> float:
     return time.monotonic()
-
-
-def _receipt(story: Story) -> Receipt:
-    candidate, prompt, reader = story.candidate, story.prompt, story.reader
-    block_size_tokens, blocks = receipt_blocks(prompt) if prompt else (0, [])
-    elapsed_s = story.phases.elapsed_s()
-    return Receipt(
-        at_s=time.time() - elapsed_s,
-        model=story.request.model,
-        endpoint=story.request.endpoint.value,
-        result=story.result,
-        pod=candidate.pod.id if candidate else "",
-        policy=story.decision.policy if story.decision else "",
-        prompt_tokens=prompt.token_count if prompt else reader.prompt_tokens or 0,
-        output_tokens=reader.output_tokens,
-        block_size_tokens=block_size_tokens,
-        blocks=blocks,
-        predicted_ms=candidate.cost.total_ms if candidate else None,
-        predicted_cached_tokens=candidate.cached_tokens if candidate else None,
-        cached_tokens=reader.cached_tokens,
-        ttft_ms=story.first_token_s * 1000 if story.request.stream and story.first_token_s is not None else None,
-        e2e_ms=elapsed_s * 1000,
-    )

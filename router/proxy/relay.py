@@ -8,18 +8,41 @@ is whole for the same reason. This file never retries.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from router.proxy.answer import AnswerReader
 from router.proxy.downstream import Downstream
 from router.proxy.headers import HeaderList, downstream_headers
-from router.proxy.upstream import Reply
+from router.types import PodId
 
 HOLD_BYTES = 4 * 1024 * 1024
 """An unstreamed answer larger than this is not held."""
 
 
+class AnyReply(Protocol):
+    """One answer being read: a pod's own, as `proxy/upstream.py` has it, or what `proxy/replies.py` makes of it."""
+
+    @property
+    def pod(self) -> PodId:
+        """Whose it is."""
+
+    @property
+    def status(self) -> int:
+        """Of HTTP."""
+
+    @property
+    def headers(self) -> HeaderList:
+        """As the pod sent them."""
+
+    async def read(self) -> bytes:
+        """The next piece of body; b"" at the end. Raises `UpstreamError`."""
+
+    def close(self) -> None:
+        """No more of it is wanted. Again, it changes nothing."""
+
+
 async def relay(
-    reply: Reply,
+    reply: AnyReply,
     client: Downstream,
     reader: AnswerReader,
     extra_headers: HeaderList,
@@ -49,7 +72,18 @@ def is_stream(headers: HeaderList) -> bool:
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
 
 
-async def _hold(reply: Reply, pieces: list[bytes]) -> None:
+async def read_all(reply: AnyReply) -> bytes:
+    """The whole body at once, and the reply closed whatever happens. Raises `UpstreamError`."""
+    try:
+        pieces = [await reply.read()]
+        while pieces[-1]:
+            pieces.append(await reply.read())
+        return b"".join(pieces)
+    finally:
+        reply.close()
+
+
+async def _hold(reply: AnyReply, pieces: list[bytes]) -> None:
     held_bytes = len(pieces[0])
     while pieces[-1] and held_bytes < HOLD_BYTES:
         pieces.append(await reply.read())

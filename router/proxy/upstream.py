@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
@@ -192,8 +193,15 @@ class Reply:
                 return await self._connection.read()
         except TimeoutError:
             raise UpstreamTimeout(
-                f"pod {self._pool.pod} was silent for {self._pool.timeouts.idle_s:g} s", pod=self._pool.pod
+                f"pod {self.pod} was silent for {self._pool.timeouts.idle_s:g} s", pod=self.pod
             ) from None
+        except UpstreamBroken as error:
+            raise UpstreamBroken(f"pod {self.pod}: {error}", pod=self.pod) from error
+
+    @property
+    def pod(self) -> str:
+        """The id of the pod whose answer it is."""
+        return self._pool.pod
 
     def close(self) -> None:
         """Give the connection back. Again, it changes nothing: by then another exchange may have it."""
@@ -228,10 +236,21 @@ class UpstreamPool:
                 return await self._on(reused, message)
             except StaleConnection:
                 pass  # closed between two requests; the pod has most likely not seen this one
+        return await self.exchange_once(lambda: message)
+
+    async def exchange_once(self, message: Callable[[], bytes]) -> Reply:
+        """The same for what no pod may get twice: over a new connection, and `message` is asked for once that stands.
+
+        Raises like `exchange`, and what `message` raises.
+        """
+        connection = await self._connect()
         try:
-            return await self._on(await self._connect(), message)
+            return await self._on(connection, message())
         except StaleConnection as error:
             raise UpstreamBroken(f"pod {self.pod}: {error}", pod=self.pod) from error
+        except BaseException:
+            connection.close()
+            raise
 
     async def _on(self, connection: Connection, message: bytes) -> Reply:
         done = False

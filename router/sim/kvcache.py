@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import xxhash
@@ -39,6 +39,8 @@ class BlockTable:
     matchable_blocks: int = 0
     """Leading full blocks that other requests can find."""
     hashes: list[BlockHash] = field(default_factory=list)
+    garbled: bool = False
+    """Some KV under it is not of these tokens; so is all that is computed on top of it."""
 
     def hash_up_to(self, blocks: int, block_size_tokens: int) -> None:
         """Make `hashes` cover at least the first `blocks` full blocks; those known are not hashed again."""
@@ -59,6 +61,7 @@ class KvCache:
         self._hash_of: list[BlockHash | None] = [None] * num_blocks
         self._copies: dict[BlockHash, list[int]] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._garbled: set[int] = set()
         self._events: list[KvEvent] = []
 
     @property
@@ -88,13 +91,12 @@ class KvCache:
         """
         limit = (len(table.tokens) - 1) // self.block_size_tokens
         table.hash_up_to(limit, self.block_size_tokens)
-        found: list[int] = []
-        for block_hash in table.hashes[:limit]:
-            copies = self._copies.get(block_hash)
-            if copies is None:
-                break
-            found.append(copies[0])
-        return found
+        held = self.leading_blocks(table.hashes[:limit])
+        return [self._copies[block_hash][0] for block_hash in table.hashes[:held]]
+
+    def leading_blocks(self, hashes: Sequence[BlockHash]) -> int:
+        """How many of these blocks are matchable before the first that is not."""
+        return next((at for at, block_hash in enumerate(hashes) if block_hash not in self._copies), len(hashes))
 
     def admit(self, table: BlockTable, found: list[int], new_tokens: int) -> bool:
         """Let `table` begin on the blocks that `match` found, with room for `new_tokens` behind them.
@@ -111,6 +113,7 @@ class KvCache:
         table.blocks = list(found)
         table.matchable_blocks = len(found)
         table.computed_tokens = cached_tokens
+        table.garbled = not self._garbled.isdisjoint(found)
         return self.grow(table, cached_tokens + new_tokens)
 
     def grow(self, table: BlockTable, total_tokens: int) -> bool:
@@ -132,6 +135,8 @@ class KvCache:
         for block, block_hash in zip(table.blocks[first:full], table.hashes[first:full], strict=True):
             self._hash_of[block] = block_hash
             self._copies.setdefault(block_hash, []).append(block)
+        if table.garbled:
+            self._garbled.update(table.blocks[first:full])
         table.matchable_blocks = full
         self._events.append(self._stored(table, first, full))
 
@@ -165,6 +170,7 @@ class KvCache:
     def _reuse_oldest(self) -> int:
         block, _ = self._free.popitem(last=False)
         self._references[block] = 1
+        self._garbled.discard(block)
         block_hash = self._hash_of[block]
         if block_hash is not None:
             self._forget(block, block_hash)

@@ -17,14 +17,25 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from router.sim.mock.app import EngineApp
-from router.sim.mock.config import KvEventConfig, MockEngineConfig
+from router.sim.mock.config import HandoffConfig, HandoffDialect, KvEventConfig, MockEngineConfig
 from router.sim.mock.events import KvPublisher
 from router.sim.mock.exchange import EngineProtocol
 from router.sim.mock.faults import Fault, FaultBoard, FaultKind
+from router.sim.mock.handoff.legs import Handoffs
 from router.sim.mock.steps import StepLoop
 from router.types import KvEvent, PodLoad
 
-__all__ = ["Fault", "FaultKind", "KvEventConfig", "MockEngine", "MockEngineConfig", "MockFleet", "serve"]
+__all__ = [
+    "Fault",
+    "FaultKind",
+    "HandoffConfig",
+    "HandoffDialect",
+    "KvEventConfig",
+    "MockEngine",
+    "MockEngineConfig",
+    "MockFleet",
+    "serve",
+]
 
 LISTEN_BACKLOG = 2048
 
@@ -38,19 +49,31 @@ class MockEngine:
         self._kv_events = config.kv_events
         self._publisher: KvPublisher | None = None
         self._steps = StepLoop(config, self._publish)
-        app = EngineApp(config, self._steps, self.faults, self._event_sources, self.inject)
+        self._handoffs = Handoffs(config, self._steps, self.faults, lambda: (config.host, self.side_port))
+        app = EngineApp(config, self._steps, self.faults, self._handoffs, self._event_sources, self.inject)
         self._http = uvicorn.Config(
             app, lifespan="off", ws="none", proxy_headers=False, access_log=False, log_config=None
         )
         self._http_state = ServerState()
         self._port = config.port
-        self._server: asyncio.Server | None = None
+        self._side_port = config.handoff.side_port
+        self._servers: list[asyncio.Server] = []
         self._healing: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
         """Base URL, known from `start` on."""
         return f"http://{self.config.host}:{self._port}"
+
+    @property
+    def side_port(self) -> int:
+        """Where peers and Mooncake's routers reach this engine, known from `start` on."""
+        return self._port if self._side_port is None else self._side_port
+
+    @property
+    def pinned_requests(self) -> tuple[str, ...]:
+        """The keys under which KV of prefill legs still holds blocks."""
+        return self._handoffs.pins.keys
 
     @property
     def kv_endpoint(self) -> str | None:
@@ -79,12 +102,14 @@ class MockEngine:
     async def stop(self) -> None:
         """Die: connections drop in mid-answer; the ports are free on return."""
         self._stop_listening()
+        self._handoffs.restart()
         self._steps.restart()
         self._drop_connections(flush=False)
         if self._publisher is not None:
             self._publisher.close()
         while self._http_state.tasks:
             await asyncio.wait(self._http_state.tasks)
+        await self._handoffs.close()
 
     def inject(self, fault: Fault) -> None:
         """Arm a fault, or do it now if it is of the immediate kinds."""
@@ -92,13 +117,18 @@ class MockEngine:
             self._restart()
         elif fault.kind is FaultKind.REFUSE:
             self._refuse(fault.for_s)
+        elif fault.kind is FaultKind.DIE:
+            self._restart()
+            self._refuse(fault.for_s)
+        elif fault.kind is FaultKind.EXPIRE:
+            self._handoffs.pins.expire_all()
         else:
             self.faults.arm(fault)
 
     async def heal(self) -> None:
         """Disarm every fault and accept connections again."""
         self.faults.clear()
-        if self._server is None:
+        if not self._servers:
             await self._listen()
 
     async def __aenter__(self) -> Self:
@@ -111,21 +141,27 @@ class MockEngine:
     # --- HTTP -----------------------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        self._server = await asyncio.get_running_loop().create_server(
+        self._port = await self._listen_on(self._port)
+        if self._side_port is not None:
+            self._side_port = await self._listen_on(self._side_port)
+
+    async def _listen_on(self, port: int) -> int:
+        server = await asyncio.get_running_loop().create_server(
             lambda: EngineProtocol(self._http, self._http_state, {}),
             self.config.host,
-            self._port,
+            port,
             backlog=LISTEN_BACKLOG,
         )
-        self._port = self._server.sockets[0].getsockname()[1]
+        self._servers.append(server)
+        bound: int = server.sockets[0].getsockname()[1]
+        return bound
 
     def _stop_listening(self) -> None:
         if self._healing is not None:
             self._healing.cancel()
             self._healing = None
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        while self._servers:
+            self._servers.pop().close()
 
     def _drop_connections(self, *, flush: bool) -> None:
         """With `flush` what was written still goes out: the answer to whoever asked for this fault."""
@@ -147,6 +183,7 @@ class MockEngine:
         await self._listen()
 
     def _restart(self) -> None:
+        self._handoffs.restart()
         self._steps.restart()
         self._drop_connections(flush=True)
         if self._publisher is not None:

@@ -41,12 +41,19 @@ class SimRequest:
     output: Sequence[int]
     adapter: str = ""
     salt: str = ""
+    loaded_tokens: int = 0
+    """Leading prompt tokens whose KV came from elsewhere and needs no compute; the last one always does."""
+    garbled: bool = False
+    """That KV is not of this prompt."""
+    pinned: bool = False
+    """Its blocks stay in use after its last token, until somebody takes them over by `detach`, or `cancel`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """What one step did. `emitted` got one token each; `started` those of them whose first token it was, with the
-    prompt tokens that needed no compute; `finished` those whose last it was."""
+    prompt tokens found in the pod's own cache; `garbled` those of these whose KV is not of their prompt; `finished`
+    those whose last token it was."""
 
     duration_ms: float
     emitted: tuple[RequestId, ...]
@@ -54,6 +61,7 @@ class Step:
     finished: tuple[RequestId, ...]
     preempted: tuple[RequestId, ...]
     events: tuple[KvEvent, ...]
+    garbled: frozenset[RequestId] = frozenset()
 
 
 @dataclass(slots=True)
@@ -64,6 +72,8 @@ class PodCounters:
     generation_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    external_prefix_cache_queries: int = 0
+    external_prefix_cache_hits: int = 0
     preemptions: int = 0
 
 
@@ -96,6 +106,11 @@ class _Sequence:
         return len(self.table.tokens) - self.table.computed_tokens
 
     @property
+    def loaded_tokens(self) -> int:
+        """A preempted request has lost what came from elsewhere, too."""
+        return min(self.request.loaded_tokens, len(self.request.prompt) - 1) if self.cached_tokens is None else 0
+
+    @property
     def decoding(self) -> bool:
         return self.emitted > 0 and self.missing_tokens == 1
 
@@ -119,6 +134,7 @@ class SimPod:
         self._running: list[_Sequence] = []
         self._waiting: deque[_Sequence] = deque()
         self._sequences: dict[RequestId, _Sequence] = {}
+        self._pinned: dict[RequestId, BlockTable] = {}
         self._batch: _Batch | None = None
 
     @property
@@ -139,6 +155,10 @@ class SimPod:
 
     def cancel(self, request_id: RequestId) -> bool:
         """Drop a request and free its blocks at once, even in mid-step. False where it is not here."""
+        pinned = self._pinned.pop(request_id, None)
+        if pinned is not None:
+            self.cache.release(pinned)
+            return True
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return False
@@ -146,6 +166,10 @@ class SimPod:
             self._waiting.remove(sequence)
         self._leave(sequence)
         return True
+
+    def detach(self, request_id: RequestId) -> BlockTable:
+        """The blocks of a finished `pinned` request, now the caller's to release. `KeyError` where there are none."""
+        return self._pinned.pop(request_id)
 
     def step(self) -> Step | None:
         """One whole step, for drivers to which nothing happens while it runs. None when there is nothing to do."""
@@ -172,6 +196,7 @@ class SimPod:
             raise RuntimeError("no step is under way")
         emitted: list[RequestId] = []
         started: dict[RequestId, int] = {}
+        garbled: set[RequestId] = set()
         finished: list[RequestId] = []
         for request_id, (sequence, tokens) in batch.chunks.items():
             if self._sequences.get(request_id) is not sequence:
@@ -182,11 +207,20 @@ class SimPod:
             emitted.append(request_id)
             if not sequence.emitted:
                 started[request_id] = sequence.cached_tokens or 0
+                if sequence.table.garbled:
+                    garbled.add(request_id)
             if self._emit(sequence):
                 finished.append(request_id)
         self.counters.generation_tokens += len(emitted)
-        events = self.cache.take_events()
-        return Step(batch.duration_ms, tuple(emitted), started, tuple(finished), tuple(batch.preempted), events)
+        return Step(
+            duration_ms=batch.duration_ms,
+            emitted=tuple(emitted),
+            started=started,
+            finished=tuple(finished),
+            preempted=tuple(batch.preempted),
+            events=self.cache.take_events(),
+            garbled=frozenset(garbled),
+        )
 
     def _schedule_running(self, batch: _Batch, budget_tokens: int) -> int:
         """Room and tokens for those that run, oldest first; the youngest give way when the pool is empty."""
@@ -208,15 +242,23 @@ class SimPod:
             sequence = self._waiting[0]
             found = self.cache.match(sequence.table)
             cached_tokens = len(found) * self.config.block_size_tokens
-            tokens = min(len(sequence.table.tokens) - cached_tokens, budget_tokens)
-            if not self.cache.admit(sequence.table, found, tokens):
+            present_tokens = max(cached_tokens, sequence.loaded_tokens)
+            tokens = min(len(sequence.table.tokens) - present_tokens, budget_tokens)
+            if not self.cache.admit(sequence.table, found, present_tokens - cached_tokens + tokens):
                 return
             self._running.append(self._waiting.popleft())
-            self._count_admission(sequence, cached_tokens)
+            self._put_loaded(sequence, present_tokens)
+            self._count_admission(sequence, cached_tokens, present_tokens)
             batch.chunks[sequence.request.id] = (sequence, tokens)
             budget_tokens -= tokens
 
-    def _count_admission(self, sequence: _Sequence, cached_tokens: int) -> None:
+    def _put_loaded(self, sequence: _Sequence, present_tokens: int) -> None:
+        """What came from elsewhere is matchable from now on, right or wrong."""
+        if present_tokens > sequence.table.computed_tokens:
+            sequence.table.garbled |= sequence.request.garbled
+            self.cache.commit(sequence.table, present_tokens)
+
+    def _count_admission(self, sequence: _Sequence, cached_tokens: int, present_tokens: int) -> None:
         """Only the first admission counts: what a preempted request finds again is mostly its own."""
         if sequence.cached_tokens is not None:
             return
@@ -224,6 +266,8 @@ class SimPod:
         self.counters.prompt_tokens += len(sequence.request.prompt)
         self.counters.prefix_cache_queries += len(sequence.request.prompt)
         self.counters.prefix_cache_hits += cached_tokens
+        self.counters.external_prefix_cache_queries += len(sequence.request.prompt) - cached_tokens
+        self.counters.external_prefix_cache_hits += present_tokens - cached_tokens
 
     def _preempt_youngest(self, batch: _Batch) -> _Sequence:
         """Send the last admitted request back to the head of the queue; it will compute its tokens again."""
@@ -250,13 +294,16 @@ class SimPod:
         token = output[sequence.emitted]
         sequence.emitted += 1
         if sequence.emitted == len(output):
-            self._leave(sequence)
+            self._leave(sequence, pin=sequence.request.pinned)
             return True
         sequence.table.tokens.append(token)
         return False
 
-    def _leave(self, sequence: _Sequence) -> None:
+    def _leave(self, sequence: _Sequence, *, pin: bool = False) -> None:
         del self._sequences[sequence.request.id]
         if sequence in self._running:
             self._running.remove(sequence)
-        self.cache.release(sequence.table)
+        if pin:
+            self._pinned[sequence.request.id] = sequence.table
+        else:
+            self.cache.release(sequence.table)

@@ -7,7 +7,6 @@ clock counts. This file never decides how often.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple
 from typing import TypeAlias
 
 import msgspec
@@ -19,7 +18,9 @@ from router.types import InFlight, PodId
 
 Work: TypeAlias = Mapping[PodId, InFlight]
 
-_ROW = msgspec.msgpack.Decoder(dict[str, tuple[int, int, int, float, int]])
+_SHARED = 6
+"""So many fields of `InFlight` mean the same to every router: the rest is by its own clock."""
+_ROW = msgspec.msgpack.Decoder(dict[str, tuple[int, int, int, float, int, int]])
 
 
 class Workload:
@@ -33,7 +34,8 @@ class Workload:
 
     async def exchange(self, own: Work) -> dict[str, Work]:
         """Write our row; the others' by router. A row that cannot be read is one of another version: left out."""
-        return await self._exchange(msgspec.msgpack.encode({pod: astuple(work) for pod, work in own.items()}))
+        row = {pod: msgspec.structs.astuple(work)[:_SHARED] for pod, work in own.items()}
+        return await self._exchange(msgspec.msgpack.encode(row))
 
     async def leave(self) -> None:
         """Take our row away."""

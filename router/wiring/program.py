@@ -9,19 +9,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 from fastapi import FastAPI
 
 from router.api.app import App, own_app
 from router.api.openai import OpenAiEdge
-from router.config.priors import prior_speed
-from router.config.schema import CostPrior, KvEvents, ModelConfig, ModelPrior, PodConfig, RouterConfig
+from router.config.links import build_links, load_link_classes
+from router.config.priors import prior_of
+from router.config.schema import CostPrior, KvEvents, ModelPrior, PodConfig, RouterConfig
+from router.config.shipped import shipped
 from router.engines.adapter import KvEventSource, PodFacts
-from router.errors import ConfigError, MalformedRequest
+from router.errors import ConfigError
 from router.feeds.ask import open_client
 from router.feeds.discovery.static import StaticDiscovery, configured_pods
+from router.feeds.handoff_facts import HandoffFacts
 from router.feeds.kv_streams import KvStreams
 from router.feeds.load import LoadFeed
 from router.feeds.probe import ProbeFeed
@@ -33,40 +36,20 @@ from router.fleet.ledger import Ledger
 from router.observe.metrics import Metrics
 from router.observe.receipts import ReceiptLog
 from router.policy.spec import Policy
-from router.prompt.fingerprint import Fingerprinter
-from router.prompt.template import ChatTemplate
-from router.prompt.tokenizer import Tokenizer, TokenizerSource, load_tokenizer
+from router.prompt.tokenizer import load_tokenizer
 from router.proxy.forward import Forwarder, Forwarding
 from router.proxy.pools import Pools
-from router.proxy.prompts import EngineReader, LocalReader, PromptReader
 from router.proxy.upstream import UpstreamTimeouts
 from router.stores.local import LocalStore
 from router.stores.store import PrefixStore
-from router.types import (
-    Endpoint,
-    Generation,
-    InferenceRequest,
-    Pod,
-    PodId,
-    PodSpeed,
-    PodState,
-    PrefixTrust,
-    PromptPrefix,
-)
+from router.types import Generation, Pod, PodId, PodSpeed, PodState, PrefixTrust
 from router.wiring.cluster import Cluster
+from router.wiring.prompts import LoadTokenizer, Prompts
 
 IDLE_SWEEP_S = 1.0
 WARM_UP_POLL_S = 0.02
-ENGINE_TOKENIZER = "engine"
 
 log = structlog.get_logger()
-
-
-class LoadTokenizer(Protocol):
-    """How a tokenizer is loaded; a process with several routers shares one."""
-
-    def __call__(self, source: TokenizerSource, *, fast: bool) -> Tokenizer:
-        """The tokenizer at `source`."""
 
 
 def build(config: RouterConfig, policy: Policy, priors: dict[str, ModelPrior]) -> App:
@@ -85,20 +68,19 @@ class Program:
         load: LoadTokenizer = load_tokenizer,
     ) -> None:
         self._config = config
-        self._load_tokenizer = load
         self._policy = policy
         self._priors = priors
         self.metrics = Metrics()
-        self.fleet = Fleet()
+        self.fleet = Fleet(build_links(config.links, load_link_classes(shipped("config") / "hardware" / "links.yaml")))
         self.ledger = Ledger()
         self.breaker = Breaker(self.fleet, failures_to_eject=config.feeds.failures_to_eject)
-        self.generations: dict[str, Generation] = {}
+        self.client = open_client()
+        self.handoff_facts = HandoffFacts(self.fleet, self.client, timeout_s=config.feeds.health_timeout_s)
+        self.prompts = Prompts(config, self.client, self._ready_pods, self.metrics, load)
         redis = config.index.redis
         self.cluster = Cluster(redis, self.ledger, self._same_tokens) if redis else None
         self.store: PrefixStore = self.cluster.store if self.cluster else LocalStore()
-        self.client = open_client()
         self.pools = Pools(_timeouts(config))
-        self.readers = {model.name: self._reader(model) for model in config.models if model.tokenizer}
         self._pod_configs: dict[str, PodConfig] = {}
         self.discovery = StaticDiscovery()
         for pod in config.pods:
@@ -116,9 +98,10 @@ class Program:
             ledger=self.ledger,
             breaker=self.breaker,
             store=self.store,
-            readers=self.readers,
+            readers=self.prompts.readers,
             policy=lambda: self._policy,
             pool=self.pools.of,
+            handoff_facts=self.handoff_facts.of,
             publishes_events=self._publishes_events,
             metrics=self.metrics,
             forwarding=_forwarding(self._config),
@@ -143,7 +126,9 @@ class Program:
         try:
             if self.cluster:
                 await self._warm_up(self.cluster)
-            log.info("serving", policy=self._policy.name, pods=len(self.discovery.pods), models=sorted(self.readers))
+            log.info(
+                "serving", policy=self._policy.name, pods=len(self.discovery.pods), models=sorted(self.prompts.readers)
+            )
             yield
         finally:
             for task in tasks:
@@ -188,13 +173,19 @@ class Program:
             timeout_s=feeds.health_timeout_s,
         )
         load = LoadFeed(self.fleet, self.client, interval_s=feeds.load_interval_s, timeout_s=feeds.load_timeout_s)
-        running = {"discovery": self._discover, "probe": probe.run, "load": load.run, "idle": self._sweep_idle}
+        running = {
+            "discovery": self._discover,
+            "probe": probe.run,
+            "load": load.run,
+            "handoff facts": self.handoff_facts.run,
+            "idle": self._sweep_idle,
+        }
         if feeds.parity:
             parity = ParityFeed(
                 self.fleet,
                 self.store,
                 self.client,
-                self._fingerprint_probe,
+                self.prompts.of_probe,
                 self._publishes_events,
                 retest_s=feeds.parity_retest_s,
             )
@@ -207,7 +198,7 @@ class Program:
 
     def _same_tokens(self, generation: Generation) -> bool:
         """Can blocks of this generation be those of a prompt that is read here?"""
-        ours = self.generations.get(generation.model)
+        ours = self.prompts.generations.get(generation.model)
         same = ours and (ours.tokenizer, ours.block_size_tokens) == (generation.tokenizer, generation.block_size_tokens)
         if ours and not same:
             log.warning("a publisher's tokenizer or block size is not ours: its blocks mean nothing here",
@@ -224,47 +215,7 @@ class Program:
             await asyncio.sleep(IDLE_SWEEP_S)
             self.pools.expire_idle()
 
-    # --- prompts ---
-
-    def _reader(self, model: ModelConfig) -> PromptReader:
-        """How prompts of this model become tokens. Loading a tokenizer takes a second or two."""
-        generation = Generation(
-            model=model.name,
-            revision=model.revision,
-            kv_dtype=model.kv_dtype,
-            block_size_tokens=model.block_size_tokens,
-        )
-        if model.tokenizer == ENGINE_TOKENIZER:
-            self.generations[model.name] = generation
-            return EngineReader(generation, self.client, self._ready_pods, self._count_unread)
-        tokenizer = self._tokenizer(model)
-        fingerprinter = self._fingerprinter(model, tokenizer, generation)
-        self.generations[model.name] = fingerprinter.generation
-        return LocalReader(fingerprinter, tokenizer, self._count_unread)
-
-    def _tokenizer(self, model: ModelConfig) -> Tokenizer:
-        assert model.tokenizer is not None
-        source = TokenizerSource(model.tokenizer, model.chat_template)
-        tokenizer = self._load_tokenizer(source, fast=model.fast_tokenizer)
-        log.info("tokenizer", model=model.name, backend=tokenizer.backend, why=tokenizer.reason)
-        return tokenizer
-
-    def _fingerprinter(self, model: ModelConfig, tokenizer: Tokenizer, generation: Generation) -> Fingerprinter:
-        template = None
-        if tokenizer.chat_template:
-            template = ChatTemplate(tokenizer, None, model.chat_template_content_format, model.chat_template_kwargs)
-        return Fingerprinter(tokenizer, template, generation, cache_bytes=self._config.index.tokens_cache_bytes)
-
-    async def _fingerprint_probe(self, endpoint: Endpoint, body: Mapping[str, Any]) -> PromptPrefix | None:
-        """The router's own prefix of a self-test's prompt, through the very path that requests take."""
-        reader = self.readers.get(body["model"])
-        if reader is None:
-            return None
-        request = InferenceRequest(id="parity", endpoint=endpoint, model=body["model"], body=b"", prompt=body)
-        try:
-            return await reader.read(request)
-        except MalformedRequest:
-            return None
+    # --- pods ---
 
     def _ready_pods(self, model: str) -> list[Pod]:
         return [
@@ -273,15 +224,10 @@ class Program:
             if status.state is PodState.READY and status.pod.serves(model)
         ]
 
-    def _count_unread(self, model: str, reason: str) -> None:
-        self.metrics.unread_prompts.labels(model, reason[:60]).inc()
-
-    # --- pods ---
-
     def add_pod(self, pod: PodConfig) -> None:
         """Take up one more pod (or replace the one of that URL). Raises `ConfigError`."""
         configs = {**self._pod_configs, pod.url: pod}
-        self.discovery.replace([p for each in configs.values() for p in configured_pods(each, self._speed(each))])
+        self.discovery.replace([p for each in configs.values() for p in configured_pods(each, *self._prior(each))])
         self._pod_configs = configs
 
     def remove_pod(self, pod_id: PodId) -> bool:
@@ -292,14 +238,16 @@ class Program:
         self.discovery.replace([pod for pod in self.discovery.pods if pod.url != status.pod.url])
         return True
 
-    def _speed(self, pod: PodConfig) -> PodSpeed:
-        """A fleet serves one model as a rule: the first configured one tells the speed before the pods can."""
+    def _prior(self, pod: PodConfig) -> tuple[PodSpeed, int]:
+        """A fleet serves one model as a rule: the first configured one tells speed and KV before the pods can."""
         cost = self._config.models[0].cost if self._config.models else CostPrior()
-        return pod.speed or prior_speed(self._priors, cost, pod.hardware)
+        return prior_of(self._priors, cost, pod)
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
         """A pod has come to life: know what it serves, and follow its cache."""
-        generation = next((self.generations[name] for name in facts.models if name in self.generations), None)
+        generation = next(
+            (self.prompts.generations[name] for name in facts.models if name in self.prompts.generations), None
+        )
         size = generation.block_size_tokens if generation else 1
         self.fleet.describe(
             pod.id,
@@ -308,6 +256,7 @@ class Program:
             max_model_len_tokens=facts.max_model_len_tokens,
             block_size_tokens=facts.block_size_tokens,
             capacity_blocks=facts.capacity_tokens // size if facts.capacity_tokens else None,
+            version=facts.version,
         )
         if generation is None:
             log.warning(
@@ -347,6 +296,9 @@ class Program:
                 "id": status.pod.id,
                 "url": status.pod.url,
                 "engine": status.pod.engine,
+                "version": status.pod.version,
+                "role": status.pod.role.value,
+                "handoff": status.pod.handoff,
                 "state": status.state.value,
                 "trust": status.pod.trust.value,
                 "trust_reason": self.fleet.trust_reason(status.pod.id),

@@ -8,8 +8,8 @@ import pytest
 
 from router.config.load import load
 from router.config.policies import choose_policy, load_policies
-from router.config.priors import load_priors, prior_speed
-from router.config.schema import CostPrior, RouterConfig
+from router.config.priors import load_priors
+from router.config.schema import RouterConfig
 from router.config.shipped import shipped
 from router.errors import ConfigError
 
@@ -46,6 +46,13 @@ def refused(folder: Path, text: str) -> str:
             "did you mean 'replay_endpoint'?",
         ),
         ("colour: red\n", "/router.yaml:1: colour", "valid keys: edge, feeds"),
+        (
+            "links:\n  cpu: {t0_ms: 1,\n    gb_per_ss: 3}\n",
+            "/router.yaml:",
+            "3: links.cpu.LinkFigures.gb_per_ss: unknown key; did you mean 'gb_per_s'?",
+        ),
+        ("links:\n  elswhere: nvme\n", "/router.yaml:2: links.elswhere", "did you mean 'elsewhere'?"),
+        ("pods:\n- url: http://a\n  handoff: nix\n", "/router.yaml:3: pods.0.handoff", "'nixl', 'mooncake'"),
         ("policy: 2024-13-45\n", "/router.yaml: not valid YAML", "month"),
         ("policy: \x00\n", "/router.yaml: not valid YAML", "special characters"),
         ("policy: !!int abc\n", "/router.yaml: not valid YAML", "abc"),
@@ -89,18 +96,6 @@ def test_a_policy_mistake_names_file_line_and_key(tmp_path: Path) -> None:
     file.write_text("name: yours\nabout: x\npicker:\n  lowest_cost: {}\n")
     with pytest.raises(ConfigError, match="'yours' must equal the file's name"):
         load_policies(tmp_path)
-
-
-def test_a_prior_is_chosen_by_model_and_hardware() -> None:
-    """A pod's own hardware goes before the model's; what is unknown is named with what is known."""
-    priors = load_priors(shipped("config") / "models")
-    cost = CostPrior(model="llama-3.1-8b", hardware="h100x1")
-    assert prior_speed(priors, cost).c1_ms_per_token == 0.02028
-    assert prior_speed(priors, cost, "h200x1").c0_ms == 0.0
-    with pytest.raises(ConfigError, match=r"known: .*qwen3-32b"):
-        prior_speed(priors, CostPrior(model="gpt-2"))
-    with pytest.raises(ConfigError, match="known: a100x1, h100x1, h200x1"):
-        prior_speed(priors, cost, "tpu")
 
 
 def test_the_annotated_defaults_are_the_defaults() -> None:

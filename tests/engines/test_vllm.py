@@ -73,6 +73,15 @@ def test_a_pod_describes_its_cache(make_pod: MakePod) -> None:
     assert (facts.block_size_tokens, facts.capacity_tokens) == (16, 1600)
 
 
+def test_a_pod_tells_its_release(make_pod: MakePod) -> None:
+    """KV passes between equal ones only; one that does not say is of none."""
+    for answer, version in ((b'{"version":"0.32.0"}', "0.32.0"), (b"<html>", ""), (b"{}", "")):
+        facts = VLLM.describe({"/v1/models": MODELS, "/version": answer}, make_pod("vllm"))
+        assert facts is not None
+        assert facts.version == version
+    assert "/version" in VLLM.describe_paths
+
+
 def test_events_are_found_by_rank(make_pod: MakePod) -> None:
     """The only source of a pod without ranks, the right one of a pod with."""
     two = {"0": source(), "1": source(endpoint="tcp://*:5558", replay_endpoint=None)}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
-from router.types import Pod, PodLoad, PodState, PrefixTrust, Role
+from router.types import Link, Links, Pod, PodLoad, PodState, PrefixTrust, Role
 
 MakePod = Callable[..., Pod]
 Told = tuple[str, PodState, PodState]
@@ -41,7 +42,8 @@ def test_what_is_learnt_survives_discovery(make_pod: MakePod) -> None:
     """State, load, facts, trust and epoch stay; what discovery owns follows it."""
     fleet = Fleet()
     fleet.sync([make_pod("a")])
-    fleet.describe("a", models=("m",), max_model_len_tokens=4096, block_size_tokens=32, capacity_blocks=100)
+    facts: dict[str, Any] = {"max_model_len_tokens": 4096, "block_size_tokens": 32, "capacity_blocks": 100}
+    fleet.describe("a", models=("m",), version="0.32.0", **facts)
     fleet.event("a", PodEvent.PROBE_OK)
     fleet.trust("a", PrefixTrust.TRUSTED, "tokens agree")
     fleet.observe_load("a", PodLoad(3, 1, 0.5, 9.0))
@@ -50,9 +52,18 @@ def test_what_is_learnt_survives_discovery(make_pod: MakePod) -> None:
     after = fleet.snapshot.pods[0]
     assert (after.state, after.load) == (PodState.READY, PodLoad(3, 1, 0.5, 9.0))
     assert (after.pod.role, after.pod.zone) == (Role.DECODE, "z")
-    assert (after.pod.models, after.pod.capacity_blocks) == (("m",), 100)
+    assert (after.pod.models, after.pod.capacity_blocks, after.pod.version) == (("m",), 100, "0.32.0")
     assert (after.pod.trust, after.pod.epoch) == (PrefixTrust.TRUSTED, before.pod.epoch)
     assert fleet.trust_reason("a") == "tokens agree"
+
+
+def test_the_ways_between_pods_are_in_every_snapshot(make_pod: MakePod) -> None:
+    """Whatever pods come and go."""
+    links = Links(elsewhere=Link(1.0, 10.0))
+    fleet = Fleet(links)
+    assert fleet.snapshot.links is links
+    fleet.sync([make_pod("a")])
+    assert fleet.snapshot.links is links
 
 
 def test_another_process_under_the_same_id_is_another_pod(make_pod: MakePod) -> None:

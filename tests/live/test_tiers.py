@@ -23,7 +23,7 @@ from router.publisher.mooncake import MooncakeSource
 from router.types import BlocksCleared, BlocksStored, Generation, KvEvent, Tier
 from tests.live.engines import HOME
 from tests.live.router_process import free_port
-from tests.live.tiers import CHUNK_TOKENS, lmcache_server, mooncake_client, mooncake_master, vllm_on_lmcache
+from tests.live.tiers import CHUNK_TOKENS, lmcache_server, mooncake_client, mooncake_master, reporting, vllm_on_lmcache
 
 pytestmark = [pytest.mark.live, pytest.mark.net]
 
@@ -153,7 +153,7 @@ def test_an_lmcache_server_reports_to_us_what_a_real_vllm_stores_in_it(tmp_path:
     with ExitStack() as ours:
         ours.enter_context(serving(plays, port))
         with (
-            lmcache_server(lmcache_port, free_port(), f"http://127.0.0.1:{port}", tmp_path / "l2") as tier,
+            lmcache_server(lmcache_port, free_port(), reporting(f"http://127.0.0.1:{port}", tmp_path / "l2")) as tier,
             vllm_on_lmcache(free_port(), MODEL, lmcache_port) as vllm,
         ):
             soon(lambda: plays.host_of("live-cache") == "127.0.0.1")

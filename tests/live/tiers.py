@@ -114,21 +114,27 @@ def mooncake_environment() -> dict[str, str]:
 
 
 @contextmanager
-def lmcache_server(port: int, http_port: int, coordinator_url: str, files: Path) -> Iterator[str]:
-    """An LMCache server, in a quarter of a minute and 1.5 GiB, that reports to a coordinator as `live-cache` and keeps
-    a second tier in `files`; yields the URL of its HTTP port."""
+def lmcache_server(port: int, http_port: int, options: Sequence[str] = ()) -> Iterator[str]:
+    """An LMCache server, in a quarter of a minute and 1.5 GiB; yields the URL of its HTTP port."""
     command = [
         *(str(LMCACHE / "bin/lmcache"), "server", "--host", "127.0.0.1", "--port", str(port)),
         *("--http-host", "127.0.0.1", "--http-port", str(http_port), "--prometheus-port", str(http_port + 1)),
         *("--chunk-size", str(CHUNK_TOKENS), "--l1-size-gb", "1", "--eviction-policy", "LRU"),
+        *options,
+    ]
+    url = f"http://127.0.0.1:{http_port}"
+    with _running("lmcache", command, f"{url}/healthcheck", {"LMCACHE_TRACK_USAGE": "false"}):
+        yield url
+
+
+def reporting(coordinator_url: str, files: Path) -> list[str]:
+    """Options of an LMCache server that reports to a coordinator as `live-cache` and keeps a second tier in `files`."""
+    return [
         *("--l2-adapter", json.dumps({"type": "fs", "base_path": str(files)}), "--instance-id", "live-cache"),
         *("--coordinator-url", coordinator_url, "--coordinator-advertise-ip", "127.0.0.1"),
         *("--coordinator-event-reporting", "--coordinator-event-flush-interval", "0.2"),
         *("--coordinator-heartbeat-interval", "0.5"),
     ]
-    url = f"http://127.0.0.1:{http_port}"
-    with _running("lmcache", command, f"{url}/healthcheck", {"LMCACHE_TRACK_USAGE": "false"}):
-        yield url
 
 
 @contextmanager

@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 from router.config.policies import load_policies
 from router.config.shipped import shipped
 from router.hashing import generation_seed, hash_blocks, token_array
+from router.policy.spec import Policy, parse_policy
 from router.types import (
     Endpoint,
     FleetSnapshot,
     Generation,
     InferenceRequest,
     InFlight,
+    Link,
+    Links,
     Pod,
     PodLoad,
     PodSpeed,
@@ -39,6 +42,12 @@ def pod(name: str, **facts: Any) -> Pod:
     return Pod(id=name, **(usual | {"trust": PrefixTrust.TRUSTED} | facts))
 
 
+def policy(*costs: str, **facts: Any) -> Policy:
+    """The cheapest by these terms with their defaults, or by `costs` as a file would say them."""
+    usual: dict[str, Any] = {"name": "mine", "about": "", "costs": {name: {} for name in costs}}
+    return parse_policy(usual | {"picker": {"lowest_cost": {}}} | facts)
+
+
 def ready(*pods: Pod) -> tuple[PodStatus, ...]:
     return tuple(PodStatus(each, PodState.READY) for each in pods)
 
@@ -59,7 +68,7 @@ def request(name: str = "r", **facts: Any) -> InferenceRequest:
     return InferenceRequest(id=name, **(usual | facts))
 
 
-def scene(*statuses: PodStatus, **facts: Any) -> Scene:
+def scene(*statuses: PodStatus, links: Links | None = None, **facts: Any) -> Scene:
     usual: dict[str, Any] = {
         "request": request(),
         "prompt": prompt(1000),
@@ -67,7 +76,7 @@ def scene(*statuses: PodStatus, **facts: Any) -> Scene:
         "inflight": {},
         "now_s": 0.0,
     }
-    return Scene(fleet=FleetSnapshot(1, statuses), **(usual | facts))
+    return Scene(fleet=FleetSnapshot(1, statuses, links or Links()), **(usual | facts))
 
 
 def holding(seen: Scene, pod_id: str, blocks: int) -> Scene:
@@ -85,13 +94,17 @@ speeds = st.builds(
     st.floats(0, 1e-4),
 )
 works = st.builds(
-    lambda requests, prefilling, tokens, ms, context: InFlight(requests + prefilling, prefilling, tokens, ms, context),
+    lambda requests, prefilling, tokens, ms, context, pulls: InFlight(
+        requests + prefilling, prefilling, tokens, ms, context, pulls
+    ),
     st.integers(0, 40),
     st.integers(0, 10),
     st.integers(0, 50_000),
     st.floats(0, 5_000),
     st.integers(0, 500_000),
+    st.integers(0, 3),
 )
+links = st.builds(Link, st.floats(0, 30), st.floats(1e3, 1e6))
 
 
 @st.composite
@@ -104,6 +117,9 @@ def statuses(draw: st.DrawFn, name: str) -> PodStatus:
         max_model_len_tokens=draw(st.none() | st.integers(1, 3000)),
         block_size_tokens=draw(st.sampled_from([None, 16, 32, 64])),
         trust=draw(st.sampled_from(PrefixTrust)),
+        kv_bytes_per_token=draw(st.sampled_from([0, 1000])),
+        handoff=draw(st.sampled_from(["", "nixl"])),
+        pulls=draw(st.sampled_from(["", "nixl"])),
     )
     state = draw(st.sampled_from([PodState.READY, *PodState]))
     load = PodLoad(draw(st.integers(0, 50)), draw(st.integers(0, 50)), draw(st.floats(0, 1)), 1.0)
@@ -111,8 +127,8 @@ def statuses(draw: st.DrawFn, name: str) -> PodStatus:
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> Scene:
-    """Any fleet, prompt, match, load and turn; often one in which nothing can be served."""
+def scenes(draw: st.DrawFn, linked: bool = True) -> Scene:
+    """Any fleet, prompt, match, load and turn; often one in which nothing can be served. KV moves only where linked."""
     names = [f"pod-{number}" for number in range(draw(st.integers(0, 6)))]
     fleet = tuple(draw(statuses(name)) for name in names)
     tokens = draw(st.none() | st.integers(0, 2000))
@@ -121,6 +137,7 @@ def scenes(draw: st.DrawFn) -> Scene:
     held = {name: (draw(st.integers(0, blocks)), 0, 0, 0) for name in names if draw(st.booleans())}
     return scene(
         *fleet,
+        links=Links(elsewhere=draw(st.none() | links)) if linked else None,
         request=request(
             draw(st.text(min_size=1, max_size=8)),
             session=draw(st.sampled_from(["", "s1", "s2"])),

@@ -9,104 +9,122 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.errors import ClientError, FleetError
-from router.policy.decide import BYTES_PER_TOKEN, decide, expected_cached_tokens, prompt_token_count
+from router.policy.decide import BYTES_PER_TOKEN, decide, prompt_token_count
 from router.policy.filters import eligible
-from router.types import FleetSnapshot, InFlight, PodState, PrefixMatch, PrefixTrust, Role, RouteDecision, Scene
-from tests.policy.scenes import BLOCK, MODEL, POLICIES, holding, pod, prompt, ready, request, scene, scenes
+from router.policy.plans import Planner
+from router.policy.term import Costs
+from router.types import (
+    Candidate,
+    Direct,
+    InFlight,
+    PodState,
+    PrefixMatch,
+    Role,
+    RouteDecision,
+    Scene,
+    Split,
+)
+from tests.policy.scenes import (
+    BLOCK,
+    MODEL,
+    POLICIES,
+    SPEED,
+    holding,
+    pod,
+    policy,
+    prompt,
+    ready,
+    request,
+    scene,
+    scenes,
+)
 
-policies = st.sampled_from(sorted(POLICIES))
+names = st.sampled_from(sorted(POLICIES))
 
 
-def decision_of(seen: Scene, policy: str) -> RouteDecision | None:
+def decision_of(seen: Scene, name: str) -> RouteDecision | None:
     try:
-        return decide(seen, POLICIES[policy])
+        return decide(seen, POLICIES[name])
     except (ClientError, FleetError):
         return None
 
 
 @settings(max_examples=80)
-@given(seen=scenes(), policy=policies)
-def test_candidates_are_the_eligible_pods_each_once(seen: Scene, policy: str) -> None:
-    """Ready, serving the model, not a prefill pod; none twice and none left out."""
-    decision = decision_of(seen, policy)
+@given(seen=scenes(), name=names)
+def test_candidates_are_ways_that_are_open_each_once(seen: Scene, name: str) -> None:
+    """On pods that are ready and serve the model, in the role that they have; without links every pod there is."""
+    decision = decision_of(seen, name)
     if decision is None:
         return
-    states = {status.pod: status.state for status in seen.fleet.pods}
-    for candidate in decision.candidates:
-        assert states[candidate.pod] is PodState.READY
-        assert MODEL in candidate.pod.models
-        assert candidate.pod.role is not Role.PREFILL
-    expected = [status.pod.id for status in eligible(seen, prompt_token_count(seen) if seen.prompt else 0)]
-    assert sorted(candidate.pod.id for candidate in decision.candidates) == expected
-    assert (decision.policy, decision.version) == (policy, POLICIES[policy].version)
+    pods = eligible(seen, prompt_token_count(seen) if seen.prompt else 0)
+    direct, prefill, decode = ([status.pod for status in side] for side in (pods.direct, pods.prefill, pods.decode))
+    whole = [each.plan.pod for each in decision.candidates if isinstance(each.plan, Direct)]
+    pairs = [each.plan for each in decision.candidates if isinstance(each.plan, Split)]
+    assert len({each.id for each in whole}) == len(whole) == min(len(direct), POLICIES[name].shortlist or len(direct))
+    assert all(each in direct for each in whole)
+    assert len({(each.prefill.id, each.decode.id) for each in pairs}) == len(pairs)
+    assert all(each.prefill in prefill and each.decode in decode for each in pairs)
+    assert (decision.policy, decision.version) == (name, POLICIES[name].version)
     assert decision.reason
 
 
 @settings(max_examples=60)
-@given(seen=scenes(), policy=policies)
-def test_the_explanation_sums_to_the_cost(seen: Scene, policy: str) -> None:
-    """Named parts, in the policy's order, that add up to the total."""
-    decision = decision_of(seen, policy)
+@given(seen=scenes(), name=names)
+def test_the_chosen_pods_are_ready_and_serve_the_model(seen: Scene, name: str) -> None:
+    """Whoever answers is no prefill pod, and whoever computes for another no decode pod."""
+    decision = decision_of(seen, name)
+    if decision is None:
+        return
+    states = {status.pod: status.state for status in seen.fleet.pods}
+    plan = decision.candidates[0].plan
+    for chosen in (plan.prefill, plan.decode) if isinstance(plan, Split) else (plan.pod,):
+        assert states[chosen] is PodState.READY
+        assert MODEL in chosen.models
+    assert plan.pod.role is not Role.PREFILL
+    assert not isinstance(plan, Split) or plan.prefill.role is not Role.DECODE
+
+
+@settings(max_examples=80)
+@given(seen=scenes(), name=names)
+def test_the_explanation_sums_to_the_cost(seen: Scene, name: str) -> None:
+    """Every term of the policy once, in parts that add up to the total."""
+    decision = decision_of(seen, name)
+    terms = [name for name, _ in POLICIES[name].costs]
     for candidate in decision.candidates if decision else ():
-        assert [name for name, _ in candidate.cost.parts] == [name for name, _ in POLICIES[policy].costs]
-        assert candidate.cost.total_ms == pytest.approx(sum(ms for _, ms in candidate.cost.parts))
+        parts = [name for name, _ in candidate.cost.parts]
+        assert (parts if isinstance(candidate.plan, Direct) else sorted(parts, key=terms.index)) == terms
+        assert candidate.cost.total_ms == pytest.approx(sum(ms for _, ms in candidate.cost.parts), abs=1e-6)
 
 
 @settings(max_examples=60)
-@given(seen=scenes(), policy=policies)
-def test_a_scene_replays_to_the_identical_decision(seen: Scene, policy: str) -> None:
+@given(seen=scenes(), name=names)
+def test_a_scene_replays_to_the_identical_decision(seen: Scene, name: str) -> None:
     """Also when its mappings were rebuilt in another order."""
     backwards = replace(
         seen,
         match=PrefixMatch(dict(reversed(list(seen.match.blocks.items())))),
         inflight=dict(reversed(list(seen.inflight.items()))),
-        fleet=FleetSnapshot(7, tuple(replace(status) for status in seen.fleet.pods)),
+        fleet=replace(seen.fleet, version=7, pods=tuple(replace(status) for status in seen.fleet.pods)),
     )
-    assert decision_of(seen, policy) == decision_of(backwards, policy)
+    assert decision_of(seen, name) == decision_of(backwards, name)
 
 
 @settings(max_examples=80)
-@given(seen=scenes(), policy=policies, more=st.integers(1, 100), which=st.integers(0, 5))
-def test_more_cached_blocks_never_raise_a_cost(seen: Scene, policy: str, more: int, which: int) -> None:
-    """Of the pod that holds them; and nobody else's changes."""
-    before = decision_of(seen, policy)
+@given(seen=scenes(linked=False), name=names, more=st.integers(1, 100), which=st.integers(0, 5))
+def test_more_cached_blocks_never_raise_a_cost(seen: Scene, name: str, more: int, which: int) -> None:
+    """Of the pod that holds them; and nobody else's changes. Where KV moves: test_plans.py and test_split.py."""
+    before = decision_of(seen, name)
     if before is None or seen.prompt is None:
         return
     lucky = before.candidates[which % len(before.candidates)].pod.id
     blocks = min(seen.match.held_blocks(lucky) + more, len(seen.prompt.hashes))
-    after = decide(holding(seen, lucky, blocks), POLICIES[policy])
+    after = decide(holding(seen, lucky, blocks), POLICIES[name])
     costs = {candidate.pod.id: candidate.cost.total_ms for candidate in after.candidates}
     for candidate in before.candidates:
         if candidate.pod.id == lucky:
             assert costs[lucky] <= candidate.cost.total_ms + 1e-6
         else:
             assert costs[candidate.pod.id] == candidate.cost.total_ms
-
-
-@settings(max_examples=80)
-@given(
-    held=st.integers(0, 80),
-    tokens=st.integers(1, 1280),
-    engine_block=st.sampled_from([None, 16, 32, 64]),
-    trust=st.sampled_from(PrefixTrust),
-)
-def test_cached_tokens_are_what_the_engine_will_report(
-    held: int, tokens: int, engine_block: int | None, trust: PrefixTrust
-) -> None:
-    """Whole engine blocks, held, short of the whole prompt; nothing where trust is missing; and as many as that."""
-    asked = prompt(tokens)
-    held = min(held, len(asked.hashes))
-    one = pod("a", block_size_tokens=engine_block, trust=trust)
-    cached = expected_cached_tokens(holding(scene(*ready(one), prompt=asked), "a", held), one)
-    if trust is not PrefixTrust.TRUSTED:
-        assert cached == 0
-        return
-    block = engine_block or BLOCK
-    assert cached % block == 0
-    assert cached <= held * BLOCK
-    assert cached < tokens
-    one_more = cached + block
-    assert one_more > held * BLOCK or one_more >= tokens
 
 
 def test_a_prompt_that_could_not_be_read_is_as_long_as_its_body_suggests() -> None:
@@ -125,13 +143,78 @@ def test_waiting_at_the_holder_and_computing_elsewhere_compare_in_milliseconds()
     saved_ms = pod("cold").speed.prefill_ms(10_000) - pod("warm").speed.prefill_ms(10_000, 9600)
     for queue_ms, winner in ((saved_ms - 5, "warm"), (saved_ms + 5, "cold")):
         waiting = replace(seen, inflight={"warm": InFlight(1, 1, 100, queue_ms, 0)})
-        assert decide(waiting, POLICIES["cost_aware"]).candidates[0].pod.id == winner
+        assert decide(waiting, policy("queue", "prefill")).candidates[0].pod.id == winner
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_a_hundred_pods_are_ranked(policy: str) -> None:
-    """Every one of them, the ring included."""
+def test_a_queue_that_is_being_worked_on_draws_the_request_back() -> None:
+    """The same scene, later: what the holder has computed meanwhile no longer speaks against it."""
+    seen = holding(scene(*ready(pod("cold"), pod("warm")), prompt=prompt(10_000)), "warm", 600)
+    inflight = {"warm": InFlight(1, 1, 100, prefill_ms=1000.0, head_ms=1000.0, head_since_s=50.0)}
+    chosen = [
+        decide(replace(seen, inflight=inflight, now_s=now_s), policy("queue", "prefill")).candidates[0].pod.id
+        for now_s in (50.0, 50.9)
+    ]
+    assert chosen == ["cold", "warm"]
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_hundred_pods_are_ranked(name: str) -> None:
+    """Every one of them, the ring included; or as many as the shortlist holds, with the holder among them."""
     pods = [pod(f"pod-{number:03}") for number in range(100)]
-    candidates = decide(holding(scene(*ready(*pods)), "pod-042", 30), POLICIES[policy]).candidates
-    assert {candidate.pod.id for candidate in candidates} == {each.id for each in pods}
-    assert len(candidates) == 100
+    candidates = decide(holding(scene(*ready(*pods)), "pod-042", 30), POLICIES[name]).candidates
+    ids = {candidate.pod.id for candidate in candidates}
+    assert len(ids) == len(candidates) == (POLICIES[name].shortlist or 100)
+    assert "pod-042" in ids and ids <= {each.id for each in pods}
+
+
+def of_equal_speed(draw: st.DrawFn) -> Scene:
+    """Pods whose tokens all take as long, whose running requests cost nothing, and that hold no very last token."""
+    ids = [f"pod-{number}" for number in range(draw(st.integers(2, 9)))]
+    tokens = draw(st.integers(1, 3000))
+    held = {each: (draw(st.integers(0, (tokens - 1) // BLOCK)), 0, 0, 0) for each in ids if draw(st.booleans())}
+    queues = {each: InFlight(1, 1, prefill_ms=draw(st.floats(0, 200))) for each in ids if draw(st.booleans())}
+    linear = replace(SPEED, c2_ms_per_token2=0.0, d1_ms_per_request=0.0)
+    pods = [pod(each, speed=linear) for each in ids]
+    return scene(*ready(*pods), prompt=prompt(tokens), match=PrefixMatch(held), inflight=queues)
+
+
+@settings(max_examples=100)
+@given(seen=st.composite(of_equal_speed)(), most=st.integers(1, 9))
+def test_of_queue_and_prefill_a_shortlist_loses_nothing(seen: Scene, most: int) -> None:
+    """Its glance sees all that they do."""
+    full, short = (decide(seen, policy("queue", "prefill", shortlist=limit)).candidates for limit in (0, most))
+    assert short[0].cost.total_ms == pytest.approx(full[0].cost.total_ms, abs=2e-3)
+    assert len(short) == min(most, len(full))
+
+
+@settings(max_examples=80)
+@given(seen=scenes(linked=False), most=st.integers(1, 6))
+def test_a_shortlist_loses_no_more_than_its_glance_leaves_out(seen: Scene, most: int) -> None:
+    """Of any policy: two pods that look alike differ by what was not looked at."""
+    terms = ("queue", "prefill", "replicate", "displace", "decode", "room", "stall")
+    try:
+        full, short = (decide(seen, policy(*terms, shortlist=limit)).candidates for limit in (0, most))
+    except (ClientError, FleetError):
+        return
+    left_out_ms = [each.cost.total_ms - glance_ms(seen, each, policy(*terms).costs) for each in full]
+    lost_ms = short[0].cost.total_ms - full[0].cost.total_ms
+    assert -2e-3 <= lost_ms <= max(left_out_ms) - min(left_out_ms) + 2e-3
+
+
+def glance_ms(seen: Scene, candidate: Candidate, costs: Costs) -> float:
+    """Outstanding work, and the prompt less what is held, at what a missing token costs on the first pod there is."""
+    tokens, speed = prompt_token_count(seen), candidate.pod.speed
+    held_tokens = seen.match.held_blocks(candidate.pod.id) * BLOCK
+    work = seen.inflight.get(candidate.pod.id, InFlight())
+    first = eligible(seen, tokens if seen.prompt else 0).direct[0].pod
+    weight = Planner(seen, tokens).missing_weight(first, costs)
+    queue_ms = work.queue_ms(seen.now_s) + work.requests * speed.d1_ms_per_request
+    return queue_ms + weight * speed.c1_ms_per_token * (tokens - held_tokens)
+
+
+def test_a_long_prompt_is_worth_waiting_for_as_its_square_says() -> None:
+    """100,000 held tokens save 6 s, of which attention is 4: at a glance, too, no queue of 5 s hides that."""
+    queue = {"held": InFlight(1, 1, prefill_ms=5000.0)}
+    seen = holding(scene(*ready(pod("cold"), pod("held")), prompt=prompt(100_001), inflight=queue), "held", 6250)
+    (best,) = decide(seen, policy("queue", "prefill", shortlist=1)).candidates
+    assert best.pod.id == "held"

@@ -58,7 +58,7 @@ def test_a_prompt_is_refused_only_when_every_pod_is_trusted_and_too_short(
         with pytest.raises(ContextTooLong):
             eligible(scene(*ready(*pods)), tokens)
     else:
-        assert eligible(scene(*ready(*pods)), tokens)
+        assert eligible(scene(*ready(*pods)), tokens).direct
 
 
 def test_a_pod_with_room_for_the_output_goes_first_and_without_one_all_stay() -> None:
@@ -66,14 +66,14 @@ def test_a_pod_with_room_for_the_output_goes_first_and_without_one_all_stay() ->
     pods = ready(pod("long", max_model_len_tokens=1000), pod("short", max_model_len_tokens=100))
     for asked, expected in ((500, ["long"]), (5000, ["long", "short"]), (None, ["long", "short"])):
         found = eligible(scene(*pods, request=request(max_output_tokens=asked)), 50)
-        assert [status.pod.id for status in found] == expected
+        assert [status.pod.id for status in found.direct] == expected
 
 
 def test_an_adapter_is_served_where_it_is_loaded() -> None:
     """Not wherever its base model is."""
     pods = ready(pod("base"), pod("tuned", adapters=("lora",)))
     found = eligible(scene(*pods, request=request(adapter="lora")), 10)
-    assert [status.pod.id for status in found] == ["tuned"]
+    assert [status.pod.id for status in found.direct] == ["tuned"]
 
 
 @settings(max_examples=60)
@@ -81,7 +81,61 @@ def test_an_adapter_is_served_where_it_is_loaded() -> None:
 def test_the_order_of_the_snapshot_stays(seen: Scene) -> None:
     """Filtering never reorders: what is in turn is in turn by id."""
     try:
-        found = [status.pod.id for status in eligible(seen, 0)]
+        found = [status.pod.id for status in eligible(seen, 0).direct]
     except (UnknownModel, NoReadyPod, ContextTooLong):
         return
     assert found == sorted(found)
+
+
+def names(statuses: list[PodStatus]) -> list[str]:
+    return [status.pod.id for status in statuses]
+
+
+def test_each_role_may_do_its_part() -> None:
+    """Whole requests are for who answers; to share one needs a dialect."""
+    pods = ready(
+        pod("both", handoff="nixl"),
+        pod("decode", role=Role.DECODE, handoff="nixl"),
+        pod("mute", role=Role.DECODE),
+        pod("prefill", role=Role.PREFILL, handoff="nixl"),
+        pod("prefill-mute", role=Role.PREFILL),
+    )
+    found = eligible(scene(*pods), 10)
+    assert names(found.direct) == ["both", "decode", "mute"]
+    assert names(found.prefill) == ["both", "prefill"]
+    assert names(found.decode) == ["both", "decode"]
+
+
+def test_where_every_pod_does_both_nobody_shares() -> None:
+    """Whatever dialects they speak."""
+    found = eligible(scene(*ready(pod("a", handoff="nixl"), pod("b", handoff="nixl"))), 10)
+    assert (names(found.direct), found.prefill, found.decode) == (["a", "b"], [], [])
+
+
+def test_a_prefill_pod_needs_room_for_the_prompt_alone() -> None:
+    """The output is made elsewhere; and the decode side must have room for both."""
+    pods = ready(
+        pod("d-long", role=Role.DECODE, handoff="nixl", max_model_len_tokens=1000),
+        pod("d-short", role=Role.DECODE, handoff="nixl", max_model_len_tokens=100),
+        pod("p-long", role=Role.PREFILL, handoff="nixl", max_model_len_tokens=100),
+        pod("p-short", role=Role.PREFILL, handoff="nixl", max_model_len_tokens=50),
+    )
+    found = eligible(scene(*pods, request=request(max_output_tokens=500)), 50)
+    assert names(found.prefill) == ["p-long"]
+    assert names(found.decode) == names(found.direct) == ["d-long"]
+
+
+@settings(max_examples=60)
+@given(seen=scenes())
+def test_whoever_may_do_anything_is_ready_and_serves_the_model(seen: Scene) -> None:
+    """And has the role for it."""
+    try:
+        found = eligible(seen, 0)
+    except (UnknownModel, NoReadyPod, ContextTooLong):
+        return
+    assert found.direct
+    for status in (*found.direct, *found.prefill, *found.decode):
+        assert status.state is PodState.READY and MODEL in status.pod.models
+    assert all(status in found.direct for status in found.decode)
+    assert all(status.pod.role is not Role.PREFILL for status in found.direct)
+    assert all(status.pod.role is not Role.DECODE for status in found.prefill)

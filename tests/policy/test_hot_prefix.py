@@ -35,7 +35,8 @@ class City:
 
     def serve(self, number: int, asked: PromptPrefix, now_s: float) -> None:
         while self.prefilling and self.prefilling[0][0] <= now_s:
-            self.ledger.release(heapq.heappop(self.prefilling)[2])
+            ended_s, _, lease = heapq.heappop(self.prefilling)
+            self.ledger.release(lease, ended_s)
         seen = scene(
             *self.statuses,
             request=request(f"r{number}"),
@@ -49,7 +50,7 @@ class City:
         self.dispatch(decide(seen, self.policy).candidates[0], asked, now_s)
 
     def dispatch(self, chosen: Candidate, asked: PromptPrefix, now_s: float) -> None:
-        lease = self.ledger.book(chosen.pod, asked.token_count, chosen.cached_tokens)
+        lease = self.ledger.book(chosen.pod, asked.token_count, chosen.cached_tokens, now_s)
         self.index.record(chosen.pod.id, asked.hashes, now_s, ttl_s=3600)
         self.free_at_s[chosen.pod.id] = max(self.free_at_s[chosen.pod.id], now_s) + lease.prefill_ms / 1000
         heapq.heappush(self.prefilling, (self.free_at_s[chosen.pod.id], lease.id, lease))

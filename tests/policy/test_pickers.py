@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import replace
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from router.policy.decide import decide
 from router.policy.pickers import InTurn, LowestCost, RingBoundedLoad
 from router.policy.ring import affinity_key, ring_order
-from router.types import Candidate, Cost, Direct, InFlight, PodLoad, PodState, PodStatus, Scene
+from router.types import Candidate, Cost, Direct, InFlight, PodLoad, PodState, PodStatus, Scene, Split
 from tests.policy.scenes import POLICIES, pod, prompt, ready, scene, works
 
 costs = st.lists(st.floats(0, 10_000), min_size=1, max_size=6)
@@ -53,7 +53,7 @@ def test_equal_prices_keep_a_conversation_together_and_spread_the_others() -> No
 @given(light=works, heavy=works, swap=st.booleans(), salt=st.integers(0, 20))
 def test_of_two_pods_the_lighter_wins_always(light: InFlight, heavy: InFlight, swap: bool, salt: int) -> None:
     """least_load, both under load, in either order and for any request: the property that Caddy missed."""
-    heavier = replace(
+    heavier = structs.replace(
         heavy,
         requests=light.requests + heavy.requests,
         prefill_ms=light.prefill_ms + 1 + heavy.prefill_ms,
@@ -144,3 +144,15 @@ def test_an_idle_fleet_follows_the_ring_alone() -> None:
     assert ranked[0].pod.id != idle
     assert ranked[-1].pod.id == idle
     assert reason.startswith("ring position 2")
+
+
+def test_the_ring_drops_no_way_to_serve() -> None:
+    """Several plans that end on one pod: the cheapest of each pod is what the bound looks at, the rest come last."""
+    here, there, prefill = pod("pod-0"), pod("pod-1"), pod("pod-p")
+    plans = [(Direct(here), 900.0), (Split(prefill, here), 5.0), (Direct(there), 8.0), (Split(prefill, there), 700.0)]
+    candidates = [Candidate(plan, Cost((("work", ms),), ms)) for plan, ms in plans]
+    picker = RingBoundedLoad(headroom=0.0, slack_prefills=0.0)
+    for salt in range(20):
+        ranked, _ = picker.rank(scene(prompt=prompt(200, salt * 1000)), candidates)
+        assert {candidate.cost.total_ms for candidate in ranked[:2]} == {5.0, 8.0}
+        assert [candidate.cost.total_ms for candidate in ranked[2:]] == [700.0, 900.0]

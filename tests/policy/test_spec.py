@@ -11,6 +11,7 @@ from router.policy.catalog import COSTS, PICKERS
 from router.policy.costs.decode import Decode
 from router.policy.pickers import LowestCost
 from router.policy.spec import ValidationError, parse_policy
+from router.policy.term import Side
 
 PLAIN: dict[str, Any] = {
     "name": "mine",
@@ -54,6 +55,8 @@ def test_a_policy_is_its_terms_and_its_picker() -> None:
         (("costs", "decode", "weight"), -1, ("costs", "decode", "weight")),
         (("costs", "decode", "weight"), float("nan"), ("costs", "decode", "weight")),
         (("costs", "decode", "weight"), float("inf"), ("costs", "decode", "weight")),
+        (("on_no_prefill",), "wait", ("on_no_prefill",)),
+        (("shortlist",), -1, ("shortlist",)),
     ],
 )
 def test_a_mistake_is_refused_where_it_stands(path: tuple[str, ...], value: Any, blamed: tuple[str, ...]) -> None:
@@ -74,6 +77,8 @@ def test_the_version_changes_with_the_content_and_only_with_it() -> None:
         changed("costs", "prefill", value={}),
         changed("picker", "lowest_cost", "indifference_ms", value=1.0),
         changed("picker", value={"in_turn": {}}),
+        changed("on_no_prefill", value="fail"),
+        changed("shortlist", value=8),
     ]
     assert len({version, *(parse_policy(other).version for other in others)}) == 1 + len(others)
 
@@ -88,3 +93,29 @@ def test_every_picker_of_the_catalog_can_be_named(picker: str) -> None:
 def test_every_cost_of_the_catalog_can_be_named(cost: str) -> None:
     """With its defaults."""
     assert repr(parse_policy(changed("costs", value={cost: {}})).costs) == repr(((cost, COSTS[cost]()),))
+
+
+def test_what_has_no_price_is_not_planned() -> None:
+    """Pulls need `transfer`, handoffs `handoff`."""
+    for terms, expected in (({}, (False, False)), ({"transfer": {}}, (True, False)), ({"handoff": {}}, (False, True))):
+        found = parse_policy(changed("costs", value=terms))
+        assert (found.pulls, found.splits) == expected
+
+
+def test_without_a_word_decode_pods_help_themselves_and_every_pod_is_priced() -> None:
+    """What a file says of it is what counts."""
+    plain = parse_policy(PLAIN)
+    assert (plain.on_no_prefill, plain.shortlist) == ("aggregate", 0)
+    strict = parse_policy({**PLAIN, "on_no_prefill": "fail", "shortlist": 8})
+    assert (strict.on_no_prefill, strict.shortlist) == ("fail", 8)
+
+
+def test_every_cost_is_priced_on_one_side_of_a_split() -> None:
+    """In the order of the catalog: what is computed where the prompt is, what is waited for where the answer is."""
+    found = parse_policy(changed("costs", value={name: {} for name in COSTS}))
+    sides = [[name for name, _ in found.costs_of(side)] for side in (Side.PREFILL, Side.DECODE)]
+    assert sides == [
+        ["queue", "prefill", "replicate", "tier_read", "transfer", "stall", "displace"],
+        ["handoff", "decode", "room"],
+    ]
+    assert sorted(sum(sides, [])) == sorted(COSTS)

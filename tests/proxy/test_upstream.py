@@ -361,6 +361,40 @@ async def test_what_follows_an_answer_never_becomes_another() -> None:
         assert pod.connections == 2
 
 
+# --- what a pod may get only once ---
+
+
+async def test_an_exchange_that_may_happen_once_has_a_connection_of_its_own() -> None:
+    """A kept-alive one may have died, and nobody could tell whether the pod has seen the request."""
+    async with serving(answering(OK)) as (pod, pool):
+        await whole(pool)
+        reply = await pool.exchange_once(lambda: message(pool))
+        assert await body_of(reply) == b"ok"
+        reply.close()
+        assert pod.connections == 2
+
+
+async def test_its_message_is_made_when_it_can_be_sent() -> None:
+    """Not before the connection stands; a message that cannot be made leaves no connection behind."""
+
+    def refuse() -> bytes:
+        assert pod.connections <= 1
+        raise ValueError("too late")
+
+    async with serving(silent) as (pod, pool):
+        with pytest.raises(ValueError, match="too late"):
+            await pool.exchange_once(refuse)
+        await pod.wait_for_ends()
+
+
+async def test_it_is_never_sent_again() -> None:
+    """Closed without a word: that pod may have begun."""
+    async with serving(resetting) as (pod, pool):
+        with pytest.raises(UpstreamBroken, match="pod a"):
+            await pool.exchange_once(lambda: message(pool))
+        assert pod.connections == 1
+
+
 # --- what goes wrong ---
 
 

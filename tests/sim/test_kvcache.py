@@ -213,3 +213,30 @@ def test_events_replayed_are_the_cache_and_no_block_is_ever_lost(script: list[tu
     for table in open_tables:
         cache.release(table)
     assert cache.free_blocks == cache.num_blocks
+
+
+def test_what_is_computed_on_garbled_blocks_is_garbled() -> None:
+    """Later prompts inherit it with the blocks, until those are used for something else."""
+    cache = KvCache(4, BLOCK)
+    wrong = table_of(range(5))
+    assert cache.admit(wrong, [], 4)
+    wrong.garbled = True
+    cache.commit(wrong, 4)
+    cache.release(wrong)
+    for tokens, cached_tokens in ((13, 4), (16, 12)):
+        longer = table_of(range(tokens))
+        assert run(cache, longer) == cached_tokens and longer.garbled
+        cache.release(longer)
+    serve(cache, range(100, 116))
+    other = table_of(range(100, 116))
+    assert run(cache, other) == 12 and not other.garbled
+
+
+def test_leading_blocks_end_at_the_first_that_is_missing() -> None:
+    """Whatever is cached behind it."""
+    cache = KvCache(8, BLOCK)
+    serve(cache, range(12))
+    table = table_of(range(12))
+    table.hash_up_to(3, BLOCK)
+    first, second, third = table.hashes
+    assert [cache.leading_blocks(hashes) for hashes in ([first, second, third], [first, 7, third], [])] == [3, 1, 0]

@@ -16,7 +16,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from router.sim.mock.config import KvEventConfig, MockEngineConfig
+from router.sim.mock.config import HandoffConfig, KvEventConfig, MockEngineConfig
 from router.sim.mock_engine import Fault, FaultKind, MockEngine, MockFleet, serve
 from router.types import PodLoad
 
@@ -199,3 +199,29 @@ def test_serve_runs_until_it_is_told_to_stop(make_config: MakeConfig) -> None:
     assert len(set(urls)) == 2
     with pytest.raises(httpx.ConnectError):
         httpx.get(urls[0])
+
+
+async def test_a_dead_engine_comes_back_empty(running: Running) -> None:
+    """Refusal and restart in one."""
+    async with running() as (engine, client):
+        await client.post(CHAT, json=ask("a"))
+        assert (await client.post("/_fault", json={"kind": "die"})).status_code == 200
+        with pytest.raises(httpx.ConnectError):
+            await client.get("/health")
+        await engine.heal()
+        answer = (await client.post(CHAT, json=ask("a"))).json()
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+async def test_an_engine_keeps_its_side_port(running: Running) -> None:
+    """It goes and comes with the main one, which stands in for it where there is none."""
+    async with running(handoff=HandoffConfig(dialect="mooncake", side_port=0)) as (engine, client):
+        port = engine.side_port
+        assert engine.url != f"http://127.0.0.1:{port}"
+        engine.inject(Fault(kind=FaultKind.REFUSE))
+        with pytest.raises(httpx.ConnectError):
+            await client.get(f"http://127.0.0.1:{port}/query")
+        await engine.heal()
+        assert (await client.get(f"http://127.0.0.1:{port}/query")).status_code == 200
+    async with running() as (engine, _):
+        assert engine.url == f"http://127.0.0.1:{engine.side_port}"

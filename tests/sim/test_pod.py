@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -238,3 +239,68 @@ def test_cached_tokens_are_what_earlier_prompts_left(prompts: list[list[int]]) -
         (step,) = drain(pod)
         assert step.started["r"] == naive
         seen |= {tuple(prompt[:end]) for end in range(4, len(prompt) + 1, 4)}
+
+
+def handed(name: str, prompt: Sequence[int], loaded_tokens: int, *, garbled: bool = False) -> SimRequest:
+    return replace(request(name, prompt), loaded_tokens=loaded_tokens, garbled=garbled)
+
+
+def test_kv_from_elsewhere_is_announced_and_not_computed() -> None:
+    """Only the last token is; the full blocks are the pod's own from then on."""
+    pod = pod_of()
+    pod.submit(handed("a", range(10), 10))
+    step = pod.step()
+    assert step is not None and step.duration_ms == pytest.approx(SPEED.prefill_ms(10, 9))
+    (stored,) = step.events
+    assert isinstance(stored, BlocksStored) and list(stored.tokens) == list(range(8))
+    assert (step.started, step.garbled) == ({"a": 0}, frozenset())
+    assert (pod.counters.prefix_cache_hits, pod.counters.external_prefix_cache_hits) == (0, 9)
+    pod.submit(request("b", range(10)))
+    assert drain(pod)[0].started == {"b": 8}
+
+
+def test_kv_from_elsewhere_counts_only_beyond_what_is_cached() -> None:
+    """The pod's own blocks go first."""
+    pod = pod_of()
+    for one in (request("a", range(10)), handed("b", range(20), 13), handed("c", range(10), 4)):
+        pod.submit(one)
+        drain(pod)
+    assert (pod.counters.external_prefix_cache_hits, pod.counters.external_prefix_cache_queries) == (5, 10 + 12 + 2)
+
+
+def test_wrong_kv_is_inherited_by_whoever_finds_it() -> None:
+    """Both start on it; a prompt that shares no block with it does not."""
+    pod = pod_of()
+    pod.submit(handed("a", range(10), 10, garbled=True))
+    assert drain(pod)[0].garbled == {"a"}
+    for name, prompt in (("b", range(10)), ("c", range(50, 60))):
+        pod.submit(request(name, prompt))
+    (step,) = drain(pod)
+    assert step.garbled == {"b"}
+
+
+def test_a_preempted_request_has_lost_what_came_from_elsewhere() -> None:
+    """It computes its prompt and the five tokens it had emitted, none of which are cached any more."""
+    pod = pod_of(num_blocks=6)
+    pod.submit(request("a", range(8), 14))
+    pod.submit(replace(handed("b", range(100, 108), 8), output=list(range(12))))
+    steps = drain(pod)
+    assert any("b" in step.preempted for step in steps)
+    alone = next(at for at, step in enumerate(steps) if "a" in step.finished) + 1
+    assert steps[alone].duration_ms == pytest.approx(SPEED.prefill_ms(8 + 5))
+    assert pod.counters.external_prefix_cache_hits == 7
+
+
+def test_pinned_blocks_stay_in_use_until_somebody_lets_go_of_them() -> None:
+    """Whoever takes them over, or cancels; the request itself is long gone."""
+    pod = pod_of()
+    for name in "ab":
+        pod.submit(replace(request(name, range(10)), pinned=True))
+    drain(pod)
+    assert (pod.load.running, pod.cache.used_blocks) == (0, 6)
+    table = pod.detach("a")
+    assert table.computed_tokens == 10 and pod.cache.used_blocks == 6
+    assert not pod.cancel("a")
+    pod.cache.release(table)
+    assert pod.cancel("b") and not pod.cancel("b")
+    assert pod.cache.used_blocks == 0

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from msgspec import structs
 
 from router.feeds.workload import WorkloadFeed
 from router.fleet.ledger import Ledger
@@ -42,6 +43,11 @@ def rows(connection: Connection, *routers: str, lifetime_s: float = 60) -> list[
     return [Workload(connection, KEYS, router, lifetime_s=lifetime_s) for router in routers]
 
 
+def told(ledger: Ledger) -> dict[str, InFlight]:
+    """Its own sums as other routers read them: how far the first prompt in line is stays here."""
+    return {pod: structs.replace(work, head_ms=0.0, head_since_s=0.0) for pod, work in ledger.own().items()}
+
+
 async def test_each_sees_the_others_and_not_itself(connection: Connection) -> None:
     """In one round trip both ways."""
     one, two, three = rows(connection, "1", "2", "3")
@@ -49,6 +55,13 @@ async def test_each_sees_the_others_and_not_itself(connection: Connection) -> No
     assert await two.exchange({}) == {"1": WORK}
     assert await three.exchange({"c": InFlight(1, 1, 1, 1.0, 1)}) == {"1": WORK, "2": {}}
     assert await one.exchange({}) == {"2": {}, "3": {"c": InFlight(1, 1, 1, 1.0, 1)}}
+
+
+async def test_what_is_by_our_own_clock_stays_here(connection: Connection) -> None:
+    """Transfers count everywhere; since when a prompt is first in line means nothing to another machine."""
+    one, two = rows(connection, "1", "2")
+    await one.exchange({"a": InFlight(1, 1, 300, 41.5, 900, pulls=2, head_ms=41.5, head_since_s=77.0)})
+    assert await two.exchange({}) == {"1": {"a": InFlight(1, 1, 300, 41.5, 900, pulls=2)}}
 
 
 async def test_who_leaves_takes_its_row_along(connection: Connection) -> None:
@@ -97,10 +110,10 @@ async def test_two_routers_share_their_load_and_keep_their_own_without_redis(ser
     ]
     tasks = [asyncio.create_task(feed.run()) for feed in feeds]
     try:
-        lease = ledgers[0].book(POD, 1000, 600)
+        lease = ledgers[0].book(POD, 1000, 600, 0.0)
 
         async def is_shared() -> bool:
-            return ledgers[1].inflight() == ledgers[0].own() and feeds[0].replicas == feeds[1].replicas == 1
+            return ledgers[1].inflight() == told(ledgers[0]) and feeds[0].replicas == feeds[1].replicas == 1
 
         async def is_alone() -> bool:
             return not ledgers[1].inflight() and feeds[1].replicas == 0
@@ -111,7 +124,7 @@ async def test_two_routers_share_their_load_and_keep_their_own_without_redis(ser
         assert ledgers[0].inflight() == ledgers[0].own() != {}
         await server.start()
         await until(is_shared)
-        ledgers[0].release(lease)
+        ledgers[0].release(lease, 0.0)
 
         async def is_idle() -> bool:
             return not ledgers[1].inflight()

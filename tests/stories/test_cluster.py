@@ -111,7 +111,7 @@ async def found_on(city: City, chat: Chat, pod: str) -> bool:
 
 async def forgotten(city: City, chat: Chat) -> bool:
     """Does this router expect nothing of the chat in any cache? Asked without sending it anywhere."""
-    reader = city.program.readers["demo"]
+    reader = city.program.prompts.readers["demo"]
     prefix = await reader.read(
         InferenceRequest(id="x", endpoint=Endpoint.CHAT, model="demo", body=b"", prompt={"messages": chat})
     )

@@ -46,9 +46,9 @@ class StaticDiscovery:
             await self._changed.wait()
 
 
-def configured_pods(config: PodConfig, speed: PodSpeed) -> tuple[Pod, ...]:
+def configured_pods(config: PodConfig, speed: PodSpeed, kv_bytes_per_token: int = 0) -> tuple[Pod, ...]:
     """One definition as pods: one for each data-parallel rank, `id#rank` if there are several. The id is the URL's
-    host, port and path unless one is given."""
+    host, port and path unless one is given. Speed and KV bytes are what `prior_of` says; 0 bytes: unknown."""
     parts = urlsplit(config.url)
     pod_id = config.id or parts.netloc + parts.path
     ranks = range(config.dp_size) if config.dp_size > 1 else (None,)
@@ -59,6 +59,9 @@ def configured_pods(config: PodConfig, speed: PodSpeed) -> tuple[Pod, ...]:
             engine=config.engine,
             speed=speed,
             role=config.role,
+            kv_bytes_per_token=kv_bytes_per_token,
+            handoff=config.handoff,
+            pulls=config.pulls,
             dp_rank=rank,
             host=config.host,
             rack=config.rack,

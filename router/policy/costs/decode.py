@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import NonNegativeFloat
 
-from router.policy.term import Configurable, Placement
+from router.policy.term import Configurable, Placement, Side
 
 
 class Decode(Configurable):
@@ -17,6 +19,7 @@ class Decode(Configurable):
     is worth. Source of d1, d2: reference/cost-model.md, simulator.md 5.2.
     """
 
+    side: ClassVar[Side] = Side.DECODE
     weight: NonNegativeFloat = 0.25
 
     def cost_ms(self, at: Placement) -> float:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from router.policy.term import Configurable, Placement
+from router.policy.term import Configurable, Placement, Side
 
 
 class Replicate(Configurable):
@@ -20,6 +20,7 @@ class Replicate(Configurable):
     Negative by design: it takes back part of `prefill`, never more.
     """
 
+    side: ClassVar[Side] = Side.PREFILL
     credit: Annotated[float, Field(ge=0, le=1)] = 1.0
 
     def cost_ms(self, at: Placement) -> float:

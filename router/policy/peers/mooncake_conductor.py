@@ -37,7 +37,7 @@ class MooncakeConductor(Configurable):
 
     def _planned(self, scene: Scene, candidate: Candidate, best: Candidate) -> Candidate:
         """The candidate as it is, or with a pull of what `best` has and it has not."""
-        link = scene.fleet.link
+        link = scene.fleet.links.between(best.pod, candidate.pod)
         if link is None or scene.prompt is None or not candidate.pod.kv_bytes_per_token:
             return candidate
         if best.cached_tokens <= self.balancing_threshold * candidate.cached_tokens:

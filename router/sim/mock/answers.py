@@ -18,6 +18,7 @@ import xxhash
 
 from router.sim.mock.asks import Ask, EmbeddingAsk, Refusal
 from router.sim.mock.config import MockEngineConfig
+from router.sim.mock.handoff.wires import Told
 from router.types import Endpoint
 
 DONE = b"data: [DONE]\n\n"
@@ -29,6 +30,8 @@ _ERROR_TYPES = {
     HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
 }
 
+_NOTHING = Told()
+
 encode = msgspec.json.Encoder().encode
 
 
@@ -37,6 +40,11 @@ def error_body(refusal: Refusal) -> bytes:
     status = refusal.status
     kind = _ERROR_TYPES.get(status, status.phrase)
     return encode({"error": {"message": str(refusal), "type": kind, "param": refusal.param, "code": int(status)}})
+
+
+def error_frames(refusal: Refusal) -> bytes:
+    """The same in a stream that has begun already: its status stays 200."""
+    return b"data: " + error_body(refusal) + b"\n\n" + DONE
 
 
 def models_body(config: MockEngineConfig, created_s: int) -> bytes:
@@ -87,8 +95,8 @@ def usage(ask: Ask, completion_tokens: int, cached_tokens: int) -> dict[str, Any
     }
 
 
-def unary_body(ask: Ask, created_s: int, cached_tokens: int) -> bytes:
-    """The whole answer in one body."""
+def unary_body(ask: Ask, created_s: int, cached_tokens: int, told: Told = _NOTHING) -> bytes:
+    """The whole answer in one body. `told` is what a prefill leg says beyond the usual."""
     text = "".join(ask.answer.texts)
     chat = ask.endpoint is Endpoint.CHAT
     choice: dict[str, Any] = {"index": 0}
@@ -98,6 +106,8 @@ def unary_body(ask: Ask, created_s: int, cached_tokens: int) -> bytes:
     if ask.return_token_ids:
         choice["token_ids"] = ask.answer.tokens
         (body if chat else choice)["prompt_token_ids"] = ask.prompt.tolist()
+    choice |= told.choice
+    body |= told.top
     return encode(body | {"usage": usage(ask, len(ask.answer.tokens), cached_tokens)})
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from itertools import count
 from typing import Any, TypeAlias
@@ -18,14 +19,29 @@ import msgspec
 from router.sim.mock import answers
 from router.sim.mock.asks import Ask, AskReader, Refusal
 from router.sim.mock.config import MockEngineConfig
-from router.sim.mock.exchange import EVENT_STREAM, JSON, Exchange
-from router.sim.mock.faults import REQUEST_FAULTS, Fault, FaultBoard, FaultKind
+from router.sim.mock.exchange import EVENT_STREAM, JSON, ClientGone, Exchange
+from router.sim.mock.faults import PREFILL_FAULTS, REQUEST_FAULTS, Fault, FaultBoard, FaultKind
+from router.sim.mock.handoff.legs import Handoffs
+from router.sim.mock.handoff.wires import Leg, Loaded, Offer, Told
 from router.sim.mock.metrics import CONTENT_TYPE, metrics_body
 from router.sim.mock.steps import Reply, ReplyLost, StepLoop
 from router.sim.pod import SimRequest
 
 _Handler: TypeAlias = Callable[[Exchange], Awaitable[None]]
 _UNHEALTHY = frozenset({FaultKind.UNHEALTHY})
+
+
+@dataclass(slots=True)
+class _Call:
+    """A generation inside the engine."""
+
+    ask: Ask
+    leg: Leg
+    loaded: Loaded
+    reply: Reply
+    fault: Fault | None
+    deadly: Fault | None = None
+    """What kills the engine once this call is answered."""
 
 
 class EngineApp:
@@ -36,12 +52,14 @@ class EngineApp:
         config: MockEngineConfig,
         steps: StepLoop,
         faults: FaultBoard,
+        handoffs: Handoffs,
         event_sources: Callable[[], dict[str, Any]],
         inject: Callable[[Fault], None],
     ) -> None:
         self._config = config
         self._steps = steps
         self._faults = faults
+        self._handoffs = handoffs
         self._event_sources = event_sources
         self._inject = inject
         self._asks = AskReader(config)
@@ -58,6 +76,9 @@ class EngineApp:
             ("GET", "/kv_event_sources"): self._kv_event_sources,
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
+            ("POST", "/_kv/take"): handoffs.answer_take,
+            ("POST", "/_kv/probe"): handoffs.answer_probe,
+            ("GET", "/query"): handoffs.answer_query,
             ("POST", "/_fault"): self._arm_fault,
             ("DELETE", "/_fault"): self._clear_faults,
         }
@@ -72,6 +93,8 @@ class EngineApp:
             await handler(exchange)
         except Refusal as refusal:
             await exchange.answer(refusal.status, answers.error_body(refusal))
+        except ClientGone:
+            pass  # there is nobody to say it to
 
     def _unrouted(self, exchange: Exchange) -> Refusal:
         if any(path == exchange.path for _, path in self._routes):
@@ -92,30 +115,72 @@ class EngineApp:
         if await self._struck_down(exchange, fault):
             return
         ask = read(body, exchange.header(b"x-request-id") or uuid.uuid4().hex)
-        reply = self._submit(ask)
-        with exchange.when_gone(lambda: self._steps.cancel(reply)):
-            try:
-                await (self._stream if ask.stream else self._unary)(exchange, ask, reply, fault)
-            except ReplyLost:
-                await exchange.cut()
-            finally:
-                self._steps.cancel(reply)
+        request_id = f"{ask.id}-{next(self._serial):08x}"
+        leg = self._handoffs.leg(ask, request_id)
+        if isinstance(leg, Offer) and leg.cut is not None:
+            ask = replace(ask, answer=ask.answer.first(leg.cut))
+        if ask.stream:
+            await exchange.begin(HTTPStatus.OK, EVENT_STREAM)
+        try:
+            await self._serve(exchange, ask, leg, request_id, fault)
+        except Refusal as refusal:
+            if not ask.stream:
+                raise
+            await exchange.write(answers.error_frames(refusal), more=False)
+        except ReplyLost:
+            await exchange.cut()
 
-    def _submit(self, ask: Ask) -> Reply:
+    async def _serve(self, exchange: Exchange, ask: Ask, leg: Leg, request_id: str, fault: Fault | None) -> None:
+        loaded = Loaded()
+        if leg is not None and not isinstance(leg, Offer):
+            loaded = await exchange.unless_gone(self._handoffs.receive(ask, leg))
+        call = _Call(ask, leg, loaded, self._submit(ask, leg, loaded, request_id), fault)
+        with exchange.when_gone(lambda: self._steps.cancel(call.reply)):
+            try:
+                await (self._stream if ask.stream else self._unary)(exchange, call)
+            finally:
+                self._steps.cancel(call.reply)
+        if call.deadly is not None:
+            self._inject(Fault(kind=FaultKind.DIE, for_s=call.deadly.for_s))
+
+    def _submit(self, ask: Ask, leg: Leg, loaded: Loaded, request_id: str) -> Reply:
         """A client may send an id twice; inside the engine each request has its own, as since vLLM 0.17."""
         return self._steps.submit(
             SimRequest(
-                id=f"{ask.id}-{next(self._serial)}",
+                id=request_id,
                 prompt=ask.prompt,
                 output=ask.answer.tokens,
                 adapter=ask.adapter,
                 salt=ask.salt,
+                loaded_tokens=loaded.tokens,
+                garbled=loaded.garbled,
+                pinned=isinstance(leg, Offer),
             )
         )
 
-    async def _unary(self, exchange: Exchange, ask: Ask, reply: Reply, fault: Fault | None) -> None:
-        await reply.wait_for(len(ask.answer.tokens))
-        body = answers.unary_body(ask, int(time.time()), reply.cached_tokens)
+    async def _settle(self, exchange: Exchange, call: _Call) -> Told:
+        """All is computed. What the answer says beyond the usual; `ReplyLost` where the engine dies before it."""
+        struck = self._faults.strike(PREFILL_FAULTS) if isinstance(call.leg, Offer) else None
+        if struck is not None and struck.kind is FaultKind.DIE_BEFORE_ANSWER:
+            self._inject(Fault(kind=FaultKind.DIE, for_s=struck.for_s))
+            raise ReplyLost
+        if struck is not None and struck.kind is FaultKind.DIE_AFTER_ANSWER:
+            call.deadly = struck
+        keeps = struck is None or struck.kind is not FaultKind.NO_PARAMS
+        return await self._handoffs.settle(exchange, call.ask, call.leg, call.reply, keeps=keeps)
+
+    def _said(self, call: _Call) -> Ask:
+        """The request with the answer that it gets, known with the first token."""
+        return self._asks.garbled(call.ask) if call.reply.garbled else call.ask
+
+    def _cached_tokens(self, call: _Call) -> int:
+        return self._handoffs.shown_cached_tokens(call.ask, call.reply, call.loaded)
+
+    async def _unary(self, exchange: Exchange, call: _Call) -> None:
+        fault = call.fault
+        await call.reply.wait_for(len(call.ask.answer.tokens))
+        told = await self._settle(exchange, call)
+        body = answers.unary_body(self._said(call), int(time.time()), self._cached_tokens(call), told)
         await _hold_back(exchange, fault)
         if fault is not None and fault.kind is FaultKind.CUT:
             await exchange.begin(HTTPStatus.OK, JSON, len(body))
@@ -124,12 +189,13 @@ class EngineApp:
         else:
             await exchange.answer(HTTPStatus.OK, body)
 
-    async def _stream(self, exchange: Exchange, ask: Ask, reply: Reply, fault: Fault | None) -> None:
-        """Headers at once, like vLLM; then whatever is ready, one write for each time something is."""
-        frames = answers.StreamFrames(ask, int(time.time()))
-        total = len(ask.answer.tokens)
+    async def _stream(self, exchange: Exchange, call: _Call) -> None:
+        """Its headers are out, as vLLM sends them; whatever is ready is one write for each time something is."""
+        reply, fault = call.reply, call.fault
+        total = len(call.ask.answer.tokens)
         end = min(total, fault.after_chunks) if fault is not None and fault.kind is FaultKind.CUT else total
-        await exchange.begin(HTTPStatus.OK, EVENT_STREAM)
+        await reply.wait_for(min(end, 1))
+        frames = answers.StreamFrames(self._said(call), int(time.time()))
         sent = 0
         while sent < end:
             ready = min(end, await reply.wait_for(sent + 1))
@@ -141,7 +207,8 @@ class EngineApp:
         if fault is not None and fault.kind is FaultKind.CUT:
             await exchange.cut()
         else:
-            await exchange.write(frames.closing(reply.cached_tokens), more=False)
+            await self._settle(exchange, call)
+            await exchange.write(frames.closing(self._cached_tokens(call)), more=False)
 
     async def _struck_down(self, exchange: Exchange, fault: Fault | None) -> bool:
         """Does this fault end the request before the engine sees it?"""
@@ -174,7 +241,8 @@ class EngineApp:
         await exchange.answer(HTTPStatus.SERVICE_UNAVAILABLE if sick else HTTPStatus.OK)
 
     async def _metrics(self, exchange: Exchange) -> None:
-        body = metrics_body(self._config, self._steps.pod, self._steps.ttft_s)
+        steps, handoffs = self._steps, self._handoffs
+        body = metrics_body(self._config, steps.pod, steps.ttft_s, handoffs.counters)
         await exchange.answer(HTTPStatus.OK, body, CONTENT_TYPE)
 
     async def _version(self, exchange: Exchange) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, TypeAlias, TypeVar
 
@@ -50,11 +50,18 @@ class _Generation(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = False
     cache_salt: str | None = None
     add_special_tokens: bool | None = None
+    min_tokens: int | None = 0
+    kv_transfer_params: dict[str, Any] | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    bootstrap_room: int | None = None
+    disaggregated_params: dict[str, Any] | None = None
 
 
 class _Chat(_Generation, kw_only=True):
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class _Completion(_Generation, kw_only=True):
@@ -74,6 +81,12 @@ class _Tokenize(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
 
 
+_HANDOFF_FIELDS = (
+    *("kv_transfer_params", "disaggregated_params"),
+    *("bootstrap_host", "bootstrap_port", "bootstrap_room"),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """One generation, checked; the answer is already known, only its time is not."""
@@ -88,6 +101,8 @@ class Ask:
     stream: bool = False
     include_usage: bool = False
     return_token_ids: bool = False
+    handoff: Mapping[str, Any] = field(default_factory=dict)
+    """The fields of any handoff dialect that the body has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +127,11 @@ class AskReader:
         asked = _checked(raw, _Chat)
         if not asked.messages:
             raise Refusal(HTTPStatus.BAD_REQUEST, "messages must not be empty", param="messages")
-        prompt = self._encode(self._render(raw), bool(asked.add_special_tokens))
+        handed = self._handed_tokens(asked)
+        if handed is None:
+            prompt = self._encode(self._render(raw), bool(asked.add_special_tokens))
+        else:
+            prompt = _token_ids(handed)
         limit = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
         return self._ask(f"chatcmpl-{request_id}", Endpoint.CHAT, asked, prompt, limit)
 
@@ -123,6 +142,10 @@ class AskReader:
         if len(prompts) != 1:
             raise Refusal(HTTPStatus.BAD_REQUEST, "this engine takes one prompt a request", param="prompt")
         return self._ask(f"cmpl-{request_id}", Endpoint.COMPLETIONS, asked, prompts[0], asked.max_tokens)
+
+    def garbled(self, ask: Ask) -> Ask:
+        """The same request, as it is answered on KV that is not of its prompt."""
+        return replace(ask, answer=self._vocabulary.garbled(ask.answer))
 
     def embedding(self, body: bytes) -> EmbeddingAsk:
         """Texts to embed."""
@@ -162,7 +185,14 @@ class AskReader:
             stream=bool(asked.stream),
             include_usage=bool(asked.stream_options and asked.stream_options.include_usage),
             return_token_ids=bool(asked.return_token_ids),
+            handoff={name: given for name in _HANDOFF_FIELDS if (given := getattr(asked, name)) is not None},
         )
+
+    def _handed_tokens(self, asked: _Chat) -> object:
+        """The prompt that a prefill leg has tokenized already; None where there is none, or the engine reads none."""
+        if self._config.handoff.dialect == "trtllm":
+            return asked.prompt_token_ids
+        return (asked.kv_transfer_params or {}).get("prompt_token_ids") if self._config.reuses_tokens else None
 
     def _model(self, name: str | None) -> tuple[str, str]:
         """The name to answer with, and the adapter it stands for."""
@@ -224,6 +254,12 @@ def _check_options(asked: _Generation, max_tokens: int | None) -> None:
         raise Refusal(HTTPStatus.BAD_REQUEST, "this engine gives one choice a request: n must be 1", param="n")
     if max_tokens is not None and max_tokens < 1:
         raise Refusal(HTTPStatus.BAD_REQUEST, f"max_tokens must be at least 1, got {max_tokens}.", param="max_tokens")
+    if max_tokens is not None and (asked.min_tokens or 0) > max_tokens:
+        raise Refusal(
+            HTTPStatus.BAD_REQUEST,
+            f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {asked.min_tokens}.",
+            param="min_tokens",
+        )
     if asked.stream_options is not None and not asked.stream:
         raise Refusal(HTTPStatus.BAD_REQUEST, "Stream options can only be defined when `stream=True`.")
     if asked.cache_salt == "":

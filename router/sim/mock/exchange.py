@@ -9,17 +9,22 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _TRANSPORT = "warmroute.transport"
+_Made = TypeVar("_Made")
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
+
+
+class ClientGone(Exception):
+    """The connection closed before there was anything to say."""
 
 
 class EngineProtocol(HttpToolsProtocol):
@@ -86,6 +91,20 @@ class Exchange:
         with suppress(TimeoutError):
             async with asyncio.timeout(for_s):
                 await self.gone()
+
+    async def unless_gone(self, work: Coroutine[Any, Any, _Made]) -> _Made:
+        """What `work` comes to; `ClientGone`, and the work cancelled, if the connection closes first."""
+        loop = asyncio.get_running_loop()
+        made, gone = loop.create_task(work), loop.create_task(self.gone())
+        try:
+            await asyncio.wait((made, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not made.done():
+                raise ClientGone
+            return made.result()
+        finally:
+            for task in (made, gone):
+                task.cancel()
+            await asyncio.wait((made, gone))
 
     @contextmanager
     def when_gone(self, act: Callable[[], None]) -> Iterator[None]:

@@ -33,10 +33,27 @@ class FaultKind(StrEnum):
     """At once: a new life. Connections drop, the cache is empty, the event sequence starts at 0."""
     REFUSE = "refuse"
     """At once: connections drop and no new one is accepted, for `for_s` seconds or until `heal`."""
+    DIE = "die"
+    """At once: RESTART and REFUSE in one."""
+    EXPIRE = "expire"
+    """At once: the lease of all KV that waits for a decode leg ends."""
+    DIE_BEFORE_ANSWER = "die_before_answer"
+    """A prefill leg is computed, then the engine dies, for `for_s` seconds or until `heal`."""
+    DIE_AFTER_ANSWER = "die_after_answer"
+    """A prefill leg is answered, then the engine dies, for `for_s` seconds or until `heal`."""
+    NO_PARAMS = "no_params"
+    """A prefill leg is answered as if it were no such thing, and keeps nothing."""
+    LOAD_FAILS = "load_fails"
+    """A decode leg does not get its KV."""
 
 
 REQUEST_FAULTS = frozenset({FaultKind.STATUS, FaultKind.HANG, FaultKind.RESET, FaultKind.CUT, FaultKind.SLOW})
 """Those that strike the next generation or embedding requests; health and metrics go on as if nothing were."""
+
+PREFILL_FAULTS = frozenset({FaultKind.DIE_BEFORE_ANSWER, FaultKind.DIE_AFTER_ANSWER, FaultKind.NO_PARAMS})
+"""Those that strike the next prefill legs."""
+DECODE_FAULTS = frozenset({FaultKind.LOAD_FAILS})
+"""Those that strike the next decode legs."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

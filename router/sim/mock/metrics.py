@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 
 from router.sim.mock.config import MockEngineConfig
+from router.sim.mock.handoff.counters import HandoffCounters
 from router.sim.pod import SimPod
 
 TTFT_BUCKETS_S = (
@@ -42,30 +43,33 @@ class Histogram:
         yield f"{name}_sum{{{labels}}} {self._sum}"
 
 
-def metrics_body(config: MockEngineConfig, pod: SimPod, ttft_s: Histogram) -> bytes:
+def metrics_body(config: MockEngineConfig, pod: SimPod, ttft_s: Histogram, handoff: HandoffCounters) -> bytes:
     """The exposition text. Counters have the suffix `_total`; prefix cache figures are in tokens."""
     labels = _labels({"model_name": config.models[0], "engine": "0"})
     lines: list[str] = []
-    for name, value in _gauges(pod).items():
+    for name, value in _gauges(pod, handoff).items():
         lines += (f"# TYPE vllm:{name} gauge", f"vllm:{name}{{{labels}}} {float(value)}")
-    for name, value in _counters(pod).items():
+    for name, value in (_counters(pod) | _handoff_counters(config, pod, handoff)).items():
         lines += (f"# TYPE vllm:{name}_total counter", f"vllm:{name}_total{{{labels}}} {float(value)}")
+    if config.handoff.dialect:
+        lines += _prompt_tokens_by_source(pod, labels)
     lines += ("# TYPE vllm:cache_config_info gauge", f"vllm:cache_config_info{{{_cache_config(config)}}} 1.0")
     lines.append("# TYPE vllm:time_to_first_token_seconds histogram")
     lines += ttft_s.lines("vllm:time_to_first_token_seconds", labels)
     return ("\n".join(lines) + "\n").encode()
 
 
-def _gauges(pod: SimPod) -> Mapping[str, float]:
+def _gauges(pod: SimPod, handoff: HandoffCounters) -> Mapping[str, float]:
+    """Who waits for KV from elsewhere is waiting, too."""
     load = pod.load
     return {
         "num_requests_running": load.running,
-        "num_requests_waiting": load.waiting,
+        "num_requests_waiting": load.waiting + handoff.receiving,
         "kv_cache_usage_perc": load.kv_usage,
     }
 
 
-def _counters(pod: SimPod) -> Mapping[str, int]:
+def _counters(pod: SimPod) -> dict[str, int]:
     counted = pod.counters
     return {
         "prefix_cache_queries": counted.prefix_cache_queries,
@@ -74,6 +78,30 @@ def _counters(pod: SimPod) -> Mapping[str, int]:
         "generation_tokens": counted.generation_tokens,
         "num_preemptions": counted.preemptions,
     }
+
+
+def _handoff_counters(config: MockEngineConfig, pod: SimPod, handoff: HandoffCounters) -> dict[str, int]:
+    """Those of a connector, and those that only NIXL's has."""
+    dialect, counted = config.handoff.dialect, pod.counters
+    if not dialect:
+        return {}
+    told = {
+        "external_prefix_cache_queries": counted.external_prefix_cache_queries,
+        "external_prefix_cache_hits": counted.external_prefix_cache_hits,
+    }
+    if dialect == "nixl":
+        told |= {"nixl_num_kv_expired_reqs": handoff.expired, "nixl_num_failed_transfers": handoff.failed}
+    return told
+
+
+def _prompt_tokens_by_source(pod: SimPod, labels: str) -> Iterator[str]:
+    counted = pod.counters
+    local, external = counted.prefix_cache_hits, counted.external_prefix_cache_hits
+    computed = counted.prompt_tokens - local - external
+    yield "# TYPE vllm:prompt_tokens_by_source_total counter"
+    sources = {"local_compute": computed, "local_cache_hit": local, "external_kv_transfer": external}
+    for source, tokens in sources.items():
+        yield f'vllm:prompt_tokens_by_source_total{{{labels},source="{source}"}} {float(tokens)}'
 
 
 def _cache_config(config: MockEngineConfig) -> str:

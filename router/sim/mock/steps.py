@@ -22,12 +22,16 @@ class ReplyLost(Exception):
 class Reply:
     """The tokens of one answer as they come out. One reader."""
 
-    __slots__ = ("_loop", "_lost", "_waiter", "_wanted", "cached_tokens", "id", "ready_tokens", "submitted_at_s")
+    __slots__ = (
+        *("_loop", "_lost", "_waiter", "_wanted"),
+        *("cached_tokens", "garbled", "id", "ready_tokens", "submitted_at_s"),
+    )
 
     def __init__(self, request_id: RequestId, loop: asyncio.AbstractEventLoop) -> None:
         self.id = request_id
         self.ready_tokens = 0
         self.cached_tokens = 0
+        self.garbled = False
         self.submitted_at_s = loop.time()
         self._loop = loop
         self._lost = False
@@ -84,9 +88,9 @@ class StepLoop:
         return reply
 
     def cancel(self, reply: Reply) -> None:
-        """Drop a request, its blocks at once. Nothing happens if it already ended."""
-        if self._replies.get(reply.id) is reply:
-            del self._replies[reply.id]
+        """Drop a request, its blocks at once, also those that it left pinned. Nothing else happens if it ended."""
+        if self._replies.get(reply.id, reply) is reply:
+            self._replies.pop(reply.id, None)
             self.pod.cancel(reply.id)
             reply.lose()
 
@@ -122,6 +126,7 @@ class StepLoop:
         for request_id, cached_tokens in step.started.items():
             reply = self._replies[request_id]
             reply.cached_tokens = cached_tokens
+            reply.garbled = request_id in step.garbled
             self.ttft_s.observe(now_s - reply.submitted_at_s)
         for request_id in step.emitted:
             self._replies[request_id].advance()

@@ -27,6 +27,7 @@ WORDS = tuple(_LIST.split())
 
 SHORTEST_NATURAL_TOKENS, LONGEST_NATURAL_TOKENS = 16, 64
 
+_GARBLED = 0x6A756E6B
 _U64 = (1 << 64) - 1
 
 
@@ -36,7 +37,11 @@ class Answer:
 
     tokens: tuple[int, ...]
     texts: tuple[str, ...]
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "not_finished"]
+
+    def first(self, finish_reason: Literal["length", "not_finished"]) -> Answer:
+        """Its first token alone."""
+        return Answer(self.tokens[:1], self.texts[:1], finish_reason)
 
 
 class Vocabulary:
@@ -63,6 +68,12 @@ class Vocabulary:
         stopped = max_tokens is None and length == natural
         tokens, texts = zip(*chosen, strict=True)
         return Answer(tokens, texts, "stop" if stopped else "length")
+
+    def garbled(self, answer: Answer) -> Answer:
+        """What comes out instead where the KV is of something else: as long, and wrong from its first token."""
+        seed = xxhash.xxh3_64_intdigest("".join(answer.texts).encode(), _GARBLED)
+        tokens, texts = zip(*self._choose(seed, len(answer.tokens)), strict=True)
+        return Answer(tokens, texts, answer.finish_reason)
 
     def _choose(self, state: int, count: int) -> Iterator[tuple[int, str]]:
         for _ in range(count):

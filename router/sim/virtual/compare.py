@@ -63,7 +63,6 @@ class Experiment:
     fleet: FleetSpec
     prior: Prior
     policies: Mapping[str, Policy]
-    decode_policy: Policy
     traffic: TrafficAt
 
     def run(self, setting: Setting, progressed: Progressed = lambda _: None) -> Result:
@@ -76,7 +75,6 @@ class Experiment:
             knowledge=spec.knowledge,
             block_size_tokens=traffic.block_size_tokens,
             seed=setting.seed,
-            decode_policy=self.decode_policy,
         )
         return remember(setting, world.run(traffic, progressed), spec.slo)
 

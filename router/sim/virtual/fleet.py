@@ -6,13 +6,13 @@ Values that a world is made from. This file never simulates.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from router.sim.virtual.pod import VirtualPodConfig
-from router.types import Link, Pod, Role
+from router.types import Link, Links, Pod, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,12 @@ class SimulatedPod:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Pods of one model. `link` leads from any to any of them, and `believed_link` is what the router takes it for."""
+    """Pods of one model. `link` leads from any to any of them, and `believed_links` are what the router takes that and
+    the pods' tiers for."""
 
     pods: tuple[SimulatedPod, ...]
     link: Link | None = None
-    believed_link: Link | None = None
+    believed_links: Links = field(default_factory=Links)
 
     @property
     def splits(self) -> bool:

@@ -22,12 +22,13 @@ from router.sim.virtual.fleet import Conditions, Fleet, SimulatedPod
 from router.sim.virtual.outcome import Slo
 from router.sim.virtual.pod import VirtualPodConfig
 from router.sim.virtual.view import Knowledge
-from router.types import Link, Pod, PodSpeed, PrefixTrust, Role
+from router.types import Link, Links, Pod, PodSpeed, PrefixTrust, Role
 
 Prior: TypeAlias = Callable[[str, str], tuple[PodSpeed, int]]
 """(model, hardware) -> coefficients and KV bytes a token. Raises `ConfigError`."""
 
 BYTES_PER_MS_PER_GB_PER_S = 1e6
+DIALECT = "simulated"
 
 
 class _Strict(BaseModel):
@@ -89,7 +90,8 @@ class FleetSpec(_Strict):
         )
         link = self.link.build() if self.link else None
         believed = replace(link, bytes_per_ms=link.bytes_per_ms * believed_bandwidth) if link else None
-        return Fleet(pods, link, believed)
+        pcie = Link(0.0, self.pcie_gb_per_s * BYTES_PER_MS_PER_GB_PER_S * believed_bandwidth)
+        return Fleet(pods, link, Links(elsewhere=believed, cpu=pcie))
 
     def _pod(self, group: PodsSpec, number: int, prior: Prior, believed_compute: float) -> SimulatedPod:
         speed, kv_bytes_per_token = prior(self.model, group.hardware)
@@ -102,6 +104,8 @@ class FleetSpec(_Strict):
             models=(self.model,),
             block_size_tokens=self.engine_block_tokens,
             kv_bytes_per_token=kv_bytes_per_token,
+            handoff=DIALECT,
+            pulls=DIALECT,
             trust=PrefixTrust.TRUSTED,
         )
         true = VirtualPodConfig(

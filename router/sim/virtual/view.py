@@ -28,7 +28,7 @@ from router.types import (
     InferenceRequest,
     InFlight,
     Lease,
-    Link,
+    Links,
     Pod,
     PodId,
     PodLoad,
@@ -63,13 +63,13 @@ class RouterView:
     """One replica. Pods are known by id and all of them serve `model`."""
 
     def __init__(
-        self, pods: Sequence[Pod], generation: Generation, policy: Policy, knowledge: Knowledge, link: Link | None
+        self, pods: Sequence[Pod], generation: Generation, policy: Policy, knowledge: Knowledge, links: Links
     ) -> None:
         self.ledger = Ledger()
         self._generation = generation
         self._policy = policy
         self._knowledge = knowledge
-        self._link = link
+        self._links = links
         self.pods = {pod.id: pod for pod in pods}
         self._announced = HolderMasks()
         self._predicted = PredictedIndex()
@@ -86,7 +86,7 @@ class RouterView:
     def scraped(self, loads: Mapping[PodId, PodLoad], now_s: float) -> None:
         """What the pods said of themselves; those that are missing keep silent."""
         statuses = (PodStatus(pod, PodState.READY, loads.get(pod.id, PodLoad())) for pod in self.pods.values())
-        self._snapshot = FleetSnapshot(self._snapshot.version + 1, tuple(statuses), self._link)
+        self._snapshot = FleetSnapshot(self._snapshot.version + 1, tuple(statuses), self._links)
 
     def forget(self) -> None:
         """A new process: it knows nobody's blocks and nothing of what is in flight."""
@@ -120,14 +120,21 @@ class RouterView:
         return decide(scene, self._policy)
 
     def sent(
-        self, pod: PodId, prompt_tokens: int, cached_tokens: int, hashes: Sequence[BlockHash], now_s: float
+        self,
+        pod: PodId,
+        prompt_tokens: int,
+        cached_tokens: int,
+        hashes: Sequence[BlockHash],
+        now_s: float,
+        *,
+        prefills: bool = True,
     ) -> Lease:
-        """A prompt is on its way to that pod."""
+        """A prompt is on its way to that pod; or, with `prefills` off, its KV."""
         knowledge = self._knowledge
         capacity = None if knowledge.events else knowledge.silent_capacity_tokens // self._generation.block_size_tokens
         ttl_s = knowledge.predicted_ttl_s if knowledge.events else knowledge.silent_ttl_s
         self._predicted.record(pod, hashes, now_s, ttl_s=ttl_s, capacity_blocks=capacity)
-        return self.ledger.book(self.pods[pod], prompt_tokens, cached_tokens)
+        return self.ledger.book(self.pods[pod], prompt_tokens, cached_tokens, now_s, prefills=prefills)
 
     def others(self, replicas: Iterable[Mapping[PodId, InFlight]]) -> None:
         """What the other replicas have in flight."""

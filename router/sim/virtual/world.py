@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count, cycle
 from random import Random
@@ -20,13 +20,13 @@ from router.errors import ConfigError, RouterError
 from router.fleet.ledger import Ledger
 from router.policy.spec import Policy
 from router.sim.virtual.batch import Job, Progress
-from router.sim.virtual.fleet import Conditions, Fleet
+from router.sim.virtual.fleet import Conditions, Fleet, SimulatedPod
 from router.sim.virtual.links import Links
 from router.sim.virtual.outcome import Outcome, PodUse, Run
 from router.sim.virtual.pod import VirtualPod
 from router.sim.virtual.traffic import Ask, Session, Traffic
 from router.sim.virtual.view import Knowledge, RouterView
-from router.types import BlockHash, Direct, Generation, Lease, Pod, Pull, Role, RouteDecision, Tier
+from router.types import BlockHash, Generation, Lease, Pod, Pull, RouteDecision, Split, Tier
 
 Progressed: TypeAlias = Callable[[int], None]
 """Told how many requests have ended so far."""
@@ -43,7 +43,7 @@ class _Place:
 
 @dataclass(slots=True)
 class _Request:
-    """One ask on its way. Without a `decode` pod, `prefill` serves it whole."""
+    """One ask on its way. Without a place to `decode`, the one to `prefill` serves it whole."""
 
     session: Session
     turn: int
@@ -68,7 +68,6 @@ class World:
         knowledge: Knowledge | None = None,
         block_size_tokens: int,
         seed: int = 0,
-        decode_policy: Policy | None = None,
     ) -> None:
         self._conditions = conditions
         self._random = Random(seed)
@@ -81,17 +80,12 @@ class World:
         self._block = block_size_tokens
         if fleet.splits and fleet.link is None:
             raise ConfigError("prefill pods need a link to hand KV over to decode pods")
+        if fleet.splits and not policy.splits:
+            raise ConfigError(f"policy {policy.name} prices no handoff: it would leave the prefill pods idle")
         if any(replica >= conditions.routers for replica, _, _ in conditions.restarts):
             raise ConfigError(f"restarts: there are only routers 0 to {conditions.routers - 1}")
-        decoders = [pod.known for pod in pods if pod.known.role is Role.DECODE]
-        entry = [_as_both(pod.known) for pod in pods if pod.known.role is not Role.DECODE]
-
-        def view(of: Sequence[Pod], by: Policy) -> RouterView:
-            return RouterView(of, generation, by, knowledge, fleet.believed_link)
-
-        self._views = [view(entry, policy) for _ in range(conditions.routers)]
-        decoding = [_as_both(pod) for pod in decoders]
-        self._decode_view = view(decoding, decode_policy or policy) if decoders else None
+        known, links = [_told(pod, block_size_tokens) for pod in pods], fleet.believed_links
+        self._views = [RouterView(known, generation, policy, knowledge, links) for _ in range(conditions.routers)]
         self._next_view = cycle(range(conditions.routers))
         self._events_known = knowledge.events
         self._links = Links(self._bandwidths())
@@ -194,9 +188,9 @@ class World:
         name = str(len(self._outcomes))
         return view.decide(name, ask.prompt_tokens, hashes, ask.output_tokens, self._now_ms / 1000)
 
-    def _book(self, view: RouterView, ask: Ask, pod: str, cached_tokens: int) -> _Place:
-        hashes = ask.blocks[: ask.prompt_blocks]
-        lease = view.sent(pod, ask.prompt_tokens, cached_tokens, hashes, self._now_ms / 1000)
+    def _book(self, view: RouterView, ask: Ask, pod: str, cached_tokens: int, *, prefills: bool = True) -> _Place:
+        hashes, now_s = ask.blocks[: ask.prompt_blocks], self._now_ms / 1000
+        lease = view.sent(pod, ask.prompt_tokens, cached_tokens, hashes, now_s, prefills=prefills)
         return _Place(pod, view.ledger, lease)
 
     def _dispatch(self, request: _Request, view: RouterView, decision: RouteDecision) -> None:
@@ -206,8 +200,12 @@ class World:
         every = self._conditions.regret_every
         if every and len(self._outcomes) % every == 0:
             outcome.regret_ms = self._regret_ms(request.ask, best.pod.id)
-        request.prefill = self._book(view, request.ask, best.pod.id, best.cached_tokens)
-        self._at(self._now_ms + self._conditions.route_ms, self._send, request, best.pod.id, best.plan)
+        plan = best.plan
+        first = plan.prefill if isinstance(plan, Split) else best.pod
+        request.prefill = self._book(view, request.ask, first.id, best.cached_tokens)
+        if isinstance(plan, Split) and request.ask.output_tokens > 1:
+            request.decode = self._book(view, request.ask, plan.decode.id, 0, prefills=False)
+        self._at(self._now_ms + self._conditions.route_ms, self._send, request, first.id, plan.pull)
 
     def _regret_ms(self, ask: Ask, chosen: str) -> float:
         """By what really lies and waits on each pod now, without pulls."""
@@ -220,9 +218,9 @@ class World:
 
     # --- on pods ---
 
-    def _send(self, request: _Request, pod_id: str, plan: Direct) -> None:
+    def _send(self, request: _Request, pod_id: str, pull: Pull | None) -> None:
         self._uses[pod_id] += 1
-        if plan.pull is not None and self._pull(request, pod_id, plan.pull):
+        if pull is not None and self._pull(request, pod_id, pull):
             return
         self._submit(request, pod_id, 0)
 
@@ -230,19 +228,31 @@ class World:
         """Begin to fetch what the holder still has; False where that is nothing."""
         held = self._pods[pull.holder].held_tokens(request.ask)
         tokens = min(pull.cached_tokens, held) - self._pods[pod_id].held_tokens(request.ask)
-        link = self._link
-        if tokens <= 0 or link is None:
+        if tokens <= 0 or self._link is None or request.prefill is None:
             return False
         request.outcome.pulled_tokens = tokens
-        arrived = min(pull.cached_tokens, held)
         kv_bytes = tokens * self._facts[pod_id].known.kv_bytes_per_token
-        places = (("send", pull.holder), ("receive", pod_id))
-        self._links.start(lambda: self._submit(request, pod_id, arrived), places, kv_bytes, link.t0_ms, self._now_ms)
+        arrived = min(pull.cached_tokens, held)
+        self._transfer(request, request.prefill.ledger, pull.holder, pod_id, kv_bytes, arrived)
         return True
+
+    def _transfer(
+        self, request: _Request, ledger: Ledger, sender: str, receiver: str, kv_bytes: float, arrived_tokens: int
+    ) -> None:
+        """KV goes from pod to pod, and the request goes on where it arrives."""
+        assert self._link is not None
+        ledger.pull_began(sender)
+
+        def arrive() -> None:
+            ledger.pull_ended(sender)
+            self._submit(request, receiver, arrived_tokens)
+
+        places = (("send", sender), ("receive", receiver))
+        self._links.start(arrive, places, kv_bytes, self._link.t0_ms, self._now_ms)
 
     def _submit(self, request: _Request, pod_id: str, arrived_tokens: int) -> None:
         ask = request.ask
-        if self._goes_on(request):
+        if self._goes_on(request, pod_id):
             ask = Ask(ask.prompt_tokens, 1, ask.blocks, ask.prompt_blocks)
         job = Job(request, ask, arrived_tokens)
         pod = self._pods[pod_id]
@@ -275,7 +285,7 @@ class World:
             kv_bytes = tokens * self._facts[pod_id].known.kv_bytes_per_token
             self._links.start(self._loaded(pod_id, job), (("pcie", pod_id),), kv_bytes, 0.0, self._now_ms)
         for job in progress.started:
-            self._started(job)
+            self._started(job, pod_id)
         for job in progress.finished:
             self._finished(job, pod_id)
 
@@ -286,50 +296,43 @@ class World:
 
         return done
 
-    def _started(self, job: Job) -> None:
+    def _started(self, job: Job, pod_id: str) -> None:
         request: _Request = job.about
-        place = request.decode or request.prefill
+        place = request.prefill
         assert place is not None
-        place.ledger.first_token(place.lease)
-        if request.decode is None:
+        place.ledger.first_token(place.lease, self._now_ms / 1000)
+        if pod_id == place.pod:
             request.outcome.cached_tokens = job.cached_tokens or 0
         request.outcome.ttft_ms = self._now_ms - request.outcome.arrived_ms + self._conditions.overhead_ms
 
     def _finished(self, job: Job, pod_id: str) -> None:
         request: _Request = job.about
-        if self._goes_on(request):
-            self._hand_off(request, pod_id)
+        if self._goes_on(request, pod_id):
+            self._hand_off(request)
             return
         request.outcome.e2e_ms = self._now_ms - request.outcome.arrived_ms + self._conditions.overhead_ms
         request.outcome.worst_gap_ms = job.worst_gap_ms
         self._release(request)
         self._end(request)
 
-    def _goes_on(self, request: _Request) -> bool:
-        """Whether a decode pod is still to take it over."""
-        return self._decode_view is not None and request.decode is None and request.ask.output_tokens > 1
+    def _goes_on(self, request: _Request, pod_id: str) -> bool:
+        """Whether the decode pod is still to take it over from that one."""
+        return request.decode is not None and request.decode.pod != pod_id
 
-    def _hand_off(self, request: _Request, prefill: str) -> None:
-        """The prompt is computed: its KV goes to the decode pod that is chosen now."""
-        view, ask, link = self._decode_view, request.ask, self._link
-        assert view is not None and link is not None
-        self._release(request)
-        decode = self._decide(view, ask).candidates[0].pod.id
-        self._uses[decode] += 1
-        arrived = ask.prompt_tokens - 1
-        request.decode = self._book(view, ask, decode, arrived)
-        kv_bytes = ask.prompt_tokens * self._facts[prefill].known.kv_bytes_per_token / self._conditions.handoff_layers
-        places = (("send", prefill), ("receive", decode))
-
-        def arrive() -> None:
-            self._submit(request, decode, arrived)
-
-        self._links.start(arrive, places, kv_bytes, link.t0_ms, self._now_ms)
+    def _hand_off(self, request: _Request) -> None:
+        """The prompt is computed: its KV goes to the decode pod."""
+        first, second = request.prefill, request.decode
+        assert first is not None and second is not None
+        first.ledger.release(first.lease, self._now_ms / 1000)
+        self._uses[second.pod] += 1
+        missing = request.ask.prompt_tokens - self._pods[second.pod].held_tokens(request.ask)
+        kv_bytes = missing * self._facts[first.pod].known.kv_bytes_per_token / self._conditions.handoff_layers
+        self._transfer(request, first.ledger, first.pod, second.pod, kv_bytes, request.ask.prompt_tokens - 1)
 
     def _release(self, request: _Request) -> None:
         for place in (request.prefill, request.decode):
             if place is not None:
-                place.ledger.release(place.lease)
+                place.ledger.release(place.lease, self._now_ms / 1000)
 
     def _end(self, request: _Request) -> None:
         self._open -= 1
@@ -351,17 +354,13 @@ class World:
         news = self._news
         while news and news[0][0] <= self._now_ms:
             _, pod_id, tier, held, blocks = news.popleft()
-            for view in self._hearing(pod_id):
+            for view in self._views:
                 view.heard(pod_id, tier, held, blocks)
-
-    def _hearing(self, pod_id: str) -> Sequence[RouterView]:
-        decode = self._decode_view
-        return (decode,) if decode is not None and pod_id in decode.pods else self._views
 
     def _scrape(self) -> None:
         """What every pod says of itself now is what all routers believe until the next time."""
         loads = {pod_id: pod.load for pod_id, pod in self._pods.items()}
-        for view in (*self._views, *((self._decode_view,) if self._decode_view else ())):
+        for view in self._views:
             view.scraped(loads, self._now_ms / 1000)
         self._again(self._conditions.scrape_ms, self._scrape)
 
@@ -392,6 +391,6 @@ class World:
             self._at(self._now_ms + after_ms, what)
 
 
-def _as_both(pod: Pod) -> Pod:
-    """Within its pool every pod serves; `decide()` leaves prefill pods out otherwise."""
-    return replace(pod, role=Role.BOTH)
+def _told(pod: SimulatedPod, block_size_tokens: int) -> Pod:
+    """With its capacity, as engines tell it."""
+    return replace(pod.known, capacity_blocks=pod.true.kv_tokens // block_size_tokens)

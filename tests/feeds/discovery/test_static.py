@@ -37,10 +37,21 @@ def test_a_definition_becomes_a_pod_for_each_rank(config: PodConfig, ids: list[s
 
 def test_a_pod_stands_where_the_definition_says() -> None:
     """Engine, role, speed and topology are taken over."""
-    config = PodConfig(url="http://p:1", engine="sglang", role=Role.PREFILL, host="h", rack="r", zone="z")
+    config = PodConfig(
+        url="http://p:1", engine="sglang", role=Role.PREFILL, handoff="bootstrap", host="h", rack="r", zone="z"
+    )
     (pod,) = configured_pods(config, SPEED)
     assert (pod.engine, pod.role, pod.speed) == ("sglang", Role.PREFILL, SPEED)
     assert (pod.host, pod.rack, pod.zone) == ("h", "r", "z")
+
+
+def test_a_pod_moves_kv_as_the_definition_says() -> None:
+    """Every rank alike; a token's bytes are unknown unless they are given."""
+    config = PodConfig(url="http://p:1", dp_size=2, handoff="nixl", pulls="p2p")
+    for pod in configured_pods(config, SPEED, 131_072):
+        assert (pod.handoff, pod.pulls, pod.kv_bytes_per_token) == ("nixl", "p2p", 131_072)
+    (plain,) = configured_pods(PodConfig(url="http://p:1"), SPEED)
+    assert (plain.handoff, plain.pulls, plain.kv_bytes_per_token) == ("", "", 0)
 
 
 def test_two_pods_may_not_share_an_id() -> None:

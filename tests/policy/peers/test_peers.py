@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from router.errors import ClientError, FleetError
 from router.policy.decide import decide
 from router.policy.spec import Policy
-from router.types import Direct, InFlight, Link, Scene
+from router.types import Direct, InFlight, Link, Links, Scene
 from tests.policy.peers.fleets import BLOCKS, IDLE, busy, chosen, decided, fleet
 from tests.policy.scenes import POLICIES, request, scenes
 
@@ -31,7 +31,7 @@ def test_the_file_spells_out_the_peers_defaults(name: str) -> None:
 
 
 @settings(max_examples=100)
-@given(seen=scenes(), name=st.sampled_from(PEERS))
+@given(seen=scenes(linked=False), name=st.sampled_from(PEERS))
 def test_prices_and_plans_are_untouched_where_nothing_can_be_pulled(seen: Scene, name: str) -> None:
     """A peer orders; a candidate's price stays the expected time to first token."""
     try:
@@ -65,6 +65,6 @@ def test_far_too_much_load_at_the_holder_sends_the_request_elsewhere(name: str) 
 def test_a_prompt_that_was_not_read_is_placed_all_the_same(name: str) -> None:
     """By load or by lot; a link changes nothing, since nothing is known to be held."""
     seen = fleet(busy(a=3, b=1, c=2), prompt=None)
-    linked = replace(seen, fleet=replace(seen.fleet, link=Link(0.0, 1e9)))
+    linked = replace(seen, fleet=replace(seen.fleet, links=Links(elsewhere=Link(0.0, 1e9))))
     assert sorted(candidate.pod.id for candidate in decided(seen, name).candidates) == ["a", "b", "c"]
     assert decided(linked, name) == decided(seen, name)

@@ -19,12 +19,14 @@ from router.sim.mock.answers import (
     StreamFrames,
     embedding_body,
     error_body,
+    error_frames,
     models_body,
     tokens_body,
     unary_body,
 )
 from router.sim.mock.asks import Ask, EmbeddingAsk, Refusal
 from router.sim.mock.config import MockEngineConfig
+from router.sim.mock.handoff.wires import Told
 from router.sim.mock.words import Answer
 from router.types import Endpoint
 
@@ -141,3 +143,16 @@ def test_embeddings_depend_on_the_tokens_alone_in_either_encoding() -> None:
     packed = json.loads(embedding_body(EmbeddingAsk("tiny", inputs, True), "7", 100))["data"][0]["embedding"]
     numbers = struct.unpack(f"<{EMBEDDING_DIMENSIONS}f", base64.b64decode(packed))
     assert numbers == pytest.approx(one["embedding"])
+
+
+def test_an_error_in_a_stream_is_a_frame_of_its_own() -> None:
+    """The same object, then the end mark."""
+    refusal = Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal server error")
+    error, end, rest = error_frames(refusal).split(b"\n\n")
+    assert error == b"data: " + error_body(refusal) and (end + b"\n\n", rest) == (DONE, b"")
+
+
+def test_a_prefill_leg_tells_more() -> None:
+    """At the top of its answer, and in its choice."""
+    answer = json.loads(unary_body(CHAT, 100, 1, Told({"kv_transfer_params": None}, {"disaggregated_params": {}})))
+    assert answer["kv_transfer_params"] is None and answer["choices"][0]["disaggregated_params"] == {}

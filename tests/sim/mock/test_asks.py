@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from router.sim.mock.asks import AskReader, Refusal
-from router.sim.mock.config import MockEngineConfig, Tokenizer
+from router.sim.mock.config import HandoffConfig, KvEventConfig, MockEngineConfig, Tokenizer
 from router.types import Endpoint
 
 USER = [{"role": "user", "content": "hello there"}]
@@ -78,6 +78,10 @@ def test_stream_options_are_read(reader: AskReader) -> None:
     [
         ({"n": 2}, "n must be 1", "n"),
         ({"max_tokens": 0}, "at least 1", "max_tokens"),
+        ({"max_tokens": 1, "min_tokens": 2}, "min_tokens must be less than or equal to max_tokens=1", "min_tokens"),
+        ({"n": 2, "kv_transfer_params": {"do_remote_decode": True}}, "n must be 1", "n"),
+        ({"kv_transfer_params": {"prompt_token_ids": [-1]}}, "not a list of token ids", "prompt"),
+        ({"kv_transfer_params": {"prompt_token_ids": []}}, "the prompt has no tokens", "prompt"),
         ({"max_tokens": 97}, "maximum context length is 100 tokens", "input_tokens"),
         ({"stream_options": {"include_usage": True}}, "`stream=True`", None),
         ({"cache_salt": ""}, "non-empty", "cache_salt"),
@@ -140,3 +144,21 @@ def test_embeddings_take_texts_and_tokens(reader: AskReader) -> None:
     assert [tokens.tolist() for tokens in reader.embedding(body(input=[[1], [2, 3]])).inputs] == [[1], [2, 3]]
     with pytest.raises(Refusal, match="maximum context length"):
         reader.embedding(body(input=list(range(101))))
+
+
+def test_a_prompt_that_is_tokens_already_skips_the_template(make_config: Callable[..., MockEngineConfig]) -> None:
+    """Among the transfer params, as vLLM since 0.27 takes it, and only there; TensorRT-LLM has a field of its own."""
+    handed = body(messages=USER, kv_transfer_params={"prompt_token_ids": [5, 6]})
+    beside = body(messages=USER, prompt_token_ids=[5, 6])
+    new, old = AskReader(make_config()), AskReader(make_config(kv_events=KvEventConfig(encoding="array")))
+    other = AskReader(make_config(handoff=HandoffConfig(dialect="trtllm")))
+    read = [len(reader.chat(given, "7").prompt) for reader in (new, old, other) for given in (handed, beside)]
+    assert read == [2, 5, 5, 5, 5, 2]
+
+
+def test_the_fields_of_every_dialect_are_kept(reader: AskReader) -> None:
+    """Those that are given; what they mean is not decided here."""
+    params = {"do_remote_decode": True}
+    asked = reader.chat(body(messages=USER, kv_transfer_params=params, bootstrap_room=0, bootstrap_host=None), "7")
+    assert asked.handoff == {"kv_transfer_params": params, "bootstrap_room": 0}
+    assert reader.chat(body(messages=USER), "7").handoff == {}

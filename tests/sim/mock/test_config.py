@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from router.errors import ConfigError
-from router.sim.mock.config import KvEventConfig, MockEngineConfig
+from router.sim.mock.config import HandoffConfig, KvEventConfig, MockEngineConfig
+from router.types import Role
 
 MakeConfig = Callable[..., MockEngineConfig]
 
@@ -40,3 +41,10 @@ def test_the_event_encoding_tells_the_release(make_config: MakeConfig) -> None:
     assert make_config().release == "0.32.0"
     assert make_config(kv_events=None).release == "0.32.0"
     assert make_config(kv_events=KvEventConfig(encoding="array")).release == "0.23.0"
+
+
+def test_an_sglang_engine_needs_a_mode() -> None:
+    """Both legs get one body there: an engine that is both could not tell which it has."""
+    with pytest.raises(ConfigError, match="either prefill or decode"):
+        HandoffConfig(dialect="bootstrap")
+    assert HandoffConfig(dialect="bootstrap", role=Role.DECODE).role is Role.DECODE

@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from router.sim.mock.exchange import EVENT_STREAM, EngineProtocol, Exchange
+from router.sim.mock.exchange import EVENT_STREAM, ClientGone, EngineProtocol, Exchange
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 DEADLINE_S = 5.0
@@ -108,3 +108,31 @@ async def test_a_client_that_stays_is_not_taken_for_one_that_left() -> None:
         for path in ("/1", "/2"):
             assert (await client.post(path, content=b"x")).status_code == 200
     assert left == []
+
+
+async def test_work_is_given_up_when_the_client_leaves() -> None:
+    """It is cancelled to its end before the story goes on; what is done in time counts."""
+    told: list[str] = []
+    started, over = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        try:
+            started.set()
+            await asyncio.Event().wait()
+        finally:
+            told.append("cleaned up")
+
+    async def story(exchange: Exchange) -> None:
+        assert await exchange.unless_gone(asyncio.sleep(0, 7)) == 7
+        try:
+            await exchange.unless_gone(work())
+        except ClientGone:
+            told.append("gone")
+        over.set()
+
+    async with answering(story) as client:
+        request = asyncio.ensure_future(client.get("/"))
+        await started.wait()
+        request.cancel()
+        await over.wait()
+    assert told == ["cleaned up", "gone"]

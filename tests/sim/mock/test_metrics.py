@@ -7,15 +7,20 @@ from collections.abc import Callable
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.hashing import token_array
-from router.sim.mock.config import MockEngineConfig
+from router.sim.mock.config import HandoffConfig, MockEngineConfig
+from router.sim.mock.handoff.counters import HandoffCounters
 from router.sim.mock.metrics import Histogram, metrics_body
 from router.sim.pod import SimPod, SimRequest
 
+NOTHING = HandoffCounters()
 
-def scraped(config: MockEngineConfig, pod: SimPod, ttft_s: Histogram) -> dict[str, float]:
+
+def scraped(
+    config: MockEngineConfig, pod: SimPod, ttft_s: Histogram, handoff: HandoffCounters = NOTHING
+) -> dict[str, float]:
     """Every sample by name (and bucket), through the parser of Prometheus' own client."""
     samples: dict[str, float] = {}
-    for family in text_string_to_metric_families(metrics_body(config, pod, ttft_s).decode()):
+    for family in text_string_to_metric_families(metrics_body(config, pod, ttft_s, handoff).decode()):
         for sample in family.samples:
             samples[sample.name + sample.labels.get("le", "")] = sample.value
     return samples
@@ -40,7 +45,7 @@ def test_the_pod_is_told_under_vllms_names(make_config: Callable[..., MockEngine
 def test_the_cache_describes_itself(make_config: Callable[..., MockEngineConfig]) -> None:
     """Block size and capacity are labels, as a router that configures itself reads them."""
     config = make_config(models=('a "quoted" \\ name',))
-    families = text_string_to_metric_families(metrics_body(config, SimPod(config.pod), Histogram(())).decode())
+    families = text_string_to_metric_families(metrics_body(config, SimPod(config.pod), Histogram(()), NOTHING).decode())
     labels = {sample.name: sample.labels for family in families for sample in family.samples}
     info = labels["vllm:cache_config_info"]
     assert (info["block_size"], info["num_gpu_blocks"], info["kv_cache_size_tokens"]) == ("16", "256", "4096")
@@ -57,3 +62,22 @@ def test_buckets_are_cumulative(make_config: Callable[..., MockEngineConfig]) ->
     name = "vllm:time_to_first_token_seconds"
     assert [seen[f"{name}_bucket{bound}"] for bound in ("0.5", "1.0", "+Inf")] == [1, 2, 3]
     assert (seen[f"{name}_count"], seen[f"{name}_sum"]) == (3, 4.2)
+
+
+def test_transfers_are_told_where_there_is_a_connector(make_config: Callable[..., MockEngineConfig]) -> None:
+    """Some by NIXL alone; who waits for KV is waiting."""
+    handoff = HandoffCounters(receiving=2, failed=3, expired=4)
+    told = {}
+    for dialect in ("", "mooncake", "nixl"):
+        config = make_config(handoff=HandoffConfig(dialect=dialect))
+        pod = SimPod(config.pod)
+        pod.submit(SimRequest(id="a", prompt=token_array(range(40)), output=[1], loaded_tokens=30))
+        pod.step()
+        told[dialect] = scraped(config, pod, Histogram(()), handoff)
+    assert [seen["vllm:num_requests_waiting"] for seen in told.values()] == [2, 2, 2]
+    assert "vllm:external_prefix_cache_hits_total" not in told[""]
+    assert told["mooncake"]["vllm:external_prefix_cache_queries_total"] == 40
+    assert told["mooncake"]["vllm:external_prefix_cache_hits_total"] == 30
+    assert "vllm:nixl_num_failed_transfers_total" not in told["mooncake"]
+    nixl = told["nixl"]
+    assert (nixl["vllm:nixl_num_failed_transfers_total"], nixl["vllm:nixl_num_kv_expired_reqs_total"]) == (3, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -186,5 +187,35 @@ def test_a_reader_gets_all_that_is_ready() -> None:
         for _ in range(2):
             reply.advance()
         assert await reader == 4
+
+    run(story())
+
+
+def test_a_reply_tells_that_its_kv_was_wrong(make_config: MakeConfig) -> None:
+    """From its first token on; the next one with the same prefix, too."""
+
+    async def story() -> None:
+        steps = StepLoop(make_config(), lambda events: None)
+        first = steps.submit(replace(request("a", 40, 2), loaded_tokens=40, garbled=True))
+        await first.wait_for(1)
+        second = steps.submit(replace(request("a", 40, 1), id="again"))
+        other = steps.submit(request("b", 40, 1))
+        await second.wait_for(1)
+        await other.wait_for(1)
+        assert [first.garbled, second.garbled, other.garbled] == [True, True, False]
+
+    run(story())
+
+
+def test_cancelling_a_finished_reply_lets_go_of_what_it_left_pinned(make_config: MakeConfig) -> None:
+    """So that a prefill leg that is not handed over leaks nothing."""
+
+    async def story() -> None:
+        steps = StepLoop(make_config(), lambda events: None)
+        reply = steps.submit(replace(request("a", 40, 1), pinned=True))
+        await reply.wait_for(1)
+        assert steps.pod.cache.used_blocks == 3
+        steps.cancel(reply)
+        assert steps.pod.cache.used_blocks == 0
 
     run(story())

@@ -107,3 +107,20 @@ def test_a_tokenizer_without_whole_words_is_refused() -> None:
     """Rather than answers whose blocks nobody can find again."""
     with pytest.raises(ConfigError, match="as one token"):
         Vocabulary(LetterTokenizer())
+
+
+@given(PROMPTS)
+@settings(max_examples=30)
+def test_a_garbled_answer_is_as_long_and_wrong_from_its_first_token(prompt: array[int]) -> None:
+    """Always the same one, too."""
+    vocabulary = Vocabulary(ShortWordTokenizer())
+    right = vocabulary.answer(prompt, None, 1000)
+    wrong = vocabulary.garbled(right)
+    assert len(wrong.texts) == len(right.texts) and wrong.texts[0] != right.texts[0]
+    assert (wrong.finish_reason, wrong) == (right.finish_reason, vocabulary.garbled(right))
+
+
+def test_an_answer_can_end_with_its_first_token() -> None:
+    """For a reason of its own."""
+    first = Vocabulary(ShortWordTokenizer()).answer(token_array([1]), 5, 1000).first("not_finished")
+    assert (len(first.tokens), len(first.texts), first.finish_reason) == (1, 1, "not_finished")

@@ -1,0 +1,38 @@
+"""How does SGLang hand over?
+
+Both legs get the same body at once, and meet in a room of the prefill pod's bootstrap server. Source:
+reference/protocols.md 3.8. This file never limits the prefill leg: the engine knows its role.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from router.engines.handoff.address import host_before_port
+from router.engines.handoff.body import edited
+from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
+from router.types import Endpoint
+
+
+@dataclass(frozen=True)
+class Bootstrap(Dialect):
+    """SGLang in `--disaggregation-mode prefill` and `decode`."""
+
+    order = Order.TOGETHER
+    serves_alone = False
+    bootstrap_port: int = 8998
+
+    def prefill_body(self, endpoint: Endpoint, body: bytes, pair: Pair) -> bytes:
+        return self._in_room(body, pair)
+
+    def decode_body(self, endpoint: Endpoint, body: bytes, pair: Pair, handoff: Handoff) -> bytes:
+        return self._in_room(body, pair)
+
+    def _in_room(self, body: bytes, pair: Pair) -> bytes:
+        """Releases differ in whether they add brackets to an IPv6 host; all take one that has them."""
+        room = {
+            "bootstrap_host": host_before_port(pair.prefill),
+            "bootstrap_port": self.bootstrap_port,
+            "bootstrap_room": pair.id,
+        }
+        return edited(body, room)

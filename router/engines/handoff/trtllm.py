@@ -1,0 +1,42 @@
+"""How does TensorRT-LLM hand over?
+
+The context leg answers with parameters that the generation leg gets back, and with the prompt's tokens. Where its one
+token ended the answer, that is the whole answer. Source: reference/protocols.md 3.9. This file never removes what
+TensorRT-LLM refuses to know from a client's body.
+"""
+
+from __future__ import annotations
+
+from router.engines.handoff.body import edited
+from router.engines.handoff.dialect import Dialect, Handoff, Pair
+from router.engines.handoff.prefill_answer import read, whole_answer
+from router.types import Endpoint
+
+_UNFINISHED = ("length", "not_finished")
+
+
+class Trtllm(Dialect):
+    """`trtllm-serve` with a cache transceiver, context first."""
+
+    hold_s = 20.0
+    """Of the 60 s of `kv_transfer_timeout_ms`, after which the context pod drops the KV."""
+
+    def prefill_body(self, endpoint: Endpoint, body: bytes, pair: Pair) -> bytes:
+        """`max_tokens` stays: the engine stops after one by itself."""
+        params = {"request_type": "context_only", "disagg_request_id": pair.id}
+        return edited(body, {"stream": False, "disaggregated_params": params}, drop=("stream_options",))
+
+    def read_handoff(self, endpoint: Endpoint, answer: bytes, pair: Pair) -> Handoff | None:
+        told = read(answer)
+        if told is None:
+            return None
+        if told.choice.finish_reason and told.choice.finish_reason not in _UNFINISHED:
+            return Handoff(cached_tokens=told.cached_tokens, answer=whole_answer(answer))
+        params = told.choice.disaggregated_params
+        return Handoff(params, told.token_ids(), told.cached_tokens) if params else None
+
+    def decode_body(self, endpoint: Endpoint, body: bytes, pair: Pair, handoff: Handoff) -> bytes:
+        params = {**handoff.params, "request_type": "generation_only"}
+        prompt = "prompt_token_ids" if endpoint is Endpoint.CHAT else "prompt"
+        tokens = {prompt: handoff.prompt_token_ids} if handoff.prompt_token_ids else {}
+        return edited(body, {"disaggregated_params": params, **tokens})

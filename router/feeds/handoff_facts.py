@@ -1,0 +1,84 @@
+"""What must be known of a pod before it can hand over KV?
+
+Some dialects have to read an answer of the pod's bootstrap server, once in each of its lives. Until then, and from the
+moment of a restart on, nothing is known. This file never reads such an answer itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from router.engines.catalog import DIALECTS
+from router.engines.handoff.dialect import Dialect
+from router.feeds.ask import Unanswered, get_url
+from router.feeds.each_pod import each_pod, pause
+from router.fleet.fleet import Fleet
+from router.types import Pod, PodId, PodState, Role
+
+RETRY_S = 1.0
+
+Facts = Mapping[str, Any]
+
+
+class HandoffFacts:
+    """By pod, dialect and epoch."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        client: httpx.AsyncClient,
+        *,
+        timeout_s: float,
+        dialects: Mapping[str, Dialect] = DIALECTS,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        self._fleet = fleet
+        self._client = client
+        self._timeout_s = timeout_s
+        self._dialects = dialects
+        self._retry_s = retry_s
+        self._known: dict[tuple[PodId, str], tuple[int, Facts]] = {}
+
+    def of(self, pod: Pod, dialect: str) -> Facts | None:
+        """For `Pair.facts`; None while they are not known of this life of the pod."""
+        if self._dialects[dialect].learn(pod) is None:
+            return {}
+        epoch, facts = self._known.get((pod.id, dialect), (None, None))
+        return facts if epoch == pod.epoch else None
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        await each_pod("handoff facts of", self._fleet, self._watch)
+
+    async def _watch(self, pod_id: PodId, news: asyncio.Event) -> None:
+        try:
+            while True:
+                status = self._fleet.status(pod_id)
+                if status is not None and status.state is PodState.READY:
+                    await self._learn(status.pod)
+                await pause(news, self._retry_s)
+        finally:
+            self._forget(pod_id)
+
+    async def _learn(self, pod: Pod) -> None:
+        """Whoever only decodes is never asked for KV, and has nobody who could tell."""
+        if pod.role is Role.DECODE:
+            return
+        for name in sorted({pod.handoff, pod.pulls} - {""}):
+            url = self._dialects[name].learn(pod)
+            if url is None or self.of(pod, name) is not None:
+                continue
+            try:
+                answer = await get_url(self._client, url, self._timeout_s)
+            except Unanswered:
+                continue
+            facts = self._dialects[name].parse_facts(answer, pod)
+            if facts is not None:
+                self._known[pod.id, name] = (pod.epoch, facts)
+
+    def _forget(self, pod_id: PodId) -> None:
+        self._known = {key: known for key, known in self._known.items() if key[0] != pod_id}

@@ -1,0 +1,26 @@
+"""What is the KV worth that this request pushes out of the pod's cache?"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import NonNegativeFloat
+
+from router.policy.term import Configurable, Placement, Side
+
+
+class Displace(Configurable):
+    """A full cache loses as many tokens as a request brings, and some of them somebody would have come back for:
+
+        displace = reuse * c1 * (n - what the pod holds of it)
+
+    `reuse` is how often a token at the end of the cache's line would have been asked for before it had left anyway.
+    Copies that a pull brings count as well: a second copy of a prefix is room for one prefix less. What all traffic
+    shares counts as held: every pod must find room for it once, whoever comes first.
+    """
+
+    side: ClassVar[Side] = Side.PREFILL
+    reuse: NonNegativeFloat = 0.25
+
+    def cost_ms(self, at: Placement) -> float:
+        return self.reuse * at.pod.speed.c1_ms_per_token * (at.prompt_tokens - max(at.own_tokens, at.shared_tokens))

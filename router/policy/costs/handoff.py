@@ -1,0 +1,30 @@
+"""How long after the prefill does the decode pod have the KV?"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import PositiveInt
+
+from router.policy.term import Configurable, Placement, Side
+
+
+class Handoff(Configurable):
+    """The part of a handoff that the client waits for:
+
+        T_x = t0 + kv_bytes_per_token * (n - p_decode) / B * (1 + transfers that the prefill pod is sending already)
+        handoff = T_x, of which all but one layer's share is hidden where `layers` of KV are sent while others compute
+
+    A policy without this term splits nothing. Source: reference/cost-model.md 4.3, layer-wise streaming.
+    """
+
+    side: ClassVar[Side] = Side.DECODE
+    layers: PositiveInt = 1
+
+    def cost_ms(self, at: Placement) -> float:
+        handoff = at.handoff
+        if handoff is None:
+            return 0.0
+        moving_ms = handoff.transfer_ms - handoff.t0_ms
+        hidden_ms = min(moving_ms, handoff.prefill_ms) * (self.layers - 1) / self.layers
+        return handoff.transfer_ms - hidden_ms

@@ -1,0 +1,27 @@
+"""What does this prompt cost those who are already decoding on the pod?"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import NonNegativeFloat
+
+from router.policy.term import Configurable, Placement, Side
+
+
+class Stall(Configurable):
+    """While a prompt is computed, everybody who decodes on the pod waits for the same time in all:
+
+        stall = weight * requests decoding there * (T_prefill(n, p) - c0)
+
+    `weight` is how many milliseconds of this request's first token one millisecond of somebody else's is worth. It is
+    what speaks for a prefill pod, where nobody decodes. Source: reference/cost-model.md 4.1 (a step's time).
+    """
+
+    side: ClassVar[Side] = Side.PREFILL
+    weight: NonNegativeFloat = 0.02
+
+    def cost_ms(self, at: Placement) -> float:
+        inflight = at.inflight
+        running = max(inflight.requests - inflight.prefill_requests, at.load.running)
+        return self.weight * running * at.pod.speed.compute_ms(at.cached_tokens, at.prompt_tokens)

@@ -1,0 +1,32 @@
+"""How long does the pod read what it holds outside its GPU?"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from router.policy.term import Configurable, Placement, Side
+from router.types import Tier
+
+
+class TierRead(Configurable):
+    """Cached KV that lies in the pod's CPU or disk tier or in a store must be read first, tier by tier:
+
+        tier_read = sum over tiers: t0(tier) + kv_bytes_per_token * tokens there / B(tier)
+
+    Engines read whatever they find, also where computing it anew would be faster: so this is what it takes, whether it
+    pays or not. Source: reference/cost-model.md 4.2.
+    """
+
+    side: ClassVar[Side] = Side.PREFILL
+
+    def cost_ms(self, at: Placement) -> float:
+        _, cpu, disk, remote = at.held_tokens
+        if not (cpu or disk or remote):
+            return 0.0
+        reads = ((Tier.CPU, cpu), (Tier.DISK, disk), (Tier.REMOTE, remote))
+        return sum(_read_ms(at, tier, tokens) for tier, tokens in reads if tokens)
+
+
+def _read_ms(at: Placement, tier: Tier, tokens: int) -> float:
+    link = at.links.out_of(tier)
+    return link.transfer_ms(tokens * at.pod.kv_bytes_per_token) if link else 0.0

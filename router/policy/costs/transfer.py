@@ -1,0 +1,27 @@
+"""How long does a pull of KV from another pod keep this request waiting?"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from router.policy.term import Configurable, Placement, Side
+
+
+class Transfer(Configurable):
+    """KV that comes from a peer travels while the pod still works on what stands before, and is paid as far as it takes
+    longer than that:
+
+        T_x = t0 + kv_bytes_per_token * (p_holder - p_here) / B * (1 + transfers that the holder is sending already)
+        transfer = max(0, T_x - queue)
+
+    A policy without this term plans no pulls. Source: reference/cost-model.md 4.2 and 4.3.
+    """
+
+    side: ClassVar[Side] = Side.PREFILL
+    overlap: float = 1.0
+
+    def cost_ms(self, at: Placement) -> float:
+        pull = at.pull
+        if pull is None:
+            return 0.0
+        return pull.transfer_ms - self.overlap * min(pull.transfer_ms, at.inflight.queue_ms(at.now_s))

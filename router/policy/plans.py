@@ -1,0 +1,191 @@
+"""Which placements of a request are there to be priced?
+
+One on every pod that may serve it, and one more where a peer holds more of the prompt and can be told to send it. This
+file never prices anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import nsmallest
+from operator import itemgetter
+
+from router.policy.ring import tie_key
+from router.policy.term import Costs, Placement, Transfer
+from router.types import BlocksByTier, InFlight, Link, Pod, PodId, PodLoad, PodState, PodStatus, PrefixTrust, Scene
+
+BYTES_PER_TOKEN = 4
+"""How long a token is in a body whose tokens we do not know."""
+DEFAULT_OUTPUT_TOKENS = 256
+_IDLE = InFlight()
+_NOTHING: BlocksByTier = (0, 0, 0, 0)
+
+
+def prompt_token_count(scene: Scene) -> int:
+    """Tokens of the prompt, estimated from the body where they are unknown."""
+    return scene.prompt.token_count if scene.prompt else len(scene.request.body) // BYTES_PER_TOKEN
+
+
+def expected_cached_tokens(scene: Scene, pod: Pod) -> int:
+    """How many prompt tokens `pod`'s engine should report as cached.
+
+    Whole engine blocks only, and never the whole prompt: engines always compute at least its last token.
+    Zero while the pod's tokens and hashes are unproven.
+    """
+    held = scene.match.blocks.get(pod.id)
+    if held is None:
+        return 0
+    prompt = scene.prompt
+    if prompt is None or pod.trust is not PrefixTrust.TRUSTED:
+        return 0
+    block = pod.block_size_tokens or prompt.block_size_tokens
+    return min(sum(held) * prompt.block_size_tokens, max(prompt.token_count - 1, 0)) // block * block
+
+
+def most_promising(
+    scene: Scene, statuses: Sequence[PodStatus], prompt_tokens: int, most: int, missing_weight: float = 1.0
+) -> Sequence[PodStatus]:
+    """The `most` pods (0: all) with the least outstanding work and uncached prompt, at a first glance.
+
+    `missing_weight`: what a token that is not cached costs, in times of c1. Of equal pods, which are many in an idle
+    fleet, those come first that the request's key comes to first. O(pods)."""
+    if not most or len(statuses) <= most:
+        return statuses
+    inflight, held, now_s = scene.inflight.get, scene.match.blocks.get, scene.now_s
+    block = scene.prompt.block_size_tokens if scene.prompt else 0
+    first = tie_key(scene) % len(statuses)
+    turned = [*statuses[first:], *statuses[:first]]
+    rough_ms = [
+        (pod := status.pod).speed.c1_ms_per_token
+        * missing_weight
+        * (prompt_tokens - sum(found) * block if (found := held(pod.id)) else prompt_tokens)
+        + (work.queue_ms(now_s) + work.requests * pod.speed.d1_ms_per_request if (work := inflight(pod.id)) else 0.0)
+        for status in turned
+    ]
+    return [turned[at] for at in nsmallest(most, range(len(turned)), key=rough_ms.__getitem__)]
+
+
+class Planner:
+    """Placements of one scene's request."""
+
+    def __init__(self, scene: Scene, prompt_tokens: int) -> None:
+        self.scene = scene
+        self.prompt_tokens = prompt_tokens
+        self._block = scene.prompt.block_size_tokens if scene.prompt else 1
+        self._shared_tokens = _shared_tokens(scene)
+        self._output_tokens = scene.request.max_output_tokens or DEFAULT_OUTPUT_TOKENS
+
+    def placements(self, statuses: Iterable[PodStatus]) -> list[Placement]:
+        """On each pod with what it holds itself."""
+        return [self._on(status) for status in statuses]
+
+    def pulling(self, placements: Sequence[Placement]) -> list[Placement]:
+        """The same with what a peer can send, wherever that is sooner there than computed."""
+        holder = self._best_holder()
+        if holder is None:
+            return []
+        sender, tokens = holder
+        return [found for at in placements if tokens > at.own_tokens and (found := self._pulled(at, sender, tokens))]
+
+    def transfer(self, sender: Pod, receiver: Pod, tokens: int, prefill_ms: float = 0.0) -> Transfer | None:
+        """That much KV on the way between them; None where nothing leads there or its size is unknown."""
+        link = self.scene.fleet.links.between(sender, receiver)
+        if link is None or not receiver.kv_bytes_per_token:
+            return None
+        return _transfer(link, sender, tokens * receiver.kv_bytes_per_token, self._inflight(sender.id), prefill_ms)
+
+    def missing_weight(self, pod: Pod, costs: Costs) -> float:
+        """What a token of this prompt costs where it is not cached, by all terms of a policy, in times of c1."""
+        most = max(self.prompt_tokens - 1, 1)
+        none, all_but_one = (self._imagined(pod, tokens) for tokens in (0, most))
+        more_ms = sum([term.cost_ms(none) - term.cost_ms(all_but_one) for _, term in costs])
+        return more_ms / most / pod.speed.c1_ms_per_token
+
+    def _imagined(self, pod: Pod, cached_tokens: int) -> Placement:
+        """On that pod, if it were idle and held so much."""
+        return Placement(
+            pod, PodLoad(), _IDLE, self.prompt_tokens, cached_tokens, 0, self._output_tokens, self.scene.now_s,
+            self.scene.fleet.links, cached_tokens, (cached_tokens, 0, 0, 0), 0,
+        )  # fmt: skip
+
+    def _on(self, status: PodStatus) -> Placement:
+        scene, pod = self.scene, status.pod
+        held = scene.match.blocks.get(pod.id)
+        cached_tokens = expected_cached_tokens(scene, pod) if held else 0
+        return Placement(
+            pod,
+            status.load,
+            scene.inflight.get(pod.id, _IDLE),
+            self.prompt_tokens,
+            cached_tokens,
+            self._shared_tokens,
+            self._output_tokens,
+            scene.now_s,
+            scene.fleet.links,
+            cached_tokens,
+            self._by_tier(held, cached_tokens) if held and cached_tokens else _NOTHING,
+            (pod.capacity_blocks or 0) * self._block,
+        )
+
+    def _by_tier(self, held: BlocksByTier, cached_tokens: int) -> BlocksByTier:
+        """What of the usable tokens lies where: the nearest tier holds the head of the prompt."""
+        if held[0] * self._block >= cached_tokens:
+            return cached_tokens, 0, 0, 0
+        gpu, cpu, disk, _ = (min(blocks * self._block, cached_tokens) for blocks in held)
+        cpu = min(cpu, cached_tokens - gpu)
+        disk = min(disk, cached_tokens - gpu - cpu)
+        return gpu, cpu, disk, cached_tokens - gpu - cpu - disk
+
+    def _best_holder(self) -> tuple[Pod, int] | None:
+        """Who holds most of the prompt of those who can send it, with its tokens; of equal ones, who sends the least."""
+        scene = self.scene
+        held = scene.match.blocks
+        able = [
+            (sum(held[pod.id]), pod)
+            for status in (scene.fleet.pods if held else ())
+            if (pod := status.pod).id in held
+            and pod.pulls
+            and pod.trust is PrefixTrust.TRUSTED
+            and status.state is PodState.READY
+        ]
+        if not able:
+            return None
+        most, _ = max(able, key=itemgetter(0))
+        pod = min((pod for blocks, pod in able if blocks == most), key=self._pulls_of)
+        return pod, expected_cached_tokens(scene, pod)
+
+    def _pulls_of(self, holder: Pod) -> int:
+        return self._inflight(holder.id).pulls
+
+    def _pulled(self, at: Placement, sender: Pod, tokens: int) -> Placement | None:
+        pod = at.pod
+        if sender.id == pod.id or not _speak_alike(pod, sender):
+            return None
+        tokens -= tokens % (pod.block_size_tokens or self._block)
+        pull = self.transfer(sender, pod, tokens - at.own_tokens)
+        if pull is None or pull.transfer_ms >= pod.speed.compute_ms(at.own_tokens, tokens):
+            return None
+        return Placement(
+            pod, at.load, at.inflight, at.prompt_tokens, tokens, at.shared_tokens, at.output_tokens, at.now_s,
+            at.links, at.own_tokens, at.held_tokens, at.capacity_tokens, pull,
+        )  # fmt: skip
+
+    def _inflight(self, pod: PodId) -> InFlight:
+        return self.scene.inflight.get(pod, _IDLE)
+
+
+def _transfer(link: Link, sender: Pod, kv_bytes: float, busy: InFlight, prefill_ms: float) -> Transfer:
+    transfer_ms = link.t0_ms + kv_bytes / link.bytes_per_ms * (1 + busy.pulls)
+    return Transfer(sender, link.t0_ms, transfer_ms, prefill_ms)
+
+
+def _speak_alike(pod: Pod, holder: Pod) -> bool:
+    """KV means the same to both, and one can be told to fetch it from the other."""
+    return bool(pod.pulls) and (pod.pulls, pod.engine, pod.version) == (holder.pulls, holder.engine, holder.version)
+
+
+def _shared_tokens(scene: Scene) -> int:
+    """Tokens of the shared prefix, short of the whole prompt."""
+    if scene.prompt is None:
+        return 0
+    return min(scene.shared_blocks * scene.prompt.block_size_tokens, max(scene.prompt.token_count - 1, 0))

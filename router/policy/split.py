@@ -1,0 +1,77 @@
+"""Which two pods should share a request, one for its prompt and one for its answer?
+
+Both are priced as one plan: the terms of the prefill side on the one, those of the decode side on the other, with the
+handoff between them. Only a few of the best on either side are paired. This file never prices a single pod's plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import nsmallest
+
+from router.errors import NoReadyPod
+from router.policy.filters import Eligible
+from router.policy.plans import Planner, most_promising
+from router.policy.spec import Policy
+from router.policy.term import Placement, Side
+from router.types import Candidate, Cost, Pod, PodStatus, Role, Scene, Split
+
+MOST_OF_A_SIDE = 3
+
+Parts = tuple[tuple[str, float], ...]
+
+
+def split_candidates(planner: Planner, pods: Eligible, policy: Policy) -> list[Candidate]:
+    """Pairs worth a look, each with its price. Raises `NoReadyPod` where the policy wants none served without."""
+    scene = planner.scene
+    if not pods.prefill and policy.on_no_prefill == "fail" and any(s.pod.role is Role.DECODE for s in pods.direct):
+        raise NoReadyPod(f"No prefill pod that serves `{scene.request.model}` is ready.")
+    if not pods.prefill or not pods.decode:
+        return []
+    costs = policy.costs_of(Side.PREFILL)
+    first = planner.placements(most_promising(scene, pods.prefill, planner.prompt_tokens, MOST_OF_A_SIDE))
+    second = planner.placements(_least_decoding(scene, pods.decode))
+    priced = [(at, tuple((name, term.cost_ms(at)) for name, term in costs)) for at in first]
+    pairs = (_pair(planner, policy, one, parts, other) for one, parts in priced for other in second)
+    return [pair for pair in pairs if pair is not None]
+
+
+def fit_together(prefill: Pod, decode: Pod) -> bool:
+    """Only pods of one engine, version and dialect understand one another's KV."""
+    return (
+        prefill.id != decode.id
+        and prefill.handoff == decode.handoff
+        and (prefill.engine, prefill.version) == (decode.engine, decode.version)
+    )
+
+
+def _least_decoding(scene: Scene, statuses: Sequence[PodStatus]) -> list[PodStatus]:
+    """By what is in flight there, and by how full they say they are."""
+    inflight = scene.inflight
+
+    def busy(status: PodStatus) -> tuple[int, float]:
+        work = inflight.get(status.pod.id)
+        return work.context_tokens if work else 0, status.load.kv_usage
+
+    return nsmallest(MOST_OF_A_SIDE, statuses, key=busy)
+
+
+def _pair(
+    planner: Planner, policy: Policy, prefill: Placement, prefill_parts: Parts, decode: Placement
+) -> Candidate | None:
+    if not fit_together(prefill.pod, decode.pod):
+        return None
+    prefill_ms = prefill.pod.speed.prefill_ms(prefill.prompt_tokens, prefill.cached_tokens)
+    missing_tokens = decode.prompt_tokens - decode.own_tokens
+    handoff = planner.transfer(prefill.pod, decode.pod, missing_tokens, prefill_ms)
+    if handoff is None:
+        return None
+    receiving = Placement(
+        decode.pod, decode.load, decode.inflight, decode.prompt_tokens, decode.prompt_tokens - 1, decode.shared_tokens,
+        decode.output_tokens, decode.now_s, decode.links, decode.own_tokens, decode.held_tokens,
+        decode.capacity_tokens, None, handoff,
+    )  # fmt: skip
+    costs = policy.costs_of(Side.DECODE)
+    parts = (*prefill_parts, *((name, term.cost_ms(receiving)) for name, term in costs))
+    cost = Cost(parts, sum([ms for _, ms in parts]))
+    return Candidate(Split(prefill.pod, decode.pod), cost, prefill.cached_tokens)

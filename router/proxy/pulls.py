@@ -1,0 +1,48 @@
+"""How is a pod told to fetch from a peer what it would have to compute?
+
+One request to one pod, whose body names the peer in the pod's own dialect. A pod that refuses such a body, or fails
+over it, is the next candidate's business: that one gets the client's own. This file never chooses a holder.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from router.engines.catalog import DIALECTS
+from router.engines.handoff.dialect import Pair
+from router.errors import HandoffFailed
+from router.fleet.fleet import Fleet
+from router.proxy.legs import RETRY_STATUSES, Legs
+from router.proxy.split import Facts
+from router.proxy.story import Story
+from router.proxy.upstream import Reply
+from router.types import Pod, PodId
+
+
+class Pulls:
+    """Carries out `Direct` plans that have a `pull`."""
+
+    def __init__(self, fleet: Fleet, legs: Legs, facts: Facts) -> None:
+        self._fleet = fleet
+        self._legs = legs
+        self._facts = facts
+
+    async def open(self, story: Story, pod: Pod, holder: PodId, *, last: bool) -> Reply:
+        """The pod's answer. Raises `UpstreamError`."""
+        body = self._body(story.request.body, pod, holder)
+        if body is None:
+            return await self._legs.send(story.inbound, pod, story.request.body)
+        told = body
+        reply = await self._legs.send_once(story.inbound, pod, lambda: told)
+        if reply.status >= 400 and reply.status not in RETRY_STATUSES and not last:
+            reply.close()
+            raise HandoffFailed(f"pod {pod.id} answered {reply.status} to a pull from {holder}")
+        return reply
+
+    def _body(self, body: bytes, pod: Pod, holder: PodId) -> bytes | None:
+        """None where the holder has gone meanwhile, or cannot be named."""
+        status = self._fleet.status(holder)
+        facts = self._facts(status.pod, pod.pulls) if status else None
+        if status is None or facts is None:
+            return None
+        return DIALECTS[pod.pulls].pull_body(body, Pair(status.pod, pod, secrets.randbits(63), facts))

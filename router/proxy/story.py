@@ -1,0 +1,90 @@
+"""What is remembered of one request while it is served?
+
+Filled in phase by phase, settled into metrics and a receipt at its end. This file counts nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from router.engines.catalog import DIALECTS
+from router.observe.phase import Phases
+from router.observe.receipts import Receipt, receipt_blocks
+from router.policy.decide import BYTES_PER_TOKEN
+from router.proxy.answer import AnswerReader
+from router.proxy.downstream import Inbound
+from router.types import Candidate, InferenceRequest, PodId, PromptPrefix, RouteDecision, Split
+
+
+@dataclass(slots=True)
+class Story:
+    """One request, from the door to the last byte."""
+
+    inbound: Inbound
+    phases: Phases = field(default_factory=Phases)
+    prompt: PromptPrefix | None = None
+    decision: RouteDecision | None = None
+    candidate: Candidate | None = None
+    reader: AnswerReader = field(default_factory=AnswerReader)
+    status: int = 0
+    first_token_s: float | None = None
+    handed_over_cached_tokens: int | None = None
+    """What the prefill pod of a split had not to compute, by its own account."""
+    tries: int = 0
+    failed_pods: tuple[PodId, ...] = ()
+    result: str = "error"
+    _refusals: dict[str, str] | None = None
+
+    @property
+    def request(self) -> InferenceRequest:
+        return self.inbound.request
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Estimated from the body where the prompt could not be read."""
+        return self.prompt.token_count if self.prompt else len(self.request.body) // BYTES_PER_TOKEN
+
+    @property
+    def prefill_pod(self) -> PodId:
+        """The pod of a split that computes the prompt; "" where the answering one does."""
+        plan = self.candidate.plan if self.candidate else None
+        return plan.prefill.id if isinstance(plan, Split) else ""
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """What the pod that computed the prompt found in its cache; None where it did not say."""
+        return self.handed_over_cached_tokens if self.prefill_pod else self.reader.cached_tokens
+
+    def refused_by(self, dialect: str) -> str:
+        """Why a dialect cannot split this request; empty where it can. Its body is read once for each dialect."""
+        if self._refusals is None:
+            self._refusals = {}
+        if dialect not in self._refusals:
+            self._refusals[dialect] = DIALECTS[dialect].refuses(self.request.endpoint, self.request.body)
+        return self._refusals[dialect]
+
+
+def receipt_of(story: Story) -> Receipt:
+    """The story in numbers."""
+    candidate, prompt, reader = story.candidate, story.prompt, story.reader
+    block_size_tokens, blocks = receipt_blocks(prompt) if prompt else (0, [])
+    elapsed_s = story.phases.elapsed_s()
+    return Receipt(
+        at_s=time.time() - elapsed_s,
+        model=story.request.model,
+        endpoint=story.request.endpoint.value,
+        result=story.result,
+        pod=candidate.pod.id if candidate else "",
+        prefill_pod=story.prefill_pod,
+        policy=story.decision.policy if story.decision else "",
+        prompt_tokens=prompt.token_count if prompt else reader.prompt_tokens or 0,
+        output_tokens=reader.output_tokens,
+        block_size_tokens=block_size_tokens,
+        blocks=blocks,
+        predicted_ms=candidate.cost.total_ms if candidate else None,
+        predicted_cached_tokens=candidate.cached_tokens if candidate else None,
+        cached_tokens=story.cached_tokens,
+        ttft_ms=story.first_token_s * 1000 if story.request.stream and story.first_token_s is not None else None,
+        e2e_ms=elapsed_s * 1000,
+    )

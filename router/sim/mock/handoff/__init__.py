@@ -1,0 +1,1 @@
+"""How KV passes from one engine stand-in to another."""

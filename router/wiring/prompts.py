@@ -1,0 +1,95 @@
+"""How do the prompts of each configured model become tokens?
+
+Loads tokenizers and builds the readers over them. This file reads no request itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import httpx
+import structlog
+
+from router.config.schema import ModelConfig, RouterConfig
+from router.errors import MalformedRequest
+from router.observe.metrics import Metrics
+from router.prompt.fingerprint import Fingerprinter
+from router.prompt.template import ChatTemplate
+from router.prompt.tokenizer import Tokenizer, TokenizerSource
+from router.proxy.prompts import EngineReader, LocalReader, PromptReader
+from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
+
+ENGINE_TOKENIZER = "engine"
+
+log = structlog.get_logger()
+
+
+class LoadTokenizer(Protocol):
+    """How a tokenizer is loaded; a process with several routers shares one."""
+
+    def __call__(self, source: TokenizerSource, *, fast: bool) -> Tokenizer:
+        """The tokenizer at `source`."""
+
+
+class Prompts:
+    """Readers and generations by model name. `ready_pods(model)`: who can be asked to tokenize."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        client: httpx.AsyncClient,
+        ready_pods: Callable[[str], list[Pod]],
+        metrics: Metrics,
+        load: LoadTokenizer,
+    ) -> None:
+        self._tokens_cache_bytes = config.index.tokens_cache_bytes
+        self._client = client
+        self._ready_pods = ready_pods
+        self._metrics = metrics
+        self._load = load
+        self.generations: dict[str, Generation] = {}
+        self.readers = {model.name: self._reader(model) for model in config.models if model.tokenizer}
+
+    async def of_probe(self, endpoint: Endpoint, body: Mapping[str, Any]) -> PromptPrefix | None:
+        """The router's own prefix of a self-test's prompt, through the very path that requests take."""
+        reader = self.readers.get(body["model"])
+        if reader is None:
+            return None
+        request = InferenceRequest(id="parity", endpoint=endpoint, model=body["model"], body=b"", prompt=body)
+        try:
+            return await reader.read(request)
+        except MalformedRequest:
+            return None
+
+    def _reader(self, model: ModelConfig) -> PromptReader:
+        """How prompts of this model become tokens. Loading a tokenizer takes a second or two."""
+        generation = Generation(
+            model=model.name,
+            revision=model.revision,
+            kv_dtype=model.kv_dtype,
+            block_size_tokens=model.block_size_tokens,
+        )
+        if model.tokenizer == ENGINE_TOKENIZER:
+            self.generations[model.name] = generation
+            return EngineReader(generation, self._client, self._ready_pods, self._count_unread)
+        tokenizer = self._tokenizer(model)
+        fingerprinter = self._fingerprinter(model, tokenizer, generation)
+        self.generations[model.name] = fingerprinter.generation
+        return LocalReader(fingerprinter, tokenizer, self._count_unread)
+
+    def _tokenizer(self, model: ModelConfig) -> Tokenizer:
+        assert model.tokenizer is not None
+        source = TokenizerSource(model.tokenizer, model.chat_template)
+        tokenizer = self._load(source, fast=model.fast_tokenizer)
+        log.info("tokenizer", model=model.name, backend=tokenizer.backend, why=tokenizer.reason)
+        return tokenizer
+
+    def _fingerprinter(self, model: ModelConfig, tokenizer: Tokenizer, generation: Generation) -> Fingerprinter:
+        template = None
+        if tokenizer.chat_template:
+            template = ChatTemplate(tokenizer, None, model.chat_template_content_format, model.chat_template_kwargs)
+        return Fingerprinter(tokenizer, template, generation, cache_bytes=self._tokens_cache_bytes)
+
+    def _count_unread(self, model: str, reason: str) -> None:
+        self._metrics.unread_prompts.labels(model, reason[:60]).inc()

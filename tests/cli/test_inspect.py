@@ -1,0 +1,33 @@
+"""Does `warmroute config check` read everything that the router would?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Typed
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("links: {elsewhere: rdma}", "links.elsewhere: there is no class 'rdma'; known: "),
+        ("models: [{name: m, cost: {model: gpt-2}}]", "cost.model: no prior named 'gpt-2'; known: "),
+        ("policy: cheapest", "there is no policy 'cheapest'; known: "),
+    ],
+)
+def test_what_other_files_must_know_is_looked_up(typed: Typed, tmp_path: Path, text: str, what: str) -> None:
+    """A class of links, a prior, a policy; exit code 2."""
+    path = tmp_path / "router.yaml"
+    path.write_text(text)
+    ended = typed("config", "check", path)
+    assert ended.code == 2 and what in ended.err
+
+
+def test_a_good_configuration_is_counted(typed: Typed, tmp_path: Path) -> None:
+    """Exit code 0."""
+    path = tmp_path / "router.yaml"
+    path.write_text("pods: [{url: 'http://a', role: prefill, handoff: nixl}]\nlinks: {elsewhere: rdma_100}\n")
+    ended = typed("config", "check", path)
+    assert ended.code == 0 and "good. 0 models, 1 pods, policy cost_aware." in ended.out

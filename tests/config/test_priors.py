@@ -1,0 +1,113 @@
+"""A prior is a row of a file, or an estimate that says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from router.config.architecture import kv_cache, prefill_work
+from router.config.priors import estimated_row, load_gpus, load_priors, prior_of, prior_speed
+from router.config.schema import CostPrior, PodConfig
+from router.config.shipped import shipped
+from router.errors import ConfigError
+from router.types import PodSpeed
+from tests.config.architectures import ARCHITECTURES
+
+PRIORS = load_priors(shipped("config") / "models")
+GPUS = load_gpus(shipped("config") / "hardware" / "gpus.yaml")
+LLAMA = CostPrior(model="llama-3.1-8b", hardware="h100x1")
+FITTED = Path(__file__).parents[3] / "shared" / "data" / "prefill_fit_coefficients.json"
+MODELS = {
+    "L8B": "llama-3.1-8b",
+    "Q32B": "qwen3-32b",
+    "L70B": "llama-3.1-70b",
+    "L70B-FP8": "llama-3.1-70b-fp8",
+    "gptoss120B": "gpt-oss-120b",
+    "Q30BA3B": "qwen3-30b-a3b",
+    "DSV3": "deepseek-v3",
+    "Q235B-FP8": "qwen3-235b-fp8",
+}
+KEYS = {
+    "c0": "c0_ms",
+    "c1": "c1_ms_per_token",
+    "c2": "c2_ms_per_token2",
+    "d0": "d0_ms",
+    "d1": "d1_ms_per_request",
+    "d2": "d2_ms_per_context_token",
+}
+
+
+def row_of(label: str) -> tuple[str, str]:
+    """Model and hardware of a fit: `Q32B/H100x2 sglang` is h100x2-sglang of qwen3-32b."""
+    model, _, where = label.partition("/")
+    hardware, *rest = where.lower().split()
+    return MODELS[model], "-".join([hardware, *(word for word in rest if word == "sglang")])
+
+
+def test_a_prior_is_chosen_by_model_and_hardware() -> None:
+    """A pod's own hardware goes before the model's; what is unknown is named with what is known."""
+    priors = load_priors(shipped("config") / "models")
+    cost = CostPrior(model="llama-3.1-8b", hardware="h100x1")
+    assert prior_speed(priors, cost).c1_ms_per_token == 0.02028
+    assert prior_speed(priors, cost, "h200x1").c0_ms == 0.0
+    with pytest.raises(ConfigError, match=r"known: .*qwen3-32b"):
+        prior_speed(priors, CostPrior(model="gpt-2"))
+    with pytest.raises(ConfigError, match="known: a100x1, h100x1, h200x1"):
+        prior_speed(priors, cost, "tpu")
+
+
+def test_a_pod_has_the_speed_of_its_hardware_and_the_kv_of_its_model() -> None:
+    """A speed of its own goes before every row, even where its hardware has none."""
+    pod = PodConfig(url="http://a", hardware="a100x1")
+    assert prior_of(PRIORS, LLAMA, pod) == (prior_speed(PRIORS, LLAMA, "a100x1"), 131_072)
+    own = PodSpeed(1.0, 2.0, 3.0)
+    assert prior_of(PRIORS, LLAMA, PodConfig(url="http://a", hardware="tpu", speed=own)) == (own, 131_072)
+
+
+@pytest.mark.skipif(
+    not FITTED.is_file(), reason="the fits that config/models was made from are not part of the product"
+)
+def test_every_row_is_its_fit_to_four_digits() -> None:
+    """All fits, no other rows, no other coefficients."""
+    rows = {(name, hardware): row for name, prior in PRIORS.items() for hardware, row in prior.hardware.items()}
+    fits = {row_of(label): fit for label, fit in json.loads(FITTED.read_text()).items()}
+    assert rows.keys() == fits.keys()
+    for which, row in rows.items():
+        written = row.model_dump(exclude_unset=True, exclude={"source"})
+        assert written == pytest.approx({KEYS[key]: value for key, value in fits[which].items()}, rel=6e-4), which
+
+
+def test_every_file_has_the_kv_of_its_architecture() -> None:
+    """All layers counted: what an engine holds that treats them alike."""
+    assert PRIORS.keys() == ARCHITECTURES.keys()
+    for name, architecture in ARCHITECTURES.items():
+        cache = kv_cache(architecture)
+        assert PRIORS[name].kv_bytes_per_token == cache.bytes_per_token + cache.window_bytes_per_token
+
+
+@pytest.mark.parametrize("model", ARCHITECTURES)
+def test_an_estimate_is_as_good_as_it_says(model: str) -> None:
+    """Within 2.5 for c1 and 1.4 for c2 of every row that was fitted."""
+    work = prefill_work(ARCHITECTURES[model])
+    for hardware, row in PRIORS[model].hardware.items():
+        estimate = estimated_row(work, hardware.removesuffix("-sglang"), GPUS)
+        assert 1 / 2.5 < estimate.c1_ms_per_token / row.c1_ms_per_token < 2.5
+        assert 1 / 1.4 < estimate.c2_ms_per_token2 / row.c2_ms_per_token2 < 1.4
+        assert "estimate" in estimate.source and "factor of 2.5" in estimate.source
+
+
+def test_twice_the_gpus_take_half_the_time() -> None:
+    """Of what depends on the prompt."""
+    work = prefill_work(ARCHITECTURES["llama-3.1-70b"])
+    two, four = (estimated_row(work, hardware, GPUS) for hardware in ("a100x2", "a100x4"))
+    assert two.c1_ms_per_token == 2 * four.c1_ms_per_token
+    assert two.c2_ms_per_token2 == 2 * four.c2_ms_per_token2
+
+
+@pytest.mark.parametrize("hardware", ["b9000x1", "h100", "h100x0", "h100x1-sglang", "xh100x1", ""])
+def test_hardware_that_is_not_known_is_not_estimated(hardware: str) -> None:
+    """The message says which GPUs are."""
+    with pytest.raises(ConfigError, match="is not like h100x4; known GPUs: a100, h100, h200"):
+        estimated_row(prefill_work(ARCHITECTURES["qwen3-32b"]), hardware, GPUS)

@@ -1,0 +1,51 @@
+"""Pods that hand over, and the bodies they get, for the tests of every dialect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from router.engines.handoff.dialect import Pair
+from router.types import Endpoint, Pod, PodSpeed
+
+CHAT = Endpoint.CHAT
+COMPLETIONS = Endpoint.COMPLETIONS
+
+
+def pod(url: str, **fields: Any) -> Pod:
+    return Pod(id=url, url=url, engine="vllm", speed=PodSpeed(1.0, 0.02, 0.0), **fields)
+
+
+def pair(
+    prefill: str = "http://10.0.0.3:8000",
+    decode: str = "http://10.0.0.9:8000",
+    *,
+    rank: int | None = None,
+    version: str = "0.32.0",
+    facts: Mapping[str, Any] | None = None,
+) -> Pair:
+    """Id 77, ends in 4d. A prefill pod may be one rank of several."""
+    told = {"engine_id": "abc"} if facts is None else facts
+    return Pair(pod(prefill, dp_rank=rank, version=version), pod(decode, version=version), 77, told)
+
+
+def chat(**fields: Any) -> bytes:
+    usual = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 9}
+    return json.dumps({**usual, "stream": True, "stream_options": {"include_usage": True}, **fields}).encode()
+
+
+def completion(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", "prompt": "hi", "max_tokens": 9, **fields}).encode()
+
+
+def answer(choice: Mapping[str, Any] | None = None, **fields: Any) -> bytes:
+    """What a prefill leg answers."""
+    usual = {"index": 0, "text": " a", "finish_reason": "length"}
+    return json.dumps({"id": "x", "choices": [{**usual, **(choice or {})}], **fields}).encode()
+
+
+def read(body: bytes) -> dict[str, Any]:
+    decoded = json.loads(body)
+    assert isinstance(decoded, dict)
+    return decoded

@@ -1,0 +1,87 @@
+"""Fields of a body change, the others do not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.engines.handoff.body import STEERING_FIELDS, edited
+
+ODD = rb'{"seed" : -9223372036854775808,"big":12345678901234567890123,"p":1.0e-0,"q":-0.0,"r":1E400, "m":[ 1,  "\ud83d\ude00" ],"max_tokens":9}'  # noqa: E501
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+keys = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
+    ["max_tokens", "n", "stream", *sorted(STEERING_FIELDS)]
+)
+
+
+def raws(body: bytes) -> dict[str, bytes]:
+    return {name: bytes(value) for name, value in msgspec.json.decode(body, type=dict[str, msgspec.Raw]).items()}
+
+
+def test_what_is_not_touched_stays_to_the_byte_and_in_its_place() -> None:
+    """Long integers, odd floats, whitespace and escapes inside values: none is read."""
+    changed = edited(ODD, {"max_tokens": 1, "stream": False})
+    assert changed == (
+        rb'{"seed":-9223372036854775808,"big":12345678901234567890123,"p":1.0e-0,"q":-0.0,"r":1E400,'
+        rb'"m":[ 1,  "\ud83d\ude00" ],"max_tokens":1,"stream":false}'
+    )
+
+
+def test_a_change_that_changes_nothing_gives_the_same_bytes() -> None:
+    """Whitespace between the fields included."""
+    assert edited(ODD, drop=("stop",), amend={"stream": False}) is ODD
+
+
+def test_amended_is_only_what_stands_there() -> None:
+    """In its place."""
+    assert edited(b'{"a":1,"b":2}', amend={"a": 7, "c": 7}) == b'{"a":7,"b":2}'
+
+
+def test_a_key_may_hide_behind_escapes() -> None:
+    """An engine reads `n` however it is written, and so do we."""
+    assert edited(rb'{"\u006e":5,"kv_transfer\u005fparams":{"x":1},"\u00e9\"":2}', drop=("n",)) == b'{"\xc3\xa9\\"":2}'
+
+
+def test_of_a_key_that_stands_twice_the_last_holds() -> None:
+    """As for every engine."""
+    assert edited(b'{"a":1,"b":2,"a":3}', {"c": 4}) == b'{"a":3,"b":2,"c":4}'
+    assert edited(b'{"n":1,"b":2,"n":3}', drop=("n",)) == b'{"b":2}'
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"a":1} x', rb'{"\ud800":1}'])
+def test_what_is_no_object_is_an_error(body: bytes) -> None:
+    """It is never half edited."""
+    with pytest.raises(msgspec.DecodeError):
+        edited(body, {"max_tokens": 1})
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(keys, json_values, max_size=6),
+    st.dictionaries(keys, st.integers(0, 9), max_size=3),
+    st.sets(keys, max_size=3),
+    st.dictionaries(keys, st.integers(0, 9), max_size=3),
+    st.booleans(),
+)
+def test_any_edit_equals_the_same_edit_of_the_decoded_object(
+    fields: dict[str, Any], put: dict[str, int], drop: set[str], amend: dict[str, int], ascii_only: bool
+) -> None:
+    """Names in their old order, untouched values to the byte."""
+    body = json.dumps(fields, ensure_ascii=ascii_only, indent=1).encode("utf-8", "surrogatepass")
+    kept = {name: value for name, value in fields.items() if name not in STEERING_FIELDS and name not in drop}
+    wanted = {**kept, **put, **{name: value for name, value in amend.items() if name in kept}}
+    before, after = raws(body), raws(edited(body, put, drop, amend))
+    assert list(after) == list(wanted)
+    for name, value in after.items():
+        touched = name in put or name in amend
+        assert value == (json.dumps(wanted[name]).encode() if touched else before[name])

@@ -1,0 +1,158 @@
+"""What holds for every dialect; a new line in the table inherits it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.engines.catalog import DIALECTS
+from router.engines.handoff.body import STEERING_FIELDS
+from router.engines.handoff.dialect import Dialect, Handoff, Order
+from router.types import Endpoint
+from tests.engines.handoff.pairs import CHAT, COMPLETIONS, answer, chat, completion, pair, pod, read
+
+EVERY = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=list(DIALECTS))
+ANSWER = answer(
+    {"prompt_token_ids": [1, 2], "disaggregated_params": {"ctx_request_id": 9}},
+    kv_transfer_params={"first_tok": 123, "remote_port": 5600},
+)
+OWNED = STEERING_FIELDS | {
+    "max_tokens",
+    "max_completion_tokens",
+    "stream",
+    "stream_options",
+    "min_tokens",
+    "n",
+    "return_token_ids",
+    "prompt",
+    "prompt_token_ids",
+    "ignore_eos",
+    "stop",
+    "stop_token_ids",
+}
+"""What some dialect writes; the prompt only as its own tokens."""
+PLANTED = {
+    "kv_transfer_params": {"remote_host": "evil", "remote_kv_source": {"remote_host": "evil"}},
+    "bootstrap_host": "evil",
+    "disaggregated_params": {"encoded_opaque_state": "evil"},
+}
+
+
+def legs(dialect: Dialect, endpoint: Endpoint, body: bytes, prefill: str = "http://10.0.0.3:8000") -> list[bytes]:
+    """Every body that the dialect makes of one request."""
+    two = pair(prefill)
+    handoff = dialect.read_handoff(endpoint, ANSWER, two)
+    assert handoff is not None
+    given = Handoff() if dialect.order is Order.TOGETHER else handoff
+    made = [dialect.prefill_body(endpoint, body, two), dialect.decode_body(endpoint, body, two, given)]
+    pulled = dialect.pull_body(body, two)
+    return made if pulled is None else [*made, pulled]
+
+
+def requests(dialect: Dialect, **fields: Any) -> list[tuple[Endpoint, bytes]]:
+    """Those that it takes."""
+    both = [(CHAT, chat(**fields)), (COMPLETIONS, completion(**fields))]
+    taken = [(endpoint, body) for endpoint, body in both if not dialect.refuses(endpoint, body)]
+    assert taken
+    return taken
+
+
+@EVERY
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff",
+        b"null",
+        b'{"choices":[]}',
+        b'{"choices":[7]}',
+        b'{"error":{"message":"x"}}',
+        b"[" * 99999,
+    ],
+)
+def test_garbage_hands_nothing_over(dialect: Dialect, garbage: bytes) -> None:
+    """And is never raised."""
+    assert dialect.read_handoff(CHAT, garbage, pair()) is None
+    assert dialect.parse_facts(garbage, pod("http://p:1")) is None
+
+
+@EVERY
+def test_what_a_dialect_does_not_own_stays_to_the_byte(dialect: Dialect) -> None:
+    """And in its order."""
+    for endpoint, _ in requests(dialect):
+        prompt = b'"messages":[ {"role":"user"} ]' if endpoint is CHAT else b'"prompt":"hi"'
+        body = b'{"model":"m","seed":-9223372036854775808,' + prompt + b',"temperature":1.0e0,"x":[ 1.10 ],"y":1E400}'
+        for leg in legs(dialect, endpoint, body):
+            assert kept(leg) == kept(body)
+
+
+def kept(body: bytes) -> list[tuple[str, bytes]]:
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    return [(name, bytes(value)) for name, value in fields.items() if name not in OWNED]
+
+
+@EVERY
+def test_what_a_client_plants_reaches_no_pod(dialect: Dialect) -> None:
+    """With it, it could read another tenant's KV or send a pod anywhere."""
+    for endpoint, body in requests(dialect, **PLANTED):
+        assert b"evil" in body
+        assert not any(b"evil" in leg for leg in legs(dialect, endpoint, body))
+
+
+@EVERY
+def test_the_client_gets_the_answer_it_asked_for(dialect: Dialect) -> None:
+    """Streamed or not, and no shorter."""
+    for stream in (True, False):
+        for endpoint, body in requests(dialect, stream=stream):
+            decode = read(legs(dialect, endpoint, body)[1])
+            assert decode["stream"] is stream
+            limit = "max_completion_tokens" if endpoint is CHAT else "max_tokens"
+            assert decode[limit] in (8, 9)
+
+
+@EVERY
+def test_one_pair_always_gives_the_same_bodies(dialect: Dialect) -> None:
+    """Everything random about a handoff is its id."""
+    for endpoint, body in requests(dialect):
+        assert legs(dialect, endpoint, body) == legs(dialect, endpoint, body)
+
+
+@EVERY
+def test_an_ipv6_pod_is_never_named_ambiguously(dialect: Dialect) -> None:
+    """Before a port it stands in brackets, and it is never cut at its first colon."""
+    url = dialect.learn(pod("http://[fd00::3]:8000"))
+    assert url is None or url.startswith("http://[fd00::3]:")
+    for endpoint, body in requests(dialect):
+        for leg in legs(dialect, endpoint, body, "http://[fd00::3]:8000"):
+            assert leg.count(b"fd00") == leg.count(b"fd00::3")
+            assert b"://fd00" not in leg
+
+
+@EVERY
+def test_what_no_kv_can_serve_is_refused(dialect: Dialect) -> None:
+    """With a reason."""
+    assert dialect.refuses(CHAT, chat(n=2))
+    assert dialect.refuses(COMPLETIONS, completion(prompt=["a", "b"]))
+    assert dialect.refuses(Endpoint.EMBEDDINGS, b'{"model":"m","input":"hi"}')
+
+
+@EVERY
+@settings(max_examples=25, deadline=None)
+@given(
+    fields=st.dictionaries(
+        st.sampled_from(["max_tokens", "stop", "n", "stream", "kv_transfer_params", "min_tokens", "r\u00e9", "\ud800"]),
+        st.none() | st.integers(-2, 2**65) | st.text(max_size=3) | st.lists(st.integers(0, 3), max_size=2),
+    )
+)
+def test_whatever_is_not_refused_can_be_handed_over(dialect: Dialect, fields: dict[str, Any]) -> None:
+    """No body raises that `refuses` has let pass."""
+    body = json.dumps({"model": "m", "prompt": "hi", **fields}).encode()
+    if not dialect.refuses(COMPLETIONS, body):
+        assert all(read(leg)["model"] == "m" for leg in legs(dialect, COMPLETIONS, body))

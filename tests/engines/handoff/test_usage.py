@@ -1,0 +1,107 @@
+"""What a client is told about cached tokens."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.engines.handoff.usage import UsageCorrection
+
+USAGE = '"usage":{"prompt_tokens":96,"completion_tokens":8,"prompt_tokens_details":{"cached_tokens":%s},"x":1.0e0}'
+TRICKY = '"cached_tokens": 95, {"usage":{"prompt_tokens_details":{"cached_tokens":95}}}\n\ndata: é'
+
+
+def whole(cached: object, text: str = "hi") -> bytes:
+    return (f'{{"id" : "x","choices":[{{"text":{json.dumps(text)}}}],' + USAGE % cached + "}").encode()
+
+
+def stream(cached: object, end: str = "\n") -> bytes:
+    """With a comment, usage in two chunks, texts that look like usage, and the end."""
+    texts = [json.dumps({"choices": [{"delta": {"content": text}}]}) for text in ("hi", TRICKY)]
+    chunks = [*texts, whole(cached, TRICKY).decode(), '{"choices":[],' + USAGE % cached + "}", "[DONE]"]
+    return (f": keep-alive{end}{end}" + "".join(f"data: {chunk}{end}{end}" for chunk in chunks)).encode()
+
+
+def corrected(text: bytes, cached_tokens: int | None, *, streamed: bool, cuts: list[int] | None = None) -> bytes:
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts or []), len(text)]
+    correction = UsageCorrection(cached_tokens, streamed)
+    out = [correction.feed(text[start:end]) for start, end in pairwise(places)]
+    return b"".join([*out, correction.end()])
+
+
+def test_a_whole_answer_tells_what_the_prefill_pod_had() -> None:
+    """And not one byte more changes: the text that looks like usage stays."""
+    assert corrected(whole(95, TRICKY), 16, streamed=False) == whole(16, TRICKY)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_stream_tells_it_too(end: str) -> None:
+    """In every chunk that has a usage."""
+    assert corrected(stream(95, end), 16, streamed=True) == stream(16, end)
+    assert stream(95, end) != stream(16, end)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, len(stream(95))), max_size=12), st.booleans(), st.integers(0, 10**6))
+def test_cuts_make_no_difference(cuts: list[int], streamed: bool, cached: int) -> None:
+    """Wherever the network puts them."""
+    text, wanted = (stream(95), stream(cached)) if streamed else (whole(95, TRICKY), whole(cached, TRICKY))
+    assert corrected(text, cached, streamed=streamed, cuts=cuts) == wanted
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 200), max_size=6), st.binary(max_size=60), st.text(max_size=30), st.booleans())
+def test_what_has_no_usage_passes_as_it_is(cuts: list[int], noise: bytes, text: str, streamed: bool) -> None:
+    """Noise, and any text that a model may write."""
+    chunk = json.dumps({"choices": [{"text": TRICKY + text}]}).encode()
+    body = noise + b"\ndata: " + chunk + b"\n\n"
+    assert corrected(body, 16, streamed=streamed, cuts=cuts) == body
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"usage":{"prompt_tokens":9}}',
+        b'{"usage":{"prompt_tokens_details":null}}',
+        b'{"usage":{"prompt_tokens_details":{"cached_tokens":null}}}',
+        b'{"usage":null,"cached_tokens":95}',
+        b'{"choices":[{"message":{"x":{"cached_tokens":95}}}],"usage":{"prompt_tokens_details":{"audio_tokens":1}}}',
+        b'{"usage":{"prompt_tokens_details":{"cached_tokens":95}}',
+        b"",
+    ],
+)
+def test_nothing_is_added_where_the_engine_does_not_tell(text: bytes) -> None:
+    """Nor is a number of that name elsewhere taken for it."""
+    assert corrected(text, 16, streamed=False) == text
+    assert corrected(b"data: " + text, 16, streamed=True) == b"data: " + text
+
+
+def test_the_right_one_of_several_numbers_is_changed() -> None:
+    """The name may stand in other objects, before and behind."""
+    text = b'{"a":{"cached_tokens":1},"usage":{"prompt_tokens_details":{"cached_tokens" : %d}},"z":{"cached_tokens":2}}'
+    assert corrected(text % 95, 16, streamed=False) == text % 16
+
+
+def test_only_an_unfinished_line_is_held_back() -> None:
+    """Whatever is complete goes on at once."""
+    correction = UsageCorrection(16, stream=True)
+    assert correction.feed(b'data: {"a":1}\n\nda') == b'data: {"a":1}\n\n'
+    assert correction.feed(b"ta: [D") == b""
+    assert correction.feed(b"ONE]\n") == b"data: [DONE]\n"
+    assert correction.end() == b""
+
+
+def test_a_last_line_without_an_end_is_corrected_too() -> None:
+    """A pod may close where it should have written a newline."""
+    assert corrected(b"data: " + whole(95), 16, streamed=True) == b"data: " + whole(16)
+
+
+def test_without_a_number_nothing_is_touched_or_held() -> None:
+    """The prefill pod did not say."""
+    correction = UsageCorrection(None, stream=False)
+    assert correction.feed(whole(95)) == whole(95)
+    assert correction.end() == b""

@@ -1,0 +1,245 @@
+"""How is a real prefill pod paired with a real decode pod?
+
+Two vLLMs for each of the connectors that run on a CPU, whatever store is between them, and the router in front. The
+router finds the prefill pod behind a relay, which ends that pod at the very moment that a test names. Blocks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from enum import Enum, auto
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx
+
+from tests.live.engines import HOME, EngineProcess, start_vllm
+from tests.live.router_process import free_port, router
+from tests.live.tiers import lmcache_server, mooncake_environment, mooncake_master
+
+MODEL = HOME / "model" / "tiny-llama"
+PATIENCE_S = 180.0
+"""NIXL over TCP stalls for half a minute now and then while four processes share two cores."""
+LEASE_S = 20
+"""How long NIXL's prefill pod holds KV that nobody fetches: its stalls are as long."""
+BOOTSTRAP_PORT = 8998
+"""Where the dialect looks for Mooncake's bootstrap server."""
+
+
+class Moment(Enum):
+    """When the prefill pod dies."""
+
+    AT_PREFILL_LEG = auto()
+    """It has the request, and will not answer."""
+    BETWEEN_LEGS = auto()
+    """It has computed the prompt, and the router does not know yet."""
+
+
+class Relay(ThreadingHTTPServer):
+    """A prefill pod's address. Whoever asks it asks the pod; a pod that has died closes the connection."""
+
+    daemon_threads = True
+
+    def __init__(self, pod: EngineProcess) -> None:
+        super().__init__(("127.0.0.1", 0), _Passing)
+        self.pod = pod
+        self.kills_at: Moment | None = None
+        self.http = httpx.Client(base_url=pod.url, timeout=PATIENCE_S)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def ask(self, method: str, path: str, body: bytes) -> httpx.Response | None:
+        """The pod's answer, if it lives."""
+        leg = "completions" in path
+        if leg and self.kills_at is Moment.AT_PREFILL_LEG:
+            self.pod.kill()
+        try:
+            answer = self.http.request(method, path, content=body, headers={"content-type": "application/json"})
+        except httpx.TransportError:
+            return None
+        if leg and self.kills_at is Moment.BETWEEN_LEGS:
+            self.pod.kill()
+        return answer
+
+    @contextmanager
+    def running(self) -> Iterator[Relay]:
+        """For the length of a `with`."""
+        Thread(target=self.serve_forever, daemon=True).start()
+        try:
+            yield self
+        finally:
+            self.shutdown()
+            self.server_close()
+            self.http.close()
+
+
+class _Passing(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Relay
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        answer = self.server.ask(self.command, self.path, body)
+        if answer is None:
+            self.close_connection = True
+            return
+        self.send_response(answer.status_code)
+        self.send_header("content-type", answer.headers.get("content-type", "text/plain"))
+        self.send_header("content-length", str(len(answer.content)))
+        self.end_headers()
+        self.wfile.write(answer.content)
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: the pods keep logs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodOptions:
+    """What makes a vLLM one half of a pair."""
+
+    transfer: Mapping[str, Any]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Connector:
+    """A way of vLLM's to hand KV over: the router's word for it, and both pods' options while a store of its runs."""
+
+    dialect: str
+    options: Callable[[Path], AbstractContextManager[tuple[PodOptions, PodOptions]]]
+
+
+@contextmanager
+def _nixl(_: Path) -> Iterator[tuple[PodOptions, PodOptions]]:
+    def half(role: str) -> PodOptions:
+        transfer = {
+            "kv_connector": "NixlConnector",
+            "kv_role": role,
+            "kv_buffer_device": "cpu",
+            "kv_connector_extra_config": {"kv_lease_duration": LEASE_S},
+        }
+        environment = {
+            "UCX_TLS": "tcp,self,sysv,posix,cma",
+            "UCX_NET_DEVICES": "lo",
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+        }
+        return PodOptions(transfer, environment)
+
+    yield half("kv_producer"), half("kv_consumer")
+
+
+@contextmanager
+def _mooncake(_: Path) -> Iterator[tuple[PodOptions, PodOptions]]:
+    def half(role: str) -> PodOptions:
+        extra = {"mooncake_protocol": "tcp"}
+        transfer = {"kv_connector": "MooncakeConnector", "kv_role": role, "kv_connector_extra_config": extra}
+        environment = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(BOOTSTRAP_PORT)}
+        return PodOptions(transfer, {**mooncake_environment(), **environment})
+
+    yield half("kv_producer"), half("kv_consumer")
+
+
+@contextmanager
+def _lmcache(_: Path) -> Iterator[tuple[PodOptions, PodOptions]]:
+    port = free_port()
+    extra = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port}
+    transfer = {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    half = PodOptions(transfer, {"LMCACHE_TRACK_USAGE": "false"})
+    with lmcache_server(port, free_port()):
+        yield half, half
+
+
+@contextmanager
+def _mooncake_store(folder: Path) -> Iterator[tuple[PodOptions, PodOptions]]:
+    rpc_port, metadata_port = free_port(), free_port()
+    file = folder / "mooncake.json"
+    store = {
+        "metadata_server": f"http://127.0.0.1:{metadata_port}/metadata",
+        "master_server_address": f"127.0.0.1:{rpc_port}",
+        "protocol": "tcp",
+        "device_name": "",
+        "mode": "embedded",
+        "global_segment_size": "256MB",
+        "local_buffer_size": "128MB",
+    }
+    file.write_text(json.dumps(store))
+    transfer = {
+        "kv_connector": "MooncakeStoreConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"load_async": True},
+    }
+    environment = {"MOONCAKE_CONFIG_PATH": str(file), "VLLM_HOST_IP": "127.0.0.1", "MC_LOG_LEVEL": "WARNING"}
+    half = PodOptions(transfer, {**mooncake_environment(), **environment})
+    with mooncake_master(rpc_port, metadata_port, free_port()):
+        yield half, half
+
+
+CONNECTORS: Mapping[str, Connector] = {
+    "nixl": Connector("nixl", _nixl),
+    "mooncake": Connector("mooncake", _mooncake),
+    "lmcache": Connector("shared_store", _lmcache),
+    "mooncake-store": Connector("shared_store", _mooncake_store),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two pods, the way to the first, and the router in front of both."""
+
+    connector: str
+    relay: Relay
+    decode: EngineProcess
+    url: str
+
+
+@contextmanager
+def running(connector: str, folder: Path) -> Iterator[Pair]:
+    """A pair behind a router that splits whatever it can, in a minute on two cores and 5 GiB."""
+    kind = CONNECTORS[connector]
+    with ExitStack() as stack:
+        halves = stack.enter_context(kind.options(folder))
+        with ThreadPoolExecutor(2) as threads:
+            starting = [
+                threads.submit(_start, f"{connector}-{role}", half)
+                for role, half in zip(("prefill", "decode"), halves, strict=True)
+            ]
+        for one in starting:
+            if not one.exception():
+                stack.callback(one.result().kill)
+        prefill, decode = (one.result() for one in starting)
+        relay = stack.enter_context(Relay(prefill).running())
+        url = stack.enter_context(router(folder, _config(kind.dialect, relay.url, decode.url)))
+        yield Pair(connector, relay, decode, url)
+
+
+def _start(name: str, half: PodOptions) -> EngineProcess:
+    port = free_port()
+    transfer = ("--kv-transfer-config", json.dumps(half.transfer))
+    return start_vllm(
+        name, port, MODEL, kv_port=free_port(), extra_args=transfer, installed="pairs", environment=half.environment
+    )
+
+
+def _config(dialect: str, prefill_url: str, decode_url: str) -> dict[str, Any]:
+    """The decode pod is believed to be slow at prompts, so that a split always pays; and a dead pod to be alive for a
+    while, so that requests meet it."""
+
+    def pod(url: str, role: str, c0_ms: float) -> dict[str, Any]:
+        speed = {"c0_ms": c0_ms, "c1_ms_per_token": 0.1, "c2_ms_per_token2": 0.0}
+        return {"url": url, "role": role, "handoff": dialect, "speed": speed}
+
+    return {
+        "models": [{"name": "tiny", "tokenizer": str(MODEL)}],
+        "pods": [pod(prefill_url, "prefill", 1.0), pod(decode_url, "decode", 1000.0)],
+        "links": {"elsewhere": {"t0_ms": 1.0, "gb_per_s": 100.0}},
+        "feeds": {"failures_to_eject": 1000},
+    }

@@ -1,0 +1,35 @@
+"""KV that has to go."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.policy.costs.displace import Displace
+from router.policy.term import Transfer
+from tests.policy.costs.placements import at
+from tests.policy.scenes import pod
+
+
+def test_what_the_pod_does_not_hold_pushes_out_as_much() -> None:
+    """reuse * c1 * (n - own), by hand: half of 600 tokens of 0.02 ms."""
+    assert Displace(reuse=0.5).cost_ms(at(prompt_tokens=1000, cached_tokens=400)) == pytest.approx(6.0)
+
+
+def test_a_copy_that_is_pulled_needs_its_room_too() -> None:
+    """Only what the pod holds itself is there already."""
+    pulling = at(cached_tokens=900, own_tokens=400, pull=Transfer(pod("holder"), 1.0, 5.0))
+    assert Displace(reuse=0.5).cost_ms(pulling) == Displace(reuse=0.5).cost_ms(at(cached_tokens=400))
+
+
+def test_a_prefix_that_all_share_is_held_against_nobody() -> None:
+    """It must be on every pod once; whoever holds more of the prompt has nothing from it."""
+    term = Displace(reuse=1.0)
+    assert term.cost_ms(at(shared_tokens=800)) == term.cost_ms(at(shared_tokens=800, cached_tokens=800))
+    assert term.cost_ms(at(shared_tokens=800, cached_tokens=900)) == term.cost_ms(at(cached_tokens=900))
+
+
+@pytest.mark.parametrize("reuse", [-0.1, 1.1, float("nan")])
+def test_reuse_is_a_chance(reuse: float) -> None:
+    """Nothing is asked for more than surely."""
+    with pytest.raises(ValueError, match="reuse"):
+        Displace(reuse=reuse)

@@ -1,0 +1,282 @@
+"""Hand-made pods that do exactly what a test says, and a forwarder in front of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from router.fleet.breaker import Breaker
+from router.fleet.fleet import Fleet
+from router.fleet.ledger import Ledger
+from router.fleet.lifecycle import PodEvent
+from router.observe.metrics import Metrics
+from router.proxy.downstream import Inbound
+from router.proxy.forward import Forwarder, Forwarding
+from router.proxy.headers import HeaderList
+from router.proxy.pools import Pools
+from router.proxy.story import Story
+from router.proxy.upstream import UpstreamTimeouts
+from router.stores.local import LocalStore
+from router.types import (
+    Candidate,
+    Cost,
+    Endpoint,
+    InferenceRequest,
+    Plan,
+    Pod,
+    PodSpeed,
+    PromptPrefix,
+    RouteDecision,
+)
+
+PATIENCE_S = 5.0
+"""Longest that a test waits for what must happen: only a failing one waits that long."""
+LONGER_S = 10 * PATIENCE_S
+"""What the router itself gives up after may not be taken for what it should have ended."""
+
+JSON = "application/json"
+EVENTS = "text/event-stream; charset=utf-8"
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
+
+
+class Asked:
+    """One request as a pod got it, and the means to answer."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes, body: bytes) -> None:
+        self._reader, self._writer = reader, writer
+        self.raw = body
+        lines = head.decode().split("\r\n")
+        self.target = lines[0].split(" ")[1]
+        self.headers = dict(line.split(": ", 1) for line in lines[1:] if line)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.raw)
+        return found
+
+    async def answer(self, body: Mapping[str, Any], status: int = 200) -> None:
+        """A whole answer."""
+        raw = json.dumps(body).encode()
+        head = f"HTTP/1.1 {status} X\r\ncontent-type: {JSON}\r\ncontent-length: {len(raw)}\r\n\r\n"
+        await self.send(head.encode() + raw)
+
+    async def begin(self) -> None:
+        """The head of an event stream."""
+        await self.send(f"HTTP/1.1 200 OK\r\ncontent-type: {EVENTS}\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+
+    async def event(self, body: Mapping[str, Any] | str) -> None:
+        """One event."""
+        raw = b"data: " + (body if isinstance(body, str) else json.dumps(body)).encode() + b"\n\n"
+        await self.send(b"%x\r\n%b\r\n" % (len(raw), raw))
+
+    async def end(self) -> None:
+        """The last chunk."""
+        await self.send(b"0\r\n\r\n")
+
+    async def send(self, raw: bytes) -> None:
+        self._writer.write(raw)
+        await self._writer.drain()
+
+    def reset(self) -> None:
+        """Die."""
+        linger = struct.pack("ii", 1, 0)
+        self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self._writer.transport.abort()
+
+    async def hung_up(self) -> None:
+        """Wait until the router closes the connection."""
+        with contextlib.suppress(ConnectionError):
+            while await self._reader.read(65536):
+                pass
+
+
+Behaviour = Callable[[Asked], Awaitable[None]]
+
+
+class HandMadePod:
+    """Serves every request by `behaviour`, which may be changed at any time."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        self.behaviour = behaviour
+        self.asked: list[Asked] = []
+        self.connected = 0
+        self.working = 0
+        """Requests whose behaviour has not come to its end."""
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connected += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+                asked = Asked(reader, writer, head, await reader.readexactly(length))
+                self.asked.append(asked)
+                await self._serve(asked)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.connected -= 1
+            writer.close()
+
+    async def _serve(self, asked: Asked) -> None:
+        self.working += 1
+        try:
+            await self.behaviour(asked)
+        finally:
+            self.working -= 1
+
+
+@dataclass
+class Client:
+    """A downstream that remembers what it was given."""
+
+    started: bool = False
+    finished: bool = False
+    status: int = 0
+    headers: HeaderList = field(default_factory=list)
+    body: bytes = b""
+    wrote: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def start(self, status: int, headers: HeaderList) -> None:
+        self.started, self.status, self.headers = True, status, headers
+
+    async def write(self, piece: bytes) -> None:
+        self.body += piece
+        self.wrote.set()
+
+    async def finish(self) -> None:
+        self.finished = True
+
+    @property
+    def json(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.body)
+        return found
+
+    def header(self, name: bytes) -> bytes:
+        return dict(self.headers).get(name, b"")
+
+
+class Town:
+    """A fleet of hand-made pods by id, and the forwarder that is tested."""
+
+    def __init__(self, pods: Mapping[str, HandMadePod], urls: Mapping[str, str], first_byte_s: float, retries: int):
+        self.made = pods
+        self.fleet, self.ledger, self.store, self.metrics = Fleet(), Ledger(), LocalStore(), Metrics()
+        self.fleet.sync(
+            Pod(id=name, url=urls[name], engine="vllm", speed=PodSpeed(1.0, 0.01, 0.0), handoff="nixl", pulls="p2p")
+            for name in pods
+        )
+        for name in pods:
+            self.fleet.describe(name, models=("m",), version="0.32.0")
+            self.fleet.event(name, PodEvent.PROBE_OK)
+        self.breaker = Breaker(self.fleet)
+        self.pools = Pools(UpstreamTimeouts(LONGER_S, first_byte_s, LONGER_S))
+        self.facts: Mapping[str, Any] | None = {}
+        self.forwarder = Forwarder(
+            fleet=self.fleet,
+            ledger=self.ledger,
+            breaker=self.breaker,
+            store=self.store,
+            readers={},
+            policy=lambda: NotImplemented,
+            pool=self.pools.of,
+            handoff_facts=lambda pod, dialect: self.facts,
+            publishes_events=lambda pod: True,
+            metrics=self.metrics,
+            forwarding=Forwarding(
+                retries=retries,
+                route_headers=True,
+                trust_engine_fields=False,
+                predicted_ttl_s=60.0,
+                silent_ttl_s=60.0,
+                silent_capacity_tokens=1000,
+            ),
+        )
+
+    def pod(self, name: str) -> Pod:
+        """As it is now."""
+        status = self.fleet.status(name)
+        assert status is not None
+        return status.pod
+
+    def story(
+        self, *plans: Plan, headers: HeaderList | None = None, prompt: PromptPrefix | None = None, **fields: Any
+    ) -> Story:
+        """A chat that is decided upon: these plans, best first, each with 7 cached tokens expected."""
+        body = {**CHAT, **fields}
+        endpoint = Endpoint.CHAT if "messages" in body else Endpoint.COMPLETIONS
+        request = InferenceRequest(
+            id="req-1",
+            endpoint=endpoint,
+            model="m",
+            body=json.dumps(body).encode(),
+            stream=bool(body.get("stream")),
+        )
+        inbound = Inbound(
+            request=request,
+            method="POST",
+            target=endpoint.value.encode(),
+            headers=headers or [(b"content-type", b"application/json")],
+            peer="192.0.2.1",
+        )
+        candidates = tuple(Candidate(plan, Cost((), 10.0), 7) for plan in plans)
+        return Story(inbound, prompt=prompt, decision=RouteDecision("by hand", "1", candidates))
+
+    async def serve(self, story: Story, client: Client | None = None) -> Client:
+        """Attempt in order, under a deadline."""
+        client = client or Client()
+        async with asyncio.timeout(PATIENCE_S):
+            await self.forwarder.attempt_in_order(story, client)
+        return client
+
+    def counted(self, name: str, **labels: str) -> float:
+        """A sample of our metrics."""
+        registry: CollectorRegistry = self.metrics.registry
+        return registry.get_sample_value(name, labels) or 0.0
+
+    def handoffs(self, result: str, dialect: str = "nixl") -> float:
+        return self.counted("warmroute_handoffs_total", dialect=dialect, result=result)
+
+    def failures(self, pod: str) -> int:
+        """Held against the pod at this moment."""
+        record = self.breaker._records.get(pod)
+        return record.failures if record else 0
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        """Let everything else run until something holds."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds():
+                await asyncio.sleep(0)
+
+    async def left_alone(self) -> None:
+        """Until no pod works for us any more and no place is taken up."""
+        await self.until(lambda: not any(pod.working for pod in self.made.values()))
+        await self.until(lambda: not self.ledger.inflight())
+
+
+@asynccontextmanager
+async def town(
+    *, host: str = "127.0.0.1", first_byte_s: float = LONGER_S, retries: int = 2, **behaviours: Behaviour
+) -> AsyncIterator[Town]:
+    """Pods that listen, by id."""
+    pods = {name: HandMadePod(behaviour) for name, behaviour in behaviours.items()}
+    servers = {name: await asyncio.start_server(pod, host, 0) for name, pod in pods.items()}
+    bracketed = f"[{host}]" if ":" in host else host
+    urls = {name: f"http://{bracketed}:{server.sockets[0].getsockname()[1]}" for name, server in servers.items()}
+    made = Town(pods, urls, first_byte_s, retries)
+    try:
+        yield made
+    finally:
+        made.pools.close()
+        for server in servers.values():
+            server.close()
+            await server.wait_closed()

@@ -1,0 +1,76 @@
+"""Places of an attempt, and that none is left behind."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.fleet.ledger import Ledger
+from router.proxy.booking import Booking
+from router.types import Candidate, Cost, Direct, Plan, Pod, PodSpeed, Pull, Split
+
+
+def pod(name: str) -> Pod:
+    return Pod(id=name, url=f"http://{name}", engine="vllm", speed=PodSpeed(1.0, 0.01, 0.0))
+
+
+PLANS: list[Plan] = [Direct(pod("a")), Direct(pod("a"), Pull("b", 64)), Split(pod("b"), pod("a"))]
+
+
+def booked(ledger: Ledger, plan: Plan) -> Booking:
+    return Booking(ledger, Candidate(plan, Cost((), 1.0), 64), 100)
+
+
+def test_a_split_computes_on_one_pod_and_keeps_its_context_on_the_other() -> None:
+    """What the prefill pod has cached is not computed; after its answer it only sends."""
+    ledger = Ledger()
+    booking = booked(ledger, PLANS[2])
+    now = ledger.inflight()
+    assert (now["b"].prefill_tokens, now["a"].prefill_tokens, now["a"].context_tokens) == (36, 0, 100)
+    booking.handed_over()
+    now = ledger.inflight()
+    assert (now["b"].requests, now["b"].pulls, now["a"].requests) == (0, 1, 1)
+    booking.first_token()
+    assert "b" not in ledger.inflight()
+
+
+def test_a_pull_counts_on_its_holder_until_the_first_token() -> None:
+    """From then on the holder has nothing to do with the request."""
+    ledger = Ledger()
+    booking = booked(ledger, PLANS[1])
+    assert ledger.inflight()["b"].pulls == 1
+    booking.first_token()
+    assert set(ledger.inflight()) == {"a"}
+
+
+def test_a_handoff_that_ends_after_the_first_token_sends_nothing() -> None:
+    """Where both legs start at once, the prefill leg's answer may come last."""
+    ledger = Ledger()
+    booking = booked(ledger, PLANS[2])
+    booking.first_token()
+    booking.handed_over()
+    assert set(ledger.inflight()) == {"a"}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_what_was_booked_is_known_in_milliseconds(plan: Plan) -> None:
+    """Wherever the prefill is."""
+    assert booked(Ledger(), plan).prefill_ms == PLANS[0].pod.speed.prefill_ms(100, 64)
+
+
+@settings(max_examples=60)
+@given(
+    plans=st.lists(st.sampled_from(PLANS), min_size=1, max_size=4),
+    steps=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["handed_over", "first_token"])), max_size=8),
+)
+def test_whatever_happens_nothing_is_left_after_the_release(plans: list[Plan], steps: list[tuple[int, str]]) -> None:
+    """In any order, with or without a handoff and a first token, once or twice."""
+    ledger = Ledger()
+    bookings = [booked(ledger, plan) for plan in plans]
+    for number, step in dict.fromkeys(steps):
+        getattr(bookings[number % len(bookings)], step)() if step == "first_token" or number < len(bookings) else None
+    for booking in bookings:
+        booking.release()
+        booking.release()
+    assert ledger.inflight() == {}

@@ -1,0 +1,64 @@
+"""What is remembered of a request, and what its receipt says."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.proxy.downstream import Inbound
+from router.proxy.story import Story, receipt_of
+from router.types import Candidate, Cost, Direct, Endpoint, InferenceRequest, Plan, Pod, PodSpeed, RouteDecision, Split
+
+USAGE = b'{"usage": {"prompt_tokens": 50, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 48}}}'
+
+
+def pod(name: str) -> Pod:
+    return Pod(id=name, url=f"http://{name}", engine="vllm", speed=PodSpeed(1.0, 0.01, 0.0), handoff="nixl")
+
+
+def told(plan: Plan, handed_over: int | None, body: bytes = b"{}") -> Story:
+    """An answer whose usage says 48, by one or two pods."""
+    request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=body)
+    story = Story(Inbound(request=request, method="POST", target=b"/", headers=[]))
+    story.candidate = Candidate(plan, Cost((), 1.0), 7)
+    story.decision = RouteDecision("by hand", "1", (story.candidate,))
+    story.handed_over_cached_tokens = handed_over
+    story.reader.feed(USAGE)
+    return story
+
+
+@pytest.mark.parametrize(
+    ("plan", "handed_over", "cached"),
+    [
+        (Direct(pod("d")), None, 48),
+        (Direct(pod("d")), 16, 48),  # of a split that was tried before
+        (Split(pod("p"), pod("d")), 16, 16),
+        (Split(pod("p"), pod("d")), None, None),
+    ],
+)
+def test_cached_tokens_are_those_of_the_pod_that_computed_the_prompt(
+    plan: Plan, handed_over: int | None, cached: int | None
+) -> None:
+    """A decode pod's own count is of what it was handed: that is no hit."""
+    receipt = receipt_of(told(plan, handed_over))
+    assert (receipt.cached_tokens, receipt.predicted_cached_tokens) == (cached, 7)
+
+
+def test_a_receipt_names_both_pods() -> None:
+    """The one that answered, and the one that computed the prompt where that was another."""
+    receipt = receipt_of(told(Split(pod("p"), pod("d")), 16))
+    assert (receipt.pod, receipt.prefill_pod) == ("d", "p")
+    assert receipt_of(told(Direct(pod("d")), None)).prefill_pod == ""
+
+
+def test_a_prompt_that_was_not_read_is_guessed_by_its_length() -> None:
+    """Four bytes a token."""
+    assert told(Direct(pod("d")), None, b"x" * 400).prompt_tokens == 100
+
+
+def test_a_dialect_is_asked_once_whether_it_can_split_a_request() -> None:
+    """Bodies may be long, and pairs many."""
+    story = told(Split(pod("p"), pod("d")), None, b'{"messages": [], "n": 2}')
+    why = story.refused_by("nixl")
+    assert "Several choices" in why
+    assert story.refused_by("nixl") is why
+    assert told(Direct(pod("d")), None, b'{"messages": []}').refused_by("nixl") == ""

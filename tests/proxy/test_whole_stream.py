@@ -1,0 +1,53 @@
+"""Whole answers as streams."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from router.proxy.whole_stream import as_stream
+from router.types import Endpoint
+
+USAGE = {"prompt_tokens": 5, "completion_tokens": 1}
+
+
+def events(stream: bytes) -> list[dict[str, Any]]:
+    """All but the end mark."""
+    lines = stream.decode().split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+def chat(message: dict[str, Any], **asked: Any) -> list[dict[str, Any]]:
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+    whole = {"id": "c", "created": 7, "model": "m", "object": "chat.completion", "choices": [choice], "usage": USAGE}
+    return events(as_stream(Endpoint.CHAT, json.dumps(whole).encode(), json.dumps(asked).encode()))
+
+
+def test_a_chat_is_said_and_then_ends() -> None:
+    """Two chunks: as clients put them together, the message; then why it ended."""
+    said, end = chat({"role": "assistant", "content": "no", "refusal": None})
+    assert (said["id"], said["created"], said["model"], said["object"]) == ("c", 7, "m", "chat.completion.chunk")
+    assert said["choices"][0]["delta"] == {"role": "assistant", "content": "no"}
+    assert said["choices"][0]["finish_reason"] is None
+    assert (end["choices"][0]["delta"], end["choices"][0]["finish_reason"]) == ({}, "stop")
+
+
+def test_tool_calls_are_numbered() -> None:
+    """As deltas have them."""
+    said, _ = chat({"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": "{}"}}]})
+    assert said["choices"][0]["delta"]["tool_calls"][0]["index"] == 0
+
+
+def test_the_usage_comes_last_and_only_if_wanted() -> None:
+    """By stream_options."""
+    *_, last = chat({"content": "no"}, stream_options={"include_usage": True})
+    assert (last["choices"], last["usage"]) == ([], USAGE)
+    assert all("usage" not in event for event in chat({"content": "no"}, stream_options={"include_usage": False}))
+
+
+def test_a_completion_is_one_event() -> None:
+    """Its text, and why it ended."""
+    whole = {"id": "c", "choices": [{"index": 0, "text": "no", "finish_reason": "stop"}], "usage": USAGE}
+    (event,) = events(as_stream(Endpoint.COMPLETIONS, json.dumps(whole).encode(), b"{}"))
+    assert (event["object"], event["choices"]) == ("text_completion", whole["choices"])

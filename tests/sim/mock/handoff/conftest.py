@@ -1,0 +1,39 @@
+"""Two engines that hand over to each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from router.sim.mock.config import HandoffConfig, HandoffDialect, MockEngineConfig
+from router.sim.mock_engine import MockFleet
+from router.types import Role
+from tests.sim.mock.handoff.pair import OpenPair, Pair
+
+DEADLINE_S = 10.0
+
+
+@pytest.fixture
+def open_pair(make_config: Callable[..., MockEngineConfig]) -> OpenPair:
+    """Start a pair whose engines know their roles. `handoff` says the rest of both; other fields are the engines'."""
+
+    @asynccontextmanager
+    async def opened(
+        dialect: HandoffDialect, handoff: dict[str, Any] | None = None, **overrides: Any
+    ) -> AsyncIterator[Pair]:
+        given = {"dialect": dialect, "store": HandoffConfig().store, **(handoff or {})}
+        configs = [make_config(handoff=HandoffConfig(role=role, **given), **overrides) for role in list(Role)[1:]]
+        async with (
+            asyncio.timeout(DEADLINE_S),
+            MockFleet(configs) as fleet,
+            httpx.AsyncClient(base_url=fleet.engines[0].url) as to_prefill,
+            httpx.AsyncClient(base_url=fleet.engines[1].url) as to_decode,
+        ):
+            yield Pair(fleet.engines[0], fleet.engines[1], to_prefill, to_decode)
+
+    return opened

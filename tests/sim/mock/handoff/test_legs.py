@@ -1,0 +1,226 @@
+"""KV passes between two engines over HTTP, prefill first, and in every way that this can go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import httpx
+import pytest
+
+from router.sim.mock_engine import Fault, FaultKind
+from router.types import Link
+from tests.sim.mock.handoff.pair import (
+    CHAT,
+    OFFER,
+    OpenPair,
+    Pair,
+    cached,
+    metric,
+    prompt,
+    right_answer,
+    said,
+    under_way,
+)
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+ENDLESS = Link(t0_ms=1e9, bytes_per_ms=1.0)
+
+
+async def test_nixl_spares_the_decode_engine_the_prefill(open_pair: OpenPair) -> None:
+    """The answer is right, usage does not show the transfer, metrics do, and the pin is gone."""
+    async with open_pair("nixl") as pair:
+        params = await pair.nixl_params()
+        assert pair.prefill.pinned_requests == (params["remote_request_id"],)
+        assert pair.prefill.load.kv_usage == len(params["remote_block_ids"][0]) / 256
+        answer = await pair.decoded(params)
+        assert said(answer) == await right_answer(pair) and cached(answer) == 0
+        assert await metric(pair.to_decode, "external_prefix_cache_hits_total") == 62
+        assert await metric(pair.to_decode, "prompt_tokens_by_source_total", source="local_compute") == 1
+        assert pair.idle
+        assert cached(await pair.to_decode.post(CHAT, json=prompt())) == 48
+
+
+async def test_nixl_transfers_only_what_the_decode_engine_lacks(open_pair: OpenPair) -> None:
+    """Its own blocks count as a local hit."""
+    async with open_pair("nixl") as pair:
+        await pair.to_decode.post(CHAT, json=prompt())
+        assert cached(await pair.decoded(await pair.nixl_params())) == 48
+        assert await metric(pair.to_decode, "external_prefix_cache_hits_total") == 14
+
+
+async def stale_by_lease(pair: Pair) -> dict[str, Any]:
+    """Params whose lease has ended."""
+    params = await pair.nixl_params()
+    pair.prefill.inject(Fault(kind=FaultKind.EXPIRE))
+    return params
+
+
+async def stale_by_restart(pair: Pair) -> dict[str, Any]:
+    """Params of an earlier life of the prefill engine."""
+    params = await pair.nixl_params()
+    pair.prefill.inject(Fault(kind=FaultKind.RESTART))
+    return params
+
+
+async def stale_by_use(pair: Pair) -> dict[str, Any]:
+    """Params that a decode leg has had already; what it loaded is forgotten again."""
+    params = await pair.nixl_params()
+    assert said(await pair.decoded(params)) == await right_answer(pair)
+    assert (await pair.to_decode.post("/reset_prefix_cache")).status_code == 200
+    return params
+
+
+async def of_another_prompt(pair: Pair) -> dict[str, Any]:
+    """Params that are good, for somebody else."""
+    return await pair.nixl_params("b")
+
+
+@pytest.mark.parametrize("spoilt", [stale_by_lease, stale_by_restart, stale_by_use, of_another_prompt])
+async def test_a_stale_nixl_handoff_is_a_wrong_answer_that_nobody_notices(
+    open_pair: OpenPair, spoilt: Callable[[Pair], Coroutine[Any, Any, dict[str, Any]]]
+) -> None:
+    """Status 200, no error counter, and the decode engine's cache gives wrong text from then on, until cleared."""
+    async with open_pair("nixl") as pair:
+        right = await right_answer(pair)
+        params = await spoilt(pair)
+        assert said(await pair.decoded(params)) != right
+        assert await metric(pair.to_decode, "nixl_num_failed_transfers_total") == 0
+        again = await pair.to_decode.post(CHAT, json=prompt())
+        assert said(again) != right and cached(again) == 48
+        salted = await pair.to_decode.post(CHAT, json=prompt(cache_salt="t"))
+        assert said(salted) == right
+        await pair.to_decode.post("/reset_prefix_cache")
+        assert said(await pair.to_decode.post(CHAT, json=prompt())) == right
+
+
+async def test_a_wrong_answer_is_as_wrong_in_a_stream(open_pair: OpenPair) -> None:
+    """Frame by frame the same text as unstreamed."""
+    async with open_pair("nixl") as pair:
+        params = await stale_by_lease(pair)
+        streamed = (await pair.decoded(params, stream=True)).text
+        words = said(await pair.to_decode.post(CHAT, json=prompt())).split()
+        assert words and all(word in streamed for word in words)
+
+
+async def test_a_lease_ends_in_its_own_time(open_pair: OpenPair) -> None:
+    """Blocks are free without anybody's doing, and the prefill engine counts it."""
+    async with open_pair("nixl", {"lease_s": 0.0}) as pair:
+        await pair.nixl_params()
+        await pair.until(lambda: pair.idle)
+        assert await metric(pair.to_prefill, "nixl_num_kv_expired_reqs_total") == 1
+
+
+async def killed_after(pair: Pair) -> dict[str, Any]:
+    """Params of an engine that died once it had answered."""
+    pair.prefill.inject(Fault(kind=FaultKind.DIE_AFTER_ANSWER))
+    return await pair.nixl_params()
+
+
+async def told_to_fail(pair: Pair) -> dict[str, Any]:
+    """Good params for a decode engine that will not get its KV."""
+    pair.decode.inject(Fault(kind=FaultKind.LOAD_FAILS))
+    return await pair.nixl_params()
+
+
+@pytest.mark.parametrize("broken", [killed_after, told_to_fail])
+async def test_a_failed_transfer_is_an_internal_error(
+    open_pair: OpenPair, broken: Callable[[Pair], Coroutine[Any, Any, dict[str, Any]]]
+) -> None:
+    """With load policy `fail`; the same request without params is then served."""
+    async with open_pair("nixl") as pair:
+        answer = await pair.decoded(await broken(pair))
+        assert answer.status_code == 500 and answer.json()["error"]["message"] == "Internal server error"
+        assert await metric(pair.to_decode, "nixl_num_failed_transfers_total") == 1
+        assert (await pair.to_decode.post(CHAT, json=prompt())).status_code == 200
+        pair.prefill.inject(Fault(kind=FaultKind.EXPIRE))
+        assert pair.idle
+
+
+async def test_a_failed_transfer_ends_a_stream_that_has_begun(open_pair: OpenPair) -> None:
+    """Status 200, then nothing but the error and the end mark."""
+    async with open_pair("nixl") as pair:
+        answer = await pair.decoded(await told_to_fail(pair), stream=True)
+        error, end = answer.text.strip().split("\n\n")
+        assert answer.status_code == 200 and '"code":500' in error and end == "data: [DONE]"
+
+
+async def test_a_prefill_engine_can_die_before_its_answer(open_pair: OpenPair) -> None:
+    """All is computed, nothing is said; once healed it is empty."""
+    async with open_pair("nixl") as pair:
+        pair.prefill.inject(Fault(kind=FaultKind.DIE_BEFORE_ANSWER))
+        assert (await pair.to_prefill.post(CHAT, json=prompt())).status_code == 200
+        with pytest.raises(httpx.RemoteProtocolError):
+            await pair.nixl_params()
+        with pytest.raises(httpx.ConnectError):
+            await pair.to_prefill.get("/health")
+        await pair.prefill.heal()
+        assert cached(await pair.to_prefill.post(CHAT, json=prompt())) == 0 and pair.idle
+
+
+async def test_a_prefill_engine_can_answer_without_params(open_pair: OpenPair) -> None:
+    """Then it keeps nothing."""
+    async with open_pair("nixl") as pair:
+        pair.prefill.inject(Fault(kind=FaultKind.NO_PARAMS))
+        assert await pair.nixl_params() is None
+        assert pair.idle and pair.prefill.faults.armed == ()
+
+
+async def test_a_leg_without_a_connector_is_a_whole_request(open_pair: OpenPair) -> None:
+    """As vLLM ignores params that nothing reads."""
+    async with open_pair("") as pair:
+        answer = await pair.to_prefill.post(CHAT, json=prompt(kv_transfer_params=OFFER))
+        assert said(answer) and "kv_transfer_params" not in answer.json() and pair.idle
+
+
+# --- who leaves takes nothing along ---------------------------------------------------------------------------------
+
+
+async def test_a_client_that_leaves_a_prefill_leg_frees_its_blocks(open_pair: OpenPair) -> None:
+    """The engine aborts; there is nothing to keep."""
+    async with open_pair("nixl", time_scale=1000.0) as pair:
+        request = under_way(pair.nixl_params())
+        await pair.until(lambda: pair.prefill.load.running > 0)
+        request.cancel()
+        await pair.until(lambda: pair.idle)
+
+
+async def test_a_client_that_leaves_a_transfer_frees_the_peers_blocks(open_pair: OpenPair) -> None:
+    """Who waits for KV counts as waiting; the pin goes with it."""
+    async with open_pair("nixl", {"link": ENDLESS}, time_scale=0.01) as pair:
+        params = await pair.nixl_params()
+        request = under_way(pair.decoded(params))
+        while await metric(pair.to_decode, "num_requests_waiting") == 0:
+            pass
+        assert pair.prefill.pinned_requests
+        request.cancel()
+        await pair.until(lambda: pair.idle)
+        assert await metric(pair.to_decode, "num_requests_waiting") == 0
+
+
+async def test_a_client_that_leaves_a_decode_leg_frees_its_blocks(open_pair: OpenPair) -> None:
+    """The transfer is over, the answer under way."""
+    async with open_pair("nixl") as pair:
+        params = await pair.nixl_params()
+        async with pair.to_decode.stream(
+            "POST", CHAT, json=prompt(kv_transfer_params=params, stream=True, max_tokens=1900)
+        ) as answer:
+            async for _ in answer.aiter_raw():
+                break
+        await pair.until(lambda: pair.idle)
+
+
+async def test_a_transfer_takes_the_time_of_its_link(open_pair: OpenPair) -> None:
+    """t0 + bytes / bandwidth, scaled; a decode engine that waits no longer than that fails."""
+    async with open_pair("nixl", {"link": ENDLESS, "wait_s": 0.05}, time_scale=0.01) as pair:
+        answer = await pair.decoded(await pair.nixl_params())
+        assert answer.status_code == 500
+        await pair.until(lambda: pair.idle)
+
+
+async def test_wrong_kv_is_handed_on_as_it_is(open_pair: OpenPair) -> None:
+    """A prefill engine whose own cache is poisoned makes the decode engine as wrong, by a good handoff."""
+    async with open_pair("nixl") as pair:
+        right = await right_answer(pair)
+        await pair.to_prefill.post(CHAT, json=prompt(kv_transfer_params=await of_another_prompt(pair)))
+        assert said(await pair.decoded(await pair.nixl_params())) != right

@@ -1,0 +1,212 @@
+"""KV passes between two engines in the dialects that join both legs by a name, by a state, or by a store."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from router.sim.mock.config import HandoffDialect
+from router.sim.mock_engine import Fault, FaultKind
+from tests.sim.mock.handoff.pair import (
+    CHAT,
+    OFFER,
+    OpenPair,
+    cached,
+    metric,
+    prompt,
+    right_answer,
+    said,
+    under_way,
+    undivided,
+)
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+JOINED: list[HandoffDialect] = ["mooncake", "bootstrap", "p2p"]
+"""Dialects whose legs meet under a name that the router gave."""
+
+
+@pytest.mark.parametrize("dialect", JOINED)
+@pytest.mark.parametrize("decode_first", [True, False])
+async def test_two_legs_meet_in_either_order(open_pair: OpenPair, dialect: HandoffDialect, decode_first: bool) -> None:
+    """Whoever comes first waits; both answer, rightly, and nothing is kept."""
+    async with open_pair(dialect) as pair:
+        offer, take = await pair.joined_legs()
+        order = [(pair.to_decode, take), (pair.to_prefill, offer)]
+        first, second = order if decode_first else order[::-1]
+        waiting = under_way(first[0].post(CHAT, json=first[1]))
+        if decode_first:
+            while await metric(pair.to_decode, "num_requests_waiting") == 0:
+                pass
+        answers = {second[0]: await second[0].post(CHAT, json=second[1]), first[0]: await waiting}
+        right = await undivided(pair)
+        assert (said(answers[pair.to_decode]), said(answers[pair.to_prefill])) == (right, right.split()[0])
+        assert answers[pair.to_prefill].json().get("kv_transfer_params") is None
+        assert await metric(pair.to_decode, "external_prefix_cache_hits_total") == 62
+        await pair.until(lambda: pair.idle)
+
+
+@pytest.mark.parametrize("dialect", JOINED)
+async def test_a_client_that_leaves_both_legs_leaves_nothing(open_pair: OpenPair, dialect: HandoffDialect) -> None:
+    """The decode leg in mid-wait, the prefill leg in mid-prefill."""
+    async with open_pair(dialect, time_scale=1000.0) as pair:
+        offer, take = await pair.joined_legs()
+        legs = [under_way(pair.to_prefill.post(CHAT, json=offer)), under_way(pair.to_decode.post(CHAT, json=take))]
+        while await metric(pair.to_decode, "num_requests_waiting") == 0 or not pair.prefill.load.running:
+            pass
+        for leg in legs:
+            leg.cancel()
+        await pair.until(lambda: pair.idle)
+
+
+@pytest.mark.parametrize(("dialect", "status"), [("mooncake", 500), ("bootstrap", 500), ("p2p", 200)])
+async def test_a_decode_leg_gives_up_on_a_prefill_leg_that_never_comes(
+    open_pair: OpenPair, dialect: HandoffDialect, status: int
+) -> None:
+    """It fails; only the offloading tier then computes for itself."""
+    async with open_pair(dialect, {"wait_s": 0.01}) as pair:
+        _, take = await pair.joined_legs()
+        assert (await pair.to_decode.post(CHAT, json=take)).status_code == status
+        assert pair.idle
+
+
+@pytest.mark.parametrize(("dialect", "status"), [("mooncake", 500), ("bootstrap", 500), ("p2p", 200)])
+async def test_a_decode_leg_hears_that_its_prefill_engine_died(
+    open_pair: OpenPair, dialect: HandoffDialect, status: int
+) -> None:
+    """At once, long before it would give up."""
+    async with open_pair(dialect) as pair:
+        offer, take = await pair.joined_legs()
+        decoding = under_way(pair.to_decode.post(CHAT, json=take))
+        while await metric(pair.to_decode, "num_requests_waiting") == 0:
+            pass
+        pair.prefill.inject(Fault(kind=FaultKind.DIE_BEFORE_ANSWER))
+        with pytest.raises(httpx.RemoteProtocolError):
+            await pair.to_prefill.post(CHAT, json=offer)
+        assert (await decoding).status_code == status
+        assert pair.idle
+
+
+async def test_mooncake_has_forgotten_who_it_was_before_a_restart(open_pair: OpenPair) -> None:
+    """A decode leg that names the old engine fails at once; `/query` tells the new one."""
+    async with open_pair("mooncake") as pair:
+        _, stale = await pair.joined_legs()
+        pair.prefill.inject(Fault(kind=FaultKind.RESTART))
+        assert (await pair.to_decode.post(CHAT, json=stale)).status_code == 500
+        _, fresh = await pair.joined_legs()
+        assert fresh != stale
+
+
+async def test_mooncake_keeps_nothing_that_a_stop_has_ended(open_pair: OpenPair) -> None:
+    """A prefill leg of natural length ends by itself, and strands its decode leg."""
+    async with open_pair("mooncake") as pair:
+        offer, _ = await pair.joined_legs()
+        del offer["max_tokens"]
+        answer = await pair.to_prefill.post(CHAT, json=offer)
+        assert answer.json()["choices"][0]["finish_reason"] == "stop" and pair.idle
+
+
+async def test_mooncake_says_that_everything_was_cached(open_pair: OpenPair) -> None:
+    """To the last token of the prompt."""
+    async with open_pair("mooncake") as pair:
+        offer, take = await pair.joined_legs()
+        await pair.to_prefill.post(CHAT, json=offer)
+        assert cached(await pair.to_decode.post(CHAT, json=take)) == 63
+
+
+async def test_a_side_port_serves_peers_beside_the_main_one(open_pair: OpenPair) -> None:
+    """The bootstrap server is told by `/query` on either."""
+    async with open_pair("mooncake", {"side_port": 0}) as pair:
+        assert str(pair.prefill.side_port) not in pair.prefill.url
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{pair.prefill.side_port}") as bootstrap:
+            told = (await bootstrap.get("/query")).json()
+        assert told == (await pair.to_prefill.get("/query")).json()
+        assert told["0"]["worker_addr"]["0"]["0"].endswith(str(pair.prefill.side_port))
+        offer, take = await pair.joined_legs()
+        await pair.to_prefill.post(CHAT, json=offer)
+        assert said(await pair.to_decode.post(CHAT, json=take)) == await right_answer(pair)
+
+
+async def test_sglangs_prefill_leg_answers_when_its_kv_is_gone(open_pair: OpenPair) -> None:
+    """Not before; and it fails where nobody ever came for it."""
+    async with open_pair("bootstrap") as pair:
+        offer, take = await pair.joined_legs()
+        prefilling = under_way(pair.to_prefill.post(CHAT, json=offer))
+        await pair.until(lambda: bool(pair.prefill.pinned_requests))
+        pair.prefill.inject(Fault(kind=FaultKind.EXPIRE))
+        assert (await prefilling).status_code == 500
+        streamed = under_way(pair.to_prefill.post(CHAT, json=offer | {"stream": True}))
+        await pair.to_decode.post(CHAT, json=take)
+        assert (await streamed).text.endswith("[DONE]\n\n")
+
+
+async def test_sglangs_prefill_leg_is_aborted_with_its_client(open_pair: OpenPair) -> None:
+    """Computed long ago, its KV not yet fetched: the blocks are free at once."""
+    async with open_pair("bootstrap") as pair:
+        offer, _ = await pair.joined_legs()
+        prefilling = under_way(pair.to_prefill.post(CHAT, json=offer))
+        await pair.until(lambda: bool(pair.prefill.pinned_requests))
+        prefilling.cancel()
+        await pair.until(lambda: pair.idle)
+
+
+async def test_tensorrt_llm_continues_behind_its_first_token(open_pair: OpenPair) -> None:
+    """The context leg says one token, whatever was asked for; the generation leg says all, and reads no messages."""
+    async with open_pair("trtllm") as pair:
+        asked = {"request_type": "context_only", "disagg_request_id": 5}
+        context = (await pair.to_prefill.post(CHAT, json=prompt(disaggregated_params=asked))).json()
+        choice = context["choices"][0]
+        assert choice["finish_reason"] == "not_finished" and context["usage"]["completion_tokens"] == 1
+        params = choice["disaggregated_params"] | {"request_type": "generation_only"}
+        generation = {
+            "messages": [{"role": "nobody", "content": ""}],
+            "max_tokens": 8,
+            "prompt_token_ids": context["prompt_token_ids"],
+            "disaggregated_params": params,
+        }
+        assert said(await pair.to_decode.post(CHAT, json=generation)) == await right_answer(pair)
+        assert pair.idle
+        assert (await pair.to_decode.post(CHAT, json=generation)).status_code == 500
+
+
+async def test_tensorrt_llm_forbids_the_fields_of_others(open_pair: OpenPair) -> None:
+    """A router that sends what it sends to vLLM gets a 400."""
+    async with open_pair("trtllm") as pair:
+        answer = await pair.to_prefill.post(CHAT, json=prompt(kv_transfer_params=OFFER))
+        assert answer.status_code == 400 and "kv_transfer_params" in answer.json()["error"]["message"]
+
+
+async def test_a_shared_store_has_what_the_other_engine_computed(open_pair: OpenPair) -> None:
+    """Without a word in either body; the prefix alone is of use to another prompt, too."""
+    async with open_pair("shared_store") as pair:
+        await pair.to_prefill.post(CHAT, json=prompt(max_tokens=1))
+        answer = await pair.to_decode.post(CHAT, json=prompt())
+        assert cached(answer) == 48 and await metric(pair.to_decode, "external_prefix_cache_hits_total") == 48
+        assert cached(await pair.to_decode.post(CHAT, json=prompt(cache_salt="s"))) == 0
+        assert pair.idle
+
+
+async def test_a_pull_fetches_what_the_peer_has(open_pair: OpenPair) -> None:
+    """The rest is computed; the peer keeps its own."""
+    async with open_pair("p2p") as pair:
+        await pair.to_prefill.post(CHAT, json=prompt())
+        source = {"kv_request_id": "k", "remote_host": "127.0.0.1", "remote_port": pair.prefill.side_port}
+        answer = await pair.decoded({"remote_kv_source": source})
+        assert said(answer) == await right_answer(pair) and cached(answer) == 48
+        assert cached(await pair.decoded({"remote_kv_source": source}, "b")) == 0
+        assert cached(await pair.to_prefill.post(CHAT, json=prompt())) == 48 and pair.idle
+
+
+async def test_a_pull_from_the_dead_computes_everything(open_pair: OpenPair) -> None:
+    """No error reaches the client."""
+    async with open_pair("p2p") as pair:
+        port = pair.prefill.side_port
+        await pair.prefill.stop()
+        source = {"kv_request_id": "k", "remote_host": "127.0.0.1", "remote_port": port}
+        assert cached(await pair.decoded({"remote_kv_source": source})) == 0
+
+
+@pytest.mark.parametrize("path", ["/_kv/take", "/_kv/probe"])
+async def test_garbage_between_engines_is_a_bad_request(open_pair: OpenPair, path: str) -> None:
+    """Whoever sent it."""
+    async with open_pair("nixl") as pair:
+        assert (await pair.to_prefill.post(path, content=b"[]")).status_code == 400

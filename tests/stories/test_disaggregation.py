@@ -1,0 +1,284 @@
+"""Does a client notice that two pods serve it, one for the prompt and one for the answer? Only if it looks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from http import HTTPStatus
+from typing import Any
+
+import httpx
+import pytest
+
+from router.config.links import LinkFigures, LinksConfig
+from router.config.policies import load_policies
+from router.config.priors import load_priors
+from router.config.schema import Feeds, ModelConfig, PodConfig, RouterConfig
+from router.config.shipped import shipped
+from router.engines.catalog import DIALECTS
+from router.engines.handoff.bootstrap import Bootstrap
+from router.engines.handoff.mooncake import Mooncake
+from router.engines.handoff.p2p import P2p
+from router.prompt.tokenizer import Tokenizer
+from router.sim.mock.handoff.store import BlockStore
+from router.sim.mock_engine import Fault, FaultKind, HandoffConfig, MockEngine, MockEngineConfig, MockFleet
+from router.types import Pod, PodSpeed, PodState, Role
+from router.wiring import Program
+from tests.stories.conftest import DEADLINE_S, SOURCE, SPEED, TEMPLATE, City, serving
+from tests.stories.test_first_light import opening
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+
+MakeEngine = Callable[..., MockEngineConfig]
+OpenPair = Callable[..., AbstractAsyncContextManager["Pair"]]
+
+SLOW_TO_PREFILL = PodSpeed(500.0, SPEED.c1_ms_per_token, SPEED.c2_ms_per_token2, SPEED.d0_ms)
+"""What the router believes of the decode pods, so that a split always pays."""
+ALONE = ("nixl", "mooncake", "trtllm", "shared_store", "p2p")
+"""Dialects whose decode pods can also do without a prefill pod."""
+
+
+class Pair(City):
+    """A city with one engine that prefills and some that decode."""
+
+    @property
+    def prefill(self) -> MockEngine:
+        return self.engines[0]
+
+    @property
+    def decode(self) -> MockEngine:
+        return self.engines[1]
+
+    def pod_of(self, engine: MockEngine) -> Pod:
+        """As the router knows it now."""
+        pods = {status.pod.url: status.pod for status in self.program.fleet.snapshot.pods}
+        return pods[engine.url]
+
+    def pairable(self) -> bool:
+        """Is all known that has to be?"""
+        prefill = self.pod_of(self.prefill)
+        return self.program.handoff_facts.of(prefill, prefill.handoff) is not None
+
+    def handoffs(self, result: str) -> float:
+        """How many splits came to that."""
+        counted = self.program.metrics.registry.collect()
+        samples = (sample for family in counted for sample in family.samples)
+        return sum(s.value for s in samples if s.name == "warmroute_handoffs_total" and s.labels["result"] == result)
+
+
+@pytest.fixture
+def open_pair(engine_config: MakeEngine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> OpenPair:
+    """One prefill pod, `decodes` decode pods, and a router that hands over in `dialect`."""
+
+    @asynccontextmanager
+    async def opened(dialect: str, *, decodes: int = 1, **engine: Any) -> AsyncIterator[Pair]:
+        store = BlockStore()
+        roles = [Role.PREFILL] + [Role.DECODE] * decodes
+        configs = [
+            engine_config(handoff=HandoffConfig(dialect=dialect, role=role, store=store), **engine)  # type: ignore[arg-type]
+            for role in roles
+        ]
+        async with asyncio.timeout(DEADLINE_S), MockFleet(configs) as fleet:
+            port = int(fleet.engines[0].url.rpartition(":")[2])
+            monkeypatch.setitem(DIALECTS, "mooncake", Mooncake(bootstrap_port=port))
+            monkeypatch.setitem(DIALECTS, "bootstrap", Bootstrap(bootstrap_port=port))
+            monkeypatch.setitem(DIALECTS, "p2p", P2p(port=port))
+            config = RouterConfig(
+                models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE),),
+                pods=tuple(
+                    PodConfig(
+                        url=each.url,
+                        role=role,
+                        handoff=dialect,  # type: ignore[arg-type]
+                        speed=SPEED if role is Role.PREFILL else SLOW_TO_PREFILL,
+                    )
+                    for each, role in zip(fleet.engines, roles, strict=True)
+                ),
+                links=LinksConfig(elsewhere=LinkFigures(t0_ms=0.1, gb_per_s=100.0)),
+                feeds=Feeds(health_interval_s=0.1, load_interval_s=0.05, parity=dialect != "bootstrap"),
+            )
+            policies, priors = load_policies(shipped("policies")), load_priors(shipped("config") / "models")
+            program = Program(config, policies["cost_aware"], priors, load=lambda source, *, fast: tokenizer)
+            async with serving(program) as url, httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as client:
+                pair = Pair(list(fleet.engines), program, client, url)
+                await pair.until(pair.all_trusted)
+                await pair.until(pair.pairable)
+                yield pair
+
+    return opened
+
+
+async def alone(engine: MockEngine, **fields: Any) -> str:
+    """What an engine that has seen nothing says to this by itself."""
+    async with httpx.AsyncClient(base_url=engine.url) as client:
+        answer = await client.post("/v1/chat/completions", json={"model": "demo", "max_tokens": 8, **fields})
+        text: str = answer.json()["choices"][0]["message"]["content"]
+        return text
+
+
+@pytest.mark.parametrize("dialect", [*ALONE, "bootstrap"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_split_request_is_answered_like_any_other(
+    open_pair: OpenPair, engine_config: MakeEngine, dialect: str, stream: bool
+) -> None:
+    """In every dialect: the same words, of the right two pods, and cached tokens that were cached before."""
+    async with open_pair(dialect) as pair, MockEngine(engine_config()) as other:
+        chat = opening("rivers")
+        fields = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        for cached in (False, True):
+            answer = await pair.chat(chat, **fields)
+            assert answer.status_code == 200
+            assert answer.headers["x-warmroute-prefill-pod"] == pair.prefill.url.removeprefix("http://")
+            assert answer.headers["x-warmroute-pod"] == pair.decode.url.removeprefix("http://")
+            usage = usage_of(answer)
+            # SGLang's stand-in says 0 of a prefill leg, whatever that had found.
+            assert (usage["prompt_tokens_details"]["cached_tokens"] > 0) is (cached and dialect in ALONE)
+            assert said(answer) == await alone(other, messages=chat)
+        assert pair.handoffs("ok") == 2
+        assert not pair.program.ledger.inflight()
+
+
+def said(answer: httpx.Response) -> str:
+    """The words of an answer, streamed or not."""
+    if "event-stream" not in answer.headers["content-type"]:
+        text: str = answer.json()["choices"][0]["message"]["content"]
+        return text
+    deltas = (choice["delta"] for event in events_of(answer) for choice in event["choices"])
+    return "".join(delta.get("content") or "" for delta in deltas)
+
+
+def usage_of(answer: httpx.Response) -> dict[str, Any]:
+    """The usage of an answer, streamed or not."""
+    whole = "event-stream" not in answer.headers["content-type"]
+    usage: dict[str, Any] = (answer.json() if whole else events_of(answer)[-1])["usage"]
+    return usage
+
+
+def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+@pytest.mark.parametrize("dialect", ALONE)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(kind=FaultKind.REFUSE),
+        Fault(kind=FaultKind.RESET),
+        Fault(kind=FaultKind.STATUS, status=HTTPStatus.INTERNAL_SERVER_ERROR),
+        Fault(kind=FaultKind.STATUS, status=HTTPStatus.BAD_REQUEST),
+        Fault(kind=FaultKind.CUT),
+        Fault(kind=FaultKind.DIE_BEFORE_ANSWER),
+    ],
+    ids=lambda fault: f"{fault.kind.value} {fault.status.value}",
+)
+async def test_a_prefill_pod_that_fails_costs_no_request(open_pair: OpenPair, dialect: str, fault: Fault) -> None:
+    """The decode pod computes, streamed or not, and is not held to blame."""
+    async with open_pair(dialect) as pair:
+        pair.prefill.inject(fault)
+        answer = await pair.chat(opening("hills"), stream=True)
+        assert answer.status_code == 200
+        assert answer.text.endswith("data: [DONE]\n\n")
+        assert "error" not in answer.text
+        assert not pair.program.ledger.inflight()
+        assert pair.program.fleet.snapshot.pods
+        await pair.until(lambda: pair.decode.load.running == 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", ["nixl", "mooncake", "trtllm"])
+async def test_kv_that_cannot_be_loaded_is_computed(open_pair: OpenPair, dialect: str, stream: bool) -> None:
+    """vLLM answers 500, or 200 and an error in place of the first token; neither reaches the client."""
+    async with open_pair(dialect) as pair:
+        pair.decode.inject(Fault(kind=FaultKind.LOAD_FAILS))
+        answer = await pair.chat(opening("dunes"), stream=stream)
+        assert answer.status_code == 200
+        assert "error" not in answer.text
+        assert pair.handoffs("decode_failed") == 1
+
+
+async def test_a_prefill_pod_that_dies_after_its_answer_costs_no_request(open_pair: OpenPair) -> None:
+    """The decode pod cannot read from it, and computes."""
+    async with open_pair("nixl") as pair:
+        pair.prefill.inject(Fault(kind=FaultKind.DIE_AFTER_ANSWER))
+        answer = await pair.chat(opening("cliffs"))
+        assert answer.status_code == 200
+        assert pair.handoffs("decode_failed") == 1
+        assert "x-warmroute-prefill-pod" not in answer.headers
+
+
+async def test_a_prefill_without_a_handoff_leaves_all_to_the_decode_pod(open_pair: OpenPair) -> None:
+    """As engines do for short prompts."""
+    async with open_pair("nixl") as pair:
+        pair.prefill.inject(Fault(kind=FaultKind.NO_PARAMS))
+        assert (await pair.chat(opening("lakes"))).status_code == 200
+        assert pair.handoffs("not_offered") == 1
+
+
+async def test_a_wrong_answer_never_comes_of_an_old_handoff(
+    open_pair: OpenPair, engine_config: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prefill pod that restarts between its answer and the decode leg has other blocks where ours were: an engine
+    would say something else with a 200, and keep it in its cache."""
+    async with open_pair("nixl") as pair, MockEngine(engine_config()) as other:
+        nixl, fleet = DIALECTS["nixl"], pair.program.fleet
+
+        class Interrupted(type(nixl)):  # type: ignore[misc]
+            def read_handoff(self, *told: Any) -> Any:
+                pair.prefill.inject(Fault(kind=FaultKind.RESTART))
+                fleet.restarted(pair.pod_of(pair.prefill).id)
+                return super().read_handoff(*told)
+
+        monkeypatch.setitem(DIALECTS, "nixl", Interrupted())
+        chat = opening("tides")
+        for _ in range(2):
+            assert said(await pair.chat(chat)) == await alone(other, messages=chat)
+        assert pair.handoffs("dropped") >= 1
+
+
+async def test_a_decode_pod_that_goes_down_is_replaced(open_pair: OpenPair) -> None:
+    """By another pair; the prefill pod is not held to blame."""
+    async with open_pair("nixl", decodes=2) as pair:
+        pair.decode.inject(Fault(kind=FaultKind.RESET, count=None))
+        for topic in ("moors", "fens", "bogs", "heaths"):
+            answer = await pair.chat(opening(topic))
+            assert answer.headers["x-warmroute-pod"] == pair.engines[2].url.removeprefix("http://")
+        states = {status.pod.url: status.state for status in pair.program.fleet.snapshot.pods}
+        assert states[pair.prefill.url] is PodState.READY
+
+
+@pytest.mark.parametrize("dialect", ["nixl", "mooncake", "bootstrap"])
+async def test_a_client_that_leaves_a_split_stops_both_pods(open_pair: OpenPair, dialect: str) -> None:
+    """While the prefill takes for ever, and in mid-stream: nothing runs on, and no place stays taken."""
+    async with open_pair(dialect, time_scale=1.0) as pair:
+        pair.prefill.inject(Fault(kind=FaultKind.HANG))
+        for under_way in (lambda: len(pair.program.ledger.inflight()) == 2, lambda: pair.decode.load.running == 1):
+            body = {"model": "demo", "messages": opening("winds"), "max_tokens": 5000, "stream": True}
+            asking = asyncio.create_task(pair.client.post("/v1/chat/completions", json=body))
+            await pair.until(under_way)
+            asking.cancel()
+            await asyncio.wait([asking])
+            await pair.until(lambda: not any(each.load.running for each in pair.engines))
+            await pair.until(lambda: not pair.program.ledger.inflight())
+        assert pair.ready() == 2
+
+
+async def test_several_choices_are_served_by_one_pod(open_pair: OpenPair) -> None:
+    """KV is read once: such a request is not split, and nobody fails."""
+    async with open_pair("nixl") as pair:
+        answer = await pair.chat(opening("paths"), n=2)
+        assert "x-warmroute-prefill-pod" not in answer.headers
+        assert "router" not in answer.text
+        assert pair.handoffs("ok") == 0
+
+
+async def test_what_the_prefill_pod_has_cached_is_predicted_and_true(open_pair: OpenPair) -> None:
+    """The prediction is of the pod that computes, and so is the report."""
+    async with open_pair("nixl") as pair:
+        chat = opening("orchards")
+        await pair.chat(chat)
+        answer = await pair.chat(chat)
+        predicted = int(answer.headers["x-warmroute-cached-tokens"])
+        assert predicted == usage_of(answer)["prompt_tokens_details"]["cached_tokens"] > 0
