@@ -241,6 +241,8 @@ class Pod:
     """KV capacity in *router* blocks; None while unknown."""
     kv_bytes_per_token: int = 0
     """Of the model it serves; 0 while unknown."""
+    hardware: str = ""
+    """As `config/models` names it: pods of one model, engine and hardware are one class for the cost model."""
     version: str = ""
     """Of its engine; KV passes only between pods of one engine and version."""
     handoff: str = ""
@@ -390,6 +392,8 @@ class Split(msgspec.Struct, frozen=True, gc=False):
 
     prefill: Pod
     decode: Pod
+    handoff_tokens: int = 0
+    """Whose KV goes over: those of the prompt that the other does not hold yet."""
 
     @property
     def pod(self) -> Pod:

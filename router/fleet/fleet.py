@@ -7,13 +7,13 @@ answers may arrive late. This file never talks to a pod and never reads a clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import count
 from typing import TypeAlias
 
 from router.fleet.lifecycle import PodEvent, transition
-from router.types import FleetSnapshot, Links, Pod, PodId, PodLoad, PodState, PodStatus, PrefixTrust
+from router.types import FleetSnapshot, Links, Pod, PodId, PodLoad, PodSpeed, PodState, PodStatus, PrefixTrust
 
 _NO_LINKS = Links()
 
@@ -132,6 +132,17 @@ class Fleet:
         known = self._statuses.get(pod_id)
         if known is not None:
             self._statuses[pod_id] = PodStatus(known.pod, known.state, load)
+            self._version += 1
+
+    def calibrate(self, speeds: Mapping[PodId, PodSpeed], links: Links) -> None:
+        """What has been learnt of speeds and links; what is not named stays as it was."""
+        for pod_id, speed in speeds.items():
+            known = self._statuses.get(pod_id)
+            if known is not None and known.pod.speed != speed:
+                self._statuses[pod_id] = replace(known, pod=replace(known.pod, speed=speed))
+                self._version += 1
+        if links != self._links:
+            self._links = links
             self._version += 1
 
     def trust(self, pod_id: PodId, trust: PrefixTrust, reason: str) -> None:

@@ -84,11 +84,12 @@ class Ledger:
         work.context_tokens -= lease.context_tokens
         self._publish(lease.pod, work)
 
-    def pull_began(self, holder: PodId) -> None:
-        """`holder` sends KV to another pod from now on, until `pull_ended`."""
+    def pull_began(self, holder: PodId) -> int:
+        """`holder` sends KV to another pod from now on, until `pull_ended`. How many others it is sending."""
         work = self._pods.setdefault(holder, _Work())
         work.pulls += 1
         self._publish(holder, work)
+        return work.pulls - 1
 
     def pull_ended(self, holder: PodId) -> None:
         """One of its transfers is done, or given up."""
@@ -109,6 +110,11 @@ class Ledger:
             for pod, work in replica.items():
                 total[pod] = _sum(total.get(pod, _NOTHING), work)
         self._others = total
+
+    def others_prefill(self, pod: PodId) -> bool:
+        """Whether other replicas have prompts there without a first token."""
+        work = self._others.get(pod)
+        return work is not None and work.prefill_requests > 0
 
     def inflight(self) -> Mapping[PodId, InFlight]:
         """The sums of all replicas, as they stand. O(busy pods)."""

@@ -6,11 +6,12 @@ This file never decides anything and never reads a prompt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from router.observe.phase import PHASES, Phases
+from router.policy.calibration import CalibrationRow
 from router.types import FleetSnapshot, InFlight, PodId
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -73,6 +74,7 @@ class Metrics:
         )
         self.index_blocks = Gauge("warmroute_index_block_holders", "Block-holder pairs in the index.", registry=r)
         self._declare_handoffs(r)
+        self._declare_prices(r)
         self._declare_index(r)
         self._phases = {phase: self.phase_s.labels(phase) for phase in PHASES}
 
@@ -89,6 +91,64 @@ class Metrics:
             buckets=_SECONDS,
             registry=r,
         )
+
+    def _declare_prices(self, r: CollectorRegistry) -> None:
+        """Whether what was expected came, and what was learnt."""
+        self.ttft_predicted_s = Histogram(
+            "warmroute_time_to_first_token_predicted_seconds",
+            "Expected time to first token of the plans that were carried out, streamed requests.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=r,
+        )
+        self.ttft_error = Histogram(
+            "warmroute_time_to_first_token_error_ratio",
+            "Absolute difference of expected and actual time to first token, to the actual.",
+            ["model"],
+            buckets=(0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
+            registry=r,
+        )
+        self.regret_s = Histogram(
+            "warmroute_regret_seconds",
+            "How much sooner the best of the other candidates was expected to be than the chosen one was; sampled.",
+            ["model"],
+            buckets=(0, *_SECONDS),
+            registry=r,
+        )
+        self.coefficient = Gauge(
+            "warmroute_calibration_coefficient",
+            "What is known of a class of pods, of a pod that differs from it (else empty), or of a kind of links.",
+            ["subject", "pod", "coefficient"],
+            registry=r,
+        )
+        self.confidence = Gauge(
+            "warmroute_calibration_confidence", "0 for the prior alone, to 1.", ["subject", "pod"], registry=r
+        )
+        self.calibration_error = Gauge(
+            "warmroute_calibration_error_ratio",
+            "Mean absolute relative error of lately observed times, by the prior and by what was learnt.",
+            ["subject", "pod", "by"],
+            registry=r,
+        )
+
+    def observe_ttft(self, model: str, expected_ms: float, actual_ms: float) -> None:
+        """Add one streamed answer."""
+        self.ttft_predicted_s.labels(model).observe(expected_ms / 1000)
+        self.ttft_error.labels(model).observe(abs(actual_ms - expected_ms) / max(actual_ms, 1e-3))
+
+    def observe_regret(self, model: str, regret_ms: float) -> None:
+        """Add one look back."""
+        self.regret_s.labels(model).observe(regret_ms / 1000)
+
+    def observe_calibration(self, rows: Iterable[CalibrationRow]) -> None:
+        """Take the gauges; called before each rendering."""
+        for gauge in (self.coefficient, self.confidence, self.calibration_error):
+            gauge.clear()
+        for row in rows:
+            self.coefficient.labels(row.subject, row.pod, row.coefficient).set(row.value)
+            self.confidence.labels(row.subject, row.pod).set(row.confidence)
+            self.calibration_error.labels(row.subject, row.pod, "prior").set(row.error_before)
+            self.calibration_error.labels(row.subject, row.pod, "learnt").set(row.error_after)
 
     def _declare_index(self, r: CollectorRegistry) -> None:
         """Those of a router that shares an index with others."""

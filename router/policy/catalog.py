@@ -43,6 +43,9 @@ COSTS: Mapping[str, type[Configurable]] = {
     "displace": Displace,
 }
 
+DELAYS = frozenset({"queue", "prefill", "tier_read", "transfer", "handoff", "room"})
+"""Terms that are time until the first token; the others are what it is worth to spare somebody else."""
+
 PICKERS: Mapping[str, type[Configurable]] = {
     "lowest_cost": LowestCost,
     "in_turn": InTurn,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 
+from router.policy.catalog import DELAYS
 from router.policy.filters import eligible
 from router.policy.plans import BYTES_PER_TOKEN, Planner, expected_cached_tokens, most_promising, prompt_token_count
 from router.policy.spec import Policy
@@ -16,7 +17,7 @@ from router.policy.split import split_candidates
 from router.policy.term import Costs, Placement
 from router.types import Candidate, Cost, Direct, PodStatus, Pull, RouteDecision, Scene
 
-__all__ = ["BYTES_PER_TOKEN", "decide", "expected_cached_tokens", "prompt_token_count"]
+__all__ = ["BYTES_PER_TOKEN", "decide", "expected_cached_tokens", "expected_ttft_ms", "prompt_token_count"]
 
 
 def decide(scene: Scene, policy: Policy) -> RouteDecision:
@@ -35,6 +36,11 @@ def decide(scene: Scene, policy: Policy) -> RouteDecision:
         candidates += split_candidates(planner, pods, policy)
     ranked, reason = policy.picker.rank(scene, candidates)
     return RouteDecision(policy.name, policy.version, tuple(ranked), reason)
+
+
+def expected_ttft_ms(cost: Cost) -> float:
+    """Of a price, the part that the client waits for."""
+    return sum([ms for name, ms in cost.parts if name in DELAYS])
 
 
 def _shortlisted(planner: Planner, statuses: Sequence[PodStatus], policy: Policy) -> Sequence[PodStatus]:

@@ -137,7 +137,7 @@ class Planner:
         return gpu, cpu, disk, cached_tokens - gpu - cpu - disk
 
     def _best_holder(self) -> tuple[Pod, int] | None:
-        """Who holds most of the prompt of those who can send it, with its tokens; of equal ones, who sends the least."""
+        """Of those who can send it, who holds most of the prompt, and how much; of equal ones, who sends the least."""
         scene = self.scene
         held = scene.match.blocks
         able = [

@@ -74,4 +74,4 @@ def _pair(
     costs = policy.costs_of(Side.DECODE)
     parts = (*prefill_parts, *((name, term.cost_ms(receiving)) for name, term in costs))
     cost = Cost(parts, sum([ms for _, ms in parts]))
-    return Candidate(Split(prefill.pod, decode.pod), cost, prefill.cached_tokens)
+    return Candidate(Split(prefill.pod, decode.pod, missing_tokens), cost, prefill.cached_tokens)

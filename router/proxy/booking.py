@@ -7,18 +7,26 @@ computes the prompt for it, and on the one that sends KV. This file never sends 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from router.fleet.ledger import Ledger
+from router.policy.calibration import PrefillClock, PrefillObservation
 from router.types import Candidate, Lease, PodId, Split
 
 
 class Booking:
     """The places of one attempt. `first_token` and `release` may be called again, or late, and then change nothing."""
 
-    __slots__ = ("_answering", "_arrived", "_ledger", "_prefilling", "_sending")
+    __slots__ = ("_answering", "_arrived", "_clock", "_ledger", "_prefilling", "_sending", "observation", "sent_beside")
 
-    def __init__(self, ledger: Ledger, candidate: Candidate, prompt_tokens: int) -> None:
+    def __init__(
+        self, ledger: Ledger, candidate: Candidate, prompt_tokens: int, clock: Callable[[PodId], PrefillClock]
+    ) -> None:
         plan, cached_tokens, now_s = candidate.plan, candidate.cached_tokens, time.monotonic()
+        self.observation: PrefillObservation | None = None
+        """What the pod that computed the prompt has shown of its speed."""
+        self.sent_beside = 0
+        """How many transfers the sender of KV was busy with when ours began."""
         self._ledger = ledger
         self._arrived = False
         self._prefilling: Lease | None = None
@@ -26,31 +34,51 @@ class Booking:
         if isinstance(plan, Split):
             self._prefilling = ledger.book(plan.prefill, prompt_tokens, cached_tokens, now_s)
             self._answering = ledger.book(plan.decode, prompt_tokens, 0, now_s, prefills=False)
-            return
-        self._answering = ledger.book(plan.pod, prompt_tokens, cached_tokens, now_s)
-        if plan.pull is not None:
-            self._send(plan.pull.holder)
+        else:
+            self._answering = ledger.book(plan.pod, prompt_tokens, cached_tokens, now_s)
+            if plan.pull is not None:
+                self._send(plan.pull.holder)
+        computing = self._computing
+        self._clock = clock(computing.pod)
+        self._clock.sent(computing.id, prompt_tokens, cached_tokens, now_s)
+        if plan.pull is not None or ledger.others_prefill(computing.pod):
+            self._clock.disturbed()
 
     @property
     def prefill_ms(self) -> float:
         """The prefill that was booked, wherever."""
-        return (self._prefilling or self._answering).prefill_ms
+        return self._computing.prefill_ms
+
+    @property
+    def _computing(self) -> Lease:
+        return self._prefilling or self._answering
 
     def handed_over(self) -> None:
         """The prefill pod has answered: from now on it only sends KV."""
         if self._prefilling is not None:
-            self._ledger.release(self._prefilling, time.monotonic())
+            now_s = time.monotonic()
+            self.observation = self._clock.first_token(self._prefilling.id, now_s)
+            self._ledger.release(self._prefilling, now_s)
             if not self._arrived:
                 self._send(self._prefilling.pod)
 
     def first_token(self) -> None:
         """The prompt is computed, and all KV is where it is needed."""
-        self._ledger.first_token(self._answering, time.monotonic())
+        now_s = time.monotonic()
+        if self._prefilling is None and self.observation is None:
+            self.observation = self._clock.first_token(self._answering.id, now_s)
+        self._ledger.first_token(self._answering, now_s)
         self._sent()
+
+    def first_token_is_due(self) -> None:
+        """It should be there by now; nobody sees it."""
+        self._clock.gone(self._answering.id)
+        self.first_token()
 
     def release(self) -> None:
         """The attempt is over."""
         now_s = time.monotonic()
+        self._clock.gone(self._computing.id)
         if self._prefilling is not None:
             self._ledger.release(self._prefilling, now_s)
         self._ledger.release(self._answering, now_s)
@@ -58,7 +86,7 @@ class Booking:
 
     def _send(self, holder: PodId) -> None:
         self._sending = holder
-        self._ledger.pull_began(holder)
+        self.sent_beside = self._ledger.pull_began(holder)
 
     def _sent(self) -> None:
         self._arrived = True

@@ -19,6 +19,7 @@ from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.index.shared import SharedPrefixes
+from router.observe.learning import Learning
 from router.observe.metrics import Metrics
 from router.observe.receipts import ReceiptLog
 from router.policy.decide import decide
@@ -73,6 +74,7 @@ class Forwarder:
         publishes_events: Callable[[str], bool],
         metrics: Metrics,
         forwarding: Forwarding,
+        learning: Learning,
         receipts: ReceiptLog | None = None,
     ) -> None:
         self._fleet = fleet
@@ -82,11 +84,12 @@ class Forwarder:
         self._readers = readers
         self._policy = policy
         self._legs = Legs(pool, trust_engine_fields=forwarding.trust_engine_fields)
-        self._splits = Splits(fleet, breaker, self._legs, handoff_facts, metrics)
+        self._splits = Splits(fleet, breaker, self._legs, handoff_facts, metrics, learning)
         self._pulls = Pulls(fleet, self._legs, handoff_facts)
         self._publishes_events = publishes_events
         self._metrics = metrics
         self._forwarding = forwarding
+        self._learning = learning
         self._receipts = receipts
         self._shared: dict[str, SharedPrefixes] = {}
         self._turns: Counter[str] = Counter()
@@ -170,7 +173,7 @@ class Forwarder:
         """One candidate: book its places before the first await, give them back whatever happens."""
         story.phases.enter("attempt")
         story.candidate = candidate
-        booking = Booking(self._ledger, candidate, story.prompt_tokens)
+        booking = Booking(self._ledger, candidate, story.prompt_tokens, self._learning.clock)
         prefilled = self._first_token_timer(story, candidate, booking)
         try:
             self._predict(story, candidate)
@@ -188,6 +191,7 @@ class Forwarder:
             if prefilled is not None:
                 prefilled.cancel()
             booking.release()
+            self._learn(story, candidate, booking)
 
     async def relay(self, story: Story, reply: AnyReply, client: Downstream, booking: Booking) -> None:
         """The answer, byte for byte."""
@@ -208,6 +212,8 @@ class Forwarder:
         metrics.duration_s.labels(model).observe(story.phases.elapsed_s())
         if story.request.stream and story.first_token_s is not None:
             metrics.ttft_s.labels(model).observe(story.first_token_s)
+            if story.decision and story.candidate and story.prompt:
+                self._learning.settle(model, story.decision, story.candidate, story.first_token_s * 1000)
         if story.result == "ok" and story.candidate is not None and story.prompt is not None:
             metrics.observe_prediction(
                 model, story.prompt.token_count, story.candidate.cached_tokens, story.cached_tokens
@@ -216,6 +222,16 @@ class Forwarder:
         metrics.observe_phases(story.phases)
         if self._receipts is not None:
             self._receipts.write(receipt_of(story))
+
+    def _learn(self, story: Story, candidate: Candidate, booking: Booking) -> None:
+        """What this attempt has shown of the speed of the pod that computed its prompt."""
+        seen, found = booking.observation, story.cached_tokens
+        if seen is None or story.prompt is None:
+            return
+        if found is not None:
+            seen = seen.corrected(candidate.cached_tokens, found)
+        plan = candidate.plan
+        self._learning.prefilled(plan.prefill if isinstance(plan, Split) else plan.pod, seen)
 
     # --- which candidate ---
 
@@ -282,7 +298,7 @@ class Forwarder:
         if story.request.stream:
             return None
         expected_s = max(candidate.cost.total_ms, booking.prefill_ms) / 1000 * UNARY_PREFILL_SLACK
-        return asyncio.get_running_loop().call_later(expected_s, booking.first_token)
+        return asyncio.get_running_loop().call_later(expected_s, booking.first_token_is_due)
 
     def _route_headers(self, story: Story) -> HeaderList:
         headers = [(b"x-request-id", story.request.id.encode("latin-1", "replace"))]

@@ -19,7 +19,7 @@ from router.proxy.answer import AnswerReader
 from router.proxy.booking import Booking
 from router.proxy.replies import WholeReply
 from router.proxy.story import Story
-from router.types import Pod, PodId
+from router.types import Pod, PodId, Split
 
 
 class HeldHandoff:
@@ -44,6 +44,7 @@ class Handover:
     """One attempt. `last`: no other candidate will be tried."""
 
     story: Story
+    plan: Split
     dialect: Dialect
     pair: Pair
     booking: Booking

@@ -21,6 +21,7 @@ from router.engines.handoff.dialect import Handoff, Order, Pair
 from router.errors import HandoffFailed, MalformedRequest, NoReadyPod, RouterError, UpstreamBroken
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
+from router.observe.learning import Learning
 from router.observe.metrics import Metrics
 from router.proxy.booking import Booking
 from router.proxy.handover import Handover, HeldHandoff
@@ -46,12 +47,15 @@ _ERROR_EVENT = re.compile(rb'data: ?\{"error"')
 class Splits:
     """Carries out `Split` plans."""
 
-    def __init__(self, fleet: Fleet, breaker: Breaker, legs: Legs, facts: Facts, metrics: Metrics) -> None:
+    def __init__(
+        self, fleet: Fleet, breaker: Breaker, legs: Legs, facts: Facts, metrics: Metrics, learning: Learning
+    ) -> None:
         self._fleet = fleet
         self._breaker = breaker
         self._legs = legs
         self._facts = facts
         self._metrics = metrics
+        self._learning = learning
 
     def obstacle(self, story: Story, plan: Plan) -> RouterError | None:
         """What keeps this request from being served so; None where nothing does."""
@@ -68,7 +72,7 @@ class Splits:
         name = plan.prefill.handoff
         facts = self._facts(plan.prefill, name) or {}
         pair = Pair(plan.prefill, plan.decode, secrets.randbits(63), facts)
-        handover = Handover(story, DIALECTS[name], pair, booking, last)
+        handover = Handover(story, plan, DIALECTS[name], pair, booking, last)
         prefill = asyncio.ensure_future(self._prefill(handover))
         prefill.add_done_callback(_retrieved)
         try:
@@ -163,9 +167,12 @@ class Splits:
 
     def _observe_handoff(self, handover: Handover) -> None:
         """An unstreamed answer does not show when the KV was there."""
-        if handover.story.request.stream and handover.took_over:
-            name = handover.pair.prefill.handoff
-            self._metrics.handoff_s.labels(name).observe(time.monotonic() - handover.began_s)
+        if not (handover.story.request.stream and handover.took_over):
+            return
+        elapsed_s, plan = time.monotonic() - handover.began_s, handover.plan
+        self._metrics.handoff_s.labels(plan.prefill.handoff).observe(elapsed_s)
+        if handover.dialect.order is Order.PREFILL_FIRST:
+            self._learning.handed_over(plan, elapsed_s * 1000, handover.booking.sent_beside)
 
 
 def _needs_another(pod: Pod) -> bool:

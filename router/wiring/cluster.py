@@ -22,6 +22,7 @@ from router.feeds.workload import WorkloadFeed
 from router.fleet.ledger import Ledger
 from router.index.cluster import ClusterIndex
 from router.observe.metrics import Metrics
+from router.stores.calibration import SharedCalibration
 from router.stores.connection import Connection, RedisAddress, Secret, Tls, parse_url
 from router.stores.direct import DirectStore
 from router.stores.local import LocalStore
@@ -33,6 +34,9 @@ from router.types import Generation
 
 WORK_LIFETIME_S = 1.0
 """Another router's work counts for this long after it was last told."""
+
+CALIBRATION_LIFETIME_S = 7 * 24 * 3600.0
+"""What was learnt is kept for so long after it was last written."""
 
 log = structlog.get_logger()
 
@@ -60,7 +64,7 @@ class Cluster:
 
     def __init__(self, config: RedisIndex, ledger: Ledger, wanted: Callable[[Generation], bool]) -> None:
         self._config = config
-        keys = Keys(config.namespace)
+        keys = self._keys = Keys(config.namespace)
         address = redis_address(config)
         self._connection = Connection(address, timeout_s=config.timeout_s)
         registry = Registry(self._connection, keys)
@@ -78,6 +82,10 @@ class Cluster:
             self._feed = RegistryFeed(registry, direct, wanted)
         router = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._work = WorkloadFeed(Workload(self._connection, keys, router, lifetime_s=WORK_LIFETIME_S), ledger)
+
+    def calibration(self, model: str) -> SharedCalibration:
+        """What the routers of that model have learnt together."""
+        return SharedCalibration(self._connection, self._keys, model, lifetime_s=CALIBRATION_LIFETIME_S)
 
     @property
     def loaded(self) -> asyncio.Event:

@@ -23,6 +23,7 @@ from router.config.shipped import shipped
 from router.engines.adapter import KvEventSource, PodFacts
 from router.errors import ConfigError
 from router.feeds.ask import open_client
+from router.feeds.calibration import CalibrationFeed
 from router.feeds.discovery.static import StaticDiscovery, configured_pods
 from router.feeds.handoff_facts import HandoffFacts
 from router.feeds.kv_streams import KvStreams
@@ -33,8 +34,10 @@ from router.feeds.supervise import supervise
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
+from router.observe.learning import Learning
 from router.observe.metrics import Metrics
 from router.observe.receipts import ReceiptLog
+from router.policy.calibration import Calibration
 from router.policy.spec import Policy
 from router.prompt.tokenizer import load_tokenizer
 from router.proxy.forward import Forwarder, Forwarding
@@ -71,7 +74,9 @@ class Program:
         self._policy = policy
         self._priors = priors
         self.metrics = Metrics()
-        self.fleet = Fleet(build_links(config.links, load_link_classes(shipped("config") / "hardware" / "links.yaml")))
+        links = build_links(config.links, load_link_classes(shipped("config") / "hardware" / "links.yaml"))
+        self.fleet = Fleet(links)
+        self.learning = Learning(Calibration(), self.metrics, links)
         self.ledger = Ledger()
         self.breaker = Breaker(self.fleet, failures_to_eject=config.feeds.failures_to_eject)
         self.client = open_client()
@@ -85,6 +90,8 @@ class Program:
         self.discovery = StaticDiscovery()
         for pod in config.pods:
             self.add_pod(pod)
+        shared = self.cluster.calibration(config.models[0].name) if self.cluster and config.models else None
+        self.calibration = CalibrationFeed(self.fleet, self.learning, lambda: self.discovery.pods, shared)
         self._receipts = _open_receipts(config.receipts)
         self.kv_streams = KvStreams(self.fleet, self.store, self.metrics)
         self.fleet.listen(self._on_change)
@@ -105,6 +112,7 @@ class Program:
             publishes_events=self._publishes_events,
             metrics=self.metrics,
             forwarding=_forwarding(self._config),
+            learning=self.learning,
             receipts=self._receipts,
         )
         edge = OpenAiEdge(
@@ -190,7 +198,8 @@ class Program:
                 retest_s=feeds.parity_retest_s,
             )
             running["parity"] = parity.run
-        return running | dict(self.cluster.feeds) if self.cluster else running
+        feeds_of_cluster = self.cluster.feeds if self.cluster else {}
+        return {**running, **feeds_of_cluster, **self.calibration.runs}
 
     def _publishes_events(self, pod_id: PodId) -> bool:
         """Will blocks that come into this pod's cache show up in the index?"""
@@ -286,6 +295,7 @@ class Program:
             self.kv_streams.leave(pod.id)
             self.store.forget(pod.id)
             self.pools.forget(pod.id)
+            self.learning.forget(pod)
 
     # --- what people see ---
 
@@ -322,6 +332,7 @@ class Program:
 
     def _render_metrics(self) -> bytes:
         self.metrics.observe_fleet(self.fleet.snapshot, self.ledger.own(), self.store.block_holders)
+        self.metrics.observe_calibration(self.learning.calibration.rows())
         if self.cluster:
             self.cluster.observe(self.metrics)
         return self.metrics.render()

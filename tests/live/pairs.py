@@ -143,7 +143,7 @@ def _mooncake(_: Path) -> Iterator[tuple[PodOptions, PodOptions]]:
         extra = {"mooncake_protocol": "tcp"}
         transfer = {"kv_connector": "MooncakeConnector", "kv_role": role, "kv_connector_extra_config": extra}
         environment = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(BOOTSTRAP_PORT)}
-        return PodOptions(transfer, {**mooncake_environment(), **environment})
+        return PodOptions(transfer, environment)
 
     yield half("kv_producer"), half("kv_consumer")
 
@@ -178,7 +178,7 @@ def _mooncake_store(folder: Path) -> Iterator[tuple[PodOptions, PodOptions]]:
         "kv_connector_extra_config": {"load_async": True},
     }
     environment = {"MOONCAKE_CONFIG_PATH": str(file), "VLLM_HOST_IP": "127.0.0.1", "MC_LOG_LEVEL": "WARNING"}
-    half = PodOptions(transfer, {**mooncake_environment(), **environment})
+    half = PodOptions(transfer, environment)
     with mooncake_master(rpc_port, metadata_port, free_port()):
         yield half, half
 
@@ -222,10 +222,15 @@ def running(connector: str, folder: Path) -> Iterator[Pair]:
 
 
 def _start(name: str, half: PodOptions) -> EngineProcess:
-    port = free_port()
-    transfer = ("--kv-transfer-config", json.dumps(half.transfer))
+    """Whatever of Mooncake is installed, LMCache loads, too."""
     return start_vllm(
-        name, port, MODEL, kv_port=free_port(), extra_args=transfer, installed="pairs", environment=half.environment
+        name,
+        free_port(),
+        MODEL,
+        kv_port=free_port(),
+        extra_args=("--kv-transfer-config", json.dumps(half.transfer)),
+        installed="pairs",
+        environment={**mooncake_environment(), **half.environment},
     )
 
 

@@ -12,7 +12,7 @@ from msgspec import structs
 from router.policy.decide import decide
 from router.policy.pickers import InTurn, LowestCost, RingBoundedLoad
 from router.policy.ring import affinity_key, ring_order
-from router.types import Candidate, Cost, Direct, InFlight, PodLoad, PodState, PodStatus, Scene, Split
+from router.types import Candidate, Cost, Direct, InFlight, Plan, PodLoad, PodState, PodStatus, Scene, Split
 from tests.policy.scenes import POLICIES, pod, prompt, ready, scene, works
 
 costs = st.lists(st.floats(0, 10_000), min_size=1, max_size=6)
@@ -149,7 +149,12 @@ def test_an_idle_fleet_follows_the_ring_alone() -> None:
 def test_the_ring_drops_no_way_to_serve() -> None:
     """Several plans that end on one pod: the cheapest of each pod is what the bound looks at, the rest come last."""
     here, there, prefill = pod("pod-0"), pod("pod-1"), pod("pod-p")
-    plans = [(Direct(here), 900.0), (Split(prefill, here), 5.0), (Direct(there), 8.0), (Split(prefill, there), 700.0)]
+    plans: list[tuple[Plan, float]] = [
+        (Direct(here), 900.0),
+        (Split(prefill, here), 5.0),
+        (Direct(there), 8.0),
+        (Split(prefill, there), 700.0),
+    ]
     candidates = [Candidate(plan, Cost((("work", ms),), ms)) for plan, ms in plans]
     picker = RingBoundedLoad(headroom=0.0, slack_prefills=0.0)
     for salt in range(20):

@@ -97,8 +97,8 @@ def test_every_cost_of_the_catalog_can_be_named(cost: str) -> None:
 
 def test_what_has_no_price_is_not_planned() -> None:
     """Pulls need `transfer`, handoffs `handoff`."""
-    for terms, expected in (({}, (False, False)), ({"transfer": {}}, (True, False)), ({"handoff": {}}, (False, True))):
-        found = parse_policy(changed("costs", value=terms))
+    for name, expected in (("queue", (False, False)), ("transfer", (True, False)), ("handoff", (False, True))):
+        found = parse_policy(changed("costs", value={name: {}}))
         assert (found.pulls, found.splits) == expected
 
 
@@ -113,9 +113,7 @@ def test_without_a_word_decode_pods_help_themselves_and_every_pod_is_priced() ->
 def test_every_cost_is_priced_on_one_side_of_a_split() -> None:
     """In the order of the catalog: what is computed where the prompt is, what is waited for where the answer is."""
     found = parse_policy(changed("costs", value={name: {} for name in COSTS}))
-    sides = [[name for name, _ in found.costs_of(side)] for side in (Side.PREFILL, Side.DECODE)]
-    assert sides == [
-        ["queue", "prefill", "replicate", "tier_read", "transfer", "stall", "displace"],
-        ["handoff", "decode", "room"],
-    ]
-    assert sorted(sum(sides, [])) == sorted(COSTS)
+    computing, answering = ([name for name, _ in found.costs_of(side)] for side in (Side.PREFILL, Side.DECODE))
+    assert computing == ["queue", "prefill", "replicate", "tier_read", "transfer", "stall", "displace"]
+    assert answering == ["handoff", "decode", "room"]
+    assert sorted([*computing, *answering]) == sorted(COSTS)

@@ -51,7 +51,8 @@ def apart(prefill: int = 1, decode: int = 1, **facts: Any) -> tuple[Pod, ...]:
 
 
 def asked(*statuses: PodStatus, **facts: Any) -> Scene:
-    return scene(*statuses, **({"prompt": prompt(TOKENS), "links": Links(elsewhere=LINK)} | facts))
+    usual: dict[str, Any] = {"prompt": prompt(TOKENS), "links": Links(elsewhere=LINK)}
+    return scene(*statuses, **(usual | facts))
 
 
 def pairs(seen: Scene, by: Policy = BY_PRICE) -> dict[tuple[str, str], Candidate]:
@@ -110,7 +111,8 @@ def test_only_what_understands_one_anothers_kv_is_paired(facts: dict[str, Any], 
 @pytest.mark.parametrize("lacking", ["no dialect", "no link", "no size", "no price"])
 def test_what_cannot_be_done_or_priced_is_not_planned(lacking: str) -> None:
     """Then decode pods serve whole requests."""
-    pods = apart(**{"no dialect": {"handoff": ""}, "no size": {"kv_bytes_per_token": 0}}.get(lacking, {}))
+    facts: dict[str, dict[str, Any]] = {"no dialect": {"handoff": ""}, "no size": {"kv_bytes_per_token": 0}}
+    pods = apart(**facts.get(lacking, {}))
     seen = asked(*ready(*pods), links=Links() if lacking == "no link" else Links(elsewhere=LINK))
     by = policy("queue", "prefill") if lacking == "no price" else BY_PRICE
     assert not pairs(seen, by)
@@ -153,6 +155,8 @@ def test_what_the_decode_pod_holds_itself_is_not_handed_over() -> None:
     found = pairs(seen)
     handed_over = {decode: dict(pair.cost.parts)["handoff"] for (_, decode), pair in found.items()}
     assert handed_over == {"d0": pytest.approx(1.0 + 1.601), "d1": pytest.approx(1.0 + 0.321)}
+    plans = [pair.plan for pair in found.values()]
+    assert [plan.handoff_tokens for plan in plans if isinstance(plan, Split)] == [TOKENS, 321]
     assert decide(seen, policy("prefill", "handoff")).candidates[0].cached_tokens == 1280
 
 
@@ -262,7 +266,7 @@ def test_more_cached_blocks_never_raise_a_pairs_cost(seen: Scene, which: int, mo
     """On either side; what is computed sooner hides less of the handoff, but never more than it saved."""
     lucky = seen.fleet.pods[which % len(seen.fleet.pods)].pod.id
     blocks = min(seen.match.held_blocks(lucky) + more, 100)
-    terms = {name: {} for name, _ in ALL.costs} | {"handoff": {"layers": layers}}
+    terms: dict[str, Any] = {name: {} for name, _ in ALL.costs} | {"handoff": {"layers": layers}}
     by = policy(costs=terms)
     try:
         before, after = pairs(seen, by), pairs(holding(seen, lucky, blocks), by)

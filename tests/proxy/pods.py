@@ -18,7 +18,9 @@ from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.lifecycle import PodEvent
+from router.observe.learning import Learning
 from router.observe.metrics import Metrics
+from router.policy.calibration import Calibration
 from router.proxy.downstream import Inbound
 from router.proxy.forward import Forwarder, Forwarding
 from router.proxy.headers import HeaderList
@@ -31,6 +33,7 @@ from router.types import (
     Cost,
     Endpoint,
     InferenceRequest,
+    Links,
     Plan,
     Pod,
     PodSpeed,
@@ -192,6 +195,7 @@ class Town:
             handoff_facts=lambda pod, dialect: self.facts,
             publishes_events=lambda pod: True,
             metrics=self.metrics,
+            learning=Learning(Calibration(), self.metrics, Links()),
             forwarding=Forwarding(
                 retries=retries,
                 route_headers=True,

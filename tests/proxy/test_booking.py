@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.fleet.ledger import Ledger
+from router.policy.calibration import PrefillClock
 from router.proxy.booking import Booking
 from router.types import Candidate, Cost, Direct, Plan, Pod, PodSpeed, Pull, Split
 
@@ -19,7 +20,7 @@ PLANS: list[Plan] = [Direct(pod("a")), Direct(pod("a"), Pull("b", 64)), Split(po
 
 
 def booked(ledger: Ledger, plan: Plan) -> Booking:
-    return Booking(ledger, Candidate(plan, Cost((), 1.0), 64), 100)
+    return Booking(ledger, Candidate(plan, Cost((), 1.0), 64), 100, lambda _: PrefillClock())
 
 
 def test_a_split_computes_on_one_pod_and_keeps_its_context_on_the_other() -> None:

@@ -60,6 +60,7 @@ def configured_pods(config: PodConfig, speed: PodSpeed, kv_bytes_per_token: int 
             speed=speed,
             role=config.role,
             kv_bytes_per_token=kv_bytes_per_token,
+            hardware=config.hardware,
             handoff=config.handoff,
             pulls=config.pulls,
             dp_rank=rank,

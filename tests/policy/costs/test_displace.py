@@ -28,8 +28,8 @@ def test_a_prefix_that_all_share_is_held_against_nobody() -> None:
     assert term.cost_ms(at(shared_tokens=800, cached_tokens=900)) == term.cost_ms(at(cached_tokens=900))
 
 
-@pytest.mark.parametrize("reuse", [-0.1, 1.1, float("nan")])
-def test_reuse_is_a_chance(reuse: float) -> None:
-    """Nothing is asked for more than surely."""
+@pytest.mark.parametrize("reuse", [-0.1, float("nan"), float("inf")])
+def test_nobody_comes_back_less_than_never(reuse: float) -> None:
+    """And nobody for ever."""
     with pytest.raises(ValueError, match="reuse"):
         Displace(reuse=reuse)

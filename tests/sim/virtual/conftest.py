@@ -13,8 +13,9 @@ from router.policy.spec import Policy
 from router.sim.virtual.fleet import Fleet, SimulatedPod
 from router.sim.virtual.generate import Kind, Mix
 from router.sim.virtual.pod import VirtualPodConfig
+from router.sim.virtual.scenario import DIALECT
 from router.sim.virtual.traces import TraceRequest, read_mooncake
-from router.types import Link, Pod, PodSpeed, PrefixTrust
+from router.types import Link, Links, Pod, PodSpeed, PrefixTrust
 
 CONVERSATION = Path(__file__).parents[4] / "shared/data/conversation_trace.jsonl"
 SPEED = PodSpeed(2.0, 0.1, 1e-6, 8.0, 0.02, 1e-5)
@@ -53,11 +54,14 @@ def equal_pods(
             models=("m",),
             block_size_tokens=true.engine_block_tokens,
             kv_bytes_per_token=kv_bytes_per_token,
+            handoff=DIALECT,
+            pulls=DIALECT,
             trust=PrefixTrust.TRUSTED,
         )
         for at in range(number)
     ]
-    return Fleet(tuple(SimulatedPod(pod, true) for pod in known), link, link)
+    pods = tuple(SimulatedPod(pod, true) for pod in known)
+    return Fleet(pods, link, Links(elsewhere=link, cpu=Link(0.0, pods[0].pcie_bytes_per_ms)))
 
 
 def small_pod(kv_tokens: int = 100_000, cpu_kv_tokens: int = 0, max_num_seqs: int = 256) -> VirtualPodConfig:

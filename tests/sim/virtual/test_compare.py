@@ -82,9 +82,7 @@ def experiment(policies: dict[str, Policy]) -> Experiment:
     """Two pods, and 10 s of a mix."""
     fleet = FleetSpec(model="m", pods=(PodsSpec(count=2, hardware="h", kv_tokens=50_000),))
     mix = small_mix(10.0)
-    return Experiment(
-        fleet, prior, policies, policies["least_load"], lambda load, seed: mix.traffic(speedup=load, seed=seed)
-    )
+    return Experiment(fleet, prior, policies, lambda load, seed: mix.traffic(speedup=load, seed=seed))
 
 
 def test_an_experiment_runs_what_the_setting_says(experiment: Experiment) -> None:

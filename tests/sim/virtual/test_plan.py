@@ -51,9 +51,7 @@ def setup(policies: dict[str, Policy]) -> Experiment:
     link, slo = LinkSpec(t0_ms=0.5, gb_per_s=10.0), Slo(ttft_ms=400.0, tpot_ms=50.0)
     fleet = FleetSpec(model="m", pods=(group,), link=link, slo=slo)
     mix = small_mix(10.0)
-    return Experiment(
-        fleet, prior, policies, policies["least_load"], lambda load, seed: mix.traffic(speedup=4 * load, seed=seed)
-    )
+    return Experiment(fleet, prior, policies, lambda load, seed: mix.traffic(speedup=4 * load, seed=seed))
 
 
 def share(setup: Experiment, policy: str, pods: int) -> float:
@@ -111,7 +109,7 @@ def test_a_shared_system_prompt_saves_what_the_worked_example_says(policies: dic
         return mix.traffic(speedup=load, seed=seed)
 
     fleet = FleetSpec(model="llama-3.1-70b", pods=(PodsSpec(count=2, hardware="h100x4", kv_tokens=461_376, gpus=4),))
-    setup = Experiment(fleet, seventy, policies, policies["least_load"], traffic)
+    setup = Experiment(fleet, seventy, policies, traffic)
     figures = setup.run(Setting("cost_aware", 1.0, 2)).figures
     uncached = figures.prompt_tokens
     assert figures.requests == pytest.approx(10_000, rel=0.05)

@@ -11,9 +11,9 @@ from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.sim.virtual.fleet import Conditions
 from router.sim.virtual.generate import Mix
-from router.sim.virtual.scenario import FleetSpec
+from router.sim.virtual.scenario import DIALECT, FleetSpec
 from router.sim.virtual.view import Knowledge
-from router.types import Link, PodSpeed, Role
+from router.types import Link, Links, PodSpeed, Role
 from tests.sim.virtual.conftest import SPEED, prior
 
 FLEET = """
@@ -58,11 +58,21 @@ def test_a_file_becomes_its_fleet(tmp_path: Path) -> None:
     assert {(pod.known.speed, pod.true.speed, pod.known.kv_bytes_per_token) for pod in fleet.pods} == {
         (SPEED, SPEED, 1000)
     }
-    assert fleet.link == fleet.believed_link == Link(0.5, 12e6)
+    assert {(pod.known.handoff, pod.known.pulls) for pod in fleet.pods} == {(DIALECT, DIALECT)}
+    assert fleet.link == Link(0.5, 12e6)
+    assert fleet.believed_links == Links(elsewhere=fleet.link, cpu=Link(0.0, 20e6))
     assert fleet.splits
     assert spec.gpus == 2 * 4 + 1
     assert spec.conditions == Conditions(routers=3, event_delay_ms=20, exchange_ms=None)
     assert spec.knowledge == Knowledge(events=False)
+
+
+def test_pods_without_a_link_know_only_their_own_tiers(tmp_path: Path) -> None:
+    """Nothing leads from one to another."""
+    text = FLEET.replace("link: {t0_ms: 0.5, gb_per_s: 12.0}", "pcie_gb_per_s: 50")
+    fleet = read(tmp_path, text).build(prior)
+    assert fleet.link is None
+    assert fleet.believed_links == Links(cpu=Link(0.0, 50e6))
 
 
 def test_only_the_first_group_is_multiplied(tmp_path: Path) -> None:
@@ -76,7 +86,7 @@ def test_what_the_router_misjudges_is_what_the_router_knows_and_nothing_else(tmp
     right, wrong = spec.build(prior), spec.build(prior, believed_compute=2.0, believed_bandwidth=0.5)
     assert [pod.true for pod in wrong.pods] == [pod.true for pod in right.pods]
     assert wrong.link == right.link
-    assert wrong.believed_link == Link(0.5, 6e6)
+    assert wrong.believed_links == Links(elsewhere=Link(0.5, 6e6), cpu=Link(0.0, 10e6))
     believed = PodSpeed(
         SPEED.c0_ms,
         SPEED.c1_ms_per_token * 2,

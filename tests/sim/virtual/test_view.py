@@ -7,7 +7,7 @@ import pytest
 from router.config.schema import Index
 from router.policy.spec import Policy
 from router.sim.virtual.view import Knowledge, RouterView
-from router.types import Candidate, Generation, PodLoad, RouteDecision, Tier
+from router.types import Candidate, Generation, InFlight, Links, PodLoad, RouteDecision, Tier
 from tests.sim.virtual.conftest import equal_pods, small_pod
 
 PROMPT = [1, 2, 3, 4]
@@ -17,7 +17,7 @@ A, B = "pod-000", "pod-001"
 def view(policy: Policy, knowledge: Knowledge) -> RouterView:
     """Of two pods; blocks of 16 tokens."""
     pods = [pod.known for pod in equal_pods(2, small_pod()).pods]
-    return RouterView(pods, Generation(model="m", block_size_tokens=16), policy, knowledge, None)
+    return RouterView(pods, Generation(model="m", block_size_tokens=16), policy, knowledge, Links())
 
 
 @pytest.fixture
@@ -92,10 +92,17 @@ def test_what_is_in_flight_makes_a_pod_dearer_until_it_is_given_back(router: Rou
     lease = router.sent(A, 5000, 0, [99], now_s=0.0)
     booked = router.ledger.own()
     assert by_pod(router)[A].cost.total_ms > idle_ms + 400
-    router.ledger.release(lease)
+    router.ledger.release(lease, 0.0)
     assert by_pod(router)[A].cost.total_ms == idle_ms
     router.others([booked])
     assert by_pod(router)[A].cost.total_ms > idle_ms + 400
+
+
+def test_what_is_computed_elsewhere_is_only_expected_to_arrive(router: RouterView) -> None:
+    """A pod that decodes what another computes: its blocks are known by then, and nothing waits behind them."""
+    router.sent(A, 70, 0, PROMPT, now_s=0.0, prefills=False)
+    assert router.ledger.own() == {A: InFlight(1, 0, 0, 0.0, 70)}
+    assert cached_by_pod(router)[A] == 64
 
 
 def test_load_is_as_old_as_the_last_scrape(policies: dict[str, Policy]) -> None:
@@ -119,7 +126,7 @@ def test_a_new_process_knows_nothing(router: RouterView) -> None:
     router.forget()
     assert cached_by_pod(router) == {A: 0, B: 0}
     assert by_pod(router)[A].cost.total_ms == before
-    ledger.release(lease)
+    ledger.release(lease, 0.0)
     assert not ledger.own()
 
 

@@ -12,7 +12,7 @@ from router.config.policies import load_policies
 from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.policy.spec import Policy
-from router.sim.virtual.fleet import Conditions, Fleet
+from router.sim.virtual.fleet import Conditions, Fleet, SimulatedPod
 from router.sim.virtual.generate import Kind, Mix
 from router.sim.virtual.outcome import Outcome, Run, Slo, figures
 from router.sim.virtual.pod import VirtualPodConfig
@@ -20,12 +20,16 @@ from router.sim.virtual.traffic import Ask, Session, Traffic
 from router.sim.virtual.view import Knowledge
 from router.sim.virtual.world import World
 from router.types import Link, Role
+from tests.policy.scenes import policy
 from tests.sim.virtual.conftest import SPEED, equal_pods, small_mix, small_pod
 
 BLOCK = 16
 LINK = Link(1.0, 10e6)
+SPLITTING = policy("queue", "prefill", "handoff")
 KV_BYTES = 1000
 POLICIES = sorted(load_policies(shipped("policies")))
+DECODING = replace(SPEED, c1_ms_per_token=5.0)
+"""Nobody would have a prompt computed there."""
 AT_ONCE = Conditions(route_ms=0.0, event_delay_ms=0.0)
 """Routers that decide in no time and hear everything at once."""
 
@@ -49,11 +53,12 @@ def fleet(number: int, true: VirtualPodConfig | None = None, link: Link | None =
 
 
 def apart(prefill: int, decode: int, link: Link | None = LINK) -> Fleet:
-    """Pods that only prefill, then pods that only decode."""
-    roles = [Role.PREFILL] * prefill + [Role.DECODE] * decode
-    whole = fleet(len(roles), link=link)
-    pods = tuple(replace(pod, known=replace(pod.known, role=role)) for pod, role in zip(whole.pods, roles, strict=True))
-    return replace(whole, pods=pods)
+    """Pods that only prefill, then pods that only decode, which compute prompts far slower."""
+    whole, slow = fleet(prefill + decode, link=link), replace(small_pod(), speed=DECODING)
+    pods = [replace(pod, known=replace(pod.known, role=Role.PREFILL)) for pod in whole.pods[:prefill]]
+    for pod in whole.pods[prefill:]:
+        pods.append(SimulatedPod(replace(pod.known, role=Role.DECODE, speed=DECODING), slow))
+    return replace(whole, pods=tuple(pods))
 
 
 def world(of: Fleet, policy: Policy, conditions: Conditions = AT_ONCE, **more: object) -> World:
@@ -73,8 +78,7 @@ def assert_all_ended(asked: World, run: Run, requests: int) -> None:
             assert 0 < one.ttft_ms <= one.e2e_ms
             assert 0 <= one.cached_tokens < one.prompt_tokens
             assert one.worst_gap_ms <= one.e2e_ms - one.ttft_ms + 1e-6
-    views = [*asked._views, *([asked._decode_view] if asked._decode_view else [])]
-    assert all(not view.ledger.own() for view in views)
+    assert all(not view.ledger.own() for view in asked._views)
     assert all(pod.load.running == pod.load.waiting == 0 for pod in asked._pods.values())
     assert all(pod.cache.usage == 0.0 for pod in asked._pods.values())
 
@@ -242,10 +246,10 @@ def test_regret_is_how_much_sooner_the_first_token_was_to_be_had(policies: dict[
 # --- what is refused ---
 
 
-def test_a_request_that_would_wait_too_long_is_refused_and_misses_the_slo(policies: dict[str, Policy]) -> None:
+def test_a_request_that_would_wait_too_long_is_refused_and_misses_the_slo() -> None:
     """At its cheapest pod; whoever comes later is served again, and could not have found what was never computed."""
     burst = [at(0.0, prompt(number, 4000)) for number in range(4)]
-    asked = world(fleet(1), policies["cost_aware"], replace(AT_ONCE, refuse_above_ms=1000.0))
+    asked = world(fleet(1), policy("queue", "prefill"), replace(AT_ONCE, refuse_above_ms=1000.0))
     run = asked.run(traffic(*burst, at(60.0, prompt(3, 4000))))
     assert_all_ended(asked, run, 5)
     assert [one.refused for one in run.outcomes] == ["", "", "too long to wait", "too long to wait", ""]
@@ -272,9 +276,26 @@ def test_prefill_apart_hands_the_kv_over_before_the_first_token(policies: dict[s
     assert_all_ended(asked, run, 1)
     (one,) = run.outcomes
     link_ms = LINK.transfer_ms(5000 * KV_BYTES)
-    assert one.ttft_ms == pytest.approx(SPEED.prefill_ms(5000) + link_ms + SPEED.prefill_ms(5000, 4999))
+    assert one.ttft_ms == pytest.approx(SPEED.prefill_ms(5000) + link_ms + DECODING.prefill_ms(5000, 4999))
     assert one.e2e_ms > one.ttft_ms + 10 * SPEED.d0_ms
     assert [use.computed_tokens for use in run.pods.values()] == [5000, 1]
+    assert [use.requests for use in run.pods.values()] == [1, 1]
+
+
+def test_prefill_and_handoff_are_predicted_together() -> None:
+    """All but the last token where it is decoded."""
+    (one,) = outcomes(apart(1, 1), SPLITTING, at(0.0, prompt(1, 5000, output_tokens=2)))
+    assert one.predicted_ms == pytest.approx(SPEED.prefill_ms(5000) + LINK.transfer_ms(5000 * KV_BYTES))
+    assert one.ttft_ms == pytest.approx(one.predicted_ms + DECODING.prefill_ms(5000, 4999))
+
+
+def test_what_the_decode_pod_has_from_the_turn_before_is_not_handed_over_again() -> None:
+    """Nor computed again where the prompt is computed."""
+    turns = at(0.0, prompt(1, 1601, 2), replace(prompt(1, 3201, 2), think_s=1.0))
+    _, second = outcomes(apart(1, 1), SPLITTING, turns)
+    link_ms = LINK.transfer_ms(1601 * KV_BYTES)
+    assert (second.cached_tokens, second.predicted_cached_tokens) == (1600, 1600)
+    assert second.ttft_ms == pytest.approx(SPEED.prefill_ms(3201, 1600) + link_ms + DECODING.prefill_ms(3201, 3200))
 
 
 def test_handing_over_by_layer_moves_only_the_last_behind_the_compute(policies: dict[str, Policy]) -> None:
@@ -300,28 +321,54 @@ def test_an_answer_of_one_token_is_not_handed_over(policies: dict[str, Policy]) 
 
 def test_decode_pods_compute_nothing_but_last_tokens(policies: dict[str, Policy]) -> None:
     """Of every request that was handed over, under mixed traffic; prefill pods decode nothing."""
-    asked = world(apart(2, 2), policies["cost_aware"], decode_policy=policies["least_load"])
+    asked = world(apart(2, 2), policies["cost_aware"])
     run = asked.run(small_mix().traffic())
     assert_all_ended(asked, run, len(run.outcomes))
     handed_over = sum(one.output_tokens > 1 for one in run.outcomes)
     decoding = list(run.pods.values())[2:]
     assert sum(use.computed_tokens for use in decoding) == sum(use.requests for use in decoding) == handed_over
+    assert all(use.requests for use in run.pods.values())
     assert sum(one.cached_tokens for one in run.outcomes) > 0
 
 
-def test_a_prefill_pod_is_free_again_once_it_has_handed_over(policies: dict[str, Policy]) -> None:
+def test_decode_pods_that_are_sooner_serve_the_request_whole() -> None:
+    """Of equal pods, the idle one where the answer is decoded needs no handoff."""
+    equal = fleet(2, link=LINK)
+    roles = (Role.PREFILL, Role.DECODE)
+    pods = tuple(replace(pod, known=replace(pod.known, role=role)) for pod, role in zip(equal.pods, roles, strict=True))
+    run = world(replace(equal, pods=pods), SPLITTING).run(traffic(at(0.0, prompt(1, 5000, 2))))
+    assert [use.requests for use in run.pods.values()] == [0, 1]
+    assert run.outcomes[0].ttft_ms == pytest.approx(SPEED.prefill_ms(5000))
+
+
+def test_a_prefill_pod_is_free_again_once_it_has_handed_over() -> None:
     """While the answer is decoded elsewhere, nothing is in flight there: the next is priced as the first was."""
     asks = at(0.0, prompt(1, 1000, 2000)), at(5.0, prompt(2, 1000, 2)), at(6.0, prompt(3, 1000, 2))
-    asked = world(apart(1, 1), policies["cost_aware"])
-    long, *others = asked.run(traffic(*asks)).outcomes
+    long, *others = world(apart(1, 1), SPLITTING).run(traffic(*asks)).outcomes
     assert long.e2e_ms > 10_000
     assert {one.predicted_ms for one in others} == {long.predicted_ms}
+
+
+def test_a_handoff_under_way_counts_at_its_sender() -> None:
+    """A second one from there is expected to take twice as long: the first is computed in 527 ms, and then travels
+    for 500."""
+    slow = Link(0.0, 10_000.0)
+    asks = at(0.0, prompt(1, 5000, 2)), at(0.8, prompt(2, 1000, 2)), at(5.0, prompt(3, 1000, 2))
+    _, meanwhile, later = outcomes(apart(1, 1, slow), SPLITTING, *asks)
+    assert later.predicted_ms == pytest.approx(SPEED.prefill_ms(1000) + slow.transfer_ms(1000 * KV_BYTES))
+    assert meanwhile.predicted_ms == pytest.approx(later.predicted_ms + slow.transfer_ms(1000 * KV_BYTES))
 
 
 def test_prefill_apart_without_a_link_is_a_mistake(policies: dict[str, Policy]) -> None:
     """There would be no way for the KV."""
     with pytest.raises(ConfigError, match="need a link"):
         world(apart(1, 1, link=None), policies["cost_aware"])
+
+
+def test_prefill_apart_under_a_policy_that_prices_no_handoff_is_a_mistake(policies: dict[str, Policy]) -> None:
+    """It would never use the prefill pods."""
+    with pytest.raises(ConfigError, match="policy least_load prices no handoff"):
+        world(apart(1, 1), policies["least_load"])
 
 
 def pull(policy: Policy, kv_tokens: int) -> Outcome:

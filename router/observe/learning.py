@@ -1,0 +1,65 @@
+"""What do answers teach about pods and links, and was the price right?
+
+Between the clocks of the pods, which tell what a first token's time means, and the calibration, which learns from it.
+Also compares what was predicted with what came. This file never reads a clock and never decides anything.
+"""
+
+from __future__ import annotations
+
+from router.observe.metrics import Metrics
+from router.policy.calibration import Calibration, PrefillClock, PrefillObservation, TransferObservation
+from router.policy.decide import expected_ttft_ms
+from router.types import Candidate, Links, Pod, PodId, PodSpeed, RouteDecision, Split
+
+REGRET_EVERY = 8
+"""A look back at every so many requests."""
+
+
+def class_key(pod: Pod) -> str:
+    """Pods of one class are expected to be equally fast."""
+    return f"{pod.models[0] if pod.models else ''}/{pod.engine}/{pod.hardware or 'default'}"
+
+
+class Learning:
+    """Clocks by pod, and what is learnt through them. `priors` and `links` are what was configured."""
+
+    def __init__(self, calibration: Calibration, metrics: Metrics, links: Links) -> None:
+        self.calibration = calibration
+        self.links = links
+        self.priors: dict[PodId, PodSpeed] = {}
+        self._metrics = metrics
+        self._clocks: dict[PodId, PrefillClock] = {}
+        self._settled = 0
+
+    def clock(self, pod: PodId) -> PrefillClock:
+        """The pod's clock."""
+        clock = self._clocks.get(pod)
+        if clock is None:
+            clock = self._clocks[pod] = PrefillClock()
+        return clock
+
+    def forget(self, pod: Pod) -> None:
+        """It is gone. What it taught its class stays."""
+        self._clocks.pop(pod.id, None)
+        self.calibration.forget(class_key(pod), pod.id)
+
+    def prefilled(self, pod: Pod, seen: PrefillObservation) -> None:
+        """Learn from what the pod computed."""
+        prior = self.priors.get(pod.id)
+        if prior is not None:
+            self.calibration.observe_prefill(class_key(pod), pod.id, prior, seen)
+
+    def handed_over(self, plan: Split, elapsed_ms: float, concurrent: int) -> None:
+        """Learn from a handoff that took so long, beside others of the same prefill pod."""
+        link, tokens = self.links.between(plan.prefill, plan.decode), plan.handoff_tokens
+        if link is not None and tokens:
+            kv_bytes = tokens * plan.decode.kv_bytes_per_token
+            self.calibration.observe_transfer(link.kind, link, TransferObservation(kv_bytes, concurrent, elapsed_ms))
+
+    def settle(self, model: str, decision: RouteDecision, chosen: Candidate, ttft_ms: float) -> None:
+        """Compare a streamed request's time to first token with its price, and with that of the other candidates."""
+        self._metrics.observe_ttft(model, expected_ttft_ms(chosen.cost), ttft_ms)
+        self._settled += 1
+        if self._settled % REGRET_EVERY == 0:
+            others = (expected_ttft_ms(one.cost) for one in decision.candidates if one is not chosen)
+            self._metrics.observe_regret(model, max(0.0, ttft_ms - min(others, default=ttft_ms)))
