@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from router.engines.catalog import DIALECTS
 from router.observe.phase import Phases
 from router.observe.receipts import Receipt, receipt_blocks
-from router.policy.decide import BYTES_PER_TOKEN
+from router.policy.decide import BYTES_PER_TOKEN, expected_ttft_ms
 from router.proxy.answer import AnswerReader
 from router.proxy.downstream import Inbound
 from router.types import Candidate, InferenceRequest, PodId, PromptPrefix, RouteDecision, Split
@@ -82,7 +82,7 @@ def receipt_of(story: Story) -> Receipt:
         output_tokens=reader.output_tokens,
         block_size_tokens=block_size_tokens,
         blocks=blocks,
-        predicted_ms=candidate.cost.total_ms if candidate else None,
+        predicted_ms=expected_ttft_ms(candidate.cost) if candidate else None,
         predicted_cached_tokens=candidate.cached_tokens if candidate else None,
         cached_tokens=story.cached_tokens,
         ttft_ms=story.first_token_s * 1000 if story.request.stream and story.first_token_s is not None else None,

@@ -154,7 +154,8 @@ def _lmcache(_: Path) -> Iterator[tuple[PodOptions, PodOptions]]:
     extra = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port}
     transfer = {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
     half = PodOptions(transfer, {"LMCACHE_TRACK_USAGE": "false"})
-    with lmcache_server(port, free_port()):
+    # on a CPU the engines move KV themselves
+    with lmcache_server(port, free_port(), ("--supported-transfer-mode", "auto")):
         yield half, half
 
 

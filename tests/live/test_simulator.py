@@ -9,10 +9,7 @@ the simulator's pods are slower by that, because other programs on this machine 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -30,15 +27,14 @@ from router.sim.virtual.traffic import Ask, Session, Traffic
 from router.sim.virtual.world import World
 from router.types import Endpoint, Pod, PrefixTrust
 from tests.live.calibrate import ANSWER_TOKEN, Calibration, asked, calibrate, made_up, slowness, thread_times
-from tests.live.engines import BLOCK_TOKENS, HOME, EngineProcess, start_vllm
+from tests.live.engines import BLOCK_TOKENS, EngineProcess
 from tests.live.router_process import router
+from tests.live.slow_pods import KV_BLOCKS, MODEL, STEP_TOKENS, slow_pods, speed_of
+
+__all__ = ["slow_pods"]
 
 pytestmark = [pytest.mark.live, pytest.mark.net, pytest.mark.anyio]
 
-MODEL = HOME / "model" / "tiny-llama"
-SHAPE = {"num_hidden_layers": 8, "hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8}
-KV_BLOCKS = 256
-STEP_TOKENS = 8192
 POLICY = "cost_aware"
 SESSIONS = 55
 SESSIONS_PER_S = 0.85
@@ -84,34 +80,9 @@ def chat(random: Random, start_s: float, system: Sequence[int]) -> Iterator[Requ
         due_s += 3.0 + random.expovariate(0.3)
 
 
-@pytest.fixture(scope="module")
-def pods() -> Iterator[list[EngineProcess]]:
-    """Two, each with a core for itself."""
-    cores = sorted(os.sched_getaffinity(0))[:2]
-    if len(cores) < 2:
-        pytest.skip("two pods that do not slow one another need two cores")
-    with ThreadPoolExecutor(2) as threads:
-        started = list(threads.map(start_pod, range(2), cores))
-    try:
-        yield started
-    finally:
-        for pod in started:
-            pod.kill()
-
-
-def start_pod(number: int, core: int) -> EngineProcess:
-    """On that core: processes inherit the place of the thread that starts them."""
-    os.sched_setaffinity(0, {core})
-    args = (
-        *("--load-format", "dummy", "--hf-overrides", json.dumps(SHAPE), "--no-async-scheduling"),
-        *("--max-num-batched-tokens", str(STEP_TOKENS), "--num-gpu-blocks-override", str(KV_BLOCKS)),
-        *("--max-model-len", "4096"),
-    )
-    return start_vllm(f"simulated-{number}", 18051 + number, MODEL, kv_port=15601 + number, extra_args=args)
-
-
-async def test_real_pods_do_what_the_simulator_says(pods: list[EngineProcess], tmp_path: Path) -> None:
+async def test_real_pods_do_what_the_simulator_says(slow_pods: list[EngineProcess], tmp_path: Path) -> None:
     """Hit share within 3 points and mean TTFT within 20 %, by the speed that each pod showed when it was alone."""
+    pods = slow_pods
     found = [await calibrate(pod, Random(number)) for number, pod in enumerate(pods)]
     requests = workload(Random(4))
     config = {
@@ -177,11 +148,6 @@ def ttft_ms(one: Served) -> float:
     """From when it was really sent: the simulator is told that time."""
     assert one.ttft_s is not None
     return (one.ttft_s - one.late_s) * 1000
-
-
-def speed_of(one: Calibration) -> dict[str, float]:
-    """As the router's configuration has it."""
-    return {name: getattr(one.speed, name) for name in one.speed.__slots__}
 
 
 def simulated(

@@ -1,0 +1,115 @@
+"""How well does a router foresee times to first token, when its coefficients are wrong at first?
+
+    python loadtest/calibration.py [--sessions-per-s 8] [--duration-s 60] [--factors 1,3,0.333]
+
+A fleet of mock engines and a router that takes them for so many times slower (or faster) than they are; the demo's mix
+of sessions, streamed. Printed by windows of requests: the mean absolute error of the expected time to first token, of
+single requests and of their sum, by what the router writes into its receipts. Engines batch, so that a prompt waits for
+the step under way, which nobody can foresee: the row with factor 1 shows what exact coefficients are worth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import httpx
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from router.cli.drive import drive
+from router.cli.stage import (
+    FleetPlan,
+    all_pods_trusted,
+    child,
+    clear_caches,
+    end_on_sigterm,
+    free_port,
+    mock_fleet,
+    router_config,
+)
+from router.config.priors import load_priors, prior_speed
+from router.config.schema import CostPrior
+from router.config.shipped import shipped
+from router.observe.receipts import Receipt
+from router.sim.workload import sessions
+
+PLAN = FleetPlan(pods=4, num_blocks=4096)
+WINDOWS = ((0, 50), (50, 200), (200, 10**9))
+
+
+def main(
+    sessions_per_s: Annotated[float, typer.Option()] = 8.0,
+    duration_s: Annotated[float, typer.Option()] = 60.0,
+    factors: Annotated[str, typer.Option(help="Times the true coefficients.")] = "1,3,0.333",
+    seed: Annotated[int, typer.Option()] = 1,
+) -> None:
+    """Prints one table."""
+    asyncio.run(_all([float(one) for one in factors.split(",")], sessions_per_s, duration_s, seed))
+
+
+async def _all(factors: list[float], sessions_per_s: float, duration_s: float, seed: int) -> None:
+    end_on_sigterm()
+    table = Table("prior", "requests", "error of one", "error of the sum", title="Expected time to first token")
+    with TemporaryDirectory(prefix="warmroute-calibration-") as name:
+        async with mock_fleet(PLAN, Path(name)) as pods:
+            for factor in factors:
+                await clear_caches(pods)
+                receipts = await _run(factor, pods, Path(name), sessions_per_s, duration_s, seed)
+                for first, end in WINDOWS:
+                    _add(table, f"x{factor:g}", receipts[first:end], first)
+    Console().print(table)
+
+
+async def _run(
+    factor: float, pods: list[str], folder: Path, sessions_per_s: float, duration_s: float, seed: int
+) -> list[Receipt]:
+    """What one router, wrong by that factor, wrote down."""
+    file, port = folder / f"receipts-{factor:g}.jsonl", free_port()
+    path = folder / f"router-{factor:g}.yaml"
+    path.write_text(json.dumps(_config(factor, pods, file)))
+    url = f"http://127.0.0.1:{port}"
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        with child(f"router-{factor:g}", ["serve", "--config", str(path), "--port", str(port)], folder) as router:
+
+            async def trusted() -> bool | None:
+                return await all_pods_trusted(client, len(pods)) or None
+
+            await router.until(trusted)
+            await drive(url, PLAN.model, sessions(seed, duration_s=duration_s, sessions_per_s=sessions_per_s))
+    receipts = [msgspec.json.decode(line, type=Receipt) for line in file.read_bytes().splitlines()]
+    return [one for one in receipts if one.result == "ok" and one.ttft_ms is not None]
+
+
+def _config(factor: float, pods: list[str], receipts: Path) -> dict[str, object]:
+    config = router_config(pods, PLAN)
+    true = prior_speed(
+        load_priors(shipped("config") / "models"), CostPrior(model=PLAN.speed_model, hardware=PLAN.speed_hardware)
+    )
+    wrong = {name: value * factor if name.startswith("c") else value for name, value in asdict(true).items()}
+    for pod in config["pods"]:
+        pod["speed"] = wrong
+    return {**config, "receipts": str(receipts)}
+
+
+def _add(table: Table, prior: str, receipts: list[Receipt], first: int) -> None:
+    times = [(one.predicted_ms, one.ttft_ms) for one in receipts if one.predicted_ms is not None and one.ttft_ms]
+    if not times:
+        return
+    of_one = statistics.fmean(abs(expected - actual) / actual for expected, actual in times)
+    of_sum = sum(abs(expected - actual) for expected, actual in times) / sum(actual for _, actual in times)
+    table.add_row(prior, f"{first + 1} to {first + len(receipts)}", f"{of_one:.1%}", f"{of_sum:.1%}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

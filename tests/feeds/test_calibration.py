@@ -1,0 +1,79 @@
+"""When what was learnt takes effect."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from router.feeds.calibration import CalibrationFeed, calibrated_links
+from router.fleet.fleet import Fleet
+from router.observe.learning import Learning, class_key
+from router.observe.metrics import Metrics
+from router.policy.calibration import Calibration, PrefillObservation, TransferObservation
+from router.types import Link, Links, Pod, PodSpeed
+
+pytestmark = pytest.mark.anyio
+
+PRIOR = PodSpeed(5.0, 0.1, 0.0)
+LINK = Link(1.0, 1e6, "rdma")
+POD = Pod(id="a", url="http://a", engine="vllm", speed=PRIOR)
+
+
+def taught() -> tuple[Fleet, Learning, CalibrationFeed]:
+    fleet = Fleet(Links(elsewhere=LINK))
+    fleet.sync([POD])
+    learning = Learning(Calibration(), Metrics(), Links(elsewhere=LINK))
+    return fleet, learning, CalibrationFeed(fleet, learning, lambda: [POD])
+
+
+def teach(learning: Learning) -> None:
+    for _ in range(40):
+        learning.calibration.observe_prefill(class_key(POD), "a", PRIOR, PrefillObservation(1, 1000, 10**6, 300.0))
+        learning.calibration.observe_transfer("rdma", LINK, TransferObservation(1e7, 0, 40.0))
+
+
+def known(fleet: Fleet) -> Pod:
+    return fleet.snapshot.pods[0].pod
+
+
+def test_the_fleet_gets_what_is_known_and_keeps_its_life() -> None:
+    """Decisions see the learnt speed and link from the next snapshot on; nothing else of the pod changes."""
+    fleet, learning, feed = taught()
+    before = known(fleet)
+    feed.apply()
+    assert fleet.snapshot.pods[0].pod == before
+    teach(learning)
+    feed.apply()
+    assert known(fleet).speed.prefill_ms(1000) == pytest.approx(300.0, rel=0.15)
+    assert replace(known(fleet), speed=before.speed) == before
+    elsewhere = fleet.snapshot.links.elsewhere
+    assert elsewhere is not None and elsewhere.transfer_ms(1e7) == pytest.approx(40.0, rel=0.15)
+
+
+def test_discovery_that_repeats_the_prior_is_corrected_at_the_next_time() -> None:
+    """The configured speed comes again with every set of pods."""
+    fleet, learning, feed = taught()
+    teach(learning)
+    feed.apply()
+    learnt = known(fleet).speed
+    fleet.sync([POD])
+    feed.apply()
+    assert known(fleet).speed == learnt
+
+
+def test_links_that_nobody_configured_stay_away() -> None:
+    """Nothing can be learnt of them."""
+    assert calibrated_links(Calibration(), Links(elsewhere=LINK, cpu=LINK)) == Links(elsewhere=LINK, cpu=LINK)
+
+
+async def test_it_is_applied_at_once_when_the_router_starts() -> None:
+    """Priors of the pods are known from then on, so that the first answer teaches."""
+    _, learning, feed = taught()
+    task = asyncio.create_task(feed.apply_forever())
+    while not learning.priors:  # a dict has nothing to await
+        await asyncio.sleep(0)
+    task.cancel()
+    assert learning.priors == {"a": PRIOR}
+    assert set(feed.runs) == {"calibration"}

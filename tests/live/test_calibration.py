@@ -1,0 +1,77 @@
+"""Does a router find out by itself how fast real pods are?
+
+It is told that they are three times as slow as they are. After the same requests that a client would send anyway, what
+it expects must be what comes, and what it has learnt must be what a measurement of the idle pods finds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import httpx
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.observe.receipts import Receipt
+from tests.live.calibrate import calibrate
+from tests.live.engines import BLOCK_TOKENS, EngineProcess
+from tests.live.router_process import router
+from tests.live.slow_pods import MODEL, slow_pods, speed_of
+from tests.live.test_simulator import send_all, workload
+
+__all__ = ["slow_pods"]
+
+pytestmark = [pytest.mark.live, pytest.mark.net, pytest.mark.anyio]
+
+WRONG = 3.0
+LEARNT_AFTER = 100
+
+
+async def test_a_wrong_prior_is_replaced_by_what_the_machine_can_do(
+    slow_pods: list[EngineProcess],
+    tmp_path: Path,
+) -> None:
+    """A prompt of 1,000 new tokens is priced within 20 % of what it takes; expected times lose most of their error."""
+    pods = slow_pods
+    found = [await calibrate(pod, Random(number)) for number, pod in enumerate(pods)]
+    told = [{name: ms * WRONG for name, ms in speed_of(one).items()} for one in found]
+    receipts = tmp_path / "receipts.jsonl"
+    config = {
+        "models": [{"name": "tiny", "tokenizer": str(MODEL), "block_size_tokens": BLOCK_TOKENS}],
+        "pods": [{"url": pod.url, "engine": "vllm", "speed": speed} for pod, speed in zip(pods, told, strict=True)],
+        "receipts": str(receipts),
+    }
+    with router(tmp_path, config) as url:
+        for seed in (11, 12):
+            await send_all(url, workload(Random(seed)))
+        async with httpx.AsyncClient() as client:
+            metrics = (await client.get(f"{url}/metrics")).text
+    rows = [msgspec.json.decode(line, type=Receipt) for line in receipts.read_bytes().splitlines()]
+    times = [(one.predicted_ms, one.ttft_ms) for one in rows if one.predicted_ms is not None and one.ttft_ms]
+    early, late = _error(times[:20]), _error(times[LEARNT_AFTER:])
+    learnt = _coefficients(metrics)
+    print(f"\nlearnt {learnt}\nmeasured {[(one.speed, one.overhead_ms) for one in found]}")
+    print(f"error of the first 20: {early:.0%}, after {LEARNT_AFTER}: {late:.0%} of {len(times)}")
+    measured_ms = statistics.fmean(one.overhead_ms + one.speed.prefill_ms(1000) for one in found)
+    speed = replace(found[0].speed, **learnt)
+    assert speed.prefill_ms(1000) == pytest.approx(measured_ms, rel=0.2)
+    assert late < early / 2
+
+
+def _error(times: list[tuple[float, float]]) -> float:
+    """Of the sum: single prompts wait for steps under way, which nobody foresees."""
+    return sum(abs(expected - actual) for expected, actual in times) / sum(actual for _, actual in times)
+
+
+def _coefficients(metrics: str) -> dict[str, float]:
+    """What is known of the class."""
+    return {
+        sample.labels["coefficient"]: sample.value
+        for family in text_string_to_metric_families(metrics)
+        for sample in family.samples
+        if sample.name == "warmroute_calibration_coefficient" and not sample.labels["pod"]
+    }

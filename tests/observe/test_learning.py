@@ -1,0 +1,109 @@
+"""What answers teach, and what is counted of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.observe.learning import REGRET_EVERY, Learning, class_key
+from router.observe.metrics import Metrics
+from router.policy.calibration import Calibration, PrefillObservation
+from router.types import Candidate, Cost, Direct, Link, Links, Pod, PodSpeed, RouteDecision, Split
+
+PRIOR = PodSpeed(5.0, 0.1, 0.0)
+LINK = Link(1.0, 1e6, "rdma")
+
+
+def pod(name: str, hardware: str = "h100x4") -> Pod:
+    return Pod(
+        id=name,
+        url=f"http://{name}",
+        engine="vllm",
+        speed=PRIOR,
+        models=("m",),
+        hardware=hardware,
+        kv_bytes_per_token=1000,
+    )
+
+
+def learning() -> Learning:
+    made = Learning(Calibration(), Metrics(), Links(elsewhere=LINK))
+    made.priors = {"a": PRIOR, "b": PRIOR}
+    return made
+
+
+def candidate(name: str, queue_ms: float, displace_ms: float = 0.0) -> Candidate:
+    parts = (("queue", queue_ms), ("displace", displace_ms))
+    return Candidate(Direct(pod(name)), Cost(parts, queue_ms + displace_ms))
+
+
+def sample(made: Learning, name: str) -> float:
+    value = made._metrics.registry.get_sample_value(name, {"model": "m"})
+    assert value is not None
+    return value
+
+
+def test_pods_of_one_model_engine_and_hardware_learn_together() -> None:
+    """What one has shown is expected of the other, and of none on other hardware."""
+    made = learning()
+    for tokens in (1000, 2000, 500, 3000) * 10:
+        made.prefilled(pod("a"), PrefillObservation(1, tokens, tokens * tokens, 5.0 + 0.3 * tokens))
+    known = made.calibration.speed(class_key(pod("b")), "b", PRIOR)
+    assert known.prefill_ms(2000) == pytest.approx(605.0, rel=0.1)
+    assert made.calibration.speed(class_key(pod("b", "a100x8")), "b", PRIOR) == PRIOR
+
+
+def test_a_pod_that_was_not_configured_teaches_nothing() -> None:
+    """It may have gone meanwhile: there is no prior to start from."""
+    made = learning()
+    made.prefilled(pod("gone"), PrefillObservation(1, 1000, 10**6, 500.0))
+    assert not list(made.calibration.rows())
+
+
+def test_a_handoff_teaches_its_link() -> None:
+    """By the KV that went over, and how long that took."""
+    made = learning()
+    plan = Split(pod("a"), pod("b"), handoff_tokens=10_000)
+    for _ in range(60):
+        made.handed_over(plan, elapsed_ms=41.0, concurrent=0)
+    assert made.calibration.link("rdma", LINK).transfer_ms(10_000_000) == pytest.approx(41.0, rel=0.15)
+
+
+def test_a_handoff_without_kv_or_link_teaches_nothing() -> None:
+    """Everything was there already; or nobody said what lies between."""
+    made = learning()
+    made.handed_over(Split(pod("a"), pod("b"), 0), 41.0, 0)
+    made.links = Links()
+    made.handed_over(Split(pod("a"), pod("b"), 100), 41.0, 0)
+    assert not list(made.calibration.rows())
+
+
+def test_only_what_the_client_waits_for_is_compared_with_what_came() -> None:
+    """A price also holds what others lose."""
+    made = learning()
+    chosen = candidate("a", 100.0, displace_ms=900.0)
+    made.settle("m", RouteDecision("p", "v", (chosen,)), chosen, 125.0)
+    assert sample(made, "warmroute_time_to_first_token_predicted_seconds_sum") == pytest.approx(0.1)
+    assert sample(made, "warmroute_time_to_first_token_error_ratio_sum") == pytest.approx(0.2)
+
+
+def test_regret_is_what_the_best_of_the_others_would_have_saved() -> None:
+    """Nothing where the others were expected to take longer; every eighth answer is looked at."""
+    made = learning()
+    chosen, other = candidate("a", 50.0), candidate("b", 80.0)
+    decision = RouteDecision("p", "v", (chosen, other))
+    for _ in range(REGRET_EVERY):
+        made.settle("m", decision, chosen, 200.0)
+    assert sample(made, "warmroute_regret_seconds_sum") == pytest.approx(0.12)
+    for _ in range(REGRET_EVERY):
+        made.settle("m", decision, chosen, 60.0)
+    assert sample(made, "warmroute_regret_seconds_sum") == pytest.approx(0.12)
+    assert sample(made, "warmroute_regret_seconds_count") == 2
+
+
+def test_a_pod_that_is_gone_has_no_clock_any_more() -> None:
+    """Another that comes under its name begins anew."""
+    made = learning()
+    clock = made.clock("a")
+    assert made.clock("a") is clock
+    made.forget(pod("a"))
+    assert made.clock("a") is not clock
