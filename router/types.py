@@ -247,6 +247,8 @@ class Pod:
     """Of its engine; KV passes only between pods of one engine and version."""
     handoff: str = ""
     """The dialect in which it takes part in prefill/decode handoffs; empty where it does not."""
+    serves_alone: bool = True
+    """Takes a request that is not part of a handoff."""
     pulls: str = ""
     """The dialect in which it can be told to fetch KV from a peer; empty where it cannot."""
     dp_rank: int | None = None

@@ -275,13 +275,6 @@ class Publish(Strict):
     """Publishers that lost the same Redis come back within this time, not at once."""
 
 
-class PrefillDecode(Strict):
-    """Prefill and decode on different pods. When that pays, prices decide."""
-
-    on_no_prefill: Literal["aggregate", "fail"] = "aggregate"
-    """While no prefill pod is ready: let decode pods do both, or refuse."""
-
-
 class RouterConfig(Strict):
     """`config/router.yaml`."""
 
@@ -290,7 +283,6 @@ class RouterConfig(Strict):
     models: tuple[ModelConfig, ...] = ()
     pods: tuple[PodConfig, ...] = ()
     links: LinksConfig = LinksConfig()
-    pd: PrefillDecode = PrefillDecode()
     limits: Limits = Limits()
     edge: Edge = Edge()
     feeds: Feeds = Feeds()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 
+from router.errors import NoReadyPod
 from router.policy.catalog import DELAYS
 from router.policy.filters import eligible
 from router.policy.plans import BYTES_PER_TOKEN, Planner, expected_cached_tokens, most_promising, prompt_token_count
@@ -34,6 +35,8 @@ def decide(scene: Scene, policy: Policy) -> RouteDecision:
     candidates = _cheapest_of_each_pod(direct, _totals(direct, policy.costs))
     if policy.splits:
         candidates += split_candidates(planner, pods, policy)
+    if not candidates:
+        raise NoReadyPod(f"No pods of `{scene.request.model}` that are ready can hand KV to one another.")
     ranked, reason = policy.picker.rank(scene, candidates)
     return RouteDecision(policy.name, policy.version, tuple(ranked), reason)
 

@@ -34,13 +34,16 @@ def eligible(scene: Scene, prompt_tokens: int) -> Eligible:
     answering = [s for s in ready if s.pod.role is not Role.PREFILL]
     if not answering:
         raise _nobody(scene, model)
-    direct = _with_room(answering, prompt_tokens, scene.request.max_output_tokens or 1)
-    if not direct:
+    roomy = _with_room(answering, prompt_tokens, scene.request.max_output_tokens or 1)
+    if not roomy:
         raise _too_long(scene, answering, prompt_tokens)
     if len(answering) == len(ready) and all(s.pod.role is Role.BOTH for s in answering):
-        return Eligible(direct, [], [])
+        return Eligible(roomy, [], [])
+    direct = [s for s in roomy if s.pod.serves_alone]
     prefill = [s for s in ready if s.pod.handoff and s.pod.role is not Role.DECODE and _takes(s, prompt_tokens)]
-    return Eligible(direct, prefill, [s for s in direct if s.pod.handoff])
+    if not direct and not prefill:
+        raise NoReadyPod(f"No prefill pod that serves `{model}` is ready, and no other serves alone.")
+    return Eligible(direct, prefill, [s for s in roomy if s.pod.handoff])
 
 
 def _with_room(statuses: list[PodStatus], prompt_tokens: int, output_tokens: int) -> list[PodStatus]:

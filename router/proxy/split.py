@@ -31,7 +31,7 @@ from router.proxy.replies import DecodeReply, WholeReply
 from router.proxy.story import Story
 from router.proxy.upstream import Reply
 from router.proxy.whole_stream import as_stream
-from router.types import Plan, Pod, Role, Split
+from router.types import Plan, Pod, Split
 
 PREFILL_PATIENCE_S = 0.5
 """Where both legs are sent at once, the prefill leg has answered by the time that the decode leg begins to, or is about
@@ -60,7 +60,7 @@ class Splits:
     def obstacle(self, story: Story, plan: Plan) -> RouterError | None:
         """What keeps this request from being served so; None where nothing does."""
         if not isinstance(plan, Split):
-            return NoReadyPod(f"Pod {plan.pod.id} serves no request on its own.") if _needs_another(plan.pod) else None
+            return NoReadyPod(f"Pod {plan.pod.id} serves no request on its own.") if not plan.pod.serves_alone else None
         if why := story.refused_by(plan.prefill.handoff):
             return MalformedRequest(why)
         if self._facts(plan.prefill, plan.prefill.handoff) is None:
@@ -173,10 +173,6 @@ class Splits:
         self._metrics.handoff_s.labels(plan.prefill.handoff).observe(elapsed_s)
         if handover.dialect.order is Order.PREFILL_FIRST:
             self._learning.handed_over(plan, elapsed_s * 1000, handover.booking.sent_beside)
-
-
-def _needs_another(pod: Pod) -> bool:
-    return pod.role is not Role.BOTH and pod.handoff != "" and not DIALECTS[pod.handoff].serves_alone
 
 
 def _refusal(handover: Handover, answer: WholeReply) -> WholeReply:

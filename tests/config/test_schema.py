@@ -44,9 +44,3 @@ def test_every_dialect_can_be_written(tmp_path: Path, name: str) -> None:
     )
     config = parsed(tmp_path, f"links: {{elsewhere: rdma_100}}\npods:\n{pods}")
     assert {pod.handoff for pod in config.pods} == {name}
-
-
-@pytest.mark.parametrize(("text", "said"), [("", "aggregate"), ("pd: {on_no_prefill: fail}", "fail")])
-def test_a_fleet_without_prefill_pods_aggregates_unless_it_shall_fail(tmp_path: Path, text: str, said: str) -> None:
-    """By default, decode pods do both."""
-    assert parsed(tmp_path, text).pd.on_no_prefill == said

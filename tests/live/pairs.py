@@ -180,7 +180,8 @@ def _mooncake_store(folder: Path) -> Iterator[tuple[PodOptions, PodOptions]]:
     }
     environment = {"MOONCAKE_CONFIG_PATH": str(file), "VLLM_HOST_IP": "127.0.0.1", "MC_LOG_LEVEL": "WARNING"}
     half = PodOptions(transfer, environment)
-    with mooncake_master(rpc_port, metadata_port, free_port()):
+    # engines on a busy machine are silent for seconds, and slow to read
+    with mooncake_master(rpc_port, metadata_port, free_port(), misses_after_s=30, lease_ms=30_000):
         yield half, half
 
 

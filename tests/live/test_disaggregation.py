@@ -19,7 +19,7 @@ from tests.live.pairs import CONNECTORS, PATIENCE_S, Moment, Pair, running
 
 pytestmark = [pytest.mark.live, pytest.mark.net]
 
-TEXT = "The harbour master writes down every boat that comes in, its name and its cargo. " * 12
+LINES = 12
 WHOLE_BLOCKS = {"lmcache": 64, "mooncake-store": BLOCK_TOKENS}
 """Stores keep whole chunks; what is left of a prompt, or its last token, is computed again."""
 _COUNTED = re.compile(r'vllm:prompt_tokens_by_source_total\{.*source="(\w+)".*\} (\S+)')
@@ -89,8 +89,10 @@ def counted(url: str, what: re.Pattern[str]) -> Counter[str]:
 
 
 def prompt(path: str, name: str) -> dict[str, Any]:
-    """No two names share a block."""
-    text = f"{name}. {TEXT}"
+    """Two names share not one line."""
+    text = " ".join(
+        f"{name}: boat {line} comes in, and the harbour master writes down its cargo." for line in range(LINES)
+    )
     return {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
 
 

@@ -70,13 +70,16 @@ class MooncakeClient:
 
 
 @contextmanager
-def mooncake_master(rpc_port: int, metadata_port: int, admin_port: int) -> Iterator[str]:
-    """A master of an empty store, in a second; yields the URL of its admin port."""
+def mooncake_master(
+    rpc_port: int, metadata_port: int, admin_port: int, *, misses_after_s: int = 2, lease_ms: int = 100
+) -> Iterator[str]:
+    """A master of an empty store, in a second, that misses a silent client soon and leases what is read for as long as
+    asked; yields the URL of its admin port."""
     command = [
         *(str(MOONCAKE / "bin/mooncake_master"), f"-rpc_port={rpc_port}", "-rpc_thread_num=2"),
         *("-enable_http_metadata_server=true", "-http_metadata_server_host=127.0.0.1"),
         *(f"-http_metadata_server_port={metadata_port}", "-metrics_host=127.0.0.1", f"-metrics_port={admin_port}"),
-        *("-client_ttl=2", "-default_kv_lease_ttl=100"),
+        *(f"-client_ttl={misses_after_s}", f"-default_kv_lease_ttl={lease_ms}"),
     ]
     url = f"http://127.0.0.1:{admin_port}"
     with _running("mooncake-master", command, f"{url}/health", mooncake_environment()):

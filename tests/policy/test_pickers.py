@@ -156,7 +156,7 @@ def test_the_ring_drops_no_way_to_serve() -> None:
         (Split(prefill, there), 700.0),
     ]
     candidates = [Candidate(plan, Cost((("work", ms),), ms)) for plan, ms in plans]
-    picker = RingBoundedLoad(headroom=0.0, slack_prefills=0.0)
+    picker = RingBoundedLoad(headroom=1.0, slack_prefills=0.0)
     for salt in range(20):
         ranked, _ = picker.rank(scene(prompt=prompt(200, salt * 1000)), candidates)
         assert {candidate.cost.total_ms for candidate in ranked[:2]} == {5.0, 8.0}

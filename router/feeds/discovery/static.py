@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Iterable
 from urllib.parse import urlsplit
 
 from router.config.schema import PodConfig
+from router.engines.catalog import DIALECTS
 from router.errors import ConfigError
-from router.types import Pod, PodSpeed
+from router.types import Pod, PodSpeed, Role
 
 
 class StaticDiscovery:
@@ -62,6 +63,7 @@ def configured_pods(config: PodConfig, speed: PodSpeed, kv_bytes_per_token: int 
             kv_bytes_per_token=kv_bytes_per_token,
             hardware=config.hardware,
             handoff=config.handoff,
+            serves_alone=config.role is Role.BOTH or not config.handoff or DIALECTS[config.handoff].serves_alone,
             pulls=config.pulls,
             dp_rank=rank,
             host=config.host,

@@ -76,7 +76,7 @@ def test_the_conversation_trace_shares_as_much_as_was_published(
 
 
 class QueueInFull(Queue):
-    """The prefill times of all that is queued, however far the first of it is: the paper adds them up, ours wear off."""
+    """The prefill times of all that is queued, however far the first of it is, as the paper adds them up."""
 
     def cost_ms(self, at: Placement) -> float:
         """Of what stands before, nothing is taken off."""

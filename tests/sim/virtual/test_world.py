@@ -12,53 +12,21 @@ from router.config.policies import load_policies
 from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.policy.spec import Policy
-from router.sim.virtual.fleet import Conditions, Fleet, SimulatedPod
+from router.sim.virtual.fleet import Conditions, Fleet
 from router.sim.virtual.generate import Kind, Mix
 from router.sim.virtual.outcome import Outcome, Run, Slo, figures
-from router.sim.virtual.pod import VirtualPodConfig
-from router.sim.virtual.traffic import Ask, Session, Traffic
+from router.sim.virtual.traffic import Session, Traffic
 from router.sim.virtual.view import Knowledge
 from router.sim.virtual.world import World
-from router.types import Link, Role
+from router.types import Link
 from tests.policy.scenes import policy
-from tests.sim.virtual.conftest import SPEED, equal_pods, small_mix, small_pod
+from tests.sim.virtual.conftest import SPEED, small_mix, small_pod
+from tests.sim.virtual.worlds import BLOCK, DECODING, KV_BYTES, LINK, apart, at, fleet, prompt, traffic
 
-BLOCK = 16
-LINK = Link(1.0, 10e6)
 SPLITTING = policy("queue", "prefill", "handoff")
-KV_BYTES = 1000
 POLICIES = sorted(load_policies(shipped("policies")))
-DECODING = replace(SPEED, c1_ms_per_token=5.0)
-"""Nobody would have a prompt computed there."""
 AT_ONCE = Conditions(route_ms=0.0, event_delay_ms=0.0)
 """Routers that decide in no time and hear everything at once."""
-
-
-def prompt(name: int, tokens: int, output_tokens: int = 1) -> Ask:
-    """Prompts of one name share all that they can."""
-    blocks = range(name << 20, (name << 20) + tokens // BLOCK)
-    return Ask(tokens, output_tokens, blocks, len(blocks))
-
-
-def at(start_s: float, *asks: Ask) -> Session:
-    return Session(start_s, asks)
-
-
-def traffic(*sessions: Session) -> Traffic:
-    return Traffic(BLOCK, sessions)
-
-
-def fleet(number: int, true: VirtualPodConfig | None = None, link: Link | None = None) -> Fleet:
-    return equal_pods(number, true or small_pod(), link=link, kv_bytes_per_token=KV_BYTES)
-
-
-def apart(prefill: int, decode: int, link: Link | None = LINK) -> Fleet:
-    """Pods that only prefill, then pods that only decode, which compute prompts far slower."""
-    whole, slow = fleet(prefill + decode, link=link), replace(small_pod(), speed=DECODING)
-    pods = [replace(pod, known=replace(pod.known, role=Role.PREFILL)) for pod in whole.pods[:prefill]]
-    for pod in whole.pods[prefill:]:
-        pods.append(SimulatedPod(replace(pod.known, role=Role.DECODE, speed=DECODING), slow))
-    return replace(whole, pods=tuple(pods))
 
 
 def world(of: Fleet, policy: Policy, conditions: Conditions = AT_ONCE, **more: object) -> World:
@@ -333,10 +301,7 @@ def test_decode_pods_compute_nothing_but_last_tokens(policies: dict[str, Policy]
 
 def test_decode_pods_that_are_sooner_serve_the_request_whole() -> None:
     """Of equal pods, the idle one where the answer is decoded needs no handoff."""
-    equal = fleet(2, link=LINK)
-    roles = (Role.PREFILL, Role.DECODE)
-    pods = tuple(replace(pod, known=replace(pod.known, role=role)) for pod, role in zip(equal.pods, roles, strict=True))
-    run = world(replace(equal, pods=pods), SPLITTING).run(traffic(at(0.0, prompt(1, 5000, 2))))
+    run = world(apart(1, 1, decoding=SPEED), SPLITTING).run(traffic(at(0.0, prompt(1, 5000, 2))))
     assert [use.requests for use in run.pods.values()] == [0, 1]
     assert run.outcomes[0].ttft_ms == pytest.approx(SPEED.prefill_ms(5000))
 

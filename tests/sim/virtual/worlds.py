@@ -1,0 +1,45 @@
+"""Prompts, sessions and small fleets to put into a world."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from router.sim.virtual.fleet import Fleet, SimulatedPod
+from router.sim.virtual.pod import VirtualPodConfig
+from router.sim.virtual.traffic import Ask, Session, Traffic
+from router.types import Link, PodSpeed, Role
+from tests.sim.virtual.conftest import SPEED, equal_pods, small_pod
+
+BLOCK = 16
+LINK = Link(1.0, 10e6)
+KV_BYTES = 1000
+"""A token."""
+DECODING = replace(SPEED, c1_ms_per_token=5.0)
+"""Nobody would have a prompt computed there."""
+
+
+def prompt(name: int, tokens: int, output_tokens: int = 1) -> Ask:
+    """Prompts of one name share all that they can."""
+    blocks = range(name << 20, (name << 20) + tokens // BLOCK)
+    return Ask(tokens, output_tokens, blocks, len(blocks))
+
+
+def at(start_s: float, *asks: Ask) -> Session:
+    return Session(start_s, asks)
+
+
+def traffic(*sessions: Session) -> Traffic:
+    return Traffic(BLOCK, sessions)
+
+
+def fleet(number: int, true: VirtualPodConfig | None = None, link: Link | None = None) -> Fleet:
+    return equal_pods(number, true or small_pod(), link=link, kv_bytes_per_token=KV_BYTES)
+
+
+def apart(prefill: int, decode: int, link: Link | None = LINK, decoding: PodSpeed = DECODING) -> Fleet:
+    """Pods that only prefill, then pods that only decode, of that speed."""
+    whole, slow = fleet(prefill + decode, link=link), replace(small_pod(), speed=decoding)
+    pods = [replace(pod, known=replace(pod.known, role=Role.PREFILL)) for pod in whole.pods[:prefill]]
+    for pod in whole.pods[prefill:]:
+        pods.append(SimulatedPod(replace(pod.known, role=Role.DECODE, speed=decoding), slow))
+    return replace(whole, pods=tuple(pods))
