@@ -31,7 +31,7 @@ def test_every_way_to_build_the_fleet_is_a_row(typed: Typed, mix: Path, linked: 
         "round_robin",
         "cost_aware ",
         "cost_aware, 3M tokens of DRAM",
-        "cost_aware, prefill apart (1 prefill, 1 decode)",
+        "cost_aware_pd, prefill apart (1 prefill, 1 decode)",
     )
     rows = rows_of(ended.out, *names)
     assert rows["round_robin"][:2] == rows["cost_aware "][:2] == ["1", "4"]

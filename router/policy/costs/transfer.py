@@ -18,10 +18,9 @@ class Transfer(Configurable):
     """
 
     side: ClassVar[Side] = Side.PREFILL
-    overlap: float = 1.0
 
     def cost_ms(self, at: Placement) -> float:
         pull = at.pull
         if pull is None:
             return 0.0
-        return pull.transfer_ms - self.overlap * min(pull.transfer_ms, at.inflight.queue_ms(at.now_s))
+        return max(0.0, pull.transfer_ms - at.inflight.queue_ms(at.now_s))

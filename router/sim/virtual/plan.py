@@ -14,6 +14,8 @@ from router.sim.virtual.outcome import Figures
 from router.sim.virtual.scenario import FleetSpec, PodsSpec
 from router.types import BlockHash, Role
 
+POLICY_APART = "cost_aware_pd"
+"""Which decides where prefill and decode are apart: the others may not price a handoff."""
 PREFILL_SHARES = (0.25, 0.5, 0.75)
 
 
@@ -56,7 +58,7 @@ def variants(policy: str, against: Sequence[str], cpu_kv_tokens: int, link: bool
     if cpu_kv_tokens:
         found.append(Variant(f"{policy}, {cpu_kv_tokens / 1e6:g}M tokens of DRAM", policy, cpu_kv_tokens=cpu_kv_tokens))
     if link:
-        found.append(Variant(f"{policy}, prefill apart", policy, disaggregated=True))
+        found.append(Variant(f"{POLICY_APART}, prefill apart", POLICY_APART, disaggregated=True))
     return found
 
 

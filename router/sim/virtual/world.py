@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 from router.errors import ConfigError, RouterError
 from router.fleet.ledger import Ledger
+from router.policy.decide import expected_ttft_ms
 from router.policy.spec import Policy
 from router.sim.virtual.batch import Job, Progress
 from router.sim.virtual.fleet import Conditions, Fleet, SimulatedPod
@@ -163,7 +164,7 @@ class World:
         except RouterError as error:
             self._refuse(request, type(error).__name__)
             return
-        if decision.candidates[0].cost.total_ms > self._conditions.refuse_above_ms:
+        if expected_ttft_ms(decision.candidates[0].cost) > self._conditions.refuse_above_ms:
             self._refuse(request, "too long to wait")
             return
         self._count_ideal(ask)
@@ -195,7 +196,7 @@ class World:
 
     def _dispatch(self, request: _Request, view: RouterView, decision: RouteDecision) -> None:
         best, outcome = decision.candidates[0], request.outcome
-        outcome.pod, outcome.predicted_ms = best.pod.id, best.cost.total_ms
+        outcome.pod, outcome.predicted_ms = best.pod.id, expected_ttft_ms(best.cost)
         outcome.predicted_cached_tokens = best.cached_tokens
         every = self._conditions.regret_every
         if every and len(self._outcomes) % every == 0:
