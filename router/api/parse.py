@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
+from router.engines.handoff.body import STEERING_FIELDS
 from router.errors import MalformedRequest
 from router.types import Endpoint
 
-ENGINE_FIELDS = frozenset({"kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "rid"})
+ENGINE_FIELDS = STEERING_FIELDS | {"ec_transfer_params", "rid"}
 """With these a client could read or plant another tenant's KV; see reference/protocols.md 3.11."""
 
 

@@ -27,7 +27,7 @@ def _http_url(value: str) -> str:
 
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
 EngineName = Literal["vllm", "sglang", "trtllm", "llamacpp"]
-HandoffName = Literal["nixl", "mooncake", "bootstrap", "trtllm", "lmcache", "shared_store", "p2p"]
+HandoffName = Literal["nixl", "mooncake", "bootstrap", "trtllm", "shared_store", "p2p"]
 
 
 class Listen(Strict):

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from router.engines.adapter import EngineAdapter
 from router.engines.handoff.bootstrap import Bootstrap
 from router.engines.handoff.dialect import Dialect
-from router.engines.handoff.lmcache import LmCache
 from router.engines.handoff.mooncake import Mooncake
 from router.engines.handoff.nixl import Nixl
 from router.engines.handoff.p2p import P2p
@@ -33,7 +32,6 @@ DIALECTS: Mapping[str, Dialect] = {
     "mooncake": Mooncake(),
     "bootstrap": Bootstrap(),
     "trtllm": TrtllmHandoff(),
-    "lmcache": LmCache(),
     "shared_store": SharedStore(),
     "p2p": P2p(),
 }

@@ -61,11 +61,10 @@ class Handover:
         return self.dialect.prefill_body(request.endpoint, request.body, self.pair)
 
     def read(self, answer: bytes) -> Handoff | None:
-        """What the prefill pod offers. An answer that would begin with its words instead of the decode pod's is left
-        to the decode pod."""
+        """What the prefill pod offers."""
         request = self.story.request
         handoff = self.dialect.read_handoff(request.endpoint, answer, self.pair)
-        if handoff is None or handoff.first_text:
+        if handoff is None:
             return None
         self.story.handed_over_cached_tokens = handoff.cached_tokens
         return handoff

@@ -19,8 +19,8 @@ def write(file: Path, name: str) -> None:
 def test_the_peers_are_shipped_beside_ours_and_known_by_name() -> None:
     """Ours first."""
     names = list(load_policies(shipped("policies")))
-    assert names[:4] == ["cost_aware", "least_load", "ring_bounded_load", "round_robin"]
-    assert {"dynamo", "lmetric", "mooncake_conductor", "random"} <= set(names[4:])
+    assert names[:5] == ["cost_aware", "cost_aware_pd", "least_load", "ring_bounded_load", "round_robin"]
+    assert {"dynamo", "lmetric", "mooncake_conductor", "random"} <= set(names[5:])
 
 
 def test_folders_with_a_leading_dot_are_not_read(tmp_path: Path) -> None:

@@ -48,8 +48,6 @@ class Handoff:
     cached_tokens: int | None = None
     answer: bytes | None = None
     """Set where the prefill leg has said everything already: the client's whole unstreamed answer."""
-    first_text: str = ""
-    """What the decode leg will not repeat: the client must get it first, as the beginning of the answer."""
 
 
 class Dialect:
