@@ -1,6 +1,6 @@
 """What are the nouns of this program?
 
-Frozen values that every other module speaks in. This file imports nothing of ours, holds no behaviour beyond
+Frozen values that every other module speaks in. Of ours it imports the cost model alone, holds no behaviour beyond
 one-line readings of its own fields, and never touches a clock, a socket or a random number.
 """
 
@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import msgspec
+
+from router.cost_model import Link as Link
+from router.cost_model import PodSpeed as PodSpeed
 
 PodId: TypeAlias = str
 BlockHash: TypeAlias = int
@@ -63,9 +66,6 @@ class PrefixTrust(StrEnum):
     MISMATCH = "mismatch"
 
 
-# --- the request ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceRequest:
     """One downstream request, parsed once. `body` is what the client sent, to the byte."""
@@ -115,9 +115,6 @@ class PromptPrefix:
     @property
     def block_size_tokens(self) -> int:
         return self.generation.block_size_tokens
-
-
-# --- the index ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,50 +174,6 @@ class PrefixMatch:
         """Length of the contiguous prefix that `pod` holds, in blocks, over all tiers."""
         found = self.blocks.get(pod)
         return sum(found) if found else 0
-
-
-# --- the fleet ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class PodSpeed:
-    """Coefficients of `T_prefill(n, p) = c0 + c1 (n-p) + c2 (n^2 - p^2)` and of a decode step
-    `d0 + d1 * batch + d2 * context tokens`; all in milliseconds. Source: reference/cost-model.md 4.1."""
-
-    c0_ms: float
-    c1_ms_per_token: float
-    c2_ms_per_token2: float
-    d0_ms: float = 0.0
-    d1_ms_per_request: float = 0.0
-    d2_ms_per_context_token: float = 0.0
-
-    def prefill_ms(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
-        """Expected prefill time of a prompt of which `cached_tokens` leading tokens need no compute."""
-        n, p = prompt_tokens, cached_tokens
-        return self.c0_ms + self.c1_ms_per_token * (n - p) + self.c2_ms_per_token2 * (n * n - p * p)
-
-    def compute_ms(self, first_token: int, end_token: int) -> float:
-        """The part of a prefill that computes tokens [first, end)."""
-        p, n = first_token, end_token
-        return self.c1_ms_per_token * (n - p) + self.c2_ms_per_token2 * (n * n - p * p)
-
-    def step_ms(self, requests: float, context_tokens: float) -> float:
-        """One decode step of that many requests with that much context in all."""
-        return self.d0_ms + self.d1_ms_per_request * requests + self.d2_ms_per_context_token * context_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A way for KV: `t0 + bytes / bandwidth`. Source: reference/cost-model.md 4.2."""
-
-    t0_ms: float
-    bytes_per_ms: float
-    kind: str = ""
-    """The class of links that it belongs to, by which it is learnt."""
-
-    def transfer_ms(self, kv_bytes: float) -> float:
-        """Expected time of one transfer that has the link for itself."""
-        return self.t0_ms + kv_bytes / self.bytes_per_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,13 +251,12 @@ class Links:
 
     def between(self, one: Pod, other: Pod) -> Link | None:
         """The nearest class that both are known to share."""
-        if one.host and one.host == other.host and self.same_host:
-            return self.same_host
-        if one.rack and one.rack == other.rack and self.same_rack:
-            return self.same_rack
-        if one.zone and one.zone == other.zone and self.same_zone:
-            return self.same_zone
-        return self.elsewhere
+        shared = (
+            self.same_host if one.host and one.host == other.host else None,
+            self.same_rack if one.rack and one.rack == other.rack else None,
+            self.same_zone if one.zone and one.zone == other.zone else None,
+        )
+        return next((link for link in shared if link), self.elsewhere)
 
     def out_of(self, tier: Tier) -> Link | None:
         """From a tier of a pod into its GPU."""
@@ -397,15 +349,13 @@ class Split(msgspec.Struct, frozen=True, gc=False):
     handoff_tokens: int = 0
     """Whose KV goes over: those of the prompt that the other does not hold yet."""
 
+    pull: ClassVar[None] = None
+    """It pulls nothing beside its handoff."""
+
     @property
     def pod(self) -> Pod:
         """The one that answers the client."""
         return self.decode
-
-    @property
-    def pull(self) -> None:
-        """A split pulls nothing beside its handoff."""
-        return None
 
 
 Plan: TypeAlias = Direct | Split

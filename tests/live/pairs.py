@@ -173,16 +173,17 @@ def _mooncake_store(folder: Path) -> Iterator[tuple[PodOptions, PodOptions]]:
         "local_buffer_size": "128MB",
     }
     file.write_text(json.dumps(store))
-    transfer = {
-        "kv_connector": "MooncakeStoreConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"load_async": True},
-    }
     environment = {"MOONCAKE_CONFIG_PATH": str(file), "VLLM_HOST_IP": "127.0.0.1", "MC_LOG_LEVEL": "WARNING"}
-    half = PodOptions(transfer, environment)
+
+    def half() -> PodOptions:
+        # two pods on a host would share the socket on which one asks what the store has, and hang with its owner
+        extra = {"load_async": True, "lookup_rpc_port": free_port()}
+        transfer = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+        return PodOptions(transfer, environment)
+
     # engines on a busy machine are silent for seconds, and slow to read
     with mooncake_master(rpc_port, metadata_port, free_port(), misses_after_s=30, lease_ms=30_000):
-        yield half, half
+        yield half(), half()
 
 
 CONNECTORS: Mapping[str, Connector] = {
