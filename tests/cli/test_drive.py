@@ -16,7 +16,7 @@ from router.types import Endpoint
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 ROUTE = b"x-warmroute-pod: pod-1\r\nx-warmroute-cached-tokens: 16\r\n"
 
 

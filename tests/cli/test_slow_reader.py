@@ -13,7 +13,7 @@ from router.errors import ConnectFailed, UpstreamBroken
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 HEAD = b"HTTP/1.1 200 OK\r\nX-Warmroute-Pod: pod-1\r\ncontent-length: %d\r\n\r\n"
 
 

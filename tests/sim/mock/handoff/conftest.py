@@ -15,7 +15,7 @@ from router.sim.mock_engine import MockFleet
 from router.types import Role
 from tests.sim.mock.handoff.pair import OpenPair, Pair
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 @pytest.fixture
