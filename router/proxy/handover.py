@@ -19,7 +19,13 @@ from router.proxy.answer import AnswerReader
 from router.proxy.booking import Booking
 from router.proxy.replies import WholeReply
 from router.proxy.story import Story
-from router.types import Pod, PodId, Split
+from router.types import Pod, PodId, PodState, Split
+
+
+def in_same_life(fleet: Fleet, pod: Pod) -> bool:
+    """Whether it is there, not ejected, and has not restarted since `pod` was read: it still has the KV it had."""
+    status = fleet.status(pod.id)
+    return status is not None and status.pod.epoch == pod.epoch and status.state is not PodState.EJECTED
 
 
 class HeldHandoff:
@@ -34,9 +40,7 @@ class HeldHandoff:
     def take(self, fleet: Fleet, now_s: float) -> Handoff | None:
         """The handoff, to be sent this very moment; None where it is too late for that, and ever after."""
         handoff, self._handoff = self._handoff, None
-        status = fleet.status(self._prefill.id)
-        same_life = status is not None and status.pod.epoch == self._prefill.epoch
-        return handoff if same_life and now_s < self._expires_at_s else None
+        return handoff if in_same_life(fleet, self._prefill) and now_s < self._expires_at_s else None
 
 
 @dataclass(slots=True)

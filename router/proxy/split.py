@@ -24,7 +24,7 @@ from router.fleet.fleet import Fleet
 from router.observe.learning import Learning
 from router.observe.metrics import Metrics
 from router.proxy.booking import Booking
-from router.proxy.handover import Handover, HeldHandoff
+from router.proxy.handover import Handover, HeldHandoff, in_same_life
 from router.proxy.legs import RETRY_STATUSES, Legs
 from router.proxy.relay import AnyReply, is_stream, read_all
 from router.proxy.replies import DecodeReply, WholeReply
@@ -42,6 +42,10 @@ Facts: TypeAlias = Callable[[Pod, str], Mapping[str, Any] | None]
 
 # vLLM answers a load that failed with 500, or in a stream with an event in place of the first token.
 _ERROR_EVENT = re.compile(rb'data: ?\{"error"')
+
+TRANSFER_PATIENCE_S = 20.0
+"""How long after both legs were sent the prefill pod is watched, where the KV follows its answer."""
+LOOK_EVERY_S = 0.25
 
 
 class Splits:
@@ -118,9 +122,20 @@ class Splits:
             await asyncio.wait((prefill, decode), return_when=asyncio.FIRST_COMPLETED)
             if not decode.done() and (answer := prefill.result()).status != 200:
                 return _refusal(handover, answer)
+            await self._while_it_lives(handover, decode)
             return await decode
         finally:
             decode.cancel()
+
+    async def _while_it_lives(self, handover: Handover, decode: asyncio.Future[DecodeReply]) -> None:
+        """A prefill pod that dies right after its answer takes the KV along, and engines wait minutes for that. Raises
+        `UpstreamBroken`. Later than a transfer can take, its life no longer matters."""
+        pod, until_s = handover.pair.prefill, time.monotonic() + TRANSFER_PATIENCE_S
+        while not decode.done() and time.monotonic() < until_s:
+            await asyncio.wait((decode,), timeout=LOOK_EVERY_S)
+            if not decode.done() and not in_same_life(self._fleet, pod):
+                handover.result = "prefill_failed"
+                raise UpstreamBroken(f"pod {pod.id} died after its answer to a prefill leg", pod=pod.id)
 
     def _answered(self, handover: Handover, answer: bytes) -> WholeReply:
         """The prefill leg's one token was all there is to say."""

@@ -498,6 +498,25 @@ async def test_a_failed_prefill_aborts_the_waiting_decode(behaviour: Behaviour) 
         await pods.left_alone()
 
 
+async def test_a_prefill_pod_that_dies_after_its_answer_is_not_waited_for() -> None:
+    """The KV is gone with it, and the decode pod would wait for minutes."""
+
+    async def prefill(asked: Asked) -> None:
+        await pods.until(lambda: pods.made["d"].asked)
+        await saying(answer("h", 16))(asked)
+        pods.fleet.restarted("p")
+
+    async def waiting(asked: Asked) -> None:
+        await (silent if "bootstrap_room" in asked.body else ANSWERING)(asked)
+
+    async with town(p=prefill, d=waiting) as pods:
+        client = await pods.serve(pods.story(rooms(pods), direct(pods)))
+        assert client.status == 200
+        assert pods.failures("d") == 0
+        assert pods.handoffs("prefill_failed", "bootstrap") == 1
+        await pods.left_alone()
+
+
 async def test_a_failed_decode_aborts_the_waiting_prefill() -> None:
     """Which nobody would come for."""
 
