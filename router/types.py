@@ -251,12 +251,11 @@ class Links:
 
     def between(self, one: Pod, other: Pod) -> Link | None:
         """The nearest class that both are known to share."""
-        shared = (
-            self.same_host if one.host and one.host == other.host else None,
-            self.same_rack if one.rack and one.rack == other.rack else None,
-            self.same_zone if one.zone and one.zone == other.zone else None,
-        )
-        return next((link for link in shared if link), self.elsewhere)
+        if one.host and one.host == other.host and self.same_host:
+            return self.same_host
+        if one.rack and one.rack == other.rack and self.same_rack:
+            return self.same_rack
+        return self.same_zone if one.zone and one.zone == other.zone and self.same_zone else self.elsewhere
 
     def out_of(self, tier: Tier) -> Link | None:
         """From a tier of a pod into its GPU."""

@@ -31,13 +31,14 @@ def eligible(scene: Scene, prompt_tokens: int) -> Eligible:
     ready = [
         s for s in scene.fleet.pods if s.state is PodState.READY and (model in s.pod.models or model in s.pod.adapters)
     ]
-    answering = [s for s in ready if s.pod.role is not Role.PREFILL]
+    apart = {s.pod.role for s in ready} != {Role.BOTH}
+    answering = [s for s in ready if s.pod.role is not Role.PREFILL] if apart else ready
     if not answering:
         raise _nobody(scene, model)
     roomy = _with_room(answering, prompt_tokens, scene.request.max_output_tokens or 1)
     if not roomy:
         raise _too_long(scene, answering, prompt_tokens)
-    if len(answering) == len(ready) and all(s.pod.role is Role.BOTH for s in answering):
+    if not apart:
         return Eligible(roomy, [], [])
     direct = [s for s in roomy if s.pod.serves_alone]
     prefill = [s for s in ready if s.pod.handoff and s.pod.role is not Role.DECODE and _takes(s, prompt_tokens)]
@@ -50,7 +51,7 @@ def _with_room(statuses: list[PodStatus], prompt_tokens: int, output_tokens: int
     """Where the prompt fits. In a mixed pool, pods where the asked-for output fits too are preferred; if there are
     none, let an engine answer."""
     tokens = prompt_tokens + output_tokens
-    roomy = [s for s in statuses if s.pod.max_model_len_tokens is None or tokens <= s.pod.max_model_len_tokens]
+    roomy = [s for s in statuses if (limit := s.pod.max_model_len_tokens) is None or tokens <= limit]
     return roomy or [s for s in statuses if _takes(s, prompt_tokens)]
 
 

@@ -52,14 +52,14 @@ def most_promising(
     if not most or len(statuses) <= most:
         return statuses
     inflight, held, now_s = scene.inflight.get, scene.match.blocks.get, scene.now_s
-    block = scene.prompt.block_size_tokens if scene.prompt else 0
+    block = scene.prompt.block_size_tokens * missing_weight if scene.prompt else 0.0
+    most_tokens = prompt_tokens * missing_weight
     first = tie_key(scene) % len(statuses)
     turned = [*statuses[first:], *statuses[:first]]
     rough_ms = [
-        (pod := status.pod).speed.c1_ms_per_token
-        * missing_weight
-        * (prompt_tokens - sum(found) * block if (found := held(pod.id)) else prompt_tokens)
-        + (work.queue_ms(now_s) + work.requests * pod.speed.d1_ms_per_request if (work := inflight(pod.id)) else 0.0)
+        (speed := (pod := status.pod).speed).c1_ms_per_token
+        * (most_tokens - sum(found) * block if (found := held(pod.id)) else most_tokens)
+        + (work.queue_ms(now_s) + work.requests * speed.d1_ms_per_request if (work := inflight(pod.id)) else 0.0)
         for status in turned
     ]
     return [turned[at] for at in nsmallest(most, range(len(turned)), key=rough_ms.__getitem__)]
