@@ -106,10 +106,6 @@ class PrefillClock:
         self._begin(now_s)
         return observation
 
-    def progress_ms(self, now_s: float) -> float:
-        """How long the pod has computed on what waits there: by this much less is still to be done of it."""
-        return (now_s - self._last_s) * 1000 if self._waiting else 0.0
-
     def gone(self, request: Hashable) -> None:
         """It failed, was cancelled, or its first token cannot be seen: nobody knows what was computed of it. Again, or
         after its first token, it changes nothing."""

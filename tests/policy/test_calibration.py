@@ -147,19 +147,6 @@ def test_a_window_in_which_the_pod_was_disturbed_teaches_nothing() -> None:
     assert clock.first_token("c", now_s=3.5) is not None
 
 
-def test_progress_is_what_the_pod_has_computed_since_its_last_first_token() -> None:
-    """Nothing where nothing waits."""
-    clock = PrefillClock()
-    assert clock.progress_ms(now_s=7.0) == 0
-    clock.sent("a", 100, 0, now_s=7.0)
-    clock.sent("b", 100, 0, now_s=7.1)
-    assert clock.progress_ms(now_s=7.5) == pytest.approx(500)
-    clock.first_token("a", now_s=8.0)
-    assert clock.progress_ms(now_s=8.25) == pytest.approx(250)
-    clock.first_token("b", now_s=9.0)
-    assert clock.progress_ms(now_s=10.0) == 0
-
-
 def test_a_prompt_of_which_less_was_cached_than_believed_is_corrected() -> None:
     """As if the truth had been known when it was sent."""
     believing, knowing = PrefillClock(), PrefillClock()
@@ -207,6 +194,8 @@ class Learner:
     calibration: Calibration = field(default_factory=Calibration)
     clock: PrefillClock = field(default_factory=PrefillClock)
     waiting: dict[int, Prompt] = field(default_factory=dict)
+    since_ms: float = 0.0
+    """When the pod last had a first token, or began on the first of those that wait."""
 
     @property
     def speed(self) -> PodSpeed:
@@ -215,13 +204,17 @@ class Learner:
     def predict_ms(self, prompt: Prompt, now_ms: float) -> float:
         """Time to first token behind everything that waits, less what is done of it."""
         queue_ms = sum(self.speed.prefill_ms(*one) for one in self.waiting.values())
-        return max(queue_ms - self.clock.progress_ms(now_ms / 1000), 0.0) + self.speed.prefill_ms(*prompt)
+        done_ms = now_ms - self.since_ms if self.waiting else 0.0
+        return max(queue_ms - done_ms, 0.0) + self.speed.prefill_ms(*prompt)
 
     def send(self, number: int, prompt: Prompt, now_ms: float) -> None:
+        if not self.waiting:
+            self.since_ms = now_ms
         self.waiting[number] = prompt
         self.clock.sent(number, *prompt, now_ms / 1000)
 
     def first_token(self, number: int, now_ms: float) -> None:
+        self.since_ms = now_ms
         del self.waiting[number]
         if (seen := self.clock.first_token(number, now_ms / 1000)) and self.learns:
             self.calibration.observe_prefill("class", "pod", self.prior, seen)

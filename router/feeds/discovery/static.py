@@ -61,7 +61,7 @@ def configured_pods(config: PodConfig, speed: PodSpeed, kv_bytes_per_token: int 
             speed=speed,
             role=config.role,
             kv_bytes_per_token=kv_bytes_per_token,
-            hardware=config.hardware,
+            hardware=_hardware(config),
             handoff=config.handoff,
             serves_alone=config.role is Role.BOTH or not config.handoff or DIALECTS[config.handoff].serves_alone,
             pulls=config.pulls,
@@ -72,3 +72,9 @@ def configured_pods(config: PodConfig, speed: PodSpeed, kv_bytes_per_token: int 
         )
         for rank in ranks
     )
+
+
+def _hardware(config: PodConfig) -> str:
+    """Pods of one name here learn together, and so must start from one speed: a speed of its own is its own name."""
+    own = config.speed
+    return config.hardware if own is None else f"speed {own.c0_ms:g} {own.c1_ms_per_token:g} {own.c2_ms_per_token2:g}"

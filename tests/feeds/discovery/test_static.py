@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -43,6 +44,16 @@ def test_a_pod_stands_where_the_definition_says() -> None:
     (pod,) = configured_pods(config, SPEED)
     assert (pod.engine, pod.role, pod.speed) == ("sglang", Role.PREFILL, SPEED)
     assert (pod.host, pod.rack, pod.zone) == ("h", "r", "z")
+
+
+def test_pods_that_start_from_different_speeds_do_not_learn_as_one() -> None:
+    """What one has shown would be forgotten each time that the other shows something."""
+    slower = replace(SPEED, c1_ms_per_token=SPEED.c1_ms_per_token * 2)
+    first, same, other, plain = (
+        configured_pods(PodConfig(url=f"http://p:{number}", hardware="h100x4", speed=speed), speed or SPEED)[0].hardware
+        for number, speed in enumerate((SPEED, SPEED, slower, None))
+    )
+    assert first == same and len({first, other, plain}) == 3 and plain == "h100x4"
 
 
 def test_a_pod_moves_kv_as_the_definition_says() -> None:
