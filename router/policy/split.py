@@ -13,7 +13,7 @@ from router.errors import NoReadyPod
 from router.policy.filters import Eligible
 from router.policy.plans import Planner, most_promising
 from router.policy.spec import Policy
-from router.policy.term import Placement, Side
+from router.policy.term import Costs, Placement, Side
 from router.types import Candidate, Cost, Pod, PodStatus, Role, Scene, Split
 
 MOST_OF_A_SIDE = 3
@@ -29,7 +29,7 @@ def split_candidates(planner: Planner, pods: Eligible, policy: Policy) -> list[C
     if not pods.prefill or not pods.decode:
         return []
     costs = policy.costs_of(Side.PREFILL)
-    first = planner.placements(most_promising(scene, pods.prefill, planner.prompt_tokens, MOST_OF_A_SIDE))
+    first = planner.placements(_cheapest_prefills(planner, pods.prefill, costs))
     second = planner.placements(_least_decoding(scene, pods.decode))
     priced = [(at, tuple((name, term.cost_ms(at)) for name, term in costs)) for at in first]
     pairs = (_pair(planner, policy, one, parts, other) for one, parts in priced for other in second)
@@ -43,6 +43,12 @@ def fit_together(prefill: Pod, decode: Pod) -> bool:
         and prefill.handoff == decode.handoff
         and (prefill.engine, prefill.version) == (decode.engine, decode.version)
     )
+
+
+def _cheapest_prefills(planner: Planner, statuses: Sequence[PodStatus], costs: Costs) -> Sequence[PodStatus]:
+    """By their queues, and by what is missing there as these terms price it."""
+    weight = planner.missing_weight(statuses[0].pod, costs)
+    return most_promising(planner.scene, statuses, planner.prompt_tokens, MOST_OF_A_SIDE, weight)
 
 
 def _least_decoding(scene: Scene, statuses: Sequence[PodStatus]) -> list[PodStatus]:
