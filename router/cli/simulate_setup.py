@@ -13,7 +13,8 @@ from pathlib import Path
 
 from router.config.load import load
 from router.config.policies import load_policies
-from router.config.priors import load_priors
+from router.config.priors import load_priors, prior_speed
+from router.config.schema import CostPrior
 from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.sim.virtual.compare import Experiment
@@ -82,15 +83,8 @@ class ShippedPriors:
 
     def __call__(self, model: str, hardware: str) -> tuple[PodSpeed, int]:
         """Raises `ConfigError`."""
-        prior = self._priors.get(model)
-        if prior is None:
-            raise ConfigError(f"model: no prior named {model!r}; known: {', '.join(sorted(self._priors))}")
-        row = prior.hardware.get(hardware)
-        if row is None:
-            raise ConfigError(
-                f"hardware: {model} on {hardware!r} is unknown; known: {', '.join(sorted(prior.hardware))}"
-            )
-        return row.speed(), prior.kv_bytes_per_token
+        speed = prior_speed(self._priors, CostPrior(model=model, hardware=hardware))
+        return speed, self._priors[model].kv_bytes_per_token
 
 
 def experiment(fleet: Path, source: Source) -> Experiment:

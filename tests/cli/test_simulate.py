@@ -119,7 +119,7 @@ def test_traffic_that_is_not_there_is_a_message(typed: Typed, fleet: Path, tmp_p
     ("good", "bad", "told"),
     [
         ("llama-3.1-70b", "gpt-9", "no prior named 'gpt-9'; known: "),
-        ("h100x4", "abacus", "llama-3.1-70b on 'abacus' is unknown; known: "),
+        ("h100x4", "abacus", "no prior of 'llama-3.1-70b' on 'abacus'; known: "),
     ],
 )
 def test_a_fleet_of_which_nothing_is_known_is_a_message(
