@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+BYTES_PER_MS_PER_GB_PER_S = 1e6
+
 
 @dataclass(frozen=True, slots=True)
 class PodSpeed:

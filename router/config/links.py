@@ -13,10 +13,9 @@ from typing import TypeAlias
 from pydantic import NonNegativeFloat, PositiveFloat
 
 from router.config.load import Strict, load
+from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
 from router.errors import ConfigError
 from router.types import Link, Links
-
-BYTES_PER_MS_PER_GB_PER_S = 1e6
 
 
 class LinkFigures(Strict):

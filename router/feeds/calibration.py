@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import fields
 
 from router.feeds.patience import Patience
 from router.fleet.fleet import Fleet
@@ -19,7 +20,6 @@ from router.types import Link, Links, Pod
 
 APPLY_S = 1.0
 EXCHANGE_S = 5.0
-_PLACES = ("same_host", "same_rack", "same_zone", "elsewhere", "cpu", "disk", "remote")
 
 
 class CalibrationFeed:
@@ -75,8 +75,8 @@ class CalibrationFeed:
 def calibrated_links(calibration: Calibration, configured: Links) -> Links:
     """The links as they are known now."""
     known: dict[str, Link] = {}
-    for place in _PLACES:
-        link: Link | None = getattr(configured, place)
+    for place in fields(configured):
+        link: Link | None = getattr(configured, place.name)
         if link is not None:
-            known[place] = calibration.link(link.kind, link)
+            known[place.name] = calibration.link(link.kind, link)
     return Links(**known)

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from heapq import nsmallest
 from operator import itemgetter
 
+from msgspec.structs import replace
+
 from router.policy.ring import tie_key
 from router.policy.term import Costs, Placement, Transfer
 from router.types import BlocksByTier, InFlight, Link, Pod, PodId, PodLoad, PodState, PodStatus, PrefixTrust, Scene
@@ -165,10 +167,7 @@ class Planner:
         pull = self.transfer(sender, pod, tokens - at.own_tokens)
         if pull is None or pull.transfer_ms >= pod.speed.compute_ms(at.own_tokens, tokens):
             return None
-        return Placement(
-            pod, at.load, at.inflight, at.prompt_tokens, tokens, at.shared_tokens, at.output_tokens, at.now_s,
-            at.links, at.own_tokens, at.held_tokens, at.capacity_tokens, pull,
-        )  # fmt: skip
+        return replace(at, cached_tokens=tokens, pull=pull)
 
     def _inflight(self, pod: PodId) -> InFlight:
         return self.scene.inflight.get(pod, _IDLE)

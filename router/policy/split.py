@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import nsmallest
 
+from msgspec.structs import replace
+
 from router.errors import NoReadyPod
 from router.policy.filters import Eligible
 from router.policy.plans import Planner, most_promising
@@ -72,11 +74,7 @@ def _pair(
     handoff = planner.transfer(prefill.pod, decode.pod, missing_tokens, prefill_ms)
     if handoff is None:
         return None
-    receiving = Placement(
-        decode.pod, decode.load, decode.inflight, decode.prompt_tokens, decode.prompt_tokens - 1, decode.shared_tokens,
-        decode.output_tokens, decode.now_s, decode.links, decode.own_tokens, decode.held_tokens,
-        decode.capacity_tokens, None, handoff,
-    )  # fmt: skip
+    receiving = replace(decode, cached_tokens=decode.prompt_tokens - 1, handoff=handoff)
     costs = policy.costs_of(Side.DECODE)
     parts = (*prefill_parts, *((name, term.cost_ms(receiving)) for name, term in costs))
     cost = Cost(parts, sum([ms for _, ms in parts]))

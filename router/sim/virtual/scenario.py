@@ -18,6 +18,7 @@ from typing import Annotated, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
 from router.sim.virtual.fleet import Conditions, Fleet, SimulatedPod
 from router.sim.virtual.outcome import Slo
 from router.sim.virtual.pod import VirtualPodConfig
@@ -27,7 +28,6 @@ from router.types import Link, Links, Pod, PodSpeed, PrefixTrust, Role
 Prior: TypeAlias = Callable[[str, str], tuple[PodSpeed, int]]
 """(model, hardware) -> coefficients and KV bytes a token. Raises `ConfigError`."""
 
-BYTES_PER_MS_PER_GB_PER_S = 1e6
 DIALECT = "simulated"
 
 
