@@ -1,11 +1,12 @@
 """How well does a router foresee times to first token, when its coefficients are wrong at first?
 
-    python loadtest/calibration.py [--sessions-per-s 8] [--duration-s 60] [--factors 1,3,0.333]
+    python loadtest/calibration.py [--slower 4] [--sessions-per-s 2] [--duration-s 120] [--factors 1,3,0.333]
 
 A fleet of mock engines and a router that takes them for so many times slower (or faster) than they are; the demo's mix
 of sessions, streamed. Printed by windows of requests: the mean absolute error of the expected time to first token, of
-single requests and of their sum, by what the router writes into its receipts. Engines batch, so that a prompt waits for
-the step under way, which nobody can foresee: the row with factor 1 shows what exact coefficients are worth.
+single requests and of their sum, by what the router writes into its receipts. The row with factor 1 shows what exact
+coefficients are worth. Engines, router and clients share one machine here, so that the engines are made `slower` than
+the hardware that they stand for: its times would drown in those of Python processes that wait for a core.
 """
 
 from __future__ import annotations
@@ -44,40 +45,41 @@ from router.config.shipped import shipped
 from router.observe.receipts import Receipt
 from router.sim.workload import sessions
 
-PLAN = FleetPlan(pods=4, num_blocks=4096)
 WINDOWS = ((0, 50), (50, 200), (200, 10**9))
 
 
 def main(
-    sessions_per_s: Annotated[float, typer.Option()] = 8.0,
-    duration_s: Annotated[float, typer.Option()] = 60.0,
+    slower: Annotated[float, typer.Option(help="Times the hardware that the engines stand for.")] = 4.0,
+    sessions_per_s: Annotated[float, typer.Option()] = 2.0,
+    duration_s: Annotated[float, typer.Option()] = 120.0,
     factors: Annotated[str, typer.Option(help="Times the true coefficients.")] = "1,3,0.333",
     seed: Annotated[int, typer.Option()] = 1,
 ) -> None:
     """Prints one table."""
-    asyncio.run(_all([float(one) for one in factors.split(",")], sessions_per_s, duration_s, seed))
+    plan = FleetPlan(pods=4, num_blocks=4096, time_scale=slower)
+    asyncio.run(_all(plan, [float(one) for one in factors.split(",")], sessions_per_s, duration_s, seed))
 
 
-async def _all(factors: list[float], sessions_per_s: float, duration_s: float, seed: int) -> None:
+async def _all(plan: FleetPlan, factors: list[float], sessions_per_s: float, duration_s: float, seed: int) -> None:
     end_on_sigterm()
     table = Table("prior", "requests", "error of one", "error of the sum", title="Expected time to first token")
     with TemporaryDirectory(prefix="warmroute-calibration-") as name:
-        async with mock_fleet(PLAN, Path(name)) as pods:
+        async with mock_fleet(plan, Path(name)) as pods:
             for factor in factors:
                 await clear_caches(pods)
-                receipts = await _run(factor, pods, Path(name), sessions_per_s, duration_s, seed)
+                receipts = await _run(plan, factor, pods, Path(name), sessions_per_s, duration_s, seed)
                 for first, end in WINDOWS:
                     _add(table, f"x{factor:g}", receipts[first:end], first)
     Console().print(table)
 
 
 async def _run(
-    factor: float, pods: list[str], folder: Path, sessions_per_s: float, duration_s: float, seed: int
+    plan: FleetPlan, factor: float, pods: list[str], folder: Path, sessions_per_s: float, duration_s: float, seed: int
 ) -> list[Receipt]:
     """What one router, wrong by that factor, wrote down."""
     file, port = folder / f"receipts-{factor:g}.jsonl", free_port()
     path = folder / f"router-{factor:g}.yaml"
-    path.write_text(json.dumps(_config(factor, pods, file)))
+    path.write_text(json.dumps(_config(plan, factor, pods, file)))
     url = f"http://127.0.0.1:{port}"
     async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
         with child(f"router-{factor:g}", ["serve", "--config", str(path), "--port", str(port)], folder) as router:
@@ -86,17 +88,17 @@ async def _run(
                 return await all_pods_trusted(client, len(pods)) or None
 
             await router.until(trusted)
-            await drive(url, PLAN.model, sessions(seed, duration_s=duration_s, sessions_per_s=sessions_per_s))
+            await drive(url, plan.model, sessions(seed, duration_s=duration_s, sessions_per_s=sessions_per_s))
     receipts = [msgspec.json.decode(line, type=Receipt) for line in file.read_bytes().splitlines()]
     return [one for one in receipts if one.result == "ok" and one.ttft_ms is not None]
 
 
-def _config(factor: float, pods: list[str], receipts: Path) -> dict[str, object]:
-    config = router_config(pods, PLAN)
+def _config(plan: FleetPlan, factor: float, pods: list[str], receipts: Path) -> dict[str, object]:
+    config = router_config(pods, plan)
     true = prior_speed(
-        load_priors(shipped("config") / "models"), CostPrior(model=PLAN.speed_model, hardware=PLAN.speed_hardware)
+        load_priors(shipped("config") / "models"), CostPrior(model=plan.speed_model, hardware=plan.speed_hardware)
     )
-    wrong = {name: value * factor if name.startswith("c") else value for name, value in asdict(true).items()}
+    wrong = {name: value * factor * plan.time_scale for name, value in asdict(true).items()}
     for pod in config["pods"]:
         pod["speed"] = wrong
     return {**config, "receipts": str(receipts)}

@@ -33,6 +33,11 @@ class PodSpeed:
         p, n = first_token, end_token
         return self.c1_ms_per_token * (n - p) + self.c2_ms_per_token2 * (n * n - p * p)
 
+    def fixed_ms(self, requests: int, context_tokens: int) -> float:
+        """The part of a step that all prompts in it share: a decode step where others decode, with that much context in
+        all, else c0. Source: reference/simulator.md 5.2."""
+        return self.step_ms(requests, context_tokens) if requests and self.d0_ms else self.c0_ms
+
     def step_ms(self, requests: float, context_tokens: float) -> float:
         """One decode step of that many requests with that much context in all."""
         return self.d0_ms + self.d1_ms_per_request * requests + self.d2_ms_per_context_token * context_tokens

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from math import inf
 from typing import Any, ClassVar, TypeAlias
 
 import msgspec
@@ -280,21 +281,32 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
     prefill_tokens: int = 0
     """Their uncached prompt tokens: what still has to be computed, by our prediction."""
     prefill_ms: float = 0.0
-    """The same in the pod's own expected milliseconds."""
+    """The same in the pod's own expected milliseconds, without the fixed part of a step."""
     context_tokens: int = 0
     """Prompt tokens of every request in flight: the KV that its decoding reads."""
     pulls: int = 0
     """Transfers of KV that it is sending to other pods."""
+    decode_tokens: int = 0
+    """Of `context_tokens`, those of requests that decode already."""
     head_ms: float = 0.0
     """Of `prefill_ms`, the part of this router's prompt that is first in line."""
     head_since_s: float = 0.0
     """Since when that prompt is first."""
 
     def queue_ms(self, now_s: float) -> float:
-        """Prefill that is still to be done: what is first in line has been worked on since it was."""
+        """Prefill that is still to be done, at a glance: what is first in line has been worked on since it was."""
         if not self.head_ms:
             return self.prefill_ms
         return self.prefill_ms - min((now_s - self.head_since_s) * 1000, self.head_ms)
+
+
+class StepBegan(msgspec.Struct, frozen=True, gc=False):
+    """A pod's step under way. With prompts in it, the first of those steps that compute the one that is first in line;
+    where it could not be seen, `at_s` is minus infinity."""
+
+    at_s: float = -inf
+    prefill_ms: float = 0.0
+    """Of our prompts that were there when it began."""
 
 
 # --- the decision ---------------------------------------------------------------------------------------
@@ -312,6 +324,7 @@ class Scene:
     fleet: FleetSnapshot
     inflight: Mapping[PodId, InFlight]
     now_s: float
+    steps: Mapping[PodId, StepBegan] = field(default_factory=dict)
     turn: int = 0
     """Number of this decision among those for its model: what round robin counts."""
     shared_blocks: int = 0

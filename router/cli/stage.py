@@ -44,6 +44,8 @@ class FleetPlan:
     model: str = "demo"
     speed_model: str = "llama-3.1-70b"
     speed_hardware: str = "h100x4"
+    time_scale: float = 1.0
+    """10 is ten times slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ async def mock_fleet(plan: FleetPlan, folder: Path) -> AsyncIterator[list[str]]:
         *("mock-engine", "--count", str(plan.pods), "--port", "0", "--model", plan.model),
         *("--speed-model", plan.speed_model, "--speed-hardware", plan.speed_hardware),
         *("--block-size", str(plan.block_size_tokens), "--num-blocks", str(plan.num_blocks)),
+        *("--time-scale", str(plan.time_scale)),
     ]
     with child("fleet", arguments, folder) as fleet:
 

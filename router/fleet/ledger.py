@@ -12,9 +12,10 @@ from itertools import count
 
 import msgspec
 
-from router.types import InFlight, Lease, Pod, PodId
+from router.types import InFlight, Lease, Pod, PodId, StepBegan
 
 _NOTHING = InFlight()
+_UNSEEN = StepBegan()
 
 
 class _Work(msgspec.Struct, gc=False):
@@ -24,6 +25,7 @@ class _Work(msgspec.Struct, gc=False):
     prefill_tokens: int = 0
     prefill_ms: float = 0.0
     context_tokens: int = 0
+    decode_tokens: int = 0
     pulls: int = 0
     head_since_s: float = 0.0
     prefilling: dict[int, Lease] = msgspec.field(default_factory=dict)
@@ -38,6 +40,7 @@ class Ledger:
         self._pods: dict[PodId, _Work] = {}
         self._inflight: dict[PodId, InFlight] = {}
         self._others: Mapping[PodId, InFlight] = {}
+        self._steps: dict[PodId, StepBegan] = {}
 
     def book(self, pod: Pod, prompt_tokens: int, cached_tokens: int, now_s: float, *, prefills: bool = True) -> Lease:
         """A place on `pod` for a prompt of which `cached_tokens` leading tokens need no compute. O(1).
@@ -47,7 +50,7 @@ class Ledger:
             id=next(self._ids),
             pod=pod.id,
             prefill_tokens=prompt_tokens - cached_tokens if prefills else 0,
-            prefill_ms=pod.speed.prefill_ms(prompt_tokens, cached_tokens) if prefills else 0.0,
+            prefill_ms=pod.speed.compute_ms(cached_tokens, prompt_tokens) if prefills else 0.0,
             context_tokens=prompt_tokens,
         )
         work = self._pods.get(pod.id)
@@ -62,6 +65,8 @@ class Ledger:
             work.prefilling[lease.id] = lease
             work.prefill_tokens += lease.prefill_tokens
             work.prefill_ms += lease.prefill_ms
+        else:
+            work.decode_tokens += prompt_tokens
         self._publish(pod.id, work)
         return lease
 
@@ -70,7 +75,23 @@ class Ledger:
         work = self._pods.get(lease.pod)
         if work is not None and lease.id in work.prefilling:
             self._without_prefill(work, lease, now_s)
+            work.decode_tokens += lease.context_tokens
             self._publish(lease.pod, work)
+
+    def stepped(self, pod: PodId, now_s: float) -> None:
+        """Tokens of `pod` came out: a step of it has ended and the next one begins. O(1), for every piece of a stream.
+
+        A prompt that takes several steps keeps the first of them."""
+        work = self._pods.get(pod)
+        if work is None:
+            return
+        known = self._steps.get(pod)
+        if known is None or not work.prefilling or known.at_s < work.head_since_s:
+            self._steps[pod] = StepBegan(now_s, work.prefill_ms)
+
+    def steps(self) -> Mapping[PodId, StepBegan]:
+        """The step under way of every pod that streams, as far as it was seen. One shallow copy of a dict."""
+        return dict(self._steps)
 
     def release(self, lease: Lease, now_s: float) -> None:
         """Give the place back. Again, it changes nothing."""
@@ -80,6 +101,8 @@ class Ledger:
         work = self._pods[lease.pod]
         if lease.id in work.prefilling:
             self._without_prefill(work, lease, now_s)
+        else:
+            work.decode_tokens -= lease.context_tokens
         work.requests -= 1
         work.context_tokens -= lease.context_tokens
         self._publish(lease.pod, work)
@@ -96,6 +119,15 @@ class Ledger:
         work = self._pods[holder]
         work.pulls -= 1
         self._publish(holder, work)
+
+    def on(self, pod: PodId) -> InFlight:
+        """The sums of all replicas on one pod. O(1)."""
+        own, others = self._inflight.get(pod, _NOTHING), self._others.get(pod)
+        return _sum(own, others) if others else own
+
+    def step_of(self, pod: PodId) -> StepBegan:
+        """Its step under way."""
+        return self._steps.get(pod, _UNSEEN)
 
     def own(self) -> Mapping[PodId, InFlight]:
         """This router's sums of every pod that has any, as they stand: later changes do not show in what was returned.
@@ -138,6 +170,7 @@ class Ledger:
         if not work.requests and not work.pulls:
             del self._pods[pod]
             self._inflight.pop(pod, None)
+            self._steps.pop(pod, None)
             return
         head = next(iter(work.prefilling.values()), None)
         self._inflight[pod] = InFlight(
@@ -147,6 +180,7 @@ class Ledger:
             work.prefill_ms,
             work.context_tokens,
             work.pulls,
+            work.decode_tokens,
             head.prefill_ms if head else 0.0,
             work.head_since_s,
         )
@@ -161,6 +195,7 @@ def _sum(own: InFlight, other: InFlight) -> InFlight:
         own.prefill_ms + other.prefill_ms,
         own.context_tokens + other.context_tokens,
         own.pulls + other.pulls,
+        own.decode_tokens + other.decode_tokens,
         own.head_ms,
         own.head_since_s,
     )

@@ -2,18 +2,19 @@
 
 The coefficients of the cost model, refitted from times that were observed:
 
-    prefill   T(n, p) = c0 + c1 (n - p) + c2 (n^2 - p^2)      by class of pods (model, hardware, engine), and by pod
-                                                              where one differs from its class
+    prefill   T(n, p) = F + c1 (n - p) + c2 (n^2 - p^2)       by class of pods (model, hardware, engine), and by pod
+              F = c0, or d0 + d1 b + d2 ctx where b decode    where one differs from its class
     transfer  T(b, k) = t0 + b (1 + k) / B                    by class of links
 
-Pure: times come in as values, nothing here looks at a clock. Decode coefficients keep their prior: a router sees when
-a stream's tokens came, not with how many others they shared a step. Source of the formulas: reference/cost-model.md.
+Pure: times come in as values, nothing here looks at a clock. A decode step is learnt from the prompts that were
+computed in one. Source of the formulas: reference/cost-model.md, simulator.md 5.2.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from typing import Final
 
 import msgspec
@@ -21,19 +22,21 @@ import msgspec
 from router.policy.fit import Fit, FitState, Vector
 from router.types import Link, PodId, PodSpeed
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of what `dump` returns."""
 
-SHAPE_SD: Final = (1.5, 0.7, 0.7)
-"""Of c0, c1, c2. c0 also takes up what no table knows: network, tokenizing, a step under way, decoding neighbours."""
+SHAPE_SD: Final = (1.5, 0.7, 0.7, 1.0, 1.0, 0.7)
+"""Of c0, c1, c2, d0, d1, d2. c0 and d0 also take up what no table knows: network, tokenizing."""
 LINK_SHAPE_SD: Final = (1.5, 1.0)
-FLOOR: Final = (1.0, 1e-4, 1e-9)
+FLOOR: Final = (1.0, 1e-4, 1e-9, 1.0, 1e-3, 1e-6)
 LINK_FLOOR: Final = (0.1, 1e-9)
 """What a prior of 0 counts as: it could not be multiplied into anything."""
 PLAUSIBLE_MS: Final = (0.01, 3_600_000.0)
 
 SAME_STEP_S: Final = 0.001
 """First tokens that come within this were computed in one step."""
+LONGEST_STEP_S: Final = 0.5
+"""A step that was seen to begin longer ago has ended unseen."""
 WINDOW_STARTS: Final = 3
 """A pod that is never idle is observed in windows of so many first tokens."""
 
@@ -49,19 +52,42 @@ BIAS_CLIP: Final = 0.7
 
 @dataclass(frozen=True, slots=True)
 class PrefillObservation:
-    """What one pod computed in `elapsed_ms`: sums over prompts of n - p and n^2 - p^2. `starts` counts the prompts, but
-    those whose first tokens came in one step only once."""
+    """What one pod computed in `elapsed_ms`: sums over prompts of n - p and n^2 - p^2. `starts` counts the steps that
+    computed nothing else, `steps` those in which others decoded, with sums over these of who did and of their context.
+    """
 
     starts: int
     tokens: int
     tokens2: int
     elapsed_ms: float
+    steps: float = 0.0
+    step_requests: float = 0.0
+    step_context_tokens: float = 0.0
+
+    @property
+    def features(self) -> Vector:
+        """What c0, c1, c2, d0, d1 and d2 are multiplied with."""
+        return (
+            *(float(self.starts), float(self.tokens), float(self.tokens2)),
+            *(self.steps, self.step_requests, self.step_context_tokens),
+        )
 
     def corrected(self, believed_cached_tokens: int, cached_tokens: int) -> PrefillObservation:
         """The same when one of the prompts had more or less in the cache than was believed."""
         believed, found = believed_cached_tokens, cached_tokens
         more, more2 = believed - found, believed * believed - found * found
         return replace(self, tokens=self.tokens + more, tokens2=self.tokens2 + more2)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Who decodes on a pod while a prompt is computed, and with how much context in all."""
+
+    requests: int = 0
+    context_tokens: int = 0
+
+
+ALONE: Final = Beside()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +104,9 @@ class PrefillClock:
 
     A window begins when a prompt is sent to a pod where none of ours waits for its first token, and ends when none does
     again. In between the pod computes without pause, in whatever order and chunks, so that the window's sums are exact
-    where those of a single prompt in a batch are not. The window of a lone prompt is its time to first token. Where
-    some prompt always waits, windows end every `WINDOW_STARTS` first tokens, off by a part of one step at the most.
+    where those of a single prompt in a batch are not. The window of a lone prompt is its time to first token; where
+    others decode it begins with the step that the prompt had to wait for. Where some prompt always waits, windows end
+    every `WINDOW_STARTS` steps, off by a part of one step at the most.
     """
 
     def __init__(self) -> None:
@@ -87,20 +114,32 @@ class PrefillClock:
         """By request in the order sent: n - p and n^2 - p^2."""
         self._begin(0.0)
 
-    def sent(self, request: Hashable, prompt_tokens: int, cached_tokens: int, now_s: float) -> None:
-        """A prompt is on its way to the pod, which is believed to have `cached_tokens` of it."""
+    def sent(
+        self,
+        request: Hashable,
+        prompt_tokens: int,
+        cached_tokens: int,
+        now_s: float,
+        beside: Beside = ALONE,
+        step_began_s: float = -math.inf,
+    ) -> None:
+        """A prompt is on its way to the pod, which is believed to have `cached_tokens` of it. `beside` decode there, in
+        a step that began at `step_began_s` if anybody saw it: else half of it is taken to be over."""
         n, p = prompt_tokens, cached_tokens
         if not self._waiting:
-            self._begin(now_s)
+            seen = beside.requests > 0 and now_s - step_began_s < LONGEST_STEP_S
+            self._begin(step_began_s if seen else now_s)
+            self._add_step(beside, 1.0 if seen else 0.5)
         self._waiting[request] = (n - p, n * n - p * p)
 
-    def first_token(self, request: Hashable, now_s: float) -> PrefillObservation | None:
-        """Its prefill is done; what that teaches, if anything. Again, or after `gone`, it changes nothing."""
+    def first_token(self, request: Hashable, now_s: float, beside: Beside = ALONE) -> PrefillObservation | None:
+        """Its prefill is done, while `beside` decoded; what that teaches, if anything. Again, or after `gone`, it
+        changes nothing."""
         if request not in self._waiting:
             return None
         in_order = next(iter(self._waiting)) == request
-        self._count(*self._waiting.pop(request), now_s)
-        if self._waiting and not (in_order and (self._spoilt or self._starts >= WINDOW_STARTS)):
+        self._count(*self._waiting.pop(request), now_s, beside)
+        if self._waiting and not (in_order and (self._spoilt or self._ends >= WINDOW_STARTS)):
             return None
         observation = self._observation(now_s)
         self._begin(now_s)
@@ -118,19 +157,32 @@ class PrefillClock:
 
     def _begin(self, now_s: float) -> None:
         self._began_s = self._last_s = now_s
-        self._starts = self._tokens = self._tokens2 = 0
+        self._ends = self._starts = self._tokens = self._tokens2 = 0
+        self._steps = self._step_requests = self._step_context_tokens = 0.0
         self._spoilt = False
 
-    def _count(self, tokens: int, tokens2: int, now_s: float) -> None:
-        self._starts += now_s - self._last_s > SAME_STEP_S
+    def _count(self, tokens: int, tokens2: int, now_s: float, beside: Beside) -> None:
+        if now_s - self._last_s > SAME_STEP_S:
+            self._ends += 1
+            self._starts += not beside.requests
+            self._add_step(beside, 1.0)
         self._tokens += tokens
         self._tokens2 += tokens2
         self._last_s = now_s
 
+    def _add_step(self, beside: Beside, share: float) -> None:
+        if beside.requests:
+            self._steps += share
+            self._step_requests += share * beside.requests
+            self._step_context_tokens += share * beside.context_tokens
+
     def _observation(self, now_s: float) -> PrefillObservation | None:
-        if self._spoilt or not self._starts:
+        if self._spoilt or not self._ends:
             return None
-        return PrefillObservation(self._starts, self._tokens, self._tokens2, (now_s - self._began_s) * 1000)
+        return PrefillObservation(
+            *(self._starts, self._tokens, self._tokens2, (now_s - self._began_s) * 1000),
+            *(self._steps, self._step_requests, self._step_context_tokens),
+        )
 
 
 # --- what is learnt ---
@@ -211,7 +263,7 @@ class Calibration:
 
     def observe_prefill(self, class_key: str, pod_id: PodId, prior: PodSpeed, seen: PrefillObservation) -> None:
         """Learn from one window of a pod; what cannot be true is left out. O(1)."""
-        features = (float(seen.starts), float(seen.tokens), float(seen.tokens2))
+        features = seen.features
         if not _plausible(features, seen.elapsed_ms):
             return
         known = self._classes.get(class_key)
@@ -235,8 +287,7 @@ class Calibration:
         if known is None or known.fit.prior != _terms(prior):
             return prior
         member = known.members.get(pod_id)
-        c0, c1, c2 = ((member and member.own) or known.fit).coefficients
-        return replace(prior, c0_ms=c0, c1_ms_per_token=c1, c2_ms_per_token2=c2)
+        return PodSpeed(*((member and member.own) or known.fit).coefficients)
 
     def link(self, kind: str, prior: Link) -> Link:
         """The link's, likewise."""
@@ -290,9 +341,8 @@ class Calibration:
 
 
 def _rows(key: str, pod: PodId, fit: Fit) -> Iterator[CalibrationRow]:
-    names = ("c0_ms", "c1_ms_per_token", "c2_ms_per_token2")
-    for name, value in zip(names, fit.coefficients, strict=True):
-        yield CalibrationRow(key, pod, name, value, fit.confidence, fit.error_before, fit.error_after)
+    for term, value in zip(fields(PodSpeed), fit.coefficients, strict=True):
+        yield CalibrationRow(key, pod, term.name, value, fit.confidence, fit.error_before, fit.error_after)
 
 
 def _better(found: Mapping[str, Fit], own: Mapping[str, Fit]) -> Iterator[tuple[str, Fit]]:
@@ -303,8 +353,9 @@ def _better(found: Mapping[str, Fit], own: Mapping[str, Fit]) -> Iterator[tuple[
 
 
 def _terms(speed: PodSpeed) -> Vector:
-    c0, c1, c2 = FLOOR
-    return max(speed.c0_ms, c0), max(speed.c1_ms_per_token, c1), max(speed.c2_ms_per_token2, c2)
+    """A decode step that nobody knows anything of is taken for the fixed part of a prefill."""
+    known = replace(speed, d0_ms=speed.d0_ms or speed.c0_ms)
+    return tuple(map(max, astuple(known), FLOOR))
 
 
 def _link_terms(link: Link) -> Vector:
@@ -314,4 +365,4 @@ def _link_terms(link: Link) -> Vector:
 
 def _plausible(features: Vector, elapsed_ms: float) -> bool:
     least, most = PLAUSIBLE_MS
-    return least <= elapsed_ms <= most and features[0] > 0 and all(0 <= x < 1e15 for x in features)
+    return least <= elapsed_ms <= most and any(features) and all(0 <= x < 1e15 for x in features)

@@ -14,12 +14,25 @@ from msgspec.structs import replace
 
 from router.policy.ring import tie_key
 from router.policy.term import Costs, Placement, Transfer
-from router.types import BlocksByTier, InFlight, Link, Pod, PodId, PodLoad, PodState, PodStatus, PrefixTrust, Scene
+from router.types import (
+    BlocksByTier,
+    InFlight,
+    Link,
+    Pod,
+    PodId,
+    PodLoad,
+    PodState,
+    PodStatus,
+    PrefixTrust,
+    Scene,
+    StepBegan,
+)
 
 BYTES_PER_TOKEN = 4
 """How long a token is in a body whose tokens we do not know."""
 DEFAULT_OUTPUT_TOKENS = 256
 _IDLE = InFlight()
+_UNSEEN = StepBegan()
 _NOTHING: BlocksByTier = (0, 0, 0, 0)
 
 
@@ -107,17 +120,18 @@ class Planner:
         """On that pod, if it were idle and held so much."""
         return Placement(
             pod, PodLoad(), _IDLE, self.prompt_tokens, cached_tokens, 0, self._output_tokens, self.scene.now_s,
-            self.scene.fleet.links, cached_tokens, (cached_tokens, 0, 0, 0), 0,
+            self.scene.fleet.links, cached_tokens, (cached_tokens, 0, 0, 0), 0, pod.speed.c0_ms, _UNSEEN,
         )  # fmt: skip
 
     def _on(self, status: PodStatus) -> Placement:
         scene, pod = self.scene, status.pod
+        work = scene.inflight.get(pod.id, _IDLE)
         held = scene.match.blocks.get(pod.id)
         cached_tokens = expected_cached_tokens(scene, pod) if held else 0
         return Placement(
             pod,
             status.load,
-            scene.inflight.get(pod.id, _IDLE),
+            work,
             self.prompt_tokens,
             cached_tokens,
             self._shared_tokens,
@@ -127,6 +141,8 @@ class Planner:
             cached_tokens,
             self._by_tier(held, cached_tokens) if held and cached_tokens else _NOTHING,
             (pod.capacity_blocks or 0) * self._block,
+            pod.speed.fixed_ms(work.requests - work.prefill_requests, work.decode_tokens),
+            scene.steps.get(pod.id, _UNSEEN),
         )
 
     def _by_tier(self, held: BlocksByTier, cached_tokens: int) -> BlocksByTier:

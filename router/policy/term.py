@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol, TypeAlias
 import msgspec
 from pydantic import BaseModel, ConfigDict
 
-from router.types import BlocksByTier, Candidate, InFlight, Links, Pod, PodLoad, Scene
+from router.types import BlocksByTier, Candidate, InFlight, Links, Pod, PodLoad, Scene, StepBegan
 
 
 class Configurable(BaseModel):
@@ -60,6 +60,9 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     """The same by tier."""
     capacity_tokens: int
     """Of its KV cache; 0 where unknown."""
+    fixed_ms: float
+    """The part of its next step that does not depend on what prompts are in it."""
+    step: StepBegan
     pull: Transfer | None = None
     """Brings what `own_tokens` lacks of `cached_tokens`."""
     handoff: Transfer | None = None

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 
 from router.fleet.ledger import Ledger
-from router.policy.calibration import PrefillClock, PrefillObservation
-from router.types import Candidate, Lease, PodId, Split
+from router.policy.calibration import ALONE, Beside, PrefillClock, PrefillObservation
+from router.types import Candidate, InFlight, Lease, PodId, Split
 
 
 class Booking:
@@ -40,7 +40,8 @@ class Booking:
                 self._send(plan.pull.holder)
         computing = self._computing
         self._clock = clock(computing.pod)
-        self._clock.sent(computing.id, prompt_tokens, cached_tokens, now_s)
+        beside, step = _beside(ledger.on(computing.pod)), ledger.step_of(computing.pod)
+        self._clock.sent(computing.id, prompt_tokens, cached_tokens, now_s, beside, step.at_s)
         if plan.pull is not None or ledger.others_prefill(computing.pod):
             self._clock.disturbed()
 
@@ -57,7 +58,7 @@ class Booking:
         """The prefill pod has answered: from now on it only sends KV."""
         if self._prefilling is not None:
             now_s = time.monotonic()
-            self.observation = self._clock.first_token(self._prefilling.id, now_s)
+            self._learn(self._prefilling, now_s)
             self._ledger.release(self._prefilling, now_s)
             if not self._arrived:
                 self._send(self._prefilling.pod)
@@ -66,9 +67,13 @@ class Booking:
         """The prompt is computed, and all KV is where it is needed."""
         now_s = time.monotonic()
         if self._prefilling is None and self.observation is None:
-            self.observation = self._clock.first_token(self._answering.id, now_s)
+            self._learn(self._answering, now_s)
         self._ledger.first_token(self._answering, now_s)
         self._sent()
+
+    def stepped(self) -> None:
+        """Tokens came out of the pod that answers."""
+        self._ledger.stepped(self._answering.pod, time.monotonic())
 
     def first_token_is_due(self) -> None:
         """It should be there by now; nobody sees it."""
@@ -84,6 +89,9 @@ class Booking:
         self._ledger.release(self._answering, now_s)
         self._sent()
 
+    def _learn(self, lease: Lease, now_s: float) -> None:
+        self.observation = self._clock.first_token(lease.id, now_s, _beside(self._ledger.on(lease.pod)))
+
     def _send(self, holder: PodId) -> None:
         self._sending = holder
         self.sent_beside = self._ledger.pull_began(holder)
@@ -93,3 +101,8 @@ class Booking:
         if self._sending is not None:
             self._ledger.pull_ended(self._sending)
             self._sending = None
+
+
+def _beside(work: InFlight) -> Beside:
+    decoding = work.requests - work.prefill_requests
+    return Beside(decoding, work.decode_tokens) if decoding else ALONE

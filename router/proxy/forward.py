@@ -139,6 +139,7 @@ class Forwarder:
             match=match,
             fleet=self._fleet.snapshot,
             inflight=self._ledger.inflight(),
+            steps=self._ledger.steps(),
             now_s=_now_s(),
             turn=self._turns[model],
             shared_blocks=self._shared_blocks(story),
@@ -197,11 +198,13 @@ class Forwarder:
         """The answer, byte for byte."""
         story.phases.enter("relay")
 
-        def first_token() -> None:
-            story.first_token_s = story.phases.elapsed_s()
-            booking.first_token()
+        def on_piece(first_token: bool) -> None:
+            if first_token:
+                story.first_token_s = story.phases.elapsed_s()
+                booking.first_token()
+            booking.stepped()
 
-        await relay(reply, client, story.reader, self._route_headers(story), first_token)
+        await relay(reply, client, story.reader, self._route_headers(story), on_piece)
 
     def settle(self, story: Story) -> None:
         """Count what happened; compare what was predicted with what the engine reported."""

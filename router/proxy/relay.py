@@ -46,18 +46,20 @@ async def relay(
     client: Downstream,
     reader: AnswerReader,
     extra_headers: HeaderList,
-    on_first_token: Callable[[], None],
+    on_piece: Callable[[bool], None],
 ) -> None:
-    """Carry one answer over. Raises `UpstreamError`; whether bytes went downstream stands in `client.started`."""
+    """Carry one answer over. `on_piece` is told of each piece, and whether it holds the first token.
+
+    Raises `UpstreamError`; whether bytes went downstream stands in `client.started`."""
     pieces = [await reply.read()]
     if not is_stream(reply.headers):
         await _hold(reply, pieces)
     await client.start(reply.status, [*downstream_headers(reply.headers), *extra_headers])
     for piece in pieces:
-        await _pass_on(piece, client, reader, on_first_token)
+        await _pass_on(piece, client, reader, on_piece)
     while pieces[-1]:
         pieces = [await reply.read()]
-        await _pass_on(pieces[0], client, reader, on_first_token)
+        await _pass_on(pieces[0], client, reader, on_piece)
     await client.finish()
 
 
@@ -90,9 +92,8 @@ async def _hold(reply: AnyReply, pieces: list[bytes]) -> None:
         held_bytes += len(pieces[-1])
 
 
-async def _pass_on(piece: bytes, client: Downstream, reader: AnswerReader, on_first_token: Callable[[], None]) -> None:
+async def _pass_on(piece: bytes, client: Downstream, reader: AnswerReader, on_piece: Callable[[bool], None]) -> None:
     if not piece:
         return
-    if reader.feed(piece):
-        on_first_token()
+    on_piece(reader.feed(piece))
     await client.write(piece)

@@ -18,9 +18,9 @@ from router.types import InFlight, PodId
 
 Work: TypeAlias = Mapping[PodId, InFlight]
 
-_SHARED = 6
+_SHARED = 7
 """So many fields of `InFlight` mean the same to every router: the rest is by its own clock."""
-_ROW = msgspec.msgpack.Decoder(dict[str, tuple[int, int, int, float, int, int]])
+_ROW = msgspec.msgpack.Decoder(dict[str, tuple[int, int, int, float, int, int, int]])
 
 
 class Workload:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.fleet.ledger import Ledger
-from router.types import InFlight, Lease, Pod
+from router.types import InFlight, Lease, Pod, StepBegan
 
 MakePod = Callable[..., Pod]
 
@@ -18,10 +18,10 @@ def test_a_lease_counts_from_booking_to_release(make_pod: MakePod) -> None:
     """Its uncached tokens stand in the queue until the first token, its context until the end."""
     ledger, pod = Ledger(), make_pod("a")
     lease = ledger.book(pod, 1000, 600, 0.0)
-    expected_ms = pod.speed.prefill_ms(1000, 600)
+    expected_ms = pod.speed.compute_ms(600, 1000)
     assert ledger.inflight() == {"a": InFlight(1, 1, 400, expected_ms, 1000, head_ms=expected_ms)}
     ledger.first_token(lease, 0.0)
-    assert ledger.inflight() == {"a": InFlight(1, 0, 0, 0.0, 1000)}
+    assert ledger.inflight() == {"a": InFlight(1, 0, 0, 0.0, 1000, decode_tokens=1000)}
     ledger.release(lease, 0.0)
     assert ledger.inflight() == {}
 
@@ -170,7 +170,7 @@ def test_a_pod_that_only_decodes_has_nothing_to_compute(make_pod: MakePod) -> No
     """The request and its context count, no prefill does, and nobody waits behind it."""
     ledger, pod = Ledger(), make_pod("a")
     lease = ledger.book(pod, 1000, 0, 5.0, prefills=False)
-    assert ledger.inflight() == {"a": InFlight(1, 0, 0, 0.0, 1000)}
+    assert ledger.inflight() == {"a": InFlight(1, 0, 0, 0.0, 1000, decode_tokens=1000)}
     behind = ledger.book(pod, 500, 0, 6.0)
     ledger.first_token(lease, 7.0)
     assert ledger.inflight()["a"].queue_ms(6.01) == pytest.approx(behind.prefill_ms - 10.0)
@@ -240,3 +240,54 @@ def test_sums_are_those_of_the_open_leases_and_return_to_zero(
     for lease in booked:
         ledger.release(lease, 0.0)
     assert ledger.inflight() == {}
+
+
+# --- steps ---
+
+
+def test_a_step_begins_when_tokens_came_out_last(make_pod: MakePod) -> None:
+    """With what waited then; nobody knows before, nor once the pod is idle."""
+    ledger, pod = Ledger(), make_pod("a")
+    assert ledger.step_of("a") == StepBegan()
+    decoding = ledger.book(pod, 1000, 0, 5.0)
+    ledger.first_token(decoding, 6.0)
+    ledger.stepped("a", 6.0)
+    assert ledger.steps() == {"a": StepBegan(6.0, 0.0)}
+    waiting = ledger.book(pod, 500, 0, 6.01)
+    ledger.stepped("a", 6.02)
+    assert ledger.step_of("a") == StepBegan(6.02, waiting.prefill_ms)
+    for lease in (decoding, waiting):
+        ledger.release(lease, 7.0)
+    assert ledger.steps() == {}
+
+
+def test_a_prompt_of_several_steps_keeps_the_first_of_them(make_pod: MakePod) -> None:
+    """Its end is reckoned from there; the next prompt's from when that becomes first in line."""
+    ledger, pod = Ledger(), make_pod("a")
+    ledger.first_token(ledger.book(pod, 10, 0, 4.0), 5.0)
+    long, behind = ledger.book(pod, 30_000, 0, 5.0), ledger.book(pod, 10, 0, 5.0)
+    for now_s in (5.1, 5.2, 5.3):
+        ledger.stepped("a", now_s)
+    assert ledger.step_of("a") == StepBegan(5.1, long.prefill_ms + behind.prefill_ms)
+    ledger.first_token(long, 5.4)
+    ledger.stepped("a", 5.4)
+    assert ledger.step_of("a").at_s == 5.4
+    assert ledger.step_of("a").prefill_ms == pytest.approx(behind.prefill_ms)
+
+
+def test_steps_of_a_pod_without_requests_are_nobodys(make_pod: MakePod) -> None:
+    """A late piece of an answer leaves nothing behind."""
+    ledger = Ledger()
+    ledger.release(ledger.book(make_pod("a"), 10, 0, 1.0), 2.0)
+    ledger.stepped("a", 3.0)
+    assert ledger.steps() == {}
+
+
+def test_what_all_replicas_have_on_one_pod_can_be_asked_alone(make_pod: MakePod) -> None:
+    """As the sums of all pods have it."""
+    ledger = Ledger()
+    ledger.book(make_pod("a"), 1000, 600, 5.0)
+    assert ledger.on("a") == ledger.inflight()["a"]
+    ledger.others([{"a": InFlight(1, 0, 0, 0.0, 50, decode_tokens=50), "b": InFlight(1)}])
+    assert {name: ledger.on(name) for name in "ab"} == ledger.inflight()
+    assert ledger.on("c") == InFlight()

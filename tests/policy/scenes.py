@@ -94,8 +94,8 @@ speeds = st.builds(
     st.floats(0, 1e-4),
 )
 works = st.builds(
-    lambda requests, prefilling, tokens, ms, context, pulls: InFlight(
-        requests + prefilling, prefilling, tokens, ms, context, pulls
+    lambda decoding, prefilling, tokens, ms, context, pulls, decoded: InFlight(
+        decoding + prefilling, prefilling, tokens, ms if prefilling else 0.0, context + decoded, pulls, decoded
     ),
     st.integers(0, 40),
     st.integers(0, 10),
@@ -103,6 +103,7 @@ works = st.builds(
     st.floats(0, 5_000),
     st.integers(0, 500_000),
     st.integers(0, 3),
+    st.integers(0, 300_000),
 )
 links = st.builds(Link, st.floats(0, 30), st.floats(1e3, 1e6))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from random import Random
 
 import msgspec
@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.policy.calibration import (
+    LONGEST_STEP_S,
     VERSION,
     WINDOW_STARTS,
+    Beside,
     Calibration,
     CalibrationRow,
     PrefillClock,
@@ -145,6 +147,58 @@ def test_a_window_in_which_the_pod_was_disturbed_teaches_nothing() -> None:
     clock.gone("b")
     clock.sent("c", 100, 0, now_s=3.0)
     assert clock.first_token("c", now_s=3.5) is not None
+
+
+def test_beside_those_who_decode_the_step_that_had_to_end_first_counts_too() -> None:
+    """From when it began, with who decoded in it and in the prompt's own."""
+    clock = PrefillClock()
+    clock.sent("a", 1000, 400, 5.0, Beside(3, 9000), step_began_s=4.99)
+    seen = clock.first_token("a", 5.1, Beside(4, 10_000))
+    assert seen
+    assert seen.elapsed_ms == pytest.approx(110.0)
+    assert seen.features == (0, 600, 1000**2 - 400**2, 2.0, 7.0, 19_000.0)
+
+
+@pytest.mark.parametrize("began_s", [-math.inf, 5.0 - LONGEST_STEP_S])
+def test_of_a_step_that_nobody_saw_begin_half_counts(began_s: float) -> None:
+    """On average."""
+    clock = PrefillClock()
+    clock.sent("a", 1000, 400, 5.0, Beside(3, 9000), began_s)
+    seen = clock.first_token("a", 5.1, Beside(4, 10_000))
+    assert seen
+    assert seen.elapsed_ms == pytest.approx(100.0)
+    assert seen.features == (0, 600, 1000**2 - 400**2, 1.5, 5.5, 14_500.0)
+
+
+def test_each_step_of_a_window_counts_with_who_decoded_in_it() -> None:
+    """The first computed a prompt alone, the second one beside that prompt's answer."""
+    clock = PrefillClock()
+    clock.sent("a", 1000, 0, 5.0)
+    clock.sent("b", 500, 0, 5.01)
+    assert clock.first_token("a", 5.1) is None
+    seen = clock.first_token("b", 5.2, Beside(1, 1000))
+    assert seen
+    assert seen.features == (1, 1500, 1000**2 + 500**2, 1.0, 1.0, 1000.0)
+
+
+def test_a_decode_step_is_learnt_from_prompts_that_were_computed_in_one() -> None:
+    """Unknown at first, it is taken for the fixed part of a prefill."""
+    calibration, random = Calibration(), Random(4)
+    true = replace(TRUE, d0_ms=60.0, d1_ms_per_request=0.5, d2_ms_per_context_token=1e-4)
+    prior = replace(true, d0_ms=0.0)
+    for _ in range(400):
+        n, _ = a_prompt(random)
+        beside = Beside(random.randrange(0, 60), random.randrange(0, 200_000))
+        took_ms = true.fixed_ms(beside.requests, beside.context_tokens) + true.compute_ms(0, n)
+        clock = PrefillClock()
+        clock.sent("a", n, 0, 0.0)
+        seen = clock.first_token("a", took_ms * math.exp(random.gauss(0, 0.05)) / 1000, beside)
+        assert seen
+        calibration.observe_prefill("class", "a", prior, seen)
+    found = calibration.speed("class", "a", prior)
+    for requests, context_tokens in ((0, 0), (1, 1000), (30, 100_000)):
+        expected_ms = true.fixed_ms(requests, context_tokens)
+        assert found.fixed_ms(requests, context_tokens) == pytest.approx(expected_ms, rel=0.15)
 
 
 def test_a_prompt_of_which_less_was_cached_than_believed_is_corrected() -> None:
@@ -309,14 +363,13 @@ def four(**different: PodSpeed) -> dict[str, PodSpeed]:
 
 
 def test_a_pod_that_nobody_knows_yet_has_the_speed_of_its_class() -> None:
-    """And one of an unknown class that of the prior; decode coefficients are always the prior's."""
+    """And one of an unknown class that of the prior."""
     calibration, random = Calibration(), Random(1)
     prior = replace(TRUE, d0_ms=7.0, d1_ms_per_request=0.1, d2_ms_per_context_token=1e-5)
     for _ in range(200):
         calibration.observe_prefill("class", "a", prior, alone(scaled(TRUE, 2), random))
     found = calibration.speed("class", "new", prior)
     assert error(found, scaled(TRUE, 2)) < 0.1
-    assert (found.d0_ms, found.d1_ms_per_request, found.d2_ms_per_context_token) == (7.0, 0.1, 1e-5)
     assert calibration.speed("other", "a", prior) is prior
 
 
@@ -409,7 +462,7 @@ def test_what_cannot_be_true_is_left_out(elapsed_ms: float) -> None:
     calibration = Calibration()
     calibration.observe_prefill("class", "a", TRUE, PrefillObservation(1, 100, 10_000, elapsed_ms))
     calibration.observe_prefill("class", "a", TRUE, PrefillObservation(1, -5, 10_000, 10.0))
-    calibration.observe_prefill("class", "a", TRUE, PrefillObservation(0, 5, 10_000, 10.0))
+    calibration.observe_prefill("class", "a", TRUE, PrefillObservation(0, 0, 0, 10.0))
     calibration.observe_transfer("link", LINK, TransferObservation(1e6, 0, elapsed_ms))
     assert list(calibration.rows()) == []
 
@@ -530,9 +583,7 @@ def test_every_coefficient_has_a_row() -> None:
     rows = {(row.subject, row.pod, row.coefficient): row for row in known().rows()}
     speed, link = known().speed("class", "a", TRUE), known().link("same_rack", LINK)
     assert {key: row.value for key, row in rows.items()} == {
-        ("class", "", "c0_ms"): speed.c0_ms,
-        ("class", "", "c1_ms_per_token"): speed.c1_ms_per_token,
-        ("class", "", "c2_ms_per_token2"): speed.c2_ms_per_token2,
+        **{("class", "", name): value for name, value in asdict(speed).items()},
         ("same_rack", "", "t0_ms"): link.t0_ms,
         ("same_rack", "", "bytes_per_ms"): link.bytes_per_ms,
     }

@@ -55,10 +55,11 @@ def test_of_two_pods_the_lighter_wins_always(light: InFlight, heavy: InFlight, s
     """least_load, both under load, in either order and for any request: the property that Caddy missed."""
     heavier = structs.replace(
         heavy,
-        requests=light.requests + heavy.requests,
+        requests=light.requests + 1 + heavy.requests,
         prefill_ms=light.prefill_ms + 1 + heavy.prefill_ms,
         context_tokens=light.context_tokens + heavy.context_tokens,
-        prefill_requests=light.prefill_requests,
+        prefill_requests=light.prefill_requests + 1,
+        decode_tokens=light.decode_tokens + heavy.decode_tokens,
     )
     loads = {"a": heavier, "b": light} if swap else {"a": light, "b": heavier}
     seen = scene(*ready(pod("a"), pod("b")), inflight=loads, prompt=prompt(200, salt * 1000))

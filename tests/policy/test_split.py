@@ -186,7 +186,8 @@ def test_where_prefill_and_handoff_take_longer_than_computing_there_nothing_is_s
 
 def test_a_pod_full_of_running_requests_is_spared_by_a_split() -> None:
     """What others lose by a prefill among them outweighs the handoff."""
-    seen = asked(*ready(*apart()), inflight={"d0": InFlight(40, context_tokens=40_000)})
+    busy = {"d0": InFlight(40, context_tokens=40_000)}
+    seen = asked(*ready(*apart()), inflight=busy, links=Links(elsewhere=replace(LINK, t0_ms=20.0)))
     assert isinstance(decide(seen, BY_PRICE).candidates[0].plan, Direct)
     stalling = policy("queue", "prefill", "stall", "handoff")
     assert isinstance(decide(seen, stalling).candidates[0].plan, Split)

@@ -57,7 +57,7 @@ def test_a_handoff_that_ends_after_the_first_token_sends_nothing() -> None:
 @pytest.mark.parametrize("plan", PLANS)
 def test_what_was_booked_is_known_in_milliseconds(plan: Plan) -> None:
     """Wherever the prefill is."""
-    assert booked(Ledger(), plan).prefill_ms == PLANS[0].pod.speed.prefill_ms(100, 64)
+    assert booked(Ledger(), plan).prefill_ms == PLANS[0].pod.speed.compute_ms(64, 100)
 
 
 @settings(max_examples=60)

@@ -73,10 +73,10 @@ class Passage:
     def __init__(self, pod: Pod, extra: Iterable[tuple[bytes, bytes]] = ()) -> None:
         self.client, self.reader = Client(), AnswerReader()
         self.first_tokens = 0
-        self.task = asyncio.ensure_future(relay(pod.reply, self.client, self.reader, list(extra), self._first_token))
+        self.task = asyncio.ensure_future(relay(pod.reply, self.client, self.reader, list(extra), self._piece))
 
-    def _first_token(self) -> None:
-        self.first_tokens += 1
+    def _piece(self, first_token: bool) -> None:
+        self.first_tokens += first_token
 
     async def until_waiting(self) -> None:
         """Let the relay run until it waits for the pod."""

@@ -8,12 +8,13 @@ from router.policy.term import Configurable, Placement, Side
 
 
 class Prefill(Configurable):
-    """T_prefill(n, p) = c0 + c1 (n - p) + c2 (n^2 - p^2), with n prompt tokens of which p need no compute there.
+    """T_prefill(n, p) = F + c1 (n - p) + c2 (n^2 - p^2), with n prompt tokens of which p need no compute there.
 
-    Source: reference/cost-model.md 4.1; fitted per model and hardware with 0.4 to 3.4 % error.
+    F is the fixed part of the step that computes them: c0, or d0 + d1 b + d2 context where b requests decode in it.
+    Source: reference/cost-model.md 4.1, fitted per model and hardware with 0.4 to 3.4 % error; simulator.md 5.2.
     """
 
     side: ClassVar[Side] = Side.PREFILL
 
     def cost_ms(self, at: Placement) -> float:
-        return at.pod.speed.prefill_ms(at.prompt_tokens, at.cached_tokens)
+        return at.fixed_ms + at.pod.speed.compute_ms(at.cached_tokens, at.prompt_tokens)

@@ -6,25 +6,27 @@ from typing import ClassVar
 
 from pydantic import NonNegativeInt
 
+from router.policy.ahead import ahead_ms
 from router.policy.term import Configurable, Placement, Side
 
 
 class Queue(Configurable):
-    """Work that stands before this request, in milliseconds of prefill:
+    """Work that stands before this request, in milliseconds:
 
-        queue = prefill_ms of our requests there that have no first token yet, less what the first of them has had
-              + (waiting at the engine beyond those) * T_prefill(foreign_request_tokens, 0)
+        queue = max(0, F + W_in - time since that step began) + W_behind
+              + (waiting at the engine beyond our prompts) * T_prefill(foreign_request_tokens, 0)
 
-    The first part is exact in what we know: prompts net of their expected hits, through the pod's coefficients.
-    The second accounts for requests that came past us, by another router or directly.
+    Engines compute in steps: the one under way takes its fixed part F and the prompts W_in that are in it, and whoever
+    comes meanwhile (W_behind, and this request) is in the next. Prompts count net of their expected hits, through the
+    pod's coefficients. Where nothing of ours is there, nothing stands before it. The last part accounts for requests
+    that came past us, by another router or directly.
     """
 
     side: ClassVar[Side] = Side.PREFILL
     foreign_request_tokens: NonNegativeInt = 1024
 
     def cost_ms(self, at: Placement) -> float:
-        inflight = at.inflight
-        foreign = at.load.waiting - inflight.prefill_requests
+        foreign = at.load.waiting - at.inflight.prefill_requests
         if foreign <= 0:
-            return inflight.queue_ms(at.now_s)
-        return inflight.queue_ms(at.now_s) + foreign * at.pod.speed.prefill_ms(self.foreign_request_tokens)
+            return ahead_ms(at)
+        return ahead_ms(at) + foreign * at.pod.speed.prefill_ms(self.foreign_request_tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from router.policy.ahead import ahead_ms
 from router.policy.term import Configurable, Placement, Side
 
 
@@ -23,4 +24,4 @@ class Transfer(Configurable):
         pull = at.pull
         if pull is None:
             return 0.0
-        return max(0.0, pull.transfer_ms - at.inflight.queue_ms(at.now_s))
+        return max(0.0, pull.transfer_ms - ahead_ms(at))

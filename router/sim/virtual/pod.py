@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 
@@ -22,7 +23,7 @@ from router.sim.pod import step_ms
 from router.sim.virtual.batch import Batch, Gaps, Job, Progress
 from router.sim.virtual.cache import BlockCache, TierCache
 from router.sim.virtual.traffic import Ask
-from router.types import BlockHash, PodLoad, PodSpeed, Tier
+from router.types import BlockHash, PodId, PodLoad, PodSpeed, StepBegan, Tier
 
 NEVER_MS = math.inf
 
@@ -37,6 +38,18 @@ class VirtualPodConfig:
     engine_block_tokens: int = 16
     step_budget_tokens: int = 8192
     max_num_seqs: int = 256
+
+
+def steps_under_way(
+    pods: Mapping[PodId, VirtualPod], seen: Mapping[PodId, StepBegan], now_ms: float
+) -> dict[PodId, StepBegan]:
+    """What a router has `seen`, and the ends of steps in which nobody's prompt was, as streams show them."""
+    steps = dict(seen)
+    for pod_id, pod in pods.items():
+        began_s = pod.step_began_ms(now_ms) / 1000
+        if began_s > (steps[pod_id].at_s if pod_id in steps else -math.inf):
+            steps[pod_id] = StepBegan(began_s)
+    return steps
 
 
 class VirtualPod:
@@ -75,6 +88,11 @@ class VirtualPod:
         """When `advance` is due; infinite while there is nothing to do."""
         run = self._run
         return run.start_ms + run.duration_ms(run.steps) if run else NEVER_MS
+
+    def step_began_ms(self, now_ms: float) -> float:
+        """When the step under way began; minus infinity where there is none."""
+        run = self._run
+        return run.start_ms + run.duration_ms(run.steps_until(now_ms) - 1) if run else -math.inf
 
     def backlog_ms(self) -> float:
         """Prefill that stands before a new prompt, if nothing of it were cached that is not yet known to be."""

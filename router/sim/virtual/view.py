@@ -38,6 +38,7 @@ from router.types import (
     PromptPrefix,
     RouteDecision,
     Scene,
+    StepBegan,
     Tier,
 )
 
@@ -94,7 +95,13 @@ class RouterView:
         self.ledger = Ledger()
 
     def decide(
-        self, request_id: str, prompt_tokens: int, hashes: Sequence[BlockHash], output_tokens: int, now_s: float
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        hashes: Sequence[BlockHash],
+        output_tokens: int,
+        now_s: float,
+        steps: Mapping[PodId, StepBegan],
     ) -> RouteDecision:
         """Every way to serve a prompt, best first. Raises what `decide()` does."""
         self._turn += 1
@@ -113,6 +120,7 @@ class RouterView:
             match=PrefixMatch(self._held(hashes, now_s)),
             fleet=self._snapshot,
             inflight=self.ledger.inflight(),
+            steps=steps,
             now_s=now_s,
             turn=self._turn,
             shared_blocks=self._shared.observe(hashes, threshold=HEAVY_SHARE / len(self.pods)),

@@ -24,7 +24,7 @@ from router.sim.virtual.batch import Job, Progress
 from router.sim.virtual.fleet import Conditions, Fleet, SimulatedPod
 from router.sim.virtual.links import Links
 from router.sim.virtual.outcome import Outcome, PodUse, Run
-from router.sim.virtual.pod import VirtualPod
+from router.sim.virtual.pod import VirtualPod, steps_under_way
 from router.sim.virtual.traffic import Ask, Session, Traffic
 from router.sim.virtual.view import Knowledge, RouterView
 from router.types import BlockHash, Generation, Lease, Pod, Pull, RouteDecision, Split, Tier
@@ -187,7 +187,8 @@ class World:
         self._tell_news()
         hashes = ask.blocks[: ask.prompt_blocks]
         name = str(len(self._outcomes))
-        return view.decide(name, ask.prompt_tokens, hashes, ask.output_tokens, self._now_ms / 1000)
+        steps = steps_under_way(self._pods, view.ledger.steps(), self._now_ms)
+        return view.decide(name, ask.prompt_tokens, hashes, ask.output_tokens, self._now_ms / 1000, steps)
 
     def _book(self, view: RouterView, ask: Ask, pod: str, cached_tokens: int, *, prefills: bool = True) -> _Place:
         hashes, now_s = ask.blocks[: ask.prompt_blocks], self._now_ms / 1000
@@ -287,6 +288,8 @@ class World:
             self._links.start(self._loaded(pod_id, job), (("pcie", pod_id),), kv_bytes, 0.0, self._now_ms)
         for job in progress.started:
             self._started(job, pod_id)
+        for view in self._views:
+            view.ledger.stepped(pod_id, self._now_ms / 1000)
         for job in progress.finished:
             self._finished(job, pod_id)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from router.policy.term import Placement
-from router.types import InFlight, Links, PodLoad
+from router.types import InFlight, Links, PodLoad, StepBegan
 from tests.policy.scenes import SPEED, pod
 
 KV_BYTES = 1000
@@ -15,8 +15,9 @@ KV_BYTES = 1000
 def at(**facts: Any) -> Placement:
     """All that is cached is its own and on the GPU, if nothing else is said."""
     own_tokens = facts.get("own_tokens", facts.get("cached_tokens", 0))
+    speed, work = facts.pop("speed", SPEED), facts.get("inflight", InFlight())
     usual: dict[str, Any] = {
-        "pod": pod("a", speed=facts.pop("speed", SPEED), kv_bytes_per_token=KV_BYTES),
+        "pod": pod("a", speed=speed, kv_bytes_per_token=KV_BYTES),
         "load": PodLoad(),
         "inflight": InFlight(),
         "prompt_tokens": 1000,
@@ -28,5 +29,7 @@ def at(**facts: Any) -> Placement:
         "own_tokens": own_tokens,
         "held_tokens": (own_tokens, 0, 0, 0),
         "capacity_tokens": 0,
+        "fixed_ms": speed.fixed_ms(work.requests - work.prefill_requests, work.decode_tokens),
+        "step": StepBegan(),
     }
     return Placement(**(usual | facts))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from router.policy.costs.queue import Queue
-from router.types import InFlight, PodLoad
+from router.types import InFlight, PodLoad, StepBegan
 from tests.policy.costs.placements import at
 from tests.policy.scenes import SPEED
 
 
 def test_our_own_queue_counts_in_its_milliseconds() -> None:
     """What the engine reports of our own waiting requests is not counted again."""
-    ours = InFlight(requests=5, prefill_requests=3, prefill_ms=120.0)
+    ours = InFlight(requests=3, prefill_requests=3, prefill_ms=120.0)
     assert Queue().cost_ms(at(inflight=ours, load=PodLoad(waiting=3))) == 120.0
     assert Queue().cost_ms(at(inflight=ours, load=PodLoad(waiting=0))) == 120.0
 
@@ -23,9 +24,10 @@ def test_requests_that_came_past_us_count_as_usual_prompts() -> None:
     assert Queue(foreign_request_tokens=500).cost_ms(foreign) == 10.0 + 2 * SPEED.prefill_ms(500)
 
 
-@pytest.mark.parametrize(("now_s", "left_ms"), [(10.0, 120.0), (10.03, 90.0), (10.05, 70.0), (99.0, 70.0)])
+@pytest.mark.parametrize(("now_s", "left_ms"), [(10.0, 121.0), (10.03, 91.0), (10.05, 71.0), (99.0, 70.0)])
 def test_what_is_first_in_line_shrinks_while_it_is_computed(now_s: float, left_ms: float) -> None:
-    """50 of 120 ms are the first prompt's: once they are over it is late, and the others still stand there in full."""
+    """1 ms for the step and 50 of 120 are the first prompt's: once they are over it is late, and the others still stand
+    there in full."""
     ours = InFlight(3, 3, prefill_ms=120.0, head_ms=50.0, head_since_s=10.0)
     assert Queue().cost_ms(at(inflight=ours, now_s=now_s)) == pytest.approx(left_ms)
 
@@ -34,4 +36,36 @@ def test_progress_and_what_came_past_us_are_added() -> None:
     """Nobody knows how far a foreign prompt is."""
     ours = InFlight(1, 1, prefill_ms=50.0, head_ms=50.0, head_since_s=10.0)
     placed = at(inflight=ours, load=PodLoad(waiting=2), now_s=10.02)
-    assert Queue(foreign_request_tokens=500).cost_ms(placed) == pytest.approx(30.0 + SPEED.prefill_ms(500))
+    assert Queue(foreign_request_tokens=500).cost_ms(placed) == pytest.approx(31.0 + SPEED.prefill_ms(500))
+
+
+DECODING = InFlight(2, 0, decode_tokens=10_000)
+STEP_MS = SPEED.step_ms(2, 10_000)
+
+
+@pytest.mark.parametrize(("elapsed_s", "left_ms"), [(0.0, STEP_MS), (0.002, STEP_MS - 2), (0.1, 0.0)])
+def test_a_prompt_waits_for_the_end_of_the_step_under_way(elapsed_s: float, left_ms: float) -> None:
+    """Which began when tokens last came out."""
+    placed = at(inflight=DECODING, step=StepBegan(3.0), now_s=3.0 + elapsed_s)
+    assert Queue().cost_ms(placed) == pytest.approx(left_ms)
+
+
+def test_of_a_step_that_nobody_saw_begin_half_is_left() -> None:
+    """On average."""
+    assert Queue().cost_ms(at(inflight=DECODING, now_s=3.0)) == pytest.approx(STEP_MS / 2)
+
+
+def test_prompts_of_the_step_under_way_shrink_and_those_that_came_later_do_not() -> None:
+    """20 of 50 ms were there when it began, the rest is in the next step, as we are."""
+    work = structs.replace(DECODING, requests=4, prefill_requests=2, prefill_ms=50.0, head_ms=20.0, head_since_s=2.9)
+    placed = at(inflight=work, step=StepBegan(3.0, 20.0), now_s=3.005)
+    assert Queue().cost_ms(placed) == pytest.approx(STEP_MS + 20.0 - 5.0 + 30.0)
+    late = at(inflight=work, step=StepBegan(3.0, 20.0), now_s=9.0)
+    assert Queue().cost_ms(late) == pytest.approx(30.0)
+
+
+def test_a_prompt_that_came_after_the_step_began_is_in_the_next_one() -> None:
+    """What is left of the step, and all of the prompt."""
+    work = structs.replace(DECODING, requests=3, prefill_requests=1, prefill_ms=20.0, head_ms=20.0, head_since_s=3.001)
+    placed = at(inflight=work, step=StepBegan(3.0, 0.0), now_s=3.002)
+    assert Queue().cost_ms(placed) == pytest.approx(STEP_MS - 2.0 + 20.0)

@@ -29,9 +29,9 @@ def test_what_travels_while_the_pod_works_on_others_is_not_waited_for(queue_ms: 
 
 
 def test_only_what_is_left_of_the_queue_hides_it() -> None:
-    """30 ms of prefill, of which 20 are done."""
+    """1 ms for the step and 30 of prefill, of which 20 are done."""
     busy = InFlight(1, 1, prefill_ms=30.0, head_ms=30.0, head_since_s=7.0)
-    assert Transfer().cost_ms(pulling(40.0, inflight=busy, now_s=7.02)) == pytest.approx(30.0)
+    assert Transfer().cost_ms(pulling(40.0, inflight=busy, now_s=7.02)) == pytest.approx(29.0)
 
 
 def test_without_a_pull_there_is_nothing_to_wait_for() -> None:

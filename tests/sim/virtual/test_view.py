@@ -33,7 +33,7 @@ def deaf(policies: dict[str, Policy]) -> RouterView:
 
 
 def decision(router: RouterView, now_s: float = 0.0) -> RouteDecision:
-    return router.decide("r", 70, PROMPT, 10, now_s)
+    return router.decide("r", 70, PROMPT, 10, now_s, {})
 
 
 def cached_by_pod(router: RouterView, now_s: float = 0.0) -> dict[str, int]:
@@ -101,7 +101,7 @@ def test_what_is_in_flight_makes_a_pod_dearer_until_it_is_given_back(router: Rou
 def test_what_is_computed_elsewhere_is_only_expected_to_arrive(router: RouterView) -> None:
     """A pod that decodes what another computes: its blocks are known by then, and nothing waits behind them."""
     router.sent(A, 70, 0, PROMPT, now_s=0.0, prefills=False)
-    assert router.ledger.own() == {A: InFlight(1, 0, 0, 0.0, 70)}
+    assert router.ledger.own() == {A: InFlight(1, 0, 0, 0.0, 70, decode_tokens=70)}
     assert cached_by_pod(router)[A] == 64
 
 

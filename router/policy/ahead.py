@@ -1,0 +1,29 @@
+"""What is a pod busy with until it can begin on a new prompt?
+
+Engines compute in steps, and a prompt that arrives waits for the end of the one under way. Its end can be foreseen: it
+began when tokens last came out, and what is in it is known. Pure arithmetic; this file prices nothing that comes after.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from router.policy.term import Placement
+
+
+def ahead_ms(at: Placement) -> float:
+    """Until the next step can begin and our prompts that are before this one in it are computed, in milliseconds."""
+    work, began_s = at.inflight, at.step.at_s
+    decodes = work.requests > work.prefill_requests
+    if not work.head_ms:  # of other routers' prompts it is not known here when they began
+        return work.prefill_ms + (_rest_ms(at, began_s, at.fixed_ms) if decodes else 0.0)
+    if not decodes or began_s == -inf:
+        began_s, inside_ms = work.head_since_s, work.head_ms
+    else:
+        inside_ms = min(at.step.prefill_ms, work.prefill_ms) if began_s >= work.head_since_s else 0.0
+    return _rest_ms(at, began_s, at.fixed_ms + inside_ms) + work.prefill_ms - inside_ms
+
+
+def _rest_ms(at: Placement, began_s: float, step_ms: float) -> float:
+    """Of a step that takes so long; half of it where nobody saw it begin."""
+    return max(0.0, step_ms - (at.now_s - began_s) * 1000) if began_s > -inf else step_ms / 2
