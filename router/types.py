@@ -6,6 +6,7 @@ one-line readings of its own fields, and never touches a clock, a socket or a ra
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
@@ -258,10 +259,6 @@ class Links:
             return self.same_rack
         return self.same_zone if one.zone and one.zone == other.zone and self.same_zone else self.elsewhere
 
-    def out_of(self, tier: Tier) -> Link | None:
-        """From a tier of a pod into its GPU."""
-        return (None, self.cpu, self.disk, self.remote)[tier]
-
 
 @dataclass(frozen=True, slots=True)
 class FleetSnapshot:
@@ -270,6 +267,15 @@ class FleetSnapshot:
     version: int = 0
     pods: tuple[PodStatus, ...] = ()
     links: Links = Links()
+
+    def find(self, pod: PodId) -> PodStatus | None:
+        """Its row. O(log pods)."""
+        at = bisect_left(self.pods, pod, key=_id_of)
+        return self.pods[at] if at < len(self.pods) and self.pods[at].pod.id == pod else None
+
+
+def _id_of(status: PodStatus) -> PodId:
+    return status.pod.id
 
 
 class InFlight(msgspec.Struct, frozen=True, gc=False):

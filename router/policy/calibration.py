@@ -25,7 +25,7 @@ from router.types import Link, PodId, PodSpeed
 VERSION: Final = 2
 """Of what `dump` returns."""
 
-SHAPE_SD: Final = (1.5, 0.7, 0.7, 1.0, 1.0, 0.7)
+SHAPE_SD: Final = (1.5, 0.5, 0.5, 0.7, 0.7, 0.5)
 """Of c0, c1, c2, d0, d1, d2. c0 and d0 also take up what no table knows: network, tokenizing."""
 LINK_SHAPE_SD: Final = (1.5, 1.0)
 FLOOR: Final = (1.0, 1e-4, 1e-9, 1.0, 1e-3, 1e-6)

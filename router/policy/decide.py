@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import repeat
+from typing import TypeAlias
 
 from router.errors import NoReadyPod
 from router.policy.catalog import DELAYS
@@ -17,6 +18,9 @@ from router.policy.spec import Policy
 from router.policy.split import split_candidates
 from router.policy.term import Costs, Placement
 from router.types import Candidate, Cost, Direct, PodStatus, Pull, RouteDecision, Scene
+
+Prices: TypeAlias = tuple[float, ...]
+"""One for each term, in milliseconds."""
 
 __all__ = ["BYTES_PER_TOKEN", "decide", "expected_cached_tokens", "expected_ttft_ms", "prompt_token_count"]
 
@@ -29,10 +33,11 @@ def decide(scene: Scene, policy: Policy) -> RouteDecision:
     prompt_tokens = prompt_token_count(scene)
     planner = Planner(scene, prompt_tokens)
     pods = eligible(scene, prompt_tokens if scene.prompt else 0)
-    direct = planner.placements(_shortlisted(planner, pods.direct, policy))
+    splitting = policy.splits and bool(pods.prefill)
+    direct = planner.placements(_shortlisted(planner, pods.direct, policy, splitting))
     if policy.pulls:
         direct += planner.pulling(direct)
-    candidates = _cheapest_of_each_pod(direct, _totals(direct, policy.costs))
+    candidates = _cheapest_of_each_pod(direct, policy.costs)
     if policy.splits:
         candidates += split_candidates(planner, pods, policy)
     if not candidates:
@@ -46,28 +51,36 @@ def expected_ttft_ms(cost: Cost) -> float:
     return sum([ms for name, ms in cost.parts if name in DELAYS])
 
 
-def _shortlisted(planner: Planner, statuses: Sequence[PodStatus], policy: Policy) -> Sequence[PodStatus]:
-    """In a large fleet only the most promising are priced in full."""
-    if not 0 < policy.shortlist < len(statuses):
+def _shortlisted(
+    planner: Planner, statuses: Sequence[PodStatus], policy: Policy, splitting: bool
+) -> Sequence[PodStatus]:
+    """In a large fleet only the most promising are priced in full; half as many where splits are priced beside them."""
+    most = policy.shortlist // 2 if splitting else policy.shortlist
+    if not 0 < most < len(statuses):
         return statuses
     weight = planner.missing_weight(statuses[0].pod, policy.costs)
-    return most_promising(planner.scene, statuses, planner.prompt_tokens, policy.shortlist, weight)
+    return most_promising(planner.scene, statuses, planner.prompt_tokens, most, weight)
 
 
-def _totals(placements: Sequence[Placement], costs: Costs) -> list[Cost]:
+def _prices(placements: Sequence[Placement], costs: Costs) -> Iterable[Prices]:
     """Term by term over all placements: half the price of going pod by pod."""
-    names = [name for name, _ in costs]
     columns = [list(map(term.cost_ms, placements)) for _, term in costs]
-    rows: Iterable[tuple[float, ...]] = zip(*columns, strict=True) if columns else repeat((), len(placements))
-    return [Cost(tuple(zip(names, row, strict=True)), sum(row)) for row in rows]
+    return zip(*columns, strict=True) if columns else repeat((), len(placements))
 
 
-def _cheapest_of_each_pod(placements: Sequence[Placement], costs: Sequence[Cost]) -> list[Candidate]:
+def _cheapest_of_each_pod(placements: Sequence[Placement], costs: Costs) -> list[Candidate]:
     """Of each pod its own way, or the pull that is cheaper."""
-    best: dict[str, Candidate] = {}
-    for at, cost in zip(placements, costs, strict=True):
-        known = best.get(at.pod.id)
-        if known is None or cost.total_ms < known.cost.total_ms:
-            pull = Pull(at.pull.sender.id, at.cached_tokens) if at.pull else None
-            best[at.pod.id] = Candidate(Direct(at.pod, pull), cost, at.cached_tokens)
-    return list(best.values())
+    best: dict[str, tuple[float, Prices, Placement]] = {}
+    for at, prices in zip(placements, _prices(placements, costs), strict=True):
+        total_ms, known = sum(prices), best.get(at.pod.id)
+        if known is None or total_ms < known[0]:
+            best[at.pod.id] = total_ms, prices, at
+    names = [name for name, _ in costs]
+    return [
+        Candidate(
+            Direct(at.pod, Pull(at.pull.sender.id, at.cached_tokens) if at.pull else None),
+            Cost(tuple(zip(names, prices, strict=True)), total_ms),
+            at.cached_tokens,
+        )
+        for total_ms, prices, at in best.values()
+    ]

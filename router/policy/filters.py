@@ -27,11 +27,13 @@ def eligible(scene: Scene, prompt_tokens: int) -> Eligible:
 
     Raises `UnknownModel`, `NoReadyPod` or `ContextTooLong`, whichever is the first to leave nobody who could answer.
     """
-    model = scene.request.adapter or scene.request.model
+    model, is_ready, both = scene.request.adapter or scene.request.model, PodState.READY, Role.BOTH
     ready = [
-        s for s in scene.fleet.pods if s.state is PodState.READY and (model in s.pod.models or model in s.pod.adapters)
+        status
+        for status in scene.fleet.pods
+        if status.state is is_ready and (model in (pod := status.pod).models or model in pod.adapters)
     ]
-    apart = {s.pod.role for s in ready} != {Role.BOTH}
+    apart = any([status.pod.role is not both for status in ready])
     answering = [s for s in ready if s.pod.role is not Role.PREFILL] if apart else ready
     if not answering:
         raise _nobody(scene, model)
@@ -41,7 +43,8 @@ def eligible(scene: Scene, prompt_tokens: int) -> Eligible:
     if not apart:
         return Eligible(roomy, [], [])
     direct = [s for s in roomy if s.pod.serves_alone]
-    prefill = [s for s in ready if s.pod.handoff and s.pod.role is not Role.DECODE and _takes(s, prompt_tokens)]
+    decodes = Role.DECODE
+    prefill = [s for s in ready if s.pod.role is not decodes and s.pod.handoff and _takes(s, prompt_tokens)]
     if not direct and not prefill:
         raise NoReadyPod(f"No prefill pod that serves `{model}` is ready, and no other serves alone.")
     return Eligible(direct, prefill, [s for s in roomy if s.pod.handoff])

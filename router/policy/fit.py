@@ -22,9 +22,9 @@ Vector: TypeAlias = tuple[float, ...]
 
 SCALE_SD = 1.2
 """Prior uncertainty of the factor common to all coefficients, as a natural logarithm: one sigma is 3.3 times."""
-RELAX = 4e-5
+RELAX = 1e-5
 """Share of the way back to the prior's uncertainty at each observation: what lets a fit follow a drift. The last
-fifty observations or so count; a drift by 2 is followed in about as many."""
+hundred observations or so count; a drift by 2 is followed in about as many."""
 NOISE = 0.12
 EARLY_NOISE = 60
 EARLY = 20

@@ -7,8 +7,6 @@ file never prices anything.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from heapq import nsmallest
-from operator import itemgetter
 
 from msgspec.structs import replace
 
@@ -31,6 +29,8 @@ from router.types import (
 BYTES_PER_TOKEN = 4
 """How long a token is in a body whose tokens we do not know."""
 DEFAULT_OUTPUT_TOKENS = 256
+MOST_PULLING = 4
+"""So many pods are looked at as receivers of KV: what they all would pull is about the same, their queues are not."""
 _IDLE = InFlight()
 _UNSEEN = StepBegan()
 _NOTHING: BlocksByTier = (0, 0, 0, 0)
@@ -53,8 +53,9 @@ def expected_cached_tokens(scene: Scene, pod: Pod) -> int:
     prompt = scene.prompt
     if prompt is None or pod.trust is not PrefixTrust.TRUSTED:
         return 0
-    block = pod.block_size_tokens or prompt.block_size_tokens
-    return min(sum(held) * prompt.block_size_tokens, max(prompt.token_count - 1, 0)) // block * block
+    held_tokens, most_tokens = sum(held) * prompt.block_size_tokens, len(prompt.tokens) - 1
+    usable_tokens = held_tokens if held_tokens < most_tokens else max(most_tokens, 0)
+    return usable_tokens - usable_tokens % (pod.block_size_tokens or prompt.block_size_tokens)
 
 
 def most_promising(
@@ -71,13 +72,19 @@ def most_promising(
     most_tokens = prompt_tokens * missing_weight
     first = tie_key(scene) % len(statuses)
     turned = [*statuses[first:], *statuses[:first]]
-    rough_ms = [
-        (speed := (pod := status.pod).speed).c1_ms_per_token
-        * (most_tokens - sum(found) * block if (found := held(pod.id)) else most_tokens)
-        + (work.queue_ms(now_s) + work.requests * speed.d1_ms_per_request if (work := inflight(pod.id)) else 0.0)
-        for status in turned
-    ]
-    return [turned[at] for at in nsmallest(most, range(len(turned)), key=rough_ms.__getitem__)]
+    rough_ms: list[float] = []
+    for status in turned:
+        pod = status.pod
+        speed = pod.speed
+        missing_tokens = most_tokens - sum(found) * block if (found := held(pod.id)) else most_tokens
+        ms = speed.c1_ms_per_token * missing_tokens
+        if work := inflight(pod.id):
+            ms += work.prefill_ms + work.requests * speed.d1_ms_per_request
+            if head_ms := work.head_ms:
+                done_ms = (now_s - work.head_since_s) * 1000
+                ms -= done_ms if done_ms < head_ms else head_ms
+        rough_ms.append(ms)
+    return [turned[at] for at in sorted(range(len(turned)), key=rough_ms.__getitem__)[:most]]
 
 
 class Planner:
@@ -87,6 +94,8 @@ class Planner:
         self.scene = scene
         self.prompt_tokens = prompt_tokens
         self._block = scene.prompt.block_size_tokens if scene.prompt else 1
+        self._links = scene.fleet.links
+        self._missing_weight: float | None = None
         self._shared_tokens = _shared_tokens(scene)
         self._output_tokens = scene.request.max_output_tokens or DEFAULT_OUTPUT_TOKENS
 
@@ -95,12 +104,13 @@ class Planner:
         return [self._on(status) for status in statuses]
 
     def pulling(self, placements: Sequence[Placement]) -> list[Placement]:
-        """The same with what a peer can send, wherever that is sooner there than computed."""
+        """The same with what a peer can send, where that is sooner there than computed: on those with least to do."""
         holder = self._best_holder()
         if holder is None:
             return []
         sender, tokens = holder
-        return [found for at in placements if tokens > at.own_tokens and (found := self._pulled(at, sender, tokens))]
+        lacking = sorted([at for at in placements if tokens > at.own_tokens], key=_outstanding_ms)[:MOST_PULLING]
+        return [found for at in lacking if (found := self._pulled(at, sender, tokens))]
 
     def transfer(self, sender: Pod, receiver: Pod, tokens: int, prefill_ms: float = 0.0) -> Transfer | None:
         """That much KV on the way between them; None where nothing leads there or its size is unknown."""
@@ -110,7 +120,14 @@ class Planner:
         return _transfer(link, sender, tokens * receiver.kv_bytes_per_token, self._inflight(sender.id), prefill_ms)
 
     def missing_weight(self, pod: Pod, costs: Costs) -> float:
-        """What a token of this prompt costs where it is not cached, by all terms of a policy, in times of c1."""
+        """What a token of this prompt costs where it is not cached, by all terms of a policy, in times of c1.
+
+        Of the pod that is asked for first: all pods of a model are taken to be alike in that."""
+        if self._missing_weight is None:
+            self._missing_weight = self._weigh_missing(pod, costs)
+        return self._missing_weight
+
+    def _weigh_missing(self, pod: Pod, costs: Costs) -> float:
         most = max(self.prompt_tokens - 1, 1)
         none, all_but_one = (self._imagined(pod, tokens) for tokens in (0, most))
         more_ms = sum([term.cost_ms(none) - term.cost_ms(all_but_one) for _, term in costs])
@@ -125,9 +142,13 @@ class Planner:
 
     def _on(self, status: PodStatus) -> Placement:
         scene, pod = self.scene, status.pod
-        work = scene.inflight.get(pod.id, _IDLE)
-        held = scene.match.blocks.get(pod.id)
-        cached_tokens = expected_cached_tokens(scene, pod) if held else 0
+        pod_id, speed = pod.id, pod.speed
+        work = scene.inflight.get(pod_id, _IDLE)
+        decoding = work.requests - work.prefill_requests
+        cached_tokens, by_tier = 0, _NOTHING
+        if held := scene.match.blocks.get(pod_id):
+            cached_tokens = expected_cached_tokens(scene, pod)
+            by_tier = self._by_tier(held, cached_tokens)
         return Placement(
             pod,
             status.load,
@@ -137,40 +158,45 @@ class Planner:
             self._shared_tokens,
             self._output_tokens,
             scene.now_s,
-            scene.fleet.links,
+            self._links,
             cached_tokens,
-            self._by_tier(held, cached_tokens) if held and cached_tokens else _NOTHING,
+            by_tier,
             (pod.capacity_blocks or 0) * self._block,
-            pod.speed.fixed_ms(work.requests - work.prefill_requests, work.decode_tokens),
-            scene.steps.get(pod.id, _UNSEEN),
+            speed.fixed_ms(decoding, work.decode_tokens) if decoding else speed.c0_ms,
+            scene.steps.get(pod_id, _UNSEEN),
         )
 
     def _by_tier(self, held: BlocksByTier, cached_tokens: int) -> BlocksByTier:
         """What of the usable tokens lies where: the nearest tier holds the head of the prompt."""
-        if held[0] * self._block >= cached_tokens:
+        gpu = held[0] * self._block
+        if gpu >= cached_tokens:
             return cached_tokens, 0, 0, 0
-        gpu, cpu, disk, _ = (min(blocks * self._block, cached_tokens) for blocks in held)
-        cpu = min(cpu, cached_tokens - gpu)
-        disk = min(disk, cached_tokens - gpu - cpu)
+        cpu = min(held[1] * self._block, cached_tokens - gpu)
+        disk = min(held[2] * self._block, cached_tokens - gpu - cpu)
         return gpu, cpu, disk, cached_tokens - gpu - cpu - disk
 
     def _best_holder(self) -> tuple[Pod, int] | None:
         """Of those who can send it, who holds most of the prompt, and how much; of equal ones, who sends the least."""
-        scene = self.scene
-        held = scene.match.blocks
-        able = [
-            (sum(held[pod.id]), pod)
-            for status in (scene.fleet.pods if held else ())
-            if (pod := status.pod).id in held
-            and pod.pulls
-            and pod.trust is PrefixTrust.TRUSTED
-            and status.state is PodState.READY
-        ]
+        able: list[Pod] = []
+        least = 0
+        for missing, pod_id in sorted([(-sum(tiers), pod_id) for pod_id, tiers in self.scene.match.blocks.items()]):
+            if able and missing > least:
+                break
+            if pod := self._sender(pod_id):
+                least = missing
+                able.append(pod)
         if not able:
             return None
-        most, _ = max(able, key=itemgetter(0))
-        pod = min((pod for blocks, pod in able if blocks == most), key=self._pulls_of)
-        return pod, expected_cached_tokens(scene, pod)
+        pod = min(able, key=self._pulls_of)
+        return pod, expected_cached_tokens(self.scene, pod)
+
+    def _sender(self, pod_id: PodId) -> Pod | None:
+        """That pod, if it can be told to send what it holds."""
+        status = self.scene.fleet.find(pod_id)
+        if status is None or status.state is not PodState.READY:
+            return None
+        pod = status.pod
+        return pod if pod.pulls and pod.trust is PrefixTrust.TRUSTED else None
 
     def _pulls_of(self, holder: Pod) -> int:
         return self._inflight(holder.id).pulls
@@ -192,6 +218,10 @@ class Planner:
 def _transfer(link: Link, sender: Pod, kv_bytes: float, busy: InFlight, prefill_ms: float) -> Transfer:
     transfer_ms = link.t0_ms + kv_bytes / link.bytes_per_ms * (1 + busy.pulls)
     return Transfer(sender, link.t0_ms, transfer_ms, prefill_ms)
+
+
+def _outstanding_ms(at: Placement) -> float:
+    return at.inflight.queue_ms(at.now_s) + at.fixed_ms
 
 
 def _speak_alike(pod: Pod, holder: Pod) -> bool:

@@ -31,7 +31,7 @@ def split_candidates(planner: Planner, pods: Eligible, policy: Policy) -> list[C
     if not pods.prefill or not pods.decode:
         return []
     costs = policy.costs_of(Side.PREFILL)
-    first = planner.placements(_cheapest_prefills(planner, pods.prefill, costs))
+    first = planner.placements(_cheapest_prefills(planner, pods.prefill, policy.costs))
     second = planner.placements(_least_decoding(scene, pods.decode))
     priced = [(at, tuple((name, term.cost_ms(at)) for name, term in costs)) for at in first]
     pairs = (_pair(planner, policy, one, parts, other) for one, parts in priced for other in second)

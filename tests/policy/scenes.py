@@ -76,7 +76,8 @@ def scene(*statuses: PodStatus, links: Links | None = None, **facts: Any) -> Sce
         "inflight": {},
         "now_s": 0.0,
     }
-    return Scene(fleet=FleetSnapshot(1, statuses, links or Links()), **(usual | facts))
+    by_id = tuple(sorted(statuses, key=lambda status: status.pod.id))
+    return Scene(fleet=FleetSnapshot(1, by_id, links or Links()), **(usual | facts))
 
 
 def holding(seen: Scene, pod_id: str, blocks: int) -> Scene:

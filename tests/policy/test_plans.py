@@ -316,10 +316,10 @@ def test_what_is_missing_may_cost_more_than_c1_says() -> None:
 
 def test_what_a_missing_token_costs_is_what_all_terms_say() -> None:
     """c1 and the mean of c2 over the prompt, and once more c1 where it displaces another."""
-    planner = Planner(scene(*ready(pod("a")), prompt=prompt(1001)), 1001)
+    seen = scene(*ready(pod("a")), prompt=prompt(1001))
     attention = SPEED.c2_ms_per_token2 * 1000 / SPEED.c1_ms_per_token
     for terms, expected in (({"prefill": {}}, 1.0), ({"prefill": {}, "displace": {"reuse": 1.0}}, 2.0), ({}, 0.0)):
-        assert planner.missing_weight(pod("a"), policy(costs=terms).costs) == pytest.approx(
+        assert Planner(seen, 1001).missing_weight(pod("a"), policy(costs=terms).costs) == pytest.approx(
             expected + bool(terms) * attention
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from router.policy.term import Configurable, Placement, Side
-from router.types import Tier
+from router.types import Link
 
 
 class TierRead(Configurable):
@@ -20,13 +20,12 @@ class TierRead(Configurable):
     side: ClassVar[Side] = Side.PREFILL
 
     def cost_ms(self, at: Placement) -> float:
-        _, cpu, disk, remote = at.held_tokens
-        if not (cpu or disk or remote):
+        gpu, cpu, disk, remote = at.held_tokens
+        if gpu == at.own_tokens:
             return 0.0
-        reads = ((Tier.CPU, cpu), (Tier.DISK, disk), (Tier.REMOTE, remote))
-        return sum(_read_ms(at, tier, tokens) for tier, tokens in reads if tokens)
+        links = at.links
+        return _read_ms(at, links.cpu, cpu) + _read_ms(at, links.disk, disk) + _read_ms(at, links.remote, remote)
 
 
-def _read_ms(at: Placement, tier: Tier, tokens: int) -> float:
-    link = at.links.out_of(tier)
-    return link.transfer_ms(tokens * at.pod.kv_bytes_per_token) if link else 0.0
+def _read_ms(at: Placement, link: Link | None, tokens: int) -> float:
+    return link.transfer_ms(tokens * at.pod.kv_bytes_per_token) if tokens and link else 0.0

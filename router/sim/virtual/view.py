@@ -86,7 +86,9 @@ class RouterView:
 
     def scraped(self, loads: Mapping[PodId, PodLoad], now_s: float) -> None:
         """What the pods said of themselves; those that are missing keep silent."""
-        statuses = (PodStatus(pod, PodState.READY, loads.get(pod.id, PodLoad())) for pod in self.pods.values())
+        statuses = (
+            PodStatus(pod, PodState.READY, loads.get(pod.id, PodLoad())) for _, pod in sorted(self.pods.items())
+        )
         self._snapshot = FleetSnapshot(self._snapshot.version + 1, tuple(statuses), self._links)
 
     def forget(self) -> None:
