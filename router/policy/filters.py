@@ -33,7 +33,7 @@ def eligible(scene: Scene, prompt_tokens: int) -> Eligible:
         for status in scene.fleet.pods
         if status.state is is_ready and (model in (pod := status.pod).models or model in pod.adapters)
     ]
-    apart = any([status.pod.role is not both for status in ready])
+    apart = {status.pod.role for status in ready} != {both}
     answering = [s for s in ready if s.pod.role is not Role.PREFILL] if apart else ready
     if not answering:
         raise _nobody(scene, model)
