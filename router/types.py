@@ -202,6 +202,8 @@ class Pod:
     """Of its engine; KV passes only between pods of one engine and version."""
     handoff: str = ""
     """The dialect in which it takes part in prefill/decode handoffs; empty where it does not."""
+    handoff_port: int | None = None
+    """Where its peers reach its KV; None for the dialect's usual port."""
     serves_alone: bool = True
     """Takes a request that is not part of a handoff."""
     pulls: str = ""

@@ -12,10 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from router.config.links import build_links, load_link_classes
+from router.config.links import load_link_classes
 from router.config.load import load
-from router.config.policies import choose_policy, load_policies
-from router.config.priors import load_priors, prior_speed
+from router.config.named import check_names
+from router.config.policies import load_policies
+from router.config.priors import all_priors
 from router.config.schema import RouterConfig
 from router.config.shipped import shipped
 
@@ -27,11 +28,8 @@ def check_command(
     """Read everything that `serve` would read."""
     parsed = load(config, RouterConfig)
     known = load_policies(policies or shipped("policies"))
-    choose_policy(known, parsed.policy)
-    priors = load_priors(shipped("config") / "models")
-    for model in parsed.models:
-        prior_speed(priors, model.cost)
-    build_links(parsed.links, load_link_classes(shipped("config") / "hardware" / "links.yaml"))
+    links = load_link_classes(shipped("config") / "hardware" / "links.yaml")
+    check_names(config, parsed, known, all_priors(parsed.priors), links)
     print(f"{config}: good. {len(parsed.models)} models, {len(parsed.pods)} pods, policy {parsed.policy}.")
 
 

@@ -11,9 +11,11 @@ from typing import Annotated, Any
 import typer
 import uvicorn
 
+from router.config.links import load_link_classes
 from router.config.load import load
+from router.config.named import check_names
 from router.config.policies import choose_policy, load_policies
-from router.config.priors import load_priors
+from router.config.priors import all_priors
 from router.config.schema import RouterConfig
 from router.config.shipped import shipped
 from router.observe.log import configure_logging
@@ -33,7 +35,10 @@ def serve_command(
     chosen = _with_options(given, policy=policy, host=host, port=port, pods=pod or [])
     configure_logging(chosen.log_format)
     known = load_policies(policies or shipped("policies"))
-    app = build(chosen, choose_policy(known, chosen.policy), load_priors(shipped("config") / "models"))
+    priors = all_priors(chosen.priors)
+    if config:
+        check_names(config, given, known, priors, load_link_classes(shipped("config") / "hardware" / "links.yaml"))
+    app = build(chosen, choose_policy(known, chosen.policy), priors)
     uvicorn.run(
         app,
         host=chosen.listen.host,

@@ -6,6 +6,7 @@ of them is used.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from router.config.load import load
@@ -28,7 +29,7 @@ def load_policies(folder: Path) -> dict[str, Policy]:
     return policies
 
 
-def choose_policy(policies: dict[str, Policy], name: str) -> Policy:
+def choose_policy(policies: Mapping[str, Policy], name: str) -> Policy:
     """The policy of that name, or a `ConfigError` that lists the others."""
     if name not in policies:
         raise ConfigError(f"policy: there is no policy {name!r}; known: {', '.join(sorted(policies))}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from router.config.architecture import PrefillWork
 from router.config.load import load
 from router.config.schema import CostPrior, GpuPrior, GpuPriors, ModelPrior, PodConfig, SpeedPrior
+from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.types import PodSpeed
 
@@ -30,6 +31,14 @@ def load_priors(folder: Path) -> dict[str, ModelPrior]:
             raise ConfigError(f"{path}:1: name: {prior.name!r} must equal the file's name")
         priors[prior.name] = prior
     return priors
+
+
+def all_priors(own_folder: str | None) -> dict[str, ModelPrior]:
+    """The shipped ones, and those of a folder of the user's own, which go before them. Raises `ConfigError`."""
+    own = Path(own_folder) if own_folder else None
+    if own and not own.is_dir():
+        raise ConfigError(f"priors: {own} is no folder")
+    return load_priors(shipped("config") / "models") | (load_priors(own) if own else {})
 
 
 def load_gpus(path: Path) -> dict[str, GpuPrior]:

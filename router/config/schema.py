@@ -78,6 +78,8 @@ class PodConfig(Strict):
     role: Role = Role.BOTH
     handoff: HandoffName | Literal[""] = ""
     """The dialect in which it hands KV over, or takes it; a `prefill` or `decode` pod needs one."""
+    handoff_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Where its peers reach its KV, if not at the dialect's usual port: mooncake and bootstrap 8998, p2p 5710."""
     pulls: Literal["p2p", ""] = ""
     """The dialect in which it can be told to fetch KV from a peer."""
     dp_size: PositiveInt = 1
@@ -289,6 +291,8 @@ class RouterConfig(Strict):
     index: Index = Index()
     publish: Publish = Publish()
     log_format: Literal["console", "json"] = "console"
+    priors: str | None = None
+    """A folder of cost priors, as `warmroute prior` writes them; they go before the shipped ones."""
     receipts: str | None = None
     """A file to which one JSON line a request is appended: lengths, block hashes, times; no texts."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from router.config.architecture import kv_cache, prefill_work
-from router.config.priors import estimated_row, load_gpus, load_priors, prior_of, prior_speed
+from router.config.priors import all_priors, estimated_row, load_gpus, load_priors, prior_of, prior_speed
 from router.config.schema import CostPrior, PodConfig
 from router.config.shipped import shipped
 from router.errors import ConfigError
@@ -111,3 +111,21 @@ def test_hardware_that_is_not_known_is_not_estimated(hardware: str) -> None:
     """The message says which GPUs are."""
     with pytest.raises(ConfigError, match="is not like h100x4; known GPUs: a100, h100, h200"):
         estimated_row(prefill_work(ARCHITECTURES["qwen3-32b"]), hardware, GPUS)
+
+
+def test_priors_of_ones_own_go_before_the_shipped_ones(tmp_path: Path) -> None:
+    """A folder of them; the others stay."""
+    row = "{c0_ms: 1, c1_ms_per_token: 0.5, c2_ms_per_token2: 0, source: here}"
+    for name in ("llama-3.1-8b", "ours"):
+        text = f"name: {name}\nkv_bytes_per_token: 7\nhardware: {{h100x1: {row}}}\n"
+        (tmp_path / f"{name}.yaml").write_text(text)
+    priors = all_priors(str(tmp_path))
+    assert {priors[name].kv_bytes_per_token for name in ("llama-3.1-8b", "ours")} == {7}
+    assert set(priors) == {*PRIORS, "ours"}
+    assert all_priors(None) == PRIORS
+
+
+def test_a_folder_of_priors_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """With the key that names it."""
+    with pytest.raises(ConfigError, match=r"priors: .*nowhere"):
+        all_priors(str(tmp_path / "nowhere"))

@@ -18,9 +18,6 @@ from router.config.priors import load_priors
 from router.config.schema import Feeds, ModelConfig, PodConfig, RouterConfig
 from router.config.shipped import shipped
 from router.engines.catalog import DIALECTS
-from router.engines.handoff.bootstrap import Bootstrap
-from router.engines.handoff.mooncake import Mooncake
-from router.engines.handoff.p2p import P2p
 from router.prompt.tokenizer import Tokenizer
 from router.sim.mock.handoff.store import BlockStore
 from router.sim.mock_engine import Fault, FaultKind, HandoffConfig, MockEngine, MockEngineConfig, MockFleet
@@ -69,7 +66,7 @@ class Pair(City):
 
 
 @pytest.fixture
-def open_pair(engine_config: MakeEngine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> OpenPair:
+def open_pair(engine_config: MakeEngine, tokenizer: Tokenizer) -> OpenPair:
     """One prefill pod, `decodes` decode pods, and a router that hands over in `dialect`."""
 
     @asynccontextmanager
@@ -82,9 +79,6 @@ def open_pair(engine_config: MakeEngine, tokenizer: Tokenizer, monkeypatch: pyte
         ]
         async with asyncio.timeout(DEADLINE_S), MockFleet(configs) as fleet:
             port = int(fleet.engines[0].url.rpartition(":")[2])
-            monkeypatch.setitem(DIALECTS, "mooncake", Mooncake(bootstrap_port=port))
-            monkeypatch.setitem(DIALECTS, "bootstrap", Bootstrap(bootstrap_port=port))
-            monkeypatch.setitem(DIALECTS, "p2p", P2p(port=port))
             config = RouterConfig(
                 models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE),),
                 pods=tuple(
@@ -92,6 +86,7 @@ def open_pair(engine_config: MakeEngine, tokenizer: Tokenizer, monkeypatch: pyte
                         url=each.url,
                         role=role,
                         handoff=dialect,  # type: ignore[arg-type]
+                        handoff_port=port,
                         speed=SPEED if role is Role.PREFILL else SLOW_TO_PREFILL,
                     )
                     for each, role in zip(fleet.engines, roles, strict=True)

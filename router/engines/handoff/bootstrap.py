@@ -13,6 +13,8 @@ from router.engines.handoff.body import edited
 from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
 from router.types import Endpoint
 
+USUAL_PORT = 8998
+
 
 @dataclass(frozen=True)
 class Bootstrap(Dialect):
@@ -20,7 +22,6 @@ class Bootstrap(Dialect):
 
     order = Order.TOGETHER
     serves_alone = False
-    bootstrap_port: int = 8998
 
     def prefill_body(self, endpoint: Endpoint, body: bytes, pair: Pair) -> bytes:
         return self._in_room(body, pair)
@@ -32,7 +33,7 @@ class Bootstrap(Dialect):
         """Releases differ in whether they add brackets to an IPv6 host; all take one that has them."""
         room = {
             "bootstrap_host": host_before_port(pair.prefill),
-            "bootstrap_port": self.bootstrap_port,
+            "bootstrap_port": pair.prefill.handoff_port or USUAL_PORT,
             "bootstrap_room": pair.id,
         }
         return edited(body, room)

@@ -20,6 +20,9 @@ from router.engines.handoff.vllm import prefill_leg
 from router.engines.openai import decode
 from router.types import Endpoint, Pod
 
+USUAL_PORT = 8998
+"""Of the bootstrap server."""
+
 
 class _Rank(msgspec.Struct):
     engine_id: str
@@ -30,7 +33,6 @@ class Mooncake(Dialect):
     """MooncakeConnector since 0.16."""
 
     order = Order.TOGETHER
-    bootstrap_port: int = 8998
 
     def learn(self, prefill: Pod) -> str | None:
         return f"{self._bootstrap(prefill)}/query"
@@ -59,7 +61,7 @@ class Mooncake(Dialect):
         return edited(body, {"kv_transfer_params": params})
 
     def _bootstrap(self, prefill: Pod) -> str:
-        return f"http://{host_before_port(prefill)}:{self.bootstrap_port}"
+        return f"http://{host_before_port(prefill)}:{prefill.handoff_port or USUAL_PORT}"
 
 
 def _transfer_id(pair: Pair) -> str:

@@ -15,13 +15,14 @@ from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
 from router.engines.handoff.vllm import prefill_leg
 from router.types import Endpoint
 
+USUAL_PORT = 5710
+
 
 @dataclass(frozen=True)
 class P2p(Dialect):
-    """OffloadingConnector with a secondary tier of type `p2p`. Rank r of a pod listens at `port + r`."""
+    """OffloadingConnector with a secondary tier of type `p2p`. Rank r of a pod listens at its port + r."""
 
     order = Order.TOGETHER
-    port: int = 5710
 
     def prefill_body(self, endpoint: Endpoint, body: bytes, pair: Pair) -> bytes:
         params = {"remote_decoder": {"kv_request_id": _request_id(pair)}}
@@ -37,7 +38,7 @@ class P2p(Dialect):
         return {
             "kv_request_id": _request_id(pair),
             "remote_host": host(pair.prefill),
-            "remote_port": self.port + (pair.prefill.dp_rank or 0),
+            "remote_port": (pair.prefill.handoff_port or USUAL_PORT) + (pair.prefill.dp_rank or 0),
         }
 
 

@@ -63,6 +63,7 @@ def configured_pods(config: PodConfig, speed: PodSpeed, kv_bytes_per_token: int 
             kv_bytes_per_token=kv_bytes_per_token,
             hardware=_hardware(config),
             handoff=config.handoff,
+            handoff_port=config.handoff_port,
             serves_alone=config.role is Role.BOTH or not config.handoff or DIALECTS[config.handoff].serves_alone,
             pulls=config.pulls,
             dp_rank=rank,

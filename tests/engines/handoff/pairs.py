@@ -22,12 +22,13 @@ def pair(
     decode: str = "http://10.0.0.9:8000",
     *,
     rank: int | None = None,
+    port: int | None = None,
     version: str = "0.32.0",
     facts: Mapping[str, Any] | None = None,
 ) -> Pair:
     """Id 77, ends in 4d. A prefill pod may be one rank of several."""
     told = {"engine_id": "abc"} if facts is None else facts
-    return Pair(pod(prefill, dp_rank=rank, version=version), pod(decode, version=version), 77, told)
+    return Pair(pod(prefill, dp_rank=rank, version=version, handoff_port=port), pod(decode, version=version), 77, told)
 
 
 def chat(**fields: Any) -> bytes:

@@ -17,7 +17,7 @@ def test_both_legs_get_the_clients_body_and_the_same_room() -> None:
 
 def test_a_room_has_63_bits_and_an_ipv6_host_its_brackets() -> None:
     """Releases before the brackets were added put host and port together as they are."""
-    leg = read(Bootstrap(9001).prefill_body(CHAT, chat(), pair("http://[fd00::3]:8000")))
+    leg = read(Bootstrap().prefill_body(CHAT, chat(), pair("http://[fd00::3]:8000", port=9001)))
     assert (leg["bootstrap_host"], leg["bootstrap_port"]) == ("[fd00::3]", 9001)
 
 

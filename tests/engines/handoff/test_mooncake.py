@@ -20,7 +20,7 @@ def test_a_prefill_pod_is_asked_for_its_engine() -> None:
     """At its bootstrap port, which is not the port of its API."""
     assert MOONCAKE.learn(pod("http://10.0.0.3:8000")) == "http://10.0.0.3:8998/query"
     assert MOONCAKE.learn(pod("https://[fd00::3]:8000/v1")) == "http://[fd00::3]:8998/query"
-    assert Mooncake(9001).learn(pod("http://p:8000")) == "http://p:9001/query"
+    assert MOONCAKE.learn(pod("http://p:8000", handoff_port=9001)) == "http://p:9001/query"
 
 
 def test_the_engine_is_that_of_the_pods_rank() -> None:

@@ -27,7 +27,7 @@ def test_a_pull_names_the_pod_that_has_the_prefix() -> None:
 
 def test_each_rank_has_its_own_side_channel() -> None:
     """And an IPv6 host stands without brackets, as the engine adds them itself."""
-    body = P2p(6000).pull_body(completion(), pair("http://[fd00::3]:8000", rank=2))
+    body = P2p().pull_body(completion(), pair("http://[fd00::3]:8000", rank=2, port=6000))
     assert body is not None
     source = read(body)["kv_transfer_params"]["remote_kv_source"]
     assert (source["remote_host"], source["remote_port"]) == ("fd00::3", 6002)

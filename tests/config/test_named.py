@@ -1,0 +1,53 @@
+"""Names in router.yaml that stand for something elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from router.config.links import load_link_classes
+from router.config.load import load
+from router.config.named import check_names
+from router.config.policies import load_policies
+from router.config.priors import all_priors
+from router.config.schema import RouterConfig
+from router.config.shipped import shipped
+from router.errors import ConfigError
+
+GOOD = """\
+policy: cost_aware
+models:
+- name: one
+  cost: {model: llama-3.1-8b, hardware: h100x1}
+pods:
+- url: http://a:1
+  hardware: h100x1
+links:
+  elsewhere: rdma_100
+"""
+
+
+def check(path: Path, text: str) -> None:
+    path.write_text(text)
+    links = load_link_classes(shipped("config") / "hardware" / "links.yaml")
+    check_names(path, load(path, RouterConfig), load_policies(shipped("policies")), all_priors(None), links)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "where"),
+    [
+        ("policy: cost_aware", "policy: cost_aware2", "1: policy: there is no policy 'cost_aware2'"),
+        ("model: llama-3.1-8b", "model: llama-9", "4: cost.model: no prior named 'llama-9'"),
+        ("  hardware: h100x1", "  hardware: tpu", "7: hardware: no prior of 'llama-3.1-8b' on 'tpu'"),
+        ("rdma_100", "rdma_101", "9: links.elsewhere: there is no class 'rdma_101'"),
+    ],
+)
+def test_a_name_that_nothing_has_is_a_mistake_in_its_line(tmp_path: Path, right: str, wrong: str, where: str) -> None:
+    """With file, line and key; and what there is."""
+    path = tmp_path / "router.yaml"
+    check(path, GOOD)
+    with pytest.raises(ConfigError) as caught:
+        check(path, GOOD.replace(right, wrong))
+    assert str(caught.value).startswith(f"{path}:{where}")
+    assert "known: " in str(caught.value)
