@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 from router.types import BlockHash
 
+HEAVY_SHARE = 1.5
+"""A prefix that carries more than this times one pod's fair share of the traffic must live on several pods."""
 WINDOW_PROMPTS = 128
 """Counts are halved when this many counted prompts have come: about how many are remembered."""
 SETTLED_PROMPTS = 8

@@ -18,7 +18,7 @@ from router.errors import NoReadyPod, RouterError, UpstreamBroken, UpstreamError
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
-from router.index.shared import SharedPrefixes
+from router.index.shared import HEAVY_SHARE, SharedPrefixes
 from router.observe.learning import Learning
 from router.observe.metrics import Metrics
 from router.observe.receipts import ReceiptLog
@@ -39,10 +39,6 @@ from router.types import Candidate, Plan, Pod, PodId, PodState, PrefixMatch, Pro
 
 UNARY_PREFILL_SLACK = 1.5
 """An unstreamed answer does not show its first token; its prefill counts as done after this times its price."""
-
-
-HEAVY_SHARE = 1.5
-"""A prefix that carries more than this times one pod's fair share of the traffic must live on several pods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

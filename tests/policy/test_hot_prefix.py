@@ -9,7 +9,7 @@ import pytest
 
 from router.fleet.ledger import Ledger
 from router.index.predicted import PredictedIndex
-from router.index.shared import SharedPrefixes
+from router.index.shared import HEAVY_SHARE, SharedPrefixes
 from router.policy.decide import decide
 from router.types import Candidate, Lease, PrefixMatch, PromptPrefix
 from tests.policy.scenes import BLOCK, POLICIES, SPEED, pod, prompt_of, ready, request, scene
@@ -18,7 +18,6 @@ PODS = 4
 REQUESTS = 400
 SHARED_BLOCKS = 125
 TAIL_TOKENS = 300
-HEAVY_SHARE = 1.5
 
 
 class City:

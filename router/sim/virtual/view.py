@@ -16,7 +16,7 @@ from pydantic import ConfigDict
 from router.fleet.ledger import Ledger
 from router.index.masks import HolderMasks
 from router.index.predicted import PredictedIndex
-from router.index.shared import SharedPrefixes
+from router.index.shared import HEAVY_SHARE, SharedPrefixes
 from router.policy.decide import decide
 from router.policy.spec import Policy
 from router.types import (
@@ -41,9 +41,6 @@ from router.types import (
     StepBegan,
     Tier,
 )
-
-HEAVY_SHARE = 1.5
-"""As in `proxy/forward.py`: a prefix with more than this times one pod's fair share must live on several pods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
