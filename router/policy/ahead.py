@@ -10,6 +10,9 @@ from math import inf
 
 from router.policy.term import Placement
 
+STEP_BUDGET_TOKENS = 8192
+"""Tokens that an engine computes in one step at the most: vLLM's default on large GPUs."""
+
 
 def ahead_ms(at: Placement) -> float:
     """Until the next step can begin and our prompts that are before this one in it are computed, in milliseconds."""
@@ -20,8 +23,13 @@ def ahead_ms(at: Placement) -> float:
     if not decodes or began_s == -inf:
         began_s, inside_ms = work.head_since_s, work.head_ms
     else:
-        inside_ms = min(at.step.prefill_ms, work.prefill_ms) if began_s >= work.head_since_s else 0.0
+        inside_ms = min(at.step.prefill_ms, work.prefill_ms, _most_ms(at)) if began_s >= work.head_since_s else 0.0
     return _rest_ms(at, began_s, at.fixed_ms + inside_ms) + work.prefill_ms - inside_ms
+
+
+def _most_ms(at: Placement) -> float:
+    """What time can pass on: the first prompt, or what fits into a step. The others may have to wait for room."""
+    return max(at.inflight.head_ms, STEP_BUDGET_TOKENS * at.pod.speed.c1_ms_per_token)
 
 
 def _rest_ms(at: Placement, began_s: float, step_ms: float) -> float:

@@ -46,8 +46,9 @@ def steps_under_way(
     """What a router has `seen`, and the ends of steps in which nobody's prompt was, as streams show them."""
     steps = dict(seen)
     for pod_id, pod in pods.items():
+        known = steps.get(pod_id, StepBegan())
         began_s = pod.step_began_ms(now_ms) / 1000
-        if began_s > (steps[pod_id].at_s if pod_id in steps else -math.inf):
+        if not known.prefill_ms and began_s > known.at_s:
             steps[pod_id] = StepBegan(began_s)
     return steps
 
