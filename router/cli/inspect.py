@@ -14,7 +14,7 @@ from rich.table import Table
 
 from router.config.links import build_links, load_link_classes
 from router.config.load import load
-from router.config.policies import choose_policy, load_policies
+from router.config.policies import choose_policy, find_policy, load_policies
 from router.config.priors import load_priors, prior_speed
 from router.config.schema import RouterConfig
 from router.config.shipped import shipped
@@ -28,6 +28,8 @@ def check_command(
     parsed = load(config, RouterConfig)
     known = load_policies(policies or shipped("policies"))
     choose_policy(known, parsed.policy)
+    if parsed.shadow:
+        find_policy(known, parsed.shadow.policy)
     priors = load_priors(shipped("config") / "models")
     for model in parsed.models:
         prior_speed(priors, model.cost)

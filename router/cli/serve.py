@@ -12,7 +12,7 @@ import typer
 import uvicorn
 
 from router.config.load import load
-from router.config.policies import choose_policy, load_policies
+from router.config.policies import choose_policy, find_policy, load_policies
 from router.config.priors import load_priors
 from router.config.schema import RouterConfig
 from router.config.shipped import shipped
@@ -33,7 +33,8 @@ def serve_command(
     chosen = _with_options(given, policy=policy, host=host, port=port, pods=pod or [])
     configure_logging(chosen.log_format)
     known = load_policies(policies or shipped("policies"))
-    app = build(chosen, choose_policy(known, chosen.policy), load_priors(shipped("config") / "models"))
+    shadow = find_policy(known, chosen.shadow.policy) if chosen.shadow else None
+    app = build(chosen, choose_policy(known, chosen.policy), load_priors(shipped("config") / "models"), shadow)
     uvicorn.run(
         app,
         host=chosen.listen.host,
