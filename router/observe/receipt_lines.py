@@ -61,8 +61,9 @@ class ReceiptWriter:
     def _scene(self, scene: RecordedScene, at_s: float) -> SceneLine:
         fleet = scene.fleet
         if self._fleet is None or not _same_facts(fleet, self._fleet):
-            self._digest = fleet_digest(fleet)
-            self._since = FLEET_AGAIN
+            known, self._digest = self._digest, fleet_digest(fleet)
+            if known != self._digest:
+                self._since = FLEET_AGAIN
         self._fleet = fleet
         if self._since >= FLEET_AGAIN:
             self._put(fleet_line(fleet, self._digest, at_s))

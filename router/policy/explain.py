@@ -147,10 +147,13 @@ def _note(name: str, term: Configurable) -> TermNote:
 
 
 def _formula(doc: str) -> str:
-    """The indented lines of a term's docstring, or its first one."""
+    """The equations of a term's docstring, a line each: what is indented there, or else its first line."""
     lines = doc.splitlines()
-    indented = [line.strip() for line in lines if line.startswith("    ")]
-    return " ".join(" ".join(indented or lines[:1]).split())
+    indented = [" ".join(line.split()) for line in lines if line.startswith("    ")]
+    found = ""
+    for line in indented or lines[:1]:
+        found += ("\n" if " = " in line else " ") + line
+    return found.strip()
 
 
 # --- what the formulas were given ---
@@ -213,7 +216,7 @@ def _handoff(scene: Scene, at: Placement) -> Iterator[Row]:
 
 def _moved(scene: Scene, at: Placement, what: str, transfer: Transfer, tokens: int) -> Iterator[Row]:
     yield f"{what} of", "tokens", tokens
-    yield "KV", "bytes/token", at.pod.kv_bytes_per_token
+    yield "kv_bytes_per_token", "bytes", at.pod.kv_bytes_per_token
     link = at.links.between(transfer.sender, at.pod)
     yield from _link(what, link) if link else ()
     busy = scene.inflight.get(transfer.sender.id)

@@ -103,7 +103,7 @@ class Program:
     # --- the edge ---
 
     def _app(self) -> App:
-        forwarder = Forwarder(
+        self.forwarder = Forwarder(
             fleet=self.fleet,
             ledger=self.ledger,
             breaker=self.breaker,
@@ -119,7 +119,7 @@ class Program:
             journal=self.records.journal,
         )
         edge = OpenAiEdge(
-            forwarder,
+            self.forwarder,
             self.fleet,
             self.metrics,
             self._config.edge,
@@ -133,7 +133,7 @@ class Program:
             self._describe_pods,
             self.add_pod,
             self.remove_pod,
-            ExplainRoutes(find, edge.inference, forwarder.preview, most_bytes),
+            ExplainRoutes(find, edge.inference, self.forwarder.preview, most_bytes),
             self._life,
         )
         return App(edge, own)

@@ -78,7 +78,8 @@ def test_a_handoff_can_be_recomputed_from_its_inputs() -> None:
     found = explained(seen, policy("prefill", "handoff", "decode"))
     column = found.columns[0]
     x = {each.name: each.value for each in column.inputs}
-    expected = x["handoff t0"] + x["handoff of"] * x["KV"] / (x["handoff B"] * 1e6) * (1 + x["handoff beside"])
+    bytes_per_ms = x["handoff B"] * 1e6 / (1 + x["handoff beside"])
+    expected = x["handoff t0"] + x["handoff of"] * x["kv_bytes_per_token"] / bytes_per_ms
     assert dict(column.plan.parts)["handoff"] == pytest.approx(expected) == 4.0
     assert str(column.plan.choice) == "p > d" and found.why.startswith("Only p > d could serve it.")
 
@@ -108,6 +109,9 @@ def test_terms_come_with_formula_and_parameters() -> None:
     (note,) = explained(scene(*ready(pod("a"))), policy(costs={"displace": {"reuse": 2.0}})).terms
     assert (note.name, note.parameters) == ("displace", {"reuse": 2.0})
     assert note.formula == "displace = reuse * c1 * (n - what the pod holds of it)"
+    (note,) = explained(scene(*ready(pod("a"))), policy("transfer")).terms
+    first, second = note.formula.splitlines()
+    assert first.startswith("T_x = t0 + ") and second == "transfer = max(0, T_x - queue)"
 
 
 def test_every_term_of_the_default_policy_has_a_formula() -> None:
