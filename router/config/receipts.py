@@ -16,7 +16,7 @@ class Receipts(Strict):
     """What stays of requests: neither prompts nor answers, unless `prompts` says so."""
 
     keep: NonNegativeInt = 1000
-    """The last decisions in memory, for `warmroute explain`: 10 to 30 KiB each, with the size of the fleet."""
+    """The last decisions in memory, for `warmroute explain`: 7 KiB each with 10 pods, 13 with 100, 37 with 500."""
     file: str | None = None
     """One line of JSON a request is appended to it."""
     redis_maxlen: NonNegativeInt = 0

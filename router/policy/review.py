@@ -133,16 +133,15 @@ def compare(scene: Scene, live: RouteDecision, live_policy: Policy, other_policy
         return None
     if was == now:
         return Comparison(agrees=True, other_ms=expected_ttft_ms(live.candidates[0].cost))
-    live_gain_ms, other_gain_ms = (_gain_ms(scene, was, now, policy) for policy in (live_policy, other_policy))
-    other_ms = _expected_ms(scene, now, live_policy)
-    if live_gain_ms is None or other_gain_ms is None or other_ms is None:
+    by_live, by_other = (_both_ms(scene, was, now, policy) for policy in (live_policy, other_policy))
+    if by_live is None or by_other is None:
         return None
-    return Comparison(False, live_gain_ms, other_gain_ms, other_ms)
+    return Comparison(False, by_live[0] - by_live[1], by_other[0] - by_other[1], by_live[1])
 
 
-def _gain_ms(scene: Scene, was: Choice, now: Choice, policy: Policy) -> float | None:
+def _both_ms(scene: Scene, was: Choice, now: Choice, policy: Policy) -> tuple[float, float] | None:
     was_ms, now_ms = (_expected_ms(scene, choice, policy) for choice in (was, now))
-    return None if was_ms is None or now_ms is None else was_ms - now_ms
+    return None if was_ms is None or now_ms is None else (was_ms, now_ms)
 
 
 def _row(scene: Scene, was: Choice | None, now: Choice | None) -> Change:
