@@ -22,12 +22,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from router.cli.plain import plain
 from router.observe.receipts import Explained, Receipt
 from router.policy.catalog import DELAYS
-from router.policy.explain import Column, Explanation, TermNote, in_hundredths
+from router.policy.explain import Column, Explanation, TermNote, printed
 
 ORDINALS = ("chosen", "runner-up", "third", "fourth")
 NONE = "-"
+PROMPT_ROWS = 2
+"""n and p, which every column begins with."""
 
 
 def explain_command(
@@ -36,7 +39,9 @@ def explain_command(
 ) -> None:
     """Print one decision."""
     try:
-        answer = httpx.get(f"{url.rstrip('/')}/admin/explain/{quote(request_id, safe='')}", timeout=10.0)
+        answer = httpx.get(
+            f"{url.rstrip('/')}/admin/explain/{quote(request_id, safe='')}", timeout=10.0, trust_env=False
+        )
         found = msgspec.json.decode(answer.content, type=Explained) if answer.status_code == 200 else None
     except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
         _give_up(f"{url}: {error}")
@@ -54,14 +59,14 @@ def page(found: Explained) -> RenderableType:
     """Everything that is known of one decision."""
     explanation, receipt = found.explanation, found.receipt
     parts: list[RenderableType] = [
-        Text(f"{explanation.request_id}  model {explanation.model}  policy {_policy(explanation)}", style="bold"),
-        Padding(Text(explanation.why), (1, 0)),
+        plain(f"{explanation.request_id}  model {explanation.model}  policy {_policy(explanation)}"),
+        Padding(plain(explanation.why), (1, 0)),
         _table(explanation, receipt),
     ]
     if terms := [note for note in explanation.terms if _counts(note, explanation.columns)]:
         parts.append(_formulas(terms))
     if lines := list(_what_came(receipt)):
-        parts.append(Padding(Text("\n".join(lines)), (1, 0, 0, 0)))
+        parts.append(Padding(Group(*map(plain, lines)), (1, 0, 0, 0)))
     return Group(*parts)
 
 
@@ -77,7 +82,8 @@ def _table(explanation: Explanation, receipt: Receipt) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column(f"{len(columns)} of {explanation.candidate_count} candidates", no_wrap=True)
     for at, column in enumerate(columns):
-        table.add_column(f"{_title(at, column, receipt)}\n{column.plan.choice}", justify="right", overflow="fold")
+        title = Text(_title(at, column, receipt) + "\n").append(plain(column.plan.choice))
+        table.add_column(title, justify="right", overflow="fold")
     for label, cells in _price_rows(columns):
         table.add_row(label, *cells, style="bold" if label.startswith("=") else None)
     table.add_row()
@@ -95,7 +101,7 @@ def _title(at: int, column: Column, receipt: Receipt) -> str:
 
 def _price_rows(columns: Sequence[Column]) -> Iterator[tuple[str, list[str]]]:
     """Hundredths of a millisecond that add up, also those until the first token."""
-    prices = [_hundredths(column) for column in columns]
+    prices = [printed(column.plan) for column in columns]
     for name in _union(price for price in prices):
         yield f"{name}, ms", [_ms(price[name]) if name in price else NONE for price in prices]
     yield "= price, ms", [_ms(sum(price.values())) for price in prices]
@@ -103,17 +109,11 @@ def _price_rows(columns: Sequence[Column]) -> Iterator[tuple[str, list[str]]]:
     yield "= of it until first token, ms", [_ms(cents) for cents in delays]
 
 
-def _hundredths(column: Column) -> dict[str, int]:
-    plan = column.plan
-    cents = in_hundredths([ms for _, ms in plan.parts], plan.total_ms)
-    return dict(zip((name for name, _ in plan.parts), cents, strict=True))
-
-
 def _input_rows(columns: Sequence[Column]) -> Iterator[tuple[str, list[str]]]:
-    """What is 0 everywhere is left out."""
+    """What is 0 everywhere is left out, but for the prompt and what is cached of it."""
     inputs = [{f"{each.name}, {each.unit}": each.value for each in column.inputs} for column in columns]
-    for label in _union(inputs):
-        if any(values.get(label) for values in inputs):
+    for at, label in enumerate(_union(inputs)):
+        if at < PROMPT_ROWS or any(values.get(label) for values in inputs):
             yield label, [_number(values[label]) if label in values else NONE for values in inputs]
 
 
@@ -143,12 +143,12 @@ def _formulas(terms: Sequence[TermNote]) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for note in terms:
-        table.add_row(note.name, "\n".join(filter(None, (note.formula, _parameters(note)))))
+        table.add_row(note.name, Group(*map(plain, (*note.formula.splitlines(), *_parameters(note)))))
     return Padding(table, (1, 0, 0, 0))
 
 
-def _parameters(note: TermNote) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in note.parameters.items())
+def _parameters(note: TermNote) -> list[str]:
+    return [", ".join(f"{name} {value:g}" for name, value in note.parameters.items())] if note.parameters else []
 
 
 def _what_came(receipt: Receipt) -> Iterator[str]:
@@ -158,7 +158,9 @@ def _what_came(receipt: Receipt) -> Iterator[str]:
         yield f"first token: expected after {receipt.predicted_ms:,.2f} ms, {_actual(receipt.ttft_ms, _after)}"
         expected = receipt.predicted_cached_tokens or 0
         yield f"cached tokens: expected {expected:,}, {_actual(receipt.cached_tokens, _tokens)}"
-    if receipt.result:
+    if not receipt.result:
+        yield "it is still being served"
+    else:
         yield f"result: {receipt.result}, after {receipt.e2e_ms:,.1f} ms"
         yield "phases, ms: " + ", ".join(f"{phase} {ms:,.2f}" for phase, ms in receipt.phases_ms.items())
 

@@ -19,6 +19,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 
+from router.cli.plain import plain
 from router.config.policies import find_policy, load_policies
 from router.config.shipped import shipped
 from router.errors import ConfigError
@@ -66,7 +67,7 @@ class Decided:
 
 def page(found: Review) -> RenderableType:
     """One sentence and three tables."""
-    parts: list[RenderableType] = [f"[bold]{found}[/bold]", Padding(_times(found), (1, 0))]
+    parts: list[RenderableType] = [plain(found), Padding(_times(found), (1, 0))]
     if found.moves:
         parts.append(_moves(found))
     if found.largest:
@@ -91,7 +92,7 @@ def _moves(found: Review) -> Table:
     table = Table("moves from", "to", box=None)
     table.add_column("requests", justify="right")
     for move in found.moves:
-        table.add_row(move.was, move.now, f"{move.requests:,}")
+        table.add_row(plain(move.was), plain(move.now), f"{move.requests:,}")
     return table
 
 
@@ -100,12 +101,9 @@ def _largest(found: Review) -> Table:
     for name in ("was, ms", "would be, ms"):
         table.add_column(name, justify="right")
     for one in found.largest:
-        table.add_row(one.request_id, _name(one.was), _name(one.now), _ms(one.was_ms), _ms(one.now_ms))
+        names = (one.request_id, one.was or "refused", one.now or "refused")
+        table.add_row(*map(plain, names), _ms(one.was_ms), _ms(one.now_ms))
     return table
-
-
-def _name(choice: Choice | None) -> str:
-    return str(choice) if choice else "refused"
 
 
 def _ms(value: float | None) -> str:

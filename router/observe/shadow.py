@@ -1,8 +1,8 @@
 """What would another policy decide on the traffic of this very moment?
 
 Decides anew on a sample of scenes, once their requests have ended: gathered, then one in each turn of the event loop,
-and only while the loop keeps its appointments. What cannot be kept up with is dropped and counted. This file never sends
-anything, and does not know where its policy was named.
+and only while the loop keeps its appointments. What cannot be kept up with is dropped and counted. This file sends
+nothing, and does not know where its policy was named.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import msgspec
 
 from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
 from router.policy.decide import expected_ttft_ms
-from router.policy.pickers import SAME_PRICE_MS, LowestCost
+from router.policy.pickers import LowestCost
 from router.policy.price import Choice, choice_of, placed
 from router.policy.spec import Policy
 from router.policy.term import Configurable, Placement, Side, Transfer
@@ -112,6 +112,12 @@ def in_hundredths(parts_ms: Sequence[float], total_ms: float) -> list[int]:
     return found
 
 
+def printed(plan: PricedPlan) -> dict[str, int]:
+    """Its parts by name, in hundredths of a millisecond that add up."""
+    cents = in_hundredths([ms for _, ms in plan.parts], plan.total_ms)
+    return dict(zip((name for name, _ in plan.parts), cents, strict=True))
+
+
 # --- one sentence ---
 
 
@@ -129,16 +135,20 @@ def _why(scene: Scene, policy: Policy, plans: Sequence[PricedPlan], count: int, 
 
 
 def _against(policy: Policy, first: PricedPlan, second: PricedPlan) -> str:
-    less_ms = second.total_ms - first.total_ms
-    picker = policy.picker
-    equal_ms = max(picker.indifference_ms, SAME_PRICE_MS) if isinstance(picker, LowestCost) else SAME_PRICE_MS
-    if abs(less_ms) <= equal_ms:
-        return f"{second.choice} costs the same within {equal_ms:g} ms, and the request's key decided"
+    """As it is printed: what a reader subtracts must come out."""
+    if not policy.costs:
+        return "this policy goes by no price"
+    ours, theirs = printed(first), printed(second)
+    less_ms = (sum(theirs.values()) - sum(ours.values())) / 100
+    if isinstance(policy.picker, LowestCost) and abs(less_ms) <= policy.picker.indifference_ms:
+        within = f" within {policy.picker.indifference_ms:g} ms" if less_ms else ""
+        return f"{second.choice} costs the same{within}, and the request's key decided"
+    if less_ms == 0:
+        return f"{second.choice} costs the same"
     if less_ms < 0:
-        return f"{second.choice} would have been {-less_ms:,.2f} ms cheaper, but price is not what this policy goes by"
-    other = dict(second.parts)
-    saved_ms, name, ms = max((other.get(name, 0.0) - ms, name, ms) for name, ms in first.parts)
-    most = f"{name} ({ms:,.2f} against {ms + saved_ms:,.2f})"
+        return f"{second.choice} is {-less_ms:,.2f} ms cheaper, but price is not all that this policy goes by"
+    _, name = max((theirs.get(name, 0) - cents, name) for name, cents in ours.items())
+    most = f"{name} ({ours[name] / 100:,.2f} against {theirs.get(name, 0) / 100:,.2f})"
     return f"{less_ms:,.2f} ms cheaper than {second.choice}, above all in {most}"
 
 

@@ -11,7 +11,7 @@ from router.errors import RouterError
 from router.policy.decide import decide
 from router.policy.explain import Explanation, explain, in_hundredths
 from router.policy.spec import Policy
-from router.types import Direct, InFlight, Link, Links, Role, Scene
+from router.types import InFlight, Link, Links, Role, Scene
 from tests.policy.scenes import POLICIES, holding, pod, policy, ready, scene, scenes
 
 milliseconds = st.floats(-1e7, 1e7)
@@ -96,12 +96,14 @@ def test_the_sentence_names_the_part_that_decided() -> None:
 def test_the_sentence_admits_that_price_did_not_decide() -> None:
     """Ties, and policies that go by something else."""
     idle = scene(*ready(pod("a"), pod("b")))
-    assert "costs the same within 0.001 ms" in explained(idle, policy("queue")).why
-    first = decide(idle, policy("queue")).candidates[0]
-    assert isinstance(first.plan, Direct)
+    assert "costs the same, and the request's key decided" in explained(idle, policy("queue")).why
     busy = scene(*ready(pod("a"), pod("b")), turn=0, inflight={"a": InFlight(1, 1, 9, 30.0)})
     turns = policy("queue", picker={"in_turn": {}})
-    assert "b would have been 30.00 ms cheaper, but price is not what" in explained(busy, turns).why
+    assert "b is 30.00 ms cheaper, but price is not all" in explained(busy, turns).why
+    assert "goes by no price" in explained(busy, POLICIES["round_robin"]).why
+    work = {"a": InFlight(1, 1, 9, 5.0), "b": InFlight(1, 1, 9, 5.5)}
+    near = scene(*ready(pod("a"), pod("b")), inflight=work)
+    assert "costs the same within 1 ms" in explained(near, POLICIES["cost_aware"]).why
 
 
 def test_terms_come_with_formula_and_parameters() -> None:
