@@ -33,7 +33,8 @@ async def metrics(city: City) -> dict[str, str]:
     """Samples by name, without those of time and of what happens by itself."""
     lines = (await city.client.get("/metrics")).text.splitlines()
     samples = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    return {name: value for name, value in samples.items() if "index" not in name and "calibration" not in name}
+    own_will = ("index", "calibration", "kv_events", "process_", "python_")
+    return {name: value for name, value in samples.items() if not any(part in name for part in own_will)}
 
 
 async def test_a_served_request_explains_itself(open_city: OpenCity) -> None:
