@@ -47,11 +47,11 @@ class ReceiptStream:
     async def send(self) -> None:
         """One batch. Raises `redis.RedisError`, and then its lines are lost."""
         lines = [self._waiting.popleft() for _ in range(min(len(self._waiting), BATCH_LINES))]
-        pipeline = self._connection.client.pipeline()
-        for line in lines:
-            pipeline.xadd(self._key, {"line": line}, maxlen=self._maxlen, approximate=True)
         try:
-            await pipeline.execute()
+            async with self._connection.client.pipeline(transaction=False) as pipeline:
+                for line in lines:
+                    pipeline.xadd(self._key, {"line": line}, maxlen=self._maxlen, approximate=True)
+                await pipeline.execute()
         except BaseException:
             self._lost(len(lines))
             raise

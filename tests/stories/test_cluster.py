@@ -51,6 +51,7 @@ class Town:
     tokenizer: Tokenizer
     stack: AsyncExitStack
     reads: Literal["replica", "direct"] = "replica"
+    receipts: Receipts = field(default_factory=Receipts)
     agents: list[Agent] = field(default_factory=list)
     lives: list[AsyncExitStack] = field(default_factory=list)
 
@@ -61,7 +62,7 @@ class Town:
             feeds=Feeds(health_interval_s=0.1, load_interval_s=0.05, parity_retest_s=0.2),
             index=Index(redis=RedisIndex(url=self.redis.url, reads=self.reads, holder_lifetime_s=3.0, **redis)),
             publish=Publish(heartbeat_s=0.5, gather_ms=5, reload_spread_s=0.1),
-            receipts=Receipts(redis_maxlen=1000),
+            receipts=self.receipts,
         )
 
     async def router(self, **redis: Any) -> City:
@@ -113,6 +114,7 @@ def question(topic: str) -> Chat:
 
 async def test_receipts_of_all_routers_come_into_one_stream(town: Town) -> None:
     """For whoever wants to read them: the fleet first, then the request that was served in it."""
+    town.receipts = Receipts(redis_maxlen=1000)
     city = await town.router()
     await city.until(city.all_trusted)
     answer = await city.chat(question("stamps"))
