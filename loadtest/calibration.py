@@ -21,7 +21,6 @@ from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import httpx
-import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -42,6 +41,7 @@ from router.cli.stage import (
 from router.config.priors import load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.config.shipped import shipped
+from router.observe.receipt_lines import read_receipts
 from router.observe.receipts import Receipt
 from router.sim.workload import sessions
 
@@ -89,7 +89,7 @@ async def _run(
 
             await router.until(trusted)
             await drive(url, plan.model, sessions(seed, duration_s=duration_s, sessions_per_s=sessions_per_s))
-    receipts = [msgspec.json.decode(line, type=Receipt) for line in file.read_bytes().splitlines()]
+    receipts = read_receipts(file)
     return [one for one in receipts if one.result == "ok" and one.ttft_ms is not None]
 
 

@@ -6,7 +6,6 @@ handed to `OpenAiEdge` before FastAPI sees it. This file never forwards a reques
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -16,6 +15,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from router.api.errors import error_body, shape_of
+from router.api.explain import ExplainRoutes
+from router.api.local import only_local
 from router.api.openai import AsgiReceive, AsgiScope, AsgiSend, OpenAiEdge
 from router.config.schema import PodConfig
 from router.errors import ConfigError, MalformedRequest, MethodNotAllowed, RouterError, UnknownEndpoint
@@ -47,6 +48,7 @@ def own_app(
     describe_pods: Callable[[], list[dict[str, Any]]],
     add_pod: AddPod,
     remove_pod: RemovePod,
+    explain: ExplainRoutes,
     lifespan: Lifespan,
 ) -> FastAPI:
     """What the router itself answers."""
@@ -54,6 +56,7 @@ def own_app(
     _health(app, fleet)
     _models(app, fleet)
     _admin(app, describe_pods, add_pod, remove_pod)
+    explain.add_to(app)
     _errors(app)
 
     @app.get("/metrics")
@@ -112,12 +115,12 @@ def _admin(
 
     @app.get("/admin/pods")
     async def pods(request: Request) -> list[dict[str, Any]]:
-        _only_local(request)
+        only_local(request)
         return describe_pods()
 
     @app.post("/admin/pods", status_code=201)
     async def add(request: Request, pod: PodConfig) -> dict[str, str]:
-        _only_local(request)
+        only_local(request)
         try:
             add_pod(pod)
         except ConfigError as error:
@@ -126,20 +129,10 @@ def _admin(
 
     @app.delete("/admin/pods/{pod_id:path}")
     async def remove(request: Request, pod_id: str) -> dict[str, str]:
-        _only_local(request)
+        only_local(request)
         if not remove_pod(pod_id):
             raise HTTPException(404, f"There is no pod `{pod_id}`.")
         return {"status": "gone", "pod": pod_id}
-
-
-def _only_local(request: Request) -> None:
-    host = request.client.host if request.client else ""
-    try:
-        local = not host or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = False
-    if not local:
-        raise HTTPException(403, "Admin calls are taken from the router's own machine only.")
 
 
 def _errors(app: FastAPI) -> None:

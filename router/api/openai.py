@@ -154,7 +154,7 @@ class OpenAiEdge:
     def _inbound(
         self, scope: AsgiScope, endpoint: Endpoint, headers: HeaderList, body: bytes, request_id: str
     ) -> Inbound:
-        build = self._pass_through if endpoint is Endpoint.OTHER else self._inference
+        build = self._pass_through if endpoint is Endpoint.OTHER else self.inference
         query = scope["query_string"]
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
         return Inbound(
@@ -165,7 +165,8 @@ class OpenAiEdge:
             peer=(scope.get("client") or ("", 0))[0],
         )
 
-    def _inference(self, endpoint: Endpoint, headers: HeaderList, body: bytes, request_id: str) -> InferenceRequest:
+    def inference(self, endpoint: Endpoint, headers: HeaderList, body: bytes, request_id: str) -> InferenceRequest:
+        """A request that the router reads. Raises `ClientError` or `NoReadyPod`."""
         parsed = parse_body(endpoint, body)
         base, adapter = self._resolve(parsed.model)
         if not self._edge.trust_engine_fields:

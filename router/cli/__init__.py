@@ -6,6 +6,8 @@
     warmroute demo          a fleet of mock engines, three policies, one table
     warmroute simulate      a fleet under a virtual clock: policies side by side
     warmroute plan          how many pods for an SLO, and what saves some
+    warmroute explain       why a request went where it went
+    warmroute replay        recorded requests decided again, by another policy
     warmroute mock-engine   engine stand-ins on their own
     warmroute prior         what a model's KV and prefill are expected to cost, from its config.json
     warmroute config ...    check a configuration, show its defaults
@@ -21,12 +23,14 @@ import sys
 import typer
 
 from router.cli.demo import demo_command
+from router.cli.explain import explain_command
 from router.cli.index import index_app
 from router.cli.inspect import check_command, policies_command, show_command
 from router.cli.mock_engine import mock_engine_command
 from router.cli.plan import plan_command
 from router.cli.prior import prior_command
 from router.cli.publish import publish_command
+from router.cli.replay import replay_command
 from router.cli.serve import serve_command
 from router.cli.simulate import simulate_command
 from router.errors import ConfigError
@@ -39,6 +43,8 @@ app.command("publish", help="Publish which blocks a cache tier holds into the cl
 app.command("demo", help="Watch three policies route a realistic mix over mock engines.")(demo_command)
 app.command("simulate", help="Play traffic against a simulated fleet; compare policies.")(simulate_command)
 app.command("plan", help="How many pods this traffic needs for an SLO, and what saves some.")(plan_command)
+app.command("explain", help="Why did a request go where it went? Ask a running router.")(explain_command)
+app.command("replay", help="Decide recorded requests again, by another policy.")(replay_command)
 app.command("mock-engine", help="Run engine stand-ins.")(mock_engine_command)
 app.command("prior", help="Print a file of config/models for a model, from its config.json.")(prior_command)
 app.command("policies", help="List the policies.")(policies_command)

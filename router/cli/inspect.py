@@ -15,7 +15,7 @@ from rich.table import Table
 from router.config.links import load_link_classes
 from router.config.load import load
 from router.config.named import check_names
-from router.config.policies import load_policies
+from router.config.policies import find_policy, load_policies
 from router.config.priors import all_priors
 from router.config.schema import RouterConfig
 from router.config.shipped import shipped
@@ -30,6 +30,8 @@ def check_command(
     known = load_policies(policies or shipped("policies"))
     links = load_link_classes(shipped("config") / "hardware" / "links.yaml")
     check_names(config, parsed, known, all_priors(parsed.priors), links)
+    if parsed.shadow:
+        find_policy(known, parsed.shadow.policy)
     print(f"{config}: good. {len(parsed.models)} models, {len(parsed.pods)} pods, policy {parsed.policy}.")
 
 

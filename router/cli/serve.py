@@ -14,7 +14,7 @@ import uvicorn
 from router.config.links import load_link_classes
 from router.config.load import load
 from router.config.named import check_names
-from router.config.policies import choose_policy, load_policies
+from router.config.policies import choose_policy, find_policy, load_policies
 from router.config.priors import all_priors
 from router.config.schema import RouterConfig
 from router.config.shipped import shipped
@@ -38,7 +38,8 @@ def serve_command(
     priors = all_priors(chosen.priors)
     if config:
         check_names(config, given, known, priors, load_link_classes(shipped("config") / "hardware" / "links.yaml"))
-    app = build(chosen, choose_policy(known, chosen.policy), priors)
+    shadow = find_policy(known, chosen.shadow.policy) if chosen.shadow else None
+    app = build(chosen, choose_policy(known, chosen.policy), priors, shadow)
     uvicorn.run(
         app,
         host=chosen.listen.host,

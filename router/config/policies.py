@@ -29,6 +29,13 @@ def load_policies(folder: Path) -> dict[str, Policy]:
     return policies
 
 
+def find_policy(policies: Mapping[str, Policy], name_or_file: str) -> Policy:
+    """The policy of that name, or of that YAML file. Raises `ConfigError`."""
+    if name_or_file.endswith((".yaml", ".yml")):
+        return load(Path(name_or_file), PolicySpec).build()
+    return choose_policy(policies, name_or_file)
+
+
 def choose_policy(policies: Mapping[str, Policy], name: str) -> Policy:
     """The policy of that name, or a `ConfigError` that lists the others."""
     if name not in policies:

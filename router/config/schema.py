@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, Pos
 
 from router.config.links import LinksConfig
 from router.config.load import Strict
+from router.config.receipts import Receipts, ReceiptsOrFile, Shadow
 from router.types import PodSpeed, Role
 
 
@@ -282,6 +283,7 @@ class RouterConfig(Strict):
 
     listen: Listen = Listen()
     policy: str = "cost_aware"
+    shadow: Shadow | None = None
     models: tuple[ModelConfig, ...] = ()
     pods: tuple[PodConfig, ...] = ()
     links: LinksConfig = LinksConfig()
@@ -293,8 +295,7 @@ class RouterConfig(Strict):
     log_format: Literal["console", "json"] = "console"
     priors: str | None = None
     """A folder of cost priors, as `warmroute prior` writes them; they go before the shipped ones."""
-    receipts: str | None = None
-    """A file to which one JSON line a request is appended: lengths, block hashes, times; no texts."""
+    receipts: ReceiptsOrFile = Receipts()
 
     @model_validator(mode="after")
     def _no_two_alike(self) -> RouterConfig:
@@ -302,6 +303,12 @@ class RouterConfig(Strict):
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise ValueError(f"{what}: {', '.join(twice)} stands there twice")
+        return self
+
+    @model_validator(mode="after")
+    def _receipts_have_a_way(self) -> RouterConfig:
+        if self.receipts.redis_maxlen and self.index.redis is None:
+            raise ValueError("receipts.redis_maxlen: there is no index.redis whose stream that could be")
         return self
 
     @model_validator(mode="after")

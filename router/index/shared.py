@@ -45,6 +45,10 @@ class SharedPrefixes:
         self._seen += 1
         if self._seen <= EVERY_PROMPT_UNTIL or (self._seen * _SCATTER >> 13) % SAMPLE == 0:
             self._count(hashes)
+        return self.shared(hashes, threshold=threshold)
+
+    def shared(self, hashes: Sequence[BlockHash], *, threshold: float) -> int:
+        """The same without taking note of it. O(log blocks)."""
         if self._seen < SETTLED_PROMPTS:
             return 0
         heavy = max(threshold * self._counted, 2.0)

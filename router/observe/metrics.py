@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from router.observe.phase import PHASES, Phases
 from router.policy.calibration import CalibrationRow
+from router.policy.review import Comparison
 from router.types import FleetSnapshot, InFlight, PodId
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -76,6 +77,7 @@ class Metrics:
         self._declare_handoffs(r)
         self._declare_prices(r)
         self._declare_index(r)
+        self._declare_shadow(r)
         self._phases = {phase: self.phase_s.labels(phase) for phase in PHASES}
 
     def _declare_handoffs(self, r: CollectorRegistry) -> None:
@@ -172,6 +174,51 @@ class Metrics:
             registry=r,
         )
         self.replicas = Gauge("warmroute_other_replicas", "Other routers that were heard of lately.", registry=r)
+
+    def _declare_shadow(self, r: CollectorRegistry) -> None:
+        """Those of a policy that decides beside the live one, and of receipts."""
+        self.shadow_decisions = Counter(
+            "warmroute_shadow_decisions", "Decisions of a shadow policy.", ["policy", "agrees"], registry=r
+        )
+        self.shadow_dropped = Counter(
+            "warmroute_shadow_dropped",
+            "Sampled requests that were not compared: the router was busy, or the shadow had no price for them.",
+            ["policy"],
+            registry=r,
+        )
+        self.shadow_sooner_s = Counter(
+            "warmroute_shadow_sooner_seconds",
+            "By how much first tokens were expected sooner by the shadow's choice, as either policy prices both.",
+            ["policy", "prices"],
+            registry=r,
+        )
+        self.shadow_later_s = Counter(
+            "warmroute_shadow_later_seconds",
+            "By how much first tokens were expected later by the shadow's choice, as either policy prices both.",
+            ["policy", "prices"],
+            registry=r,
+        )
+        self.shadow_regret_s = Histogram(
+            "warmroute_shadow_regret_seconds",
+            "How much later first tokens came than the shadow's choice was expected to bring them, where it differed.",
+            ["policy"],
+            buckets=(0, *_SECONDS),
+            registry=r,
+        )
+        self.receipts_lost = Counter(
+            "warmroute_receipts_lost", "Lines of receipts that Redis did not take.", registry=r
+        )
+
+    def observe_shadow(self, policy: str, found: Comparison, ttft_ms: float | None) -> None:
+        """Add one comparison."""
+        self.shadow_decisions.labels(policy, "yes" if found.agrees else "no").inc()
+        if found.agrees:
+            return
+        for prices, gain_ms in (("live", found.live_gain_ms), ("shadow", found.other_gain_ms)):
+            counter = self.shadow_sooner_s if gain_ms > 0 else self.shadow_later_s
+            counter.labels(policy, prices).inc(abs(gain_ms) / 1000)
+        if ttft_ms is not None:
+            self.shadow_regret_s.labels(policy).observe(max(0.0, ttft_ms - found.other_ms) / 1000)
 
     def observe_phases(self, phases: Phases) -> None:
         """Add one request's phase times."""

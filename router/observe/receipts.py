@@ -1,40 +1,92 @@
-"""What was asked of this router, when, and what came of it: one line of JSON a request.
+"""What was decided about a request, why, and what came of it?
 
-For `warmroute simulate`, which plays it again under other policies and fleets. A receipt holds lengths and block
-hashes, never a prompt or an answer: hashes say what prompts share, not what they say. A disk that refuses costs no
-request.
+`Kept` is a decision as it stays in memory: references to the values that it was made of, so that keeping it costs next
+to nothing. A `Receipt` is the same in numbers, made when somebody asks or writes it down: lengths, block hashes, prices
+and times, never a prompt or an answer unless that was asked for. This file never waits and never writes a file.
 """
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
-from typing import BinaryIO
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import msgspec
-import structlog
 
-from router.types import PromptPrefix
+from router.policy.decide import expected_ttft_ms
+from router.policy.explain import Explanation, PricedPlan, explain, priced
+from router.policy.price import choice_of
+from router.policy.recording import FleetLine, RecordedScene, SceneLine
+from router.policy.spec import Policy
+from router.types import Candidate, PromptPrefix, RouteDecision
 
 RECEIPT_BLOCK_TOKENS = 128
 """Hashes are kept for every so many tokens: a chain hash covers all that stands before it."""
-FLUSH_S = 1.0
+KEPT_CANDIDATES = 4
+"""Of a decision, at about 1 KiB each; the one that served is added where it came later."""
 
-log = structlog.get_logger()
+
+class Failure(msgspec.Struct, frozen=True):
+    """An attempt that failed: which pod, by the name of our error, and what it says."""
+
+    pod: str
+    error: str
+    message: str = ""
 
 
-class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One request. `at_s` is the time of day at which it came; `blocks` are chain hashes, one for every
-    `block_size_tokens` of the prompt. What is unknown is left out."""
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What came of a request. `at_s` is the time of day at which it came; `served`: the candidate that was
+    tried last."""
 
+    id: str
     at_s: float
     model: str
     endpoint: str
     result: str
+    prompt_tokens: int = 0
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    ttft_ms: float | None = None
+    e2e_ms: float = 0.0
+    served: Candidate | None = None
+    failures: tuple[Failure, ...] = ()
+    phases_s: Mapping[str, float] = {}
+
+
+class Kept(msgspec.Struct, kw_only=True, gc=False):
+    """One decision; `outcome` comes when its request has ended. `at_s` is the time of day at which it was made."""
+
+    at_s: float
+    scene: RecordedScene
+    policy: Policy
+    candidates: tuple[Candidate, ...]
+    candidate_count: int
+    reason: str
+    prompt: Mapping[str, Any] | None = None
+    """Only where prompts are asked for."""
+    outcome: Outcome | None = None
+
+    @property
+    def shown(self) -> tuple[Candidate, ...]:
+        """The best, and the one that served."""
+        served = self.outcome.served if self.outcome else None
+        return self.candidates if served is None or served in self.candidates else (*self.candidates, served)
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="receipt"):
+    """One request. `at_s` is the time of day at which it came; `blocks` are chain hashes, one for every
+    `block_size_tokens` of the prompt. What is unknown is left out; without a result it is still being served."""
+
+    at_s: float
+    model: str
+    endpoint: str
+    result: str = ""
+    id: str = ""
     pod: str = ""
     prefill_pod: str = ""
     """Where another one than `pod` computed the prompt."""
     policy: str = ""
+    policy_version: str = ""
+    reason: str = ""
     prompt_tokens: int = 0
     output_tokens: int | None = None
     block_size_tokens: int = 0
@@ -44,41 +96,96 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached_tokens: int | None = None
     ttft_ms: float | None = None
     e2e_ms: float = 0.0
+    candidates: tuple[PricedPlan, ...] = ()
+    """Best first; of `candidate_count`."""
+    candidate_count: int = 0
+    failures: tuple[Failure, ...] = ()
+    phases_ms: dict[str, float] = {}
+    scene_digest: str = ""
+    scene: SceneLine | None = None
+    prompt: Any = None
+
+
+Line: TypeAlias = Receipt | FleetLine
+"""What stands in a file of receipts."""
+
+
+def keep(scene: RecordedScene, decision: RouteDecision, policy: Policy, at_s: float, prompt: Any = None) -> Kept:
+    """What stays of a decision."""
+    return Kept(
+        at_s=at_s,
+        scene=scene,
+        policy=policy,
+        candidates=decision.candidates[:KEPT_CANDIDATES],
+        candidate_count=len(decision.candidates),
+        reason=decision.reason,
+        prompt=prompt,
+    )
+
+
+def receipt(outcome: Outcome, *, prompt: PromptPrefix | None = None) -> Receipt:
+    """The outcome in numbers. `prompt` adds its block hashes."""
+    block_size_tokens, blocks = receipt_blocks(prompt) if prompt else (0, [])
+    served = outcome.served
+    choice = choice_of(served.plan) if served else None
+    return Receipt(
+        id=outcome.id,
+        at_s=outcome.at_s,
+        model=outcome.model,
+        endpoint=outcome.endpoint,
+        result=outcome.result,
+        pod=choice.pod if choice else "",
+        prefill_pod=choice.prefill_pod if choice else "",
+        prompt_tokens=outcome.prompt_tokens,
+        output_tokens=outcome.output_tokens,
+        block_size_tokens=block_size_tokens,
+        blocks=blocks,
+        predicted_ms=expected_ttft_ms(served.cost) if served else None,
+        predicted_cached_tokens=served.cached_tokens if served else None,
+        cached_tokens=outcome.cached_tokens,
+        ttft_ms=outcome.ttft_ms,
+        e2e_ms=outcome.e2e_ms,
+        failures=outcome.failures,
+        phases_ms={phase: taken_s * 1000 for phase, taken_s in outcome.phases_s.items()},
+    )
+
+
+def decision_receipt(kept: Kept, *, prompt: PromptPrefix | None = None) -> Receipt:
+    """The decision with its outcome, as far as there is one, but without its scene."""
+    facts = kept.scene
+    known = kept.outcome or Outcome(
+        id=facts.request_id,
+        at_s=kept.at_s,
+        model=facts.model,
+        endpoint=facts.endpoint.value,
+        result="",
+        prompt_tokens=facts.prompt_tokens or 0,
+    )
+    return msgspec.structs.replace(
+        receipt(known, prompt=prompt),
+        policy=kept.policy.name,
+        policy_version=kept.policy.version,
+        reason=kept.reason,
+        candidates=tuple(priced(candidate) for candidate in kept.shown),
+        candidate_count=kept.candidate_count,
+        prompt=kept.prompt,
+    )
+
+
+class Explained(msgspec.Struct, frozen=True):
+    """A decision with all its numbers, and what came of it."""
+
+    explanation: Explanation
+    receipt: Receipt
+
+
+def explained(kept: Kept) -> Explained:
+    """What `/admin/explain` says."""
+    found = explain(kept.scene.scene(), kept.policy, kept.shown, kept.candidate_count, kept.reason)
+    return Explained(found, decision_receipt(kept))
 
 
 def receipt_blocks(prompt: PromptPrefix) -> tuple[int, list[int]]:
     """Block size and chain hashes of a receipt: every so many of the prompt's own."""
     stride = max(RECEIPT_BLOCK_TOKENS // prompt.block_size_tokens, 1)
     return stride * prompt.block_size_tokens, [int(block) for block in prompt.hashes[stride - 1 :: stride]]
-
-
-class ReceiptLog:
-    """Appends to one file, of which every process needs its own."""
-
-    def __init__(self, path: str) -> None:
-        self._encoder = msgspec.json.Encoder()
-        self._file: BinaryIO | None = Path(path).open("ab", buffering=1 << 16)  # noqa: SIM115, for its life
-        Path(path).chmod(0o600)
-        self._flushed_s = 0.0
-
-    def write(self, receipt: Receipt) -> None:
-        """Buffered; on the disk within about a second of the next receipt."""
-        if self._file is None:
-            return
-        try:
-            self._file.write(self._encoder.encode(receipt) + b"\n")
-            if time.monotonic() - self._flushed_s > FLUSH_S:
-                self._file.flush()
-                self._flushed_s = time.monotonic()
-        except OSError as error:
-            log.error("no more receipts are written", why=str(error))
-            self.close()
-
-    def close(self) -> None:
-        """Everything is on the disk, if the disk took it."""
-        file, self._file = self._file, None
-        if file is not None:
-            try:
-                file.close()
-            except OSError as error:
-                log.error("the last receipts are lost", why=str(error))

@@ -16,22 +16,30 @@ STEP_BUDGET_TOKENS = 8192
 
 def ahead_ms(at: Placement) -> float:
     """Until the next step can begin and our prompts that are before this one in it are computed, in milliseconds."""
+    under_way, waiting_ms = step_under_way(at), at.inflight.prefill_ms
+    if under_way is None:
+        return waiting_ms
+    began_s, inside_ms = under_way
+    step_ms = at.fixed_ms + inside_ms
+    rest_ms = max(0.0, step_ms - (at.now_s - began_s) * 1000) if began_s > -inf else step_ms / 2
+    return rest_ms + waiting_ms - inside_ms
+
+
+def step_under_way(at: Placement) -> tuple[float, float] | None:
+    """When it began, and milliseconds of our prompts in it; None where nothing of ours is under way.
+
+    Minus infinity where nobody saw it begin. A step of other routers' prompts is not known here."""
     work, began_s = at.inflight, at.step.at_s
     decodes = work.requests > work.prefill_requests
-    if not work.head_ms:  # of other routers' prompts it is not known here when they began
-        return work.prefill_ms + (_rest_ms(at, began_s, at.fixed_ms) if decodes else 0.0)
+    if not work.head_ms:
+        return (began_s, 0.0) if decodes else None
     if not decodes or began_s == -inf:
-        began_s, inside_ms = work.head_since_s, work.head_ms
-    else:
-        inside_ms = min(at.step.prefill_ms, work.prefill_ms, _most_ms(at)) if began_s >= work.head_since_s else 0.0
-    return _rest_ms(at, began_s, at.fixed_ms + inside_ms) + work.prefill_ms - inside_ms
+        return work.head_since_s, work.head_ms
+    if began_s < work.head_since_s:
+        return began_s, 0.0
+    return began_s, min(at.step.prefill_ms, work.prefill_ms, _most_ms(at))
 
 
 def _most_ms(at: Placement) -> float:
     """What time can pass on: the first prompt, or what fits into a step. The others may have to wait for room."""
     return max(at.inflight.head_ms, STEP_BUDGET_TOKENS * at.pod.speed.c1_ms_per_token)
-
-
-def _rest_ms(at: Placement, began_s: float, step_ms: float) -> float:
-    """Of a step that takes so long; half of it where nobody saw it begin."""
-    return max(0.0, step_ms - (at.now_s - began_s) * 1000) if began_s > -inf else step_ms / 2

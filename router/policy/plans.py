@@ -29,7 +29,7 @@ from router.types import (
 BYTES_PER_TOKEN = 4
 """How long a token is in a body whose tokens we do not know."""
 DEFAULT_OUTPUT_TOKENS = 256
-MOST_PULLING = 4
+MOST_PULLING = 6
 """So many pods are looked at as receivers of KV: what they all would pull is about the same, their queues are not."""
 _IDLE = InFlight()
 _UNSEEN = StepBegan()

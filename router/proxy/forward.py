@@ -19,10 +19,12 @@ from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.index.shared import HEAVY_SHARE, SharedPrefixes
+from router.observe.journal import Journal
 from router.observe.learning import Learning
 from router.observe.metrics import Metrics
-from router.observe.receipts import ReceiptLog
+from router.observe.receipts import Failure, Kept, keep
 from router.policy.decide import decide
+from router.policy.recording import record
 from router.policy.spec import Policy
 from router.proxy.booking import Booking
 from router.proxy.downstream import Downstream
@@ -32,10 +34,22 @@ from router.proxy.prompts import PromptReader
 from router.proxy.pulls import Pulls
 from router.proxy.relay import AnyReply, relay
 from router.proxy.split import Facts, Splits
-from router.proxy.story import Story, receipt_of
+from router.proxy.story import Story, outcome_of
 from router.proxy.upstream import UpstreamPool
 from router.stores.store import PrefixStore
-from router.types import Candidate, Plan, Pod, PodId, PodState, PrefixMatch, PromptPrefix, RouteDecision, Scene, Split
+from router.types import (
+    Candidate,
+    InferenceRequest,
+    Plan,
+    Pod,
+    PodId,
+    PodState,
+    PrefixMatch,
+    PromptPrefix,
+    RouteDecision,
+    Scene,
+    Split,
+)
 
 UNARY_PREFILL_SLACK = 1.5
 """An unstreamed answer does not show its first token; its prefill counts as done after this times its price."""
@@ -71,7 +85,7 @@ class Forwarder:
         metrics: Metrics,
         forwarding: Forwarding,
         learning: Learning,
-        receipts: ReceiptLog | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self._fleet = fleet
         self._ledger = ledger
@@ -86,7 +100,7 @@ class Forwarder:
         self._metrics = metrics
         self._forwarding = forwarding
         self._learning = learning
-        self._receipts = receipts
+        self._journal = Journal() if journal is None else journal
         self._shared: dict[str, SharedPrefixes] = {}
         self._turns: Counter[str] = Counter()
 
@@ -129,26 +143,45 @@ class Forwarder:
         story.phases.enter("decide")
         model = story.request.adapter or story.request.model
         self._turns[model] += 1
-        scene = Scene(
-            request=story.request,
-            prompt=story.prompt,
+        shared_blocks = self._shared_blocks(story.request.model, story.prompt)
+        scene = self._scene(story.request, story.prompt, match, self._turns[model], shared_blocks)
+        policy = self._policy()
+        decision = decide(scene, policy)
+        story.kept = self._journal.decided(scene, decision, policy)
+        return decision
+
+    async def preview(self, request: InferenceRequest) -> Kept:
+        """What would be decided now. Nothing is sent, booked, counted or learnt. Raises `RouterError`."""
+        reader = self._readers.get(request.model)
+        prompt = await reader.read(request) if reader and request.prompt else None
+        match = await self._store.match(prompt, _now_s()) if prompt else PrefixMatch()
+        shared_blocks = self._shared_blocks(request.model, prompt, counted=False)
+        turn = self._turns[request.adapter or request.model] + 1
+        scene, policy = self._scene(request, prompt, match, turn, shared_blocks), self._policy()
+        return keep(record(scene), decide(scene, policy), policy, time.time())
+
+    def _scene(
+        self, request: InferenceRequest, prompt: PromptPrefix | None, match: PrefixMatch, turn: int, shared_blocks: int
+    ) -> Scene:
+        return Scene(
+            request=request,
+            prompt=prompt,
             match=match,
             fleet=self._fleet.snapshot,
             inflight=self._ledger.inflight(),
             steps=self._ledger.steps(),
             now_s=_now_s(),
-            turn=self._turns[model],
-            shared_blocks=self._shared_blocks(story),
+            turn=turn,
+            shared_blocks=shared_blocks,
         )
-        return decide(scene, self._policy())
 
-    def _shared_blocks(self, story: Story) -> int:
-        if story.prompt is None:
+    def _shared_blocks(self, model: str, prompt: PromptPrefix | None, *, counted: bool = True) -> int:
+        if prompt is None:
             return 0
-        model = story.request.model
         ready = sum(s.state is PodState.READY and s.pod.serves(model) for s in self._fleet.snapshot.pods)
         shared = self._shared.setdefault(model, SharedPrefixes())
-        return shared.observe(story.prompt.hashes, threshold=HEAVY_SHARE / max(ready, 1))
+        learn = shared.observe if counted else shared.shared
+        return learn(prompt.hashes, threshold=HEAVY_SHARE / max(ready, 1))
 
     async def attempt_in_order(self, story: Story, client: Downstream) -> None:
         """Try candidates until one has begun to answer."""
@@ -219,8 +252,7 @@ class Forwarder:
             )
         story.phases.enter("")
         metrics.observe_phases(story.phases)
-        if self._receipts is not None:
-            self._receipts.write(receipt_of(story))
+        self._journal.settled(outcome_of(story), story.kept, story.decision, story.prompt)
 
     def _learn(self, story: Story, candidate: Candidate, booking: Booking) -> None:
         """What this attempt has shown of the speed of the pod that computed its prompt."""
@@ -260,6 +292,7 @@ class Forwarder:
     def _blame(self, story: Story, candidate: Candidate, error: UpstreamError) -> None:
         """A failure is held against the pod whose fault it is, if it is one's."""
         self._metrics.sent.labels(error.pod or candidate.pod.id, type(error).__name__).inc()
+        story.failures = (*story.failures, Failure(error.pod, type(error).__name__, str(error)))
         if error.pod:
             self._breaker.failure(error.pod, _now_s())
             story.failed_pods = (*story.failed_pods, error.pod)

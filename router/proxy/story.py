@@ -1,6 +1,6 @@
 """What is remembered of one request while it is served?
 
-Filled in phase by phase, settled into metrics and a receipt at its end. This file counts nothing.
+Filled in phase by phase, settled into metrics and an outcome at its end. This file counts nothing.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from router.engines.catalog import DIALECTS
 from router.observe.phase import Phases
-from router.observe.receipts import Receipt, receipt_blocks
-from router.policy.decide import BYTES_PER_TOKEN, expected_ttft_ms
+from router.observe.receipts import Failure, Kept, Outcome
+from router.policy.decide import BYTES_PER_TOKEN
 from router.proxy.answer import AnswerReader
 from router.proxy.downstream import Inbound
 from router.types import Candidate, InferenceRequest, PodId, PromptPrefix, RouteDecision, Split
@@ -25,6 +25,7 @@ class Story:
     phases: Phases = field(default_factory=Phases)
     prompt: PromptPrefix | None = None
     decision: RouteDecision | None = None
+    kept: Kept | None = None
     candidate: Candidate | None = None
     reader: AnswerReader = field(default_factory=AnswerReader)
     status: int = 0
@@ -33,6 +34,7 @@ class Story:
     """What the prefill pod of a split had not to compute, by its own account."""
     tries: int = 0
     failed_pods: tuple[PodId, ...] = ()
+    failures: tuple[Failure, ...] = ()
     result: str = "error"
     _refusals: dict[str, str] | None = None
 
@@ -65,26 +67,22 @@ class Story:
         return self._refusals[dialect]
 
 
-def receipt_of(story: Story) -> Receipt:
-    """The story in numbers."""
-    candidate, prompt, reader = story.candidate, story.prompt, story.reader
-    block_size_tokens, blocks = receipt_blocks(prompt) if prompt else (0, [])
+def outcome_of(story: Story) -> Outcome:
+    """What came of it, in numbers."""
+    prompt, reader = story.prompt, story.reader
     elapsed_s = story.phases.elapsed_s()
-    return Receipt(
+    return Outcome(
+        id=story.request.id,
         at_s=time.time() - elapsed_s,
         model=story.request.model,
         endpoint=story.request.endpoint.value,
         result=story.result,
-        pod=candidate.pod.id if candidate else "",
-        prefill_pod=story.prefill_pod,
-        policy=story.decision.policy if story.decision else "",
         prompt_tokens=prompt.token_count if prompt else reader.prompt_tokens or 0,
         output_tokens=reader.output_tokens,
-        block_size_tokens=block_size_tokens,
-        blocks=blocks,
-        predicted_ms=expected_ttft_ms(candidate.cost) if candidate else None,
-        predicted_cached_tokens=candidate.cached_tokens if candidate else None,
         cached_tokens=story.cached_tokens,
         ttft_ms=story.first_token_s * 1000 if story.request.stream and story.first_token_s is not None else None,
         e2e_ms=elapsed_s * 1000,
+        served=story.candidate,
+        failures=story.failures,
+        phases_s=story.phases.taken_s,
     )

@@ -51,6 +51,11 @@ class Keys:
         """Hash: each router replica's work in flight, with the time at which it was written."""
         return f"{self.namespace}:{VERSION}:routers"
 
+    @property
+    def receipts(self) -> str:
+        """Stream: receipts of the routers, for whoever wants to read them; nothing here does."""
+        return f"{self.namespace}:{VERSION}:receipts"
+
     def holders(self, scope: str) -> str:
         """Sorted set: holder ids, by the time of their last heartbeat."""
         return f"{self.namespace}:{VERSION}:{{{scope}}}:holders"

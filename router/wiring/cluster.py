@@ -17,6 +17,7 @@ import structlog
 
 from router.config.schema import RedisIndex
 from router.feeds.kv_redis import IndexFeed
+from router.feeds.receipt_stream import ReceiptStream
 from router.feeds.registry import RegistryFeed
 from router.feeds.workload import WorkloadFeed
 from router.fleet.ledger import Ledger
@@ -86,6 +87,10 @@ class Cluster:
     def calibration(self, model: str) -> SharedCalibration:
         """What the routers of that model have learnt together."""
         return SharedCalibration(self._connection, self._keys, model, lifetime_s=CALIBRATION_LIFETIME_S)
+
+    def receipts(self, maxlen: int, lost: Callable[[int], None]) -> ReceiptStream:
+        """Where receipts of all routers go."""
+        return ReceiptStream(self._connection, self._keys.receipts, maxlen, lost)
 
     @property
     def loaded(self) -> asyncio.Event:

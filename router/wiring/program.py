@@ -15,13 +15,13 @@ import structlog
 from fastapi import FastAPI
 
 from router.api.app import App, own_app
+from router.api.explain import ExplainRoutes
 from router.api.openai import OpenAiEdge
 from router.config.links import build_links, load_link_classes
 from router.config.priors import prior_of
 from router.config.schema import CostPrior, KvEvents, ModelPrior, PodConfig, RouterConfig
 from router.config.shipped import shipped
 from router.engines.adapter import KvEventSource, PodFacts
-from router.errors import ConfigError
 from router.feeds.ask import open_client
 from router.feeds.calibration import CalibrationFeed
 from router.feeds.discovery.static import StaticDiscovery, configured_pods
@@ -36,7 +36,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.observe.learning import Learning
 from router.observe.metrics import Metrics
-from router.observe.receipts import ReceiptLog
+from router.observe.shadow import Shadow
 from router.policy.calibration import Calibration
 from router.policy.spec import Policy
 from router.prompt.tokenizer import load_tokenizer
@@ -47,6 +47,7 @@ from router.stores.local import LocalStore
 from router.stores.store import PrefixStore
 from router.types import Generation, Pod, PodId, PodSpeed, PodState, PrefixTrust
 from router.wiring.cluster import Cluster
+from router.wiring.journal import Records
 from router.wiring.prompts import LoadTokenizer, Prompts
 
 IDLE_SWEEP_S = 1.0
@@ -55,9 +56,9 @@ WARM_UP_POLL_S = 0.02
 log = structlog.get_logger()
 
 
-def build(config: RouterConfig, policy: Policy, priors: dict[str, ModelPrior]) -> App:
+def build(config: RouterConfig, policy: Policy, priors: dict[str, ModelPrior], shadow: Policy | None = None) -> App:
     """The ASGI application; its lifespan starts and stops everything else. Raises `ConfigError`."""
-    return Program(config, policy, priors).app
+    return Program(config, policy, priors, shadow=shadow).app
 
 
 class Program:
@@ -69,6 +70,8 @@ class Program:
         policy: Policy,
         priors: dict[str, ModelPrior],
         load: LoadTokenizer = load_tokenizer,
+        *,
+        shadow: Policy | None = None,
     ) -> None:
         self._config = config
         self._policy = policy
@@ -92,7 +95,7 @@ class Program:
             self.add_pod(pod)
         shared = self.cluster.calibration(config.models[0].name) if self.cluster and config.models else None
         self.calibration = CalibrationFeed(self.fleet, self.learning, lambda: self.discovery.pods, shared)
-        self._receipts = _open_receipts(config.receipts)
+        self.records = Records(config.receipts, self._shadow(shadow), self.metrics, self.cluster)
         self.kv_streams = KvStreams(self.fleet, self.store, self.metrics)
         self.fleet.listen(self._on_change)
         self.app = self._app()
@@ -100,7 +103,7 @@ class Program:
     # --- the edge ---
 
     def _app(self) -> App:
-        forwarder = Forwarder(
+        self.forwarder = Forwarder(
             fleet=self.fleet,
             ledger=self.ledger,
             breaker=self.breaker,
@@ -113,18 +116,31 @@ class Program:
             metrics=self.metrics,
             forwarding=_forwarding(self._config),
             learning=self.learning,
-            receipts=self._receipts,
+            journal=self.records.journal,
         )
         edge = OpenAiEdge(
-            forwarder,
+            self.forwarder,
             self.fleet,
             self.metrics,
             self._config.edge,
             self._config.limits.max_body_bytes,
             frozenset(model.name for model in self._config.models),
         )
-        own = own_app(self.fleet, self._render_metrics, self._describe_pods, self.add_pod, self.remove_pod, self._life)
+        find, most_bytes = self.records.journal.find, self._config.limits.max_body_bytes
+        own = own_app(
+            self.fleet,
+            self._render_metrics,
+            self._describe_pods,
+            self.add_pod,
+            self.remove_pod,
+            ExplainRoutes(find, edge.inference, self.forwarder.preview, most_bytes),
+            self._life,
+        )
         return App(edge, own)
+
+    def _shadow(self, policy: Policy | None) -> Shadow | None:
+        config = self._config.shadow
+        return Shadow(policy, config.rate if config else 1.0, self.metrics) if policy else None
 
     @asynccontextmanager
     async def _life(self, _app: FastAPI) -> AsyncIterator[None]:
@@ -147,8 +163,7 @@ class Program:
                 await self.cluster.close()
             self.pools.close()
             await self.client.aclose()
-            if self._receipts:
-                self._receipts.close()
+            self.records.close()
 
     async def _warm_up(self, cluster: Cluster) -> None:
         """A router that joins others serves once it knows what they know, and which pods to trust; or without."""
@@ -199,7 +214,7 @@ class Program:
             )
             running["parity"] = parity.run
         feeds_of_cluster = self.cluster.feeds if self.cluster else {}
-        return {**running, **feeds_of_cluster, **self.calibration.runs}
+        return {**running, **feeds_of_cluster, **self.calibration.runs, **self.records.feeds}
 
     def _publishes_events(self, pod_id: PodId) -> bool:
         """Will blocks that come into this pod's cache show up in the index?"""
@@ -336,13 +351,6 @@ class Program:
         if self.cluster:
             self.cluster.observe(self.metrics)
         return self.metrics.render()
-
-
-def _open_receipts(path: str | None) -> ReceiptLog | None:
-    try:
-        return ReceiptLog(path) if path else None
-    except OSError as error:
-        raise ConfigError(f"receipts: {error}") from error
 
 
 def _timeouts(config: RouterConfig) -> UpstreamTimeouts:

@@ -14,6 +14,8 @@ from tests.cli.conftest import Typed
     [
         ("links: {elsewhere: rdma}", "links.elsewhere: there is no class 'rdma'; known: "),
         ("models: [{name: m, cost: {model: gpt-2}}]", "cost.model: no prior named 'gpt-2'; known: "),
+        ("shadow: {policy: cheapest}", "there is no policy 'cheapest'; known: "),
+        ("shadow: {policy: cheapest.yaml}", "cheapest.yaml: cannot be read"),
         ("policy: cheapest", "there is no policy 'cheapest'; known: "),
     ],
 )

@@ -61,6 +61,16 @@ def test_yesterdays_prefix_is_forgotten() -> None:
     assert shared.observe(blocks("new", next(tail), length=20), threshold=EIGHT_PODS) == 10
 
 
+def test_asking_what_is_shared_teaches_nothing() -> None:
+    """However often: the next prompt finds what it would have found."""
+    shared = SharedPrefixes()
+    for number in range(20):
+        shared.observe([1, 2, 100 + number], threshold=0.5)
+    counts = dict(shared._counts)
+    assert {shared.shared([1, 2, 7], threshold=0.5) for _ in range(50)} == {2}
+    assert shared._counts == counts
+
+
 def test_memory_does_not_grow_with_traffic() -> None:
     """What was seen once is not kept for long."""
     shared, tail = SharedPrefixes(), tails()

@@ -12,11 +12,10 @@ from pathlib import Path
 from random import Random
 
 import httpx
-import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.observe.receipts import Receipt
+from router.observe.receipt_lines import read_receipts
 from tests.live.calibrate import calibrate
 from tests.live.engines import BLOCK_TOKENS, EngineProcess
 from tests.live.router_process import router
@@ -50,7 +49,7 @@ async def test_a_wrong_prior_is_replaced_by_what_the_machine_can_do(
             await send_all(url, workload(Random(seed)))
         async with httpx.AsyncClient() as client:
             metrics = (await client.get(f"{url}/metrics")).text
-    rows = [msgspec.json.decode(line, type=Receipt) for line in receipts.read_bytes().splitlines()]
+    rows = read_receipts(receipts)
     times = [(one.predicted_ms, one.ttft_ms) for one in rows if one.predicted_ms is not None and one.ttft_ms]
     early, late = _error(times[:20]), _error(times[LEARNT_AFTER:])
     learnt = _coefficients(metrics)

@@ -1,19 +1,38 @@
-"""One line a request, and nothing that a full disk could do to a request."""
+"""A receipt says what was decided and what came of it, in numbers alone."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
+import msgspec
 import pytest
 
-from router.observe.receipts import Receipt, ReceiptLog, receipt_blocks
+from router.observe.receipts import (
+    KEPT_CANDIDATES,
+    Failure,
+    Kept,
+    Outcome,
+    decision_receipt,
+    explained,
+    keep,
+    receipt,
+    receipt_blocks,
+)
+from router.policy.decide import decide
+from router.policy.price import Choice
+from router.policy.recording import record
 from router.types import Generation, PromptPrefix
+from tests.policy.scenes import POLICIES, holding, pod, ready, request, scene
+
+BY = POLICIES["cost_aware"]
 
 
 def prefix(block_size_tokens: int, blocks: int) -> PromptPrefix:
     generation = Generation(model="m", block_size_tokens=block_size_tokens)
     return PromptPrefix(generation, range(block_size_tokens * blocks + 3), list(range(100, 100 + blocks)))
+
+
+def kept(pods: int = 8) -> Kept:
+    seen = holding(scene(*ready(*(pod(f"p{number}") for number in range(pods))), request=request("req-7")), "p1", 40)
+    return keep(record(seen), decide(seen, BY), BY, 12.0)
 
 
 @pytest.mark.parametrize(
@@ -27,27 +46,41 @@ def test_every_so_many_hashes_stand_for_all_before_them(
     assert receipt_blocks(prefix(block_size_tokens, blocks)) == kept
 
 
-def test_receipts_are_appended_for_their_owner_alone(tmp_path: Path) -> None:
-    """A restart goes on in the same file."""
-    file = tmp_path / "receipts.jsonl"
-    for at_s in (1.0, 2.0):
-        log = ReceiptLog(str(file))
-        log.write(Receipt(at_s=at_s, model="m", endpoint="chat", result="ok"))
-        log.close()
-    assert file.read_text().splitlines() == [
-        '{"at_s":1.0,"model":"m","endpoint":"chat","result":"ok"}',
-        '{"at_s":2.0,"model":"m","endpoint":"chat","result":"ok"}',
-    ]
-    assert file.stat().st_mode & 0o777 == 0o600
+def test_a_request_under_way_has_a_receipt_without_a_result() -> None:
+    """The best candidates with all parts, and how many there were."""
+    found = decision_receipt(kept())
+    assert (found.id, found.policy, found.policy_version, found.result) == ("req-7", "cost_aware", BY.version, "")
+    assert (found.at_s, found.prompt_tokens, found.candidate_count) == (12.0, 1000, 8)
+    assert len(found.candidates) == KEPT_CANDIDATES and found.candidates[0].choice == Choice("p1")
+    assert dict(found.candidates[0].parts)["prefill"] > 0
 
 
-def test_a_disk_that_refuses_ends_the_receipts_and_nothing_else(tmp_path: Path) -> None:
-    """Neither a write nor the close raises; here the file is a pipe whose reader has left."""
-    file = tmp_path / "receipts.jsonl"
-    os.mkfifo(file)
-    reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
-    log = ReceiptLog(str(file))
-    os.close(reader)
-    for _ in range(3):
-        log.write(Receipt(at_s=1.0, model="m", endpoint="chat", result="ok"))
-    log.close()
+def test_the_one_that_served_is_kept_wherever_it_stood() -> None:
+    """After a retry it may be none of the best."""
+    seen = scene(*ready(*(pod(f"p{number}") for number in range(8))))
+    decision = decide(seen, BY)
+    made = keep(record(seen), decision, BY, 0.0)
+    failures = (Failure("p3", "ConnectFailed", "refused"),)
+    made.outcome = Outcome(
+        id="r", at_s=1.0, model="m", endpoint="chat", result="ok", served=decision.candidates[7], failures=failures
+    )
+    found = decision_receipt(made)
+    assert [plan.choice.pod for plan in found.candidates][-1] == found.pod == decision.candidates[7].pod.id
+    assert len(found.candidates) == KEPT_CANDIDATES + 1 and found.failures == failures
+    made.outcome = msgspec.structs.replace(made.outcome, served=decision.candidates[0])
+    assert len(decision_receipt(made).candidates) == KEPT_CANDIDATES
+
+
+def test_a_request_that_was_never_decided_has_a_receipt() -> None:
+    """With what is known of it."""
+    outcome = Outcome(id="r", at_s=1.0, model="m", endpoint="chat", result="NoReadyPod", phases_s={"admit": 0.002})
+    found = receipt(outcome)
+    assert (found.id, found.result, found.pod, found.candidates) == ("r", "NoReadyPod", "", ())
+    assert found.phases_ms == {"admit": 2.0}
+
+
+def test_an_explanation_explains_what_is_kept() -> None:
+    """The same candidates in both halves."""
+    found = explained(kept())
+    assert [column.plan for column in found.explanation.columns] == list(found.receipt.candidates)
+    assert found.explanation.why.startswith("p1, by lowest cost: ")

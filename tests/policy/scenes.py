@@ -29,6 +29,7 @@ from router.types import (
     PromptPrefix,
     Role,
     Scene,
+    StepBegan,
 )
 
 MODEL = "m"
@@ -95,8 +96,9 @@ speeds = st.builds(
     st.floats(0, 1e-4),
 )
 works = st.builds(
-    lambda decoding, prefilling, tokens, ms, context, pulls, decoded: InFlight(
-        decoding + prefilling, prefilling, tokens, ms if prefilling else 0.0, context + decoded, pulls, decoded
+    lambda decoding, prefilling, tokens, ms, context, pulls, decoded, head, since_s: InFlight(
+        *(decoding + prefilling, prefilling, tokens, ms if prefilling else 0.0, context + decoded, pulls, decoded),
+        *((ms * head, since_s) if prefilling else ()),
     ),
     st.integers(0, 40),
     st.integers(0, 10),
@@ -105,6 +107,8 @@ works = st.builds(
     st.integers(0, 500_000),
     st.integers(0, 3),
     st.integers(0, 300_000),
+    st.sampled_from([0.0, 0.3, 1.0]),
+    st.floats(-1, 0),
 )
 links = st.builds(Link, st.floats(0, 30), st.floats(1e3, 1e6))
 
@@ -148,6 +152,7 @@ def scenes(draw: st.DrawFn, linked: bool = True) -> Scene:
         prompt=asked,
         match=PrefixMatch(held),
         inflight={name: draw(works) for name in names if draw(st.booleans())},
+        steps={name: StepBegan(draw(st.floats(-1, 0)), draw(st.floats(0, 500))) for name in names[::2]},
         turn=draw(st.integers(0, 100)),
         shared_blocks=draw(st.integers(0, blocks + 2)),
     )

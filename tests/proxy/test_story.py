@@ -1,11 +1,12 @@
-"""What is remembered of a request, and what its receipt says."""
+"""What is remembered of a request, and what is said of its end."""
 
 from __future__ import annotations
 
 import pytest
 
+from router.observe.receipts import receipt
 from router.proxy.downstream import Inbound
-from router.proxy.story import Story, receipt_of
+from router.proxy.story import Story, outcome_of
 from router.types import Candidate, Cost, Direct, Endpoint, InferenceRequest, Plan, Pod, PodSpeed, RouteDecision, Split
 
 USAGE = b'{"usage": {"prompt_tokens": 50, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 48}}}'
@@ -39,15 +40,14 @@ def test_cached_tokens_are_those_of_the_pod_that_computed_the_prompt(
     plan: Plan, handed_over: int | None, cached: int | None
 ) -> None:
     """A decode pod's own count is of what it was handed: that is no hit."""
-    receipt = receipt_of(told(plan, handed_over))
-    assert (receipt.cached_tokens, receipt.predicted_cached_tokens) == (cached, 7)
+    assert outcome_of(told(plan, handed_over)).cached_tokens == cached
 
 
 def test_a_receipt_names_both_pods() -> None:
     """The one that answered, and the one that computed the prompt where that was another."""
-    receipt = receipt_of(told(Split(pod("p"), pod("d")), 16))
-    assert (receipt.pod, receipt.prefill_pod) == ("d", "p")
-    assert receipt_of(told(Direct(pod("d")), None)).prefill_pod == ""
+    split, direct = (receipt(outcome_of(told(plan, 16))) for plan in (Split(pod("p"), pod("d")), Direct(pod("d"))))
+    assert (split.pod, split.prefill_pod, split.predicted_cached_tokens) == ("d", "p", 7)
+    assert (direct.pod, direct.prefill_pod) == ("d", "")
 
 
 def test_a_prompt_that_was_not_read_is_guessed_by_its_length() -> None:

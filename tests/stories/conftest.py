@@ -15,6 +15,7 @@ import uvicorn
 
 from router.config.policies import load_policies
 from router.config.priors import load_priors
+from router.config.receipts import Receipts
 from router.config.schema import Edge, Feeds, Limits, ModelConfig, PodConfig, RouterConfig
 from router.config.shipped import shipped
 from router.prompt.template import ChatTemplate
@@ -110,6 +111,7 @@ def open_city(engine_config: Callable[..., MockEngineConfig], tokenizer: Tokeniz
         edge: Edge | None = None,
         limits: Limits | None = None,
         receipts: Path | None = None,
+        shadow: str | None = None,
         wait: bool = True,
     ) -> AsyncIterator[City]:
         async with asyncio.timeout(DEADLINE_S), MockFleet([engine_config(**(engine or {}))] * pods) as fleet:
@@ -118,11 +120,17 @@ def open_city(engine_config: Callable[..., MockEngineConfig], tokenizer: Tokeniz
                 pods=tuple(PodConfig(url=each.url, speed=SPEED) for each in fleet.engines),
                 edge=edge or Edge(),
                 limits=limits or Limits(),
-                receipts=str(receipts) if receipts else None,
+                receipts=Receipts(file=str(receipts) if receipts else None),
                 feeds=Feeds(health_interval_s=0.1, load_interval_s=0.05, parity_retest_s=0.2),
             )
             policies, priors = load_policies(shipped("policies")), load_priors(shipped("config") / "models")
-            program = Program(config, policies[policy], priors, load=lambda source, *, fast: tokenizer)
+            program = Program(
+                config,
+                policies[policy],
+                priors,
+                load=lambda source, *, fast: tokenizer,
+                shadow=policies[shadow] if shadow else None,
+            )
             async with serving(program) as url, httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as client:
                 city = City(list(fleet.engines), program, client, url)
                 if wait:

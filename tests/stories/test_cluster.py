@@ -10,12 +10,17 @@ from functools import partial
 from typing import Any, Literal
 
 import httpx
+import msgspec
 import pytest
+from redis.asyncio import Redis
 
 from router.config.policies import load_policies
 from router.config.priors import load_priors
+from router.config.receipts import Receipts
 from router.config.schema import Feeds, Index, ModelConfig, PodConfig, Publish, RedisIndex, RouterConfig
 from router.config.shipped import shipped
+from router.observe.receipts import Receipt
+from router.policy.recording import FleetLine
 from router.prompt.tokenizer import Tokenizer
 from router.sim.mock.faults import Fault, FaultKind
 from router.sim.mock_engine import MockEngineConfig, MockFleet
@@ -24,6 +29,8 @@ from router.wiring import Agent, Program
 from tests.redis_process import RedisProcess, redis_process
 from tests.redis_servers.server import binaries
 from tests.stories.conftest import DEADLINE_S, SOURCE, SPEED, TEMPLATE, Chat, City, serving
+
+RECEIPTS = "warmroute:1:receipts"
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
@@ -44,6 +51,7 @@ class Town:
     tokenizer: Tokenizer
     stack: AsyncExitStack
     reads: Literal["replica", "direct"] = "replica"
+    receipts: Receipts = field(default_factory=Receipts)
     agents: list[Agent] = field(default_factory=list)
     lives: list[AsyncExitStack] = field(default_factory=list)
 
@@ -54,6 +62,7 @@ class Town:
             feeds=Feeds(health_interval_s=0.1, load_interval_s=0.05, parity_retest_s=0.2),
             index=Index(redis=RedisIndex(url=self.redis.url, reads=self.reads, holder_lifetime_s=3.0, **redis)),
             publish=Publish(heartbeat_s=0.5, gather_ms=5, reload_spread_s=0.1),
+            receipts=self.receipts,
         )
 
     async def router(self, **redis: Any) -> City:
@@ -101,6 +110,24 @@ async def town(
 def question(topic: str) -> Chat:
     """A chat of some hundred tokens about `topic`."""
     return [{"role": "user", "content": f"Tell me all about {topic}. " * 40}]
+
+
+async def test_receipts_of_all_routers_come_into_one_stream(town: Town) -> None:
+    """For whoever wants to read them: the fleet first, then the request that was served in it."""
+    town.receipts = Receipts(redis_maxlen=1000)
+    city = await town.router()
+    await city.until(city.all_trusted)
+    answer = await city.chat(question("stamps"))
+    async with Redis.from_url(town.redis.url) as reader:
+        await city.until(partial(_holds, reader, 2))
+        entries: Any = await reader.xrange(RECEIPTS)
+    fleet, receipt = (msgspec.json.decode(fields[b"line"], type=Receipt | FleetLine) for _, fields in entries[:2])
+    assert isinstance(fleet, FleetLine) and isinstance(receipt, Receipt) and receipt.scene
+    assert (receipt.id, receipt.scene.fleet) == (answer.headers["x-request-id"], fleet.fleet)
+
+
+async def _holds(reader: Redis, lines: int) -> bool:
+    return int(await reader.xlen(RECEIPTS)) >= lines
 
 
 async def found_on(city: City, chat: Chat, pod: str) -> bool:

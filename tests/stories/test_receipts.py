@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment
 from router.config.shipped import shipped
-from router.observe.receipts import Receipt
+from router.observe.receipt_lines import read_receipts
 from router.sim.virtual.compare import Setting
 from tests.stories.conftest import Chat, OpenCity
 
@@ -32,7 +31,7 @@ async def test_what_was_served_is_written_down_and_played_again(open_city: OpenC
         assert (
             await city.client.post("/v1/chat/completions", json={"model": "none", "messages": []})
         ).status_code >= 400
-    receipts = [msgspec.json.decode(line, type=Receipt) for line in file.read_bytes().splitlines()]
+    receipts = read_receipts(file)
     good = [one for one in receipts if one.result == "ok"]
     assert len(good) == 12 and len(receipts) >= 12
     assert "anchors" not in file.read_text() and file.stat().st_mode & 0o077 == 0

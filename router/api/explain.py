@@ -1,0 +1,58 @@
+"""Why did this request go there, and where would that one go?
+
+    GET  /admin/explain/{request_id}     a decision that was made, with all its numbers and what came of it
+    POST /admin/preview                  the decision about a chat that is not sent
+
+This file never forwards a request and never decides anything itself.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from router.api.local import only_local
+from router.api.openai import read_body
+from router.observe.receipts import Kept, explained
+from router.proxy.headers import HeaderList
+from router.types import Endpoint, InferenceRequest
+
+Read = Callable[[Endpoint, HeaderList, bytes, str], InferenceRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainRoutes:
+    """Over what the router keeps of its decisions: `find` by request id, `read` a body, `preview` a request."""
+
+    find: Callable[[str], Kept | None]
+    read: Read
+    preview: Callable[[InferenceRequest], Awaitable[Kept]]
+    max_body_bytes: int
+
+    def add_to(self, app: FastAPI) -> None:
+        """Both calls, for this machine alone."""
+
+        @app.get("/admin/explain/{request_id:path}")
+        async def explain(request: Request, request_id: str) -> Response:
+            only_local(request)
+            kept = self.find(request_id)
+            if kept is None:
+                raise HTTPException(404, f"No decision about `{request_id}` is kept: see receipts.keep.")
+            return _json(kept)
+
+        @app.post("/admin/preview")
+        async def preview(request: Request) -> Response:
+            only_local(request)
+            headers: HeaderList = list(request.scope["headers"])
+            body = await read_body(request.receive, headers, self.max_body_bytes)
+            asked = self.read(Endpoint.CHAT, headers, body or b"", f"preview-{uuid.uuid4().hex}")
+            return _json(await self.preview(asked))
+
+
+def _json(kept: Kept) -> Response:
+    return Response(msgspec.json.encode(explained(kept)), media_type="application/json")

@@ -1,0 +1,177 @@
+"""Why did this request go there?
+
+    warmroute explain REQUEST_ID [--url http://127.0.0.1:8080]
+
+Asks a running router and prints its decision so that it can be recomputed by hand: a column a candidate, a row a part
+of the price, the numbers that the formulas were given, and what came of it. Parts add up to the total as printed. This
+file decides nothing and prints no prompt.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Annotated, NoReturn
+from urllib.parse import quote
+
+import httpx
+import msgspec
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from router.cli.plain import plain
+from router.observe.receipts import Explained, Receipt
+from router.policy.catalog import DELAYS
+from router.policy.explain import Column, Explanation, TermNote, printed
+
+ORDINALS = ("chosen", "runner-up", "third", "fourth")
+NONE = "-"
+PROMPT_ROWS = 2
+"""n and p, which every column begins with."""
+
+
+def explain_command(
+    request_id: Annotated[str, typer.Argument(help="As in the answer's x-request-id.")],
+    url: Annotated[str, typer.Option(help="The router, on this machine.")] = "http://127.0.0.1:8080",
+) -> None:
+    """Print one decision."""
+    try:
+        answer = httpx.get(
+            f"{url.rstrip('/')}/admin/explain/{quote(request_id, safe='')}", timeout=10.0, trust_env=False
+        )
+        found = msgspec.json.decode(answer.content, type=Explained) if answer.status_code == 200 else None
+    except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
+        _give_up(f"{url}: {error}")
+    if found is None:
+        _give_up(f"{url} answered {answer.status_code}: {answer.text[:500]}")
+    Console().print(page(found))
+
+
+def _give_up(why: str) -> NoReturn:
+    print(why, file=sys.stderr)
+    raise typer.Exit(1)
+
+
+def page(found: Explained) -> RenderableType:
+    """Everything that is known of one decision."""
+    explanation, receipt = found.explanation, found.receipt
+    parts: list[RenderableType] = [
+        plain(f"{explanation.request_id}  model {explanation.model}  policy {_policy(explanation)}"),
+        Padding(plain(explanation.why), (1, 0)),
+        _table(explanation, receipt),
+    ]
+    if terms := [note for note in explanation.terms if _counts(note, explanation.columns)]:
+        parts.append(_formulas(terms))
+    if lines := list(_what_came(receipt)):
+        parts.append(Padding(Group(*map(plain, lines)), (1, 0, 0, 0)))
+    return Group(*parts)
+
+
+def _policy(explanation: Explanation) -> str:
+    return f"{explanation.policy} (version {explanation.version})"
+
+
+# --- the table ---
+
+
+def _table(explanation: Explanation, receipt: Receipt) -> Table:
+    columns = explanation.columns
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    table.add_column(f"{len(columns)} of {explanation.candidate_count} candidates", no_wrap=True)
+    for at, column in enumerate(columns):
+        title = Text(_title(at, column, receipt) + "\n").append(plain(column.plan.choice))
+        table.add_column(title, justify="right", overflow="fold")
+    for label, cells in _price_rows(columns):
+        table.add_row(label, *cells, style="bold" if label.startswith("=") else None)
+    table.add_row()
+    table.add_row("given to the formulas", style="italic")
+    for label, cells in _input_rows(columns):
+        table.add_row(label, *cells)
+    return table
+
+
+def _title(at: int, column: Column, receipt: Receipt) -> str:
+    title = ORDINALS[at] if at < len(ORDINALS) else "later"
+    served = (receipt.pod, receipt.prefill_pod) == (column.plan.choice.pod, column.plan.choice.prefill_pod)
+    return f"{title}, served" if served and receipt.failures else title
+
+
+def _price_rows(columns: Sequence[Column]) -> Iterator[tuple[str, list[str]]]:
+    """Hundredths of a millisecond that add up, also those until the first token."""
+    prices = [printed(column.plan) for column in columns]
+    for name in _union(price for price in prices):
+        yield f"{name}, ms", [_ms(price[name]) if name in price else NONE for price in prices]
+    yield "= price, ms", [_ms(sum(price.values())) for price in prices]
+    delays = [sum(cents for name, cents in price.items() if name in DELAYS) for price in prices]
+    yield "= of it until first token, ms", [_ms(cents) for cents in delays]
+
+
+def _input_rows(columns: Sequence[Column]) -> Iterator[tuple[str, list[str]]]:
+    """What is 0 everywhere is left out, but for the prompt and what is cached of it."""
+    inputs = [{f"{each.name}, {each.unit}": each.value for each in column.inputs} for column in columns]
+    for at, label in enumerate(_union(inputs)):
+        if at < PROMPT_ROWS or any(values.get(label) for values in inputs):
+            yield label, [_number(values[label]) if label in values else NONE for values in inputs]
+
+
+def _union(rows: Iterable[Iterable[str]]) -> list[str]:
+    """All names, each where it comes first."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _ms(cents: int) -> str:
+    return f"{cents / 100:,.2f}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.6g}"
+
+
+# --- formulas, and what came ---
+
+
+def _counts(note: TermNote, columns: Sequence[Column]) -> bool:
+    """Whether any candidate pays, or saves, anything by it."""
+    return any(name == note.name and ms for column in columns for name, ms in column.plan.parts)
+
+
+def _formulas(terms: Sequence[TermNote]) -> RenderableType:
+    table = Table(box=None, padding=(0, 1), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for note in terms:
+        table.add_row(note.name, Group(*map(plain, (*note.formula.splitlines(), *_parameters(note)))))
+    return Padding(table, (1, 0, 0, 0))
+
+
+def _parameters(note: TermNote) -> list[str]:
+    return [", ".join(f"{name} {value:g}" for name, value in note.parameters.items())] if note.parameters else []
+
+
+def _what_came(receipt: Receipt) -> Iterator[str]:
+    """Expected beside actual, failed attempts, times."""
+    yield from (f"failed: {one.pod or 'no pod'}: {one.error}: {one.message}" for one in receipt.failures)
+    if receipt.predicted_ms is not None:
+        yield f"first token: expected after {receipt.predicted_ms:,.2f} ms, {_actual(receipt.ttft_ms, _after)}"
+        expected = receipt.predicted_cached_tokens or 0
+        yield f"cached tokens: expected {expected:,}, {_actual(receipt.cached_tokens, _tokens)}"
+    if not receipt.result:
+        yield "it is still being served"
+    else:
+        yield f"result: {receipt.result}, after {receipt.e2e_ms:,.1f} ms"
+        yield "phases, ms: " + ", ".join(f"{phase} {ms:,.2f}" for phase, ms in receipt.phases_ms.items())
+
+
+def _actual(value: float | None, said: Callable[[float], str]) -> str:
+    return "actual not known" if value is None else said(value)
+
+
+def _after(ttft_ms: float) -> str:
+    return f"came after {ttft_ms:,.2f} ms"
+
+
+def _tokens(tokens: float) -> str:
+    return f"found {tokens:,.0f}"

@@ -1,0 +1,110 @@
+"""What would another policy have done with what this router was asked?
+
+    warmroute replay receipts.jsonl --policy my_policy.yaml
+
+Decides every recorded scene again. The recorded choices are taken as they were made; both are priced by the same terms.
+This file sends nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+
+from router.cli.plain import plain
+from router.config.policies import find_policy, load_policies
+from router.config.shipped import shipped
+from router.errors import ConfigError
+from router.observe.receipt_lines import read_lines, recorded
+from router.policy.price import Choice
+from router.policy.review import Review, Times, against
+from router.types import Scene
+
+
+def replay_command(
+    receipts: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file of receipts, with scenes.")],
+    policy: Annotated[str, typer.Option(help="A policy by name, or a YAML file.")],
+    policies: Annotated[Path | None, typer.Option(help="Folder of policies; default: the shipped ones.")] = None,
+    most: Annotated[int, typer.Option(min=1, help="How many moves and changes are listed.")] = 10,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Says how many decisions would change, and what that is expected to do."""
+    chosen = find_policy(load_policies(policies or shipped("policies")), policy)
+    decided = Decided(receipts)
+    found = against(decided, chosen, most=most)
+    if not found.decisions:
+        raise ConfigError(f"{receipts}: no recorded scenes: see receipts.scenes")
+    if decided.without_fleet:
+        print(f"{decided.without_fleet} scenes are left out: the lines of their fleets are missing", file=sys.stderr)
+    if json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        Console().print(page(found))
+
+
+class Decided:
+    """Scenes of a file with what was chosen in them. Raises `ConfigError` with the line that is none."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.without_fleet = 0
+
+    def __iter__(self) -> Iterator[tuple[Scene, Choice | None]]:
+        for receipt, kept in recorded(read_lines(self._path)):
+            if kept is None:
+                self.without_fleet += 1
+            else:
+                yield kept.scene(), receipt.candidates[0].choice if receipt.candidates else None
+
+
+def page(found: Review) -> RenderableType:
+    """One sentence and three tables."""
+    parts: list[RenderableType] = [plain(found), Padding(_times(found), (1, 0))]
+    if found.moves:
+        parts.append(_moves(found))
+    if found.largest:
+        parts.append(Padding(_largest(found), (1, 0, 0, 0)))
+    return Group(*parts)
+
+
+def _times(found: Review) -> Table:
+    table = Table("expected time to first token, ms", title_justify="left", box=None)
+    for name in ("mean", "p50", "p99"):
+        table.add_column(name, justify="right")
+    for label, times in (("as it was decided", found.before), (f"by {found.policy}", found.after)):
+        table.add_row(label, *_cells(times))
+    return table
+
+
+def _cells(times: Times) -> Iterator[str]:
+    return (f"{ms:,.2f}" for ms in msgspec.structs.astuple(times))
+
+
+def _moves(found: Review) -> Table:
+    table = Table("moves from", "to", box=None)
+    table.add_column("requests", justify="right")
+    for move in found.moves:
+        table.add_row(plain(move.was), plain(move.now), f"{move.requests:,}")
+    return table
+
+
+def _largest(found: Review) -> Table:
+    table = Table("largest changes", "from", "to", box=None)
+    for name in ("was, ms", "would be, ms"):
+        table.add_column(name, justify="right")
+    for one in found.largest:
+        names = (one.request_id, one.was or "refused", one.now or "refused")
+        table.add_row(*map(plain, names), _ms(one.was_ms), _ms(one.now_ms))
+    return table
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f}"

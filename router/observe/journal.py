@@ -1,0 +1,72 @@
+"""What happens to a decision once it is made?
+
+It is kept for a while, to be explained and to try other policies on; when its request has ended it is written down,
+where that is configured, and shown to a shadow policy. Costs a few microseconds a request. This file never changes a
+decision and never waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from itertools import islice
+
+from router.observe.receipt_lines import ReceiptWriter
+from router.observe.receipts import Kept, Outcome, keep
+from router.observe.shadow import Shadow
+from router.policy.recording import record
+from router.policy.spec import Policy
+from router.types import PromptPrefix, RouteDecision, Scene
+
+KEEP = 1000
+
+
+class Journal:
+    """The last `size` decisions by request id, newest last; of two with one id, the later."""
+
+    def __init__(
+        self,
+        *,
+        size: int = KEEP,
+        prompts: bool = False,
+        writer: ReceiptWriter | None = None,
+        shadow: Shadow | None = None,
+    ) -> None:
+        self._size = size
+        self._prompts = prompts
+        self._writer = writer
+        self.shadow = shadow
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def decided(self, scene: Scene, decision: RouteDecision, policy: Policy) -> Kept:
+        """Keep it; the oldest goes."""
+        prompt = scene.request.prompt if self._prompts else None
+        kept = keep(record(scene), decision, policy, time.time(), prompt)
+        self._kept[scene.request.id] = kept
+        self._kept.move_to_end(scene.request.id)
+        if len(self._kept) > self._size:
+            self._kept.popitem(last=False)
+        return kept
+
+    def settled(
+        self, outcome: Outcome, kept: Kept | None, decision: RouteDecision | None, prompt: PromptPrefix | None
+    ) -> None:
+        """Its request has ended; without `kept`, before anything was decided."""
+        if kept is not None:
+            kept.outcome = outcome
+        if self._writer is not None:
+            self._writer.write(outcome, kept, prompt)
+        if self.shadow is not None and kept is not None and decision is not None:
+            self.shadow.offer(kept.scene, decision, kept.policy, outcome.ttft_ms)
+
+    def find(self, request_id: str) -> Kept | None:
+        """The decision about that request, if it is still kept."""
+        return self._kept.get(request_id)
+
+    def last(self, most: int) -> list[Scene]:
+        """The newest scenes, oldest first: what another policy can be tried on."""
+        newest = list(islice(reversed(self._kept.values()), most))
+        return [kept.scene.scene() for kept in reversed(newest)]

@@ -1,0 +1,155 @@
+"""How do receipts become lines, and how are they read again?
+
+One line of JSON a request, and one for each fleet that their scenes refer to, written before the first of them. A disk
+that refuses costs no request. This file never decides what is kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import structlog
+
+from router.errors import ConfigError
+from router.observe.receipts import Kept, Line, Outcome, Receipt, decision_receipt, receipt
+from router.policy.recording import (
+    FleetLine,
+    RecordedScene,
+    SceneLine,
+    fleet_digest,
+    fleet_line,
+    scene_digest,
+    scene_line,
+)
+from router.types import FleetSnapshot, PromptPrefix
+
+FLUSH_S = 1.0
+FLEET_AGAIN = 1000
+"""A fleet is written again after so many scenes: files are rotated, and streams forget their oldest entries."""
+
+Sink = Callable[[bytes], None]
+"""Takes one line without its end; never waits, never raises."""
+
+log = structlog.get_logger()
+
+
+class ReceiptWriter:
+    """Makes the lines of every request that ends, for all sinks. `scenes`: also what is needed to decide again."""
+
+    def __init__(self, sinks: Sequence[Sink], *, scenes: bool = True) -> None:
+        self._sinks = sinks
+        self._scenes = scenes
+        self._encode = msgspec.json.Encoder().encode
+        self._fleet: FleetSnapshot | None = None
+        self._digest = ""
+        self._since = 0
+
+    def write(self, outcome: Outcome, kept: Kept | None, prompt: PromptPrefix | None) -> None:
+        """One request that has ended; `kept` where it was decided."""
+        if kept is None:
+            return self._put(receipt(outcome, prompt=prompt))
+        found = decision_receipt(kept, prompt=prompt)
+        if self._scenes:
+            scene = self._scene(kept.scene, kept.at_s)
+            found = msgspec.structs.replace(found, scene=scene, scene_digest=scene_digest(scene))
+        return self._put(found)
+
+    def _scene(self, scene: RecordedScene, at_s: float) -> SceneLine:
+        fleet = scene.fleet
+        if self._fleet is None or not _same_facts(fleet, self._fleet):
+            known, self._digest = self._digest, fleet_digest(fleet)
+            if known != self._digest:
+                self._since = FLEET_AGAIN
+        self._fleet = fleet
+        if self._since >= FLEET_AGAIN:
+            self._put(fleet_line(fleet, self._digest, at_s))
+            self._since = 0
+        self._since += 1
+        return scene_line(scene, self._digest)
+
+    def _put(self, line: Line) -> None:
+        text = self._encode(line)
+        for sink in self._sinks:
+            sink(text)
+
+
+def _same_facts(one: FleetSnapshot, other: FleetSnapshot) -> bool:
+    """Pods and states are the very same values; only loads may differ. O(pods)."""
+    if one is other:
+        return True
+    if len(one.pods) != len(other.pods) or one.links != other.links:
+        return False
+    return all(a.pod is b.pod and a.state is b.state for a, b in zip(one.pods, other.pods, strict=True))
+
+
+class ReceiptLog:
+    """Appends to one file, of which every process needs its own."""
+
+    def __init__(self, path: str) -> None:
+        self._file: BinaryIO | None = Path(path).open("ab", buffering=1 << 16)  # noqa: SIM115, for its life
+        Path(path).chmod(0o600)
+        self._flushed_s = 0.0
+
+    def write(self, line: bytes) -> None:
+        """Buffered; on the disk within about a second of the next line."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(line + b"\n")
+            if time.monotonic() - self._flushed_s > FLUSH_S:
+                self._file.flush()
+                self._flushed_s = time.monotonic()
+        except OSError as error:
+            log.error("no more receipts are written", why=str(error))
+            self.close()
+
+    def close(self) -> None:
+        """Everything is on the disk, if the disk took it."""
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError as error:
+                log.error("the last receipts are lost", why=str(error))
+
+
+# --- read again ---
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """Every line. Raises `ConfigError` with the one that is none."""
+    decode = msgspec.json.Decoder(Receipt | FleetLine).decode
+    number = 0
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):  # noqa: B007, named where it fails
+                yield decode(line)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}:{number}: no receipt: {error}") from error
+
+
+def read_receipts(path: Path) -> list[Receipt]:
+    """The requests alone."""
+    return [line for line in read_lines(path) if isinstance(line, Receipt)]
+
+
+def recorded(lines: Iterator[Line]) -> Iterator[tuple[Receipt, RecordedScene | None]]:
+    """Decided requests with their scenes; None where the line of its fleet is missing."""
+    fleets: dict[str, FleetLine] = {}
+    for line in lines:
+        if isinstance(line, FleetLine):
+            fleets[line.fleet] = line
+        elif line.scene is not None:
+            fleet = fleets.get(line.scene.fleet)
+            yield line, _restored(line.scene, fleet) if fleet else None
+
+
+def _restored(scene: SceneLine, fleet: FleetLine) -> RecordedScene:
+    try:
+        return scene.restored(fleet)
+    except ValueError as error:
+        raise ConfigError(f"scene of {scene.request_id}: its loads are not those of its fleet: {error}") from error

@@ -1,0 +1,85 @@
+"""What would another policy decide on the traffic of this very moment?
+
+Decides anew on a sample of scenes, once their requests have ended: gathered, then one in each turn of the event loop,
+and only while the loop keeps its appointments. What cannot be kept up with is dropped and counted. This file sends
+nothing, and does not know where its policy was named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import NamedTuple
+
+import xxhash
+
+from router.observe.metrics import Metrics
+from router.policy.recording import RecordedScene
+from router.policy.review import compare
+from router.policy.spec import Policy
+from router.types import RouteDecision
+
+MOST_WAITING = 256
+GATHER_S = 0.1
+"""Decisions one after another cost a third of single ones."""
+LATE_S = 0.002
+"""A turn that comes this late says that the loop has better things to do."""
+
+
+class _Waiting(NamedTuple):
+    scene: RecordedScene
+    live: RouteDecision
+    policy: Policy
+    ttft_ms: float | None
+
+
+class Shadow:
+    """One policy beside the live one, on `rate` (0..1) of the requests."""
+
+    def __init__(self, policy: Policy, rate: float, metrics: Metrics) -> None:
+        self._policy = policy
+        self._below = rate * 2**64
+        self._metrics = metrics
+        self._waiting: deque[_Waiting] = deque()
+        self._due_s = 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was offered has been compared or dropped."""
+        return not self._waiting
+
+    def offer(self, scene: RecordedScene, live: RouteDecision, policy: Policy, ttft_ms: float | None) -> None:
+        """Take note of one decision of the live policy, and of when its first token came. O(1)."""
+        if xxhash.xxh3_64_intdigest(scene.request_id.encode()) >= self._below:
+            return
+        if len(self._waiting) >= MOST_WAITING:
+            self._metrics.shadow_dropped.labels(self._policy.name).inc()
+            return
+        self._waiting.append(_Waiting(scene, live, policy, ttft_ms))
+        if len(self._waiting) == 1:
+            self._later()
+
+    def _later(self) -> None:
+        self._due_s = time.monotonic() + GATHER_S
+        asyncio.get_running_loop().call_later(GATHER_S, self._next)
+
+    def _next(self) -> None:
+        """Compare one, unless the loop is busy."""
+        now_s = time.monotonic()
+        if now_s > self._due_s + LATE_S:
+            return self._later()
+        try:
+            self._compare(self._waiting[0])
+        finally:
+            self._waiting.popleft()
+            if self._waiting:
+                self._due_s = time.monotonic()
+                asyncio.get_running_loop().call_soon(self._next)
+
+    def _compare(self, one: _Waiting) -> None:
+        found = compare(one.scene.scene(), one.live, one.policy, self._policy)
+        if found is None:
+            self._metrics.shadow_dropped.labels(self._policy.name).inc()
+        else:
+            self._metrics.observe_shadow(self._policy.name, found, one.ttft_ms)

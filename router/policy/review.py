@@ -1,0 +1,166 @@
+"""What would another policy have done?
+
+Re-decides scenes and tells where choices differ, what that does to the expected time to first token, and who gains and
+loses requests. Both choices of a scene are priced by the same terms, those that a client waits for, so that policies
+with different terms can be compared. The one implementation behind the dry run of a reload, `warmroute replay` and the
+shadow. This file never reads a file and never carries out a decision.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from heapq import nlargest
+from math import ceil
+
+import msgspec
+
+from router.errors import RouterError
+from router.policy.catalog import DELAYS
+from router.policy.decide import decide, expected_ttft_ms
+from router.policy.price import Choice, choice_of, price
+from router.policy.spec import Policy, parse_policy
+from router.types import RouteDecision, Scene
+
+YARDSTICK = parse_policy(
+    {
+        "name": "yardstick",
+        "about": "Everything that a client waits for, at its price.",
+        "costs": {name: {} for name in sorted(DELAYS)},
+        "picker": {"lowest_cost": {}},
+    }
+)
+
+
+class Times(msgspec.Struct, frozen=True):
+    """Expected times to first token, in milliseconds."""
+
+    mean_ms: float = 0.0
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One request that would be served in another way; None where it would be refused."""
+
+    request_id: str
+    was: Choice | None
+    now: Choice | None
+    was_ms: float | None
+    now_ms: float | None
+
+    @property
+    def change_ms(self) -> float:
+        """How much later its first token is expected; 0 where only one of both would serve it."""
+        return self.now_ms - self.was_ms if self.now_ms is not None and self.was_ms is not None else 0.0
+
+
+class Move(msgspec.Struct, frozen=True):
+    """So many requests change from one way to another."""
+
+    was: str
+    now: str
+    requests: int
+
+
+class Review(msgspec.Struct, frozen=True):
+    """What changes between two policies. `before` and `after` are of the scenes that both can serve."""
+
+    policy: str
+    decisions: int
+    changed: int
+    refused: int
+    """Served before, and not any more."""
+    before: Times
+    after: Times
+    moves: tuple[Move, ...]
+    """The most frequent first."""
+    largest: tuple[Change, ...]
+    """Those that gain or lose most."""
+
+    def __str__(self) -> str:
+        p99 = f"{self.after.p99_ms / self.before.p99_ms - 1:+.0%}" if self.before.p99_ms else "unknown"
+        refused = f"; {self.refused:,} would be refused" if self.refused else ""
+        return f"{self.changed:,} of {self.decisions:,} decisions would change; predicted TTFT p99 {p99}{refused}"
+
+
+def review(scenes: Iterable[Scene], old: Policy, new: Policy, *, most: int = 10) -> Review:
+    """What changes when `new` takes over from `old`. O(scenes * a few decisions)."""
+    return against(((scene, chosen(scene, old)) for scene in scenes), new, most=most)
+
+
+def against(decided: Iterable[tuple[Scene, Choice | None]], new: Policy, *, most: int = 10) -> Review:
+    """The same against choices that were made. At most `most` moves and changes are listed."""
+    rows = [_row(scene, was, chosen(scene, new)) for scene, was in decided]
+    changed = [row for row in rows if row.was != row.now]
+    both = [(row.was_ms, row.now_ms) for row in rows if row.was_ms is not None and row.now_ms is not None]
+    moves = Counter((_name(row.was), _name(row.now)) for row in changed)
+    return Review(
+        policy=new.name,
+        decisions=len(rows),
+        changed=len(changed),
+        refused=sum(row.now is None for row in changed),
+        before=_times([was_ms for was_ms, _ in both]),
+        after=_times([now_ms for _, now_ms in both]),
+        moves=tuple(Move(was, now, requests) for (was, now), requests in moves.most_common(most)),
+        largest=tuple(nlargest(most, changed, key=lambda change: abs(change.change_ms))),
+    )
+
+
+def chosen(scene: Scene, policy: Policy) -> Choice | None:
+    """What the policy would carry out; None where it would refuse the request."""
+    try:
+        return choice_of(decide(scene, policy).candidates[0].plan)
+    except RouterError:
+        return None
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """Two decisions on one scene. Gains are how much sooner the first token would be expected by the other choice: as
+    the live policy prices both, and as the other one does."""
+
+    agrees: bool
+    live_gain_ms: float = 0.0
+    other_gain_ms: float = 0.0
+    other_ms: float = 0.0
+    """When the other choice's first token would be expected, as the live policy prices it."""
+
+
+def compare(scene: Scene, live: RouteDecision, live_policy: Policy, other_policy: Policy) -> Comparison | None:
+    """What the other policy would make of it; None where it would refuse the request, or a price is unknown."""
+    was, now = choice_of(live.candidates[0].plan), chosen(scene, other_policy)
+    if now is None:
+        return None
+    if was == now:
+        return Comparison(agrees=True, other_ms=expected_ttft_ms(live.candidates[0].cost))
+    by_live, by_other = (_both_ms(scene, was, now, policy) for policy in (live_policy, other_policy))
+    if by_live is None or by_other is None:
+        return None
+    return Comparison(False, by_live[0] - by_live[1], by_other[0] - by_other[1], by_live[1])
+
+
+def _both_ms(scene: Scene, was: Choice, now: Choice, policy: Policy) -> tuple[float, float] | None:
+    was_ms, now_ms = (_expected_ms(scene, choice, policy) for choice in (was, now))
+    return None if was_ms is None or now_ms is None else (was_ms, now_ms)
+
+
+def _row(scene: Scene, was: Choice | None, now: Choice | None) -> Change:
+    was_ms, now_ms = (_expected_ms(scene, choice, YARDSTICK) if choice else None for choice in (was, now))
+    return Change(scene.request.id, was, now, was_ms, now_ms)
+
+
+def _expected_ms(scene: Scene, choice: Choice, policy: Policy) -> float | None:
+    cost = price(scene, choice, policy)
+    return expected_ttft_ms(cost) if cost else None
+
+
+def _name(choice: Choice | None) -> str:
+    return str(choice) if choice else "refused"
+
+
+def _times(values_ms: Sequence[float]) -> Times:
+    if not values_ms:
+        return Times()
+    ranked = sorted(values_ms)
+    p50_ms, p99_ms = (ranked[ceil(share * len(ranked)) - 1] for share in (0.5, 0.99))
+    return Times(sum(ranked) / len(ranked), p50_ms, p99_ms)

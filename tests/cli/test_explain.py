@@ -1,0 +1,76 @@
+"""What is printed can be recomputed by hand."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from router.cli.explain import page
+from router.errors import RouterError
+from router.observe.receipts import Explained, Failure, Kept, Outcome, explained, keep
+from router.policy.decide import decide
+from router.policy.recording import record
+from router.policy.spec import Policy
+from router.types import Scene
+from tests.policy.scenes import POLICIES, holding, pod, policy, ready, scene, scenes
+
+
+def kept(seen: Scene, by: Policy) -> Kept:
+    return keep(record(seen), decide(seen, by), by, 0.0)
+
+
+def printed(found: Explained, width: int = 100) -> list[str]:
+    console = Console(file=StringIO(), width=width)
+    console.print(page(found))
+    out = console.file
+    assert isinstance(out, StringIO)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def cells(lines: list[str], label: str) -> list[float]:
+    """The numbers of one row."""
+    row = next(line for line in lines if line.strip().startswith(label + ", ms"))
+    return [float(cell.replace(",", "")) for cell in row.split(", ms", 1)[1].split()]
+
+
+@settings(max_examples=40)
+@given(scenes(linked=False), st.sampled_from([POLICIES["cost_aware"], POLICIES["ring_bounded_load"]]))
+def test_printed_parts_add_up_to_the_printed_price(seen: Scene, by: Policy) -> None:
+    """In every column, to the last digit."""
+    try:
+        found = explained(kept(seen, by))
+    except RouterError:
+        return
+    lines = printed(found, 200)
+    names = [name for name, _ in found.explanation.columns[0].plan.parts]
+    rows = [cells(lines, name) for name in names]
+    sums = [round(sum(column), 2) for column in zip(*rows, strict=True)]
+    assert sums == cells(lines, "= price")
+
+
+def test_what_came_stands_beside_what_was_expected() -> None:
+    """First token, cached tokens, who failed; within 100 columns."""
+    seen = holding(scene(*ready(*(pod(f"10.0.0.{number}:8000") for number in range(6)))), "10.0.0.3:8000", 50)
+    made = kept(seen, policy("queue", "prefill"))
+    made.outcome = Outcome(
+        id="r", at_s=0.0, model="m", endpoint="chat", result="ok", cached_tokens=790, ttft_ms=31.5, e2e_ms=99.9,
+        served=made.candidates[1], failures=(Failure("10.0.0.3:8000", "ConnectFailed", "refused"),),
+    )  # fmt: skip
+    lines = printed(explained(made))
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= 100
+    assert "4 of 6 candidates" in text and "chosen" in text and "runner-up, served" in text
+    assert "first token: expected after 21.40 ms, came after 31.50 ms" in text
+    assert "cached tokens: expected 0, found 790" in text
+    assert "failed: 10.0.0.3:8000: ConnectFailed: refused" in text
+    assert "p, cached tokens" in text and "T_prefill(n, p) = F + c1 (n - p)" in text
+    assert "waiting at engine" not in text  # it is 0 everywhere
+
+
+def test_a_policy_without_prices_is_explained_by_its_reason() -> None:
+    """A table without parts."""
+    text = "\n".join(printed(explained(kept(scene(*ready(pod("a"), pod("b")), turn=1), POLICIES["round_robin"]))))
+    assert "by turn 1" in text and "= price, ms" in text

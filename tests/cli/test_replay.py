@@ -1,0 +1,76 @@
+"""Recorded requests are decided again, and what would change is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from router.observe.receipt_lines import ReceiptWriter
+from router.observe.receipts import Outcome, keep
+from router.policy.decide import decide
+from router.policy.recording import record
+from router.types import InFlight
+from tests.cli.conftest import Typed
+from tests.policy.scenes import POLICIES, holding, pod, ready, request, scene
+
+BY = POLICIES["cost_aware"]
+
+
+@pytest.fixture
+def receipts(tmp_path: Path) -> Path:
+    """Ten requests that wait at the holder of their prompt, 5 ms each."""
+    lines: list[bytes] = []
+    writer = ReceiptWriter([lines.append])
+    for number in range(10):
+        busy = {"a": InFlight(1, 1, 9, 5.0, 9)}
+        seen = holding(scene(*ready(pod("a"), pod("b")), request=request(f"req-{number}"), inflight=busy), "a", 60)
+        outcome = Outcome(id=f"req-{number}", at_s=0.0, model="m", endpoint="chat", result="ok")
+        writer.write(outcome, keep(record(seen), decide(seen, BY), BY, 0.0), None)
+    path = tmp_path / "receipts.jsonl"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    return path
+
+
+def test_the_policy_that_decided_changes_nothing(typed: Typed, receipts: Path) -> None:
+    """Whatever happened since."""
+    ended = typed("replay", receipts, "--policy", "cost_aware")
+    assert ended.code == 0 and "0 of 10 decisions would change; predicted TTFT p99 +0%" in ended.out
+
+
+def test_another_policy_is_compared_in_tables(typed: Typed, receipts: Path) -> None:
+    """Times before and after, moves by pod, the largest changes."""
+    ended = typed("replay", receipts, "--policy", "least_load", "--most", 3)
+    assert ended.code == 0 and "10 of 10 decisions would change" in ended.out
+    assert "as it was decided" in ended.out and "by least_load" in ended.out
+    assert ended.out.count("req-") == 3
+
+
+def test_a_policy_may_be_a_file_and_the_answer_json(typed: Typed, receipts: Path, tmp_path: Path) -> None:
+    """One of your own, before it goes anywhere."""
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("name: mine\nabout: mine\ncosts: {queue: {}}\npicker: {lowest_cost: {}}\n")
+    ended = typed("replay", receipts, "--policy", mine, "--json")
+    found = json.loads(ended.out)
+    assert (found["policy"], found["decisions"], found["changed"], found["refused"]) == ("mine", 10, 10, 0)
+    assert found["moves"] == [{"was": "a", "now": "b", "requests": 10}]
+    assert found["after"]["mean_ms"] > found["before"]["mean_ms"]
+
+
+def test_scenes_without_their_fleet_are_counted(typed: Typed, receipts: Path) -> None:
+    """The first line of a file that was rotated badly."""
+    fleet, *rest = receipts.read_bytes().splitlines()
+    receipts.write_bytes(b"\n".join([*rest[:4], fleet, *rest[4:]]))
+    ended = typed("replay", receipts, "--policy", "cost_aware")
+    assert "0 of 6 decisions" in ended.out and "4 scenes are left out" in ended.err
+
+
+def test_a_file_without_scenes_says_what_is_missing(typed: Typed, tmp_path: Path) -> None:
+    """And a file that is none, where."""
+    path = tmp_path / "receipts.jsonl"
+    path.write_text('{"kind":"receipt","at_s":1.0,"model":"m","endpoint":"chat"}\n')
+    assert "no recorded scenes: see receipts.scenes" in typed("replay", path, "--policy", "cost_aware").err
+    path.write_text("none\n")
+    ended = typed("replay", path, "--policy", "cost_aware")
+    assert ended.code == 2 and "receipts.jsonl:1: no receipt" in ended.err

@@ -1,0 +1,65 @@
+"""Receipts reach a real Redis, or are lost without anybody noticing but a counter."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from redis.exceptions import RedisError
+
+from router.feeds.receipt_stream import MOST_WAITING, ReceiptStream
+from router.stores.connection import Connection, parse_url
+from tests.redis_servers.server import RedisServer, binaries, until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.net]
+
+KEY = "warmroute:1:receipts"
+
+
+@asynccontextmanager
+async def connected(kind: str) -> AsyncIterator[Connection]:
+    async with RedisServer(kind) as server:
+        connection = Connection(parse_url(server.url), timeout_s=2)
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+
+@pytest.mark.parametrize("kind", sorted(binaries()))
+async def test_lines_arrive_in_their_order_and_old_ones_go(kind: str) -> None:
+    """The stream keeps about as many as it was told."""
+    lost: list[int] = []
+    async with connected(kind) as connection:
+        stream = ReceiptStream(connection, KEY, 100, lost.append)
+        for number in range(1200):
+            stream.write(b"%d" % number)
+        running = asyncio.create_task(stream.run())
+        try:
+            await until(lambda: _newest(connection, b"1199"))
+        finally:
+            running.cancel()
+        found = [fields[b"line"] for _, fields in await connection.client.xrange(KEY)]
+    assert found == [b"%d" % number for number in range(1200 - len(found), 1200)]
+    assert 100 <= len(found) < 400 and not lost
+
+
+async def _newest(connection: Connection, line: bytes) -> bool:
+    entries = await connection.client.xrevrange(KEY, count=1)
+    return bool(entries) and entries[0][1][b"line"] == line
+
+
+async def test_a_lost_redis_costs_a_counter() -> None:
+    """Nothing listens there: what was to be sent is lost and counted, and so is what does not fit meanwhile."""
+    lost: list[int] = []
+    connection = Connection(parse_url("redis://127.0.0.1:1/0"), timeout_s=0.5)
+    stream = ReceiptStream(connection, KEY, 100, lost.append)
+    for _ in range(MOST_WAITING + 2):
+        stream.write(b"x")
+    assert lost == [1, 1]
+    with pytest.raises((RedisError, OSError)):
+        await stream.send()
+    await connection.close()
+    assert lost == [1, 1, 500]

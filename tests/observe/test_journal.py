@@ -1,0 +1,66 @@
+"""The last decisions are there to be asked about; nothing else is."""
+
+from __future__ import annotations
+
+from router.observe.journal import Journal
+from router.observe.receipt_lines import ReceiptWriter
+from router.observe.receipts import Outcome
+from router.policy.decide import decide
+from router.types import Scene
+from tests.policy.scenes import POLICIES, pod, ready, request, scene
+
+BY = POLICIES["cost_aware"]
+PROMPT = {"prompt": "harbour"}
+
+
+def seen(name: str) -> Scene:
+    return scene(*ready(pod("a"), pod("b")), request=request(name, prompt=PROMPT))
+
+
+def decided(journal: Journal, *names: str) -> None:
+    for name in names:
+        journal.decided(seen(name), decide(seen(name), BY), BY)
+
+
+def test_the_oldest_decision_goes() -> None:
+    """Memory is bounded by a number of decisions."""
+    journal = Journal(size=2)
+    decided(journal, "one", "two", "three")
+    assert len(journal) == 2 and journal.find("one") is None
+    assert (found := journal.find("three")) and found.scene.request_id == "three"
+    assert [each.request.id for each in journal.last(5)] == ["two", "three"]
+    assert [each.request.id for each in journal.last(1)] == ["three"]
+
+
+def test_of_two_requests_with_one_id_the_later_counts() -> None:
+    """Clients name requests as they like; it is then the newest."""
+    journal = Journal(size=2)
+    decided(journal, "one", "two", "one", "three")
+    assert [each.request.id for each in journal.last(5)] == ["one", "three"]
+
+
+def test_nothing_is_kept_where_nothing_may_be() -> None:
+    """`keep: 0`."""
+    journal = Journal(size=0)
+    decided(journal, "one")
+    assert len(journal) == 0
+
+
+def test_what_came_of_it_is_added_and_written() -> None:
+    """To the kept decision, and to every sink."""
+    lines: list[bytes] = []
+    journal = Journal(writer=ReceiptWriter([lines.append]))
+    decision = decide(seen("one"), BY)
+    kept = journal.decided(seen("one"), decision, BY)
+    outcome = Outcome(id="one", at_s=0.0, model="m", endpoint="chat", result="ok")
+    journal.settled(outcome, kept, decision, None)
+    journal.settled(outcome, None, None, None)
+    assert kept.outcome is outcome and len(lines) == 3
+
+
+def test_prompts_are_kept_only_where_that_is_asked_for() -> None:
+    """They are what people said."""
+    for prompts in (False, True):
+        journal = Journal(prompts=prompts)
+        decided(journal, "one")
+        assert (found := journal.find("one")) and found.prompt == (PROMPT if prompts else None)

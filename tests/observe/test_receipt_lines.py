@@ -1,0 +1,129 @@
+"""One line a request, and nothing that a full disk could do to a request."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from router.errors import ConfigError
+from router.observe.receipt_lines import FLEET_AGAIN, ReceiptLog, ReceiptWriter, read_lines, read_receipts, recorded
+from router.observe.receipts import Kept, Outcome, Receipt, keep
+from router.policy.decide import decide
+from router.policy.recording import FleetLine, record
+from router.types import FleetSnapshot, PodLoad, Scene
+from tests.policy.scenes import POLICIES, pod, prompt, ready, request, scene
+
+BY = POLICIES["cost_aware"]
+OUTCOME = Outcome(id="r", at_s=1.0, model="m", endpoint="chat", result="ok")
+
+
+def kept(seen: Scene) -> Kept:
+    return keep(record(seen), decide(seen, BY), BY, 0.0)
+
+
+def written(*made: Kept | None, scenes: bool = True) -> list[bytes]:
+    lines: list[bytes] = []
+    writer = ReceiptWriter([lines.append], scenes=scenes)
+    for one in made:
+        writer.write(OUTCOME, one, prompt(300))
+    return lines
+
+
+def in_file(folder: Path, lines: list[bytes]) -> Path:
+    path = folder / "receipts.jsonl"
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return path
+
+
+def loaded(fleet: FleetSnapshot, running: int) -> FleetSnapshot:
+    """The same fleet a moment later."""
+    pods = tuple(replace(status, load=PodLoad(running)) for status in fleet.pods)
+    return replace(fleet, version=fleet.version + 1, pods=pods)
+
+
+def test_a_fleet_is_written_once_for_all_scenes_in_it(tmp_path: Path) -> None:
+    """Whatever its load is meanwhile; another fleet is another line."""
+    one = scene(*ready(pod("a"), pod("b")))
+    later = replace(one, fleet=loaded(one.fleet, 3))
+    other = scene(*ready(pod("a")))
+    path = in_file(tmp_path, written(*map(kept, (one, later, other))))
+    kinds = [type(line) for line in read_lines(path)]
+    assert kinds == [FleetLine, Receipt, Receipt, FleetLine, Receipt]
+    scenes = [found for _, found in recorded(read_lines(path))]
+    decisions = [decide(found.scene(), BY) for found in scenes if found]
+    assert decisions == [decide(replace(each, fleet=each.fleet), BY) for each in (one, later, other)]
+
+
+def test_a_fleet_is_written_again_now_and_then() -> None:
+    """A rotated file or a trimmed stream finds it."""
+    made = kept(scene(*ready(pod("a"))))
+    lines = written(*[made] * (FLEET_AGAIN + 1))
+    assert sum(line.startswith(b'{"kind":"fleet"') for line in lines) == 2
+
+
+def test_a_scene_without_its_fleet_is_told_apart(tmp_path: Path) -> None:
+    """Its receipt is there; it cannot be decided again."""
+    _, line = written(kept(scene(*ready(pod("a")))))
+    ((receipt, found),) = recorded(read_lines(in_file(tmp_path, [line])))
+    assert receipt.id == "r" and found is None
+
+
+def test_without_scenes_there_are_receipts_alone() -> None:
+    """And so for a request that was never decided."""
+    (line,) = written(kept(scene(*ready(pod("a")))), scenes=False)
+    assert b'"candidates":' in line and b'"scene":' not in line
+    (line,) = written(None)
+    assert msgspec.json.decode(line, type=Receipt).blocks
+
+
+def test_a_prompt_stands_there_only_where_it_was_asked_for() -> None:
+    """Neither its text nor its tokens."""
+    asked = request(prompt={"messages": [{"role": "user", "content": "harbour"}]})
+    seen = scene(*ready(pod("a")), request=asked)
+    made = keep(record(seen), decide(seen, BY), BY, 0.0, asked.prompt)
+    assert b"harbour" not in b"".join(written(kept(seen))) and b"harbour" in b"".join(written(made))
+
+
+@pytest.mark.parametrize("bad", [b"{}", b"no json", b'{"kind":"receipt","at_s":"x"}'])
+def test_a_line_that_is_none_is_named(tmp_path: Path, bad: bytes) -> None:
+    """By file and number."""
+    path = in_file(tmp_path, [*written(kept(scene(*ready(pod("a"))))), bad])
+    with pytest.raises(ConfigError, match=r"receipts\.jsonl:3: no receipt"):
+        read_receipts(path)
+
+
+def test_a_scene_with_another_fleets_loads_is_refused(tmp_path: Path) -> None:
+    """Nobody decides on half a fleet."""
+    fleet, line = written(kept(scene(*ready(pod("a"), pod("b")))))
+    fewer = msgspec.json.decode(fleet)
+    fewer["pods"].pop()
+    path = in_file(tmp_path, [msgspec.json.encode(fewer), line])
+    with pytest.raises(ConfigError, match="scene of r: its loads are not those of its fleet"):
+        list(recorded(read_lines(path)))
+
+
+def test_receipts_are_appended_for_their_owner_alone(tmp_path: Path) -> None:
+    """A restart goes on in the same file."""
+    file = tmp_path / "receipts.jsonl"
+    for line in (b"one", b"two"):
+        log = ReceiptLog(str(file))
+        log.write(line)
+        log.close()
+    assert file.read_text() == "one\ntwo\n"
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_disk_that_refuses_ends_the_receipts_and_nothing_else(tmp_path: Path) -> None:
+    """Neither a write nor the close raises; here the file is a pipe whose reader has left."""
+    file = tmp_path / "receipts.jsonl"
+    os.mkfifo(file)
+    reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    log = ReceiptLog(str(file))
+    os.close(reader)
+    for _ in range(3):
+        log.write(b"x")
+    log.close()

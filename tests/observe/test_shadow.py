@@ -1,0 +1,94 @@
+"""A shadow decides beside the live policy, in its own time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from router.observe.metrics import Metrics
+from router.observe.shadow import MOST_WAITING, Shadow
+from router.policy.decide import decide
+from router.policy.recording import record
+from router.policy.spec import Policy
+from router.types import InFlight, Role, Scene
+from tests.policy.scenes import holding, pod, policy, ready, request, scene
+
+pytestmark = pytest.mark.anyio
+
+LIVE, HIT = policy("queue", "prefill", name="live"), policy("prefill", name="hit")
+
+
+def seen(name: str = "r") -> Scene:
+    """The holder of the prompt has 500 ms to do."""
+    busy = {"a": InFlight(1, 1, 9, 500.0, 9)}
+    return holding(scene(*ready(pod("a"), pod("b")), request=request(name), inflight=busy), "a", 60)
+
+
+def offer(shadow: Shadow, name: str = "r", ttft_ms: float | None = None) -> None:
+    shadow.offer(record(seen(name)), decide(seen(name), LIVE), LIVE, ttft_ms)
+
+
+async def compared(shadow: Shadow) -> None:
+    async with asyncio.timeout(30):
+        while not shadow.idle:
+            await asyncio.sleep(0.001)
+
+
+def counted(metrics: Metrics, name: str, **labels: str) -> float:
+    return metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+async def test_it_agrees_with_itself() -> None:
+    """Over many requests, always."""
+    metrics = Metrics()
+    shadow = Shadow(LIVE, 1.0, metrics)
+    for number in range(20):
+        offer(shadow, str(number))
+    assert not shadow.idle  # nothing is decided while the request is there
+    await compared(shadow)
+    assert counted(metrics, "warmroute_shadow_decisions_total", policy="live", agrees="yes") == 20
+
+
+async def test_what_the_other_choice_is_worth_is_counted_by_both_prices() -> None:
+    """The live policy sees the queue; the shadow sees its cache alone; and the answer came after 600 ms."""
+    metrics = Metrics()
+    shadow = Shadow(HIT, 1.0, metrics)
+    offer(shadow, ttft_ms=600.0)
+    await compared(shadow)
+    assert counted(metrics, "warmroute_shadow_decisions_total", policy="hit", agrees="no") == 1
+    later = counted(metrics, "warmroute_shadow_later_seconds_total", policy="hit", prices="live")
+    sooner = counted(metrics, "warmroute_shadow_sooner_seconds_total", policy="hit", prices="shadow")
+    regret = counted(metrics, "warmroute_shadow_regret_seconds_sum", policy="hit")
+    assert (later, sooner, regret) == pytest.approx((0.480, 0.020, 0.098), abs=0.003)
+
+
+@pytest.mark.parametrize(("rate", "least", "most"), [(0.0, 0, 0), (0.5, 60, 140), (1.0, 200, 200)])
+async def test_it_sees_that_share_of_the_requests(rate: float, least: int, most: int) -> None:
+    """By their ids, so that replicas and restarts agree on which."""
+    metrics = Metrics()
+    shadow = Shadow(LIVE, rate, metrics)
+    for number in range(200):
+        offer(shadow, str(number))
+    waiting = len(shadow._waiting)
+    assert least <= waiting <= most
+
+
+async def test_more_than_it_can_do_is_dropped_and_counted() -> None:
+    """Never is anything waited for."""
+    metrics = Metrics()
+    shadow = Shadow(LIVE, 1.0, metrics)
+    for number in range(MOST_WAITING + 3):
+        offer(shadow, str(number))
+    assert counted(metrics, "warmroute_shadow_dropped_total", policy="live") == 3
+
+
+async def test_a_scene_that_it_would_refuse_is_counted_as_dropped() -> None:
+    """There is nothing to compare."""
+    metrics = Metrics()
+    refusing: Policy = policy("queue", "handoff", name="refusing", on_no_prefill="fail")
+    shadow = Shadow(refusing, 1.0, metrics)
+    alone = scene(*ready(pod("d", role=Role.DECODE, handoff="nixl")))
+    shadow.offer(record(alone), decide(alone, LIVE), LIVE, None)
+    await compared(shadow)
+    assert counted(metrics, "warmroute_shadow_dropped_total", policy="refusing") == 1

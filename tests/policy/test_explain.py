@@ -1,0 +1,122 @@
+"""An explanation can be recomputed by hand, and says which number decided."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.errors import RouterError
+from router.policy.decide import decide
+from router.policy.explain import Explanation, explain, in_hundredths
+from router.policy.spec import Policy
+from router.types import InFlight, Link, Links, Role, Scene
+from tests.policy.scenes import POLICIES, holding, pod, policy, ready, scene, scenes
+
+milliseconds = st.floats(-1e7, 1e7)
+
+
+def explained(seen: Scene, by: Policy, most: int = 4) -> Explanation:
+    decision = decide(seen, by)
+    return explain(seen, by, decision.candidates[:most], len(decision.candidates), decision.reason)
+
+
+@given(st.lists(milliseconds, min_size=1, max_size=12))
+def test_printed_parts_add_up_to_the_printed_total(parts: list[float]) -> None:
+    """Exactly; and each is off by less than a hundredth."""
+    total = sum(parts)
+    found = in_hundredths(parts, total)
+    assert sum(found) == round(total * 100)
+    assert all(abs(cents - ms * 100) <= 1 + 1e-5 for cents, ms in zip(found, parts, strict=True))
+
+
+def test_no_parts_are_printed_as_none() -> None:
+    """A policy without terms."""
+    assert in_hundredths([], 0.0) == []
+
+
+def test_a_part_that_needs_no_rounding_is_printed_as_it_is() -> None:
+    """What is missing goes to those who lose most."""
+    assert in_hundredths([1.0, 0.006, 0.007, 0.003], 1.016) == [100, 1, 1, 0]
+
+
+@given(scenes(), st.sampled_from(list(POLICIES.values())))
+def test_every_decision_can_be_explained(seen: Scene, by: Policy) -> None:
+    """By every policy; each column carries its price, and the inputs of one name stand there once."""
+    try:
+        found = explained(seen, by)
+    except RouterError:
+        return
+    assert found.why and len(found.columns) <= 4
+    for column in found.columns:
+        assert sum(ms for _, ms in column.plan.parts) == pytest.approx(column.plan.total_ms, abs=1e-6)
+        names = [each.name for each in column.inputs]
+        assert names[:2] == ["n", "p"] and len(names) == len(set(names))
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Explanation) == found
+
+
+def test_a_price_can_be_recomputed_from_its_inputs() -> None:
+    """T_prefill(n, p) and the queue, from what is shown alone."""
+    work = InFlight(2, 2, 900, 70.0, 900, 0, 0, 50.0, 0.0)
+    seen = holding(scene(*ready(pod("a"), pod("b")), inflight={"a": work}, now_s=0.02), "a", 30)
+    column = next(c for c in explained(seen, policy("queue", "prefill")).columns if c.plan.choice.pod == "a")
+    x = {each.name: each.value for each in column.inputs}
+    prefill = x["F"] + x["c1"] * (x["n"] - x["p"]) + x["c2"] * (x["n"] ** 2 - x["p"] ** 2)
+    assert dict(column.plan.parts)["prefill"] == pytest.approx(prefill)
+    step, behind = x["F"] + x["of it in this step"], x["prefill in flight"] - x["of it in this step"]
+    assert dict(column.plan.parts)["queue"] == pytest.approx(max(0, step - x["step began before"]) + behind)
+
+
+def test_a_handoff_can_be_recomputed_from_its_inputs() -> None:
+    """t0 + bytes / B * (1 + transfers beside it); the prompt's numbers are those of the prefill pod."""
+    half = {"handoff": "nixl", "kv_bytes_per_token": 1000}
+    seen = scene(
+        *ready(pod("p", role=Role.PREFILL, **half), pod("d", role=Role.DECODE, serves_alone=False, **half)),
+        links=Links(elsewhere=Link(2.0, 1e6)),
+        inflight={"p": InFlight(pulls=1)},
+    )
+    found = explained(seen, policy("prefill", "handoff", "decode"))
+    column = found.columns[0]
+    x = {each.name: each.value for each in column.inputs}
+    bytes_per_ms = x["handoff B"] * 1e6 / (1 + x["handoff beside"])
+    expected = x["handoff t0"] + x["handoff of"] * x["kv_bytes_per_token"] / bytes_per_ms
+    assert dict(column.plan.parts)["handoff"] == pytest.approx(expected) == 4.0
+    assert str(column.plan.choice) == "p > d" and found.why.startswith("Only p > d could serve it.")
+
+
+def test_the_sentence_names_the_part_that_decided() -> None:
+    """What the runner-up would have cost there."""
+    seen = holding(scene(*ready(pod("a"), pod("b"))), "a", 50)
+    assert explained(seen, policy("queue", "prefill")).why == (
+        "a, by lowest cost: 16.26 ms cheaper than b, above all in prefill (5.14 against 21.40). "
+        "800 of 1,000 prompt tokens were expected in its cache."
+    )
+
+
+def test_the_sentence_admits_that_price_did_not_decide() -> None:
+    """Ties, and policies that go by something else."""
+    idle = scene(*ready(pod("a"), pod("b")))
+    assert "costs the same, and the request's key decided" in explained(idle, policy("queue")).why
+    busy = scene(*ready(pod("a"), pod("b")), turn=0, inflight={"a": InFlight(1, 1, 9, 30.0)})
+    turns = policy("queue", picker={"in_turn": {}})
+    assert "b is 30.00 ms cheaper, but price is not all" in explained(busy, turns).why
+    assert "goes by no price" in explained(busy, POLICIES["round_robin"]).why
+    work = {"a": InFlight(1, 1, 9, 5.0), "b": InFlight(1, 1, 9, 5.5)}
+    near = scene(*ready(pod("a"), pod("b")), inflight=work)
+    assert "costs the same within 1 ms" in explained(near, POLICIES["cost_aware"]).why
+
+
+def test_terms_come_with_formula_and_parameters() -> None:
+    """As their docstrings and the policy say."""
+    (note,) = explained(scene(*ready(pod("a"))), policy(costs={"displace": {"reuse": 2.0}})).terms
+    assert (note.name, note.parameters) == ("displace", {"reuse": 2.0})
+    assert note.formula == "displace = reuse * c1 * (n - what the pod holds of it)"
+    (note,) = explained(scene(*ready(pod("a"))), policy("transfer")).terms
+    first, second = note.formula.splitlines()
+    assert first.startswith("T_x = t0 + ") and second == "transfer = max(0, T_x - queue)"
+
+
+def test_every_term_of_the_default_policy_has_a_formula() -> None:
+    """Otherwise nobody could recompute it."""
+    assert all(" = " in note.formula for note in explained(scene(*ready(pod("a"))), POLICIES["cost_aware"]).terms)

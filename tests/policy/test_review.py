@@ -1,0 +1,87 @@
+"""What changes between two policies is told as it is."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import astuple
+
+from router.errors import RouterError
+from router.policy.decide import decide
+from router.policy.price import Choice
+from router.policy.review import Comparison, Move, Times, against, compare, review
+from router.policy.spec import Policy
+from router.types import InFlight, Role, Scene
+from tests.policy.scenes import POLICIES, holding, pod, policy, ready, request, scene, scenes
+
+HIT, LOAD = policy("prefill"), policy("queue")
+
+
+def busy_holder(name: str = "r", queue_ms: float = 500.0) -> Scene:
+    """Pod `a` holds most of the prompt, and has so much to do; pod `b` is idle. T_prefill is 1 + 20 + 0.4 ms."""
+    work = InFlight(requests=1, prefill_requests=1, prefill_tokens=9, prefill_ms=queue_ms, context_tokens=9)
+    return holding(scene(*ready(pod("a"), pod("b")), request=request(name), inflight={"a": work}), "a", 60)
+
+
+@given(st.lists(scenes(), max_size=4), st.sampled_from(list(POLICIES.values())))
+def test_a_policy_changes_nothing_against_itself(seen: list[Scene], same: Policy) -> None:
+    """No decision, no time, whatever the scenes."""
+    found = review(seen, same, same)
+    assert (found.decisions, found.changed, found.refused) == (len(seen), 0, 0)
+    assert found.before == found.after and not found.moves and not found.largest
+
+
+def test_both_choices_are_priced_by_what_the_client_waits_for() -> None:
+    """Neither of these policies has a term for the other's: the yardstick has both."""
+    found = review([busy_holder("one"), busy_holder("two"), busy_holder("three", queue_ms=0.0)], HIT, LOAD)
+    assert (found.decisions, found.changed) == (3, 2)
+    assert astuple(found.before) == pytest.approx((335.2, 501.8, 501.8), abs=0.1)
+    assert astuple(found.after) == pytest.approx((14.9, 21.4, 21.4), abs=0.1)
+    assert found.moves == (Move("a", "b", 2),)
+    assert {change.request_id for change in found.largest} == {"one", "two"}
+    assert str(found) == "2 of 3 decisions would change; predicted TTFT p99 -96%"
+
+
+def test_the_largest_changes_come_first() -> None:
+    """In either direction, and no more than were asked for."""
+    seen = [busy_holder(f"{ms:g}", queue_ms=ms) for ms in (100.0, 900.0, 300.0)]
+    found = review(seen, LOAD, HIT, most=2)
+    assert [change.request_id for change in found.largest] == ["900", "300"]
+    assert found.largest[0].change_ms == pytest.approx(880, abs=3)
+
+
+def test_a_request_that_would_be_refused_is_counted_and_has_no_time() -> None:
+    """A decode pod alone, under a policy that wants a prefill pod."""
+    seen = scene(*ready(pod("d", role=Role.DECODE, handoff="nixl")))
+    found = review([seen], policy("queue"), policy("queue", "handoff", on_no_prefill="fail"))
+    assert (found.changed, found.refused, found.before) == (1, 1, Times())
+    assert found.moves == (Move("d", "refused", 1),)
+    assert str(found).endswith("TTFT p99 unknown; 1 would be refused")
+
+
+def test_choices_that_were_made_count_as_they_were_made() -> None:
+    """Whatever policy made them; one whose pod has no place in the scene changes, without a time."""
+    found = against([(busy_holder(), Choice("gone")), (busy_holder(), Choice("b"))], LOAD)
+    assert (found.decisions, found.changed, found.largest[0].was_ms) == (2, 1, None)
+
+
+def test_two_decisions_are_compared_by_both_prices() -> None:
+    """The live policy knows what the holder's queue costs; the other one only what its cache saves."""
+    seen, live = busy_holder(), policy("queue", "prefill")
+    found = compare(seen, decide(seen, live), live, HIT)
+    assert found is not None and not found.agrees
+    assert found.live_gain_ms == pytest.approx(-480, abs=3)
+    assert found.other_gain_ms == pytest.approx(20, abs=3)
+    assert found.other_ms == pytest.approx(501, abs=3)
+
+
+@given(scenes(), st.sampled_from(list(POLICIES.values())))
+def test_a_shadow_of_the_live_policy_agrees(seen: Scene, same: Policy) -> None:
+    """Always; there is nothing to gain then."""
+    try:
+        live = decide(seen, same)
+    except RouterError:
+        return
+    found = compare(seen, live, same, same)
+    assert isinstance(found, Comparison) and (found.agrees, found.live_gain_ms, found.other_gain_ms) == (True, 0, 0)
