@@ -55,7 +55,7 @@ def test_a_policy_is_its_terms_and_its_picker() -> None:
         (("costs", "decode", "weight"), -1, ("costs", "decode", "weight")),
         (("costs", "decode", "weight"), float("nan"), ("costs", "decode", "weight")),
         (("costs", "decode", "weight"), float("inf"), ("costs", "decode", "weight")),
-        (("on_no_prefill",), "wait", ("on_no_prefill",)),
+        (("pd",), {"on_no_prefill": "wait"}, ("pd", "on_no_prefill")),
         (("shortlist",), -1, ("shortlist",)),
     ],
 )
@@ -77,7 +77,7 @@ def test_the_version_changes_with_the_content_and_only_with_it() -> None:
         changed("costs", "prefill", value={}),
         changed("picker", "lowest_cost", "indifference_ms", value=1.0),
         changed("picker", value={"in_turn": {}}),
-        changed("on_no_prefill", value="fail"),
+        changed("pd", value={"on_no_prefill": "fail"}),
         changed("shortlist", value=8),
     ]
     assert len({version, *(parse_policy(other).version for other in others)}) == 1 + len(others)
@@ -106,7 +106,7 @@ def test_without_a_word_decode_pods_help_themselves_and_every_pod_is_priced() ->
     """What a file says of it is what counts."""
     plain = parse_policy(PLAIN)
     assert (plain.on_no_prefill, plain.shortlist) == ("aggregate", 0)
-    strict = parse_policy({**PLAIN, "on_no_prefill": "fail", "shortlist": 8})
+    strict = parse_policy({**PLAIN, "pd": {"on_no_prefill": "fail"}, "shortlist": 8})
     assert (strict.on_no_prefill, strict.shortlist) == ("fail", 8)
 
 
