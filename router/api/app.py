@@ -48,10 +48,11 @@ def own_app(
     add_pod: AddPod,
     remove_pod: RemovePod,
     lifespan: Lifespan,
+    describe_policies: Callable[[], dict[str, str]],
 ) -> FastAPI:
     """What the router itself answers."""
     app = FastAPI(title="warmroute", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    _health(app, fleet)
+    _health(app, fleet, describe_policies)
     _models(app, fleet)
     _admin(app, describe_pods, add_pod, remove_pod)
     _errors(app)
@@ -63,7 +64,7 @@ def own_app(
     return app
 
 
-def _health(app: FastAPI, fleet: Fleet) -> None:
+def _health(app: FastAPI, fleet: Fleet, describe_policies: Callable[[], dict[str, str]]) -> None:
     @app.get("/livez")
     async def livez() -> dict[str, str]:
         return {"status": "alive"}
@@ -72,7 +73,11 @@ def _health(app: FastAPI, fleet: Fleet) -> None:
     async def readyz() -> JSONResponse:
         states = [status.state.value for status in fleet.snapshot.pods]
         ready = PodState.READY.value in states
-        detail = {"status": "ready" if ready else "no pod is ready", "pods": {s: states.count(s) for s in set(states)}}
+        detail = {
+            "status": "ready" if ready else "no pod is ready",
+            "pods": {s: states.count(s) for s in set(states)},
+            "policies": describe_policies(),
+        }
         return JSONResponse(detail, status_code=200 if ready else 503)
 
 
@@ -112,12 +117,12 @@ def _admin(
 
     @app.get("/admin/pods")
     async def pods(request: Request) -> list[dict[str, Any]]:
-        _only_local(request)
+        only_local(request)
         return describe_pods()
 
     @app.post("/admin/pods", status_code=201)
     async def add(request: Request, pod: PodConfig) -> dict[str, str]:
-        _only_local(request)
+        only_local(request)
         try:
             add_pod(pod)
         except ConfigError as error:
@@ -126,13 +131,14 @@ def _admin(
 
     @app.delete("/admin/pods/{pod_id:path}")
     async def remove(request: Request, pod_id: str) -> dict[str, str]:
-        _only_local(request)
+        only_local(request)
         if not remove_pod(pod_id):
             raise HTTPException(404, f"There is no pod `{pod_id}`.")
         return {"status": "gone", "pod": pod_id}
 
 
-def _only_local(request: Request) -> None:
+def only_local(request: Request) -> None:
+    """Raises a 403 for whoever calls from elsewhere."""
     host = request.client.host if request.client else ""
     try:
         local = not host or ipaddress.ip_address(host).is_loopback

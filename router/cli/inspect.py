@@ -12,9 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from router.config.classes import load_classes
 from router.config.links import build_links, load_link_classes
 from router.config.load import load
-from router.config.policies import choose_policy, load_policies
+from router.config.policies import PolicyFolder, load_policies
 from router.config.priors import load_priors, prior_speed
 from router.config.schema import RouterConfig
 from router.config.shipped import shipped
@@ -26,13 +27,14 @@ def check_command(
 ) -> None:
     """Read everything that `serve` would read."""
     parsed = load(config, RouterConfig)
-    known = load_policies(policies or shipped("policies"))
-    choose_policy(known, parsed.policy)
+    classes = load_classes(parsed.classes).names
+    active = PolicyFolder(policies or shipped("policies"), parsed.policy, classes).read().active
     priors = load_priors(shipped("config") / "models")
     for model in parsed.models:
         prior_speed(priors, model.cost)
     build_links(parsed.links, load_link_classes(shipped("config") / "hardware" / "links.yaml"))
-    print(f"{config}: good. {len(parsed.models)} models, {len(parsed.pods)} pods, policy {parsed.policy}.")
+    names = ", ".join(policy.name for policy in active)
+    print(f"{config}: good. {len(parsed.models)} models, {len(parsed.pods)} pods, policies {names}.")
 
 
 def show_command() -> None:

@@ -12,7 +12,6 @@ import typer
 import uvicorn
 
 from router.config.load import load
-from router.config.policies import choose_policy, load_policies
 from router.config.priors import load_priors
 from router.config.schema import RouterConfig
 from router.config.shipped import shipped
@@ -23,7 +22,7 @@ from router.wiring import build
 def serve_command(
     config: Annotated[Path | None, typer.Option(help="router.yaml; see `warmroute config show`.")] = None,
     policy: Annotated[str | None, typer.Option(help="A policy by name.")] = None,
-    policies: Annotated[Path | None, typer.Option(help="Folder of policies; default: the shipped ones.")] = None,
+    policies: Annotated[Path | None, typer.Option(help="Folder of policies, reloaded when it changes.")] = None,
     host: Annotated[str | None, typer.Option()] = None,
     port: Annotated[int | None, typer.Option()] = None,
     pod: Annotated[list[str] | None, typer.Option(help="URL of a pod; may be given several times.")] = None,
@@ -32,8 +31,7 @@ def serve_command(
     given = load(config, RouterConfig) if config else RouterConfig()
     chosen = _with_options(given, policy=policy, host=host, port=port, pods=pod or [])
     configure_logging(chosen.log_format)
-    known = load_policies(policies or shipped("policies"))
-    app = build(chosen, choose_policy(known, chosen.policy), load_priors(shipped("config") / "models"))
+    app = build(chosen, policies or shipped("policies"), load_priors(shipped("config") / "models"))
     uvicorn.run(
         app,
         host=chosen.listen.host,

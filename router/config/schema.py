@@ -280,6 +280,9 @@ class RouterConfig(Strict):
 
     listen: Listen = Listen()
     policy: str = "cost_aware"
+    """Decides all requests that no other policy of the folder matches."""
+    classes: str | None = None
+    """A file of workload classes; without it, `config/classes.yaml`."""
     models: tuple[ModelConfig, ...] = ()
     pods: tuple[PodConfig, ...] = ()
     links: LinksConfig = LinksConfig()

@@ -22,7 +22,9 @@ from router.index.shared import SharedPrefixes
 from router.observe.learning import Learning
 from router.observe.metrics import Metrics
 from router.observe.receipts import ReceiptLog
+from router.policy.classes import Classes
 from router.policy.decide import decide
+from router.policy.policy_set import PolicySet
 from router.policy.spec import Policy
 from router.proxy.booking import Booking
 from router.proxy.downstream import Downstream
@@ -32,7 +34,7 @@ from router.proxy.prompts import PromptReader
 from router.proxy.pulls import Pulls
 from router.proxy.relay import AnyReply, relay
 from router.proxy.split import Facts, Splits
-from router.proxy.story import Story, receipt_of
+from router.proxy.story import Story, receipt_of, slice_of
 from router.proxy.upstream import UpstreamPool
 from router.stores.store import PrefixStore
 from router.types import Candidate, Plan, Pod, PodId, PodState, PrefixMatch, PromptPrefix, RouteDecision, Scene, Split
@@ -68,7 +70,8 @@ class Forwarder:
         breaker: Breaker,
         store: PrefixStore,
         readers: Mapping[str, PromptReader],
-        policy: Callable[[], Policy],
+        policies: Callable[[], PolicySet],
+        classes: Classes,
         pool: Callable[[Pod], UpstreamPool],
         handoff_facts: Facts,
         publishes_events: Callable[[str], bool],
@@ -82,7 +85,8 @@ class Forwarder:
         self._breaker = breaker
         self._store = store
         self._readers = readers
-        self._policy = policy
+        self._policies = policies
+        self._classes = classes
         self._legs = Legs(pool, trust_engine_fields=forwarding.trust_engine_fields)
         self._splits = Splits(fleet, breaker, self._legs, handoff_facts, metrics, learning)
         self._pulls = Pulls(fleet, self._legs, handoff_facts)
@@ -143,7 +147,21 @@ class Forwarder:
             turn=self._turns[model],
             shared_blocks=self._shared_blocks(story),
         )
-        return decide(scene, self._policy())
+        story.policy = self._policy_for(story, scene)
+        return decide(scene, story.policy)
+
+    def _policy_for(self, story: Story, scene: Scene) -> Policy:
+        """By what the request is, and what kind of work."""
+        request, tokens, headers = story.request, story.prompt_tokens, story.inbound.headers
+        story.workload = self._classes.classify(
+            request,
+            story.prompt,
+            prompt_tokens=tokens,
+            shared_blocks=scene.shared_blocks,
+            headers=headers,
+            now_s=scene.now_s,
+        )
+        return self._policies().for_request(request, story.workload, tokens, headers)
 
     def _shared_blocks(self, story: Story) -> int:
         if story.prompt is None:
@@ -218,6 +236,8 @@ class Forwarder:
             metrics.observe_prediction(
                 model, story.prompt.token_count, story.candidate.cached_tokens, story.cached_tokens
             )
+        if story.policy is not None:
+            metrics.slices.settle(slice_of(story, story.policy))
         story.phases.enter("")
         metrics.observe_phases(story.phases)
         if self._receipts is not None:
@@ -248,7 +268,8 @@ class Forwarder:
         """The best of those behind the last one that was tried, without the pods that have failed this request if that
         can be; None where it was the last."""
         assert story.decision is not None
-        if story.tries > self._forwarding.retries:
+        attempts = story.policy.attempts if story.policy else None
+        if story.tries >= (attempts or 1 + self._forwarding.retries):
             return None
         candidates = story.decision.candidates
         rest = candidates[candidates.index(story.candidate) + 1 :] if story.candidate else candidates

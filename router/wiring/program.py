@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -16,7 +17,10 @@ from fastapi import FastAPI
 
 from router.api.app import App, own_app
 from router.api.openai import OpenAiEdge
+from router.api.policies import add_policy_calls
+from router.config.classes import load_classes
 from router.config.links import build_links, load_link_classes
+from router.config.policies import PolicyFolder
 from router.config.priors import prior_of
 from router.config.schema import CostPrior, KvEvents, ModelPrior, PodConfig, RouterConfig
 from router.config.shipped import shipped
@@ -28,6 +32,7 @@ from router.feeds.discovery.static import StaticDiscovery, configured_pods
 from router.feeds.handoff_facts import HandoffFacts
 from router.feeds.kv_streams import KvStreams
 from router.feeds.load import LoadFeed
+from router.feeds.policies import PolicyFeed
 from router.feeds.probe import ProbeFeed
 from router.feeds.selftest import ParityFeed
 from router.feeds.supervise import supervise
@@ -38,7 +43,7 @@ from router.observe.learning import Learning
 from router.observe.metrics import Metrics
 from router.observe.receipts import ReceiptLog
 from router.policy.calibration import Calibration
-from router.policy.spec import Policy
+from router.policy.classes import Classes
 from router.prompt.tokenizer import load_tokenizer
 from router.proxy.forward import Forwarder, Forwarding
 from router.proxy.pools import Pools
@@ -55,9 +60,10 @@ WARM_UP_POLL_S = 0.02
 log = structlog.get_logger()
 
 
-def build(config: RouterConfig, policy: Policy, priors: dict[str, ModelPrior]) -> App:
-    """The ASGI application; its lifespan starts and stops everything else. Raises `ConfigError`."""
-    return Program(config, policy, priors).app
+def build(config: RouterConfig, policies: Path, priors: dict[str, ModelPrior]) -> App:
+    """The ASGI application; its lifespan starts and stops everything else. `policies` is their folder. Raises
+    `ConfigError`."""
+    return Program(config, policies, priors).app
 
 
 class Program:
@@ -66,14 +72,16 @@ class Program:
     def __init__(
         self,
         config: RouterConfig,
-        policy: Policy,
+        policies: Path,
         priors: dict[str, ModelPrior],
         load: LoadTokenizer = load_tokenizer,
     ) -> None:
         self._config = config
-        self._policy = policy
         self._priors = priors
         self.metrics = Metrics()
+        rules = load_classes(config.classes)
+        self._classes = Classes(rules)
+        self.policies = PolicyFeed(PolicyFolder(policies, config.policy, rules.names), self.metrics)
         links = build_links(config.links, load_link_classes(shipped("config") / "hardware" / "links.yaml"))
         self.fleet = Fleet(links)
         self.learning = Learning(Calibration(), self.metrics, links)
@@ -106,7 +114,8 @@ class Program:
             breaker=self.breaker,
             store=self.store,
             readers=self.prompts.readers,
-            policy=lambda: self._policy,
+            policies=self.policies.current,
+            classes=self._classes,
             pool=self.pools.of,
             handoff_facts=self.handoff_facts.of,
             publishes_events=self._publishes_events,
@@ -123,7 +132,16 @@ class Program:
             self._config.limits.max_body_bytes,
             frozenset(model.name for model in self._config.models),
         )
-        own = own_app(self.fleet, self._render_metrics, self._describe_pods, self.add_pod, self.remove_pod, self._life)
+        own = own_app(
+            self.fleet,
+            self._render_metrics,
+            self._describe_pods,
+            self.add_pod,
+            self.remove_pod,
+            self._life,
+            self._describe_policies,
+        )
+        add_policy_calls(own, self.policies)
         return App(edge, own)
 
     @asynccontextmanager
@@ -134,9 +152,8 @@ class Program:
         try:
             if self.cluster:
                 await self._warm_up(self.cluster)
-            log.info(
-                "serving", policy=self._policy.name, pods=len(self.discovery.pods), models=sorted(self.prompts.readers)
-            )
+            active = [policy.name for policy in self.policies.current().active]
+            log.info("serving", policies=active, pods=len(self.discovery.pods), models=sorted(self.prompts.readers))
             yield
         finally:
             for task in tasks:
@@ -187,6 +204,7 @@ class Program:
             "load": load.run,
             "handoff facts": self.handoff_facts.run,
             "idle": self._sweep_idle,
+            "policies": self.policies.run,
         }
         if feeds.parity:
             parity = ParityFeed(
@@ -324,6 +342,10 @@ class Program:
             }
             for status in self.fleet.snapshot.pods
         ]
+
+    def _describe_policies(self) -> dict[str, str]:
+        version, error = self.policies.current().version, self.policies.error
+        return {"version": version} | ({"error": error} if error else {})
 
     def _events_of(self, pod_id: PodId) -> str:
         if not self.kv_streams.follows(pod_id) and self.store.announces(pod_id):

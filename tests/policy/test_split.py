@@ -200,7 +200,9 @@ def test_without_a_prefill_pod_decode_pods_compute_or_nobody_serves(state: PodSt
     """As the policy says."""
     prefill, decode = apart()
     seen = asked(PodStatus(prefill, state), *ready(decode))
-    aggregate, fail = (policy("queue", "prefill", "handoff", pd={"on_no_prefill": answer}) for answer in ("aggregate", "fail"))
+    aggregate, fail = (
+        policy("queue", "prefill", "handoff", pd={"on_no_prefill": answer}) for answer in ("aggregate", "fail")
+    )
     (only,) = decide(seen, aggregate).candidates
     assert only.plan == Direct(decode)
     with pytest.raises(NoReadyPod, match="No prefill pod that serves `m` is ready"):
