@@ -17,7 +17,7 @@ from tests.stories.conftest import Chat, City, OpenCity
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
 TURNS = "name: {name}\nabout: x\nmatch: {match}\npicker:\n  in_turn: {{}}\n"
-DEFAULT = "name: mine\nabout: sticks to who has it, as far as {reuse}\nextends: cost_aware\ncosts:\n  displace:\n    reuse: {reuse}\n"
+DEFAULT = "name: mine\nabout: x\nextends: cost_aware\ncosts:\n  displace:\n    reuse: {reuse}\n"
 
 
 def chat(number: int) -> Chat:
