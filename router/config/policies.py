@@ -34,28 +34,17 @@ class PolicyFolder:
     def read(self) -> PolicySet:
         """Everything that is in force. Raises `ConfigError`."""
         shelf = Shelf(self.folder)
-        policies = {name: shelf.policy(name) for name in shelf.own}
-        default = policies.get(self.default) or shelf.policy(self.default)
+        policies = {name: shelf.policy(name) for name in (*shelf.own, shelf.known(self.default))}
         for name in policies:
-            self._check(shelf, name)
-        shadows = {policy.shadow.policy for policy in (default, *policies.values()) if policy.shadow}
-        beside = [shelf.policy(name) for name in shadows - policies.keys()]
-        return policy_set(default, [default, *policies.values(), *beside])
+            check(shelf, name, self.classes)
+        shadows = {policy.shadow.policy for policy in policies.values() if policy.shadow}
+        beside = {name: shelf.policy(name) for name in shadows}
+        return policy_set(policies[self.default], (policies | beside).values())
 
     def stamp(self) -> object:
         """Equal as long as nothing in the folder has changed: no name, content, or target of a link."""
         stats = ((path, path.stat()) for path in _files(self.folder))
         return tuple((str(path), stat.st_ino, stat.st_mtime_ns, stat.st_size) for path, stat in stats)
-
-    def _check(self, shelf: Shelf, name: str) -> None:
-        """Names of other things that a file mentions."""
-        spec = shelf.spec(name)
-        if spec.shadow:
-            shelf.known(spec.shadow.policy, shelf.document(name), "shadow", "policy")
-        wanted = spec.match.workload_class if spec.match else None
-        for missing in sorted(set(wanted or ()) - set(self.classes)) if self.classes is not None else ():
-            says = f"there is no class {missing!r}{nearest(missing, self.classes or ())}"
-            raise _at(shelf.document(name), ("match", "class"), says)
 
 
 class Shelf:
@@ -109,6 +98,19 @@ class Shelf:
         inherited = self._resolved(extended, (*below, name))
         self.spec(extended)  # a mistake there is told with its own file and line
         return laid_over({key: value for key, value in inherited.items() if key not in NOT_INHERITED}, own)
+
+
+def check(shelf: Shelf, name: str, classes: Collection[str] | None = None) -> None:
+    """Is the file right, and is everything there that it names? Raises `ConfigError`."""
+    spec, document = shelf.spec(name), shelf.document(name)
+    if spec.shadow:
+        shelf.known(spec.shadow.policy, document, "shadow", "policy")
+    wanted = spec.match.workload_class if spec.match else None
+    for missing in (one for one in wanted or () if classes is not None and one not in classes):
+        says = (
+            f"there is no class {missing!r}{nearest(missing, classes or ())}; known: {', '.join(sorted(classes or ()))}"
+        )
+        raise _at(document, ("match", "class"), says)
 
 
 def laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -94,7 +94,13 @@ class RouterView:
         self.ledger = Ledger()
 
     def decide(
-        self, request_id: str, prompt_tokens: int, hashes: Sequence[BlockHash], output_tokens: int, now_s: float
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        hashes: Sequence[BlockHash],
+        output_tokens: int,
+        now_s: float,
+        session: str = "",
     ) -> RouteDecision:
         """Every way to serve a prompt, best first. Raises what `decide()` does."""
         self._turn += 1
@@ -104,6 +110,7 @@ class RouterView:
             endpoint=Endpoint.COMPLETIONS,
             model=self._generation.model,
             body=b"",
+            session=session,
             max_output_tokens=output_tokens,
             arrived_at_s=now_s,
         )
