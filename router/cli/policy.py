@@ -109,17 +109,17 @@ def _flat(said: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
         key = f"{above}.{name}".strip(".")
         if isinstance(value, dict):
             yield from _flat(value, key)
-        else:
+        elif value is not None:
             yield key, value
 
 
 def _shown(key: str, value: Any) -> str:
-    if value is ABSENT or value is None:
+    if value is ABSENT:
         return "nothing"
     if key.startswith("picker.") and value == "priced":
         return "picks"
     text = ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
-    unit = "" if isinstance(value, str | tuple | list | bool) else unit_of(key.rpartition(".")[2])
+    unit = "" if isinstance(value, str | tuple | list | bool) else unit_of(key)
     return f"{text} {unit}".strip()
 
 

@@ -105,11 +105,10 @@ def check(shelf: Shelf, name: str, classes: Collection[str] | None = None) -> No
     spec, document = shelf.spec(name), shelf.document(name)
     if spec.shadow:
         shelf.known(spec.shadow.policy, document, "shadow", "policy")
-    wanted = spec.match.workload_class if spec.match else None
-    for missing in (one for one in wanted or () if classes is not None and one not in classes):
-        says = (
-            f"there is no class {missing!r}{nearest(missing, classes or ())}; known: {', '.join(sorted(classes or ()))}"
-        )
+    wanted = spec.match.workload_class if spec.match and classes is not None else None
+    for missing in sorted(set(wanted or ()) - set(classes or ())):
+        known = ", ".join(sorted(classes or ()))
+        says = f"there is no class {missing!r}{nearest(missing, classes or ())}; known: {known}"
         raise _at(document, ("match", "class"), says)
 
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from router.types import BlockHash
 
 CONVERSATIONS = 8192
 """Last prompts that are remembered: about 2 MB."""
-DOORS = 32768
-"""Shared beginnings that are remembered: about 5 MB."""
+DOORS = 65536
+"""Beginnings that are remembered, some ten of each prompt: about 10 MB."""
 REACH_BLOCKS = 256
 """A prompt that grew by more than this is not recognised: what the search costs at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ancestry:
+class Ancestry(msgspec.Struct, frozen=True, gc=False):
     """What is known of a prompt's past. `turn` counts the prompts that it goes on from, `gap_s` is the mean time
     between them. `shared_blocks` of a first turn were seen at the head of others: rounded down to a power of two."""
 
@@ -31,8 +31,7 @@ class Ancestry:
     shared_blocks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Last:
+class _Last(msgspec.Struct, frozen=True, gc=False):
     at_s: float
     turn: int
     gap_s: float
@@ -58,10 +57,12 @@ class Lineage:
         blocks = len(hashes)
         if not blocks:
             return _UNKNOWN
-        found = self._continued(hashes[max(everybodys, blocks - REACH_BLOCKS) : -1], now_s)
         shared = self._shared(hashes)
+        # What it goes on from reached as deep as was seen, and not twice as deep: there would be another door.
+        first = max(everybodys, blocks - REACH_BLOCKS, shared - 1)
+        found = self._continued(hashes[first : min(2 * shared, blocks) - 1], now_s) if shared else None
         if found is None:
-            found = Ancestry(0, 0.0, shared if shared > everybodys else 0)
+            found = Ancestry(0, 0.0, shared) if shared > everybodys else _UNKNOWN
         self._tails[hashes[-1]] = _Last(now_s, found.turn, found.gap_s)
         if len(self._tails) > CONVERSATIONS:
             self._tails.popitem(last=False)
@@ -69,10 +70,9 @@ class Lineage:
 
     def _continued(self, inner: Sequence[BlockHash], now_s: float) -> Ancestry | None:
         """The latest prompt that ended there; it is not the last of its conversation any more."""
-        tail = next(filter(self._tails.__contains__, reversed(inner)), None)
-        if tail is None:
+        if self._tails.keys().isdisjoint(inner):
             return None
-        last = self._tails.pop(tail)
+        last = self._tails.pop(next(filter(self._tails.__contains__, reversed(inner))))
         turn = last.turn + 1
         return Ancestry(turn, last.gap_s + (now_s - last.at_s - last.gap_s) / turn)
 

@@ -80,7 +80,7 @@ class Classes:
     """The rules, and what was seen of prefixes."""
 
     def __init__(self, rules: ClassRules) -> None:
-        self._rules = rules.rules
+        self._rules = [(rule, rule.request if rule.request.conditions else None) for rule in rules.rules]
         self._names = rules.names
         self._header = rules.header.lower().encode()
         self._lineage = Lineage()
@@ -104,10 +104,10 @@ class Classes:
         if said in self._names:
             return said
         shared_tokens = past.shared_blocks * prompt.block_size_tokens if prompt else 0
-        for rule in self._rules:
-            if rule.fits(past, shared_tokens) and rule.request.covers(request, "", prompt_tokens, headers):
+        for rule, match in self._rules:
+            if rule.fits(past, shared_tokens) and (match is None or match.covers(request, "", prompt_tokens, headers)):
                 return rule.workload_class
-        return self._rules[-1].workload_class
+        raise AssertionError("the last rule fits everything")
 
     def _said(self, headers: HeaderPairs) -> str:
         for name, value in headers if self._header else ():

@@ -42,8 +42,8 @@ class InTurn(Configurable):
 class RingBoundedLoad(Configurable):
     """Consistent hashing with a bound on outstanding work.
 
-    Walk the ring from the request's key: its prefix, or with `key: session` its session where it has one; the first pod whose outstanding work (the policy's costs, in ms) is
-    within
+    Walk the ring from the request's key (its prefix; with `key: session` its session's id, where it has one); the first
+    pod whose outstanding work (the policy's costs, in ms) is within
 
         (1 + headroom) * mean work + slack_prefills * T_prefill(n, 0)
 

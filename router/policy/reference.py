@@ -18,7 +18,10 @@ from pydantic.fields import FieldInfo
 from router.policy.catalog import COSTS, PICKERS
 from router.policy.spec import PolicySpec
 
-UNITS = {"ms": "ms", "s": "s", "tokens": "tokens", "blocks": "blocks", "bytes": "bytes", "percent": "%"}
+UNITS = {
+    "ms": "ms", "s": "s", "tokens": "tokens", "blocks": "blocks", "bytes": "bytes", "percent": "%",
+    "shortlist": "pods", "attempts": "candidates", "layers": "layers",
+}  # fmt: skip
 """By the end of a field's name."""
 CHAPTERS = ("costs", "picker")
 
@@ -30,9 +33,10 @@ An editor that knows YAML schemas completes and checks these keys when a file be
 """
 
 
-def unit_of(field: str) -> str:
-    """In what a field counts, by its name; "" for plain numbers and words."""
-    return UNITS.get(field.rpartition("_")[2], "")
+def unit_of(key: str) -> str:
+    """In what a field counts, by its name, or that of the mapping that it is in; "" for plain numbers and words."""
+    above, _, field = key.rpartition(".")
+    return UNITS.get(field.rpartition("_")[2]) or (unit_of(above) if above else "")
 
 
 def question_of(kind: type[BaseModel]) -> str:
@@ -76,14 +80,14 @@ def _member(name: str, kind: type[BaseModel]) -> Iterator[str]:
         yield _table(kind)
 
 
-def _table(kind: type[BaseModel]) -> str:
+def _table(kind: type[BaseModel], above: str = "") -> str:
     """A row a field."""
     rows = ["| key | default | unit | |", "|---|---|---|---|"]
     for name, field in kind.model_fields.items():
         if _section_in(field) is None:
             said = " ".join((field.description or "").split())
             key = field.alias or name
-            rows.append(f"| `{key}` | {_default(field)} | {unit_of(key)} | {said} |")
+            rows.append(f"| `{key}` | {_default(field)} | {unit_of(above + key)} | {said} |")
     return "\n".join(rows) + "\n"
 
 
@@ -108,5 +112,5 @@ def _sections(kind: type[BaseModel], above: str = "") -> Iterator[str]:
             key = f"{above}{field.alias or name}"
             yield f"### {key}\n"
             yield f"{field.description or inspect.getdoc(section)}\n"
-            yield _table(section)
+            yield _table(section, f"{key}.")
             yield from _sections(section, f"{key}.")
