@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -51,10 +51,17 @@ class Reload:
 class PolicyFeed:
     """Owns the set in force. Raises `ConfigError` at birth: a router does not start on wrong policies."""
 
-    def __init__(self, folder: PolicyFolder, metrics: Metrics, review: Review = no_review) -> None:
+    def __init__(
+        self,
+        folder: PolicyFolder,
+        metrics: Metrics,
+        review: Review = no_review,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._folder = folder
         self._metrics = metrics
         self._review = review
+        self._sleep = sleep
         self._stamp = folder.stamp()
         self._one_at_a_time = asyncio.Lock()
         self.error = ""
@@ -83,7 +90,7 @@ class PolicyFeed:
         """Take up what has changed, once it stands still."""
         seen = await asyncio.to_thread(self._stamped)
         if seen != self._stamp:
-            await asyncio.sleep(POLL_S)
+            await self._sleep(POLL_S)
             if await asyncio.to_thread(self._stamped) == seen:
                 await self.reload()
 

@@ -10,6 +10,19 @@ from router.config.policies import PolicyFolder, load_policies
 from router.config.shipped import shipped
 from router.errors import ConfigError
 
+OURS = [
+    "agents",
+    "batch",
+    "cost_aware",
+    "cost_aware_pd",
+    "least_load",
+    "long_context",
+    "prefix_affinity",
+    "ring_bounded_load",
+    "round_robin",
+    "session",
+]
+
 
 def write(file: Path, name: str) -> None:
     file.parent.mkdir(exist_ok=True)
@@ -19,8 +32,8 @@ def write(file: Path, name: str) -> None:
 def test_the_peers_are_shipped_beside_ours_and_known_by_name() -> None:
     """Ours first."""
     names = list(load_policies(shipped("policies")))
-    assert names[:5] == ["cost_aware", "cost_aware_pd", "least_load", "ring_bounded_load", "round_robin"]
-    assert {"dynamo", "lmetric", "mooncake_conductor", "random"} <= set(names[5:])
+    assert names[:10] == OURS
+    assert {"dynamo", "lmetric", "mooncake_conductor", "random"} <= set(names[10:])
 
 
 def test_folders_with_a_leading_dot_are_not_read(tmp_path: Path) -> None:

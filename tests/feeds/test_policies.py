@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
 from router.config.policies import PolicyFolder
 from router.errors import ConfigError
-from router.feeds.policies import POLL_S, PolicyFeed
+from router.feeds.policies import PolicyFeed
 from router.observe.metrics import Metrics
 from router.policy.policy_set import PolicySet
 
@@ -20,6 +19,10 @@ TEXT = "name: mine\nabout: x\ncosts:\n  decode: {{weight: {weight}}}\npicker:\n 
 
 def write(folder: Path, weight: float) -> None:
     (folder / "mine.yaml").write_text(TEXT.format(weight=weight))
+
+
+async def at_once(_for_s: float) -> None:
+    """Nobody waits in a test."""
 
 
 @pytest.fixture
@@ -62,13 +65,16 @@ async def test_the_set_is_swapped_whole_and_reviewed_before(folder: PolicyFolder
 
 async def test_a_file_that_is_still_being_written_is_left_alone(folder: PolicyFolder) -> None:
     """A change is taken up when it has stood still for a while."""
-    feed = PolicyFeed(folder, Metrics())
+    writes = iter([33.0])
+
+    async def sleep(_for_s: float) -> None:
+        for weight in writes:
+            write(folder.folder, weight)
+
+    feed = PolicyFeed(folder, Metrics(), sleep=sleep)
     before = feed.current()
     write(folder.folder, 2.0)
-    looking = asyncio.create_task(feed.look())
-    await asyncio.sleep(POLL_S / 2)
-    write(folder.folder, 33.0)
-    await looking
+    await feed.look()
     assert feed.current() is before
     await feed.look()
     assert repr(feed.current().default.costs) == "(('decode', Decode(weight=33.0)),)"
@@ -76,7 +82,7 @@ async def test_a_file_that_is_still_being_written_is_left_alone(folder: PolicyFo
 
 async def test_a_folder_that_vanishes_leaves_the_last_good_set(folder: PolicyFolder) -> None:
     """And what is wrong is said."""
-    feed = PolicyFeed(folder, Metrics())
+    feed = PolicyFeed(folder, Metrics(), sleep=at_once)
     before = feed.current()
     (folder.folder / "mine.yaml").unlink()
     await feed.look()

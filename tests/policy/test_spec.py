@@ -10,7 +10,7 @@ import pytest
 from router.policy.catalog import COSTS, PICKERS
 from router.policy.costs.decode import Decode
 from router.policy.pickers import LowestCost
-from router.policy.spec import ValidationError, parse_policy
+from router.policy.spec import Shadow, ValidationError, parse_policy
 from router.policy.term import Side
 
 PLAIN: dict[str, Any] = {
@@ -117,3 +117,48 @@ def test_every_cost_is_priced_on_one_side_of_a_split() -> None:
     assert computing == ["queue", "prefill", "replicate", "tier_read", "transfer", "stall", "displace"]
     assert answering == ["handoff", "decode", "room"]
     assert sorted([*computing, *answering]) == sorted(COSTS)
+
+
+def test_splits_need_a_price_and_leave() -> None:
+    """`pd.splits: false` takes them away where the price is inherited; `true` alone brings none."""
+    handoff = changed("costs", value={"handoff": {}})
+    assert parse_policy(handoff).splits
+    assert not parse_policy(handoff | {"pd": {"splits": False}}).splits
+    assert not parse_policy({**PLAIN, "pd": {"splits": True}}).splits
+
+
+def test_what_a_file_says_of_its_use_is_on_the_policy() -> None:
+    """Match, share, attempts, target and shadow; without a word everything, as configured, nothing, none."""
+    plain = parse_policy(PLAIN)
+    assert (plain.match, plain.percent, plain.attempts, plain.slo_ttft_ms, plain.shadow) == (
+        None,
+        100,
+        None,
+        None,
+        None,
+    )
+    said = parse_policy(
+        PLAIN
+        | {"match": {"tenant": "acme"}, "percent": 5, "retry": {"attempts": 1}}
+        | {"admission": {"ttft_ms": 800}, "shadow": {"policy": "least_load", "rate": 0.25}}
+    )
+    assert said.match is not None and said.match.tenant == ("acme",)
+    assert (said.percent, said.attempts, said.slo_ttft_ms) == (5, 1, 800)
+    assert said.shadow == Shadow("least_load", 0.25)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"percent": 5},
+        {"match": {}, "percent": 101},
+        {"retry": {"attempts": 12}},
+        {"shadow": {"policy": "x", "rate": 1.5}},
+        {"shadow": {"rate": 0.5}},
+        {"admission": {"ttft_ms": 0}},
+    ],
+)
+def test_use_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    """A share of nothing, more than all, more attempts than candidates, a shadow of nobody."""
+    with pytest.raises(ValidationError):
+        parse_policy(PLAIN | wrong)

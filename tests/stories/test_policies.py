@@ -7,11 +7,13 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from pathlib import Path
 
 import httpx
 import pytest
 
+from router.sim.mock_engine import Fault, FaultKind
 from tests.stories.conftest import Chat, City, OpenCity
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -165,3 +167,25 @@ async def test_requests_are_counted_by_class_and_tenant(open_city: OpenCity) -> 
         assert 'warmroute_class_requests_total{class="batch",result="ok",tenant="etl"} 1.0' in lines
         assert 'warmroute_class_requests_total{class="one_off",result="ok",tenant=""} 1.0' in lines
         assert 'warmroute_class_time_to_first_token_seconds_count{class="one_off",policy="cost_aware"} 1.0' in lines
+
+
+@pytest.mark.parametrize(("attempts", "status"), [(1, 503), (2, 200)])
+async def test_a_policy_says_how_often_it_is_tried(
+    open_city: OpenCity, folder: Path, attempts: int, status: int
+) -> None:
+    """One attempt is the first pod's answer, whatever it is."""
+    (folder / "mine.yaml").write_text(default() + f"retry: {{attempts: {attempts}}}\n")
+    async with open_city(policy="mine", policies=folder) as city:
+        pod = (await city.chat(chat(1))).headers["x-warmroute-pod"]
+        engine = next(one for one in city.engines if one.url.endswith(pod))
+        engine.inject(Fault(kind=FaultKind.STATUS, status=HTTPStatus.SERVICE_UNAVAILABLE))
+        assert (await city.chat(chat(1))).status_code == status
+
+
+async def test_targets_are_counted_as_met_or_not(open_city: OpenCity, folder: Path) -> None:
+    """Streamed answers under a policy that promises something."""
+    (folder / "mine.yaml").write_text(default() + "admission: {ttft_ms: 60000}\n")
+    async with open_city(policy="mine", policies=folder) as city:
+        await city.chat(chat(1), stream=True)
+        await city.chat(chat(1))
+        assert await metric(city, 'warmroute_policy_slo_requests_total{met="true",policy="mine"}') == "1.0"
