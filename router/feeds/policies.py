@@ -62,7 +62,7 @@ class PolicyFeed:
         self._metrics = metrics
         self._review = review
         self._sleep = sleep
-        self._stamp = folder.stamp()
+        self._stamp = self._stamped()
         self._one_at_a_time = asyncio.Lock()
         self.error = ""
         """Why the files that stand there are not in force."""

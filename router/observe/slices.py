@@ -18,6 +18,8 @@ COUNTED_TENANTS = 1000
 RENEWED_EVERY = 1024
 """Requests after which it is looked anew who asks most."""
 OTHER = "other"
+LONGEST_NAME = 64
+"""Of a tenant, in characters: clients choose it."""
 
 
 class Slice(msgspec.Struct, frozen=True, gc=False):
@@ -79,7 +81,7 @@ class Slices:
 
     def settle(self, one: Slice) -> None:
         """Add one request."""
-        tenant = self.tenants.label(one.tenant)
+        tenant = self.tenants.label(one.tenant[:LONGEST_NAME])
         while self.tenants.fallen:
             self._drop(self.tenants.fallen.pop())
         key = one.workload, tenant, one.result

@@ -36,6 +36,10 @@ async def test_a_router_does_not_start_on_wrong_policies(folder: PolicyFolder) -
     (folder.folder / "mine.yaml").write_text("name: mine\n")
     with pytest.raises(ConfigError, match=r"mine\.yaml"):
         PolicyFeed(folder, Metrics())
+    (folder.folder / "mine.yaml").unlink()
+    (folder.folder / "mine.yaml").symlink_to("nowhere.yaml")
+    with pytest.raises(ConfigError, match=r"mine\.yaml: cannot be read"):
+        PolicyFeed(folder, Metrics())
 
 
 async def test_nothing_is_read_while_nothing_changes(folder: PolicyFolder) -> None:
