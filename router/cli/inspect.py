@@ -19,6 +19,7 @@ from router.config.policies import PolicyFolder, load_policies
 from router.config.priors import load_priors, prior_speed
 from router.config.schema import RouterConfig
 from router.config.shipped import shipped
+from router.policy.spec import Policy
 
 
 def check_command(
@@ -46,8 +47,17 @@ def policies_command(
     policies: Annotated[Path | None, typer.Option(help="Folder of policies; default: the shipped ones.")] = None,
 ) -> None:
     """A table of all policies."""
-    table = Table("policy", "version", "costs", "picker")
+    table = Table("policy", "version", "decides", "costs", "picker")
     for policy in load_policies(policies or shipped("policies")).values():
         costs = ", ".join(name for name, _ in policy.costs) or "-"
-        table.add_row(policy.name, policy.version, costs, type(policy.picker).__name__)
+        table.add_row(policy.name, policy.version, _what(policy), costs, type(policy.picker).__name__)
     Console().print(table)
+
+
+def _what(policy: Policy) -> str:
+    """Which requests it decides, in the words of its file."""
+    if policy.match is None:
+        return "as default"
+    said = policy.match.model_dump(exclude_defaults=True)
+    shown = (f"{key} {' or '.join(value) if isinstance(value, tuple) else value}" for key, value in said.items())
+    return f"{policy.percent:g} % of {', '.join(shown) or 'all'}"
