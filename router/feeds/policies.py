@@ -25,7 +25,7 @@ POLL_S = 0.2
 """A change is taken up once it has stood for so long: an editor may still be writing."""
 
 Review = Callable[[PolicySet, PolicySet], str | None]
-"""What would change between an old set and a new one, in a sentence; None for nothing to say."""
+"""What would change between an old set and a new one, in a sentence; None for nothing to say. Called in a thread."""
 
 
 def no_review(_old: PolicySet, _new: PolicySet) -> str | None:
@@ -102,7 +102,8 @@ class PolicyFeed:
                 new = await asyncio.to_thread(self._folder.read)
             except ConfigError as error:
                 return self._refuse(str(error))
-            changed, review = new.version != self._policies.version, self._review(self._policies, new)
+            changed = new.version != self._policies.version
+            review = await asyncio.to_thread(self._review, self._policies, new) if changed else None
             self._take(new)
             self._metrics.policy_reloads.labels("ok").inc()
             log.info("policies reloaded", version=new.version, changed=changed, review=review)
