@@ -48,13 +48,15 @@ class PolicyFolder:
 
 
 class Shelf:
-    """The policy files of a folder, and the shipped ones behind them; each is read once."""
+    """The policy files of a folder, and the shipped ones behind them; each is read once. A file may extend the shipped
+    one of its own name."""
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
             raise ConfigError(f"{folder}: there is no such folder of policies")
         self.own = policy_files(folder)
-        self._files = {**policy_files(shipped("policies")), **self.own}
+        self._behind = None if folder == shipped("policies") else Shelf(shipped("policies"))
+        self._files = {**(self._behind.own if self._behind else {}), **self.own}
         self._documents: dict[str, Document] = {}
         self._specs: dict[str, PolicySpec] = {}
 
@@ -93,10 +95,13 @@ class Shelf:
         if not isinstance(extended, str):
             return own
         self.known(extended, document, "extends")
-        if extended in (name, *below):
-            raise _at(document, ("extends",), f"in a circle: {' extends '.join((*below, name, extended))}")
-        inherited = self._resolved(extended, (*below, name))
-        self.spec(extended)  # a mistake there is told with its own file and line
+        shelf, below = self, (*below, name)
+        if extended == name and self._behind and name in self._behind.own:
+            shelf, below = self._behind, ()
+        elif extended in below:
+            raise _at(document, ("extends",), f"in a circle: {' extends '.join((*below, extended))}")
+        inherited = shelf._resolved(extended, below)
+        shelf.spec(extended)  # a mistake there is told with its own file and line
         return laid_over({key: value for key, value in inherited.items() if key not in NOT_INHERITED}, own)
 
 

@@ -93,6 +93,15 @@ def test_shipped_policies_stand_behind_the_folder(tmp_path: Path) -> None:
     assert [policy.name for policy in found.active] == ["mine"]
 
 
+def test_a_shipped_policy_is_tuned_under_its_own_name(tmp_path: Path) -> None:
+    """What extends its own name extends the shipped one; whoever names it gets the tuned one."""
+    tuned = "name: cost_aware\nabout: y\nextends: cost_aware\ncosts: {displace: {reuse: 3}}\n"
+    found = folder_with(tmp_path, cost_aware=tuned, mine="name: mine\nabout: y\nextends: cost_aware\n").read()
+    shipped_one = load_policies(shipped("policies"))["cost_aware"]
+    assert repr(dict(found.default.costs)["displace"]) == "Displace(reuse=3.0)"
+    assert [name for name, _ in found.default.costs] == [name for name, _ in shipped_one.costs]
+
+
 def test_every_file_with_a_match_is_in_force(tmp_path: Path) -> None:
     """Beside the default."""
     slow = "name: slow\nabout: y\nextends: base\nmatch: {class: [rag], prompt_tokens: {min: 100}}\npercent: 50\n"
