@@ -50,10 +50,11 @@ def own_app(
     remove_pod: RemovePod,
     explain: ExplainRoutes,
     lifespan: Lifespan,
+    describe_policies: Callable[[], dict[str, str]],
 ) -> FastAPI:
     """What the router itself answers."""
     app = FastAPI(title="warmroute", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    _health(app, fleet)
+    _health(app, fleet, describe_policies)
     _models(app, fleet)
     _admin(app, describe_pods, add_pod, remove_pod)
     explain.add_to(app)
@@ -66,7 +67,7 @@ def own_app(
     return app
 
 
-def _health(app: FastAPI, fleet: Fleet) -> None:
+def _health(app: FastAPI, fleet: Fleet, describe_policies: Callable[[], dict[str, str]]) -> None:
     @app.get("/livez")
     async def livez() -> dict[str, str]:
         return {"status": "alive"}
@@ -75,7 +76,11 @@ def _health(app: FastAPI, fleet: Fleet) -> None:
     async def readyz() -> JSONResponse:
         states = [status.state.value for status in fleet.snapshot.pods]
         ready = PodState.READY.value in states
-        detail = {"status": "ready" if ready else "no pod is ready", "pods": {s: states.count(s) for s in set(states)}}
+        detail = {
+            "status": "ready" if ready else "no pod is ready",
+            "pods": {s: states.count(s) for s in set(states)},
+            "policies": describe_policies(),
+        }
         return JSONResponse(detail, status_code=200 if ready else 503)
 
 

@@ -31,7 +31,7 @@ class ExplainRoutes:
 
     find: Callable[[str], Kept | None]
     read: Read
-    preview: Callable[[InferenceRequest], Awaitable[Kept]]
+    preview: Callable[[InferenceRequest, HeaderList], Awaitable[Kept]]
     max_body_bytes: int
 
     def add_to(self, app: FastAPI) -> None:
@@ -51,7 +51,7 @@ class ExplainRoutes:
             headers: HeaderList = list(request.scope["headers"])
             body = await read_body(request.receive, headers, self.max_body_bytes)
             asked = self.read(Endpoint.CHAT, headers, body or b"", f"preview-{uuid.uuid4().hex}")
-            return _json(await self.preview(asked))
+            return _json(await self.preview(asked, headers))
 
 
 def _json(kept: Kept) -> Response:

@@ -12,6 +12,7 @@
     warmroute prior         what a model's KV and prefill are expected to cost, from its config.json
     warmroute config ...    check a configuration, show its defaults
     warmroute policies      which policies there are
+    warmroute policy ...    check, compare, simulate and explain them
 
 This file only names commands; each has its file.
 """
@@ -28,6 +29,7 @@ from router.cli.index import index_app
 from router.cli.inspect import check_command, policies_command, show_command
 from router.cli.mock_engine import mock_engine_command
 from router.cli.plan import plan_command
+from router.cli.policy import policy_app
 from router.cli.prior import prior_command
 from router.cli.publish import publish_command
 from router.cli.replay import replay_command
@@ -56,6 +58,7 @@ config_app.command("check", help="Read a configuration and all policies; say wha
 config_app.command("show", help="Print the annotated defaults.")(show_command)
 app.add_typer(config_app, name="config")
 app.add_typer(index_app, name="index")
+app.add_typer(policy_app, name="policy")
 
 
 def main() -> None:

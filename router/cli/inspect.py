@@ -12,13 +12,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from router.config.classes import load_classes
 from router.config.links import load_link_classes
 from router.config.load import load
 from router.config.named import check_names
-from router.config.policies import find_policy, load_policies
+from router.config.policies import PolicyFolder, load_policies
 from router.config.priors import all_priors
 from router.config.schema import RouterConfig
 from router.config.shipped import shipped
+from router.policy.spec import Policy
 
 
 def check_command(
@@ -27,12 +29,12 @@ def check_command(
 ) -> None:
     """Read everything that `serve` would read."""
     parsed = load(config, RouterConfig)
-    known = load_policies(policies or shipped("policies"))
     links = load_link_classes(shipped("config") / "hardware" / "links.yaml")
-    check_names(config, parsed, known, all_priors(parsed.priors), links)
-    if parsed.shadow:
-        find_policy(known, parsed.shadow.policy)
-    print(f"{config}: good. {len(parsed.models)} models, {len(parsed.pods)} pods, policy {parsed.policy}.")
+    check_names(config, parsed, all_priors(parsed.priors), links)
+    classes = load_classes(parsed.classes).names
+    active = PolicyFolder(policies or shipped("policies"), parsed.policy, classes).read().active
+    names = ", ".join(policy.name for policy in active)
+    print(f"{config}: good. {len(parsed.models)} models, {len(parsed.pods)} pods, policies {names}.")
 
 
 def show_command() -> None:
@@ -44,8 +46,17 @@ def policies_command(
     policies: Annotated[Path | None, typer.Option(help="Folder of policies; default: the shipped ones.")] = None,
 ) -> None:
     """A table of all policies."""
-    table = Table("policy", "version", "costs", "picker")
+    table = Table("policy", "version", "decides", "costs", "picker")
     for policy in load_policies(policies or shipped("policies")).values():
         costs = ", ".join(name for name, _ in policy.costs) or "-"
-        table.add_row(policy.name, policy.version, costs, type(policy.picker).__name__)
+        table.add_row(policy.name, policy.version, _what(policy), costs, type(policy.picker).__name__)
     Console().print(table)
+
+
+def _what(policy: Policy) -> str:
+    """Which requests it decides, in the words of its file."""
+    if policy.match is None:
+        return "as default"
+    said = policy.match.model_dump(exclude_defaults=True)
+    shown = (f"{key} {' or '.join(value) if isinstance(value, tuple) else value}" for key, value in said.items())
+    return f"{policy.percent:g} % of {', '.join(shown) or 'all'}"

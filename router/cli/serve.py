@@ -14,7 +14,6 @@ import uvicorn
 from router.config.links import load_link_classes
 from router.config.load import load
 from router.config.named import check_names
-from router.config.policies import choose_policy, find_policy, load_policies
 from router.config.priors import all_priors
 from router.config.schema import RouterConfig
 from router.config.shipped import shipped
@@ -25,7 +24,7 @@ from router.wiring import build
 def serve_command(
     config: Annotated[Path | None, typer.Option(help="router.yaml; see `warmroute config show`.")] = None,
     policy: Annotated[str | None, typer.Option(help="A policy by name.")] = None,
-    policies: Annotated[Path | None, typer.Option(help="Folder of policies; default: the shipped ones.")] = None,
+    policies: Annotated[Path | None, typer.Option(help="Folder of policies, reloaded when it changes.")] = None,
     host: Annotated[str | None, typer.Option()] = None,
     port: Annotated[int | None, typer.Option()] = None,
     pod: Annotated[list[str] | None, typer.Option(help="URL of a pod; may be given several times.")] = None,
@@ -34,12 +33,10 @@ def serve_command(
     given = load(config, RouterConfig) if config else RouterConfig()
     chosen = _with_options(given, policy=policy, host=host, port=port, pods=pod or [])
     configure_logging(chosen.log_format)
-    known = load_policies(policies or shipped("policies"))
     priors = all_priors(chosen.priors)
     if config:
-        check_names(config, given, known, priors, load_link_classes(shipped("config") / "hardware" / "links.yaml"))
-    shadow = find_policy(known, chosen.shadow.policy) if chosen.shadow else None
-    app = build(chosen, choose_policy(known, chosen.policy), priors, shadow)
+        check_names(config, given, priors, load_link_classes(shipped("config") / "hardware" / "links.yaml"))
+    app = build(chosen, policies or shipped("policies"), priors)
     uvicorn.run(
         app,
         host=chosen.listen.host,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -60,10 +60,11 @@ def read_document(path: Path) -> Document:
     return Document(path, {} if data is None else data)
 
 
-def validate(document: Document, model: type[M]) -> M:
-    """The document as `model`, or a `ConfigError` that lists every mistake with its line."""
+def validate(document: Document, model: type[M], data: Any = None) -> M:
+    """The document as `model`, or a `ConfigError` that lists every mistake with its line. With `data`, that is read
+    instead: the document and what it builds on."""
     try:
-        return model.model_validate(_plain(document.data))
+        return model.model_validate(plain(document.data) if data is None else data)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(document, error, model))) from error
 
@@ -84,12 +85,12 @@ def _position(node: Any, key: str | int) -> tuple[int, Any] | None:
     return None
 
 
-def _plain(node: Any) -> Any:
+def plain(node: Any) -> Any:
     """Builtin containers and scalars: pydantic's error messages then quote plain values."""
     if isinstance(node, dict):
-        return {str(key): _plain(value) for key, value in node.items()}
+        return {str(key): plain(value) for key, value in node.items()}
     if isinstance(node, list):
-        return [_plain(value) for value in node]
+        return [plain(value) for value in node]
     for kind in (bool, int, float, str):
         if isinstance(node, kind):
             return kind(node)
@@ -110,10 +111,13 @@ def _explain(document: Document, error: ValidationError, model: type[BaseModel])
 def _suggestion(model: type[BaseModel], location: Sequence[str | int]) -> str:
     owner = _model_at(model, location[:-1])
     known = sorted(_fields(owner)) if owner else []
-    near = difflib.get_close_matches(str(location[-1]), known, n=1)
-    if near:
-        return f"; did you mean {near[0]!r}?"
-    return f"; valid keys: {', '.join(known)}" if known else ""
+    return nearest(str(location[-1]), known) or (f"; valid keys: {', '.join(known)}" if known else "")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """What was probably meant, as the end of a message; empty where nothing is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _model_at(model: type, location: Sequence[str | int]) -> type | None:
@@ -129,9 +133,9 @@ def _model_at(model: type, location: Sequence[str | int]) -> type | None:
 
 
 def _fields(model: type) -> Mapping[str, Any]:
-    """Annotations by field."""
+    """Annotations by field, as a file names it."""
     if issubclass(model, BaseModel):
-        return {name: field.annotation for name, field in model.model_fields.items()}
+        return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
     return {field.name: field.type for field in dataclasses.fields(model)} if dataclasses.is_dataclass(model) else {}
 
 

@@ -1,6 +1,6 @@
 """Does everything exist that router.yaml names?
 
-Policies, cost priors and classes of links stand in files of their own. A name that none of them has is a mistake in the
+Cost priors and classes of links stand in files of their own. A name that none of them has is a mistake in the
 line that says it. This file never builds anything.
 """
 
@@ -12,23 +12,18 @@ from pathlib import Path
 
 from router.config.links import LinkClass, LinksConfig, build_links
 from router.config.load import read_document
-from router.config.policies import choose_policy
 from router.config.priors import prior_of, prior_speed
 from router.config.schema import ModelPrior, RouterConfig
 from router.errors import ConfigError
-from router.policy.spec import Policy
 
 
 def check_names(
     path: Path,
     config: RouterConfig,
-    policies: Mapping[str, Policy],
     priors: Mapping[str, ModelPrior],
     links: Mapping[str, LinkClass],
 ) -> None:
     """Raises `ConfigError` with the line of the first name that nothing has."""
-    with _at(path, "policy"):
-        choose_policy(policies, config.policy)
     for number, model in enumerate(config.models):
         with _at(path, "models", number, "cost"):
             prior_speed(priors, model.cost)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, NonNegativeInt
+from pydantic import BeforeValidator, NonNegativeInt
 
 from router.config.load import Strict
 
@@ -25,14 +25,6 @@ class Receipts(Strict):
     """With the lines, what `warmroute replay` needs to decide again."""
     prompts: bool = False
     """With all of it, the prompts."""
-
-
-class Shadow(Strict):
-    """A policy that decides on a share of the requests and sends nothing."""
-
-    policy: str
-    """A name, or a file."""
-    rate: Annotated[float, Field(ge=0, le=1)] = 1.0
 
 
 def _file_alone(value: Any) -> Any:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, Pos
 
 from router.config.links import LinksConfig
 from router.config.load import Strict
-from router.config.receipts import Receipts, ReceiptsOrFile, Shadow
+from router.config.receipts import Receipts, ReceiptsOrFile
 from router.types import PodSpeed, Role
 
 
@@ -283,7 +283,9 @@ class RouterConfig(Strict):
 
     listen: Listen = Listen()
     policy: str = "cost_aware"
-    shadow: Shadow | None = None
+    """Decides all requests that no other policy of the folder matches."""
+    classes: str | None = None
+    """A file of workload classes; without it, `config/classes.yaml`."""
     models: tuple[ModelConfig, ...] = ()
     pods: tuple[PodConfig, ...] = ()
     links: LinksConfig = LinksConfig()

@@ -13,7 +13,7 @@ from itertools import islice
 
 from router.observe.receipt_lines import ReceiptWriter
 from router.observe.receipts import Kept, Outcome, keep
-from router.observe.shadow import Shadow
+from router.observe.shadow import Shadows
 from router.policy.recording import record
 from router.policy.spec import Policy
 from router.types import PromptPrefix, RouteDecision, Scene
@@ -30,12 +30,12 @@ class Journal:
         size: int = KEEP,
         prompts: bool = False,
         writer: ReceiptWriter | None = None,
-        shadow: Shadow | None = None,
+        shadows: Shadows | None = None,
     ) -> None:
         self._size = size
         self._prompts = prompts
         self._writer = writer
-        self.shadow = shadow
+        self.shadows = shadows
         self._kept: OrderedDict[str, Kept] = OrderedDict()
 
     def __len__(self) -> int:
@@ -59,14 +59,13 @@ class Journal:
             kept.outcome = outcome
         if self._writer is not None:
             self._writer.write(outcome, kept, prompt)
-        if self.shadow is not None and kept is not None and decision is not None:
-            self.shadow.offer(kept.scene, decision, kept.policy, outcome.ttft_ms)
+        if self.shadows is not None and kept is not None and decision is not None:
+            self.shadows.offer(kept.scene, decision, kept.policy, outcome.ttft_ms)
 
     def find(self, request_id: str) -> Kept | None:
         """The decision about that request, if it is still kept."""
         return self._kept.get(request_id)
 
-    def last(self, most: int) -> list[Scene]:
-        """The newest scenes, oldest first: what another policy can be tried on."""
-        newest = list(islice(reversed(self._kept.values()), most))
-        return [kept.scene.scene() for kept in reversed(newest)]
+    def last(self, most: int) -> list[Kept]:
+        """The newest decisions, oldest first: what other policies can be tried on."""
+        return list(islice(reversed(self._kept.values()), most))[::-1]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from router.observe.phase import PHASES, Phases
+from router.observe.slices import Slices
 from router.policy.calibration import CalibrationRow
 from router.policy.review import Comparison
 from router.types import FleetSnapshot, InFlight, PodId
@@ -78,6 +79,8 @@ class Metrics:
         self._declare_prices(r)
         self._declare_index(r)
         self._declare_shadow(r)
+        self._declare_policies(r)
+        self.slices = Slices(r, _SECONDS)
         self._phases = {phase: self.phase_s.labels(phase) for phase in PHASES}
 
     def _declare_handoffs(self, r: CollectorRegistry) -> None:
@@ -219,6 +222,24 @@ class Metrics:
             counter.labels(policy, prices).inc(abs(gain_ms) / 1000)
         if ttft_ms is not None:
             self.shadow_regret_s.labels(policy).observe(max(0.0, ttft_ms - found.other_ms) / 1000)
+
+    def _declare_policies(self, r: CollectorRegistry) -> None:
+        """Those of the policies in force and of their reloading."""
+        self.policy_info = Gauge(
+            "warmroute_policy_info", "1 for each policy in force.", ["policy", "version", "set_version"], registry=r
+        )
+        self.policy_reloads = Counter("warmroute_policy_reloads", "Reloads by result.", ["result"], registry=r)
+        self.policy_reload_failed = Gauge(
+            "warmroute_policy_reload_failed",
+            "1 while the policy files are wrong and the last good ones decide.",
+            registry=r,
+        )
+
+    def observe_policies(self, set_version: str, versions: Mapping[str, str]) -> None:
+        """Take what is in force now: version by policy."""
+        self.policy_info.clear()
+        for name, version in versions.items():
+            self.policy_info.labels(name, version, set_version).set(1)
 
     def observe_phases(self, phases: Phases) -> None:
         """Add one request's phase times."""

@@ -2,7 +2,7 @@
 
 Decides anew on a sample of scenes, once their requests have ended: gathered, then one in each turn of the event loop,
 and only while the loop keeps its appointments. What cannot be kept up with is dropped and counted. This file sends
-nothing, and does not know where its policy was named.
+nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 import xxhash
@@ -31,15 +32,15 @@ class _Waiting(NamedTuple):
     scene: RecordedScene
     live: RouteDecision
     policy: Policy
+    shadow: Policy
     ttft_ms: float | None
 
 
-class Shadow:
-    """One policy beside the live one, on `rate` (0..1) of the requests."""
+class Shadows:
+    """Policies beside the live ones, each on its share of what the live one decides. `named` finds them."""
 
-    def __init__(self, policy: Policy, rate: float, metrics: Metrics) -> None:
-        self._policy = policy
-        self._below = rate * 2**64
+    def __init__(self, named: Callable[[str], Policy | None], metrics: Metrics) -> None:
+        self._named = named
         self._metrics = metrics
         self._waiting: deque[_Waiting] = deque()
         self._due_s = 0.0
@@ -51,12 +52,16 @@ class Shadow:
 
     def offer(self, scene: RecordedScene, live: RouteDecision, policy: Policy, ttft_ms: float | None) -> None:
         """Take note of one decision of the live policy, and of when its first token came. O(1)."""
-        if xxhash.xxh3_64_intdigest(scene.request_id.encode()) >= self._below:
+        wanted = policy.shadow
+        if wanted is None or xxhash.xxh3_64_intdigest(scene.request_id.encode()) >= wanted.rate * 2**64:
+            return
+        shadow = self._named(wanted.policy)
+        if shadow is None:
             return
         if len(self._waiting) >= MOST_WAITING:
-            self._metrics.shadow_dropped.labels(self._policy.name).inc()
+            self._metrics.shadow_dropped.labels(shadow.name).inc()
             return
-        self._waiting.append(_Waiting(scene, live, policy, ttft_ms))
+        self._waiting.append(_Waiting(scene, live, policy, shadow, ttft_ms))
         if len(self._waiting) == 1:
             self._later()
 
@@ -78,8 +83,8 @@ class Shadow:
                 asyncio.get_running_loop().call_soon(self._next)
 
     def _compare(self, one: _Waiting) -> None:
-        found = compare(one.scene.scene(), one.live, one.policy, self._policy)
+        found = compare(one.scene.scene(), one.live, one.policy, one.shadow)
         if found is None:
-            self._metrics.shadow_dropped.labels(self._policy.name).inc()
+            self._metrics.shadow_dropped.labels(one.shadow.name).inc()
         else:
-            self._metrics.observe_shadow(self._policy.name, found, one.ttft_ms)
+            self._metrics.observe_shadow(one.shadow.name, found, one.ttft_ms)

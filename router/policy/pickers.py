@@ -9,10 +9,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveInt
 
-from router.policy.ring import affinity_key, rendezvous, ring_order, tie_key
+from router.policy.ring import affinity_key, rendezvous, ring_order, session_key, tie_key
 from router.policy.term import Configurable
 from router.types import Candidate, Scene
 
@@ -41,8 +42,8 @@ class InTurn(Configurable):
 class RingBoundedLoad(Configurable):
     """Consistent hashing with a bound on outstanding work.
 
-    Walk the ring from the request's affinity key; the first pod whose outstanding work (the policy's costs, in ms) is
-    within
+    Walk the ring from the request's key (its prefix; with `key: session` its session's id, where it has one); the first
+    pod whose outstanding work (the policy's costs, in ms) is within
 
         (1 + headroom) * mean work + slack_prefills * T_prefill(n, 0)
 
@@ -51,13 +52,14 @@ class RingBoundedLoad(Configurable):
     finding on slack: reference/algorithms.md 1.8.
     """
 
+    key: Literal["prefix", "session"] = "prefix"
     headroom: NonNegativeFloat = 0.25
     slack_prefills: NonNegativeFloat = 1.0
     points_per_pod: PositiveInt = 100
 
     def rank(self, scene: Scene, candidates: Sequence[Candidate]) -> Ranked:
         cheapest = _cheapest_first(scene, candidates)
-        key = affinity_key(scene)
+        key = (session_key(scene) if self.key == "session" else None) or affinity_key(scene)
         if key is None:
             return cheapest, "no affinity key: least loaded"
         bound_ms = self._bound_ms(scene, candidates)

@@ -91,12 +91,17 @@ def review(scenes: Iterable[Scene], old: Policy, new: Policy, *, most: int = 10)
 
 def against(decided: Iterable[tuple[Scene, Choice | None]], new: Policy, *, most: int = 10) -> Review:
     """The same against choices that were made. At most `most` moves and changes are listed."""
-    rows = [_row(scene, was, chosen(scene, new)) for scene, was in decided]
+    return each_against(((scene, was, new) for scene, was in decided), new.name, most=most)
+
+
+def each_against(decided: Iterable[tuple[Scene, Choice | None, Policy]], name: str, *, most: int = 10) -> Review:
+    """The same where each request has the policy that would decide it; `name` is that of them all."""
+    rows = [_row(scene, was, chosen(scene, new)) for scene, was, new in decided]
     changed = [row for row in rows if row.was != row.now]
     both = [(row.was_ms, row.now_ms) for row in rows if row.was_ms is not None and row.now_ms is not None]
     moves = Counter((_name(row.was), _name(row.now)) for row in changed)
     return Review(
-        policy=new.name,
+        policy=name,
         decisions=len(rows),
         changed=len(changed),
         refused=sum(row.now is None for row in changed),

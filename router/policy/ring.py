@@ -34,9 +34,14 @@ def affinity_key(scene: Scene) -> int | None:
     less would not tell tenants apart), or of the last block there is. None where the prompt has nothing of its own.
     """
     if scene.prompt is None or len(scene.prompt.hashes) <= scene.shared_blocks:
-        return _text_key(scene.request.session) if scene.request.session else None
+        return session_key(scene)
     hashes = scene.prompt.hashes
     return hashes[min(scene.shared_blocks + KEY_BLOCKS_BEYOND_SHARED, len(hashes)) - 1]
+
+
+def session_key(scene: Scene) -> int | None:
+    """The session's id as a number; None where the client gave none."""
+    return _text_key(scene.request.session) if scene.request.session else None
 
 
 def tie_key(scene: Scene) -> int:

@@ -1,14 +1,22 @@
 """How does a policy's YAML become something that decides?
 
-    name: cost_aware
+    name: nightly
     about: one line
+    extends: batch      # begin with what that one says; `config/policies.py` has merged it by now
+    match: {tenant: etl}                # decides these requests; without, only when it is named as the default
+    percent: 5                          # and of these only so many
     costs:              # terms of the price, in ms; the keys are names of `policy/catalog.py`
       queue: {}
       prefill: {}
     picker:
       lowest_cost: {}
+    shortlist: 16
+    retry: {attempts: 2}
+    pd: {on_no_prefill: fail}
+    admission: {ttft_ms: 2000}
+    shadow: {policy: cost_aware, rate: 0.1}
 
-This file never reads a file: `stores` and `wiring` bring it parsed data.
+This file never reads a file: `config` brings it parsed data.
 """
 
 from __future__ import annotations
@@ -24,15 +32,26 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeInt,
+    PositiveFloat,
     ValidationError,
     create_model,
     field_validator,
+    model_validator,
 )
 
 from router.policy.catalog import COSTS, PICKERS
+from router.policy.match import Match
 from router.policy.term import Costs, CostTerm, Picker, Side
 
 OnNoPrefill = Literal["aggregate", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """Which policy decides beside, without effect, and for what share (0..1) of the requests."""
+
+    policy: str
+    rate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +64,13 @@ class Policy:
     picker: Picker
     on_no_prefill: OnNoPrefill = "aggregate"
     shortlist: int = 0
+    considers_splits: bool = True
+    match: Match | None = None
+    percent: float = 100.0
+    attempts: int | None = None
+    """How many candidates may be tried; None as `limits.retries` of the configuration says."""
+    slo_ttft_ms: float | None = None
+    shadow: Shadow | None = None
 
     pulls: bool = field(init=False)
     """Whether it can price the fetching of KV from peers: what has no price is not planned."""
@@ -55,7 +81,8 @@ class Policy:
     def __post_init__(self) -> None:
         names = {name for name, _ in self.costs}
         by_side = {side: tuple(cost for cost in self.costs if cost[1].side is side) for side in Side}
-        for attribute, value in (("pulls", "transfer" in names), ("splits", "handoff" in names), ("_sides", by_side)):
+        splits = self.considers_splits and "handoff" in names
+        for attribute, value in (("pulls", "transfer" in names), ("splits", splits), ("_sides", by_side)):
             object.__setattr__(self, attribute, value)
 
     def costs_of(self, side: Side) -> Costs:
@@ -82,19 +109,69 @@ CostChoices = _choices("CostChoices", COSTS)
 PickerChoice = _choices("PickerChoice", PICKERS)
 
 
-class PolicySpec(BaseModel):
-    """One file of `policies/`."""
+class _Section(BaseModel):
+    """Part of a policy file: frozen, strict, documented by its docstrings."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class RetrySpec(_Section):
+    """What happens when a pod fails before the first byte."""
+
+    attempts: Annotated[int, Field(ge=1, le=11)] | None = None
+    """Candidates that may be tried in all, 1 for no retry; null: 1 + `limits.retries` of the configuration."""
+
+
+class PdSpec(_Section):
+    """Prefill and decode on different pods."""
+
+    on_no_prefill: OnNoPrefill = "aggregate"
+    """Where prefill and decode are apart and no prefill pod is ready: let decode pods compute, or refuse (503)."""
+    splits: bool = True
+    """Whether pairs of pods are considered; they also need the cost term `handoff`, or they have no price."""
+
+
+class AdmissionSpec(_Section):
+    """What the requests of this policy are promised. Nothing is refused by it."""
+
+    ttft_ms: PositiveFloat | None = None
+    """Target of the time to first token: `warmroute_policy_slo_requests_total` counts the streamed answers within it
+    and beyond it."""
+
+
+class ShadowSpec(_Section):
+    """A policy that decides beside this one and sends nothing."""
+
+    policy: str
+    """Its name."""
+    rate: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """For what share of the requests, 0 to 1."""
+
+
+class PolicySpec(_Section):
+    """One file of `policies/`, with what it extends."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+    """The file's name without .yaml."""
     about: str
+    """What it does, in one line."""
+    extends: str | None = None
+    """A policy to begin with: what stands here is laid over it, key by key; null takes away what it says. `match`,
+    `percent` and `shadow` are not taken over."""
+    match: Match | None = None
+    """Which requests it decides beside the default; `{}` for all. Without it, it decides only as the default."""
+    percent: Annotated[float, Field(gt=0, le=100)] = 100.0
+    """Of the requests that match, so many: a canary. Cut by a hash of the session or request id."""
     costs: CostChoices = CostChoices()  # type: ignore[valid-type]
+    """Terms of the price, in milliseconds, that are added up."""
     picker: PickerChoice  # type: ignore[valid-type]
-    on_no_prefill: OnNoPrefill = "aggregate"
-    """Where prefill and decode are apart and no prefill pod is ready: let decode pods compute, or refuse."""
+    """How priced candidates are ordered: exactly one."""
     shortlist: NonNegativeInt = 0
     """How many pods are priced in full: those with the least outstanding work and uncached prompt. 0 for all."""
+    retry: RetrySpec = RetrySpec()
+    pd: PdSpec = PdSpec()
+    admission: AdmissionSpec = AdmissionSpec()
+    shadow: ShadowSpec | None = None
 
     @field_validator("picker")
     @classmethod
@@ -103,12 +180,31 @@ class PolicySpec(BaseModel):
             raise ValueError(f"name exactly one of {', '.join(sorted(PICKERS))}")
         return picker
 
+    @model_validator(mode="after")
+    def _share_of_something(self) -> PolicySpec:
+        if self.match is None and self.percent != 100:
+            raise ValueError("percent: of which requests? Say `match: {}` for all")
+        return self
+
     def build(self) -> Policy:
         """The policy that this file describes."""
         ((_, picker),) = _chosen(self.picker)
-        version = hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
+        version = hashlib.sha256(self.model_dump_json(exclude={"extends"}).encode()).hexdigest()[:12]
         costs = tuple((name, cast(CostTerm, term)) for name, term in _chosen(self.costs))
-        return Policy(self.name, version, costs, cast(Picker, picker), self.on_no_prefill, self.shortlist)
+        return Policy(
+            self.name,
+            version,
+            costs,
+            cast(Picker, picker),
+            on_no_prefill=self.pd.on_no_prefill,
+            shortlist=self.shortlist,
+            considers_splits=self.pd.splits,
+            match=self.match,
+            percent=self.percent,
+            attempts=self.retry.attempts,
+            slo_ttft_ms=self.admission.ttft_ms,
+            shadow=Shadow(self.shadow.policy, self.shadow.rate) if self.shadow else None,
+        )
 
 
 def parse_policy(data: Mapping[str, Any]) -> Policy:
@@ -120,4 +216,4 @@ def _chosen(choice: BaseModel) -> list[tuple[str, Any]]:
     return [(name, value) for name in type(choice).model_fields if (value := getattr(choice, name)) is not None]
 
 
-__all__ = ["Policy", "PolicySpec", "ValidationError", "parse_policy"]
+__all__ = ["Policy", "PolicySpec", "Shadow", "ValidationError", "parse_policy"]

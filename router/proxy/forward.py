@@ -23,7 +23,9 @@ from router.observe.journal import Journal
 from router.observe.learning import Learning
 from router.observe.metrics import Metrics
 from router.observe.receipts import Failure, Kept, keep
-from router.policy.decide import decide
+from router.policy.classes import Classes
+from router.policy.decide import decide, prompt_token_count
+from router.policy.policy_set import PolicySet
 from router.policy.recording import record
 from router.policy.spec import Policy
 from router.proxy.booking import Booking
@@ -34,7 +36,7 @@ from router.proxy.prompts import PromptReader
 from router.proxy.pulls import Pulls
 from router.proxy.relay import AnyReply, relay
 from router.proxy.split import Facts, Splits
-from router.proxy.story import Story, outcome_of
+from router.proxy.story import Story, outcome_of, slice_of
 from router.proxy.upstream import UpstreamPool
 from router.stores.store import PrefixStore
 from router.types import (
@@ -78,7 +80,8 @@ class Forwarder:
         breaker: Breaker,
         store: PrefixStore,
         readers: Mapping[str, PromptReader],
-        policy: Callable[[], Policy],
+        policies: Callable[[], PolicySet],
+        classes: Classes,
         pool: Callable[[Pod], UpstreamPool],
         handoff_facts: Facts,
         publishes_events: Callable[[str], bool],
@@ -92,7 +95,8 @@ class Forwarder:
         self._breaker = breaker
         self._store = store
         self._readers = readers
-        self._policy = policy
+        self._policies = policies
+        self._classes = classes
         self._legs = Legs(pool, trust_engine_fields=forwarding.trust_engine_fields)
         self._splits = Splits(fleet, breaker, self._legs, handoff_facts, metrics, learning)
         self._pulls = Pulls(fleet, self._legs, handoff_facts)
@@ -145,19 +149,20 @@ class Forwarder:
         self._turns[model] += 1
         shared_blocks = self._shared_blocks(story.request.model, story.prompt)
         scene = self._scene(story.request, story.prompt, match, self._turns[model], shared_blocks)
-        policy = self._policy()
-        decision = decide(scene, policy)
-        story.kept = self._journal.decided(scene, decision, policy)
+        story.workload, story.policy = self._policy_for(scene, story.inbound.headers)
+        decision = decide(scene, story.policy)
+        story.kept = self._journal.decided(scene, decision, story.policy)
         return decision
 
-    async def preview(self, request: InferenceRequest) -> Kept:
+    async def preview(self, request: InferenceRequest, headers: HeaderList) -> Kept:
         """What would be decided now. Nothing is sent, booked, counted or learnt. Raises `RouterError`."""
         reader = self._readers.get(request.model)
         prompt = await reader.read(request) if reader and request.prompt else None
         match = await self._store.match(prompt, _now_s()) if prompt else PrefixMatch()
         shared_blocks = self._shared_blocks(request.model, prompt, counted=False)
         turn = self._turns[request.adapter or request.model] + 1
-        scene, policy = self._scene(request, prompt, match, turn, shared_blocks), self._policy()
+        scene = self._scene(request, prompt, match, turn, shared_blocks)
+        _, policy = self._policy_for(scene, headers, counted=False)
         return keep(record(scene), decide(scene, policy), policy, time.time())
 
     def _scene(
@@ -174,6 +179,12 @@ class Forwarder:
             turn=turn,
             shared_blocks=shared_blocks,
         )
+
+    def _policy_for(self, scene: Scene, headers: HeaderList, *, counted: bool = True) -> tuple[str, Policy]:
+        """What kind of work it is, and who decides such requests."""
+        tokens = prompt_token_count(scene)
+        workload = self._classes.classify(scene, prompt_tokens=tokens, headers=headers, counted=counted)
+        return workload, self._policies().for_request(scene.request, workload, tokens, headers)
 
     def _shared_blocks(self, model: str, prompt: PromptPrefix | None, *, counted: bool = True) -> int:
         if prompt is None:
@@ -250,6 +261,8 @@ class Forwarder:
             metrics.observe_prediction(
                 model, story.prompt.token_count, story.candidate.cached_tokens, story.cached_tokens
             )
+        if story.policy is not None:
+            metrics.slices.settle(slice_of(story, story.policy))
         story.phases.enter("")
         metrics.observe_phases(story.phases)
         self._journal.settled(outcome_of(story), story.kept, story.decision, story.prompt)
@@ -279,7 +292,8 @@ class Forwarder:
         """The best of those behind the last one that was tried, without the pods that have failed this request if that
         can be; None where it was the last."""
         assert story.decision is not None
-        if story.tries > self._forwarding.retries:
+        attempts = story.policy.attempts if story.policy else None
+        if story.tries >= (attempts or 1 + self._forwarding.retries):
             return None
         candidates = story.decision.candidates
         rest = candidates[candidates.index(story.candidate) + 1 :] if story.candidate else candidates

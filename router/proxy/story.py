@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from router.engines.catalog import DIALECTS
 from router.observe.phase import Phases
 from router.observe.receipts import Failure, Kept, Outcome
+from router.observe.slices import Slice
 from router.policy.decide import BYTES_PER_TOKEN
+from router.policy.spec import Policy
 from router.proxy.answer import AnswerReader
 from router.proxy.downstream import Inbound
 from router.types import Candidate, InferenceRequest, PodId, PromptPrefix, RouteDecision, Split
@@ -24,6 +26,9 @@ class Story:
     inbound: Inbound
     phases: Phases = field(default_factory=Phases)
     prompt: PromptPrefix | None = None
+    workload: str = ""
+    """Its class; empty until it is decided."""
+    policy: Policy | None = None
     decision: RouteDecision | None = None
     kept: Kept | None = None
     candidate: Candidate | None = None
@@ -65,6 +70,20 @@ class Story:
         if dialect not in self._refusals:
             self._refusals[dialect] = DIALECTS[dialect].refuses(self.request.endpoint, self.request.body)
         return self._refusals[dialect]
+
+
+def slice_of(story: Story, policy: Policy) -> Slice:
+    """The story by what it was and who decided it."""
+    return Slice(
+        story.workload,
+        policy.name,
+        story.request.tenant,
+        story.result,
+        story.prompt_tokens,
+        story.cached_tokens,
+        story.first_token_s if story.request.stream else None,
+        policy.slo_ttft_ms,
+    )
 
 
 def outcome_of(story: Story) -> Outcome:

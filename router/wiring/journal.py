@@ -1,26 +1,34 @@
 """Where do decisions and receipts go?
 
-Builds the journal with what it writes to: a file, a stream of the cluster's Redis, a shadow policy. This file decides
+Builds the journal with what it writes to: a file, a stream of the cluster's Redis, shadow policies. This file decides
 nothing about requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 
 from router.config.receipts import Receipts
 from router.errors import ConfigError
 from router.observe.journal import Journal
 from router.observe.metrics import Metrics
 from router.observe.receipt_lines import ReceiptLog, ReceiptWriter, Sink
-from router.observe.shadow import Shadow
+from router.observe.receipts import Kept
+from router.observe.shadow import Shadows
+from router.policy.policy_set import PolicySet
+from router.policy.price import choice_of
+from router.policy.review import Review, each_against
 from router.wiring.cluster import Cluster
+
+REVIEWED = 500
+"""Decisions that new policies are tried on before they are swapped in: at 500 pods a second in a thread."""
 
 
 class Records:
     """The journal and what runs and is closed with it. Raises `ConfigError` where the file cannot be written."""
 
-    def __init__(self, config: Receipts, shadow: Shadow | None, metrics: Metrics, cluster: Cluster | None) -> None:
+    def __init__(self, config: Receipts, shadows: Shadows, metrics: Metrics, cluster: Cluster | None) -> None:
         self.feeds: dict[str, Callable[[], Awaitable[None]]] = {}
         self._log = _open_log(config.file)
         sinks: list[Sink] = [self._log.write] if self._log else []
@@ -29,12 +37,26 @@ class Records:
             sinks.append(stream.write)
             self.feeds["receipts"] = stream.run
         writer = ReceiptWriter(sinks, scenes=config.scenes) if sinks else None
-        self.journal = Journal(size=config.keep, prompts=config.prompts, writer=writer, shadow=shadow)
+        self.journal = Journal(size=config.keep, prompts=config.prompts, writer=writer, shadows=shadows)
+
+    async def review(self, _old: PolicySet, new: PolicySet) -> str | None:
+        """What a new set would have decided otherwise, of the last decisions."""
+        last = self.journal.last(REVIEWED)
+        return str(await asyncio.to_thread(_review, last, new)) if last else None
 
     def close(self) -> None:
         """Everything that was written is on the disk."""
         if self._log:
             self._log.close()
+
+
+def _review(last: Sequence[Kept], new: PolicySet) -> Review:
+    """Each under the new policy of the name that decided it, or the new default."""
+    decided = (
+        (kept.scene.scene(), choice_of(kept.candidates[0].plan), new.library.get(kept.policy.name, new.default))
+        for kept in last
+    )
+    return each_against(decided, new.version)
 
 
 def _open_log(path: str | None) -> ReceiptLog | None:

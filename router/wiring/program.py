@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -17,7 +18,10 @@ from fastapi import FastAPI
 from router.api.app import App, own_app
 from router.api.explain import ExplainRoutes
 from router.api.openai import OpenAiEdge
+from router.api.policies import add_policy_calls
+from router.config.classes import load_classes
 from router.config.links import build_links, load_link_classes
+from router.config.policies import PolicyFolder
 from router.config.priors import prior_of
 from router.config.schema import CostPrior, KvEvents, ModelPrior, PodConfig, RouterConfig
 from router.config.shipped import shipped
@@ -28,6 +32,7 @@ from router.feeds.discovery.static import StaticDiscovery, configured_pods
 from router.feeds.handoff_facts import HandoffFacts
 from router.feeds.kv_streams import KvStreams
 from router.feeds.load import LoadFeed
+from router.feeds.policies import PolicyFeed
 from router.feeds.probe import ProbeFeed
 from router.feeds.selftest import ParityFeed
 from router.feeds.supervise import supervise
@@ -36,8 +41,10 @@ from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.observe.learning import Learning
 from router.observe.metrics import Metrics
-from router.observe.shadow import Shadow
+from router.observe.shadow import Shadows
 from router.policy.calibration import Calibration
+from router.policy.classes import Classes
+from router.policy.policy_set import PolicySet
 from router.policy.spec import Policy
 from router.prompt.tokenizer import load_tokenizer
 from router.proxy.forward import Forwarder, Forwarding
@@ -56,9 +63,10 @@ WARM_UP_POLL_S = 0.02
 log = structlog.get_logger()
 
 
-def build(config: RouterConfig, policy: Policy, priors: dict[str, ModelPrior], shadow: Policy | None = None) -> App:
-    """The ASGI application; its lifespan starts and stops everything else. Raises `ConfigError`."""
-    return Program(config, policy, priors, shadow=shadow).app
+def build(config: RouterConfig, policies: Path, priors: dict[str, ModelPrior]) -> App:
+    """The ASGI application; its lifespan starts and stops everything else. `policies` is their folder. Raises
+    `ConfigError`."""
+    return Program(config, policies, priors).app
 
 
 class Program:
@@ -67,16 +75,17 @@ class Program:
     def __init__(
         self,
         config: RouterConfig,
-        policy: Policy,
+        policies: Path,
         priors: dict[str, ModelPrior],
         load: LoadTokenizer = load_tokenizer,
-        *,
-        shadow: Policy | None = None,
     ) -> None:
         self._config = config
-        self._policy = policy
         self._priors = priors
         self.metrics = Metrics()
+        rules = load_classes(config.classes)
+        self._classes = Classes(rules)
+        folder = PolicyFolder(policies, config.policy, rules.names)
+        self.policies = PolicyFeed(folder, self.metrics, self._review)
         links = build_links(config.links, load_link_classes(shipped("config") / "hardware" / "links.yaml"))
         self.fleet = Fleet(links)
         self.learning = Learning(Calibration(), self.metrics, links)
@@ -95,7 +104,8 @@ class Program:
             self.add_pod(pod)
         shared = self.cluster.calibration(config.models[0].name) if self.cluster and config.models else None
         self.calibration = CalibrationFeed(self.fleet, self.learning, lambda: self.discovery.pods, shared)
-        self.records = Records(config.receipts, self._shadow(shadow), self.metrics, self.cluster)
+        shadows = Shadows(self._policy_named, self.metrics)
+        self.records = Records(config.receipts, shadows, self.metrics, self.cluster)
         self.kv_streams = KvStreams(self.fleet, self.store, self.metrics)
         self.fleet.listen(self._on_change)
         self.app = self._app()
@@ -109,7 +119,8 @@ class Program:
             breaker=self.breaker,
             store=self.store,
             readers=self.prompts.readers,
-            policy=lambda: self._policy,
+            policies=self.policies.current,
+            classes=self._classes,
             pool=self.pools.of,
             handoff_facts=self.handoff_facts.of,
             publishes_events=self._publishes_events,
@@ -135,12 +146,10 @@ class Program:
             self.remove_pod,
             ExplainRoutes(find, edge.inference, self.forwarder.preview, most_bytes),
             self._life,
+            self._describe_policies,
         )
+        add_policy_calls(own, self.policies)
         return App(edge, own)
-
-    def _shadow(self, policy: Policy | None) -> Shadow | None:
-        config = self._config.shadow
-        return Shadow(policy, config.rate if config else 1.0, self.metrics) if policy else None
 
     @asynccontextmanager
     async def _life(self, _app: FastAPI) -> AsyncIterator[None]:
@@ -150,9 +159,8 @@ class Program:
         try:
             if self.cluster:
                 await self._warm_up(self.cluster)
-            log.info(
-                "serving", policy=self._policy.name, pods=len(self.discovery.pods), models=sorted(self.prompts.readers)
-            )
+            active = [policy.name for policy in self.policies.current().active]
+            log.info("serving", policies=active, pods=len(self.discovery.pods), models=sorted(self.prompts.readers))
             yield
         finally:
             for task in tasks:
@@ -202,6 +210,7 @@ class Program:
             "load": load.run,
             "handoff facts": self.handoff_facts.run,
             "idle": self._sweep_idle,
+            "policies": self.policies.run,
         }
         if feeds.parity:
             parity = ParityFeed(
@@ -339,6 +348,16 @@ class Program:
             }
             for status in self.fleet.snapshot.pods
         ]
+
+    async def _review(self, old: PolicySet, new: PolicySet) -> str | None:
+        return await self.records.review(old, new)
+
+    def _policy_named(self, name: str) -> Policy | None:
+        return self.policies.current().library.get(name)
+
+    def _describe_policies(self) -> dict[str, str]:
+        version, error = self.policies.current().version, self.policies.error
+        return {"version": version} | ({"error": error} if error else {})
 
     def _events_of(self, pod_id: PodId) -> str:
         if not self.kv_streams.follows(pod_id) and self.store.announces(pod_id):

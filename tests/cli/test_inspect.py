@@ -14,8 +14,6 @@ from tests.cli.conftest import Typed
     [
         ("links: {elsewhere: rdma}", "links.elsewhere: there is no class 'rdma'; known: "),
         ("models: [{name: m, cost: {model: gpt-2}}]", "cost.model: no prior named 'gpt-2'; known: "),
-        ("shadow: {policy: cheapest}", "there is no policy 'cheapest'; known: "),
-        ("shadow: {policy: cheapest.yaml}", "cheapest.yaml: cannot be read"),
         ("policy: cheapest", "there is no policy 'cheapest'; known: "),
     ],
 )
@@ -32,4 +30,15 @@ def test_a_good_configuration_is_counted(typed: Typed, tmp_path: Path) -> None:
     path = tmp_path / "router.yaml"
     path.write_text("pods: [{url: 'http://a', role: prefill, handoff: nixl}]\nlinks: {elsewhere: rdma_100}\n")
     ended = typed("config", "check", path)
-    assert ended.code == 0 and "good. 0 models, 1 pods, policy cost_aware." in ended.out
+    assert ended.code == 0 and "good. 0 models, 1 pods, policies cost_aware." in ended.out
+
+
+def test_the_list_of_policies_says_which_requests_each_decides(typed: Typed, tmp_path: Path) -> None:
+    """A share of those that match, or what no other matches."""
+    canary = "match: {class: [batch, rag], stream: false}\npercent: 5\n"
+    for name, text in (("canary", canary), ("plain", ""), ("wide", "match: {}\n")):
+        (tmp_path / f"{name}.yaml").write_text(f"name: {name}\nabout: x\nextends: least_load\n{text}")
+    rows = [line for line in typed("policies", "--policies", tmp_path).out.splitlines() if "LowestCost" in line]
+    assert "5 % of class batch or rag, stream False" in rows[0]
+    assert "as default" in rows[1]
+    assert "100 % of all" in rows[2]

@@ -9,7 +9,6 @@ import pytest
 from router.config.links import load_link_classes
 from router.config.load import load
 from router.config.named import check_names
-from router.config.policies import load_policies
 from router.config.priors import all_priors
 from router.config.schema import RouterConfig
 from router.config.shipped import shipped
@@ -31,13 +30,12 @@ links:
 def check(path: Path, text: str) -> None:
     path.write_text(text)
     links = load_link_classes(shipped("config") / "hardware" / "links.yaml")
-    check_names(path, load(path, RouterConfig), load_policies(shipped("policies")), all_priors(None), links)
+    check_names(path, load(path, RouterConfig), all_priors(None), links)
 
 
 @pytest.mark.parametrize(
     ("right", "wrong", "where"),
     [
-        ("policy: cost_aware", "policy: cost_aware2", "1: policy: there is no policy 'cost_aware2'"),
         ("model: llama-3.1-8b", "model: llama-9", "4: cost.model: no prior named 'llama-9'"),
         ("  hardware: h100x1", "  hardware: tpu", "7: hardware: no prior of 'llama-3.1-8b' on 'tpu'"),
         ("rdma_100", "rdma_101", "9: links.elsewhere: there is no class 'rdma_101'"),

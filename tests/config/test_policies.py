@@ -6,9 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from router.config.policies import load_policies
+from router.config.policies import PolicyFolder, load_policies
 from router.config.shipped import shipped
 from router.errors import ConfigError
+
+OURS = [
+    "agents",
+    "batch",
+    "cost_aware",
+    "cost_aware_pd",
+    "least_load",
+    "long_context",
+    "prefix_affinity",
+    "ring_bounded_load",
+    "round_robin",
+    "session",
+]
 
 
 def write(file: Path, name: str) -> None:
@@ -19,8 +32,8 @@ def write(file: Path, name: str) -> None:
 def test_the_peers_are_shipped_beside_ours_and_known_by_name() -> None:
     """Ours first."""
     names = list(load_policies(shipped("policies")))
-    assert names[:5] == ["cost_aware", "cost_aware_pd", "least_load", "ring_bounded_load", "round_robin"]
-    assert {"dynamo", "lmetric", "mooncake_conductor", "random"} <= set(names[5:])
+    assert names[:10] == OURS
+    assert {"dynamo", "lmetric", "mooncake_conductor", "random"} <= set(names[10:])
 
 
 def test_folders_with_a_leading_dot_are_not_read(tmp_path: Path) -> None:
@@ -37,3 +50,123 @@ def test_two_policies_of_one_name_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "others" / "mine.yaml", "mine")
     with pytest.raises(ConfigError, match=r"others.mine\.yaml:1: name: there is another policy 'mine'"):
         load_policies(tmp_path)
+
+
+BASE = "name: base\nabout: x\ncosts:\n  queue: {}\n  decode: {weight: 0.5}\npicker:\n  lowest_cost: {}\nshortlist: 4\n"
+
+
+def folder_with(folder: Path, **files: str) -> PolicyFolder:
+    for name, text in files.items():
+        (folder / f"{name}.yaml").write_text(text)
+    return PolicyFolder(folder, "mine", {"chat", "rag"})
+
+
+def told(folder: PolicyFolder) -> str:
+    with pytest.raises(ConfigError) as caught:
+        folder.read()
+    return str(caught.value).replace(str(folder.folder), "")
+
+
+def test_a_policy_says_only_where_it_differs_from_what_it_extends(tmp_path: Path) -> None:
+    """Mapping by mapping; null takes a cost term away, and another picker takes the picker's place."""
+    costs = "costs:\n  queue: null\n  decode: {weight: 2}\n  prefill: {}\n"
+    mine = f"name: mine\nabout: y\nextends: base\n{costs}picker:\n  in_turn: {{}}\n"
+    policy = folder_with(tmp_path, base=BASE, mine=mine).read().default
+    assert repr(policy.costs) == "(('prefill', Prefill()), ('decode', Decode(weight=2.0)))"
+    assert (repr(policy.picker), policy.shortlist, policy.name) == ("InTurn()", 4, "mine")
+
+
+def test_what_a_file_says_of_its_own_use_is_not_taken_over(tmp_path: Path) -> None:
+    """Otherwise whatever extends a canary would be one."""
+    base = BASE + "match: {stream: true}\npercent: 5\nshadow: {policy: least_load}\n"
+    policy = folder_with(tmp_path, base=base, mine="name: mine\nabout: y\nextends: base\n").read().default
+    assert (policy.match, policy.percent, policy.shadow) == (None, 100.0, None)
+
+
+def test_shipped_policies_stand_behind_the_folder(tmp_path: Path) -> None:
+    """To extend, to shadow and as the default; the folder's own come first."""
+    mine = "name: mine\nabout: y\nextends: cost_aware\nshadow: {policy: least_load, rate: 0.5}\n"
+    found = folder_with(tmp_path, mine=mine).read()
+    assert found.default.shadow is not None
+    assert found.library[found.default.shadow.policy].name == "least_load"
+    assert PolicyFolder(tmp_path, "round_robin").read().default.name == "round_robin"
+    assert [policy.name for policy in found.active] == ["mine"]
+
+
+def test_a_shipped_policy_is_tuned_under_its_own_name(tmp_path: Path) -> None:
+    """What extends its own name extends the shipped one; whoever names it gets the tuned one."""
+    tuned = "name: cost_aware\nabout: y\nextends: cost_aware\ncosts: {displace: {reuse: 3}}\n"
+    found = folder_with(tmp_path, cost_aware=tuned, mine="name: mine\nabout: y\nextends: cost_aware\n").read()
+    shipped_one = load_policies(shipped("policies"))["cost_aware"]
+    assert repr(dict(found.default.costs)["displace"]) == "Displace(reuse=3.0)"
+    assert [name for name, _ in found.default.costs] == [name for name, _ in shipped_one.costs]
+
+
+def test_every_file_with_a_match_is_in_force(tmp_path: Path) -> None:
+    """Beside the default."""
+    slow = "name: slow\nabout: y\nextends: base\nmatch: {class: [rag], prompt_tokens: {min: 100}}\npercent: 50\n"
+    found = folder_with(tmp_path, mine="name: mine\nabout: y\nextends: base\n", base=BASE, slow=slow).read()
+    assert [policy.name for policy in found.active] == ["slow", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("mine", "message"),
+    [
+        ("extends: bse\n", "/mine.yaml:3: extends: there is no policy 'bse'; did you mean 'base'?"),
+        ("extends: mine\n", "/mine.yaml:3: extends: in a circle: mine extends mine"),
+        ("extends: [base]\n", "/mine.yaml:3: extends: Input should be a valid string"),
+        ("extends: base\ncosts:\n  decod: null\n", "/mine.yaml:5: costs.decod: unknown key; did you mean 'decode'?"),
+        ("extends: base\ncosts:\n  prefill:\n", "/mine.yaml:5: costs.prefill: Value error, nothing stands behind it"),
+        ("extends: base\npd: {split: false}\n", "/mine.yaml:4: pd.split: unknown key; did you mean 'splits'?"),
+        ("extends: base\nmatch: {clas: chat}\n", "/mine.yaml:4: match.clas: unknown key; did you mean 'class'?"),
+        (
+            "extends: base\nmatch: {class: chatt}\n",
+            "/mine.yaml:4: match.class: there is no class 'chatt'; did you mean",
+        ),
+        ("extends: base\nmatch:\n  stream: maybe\n", "/mine.yaml:5: match.stream: Input should be a valid boolean"),
+        ("extends: base\npercent: 5\n", "percent: of which requests?"),
+        ("extends: base\nmatch: {}\npercent: 0\n", "/mine.yaml:5: percent: Input should be greater than 0"),
+        ("extends: base\nshadow: {policy: bas}\n", "/mine.yaml:4: shadow.policy: there is no policy 'bas'; did you"),
+        (
+            "extends: base\nretry: {attempts: 0}\n",
+            "/mine.yaml:4: retry.attempts: Input should be greater than or",
+        ),
+        ("extends: broken\n", "/broken.yaml:1: costs.queu: unknown key; did you mean 'queue'?"),
+    ],
+)
+def test_a_mistake_is_named_in_the_file_that_makes_it(tmp_path: Path, mine: str, message: str) -> None:
+    """With its line, its key and what was probably meant; also in what is extended."""
+    files = {"base": BASE, "mine": f"name: mine\nabout: y\n{mine}"}
+    if "broken" in mine:
+        files["broken"] = "{name: broken, about: x, costs: {queu: {}}, picker: {in_turn: {}}}\n"
+    assert message in told(folder_with(tmp_path, **files))
+
+
+def test_a_longer_circle_is_told_in_full(tmp_path: Path) -> None:
+    """Who extends whom."""
+    extends = {"mine": "a", "a": "b", "b": "mine"}
+    files = {name: f"name: {name}\nabout: y\nextends: {other}\n" for name, other in extends.items()}
+    assert "in a circle: a extends b extends mine extends a" in told(folder_with(tmp_path, **files))
+
+
+def test_a_folder_that_is_not_there_is_no_empty_one(tmp_path: Path) -> None:
+    """The shipped ones do not take its place silently."""
+    assert "no such folder" in told(PolicyFolder(tmp_path / "policys", "cost_aware"))
+
+
+def test_the_stamp_changes_with_every_file_and_only_then(tmp_path: Path) -> None:
+    """Content, another file, one less, the target of a link."""
+    folder = folder_with(tmp_path, mine=BASE)
+    stamps = [folder.stamp(), folder.stamp()]
+    (tmp_path / "mine.yaml").write_text(BASE + "# longer\n")
+    stamps.append(folder.stamp())
+    (tmp_path / "other.yaml").symlink_to("mine.yaml")
+    stamps.append(folder.stamp())
+    (tmp_path / "third.txt").write_text(BASE)
+    (tmp_path / "other.yaml").unlink()
+    (tmp_path / "other.yaml").symlink_to("third.txt")
+    stamps.append(folder.stamp())
+    (tmp_path / "other.yaml").unlink()
+    stamps.append(folder.stamp())
+    assert stamps[0] == stamps[1] and stamps[2] == stamps[5]
+    assert len(set(stamps)) == 4

@@ -27,11 +27,9 @@ def test_a_file_alone_is_enough(said: object, meant: Receipts) -> None:
     [
         {"receipts": {"keeep": 5}},
         {"receipts": {"redis_maxlen": 10}},
-        {"shadow": {"policy": "ring", "rate": 1.5}},
-        {"shadow": {"rate": 0.5}},
     ],
 )
 def test_what_cannot_be_meant_is_refused(wrong: dict[str, object]) -> None:
-    """An unknown key, a stream without a Redis, a share above one, a shadow of nothing."""
+    """An unknown key, a stream without a Redis."""
     with pytest.raises(ValidationError):
         RouterConfig.model_validate(wrong)

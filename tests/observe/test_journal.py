@@ -28,15 +28,15 @@ def test_the_oldest_decision_goes() -> None:
     decided(journal, "one", "two", "three")
     assert len(journal) == 2 and journal.find("one") is None
     assert (found := journal.find("three")) and found.scene.request_id == "three"
-    assert [each.request.id for each in journal.last(5)] == ["two", "three"]
-    assert [each.request.id for each in journal.last(1)] == ["three"]
+    assert [each.scene.request_id for each in journal.last(5)] == ["two", "three"]
+    assert [each.scene.request_id for each in journal.last(1)] == ["three"]
 
 
 def test_of_two_requests_with_one_id_the_later_counts() -> None:
     """Clients name requests as they like; it is then the newest."""
     journal = Journal(size=2)
     decided(journal, "one", "two", "one", "three")
-    assert [each.request.id for each in journal.last(5)] == ["one", "three"]
+    assert [each.scene.request_id for each in journal.last(5)] == ["one", "three"]
 
 
 def test_nothing_is_kept_where_nothing_may_be() -> None:

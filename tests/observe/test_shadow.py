@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from router.observe.metrics import Metrics
-from router.observe.shadow import MOST_WAITING, Shadow
+from router.observe.shadow import MOST_WAITING, Shadows
 from router.policy.decide import decide
 from router.policy.recording import record
-from router.policy.spec import Policy
+from router.policy.spec import Policy, Shadow
 from router.types import InFlight, Role, Scene
 from tests.policy.scenes import holding, pod, policy, ready, request, scene
 
@@ -25,11 +26,20 @@ def seen(name: str = "r") -> Scene:
     return holding(scene(*ready(pod("a"), pod("b")), request=request(name), inflight=busy), "a", 60)
 
 
-def offer(shadow: Shadow, name: str = "r", ttft_ms: float | None = None) -> None:
-    shadow.offer(record(seen(name)), decide(seen(name), LIVE), LIVE, ttft_ms)
+def shadows(metrics: Metrics, *policies: Policy) -> Shadows:
+    return Shadows({one.name: one for one in policies}.get, metrics)
 
 
-async def compared(shadow: Shadow) -> None:
+def shadowed_by(name: str, rate: float = 1.0) -> Policy:
+    """The live policy with another beside it."""
+    return replace(LIVE, shadow=Shadow(name, rate))
+
+
+def offer(shadow: Shadows, live: Policy, name: str = "r", ttft_ms: float | None = None) -> None:
+    shadow.offer(record(seen(name)), decide(seen(name), live), live, ttft_ms)
+
+
+async def compared(shadow: Shadows) -> None:
     async with asyncio.timeout(30):
         while not shadow.idle:
             await asyncio.sleep(0.001)
@@ -42,9 +52,9 @@ def counted(metrics: Metrics, name: str, **labels: str) -> float:
 async def test_it_agrees_with_itself() -> None:
     """Over many requests, always."""
     metrics = Metrics()
-    shadow = Shadow(LIVE, 1.0, metrics)
+    shadow = shadows(metrics, LIVE)
     for number in range(20):
-        offer(shadow, str(number))
+        offer(shadow, shadowed_by("live"), str(number))
     assert not shadow.idle  # nothing is decided while the request is there
     await compared(shadow)
     assert counted(metrics, "warmroute_shadow_decisions_total", policy="live", agrees="yes") == 20
@@ -53,8 +63,8 @@ async def test_it_agrees_with_itself() -> None:
 async def test_what_the_other_choice_is_worth_is_counted_by_both_prices() -> None:
     """The live policy sees the queue; the shadow sees its cache alone; and the answer came after 600 ms."""
     metrics = Metrics()
-    shadow = Shadow(HIT, 1.0, metrics)
-    offer(shadow, ttft_ms=600.0)
+    shadow = shadows(metrics, HIT)
+    offer(shadow, shadowed_by("hit"), ttft_ms=600.0)
     await compared(shadow)
     assert counted(metrics, "warmroute_shadow_decisions_total", policy="hit", agrees="no") == 1
     later = counted(metrics, "warmroute_shadow_later_seconds_total", policy="hit", prices="live")
@@ -67,9 +77,9 @@ async def test_what_the_other_choice_is_worth_is_counted_by_both_prices() -> Non
 async def test_it_sees_that_share_of_the_requests(rate: float, least: int, most: int) -> None:
     """By their ids, so that replicas and restarts agree on which."""
     metrics = Metrics()
-    shadow = Shadow(LIVE, rate, metrics)
+    shadow = shadows(metrics, LIVE)
     for number in range(200):
-        offer(shadow, str(number))
+        offer(shadow, shadowed_by("live", rate), str(number))
     waiting = len(shadow._waiting)
     assert least <= waiting <= most
 
@@ -77,18 +87,26 @@ async def test_it_sees_that_share_of_the_requests(rate: float, least: int, most:
 async def test_more_than_it_can_do_is_dropped_and_counted() -> None:
     """Never is anything waited for."""
     metrics = Metrics()
-    shadow = Shadow(LIVE, 1.0, metrics)
+    shadow = shadows(metrics, LIVE)
     for number in range(MOST_WAITING + 3):
-        offer(shadow, str(number))
+        offer(shadow, shadowed_by("live"), str(number))
     assert counted(metrics, "warmroute_shadow_dropped_total", policy="live") == 3
 
 
 async def test_a_scene_that_it_would_refuse_is_counted_as_dropped() -> None:
     """There is nothing to compare."""
     metrics = Metrics()
-    refusing: Policy = policy("queue", "handoff", name="refusing", on_no_prefill="fail")
-    shadow = Shadow(refusing, 1.0, metrics)
+    refusing: Policy = policy("queue", "handoff", name="refusing", pd={"on_no_prefill": "fail"})
+    shadow = shadows(metrics, refusing)
     alone = scene(*ready(pod("d", role=Role.DECODE, handoff="nixl")))
-    shadow.offer(record(alone), decide(alone, LIVE), LIVE, None)
+    shadow.offer(record(alone), decide(alone, LIVE), shadowed_by("refusing"), None)
     await compared(shadow)
     assert counted(metrics, "warmroute_shadow_dropped_total", policy="refusing") == 1
+
+
+async def test_without_a_shadow_nothing_is_decided_twice() -> None:
+    """Nor with one that has gone with a reload."""
+    shadow = shadows(Metrics(), LIVE)
+    offer(shadow, LIVE)
+    offer(shadow, shadowed_by("gone"))
+    assert shadow.idle

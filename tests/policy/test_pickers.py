@@ -13,7 +13,7 @@ from router.policy.decide import decide
 from router.policy.pickers import InTurn, LowestCost, RingBoundedLoad
 from router.policy.ring import affinity_key, ring_order
 from router.types import Candidate, Cost, Direct, InFlight, Plan, PodLoad, PodState, PodStatus, Scene, Split
-from tests.policy.scenes import POLICIES, pod, prompt, ready, scene, works
+from tests.policy.scenes import POLICIES, pod, prompt, ready, request, scene, works
 
 costs = st.lists(st.floats(0, 10_000), min_size=1, max_size=6)
 asked = st.integers(0, 50).map(lambda salt: prompt(200, salt * 1000))
@@ -162,3 +162,16 @@ def test_the_ring_drops_no_way_to_serve() -> None:
         ranked, _ = picker.rank(scene(prompt=prompt(200, salt * 1000)), candidates)
         assert {candidate.cost.total_ms for candidate in ranked[:2]} == {5.0, 8.0}
         assert [candidate.cost.total_ms for candidate in ranked[2:]] == [700.0, 900.0]
+
+
+def test_a_ring_of_sessions_keeps_a_session_together_whatever_it_asks() -> None:
+    """By its id where it has one; otherwise by the prefix, as a ring of prefixes does."""
+    picker, candidates = RingBoundedLoad(key="session"), priced([0.0] * 8)
+
+    def first(salt: int, session: str) -> str:
+        seen = scene(prompt=prompt(200, salt * 1000), request=request(session=session))
+        return picker.rank(seen, candidates)[0][0].pod.id
+
+    assert len({first(salt, "s1") for salt in range(20)}) == 1
+    assert len({first(0, f"s{number}") for number in range(20)}) > 3
+    assert first(3, "") == RingBoundedLoad().rank(scene(prompt=prompt(200, 3000)), candidates)[0][0].pod.id

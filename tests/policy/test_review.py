@@ -54,7 +54,7 @@ def test_the_largest_changes_come_first() -> None:
 def test_a_request_that_would_be_refused_is_counted_and_has_no_time() -> None:
     """A decode pod alone, under a policy that wants a prefill pod."""
     seen = scene(*ready(pod("d", role=Role.DECODE, handoff="nixl")))
-    found = review([seen], policy("queue"), policy("queue", "handoff", on_no_prefill="fail"))
+    found = review([seen], policy("queue"), policy("queue", "handoff", pd={"on_no_prefill": "fail"}))
     assert (found.changed, found.refused, found.before) == (1, 1, Times())
     assert found.moves == (Move("d", "refused", 1),)
     assert str(found).endswith("TTFT p99 unknown; 1 would be refused")

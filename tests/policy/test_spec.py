@@ -10,7 +10,7 @@ import pytest
 from router.policy.catalog import COSTS, PICKERS
 from router.policy.costs.decode import Decode
 from router.policy.pickers import LowestCost
-from router.policy.spec import ValidationError, parse_policy
+from router.policy.spec import Shadow, ValidationError, parse_policy
 from router.policy.term import Side
 
 PLAIN: dict[str, Any] = {
@@ -55,7 +55,7 @@ def test_a_policy_is_its_terms_and_its_picker() -> None:
         (("costs", "decode", "weight"), -1, ("costs", "decode", "weight")),
         (("costs", "decode", "weight"), float("nan"), ("costs", "decode", "weight")),
         (("costs", "decode", "weight"), float("inf"), ("costs", "decode", "weight")),
-        (("on_no_prefill",), "wait", ("on_no_prefill",)),
+        (("pd",), {"on_no_prefill": "wait"}, ("pd", "on_no_prefill")),
         (("shortlist",), -1, ("shortlist",)),
     ],
 )
@@ -77,7 +77,7 @@ def test_the_version_changes_with_the_content_and_only_with_it() -> None:
         changed("costs", "prefill", value={}),
         changed("picker", "lowest_cost", "indifference_ms", value=1.0),
         changed("picker", value={"in_turn": {}}),
-        changed("on_no_prefill", value="fail"),
+        changed("pd", value={"on_no_prefill": "fail"}),
         changed("shortlist", value=8),
     ]
     assert len({version, *(parse_policy(other).version for other in others)}) == 1 + len(others)
@@ -106,7 +106,7 @@ def test_without_a_word_decode_pods_help_themselves_and_every_pod_is_priced() ->
     """What a file says of it is what counts."""
     plain = parse_policy(PLAIN)
     assert (plain.on_no_prefill, plain.shortlist) == ("aggregate", 0)
-    strict = parse_policy({**PLAIN, "on_no_prefill": "fail", "shortlist": 8})
+    strict = parse_policy({**PLAIN, "pd": {"on_no_prefill": "fail"}, "shortlist": 8})
     assert (strict.on_no_prefill, strict.shortlist) == ("fail", 8)
 
 
@@ -117,3 +117,48 @@ def test_every_cost_is_priced_on_one_side_of_a_split() -> None:
     assert computing == ["queue", "prefill", "replicate", "tier_read", "transfer", "stall", "displace"]
     assert answering == ["handoff", "decode", "room"]
     assert sorted([*computing, *answering]) == sorted(COSTS)
+
+
+def test_splits_need_a_price_and_leave() -> None:
+    """`pd.splits: false` takes them away where the price is inherited; `true` alone brings none."""
+    handoff = changed("costs", value={"handoff": {}})
+    assert parse_policy(handoff).splits
+    assert not parse_policy(handoff | {"pd": {"splits": False}}).splits
+    assert not parse_policy({**PLAIN, "pd": {"splits": True}}).splits
+
+
+def test_what_a_file_says_of_its_use_is_on_the_policy() -> None:
+    """Match, share, attempts, target and shadow; without a word everything, as configured, nothing, none."""
+    plain = parse_policy(PLAIN)
+    assert (plain.match, plain.percent, plain.attempts, plain.slo_ttft_ms, plain.shadow) == (
+        None,
+        100,
+        None,
+        None,
+        None,
+    )
+    said = parse_policy(
+        PLAIN
+        | {"match": {"tenant": "acme"}, "percent": 5, "retry": {"attempts": 1}}
+        | {"admission": {"ttft_ms": 800}, "shadow": {"policy": "least_load", "rate": 0.25}}
+    )
+    assert said.match is not None and said.match.tenant == ("acme",)
+    assert (said.percent, said.attempts, said.slo_ttft_ms) == (5, 1, 800)
+    assert said.shadow == Shadow("least_load", 0.25)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"percent": 5},
+        {"match": {}, "percent": 101},
+        {"retry": {"attempts": 12}},
+        {"shadow": {"policy": "x", "rate": 1.5}},
+        {"shadow": {"rate": 0.5}},
+        {"admission": {"ttft_ms": 0}},
+    ],
+)
+def test_use_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    """A share of nothing, more than all, more attempts than candidates, a shadow of nobody."""
+    with pytest.raises(ValidationError):
+        parse_policy(PLAIN | wrong)

@@ -201,7 +201,9 @@ def test_without_a_prefill_pod_decode_pods_compute_or_nobody_serves(state: PodSt
     """As the policy says."""
     prefill, decode = apart()
     seen = asked(PodStatus(prefill, state), *ready(decode))
-    aggregate, fail = (policy("queue", "prefill", "handoff", on_no_prefill=answer) for answer in ("aggregate", "fail"))
+    aggregate, fail = (
+        policy("queue", "prefill", "handoff", pd={"on_no_prefill": answer}) for answer in ("aggregate", "fail")
+    )
     (only,) = decide(seen, aggregate).candidates
     assert only.plan == Direct(decode)
     with pytest.raises(NoReadyPod, match="No prefill pod that serves `m` is ready"):
@@ -210,7 +212,7 @@ def test_without_a_prefill_pod_decode_pods_compute_or_nobody_serves(state: PodSt
 
 def test_who_insists_on_prefill_pods_does_so_only_where_pods_are_apart() -> None:
     """A fleet that was never divided is served."""
-    fail = policy("queue", "prefill", "handoff", on_no_prefill="fail")
+    fail = policy("queue", "prefill", "handoff", pd={"on_no_prefill": "fail"})
     (only,) = decide(asked(*ready(half("b", Role.BOTH))), fail).candidates
     assert only.pod.id == "b"
 

@@ -114,4 +114,4 @@ async def test_it_expires_when_nobody_learns_any_more(connection: Connection) ->
 
 def test_models_and_versions_do_not_meet() -> None:
     """The key tells them apart."""
-    assert KEY == "calibration:1:calibration:1:org/model"
+    assert KEY == "calibration:1:calibration:2:org/model"

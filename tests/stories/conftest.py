@@ -13,7 +13,6 @@ import httpx
 import pytest
 import uvicorn
 
-from router.config.policies import load_policies
 from router.config.priors import load_priors
 from router.config.receipts import Receipts
 from router.config.schema import Edge, Feeds, Limits, ModelConfig, PodConfig, RouterConfig
@@ -106,16 +105,17 @@ def open_city(engine_config: Callable[..., MockEngineConfig], tokenizer: Tokeniz
         pods: int = 2,
         *,
         policy: str = "cost_aware",
+        policies: Path | None = None,
         engine: dict[str, Any] | None = None,
         model: dict[str, Any] | None = None,
         edge: Edge | None = None,
         limits: Limits | None = None,
         receipts: Path | None = None,
-        shadow: str | None = None,
         wait: bool = True,
     ) -> AsyncIterator[City]:
         async with asyncio.timeout(DEADLINE_S), MockFleet([engine_config(**(engine or {}))] * pods) as fleet:
             config = RouterConfig(
+                policy=policy,
                 models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE, **(model or {})),),
                 pods=tuple(PodConfig(url=each.url, speed=SPEED) for each in fleet.engines),
                 edge=edge or Edge(),
@@ -123,14 +123,9 @@ def open_city(engine_config: Callable[..., MockEngineConfig], tokenizer: Tokeniz
                 receipts=Receipts(file=str(receipts) if receipts else None),
                 feeds=Feeds(health_interval_s=0.1, load_interval_s=0.05, parity_retest_s=0.2),
             )
-            policies, priors = load_policies(shipped("policies")), load_priors(shipped("config") / "models")
-            program = Program(
-                config,
-                policies[policy],
-                priors,
-                load=lambda source, *, fast: tokenizer,
-                shadow=policies[shadow] if shadow else None,
-            )
+            priors = load_priors(shipped("config") / "models")
+            folder = policies or shipped("policies")
+            program = Program(config, folder, priors, load=lambda source, *, fast: tokenizer)
             async with serving(program) as url, httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as client:
                 city = City(list(fleet.engines), program, client, url)
                 if wait:

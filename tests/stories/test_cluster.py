@@ -14,7 +14,6 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from router.config.policies import load_policies
 from router.config.priors import load_priors
 from router.config.receipts import Receipts
 from router.config.schema import Feeds, Index, ModelConfig, PodConfig, Publish, RedisIndex, RouterConfig
@@ -67,9 +66,9 @@ class Town:
 
     async def router(self, **redis: Any) -> City:
         """One more replica, serving."""
-        policies, priors = load_policies(shipped("policies")), load_priors(shipped("config") / "models")
+        priors = load_priors(shipped("config") / "models")
         load = lambda source, *, fast: self.tokenizer  # noqa: E731
-        program = Program(self.config(**redis), policies["cost_aware"], priors, load=load)
+        program = Program(self.config(**redis), shipped("policies"), priors, load=load)
         url = await self.stack.enter_async_context(serving(program))
         client = await self.stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=DEADLINE_S))
         return City(list(self.fleet.engines), program, client, url)

@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 from router.config.links import LinkFigures, LinksConfig
-from router.config.policies import load_policies
 from router.config.priors import load_priors
 from router.config.schema import Feeds, ModelConfig, PodConfig, RouterConfig
 from router.config.shipped import shipped
@@ -94,8 +93,8 @@ def open_pair(engine_config: MakeEngine, tokenizer: Tokenizer) -> OpenPair:
                 links=LinksConfig(elsewhere=LinkFigures(t0_ms=0.1, gb_per_s=100.0)),
                 feeds=Feeds(health_interval_s=0.1, load_interval_s=0.05, parity=dialect != "bootstrap"),
             )
-            policies, priors = load_policies(shipped("policies")), load_priors(shipped("config") / "models")
-            program = Program(config, policies["cost_aware"], priors, load=lambda source, *, fast: tokenizer)
+            priors = load_priors(shipped("config") / "models")
+            program = Program(config, shipped("policies"), priors, load=lambda source, *, fast: tokenizer)
             async with serving(program) as url, httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as client:
                 pair = Pair(list(fleet.engines), program, client, url)
                 await pair.until(pair.all_trusted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from http import HTTPStatus
 from pathlib import Path
@@ -113,13 +114,15 @@ async def test_a_preview_of_a_bad_request_says_what_is_wrong(open_city: OpenCity
         assert answer.status_code == status and answer.json()["error"]["type"] == "invalid_request_error"
 
 
-async def test_a_shadow_of_the_live_policy_always_agrees(open_city: OpenCity) -> None:
+async def test_a_shadow_of_the_live_policy_always_agrees(open_city: OpenCity, tmp_path: Path) -> None:
     """Sixty requests, many at once; every decision is compared, none differs."""
-    async with open_city(pods=3, shadow="cost_aware") as city:
+    beside = {"name": "beside", "extends": "cost_aware", "about": "", "shadow": {"policy": "cost_aware", "rate": 1.0}}
+    (tmp_path / "beside.yaml").write_text(json.dumps(beside))
+    async with open_city(pods=3, policy="beside", policies=tmp_path) as city:
         await asyncio.gather(*(city.chat(opening(f"road {number % 7}", 60)) for number in range(60)))
-        shadow = city.program.records.journal.shadow
-        assert shadow is not None
-        await city.until(lambda: shadow.idle)
+        shadows = city.program.records.journal.shadows
+        assert shadows is not None
+        await city.until(lambda: shadows.idle)
         samples = await metrics(city)
         name = "warmroute_shadow_decisions_total"
         assert float(samples[name + '{agrees="yes",policy="cost_aware"}']) == 60

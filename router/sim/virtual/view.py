@@ -101,6 +101,7 @@ class RouterView:
         output_tokens: int,
         now_s: float,
         steps: Mapping[PodId, StepBegan],
+        session: str = "",
     ) -> RouteDecision:
         """Every way to serve a prompt, best first. Raises what `decide()` does."""
         self._turn += 1
@@ -110,6 +111,7 @@ class RouterView:
             endpoint=Endpoint.COMPLETIONS,
             model=self._generation.model,
             body=b"",
+            session=session,
             max_output_tokens=output_tokens,
             arrived_at_s=now_s,
         )

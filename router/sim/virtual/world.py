@@ -160,7 +160,7 @@ class World:
         self._open += 1
         view = self._views[next(self._next_view)]
         try:
-            decision = self._decide(view, ask)
+            decision = self._decide(view, ask, session)
         except RouterError as error:
             self._refuse(request, type(error).__name__)
             return
@@ -183,12 +183,12 @@ class World:
 
     # --- deciding ---
 
-    def _decide(self, view: RouterView, ask: Ask) -> RouteDecision:
+    def _decide(self, view: RouterView, ask: Ask, session: Session) -> RouteDecision:
         self._tell_news()
         hashes = ask.blocks[: ask.prompt_blocks]
         name = str(len(self._outcomes))
-        steps = steps_under_way(self._pods, view.ledger.steps(), self._now_ms)
-        return view.decide(name, ask.prompt_tokens, hashes, ask.output_tokens, self._now_ms / 1000, steps)
+        steps, said = steps_under_way(self._pods, view.ledger.steps(), self._now_ms), repr(session.start_s)
+        return view.decide(name, ask.prompt_tokens, hashes, ask.output_tokens, self._now_ms / 1000, steps, said)
 
     def _book(self, view: RouterView, ask: Ask, pod: str, cached_tokens: int, *, prefills: bool = True) -> _Place:
         hashes, now_s = ask.blocks[: ask.prompt_blocks], self._now_ms / 1000

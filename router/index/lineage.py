@@ -1,0 +1,103 @@
+"""Which earlier prompt does this one go on from, and did others begin like it?
+
+A conversation repeats all that was said and adds to it: the last full block of its previous prompt is inside the next
+one. What prompts share beside that (a document, a system prompt) is remembered at a few depths alone. Both memories are
+bounded, oldest out first. This file holds hashes only; it never says where a block lies.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import msgspec
+
+from router.types import BlockHash
+
+CONVERSATIONS = 8192
+"""Last prompts that are remembered: about 2 MB."""
+DOORS = 65536
+"""Beginnings that are remembered, some ten of each prompt: about 10 MB."""
+REACH_BLOCKS = 256
+"""A prompt that grew by more than this is not recognised: what the search costs at most."""
+
+
+class Ancestry(msgspec.Struct, frozen=True, gc=False):
+    """What is known of a prompt's past. `turn` counts the prompts that it goes on from, `gap_s` is the mean time
+    between them. `shared_blocks` of a first turn were seen at the head of others: rounded down to a power of two."""
+
+    turn: int = 0
+    gap_s: float = 0.0
+    shared_blocks: int = 0
+
+
+class _Last(msgspec.Struct, frozen=True, gc=False):
+    at_s: float
+    turn: int
+    gap_s: float
+
+
+_UNKNOWN = Ancestry()
+
+
+class Lineage:
+    """The last prompt of every conversation, and the beginnings of all."""
+
+    def __init__(self) -> None:
+        self._tails: OrderedDict[BlockHash, _Last] = OrderedDict()
+        self._doors: OrderedDict[BlockHash, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._tails) + len(self._doors)
+
+    def observe(self, hashes: Sequence[BlockHash], now_s: float, everybodys: int = 0) -> Ancestry:
+        """Take note of a prompt. `everybodys`: leading blocks that say nothing because all traffic has them.
+
+        O(min(blocks, REACH_BLOCKS))."""
+        if not hashes:
+            return _UNKNOWN
+        found, before = self._ancestry(hashes, now_s, everybodys)
+        if before is not None:
+            del self._tails[before]
+        self._tails[hashes[-1]] = _Last(now_s, found.turn, found.gap_s)
+        if len(self._tails) > CONVERSATIONS:
+            self._tails.popitem(last=False)
+        self._open_doors(hashes)
+        return found
+
+    def look(self, hashes: Sequence[BlockHash], now_s: float, everybodys: int = 0) -> Ancestry:
+        """What `observe` would say, without taking note."""
+        return self._ancestry(hashes, now_s, everybodys)[0] if hashes else _UNKNOWN
+
+    def _ancestry(
+        self, hashes: Sequence[BlockHash], now_s: float, everybodys: int
+    ) -> tuple[Ancestry, BlockHash | None]:
+        """And the end of the latest prompt that it goes on from."""
+        blocks, shared = len(hashes), self._shared(hashes)
+        # What it goes on from reached as deep as was seen, and not twice as deep: there would be another door.
+        first = max(everybodys, blocks - REACH_BLOCKS, shared - 1)
+        inner = hashes[first : min(2 * shared, blocks) - 1] if shared else ()
+        if self._tails.keys().isdisjoint(inner):
+            return (Ancestry(0, 0.0, shared) if shared > everybodys else _UNKNOWN), None
+        before = next(filter(self._tails.__contains__, reversed(inner)))
+        last = self._tails[before]
+        turn = last.turn + 1
+        return Ancestry(turn, last.gap_s + (now_s - last.at_s - last.gap_s) / turn), before
+
+    def _shared(self, hashes: Sequence[BlockHash]) -> int:
+        """The deepest door that has been opened."""
+        depth, shared = 1, 0
+        while depth <= len(hashes):
+            if hashes[depth - 1] in self._doors:
+                shared = depth
+            depth *= 2
+        return shared
+
+    def _open_doors(self, hashes: Sequence[BlockHash]) -> None:
+        doors, depth = self._doors, 1
+        while depth <= len(hashes):
+            doors[hashes[depth - 1]] = None
+            doors.move_to_end(hashes[depth - 1])
+            depth *= 2
+        while len(doors) > DOORS:
+            doors.popitem(last=False)

@@ -1,0 +1,97 @@
+"""Can one work on policies at the command line?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from router.config.shipped import shipped
+from tests.cli.conftest import Typed
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    file = folder / f"{name}.yaml"
+    file.write_text(f"name: {name}\nabout: x\n{text}")
+    return file
+
+
+def test_what_is_shipped_is_right(typed: Typed) -> None:
+    """Exit code 0, and no word."""
+    ended = typed("policy", "lint")
+    assert (ended.code, ended.out) == (0, "")
+
+
+def test_every_mistake_of_a_folder_is_a_line_with_file_and_line(typed: Typed, tmp_path: Path) -> None:
+    """Exit code 1; a file that is right is not mentioned."""
+    write(tmp_path, "one", "extends: cost_aware\ncosts:\n  queu: {}\n  prefil: {}\n")
+    write(tmp_path, "two", "extends: cost_aware\nmatch: {class: chart}\n")
+    write(tmp_path, "good", "extends: cost_aware\nmatch: {class: chat}\n")
+    ended = typed("policy", "lint", tmp_path)
+    lines = [line.removeprefix(f"{tmp_path}/") for line in ended.out.splitlines()]
+    assert ended.code == 1
+    assert lines[:2] == [
+        "one.yaml:5: costs.queu: unknown key; did you mean 'queue'?",
+        "one.yaml:6: costs.prefil: unknown key; did you mean 'prefill'?",
+    ]
+    assert lines[2].startswith("two.yaml:4: match.class: there is no class 'chart'; did you mean 'chat'?")
+    assert len(lines) == 3
+
+
+def test_one_file_can_be_checked_alone(typed: Typed, tmp_path: Path) -> None:
+    """Its neighbours' mistakes are not its own."""
+    write(tmp_path, "bad", "extends: nothing\n")
+    good = write(tmp_path, "good", "extends: cost_aware\n")
+    assert typed("policy", "lint", good).code == 0
+    assert typed("policy", "lint", tmp_path / "missing.yaml").code == 1
+
+
+def test_a_difference_is_told_field_by_field_with_units(typed: Typed, tmp_path: Path) -> None:
+    """Resolved: what both inherit is no difference. Exit code 1, as of diff."""
+    mine = write(
+        tmp_path,
+        "mine",
+        "extends: cost_aware\ncosts: {displace: {reuse: 2}, stall: {}, transfer: null}\nshortlist: 8\n"
+        "picker: {lowest_cost: {indifference_ms: 5}}\nmatch: {prompt_tokens: {min: 100}}\n",
+    )
+    ended = typed("policy", "diff", "cost_aware", mine)
+    assert ended.code == 1
+    assert ended.out.splitlines() == [
+        "costs.transfer: priced -> nothing   (How long does a pull of KV from another pod keep this request waiting?)",
+        "costs.displace.reuse: 1.5 -> 2.0",
+        "picker.lowest_cost.indifference_ms: 1.0 ms -> 5.0 ms",
+        "shortlist: 12 pods -> 8 pods",
+        "match.prompt_tokens.min: nothing -> 100 tokens",
+        "costs.stall: nothing -> priced   (What does this prompt cost those who are already decoding on the pod?)",
+        "costs.stall.weight: nothing -> 0.02",
+    ]
+
+
+def test_a_policy_does_not_differ_from_itself_under_another_name(typed: Typed, tmp_path: Path) -> None:
+    """Exit code 0."""
+    mine = write(tmp_path, "mine", "extends: cost_aware\n")
+    ended = typed("policy", "diff", mine, "cost_aware")
+    assert (ended.code, ended.out) == (0, "")
+
+
+def test_what_is_not_there_is_said(typed: Typed) -> None:
+    """With what was probably meant."""
+    ended = typed("policy", "diff", "cost_awre", "least_load")
+    assert ended.code == 2 and "did you mean 'cost_aware'?" in ended.err
+    assert "no such file" in typed("policy", "diff", "cost_aware", "nowhere.yaml").err
+
+
+@pytest.mark.parametrize(("options", "file"), [((), "REFERENCE.md"), (("--schema",), "schema.json")])
+def test_docs_prints_what_is_committed(typed: Typed, options: tuple[str, ...], file: str) -> None:
+    """The page, or the schema."""
+    assert typed("policy", "docs", *options).out == (shipped("policies") / file).read_text()
+
+
+def test_a_policy_that_is_nowhere_in_force_can_be_simulated(
+    typed: Typed, tmp_path: Path, fleet: Path, mix: Path
+) -> None:
+    """Beside another."""
+    mine = write(tmp_path, "mine", "extends: least_load\n")
+    ended = typed("policy", "simulate", mine, mix, "--fleet", fleet, "--jobs", "1", "--against", "round_robin")
+    assert ended.code == 0
+    assert "mine" in ended.out and "round_robin" in ended.out

@@ -1,0 +1,90 @@
+"""Conversations that grow, and beginnings that are shared."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.index.lineage import CONVERSATIONS, DOORS, REACH_BLOCKS, Ancestry, Lineage
+
+
+def blocks(*pieces: tuple[str, int]) -> list[int]:
+    """Chain hashes of a prompt of named pieces, so many blocks each."""
+    path: tuple[object, ...] = ()
+    hashes = []
+    for name, length in pieces:
+        for at in range(length):
+            path = (*path[-3:], hash(path), name, at)
+            hashes.append(hash(path))
+    return hashes
+
+
+def test_a_conversation_is_followed_from_turn_to_turn() -> None:
+    """Turns count up, and the gap is the mean of the times between them."""
+    lineage = Lineage()
+    turns = [lineage.observe(blocks(("a", 10 + 5 * turn)), at_s) for turn, at_s in enumerate((0.0, 4.0, 10.0))]
+    assert turns == [Ancestry(), Ancestry(1, 4.0), Ancestry(2, 5.0)]
+
+
+def test_conversations_behind_one_system_prompt_are_not_confused() -> None:
+    """Each goes on from its own."""
+    lineage = Lineage()
+    for name in ("a", "b"):
+        lineage.observe(blocks(("system", 40), (name, 2)), 0.0)
+    assert lineage.observe(blocks(("system", 40), ("a", 5)), 3.0).turn == 1
+    assert lineage.observe(blocks(("system", 40), ("c", 5)), 3.0).turn == 0
+
+
+def test_a_repeated_prompt_is_no_turn() -> None:
+    """Nobody said anything in between."""
+    lineage = Lineage()
+    for _ in range(3):
+        assert lineage.observe(blocks(("same", 9)), 1.0).turn == 0
+
+
+def test_questions_about_one_document_share_it() -> None:
+    """From the second on, down to a power of two blocks; not what all traffic shares anyway."""
+    lineage = Lineage()
+    told = [lineage.observe(blocks(("document", 100), (f"q{n}", 3)), 0.0) for n in range(3)]
+    assert [one.shared_blocks for one in told] == [0, 64, 64]
+    assert lineage.observe(blocks(("document", 100), ("q9", 3)), 0.0, everybodys=80).shared_blocks == 0
+
+
+def test_a_prompt_that_grew_beyond_reach_is_new() -> None:
+    """What the search costs is bounded."""
+    lineage = Lineage()
+    lineage.observe(blocks(("a", 10)), 0.0)
+    assert lineage.observe(blocks(("a", 10), ("b", REACH_BLOCKS + 1)), 1.0).turn == 0
+
+
+def test_a_prompt_without_blocks_says_nothing() -> None:
+    """Unread, or shorter than a block."""
+    assert Lineage().observe([], 0.0) == Ancestry()
+
+
+@given(st.lists(st.integers(1, 12), max_size=40))
+def test_memory_is_bounded_by_what_was_seen(lengths: list[int]) -> None:
+    """A tail a prompt at most, and a door a power of two."""
+    lineage = Lineage()
+    for number, length in enumerate(lengths):
+        lineage.observe(blocks((str(number), length)), float(number))
+    assert len(lineage) <= 5 * len(lengths)
+
+
+def test_memory_is_bounded_whatever_comes() -> None:
+    """The oldest leave first."""
+    lineage = Lineage()
+    for number in range(CONVERSATIONS + DOORS):
+        lineage.observe([number * 2 + 1, number * 2 + 2], 0.0)
+    assert len(lineage) == CONVERSATIONS + DOORS
+
+
+def test_a_look_says_what_would_be_observed_and_leaves_no_trace() -> None:
+    """However often; and the conversation goes on as if nobody had looked."""
+    looked, alone = Lineage(), Lineage()
+    for turn in range(4):
+        hashes = list(range(10 * (turn + 1)))
+        now_s = 5.0 * turn
+        seen = [looked.look(hashes, now_s) for _ in range(3)]
+        assert [looked.observe(hashes, now_s)] * 3 == seen == [alone.observe(hashes, now_s)] * 3
+        assert len(looked) == len(alone)

@@ -1,0 +1,58 @@
+"""Requests by class, policy and tenant, with few labels whatever comes."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from router.observe.slices import NAMED_TENANTS, OTHER, RENEWED_EVERY, Slice, Slices, Tenants
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(name, labels)
+
+
+def ended(**facts: object) -> Slice:
+    usual: dict[str, object] = {"workload": "chat", "policy": "mine", "tenant": "acme", "result": "ok"}
+    return Slice(**(usual | facts))  # type: ignore[arg-type]
+
+
+def test_a_request_counts_where_it_belongs() -> None:
+    """First tokens of streamed answers, hits where the engine told them, targets where there is one."""
+    registry = CollectorRegistry()
+    slices = Slices(registry, (0.1, 1.0))
+    slices.settle(ended(prompt_tokens=100, cached_tokens=60, ttft_s=0.4, slo_ttft_ms=500.0))
+    slices.settle(ended(prompt_tokens=100, ttft_s=0.6, slo_ttft_ms=500.0))
+    slices.settle(ended(prompt_tokens=100, result="client_gone"))
+    by = {"class": "chat", "policy": "mine"}
+    assert value(registry, "warmroute_class_time_to_first_token_seconds_count", **by) == 2
+    assert value(registry, "warmroute_class_prompt_tokens_total", **by) == 100
+    assert value(registry, "warmroute_class_cached_tokens_total", **by) == 60
+    assert value(registry, "warmroute_policy_slo_requests_total", policy="mine", met="true") == 1
+    assert value(registry, "warmroute_policy_slo_requests_total", policy="mine", met="false") == 1
+    requests = {result: {"class": "chat", "tenant": "acme", "result": result} for result in ("ok", "client_gone")}
+    assert value(registry, "warmroute_class_requests_total", **requests["ok"]) == 2
+    assert value(registry, "warmroute_class_requests_total", **requests["client_gone"]) == 1
+
+
+def test_any_number_of_tenants_makes_few_labels() -> None:
+    """An attacker who invents names counts under `other`; the busiest get names of their own in time."""
+    registry = CollectorRegistry()
+    slices = Slices(registry, (1.0,))
+    for number in range(3 * RENEWED_EVERY):
+        slices.settle(ended(tenant=f"invented-{number}" if number % 2 or number < 99 else "late but busy"))
+    (metric,) = [one for one in registry.collect() if one.name == "warmroute_class_requests"]
+    tenants = {one.labels["tenant"] for one in metric.samples if one.name.endswith("_total")}
+    assert len(tenants) <= NAMED_TENANTS + 1
+    assert {OTHER, "late but busy"} <= tenants
+
+
+def test_who_falls_out_of_the_busiest_is_named_no_more() -> None:
+    """And is told once, so that its series can end."""
+    tenants = Tenants()
+    for number in range(NAMED_TENANTS):
+        assert tenants.label(f"first-{number}") == f"first-{number}"
+    while not tenants.fallen:
+        for number in range(NAMED_TENANTS):
+            tenants.label(f"second-{number}")
+    assert set(tenants.fallen) == {f"first-{number}" for number in range(NAMED_TENANTS)}
+    assert tenants.label("first-0") == OTHER
