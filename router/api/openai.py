@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from router.api.errors import error_body, shape_of
-from router.api.parse import model_of, parse_body, prompt_fields, without_engine_fields
+from router.api.parse import model_of, parse_body, prompt_fields, steers_engines, without_engine_fields
 from router.config.schema import Edge
 from router.errors import (
     BodyTooLarge,
@@ -168,7 +168,7 @@ class OpenAiEdge:
     def _inference(self, endpoint: Endpoint, headers: HeaderList, body: bytes, request_id: str) -> InferenceRequest:
         parsed = parse_body(endpoint, body)
         base, adapter = self._resolve(parsed.model)
-        if not self._edge.trust_engine_fields:
+        if not self._edge.trust_engine_fields and steers_engines(parsed):
             body = without_engine_fields(body)
         return InferenceRequest(
             id=request_id,
