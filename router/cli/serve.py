@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 import uvicorn
 
+from router.api.protocol import EdgeProtocol
 from router.config.load import load
 from router.config.policies import choose_policy, load_policies
 from router.config.priors import load_priors
@@ -39,7 +40,7 @@ def serve_command(
         host=chosen.listen.host,
         port=chosen.listen.port,
         loop="uvloop",
-        http="httptools",
+        http=EdgeProtocol,
         ws="none",
         access_log=False,
         log_level="warning",

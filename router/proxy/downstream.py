@@ -13,7 +13,7 @@ from router.proxy.headers import HeaderList
 from router.types import InferenceRequest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Inbound:
     """One downstream request: its meaning, and its form for forwarding."""
 

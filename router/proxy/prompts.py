@@ -1,8 +1,9 @@
 """How does a request become tokens without stopping the others?
 
 Local tokenization runs inline with a fast tokenizer or while little text is new, else in a worker thread (a cold
-8K-token prompt takes 14 ms with a slow tokenizer, 0.1 ms with a fast one, which would not release the interpreter). A model whose template cannot be reproduced here is tokenized by one of its own
-pods. What cannot be read at all is routed without a prefix, visibly. This file never decides where a request goes.
+8K-token prompt takes 14 ms with a slow tokenizer, 0.1 ms with a fast one, which would not release the interpreter).
+A model whose template cannot be reproduced here is tokenized by one of its own pods. What cannot be read at all is
+routed without a prefix, visibly. This file never decides where a request goes.
 """
 
 from __future__ import annotations

@@ -38,10 +38,17 @@ class UpstreamTimeouts:
 
 
 class Connection(asyncio.Protocol):
-    """One connection, one exchange at a time. Parser callbacks fill it, `head` and `read` drain it."""
+    """One connection, one exchange at a time. Parser callbacks fill it, `head` and `read` drain it.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    Deadlines cost next to nothing: one timer a connection looks whether somebody has waited for too long, no later
+    than the shortest of them can be over, and is set anew by whoever waits when it has gone off."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: UpstreamTimeouts) -> None:
         self._loop = loop
+        self._timeouts = timeouts
+        self._shortest_s = min(timeouts.first_byte_s, timeouts.idle_s)
+        self._timer: asyncio.TimerHandle | None = None
+        self._deadline_s = 0.0
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._lost = False
@@ -80,6 +87,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
+        if self._timer is not None:
+            self._timer.cancel()
         if self._head_done and self._ends_with_connection and exc is None and not self._broken:
             self._complete = True
         self._wake()
@@ -126,7 +135,9 @@ class Connection(asyncio.Protocol):
         self._transport.write(message)
 
     async def head(self) -> None:
-        """Wait for status and headers. Raises `UpstreamBroken`, or `StaleConnection` when not a byte came."""
+        """Wait for status and headers. Raises `TimeoutError`, `UpstreamBroken`, or `StaleConnection` when not a byte
+        came."""
+        self._deadline_s = self._loop.time() + self._timeouts.first_byte_s
         while not self._head_done:
             if self._lost or self._broken:
                 if not self._any_byte:
@@ -135,7 +146,9 @@ class Connection(asyncio.Protocol):
             await self._wait()
 
     async def read(self) -> bytes:
-        """The next piece of body, everything that has come; b"" at the end. Raises `UpstreamBroken`."""
+        """The next piece of body, everything that has come; b"" at the end. Raises `TimeoutError`, `UpstreamBroken`."""
+        if not self._chunks:
+            self._deadline_s = self._loop.time() + self._timeouts.idle_s
         while not self._chunks:
             if self._complete:
                 return b""
@@ -166,10 +179,23 @@ class Connection(asyncio.Protocol):
 
     async def _wait(self) -> None:
         self._waiter = self._loop.create_future()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._shortest_s, self._look)
         try:
             await self._waiter
         finally:
             self._waiter = None
+
+    def _look(self) -> None:
+        """Is whoever waits waiting for too long?"""
+        self._timer = None
+        if self._waiter is None or self._waiter.done():
+            return
+        left_s = self._deadline_s - self._loop.time()
+        if left_s <= 0:
+            self._waiter.set_exception(TimeoutError())
+        else:
+            self._timer = self._loop.call_later(min(left_s, self._shortest_s), self._look)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -189,8 +215,7 @@ class Reply:
     async def read(self) -> bytes:
         """The next piece of body; b"" at the end. Raises `UpstreamBroken` or `UpstreamTimeout`."""
         try:
-            async with asyncio.timeout(self._pool.timeouts.idle_s):
-                return await self._connection.read()
+            return await self._connection.read()
         except TimeoutError:
             raise UpstreamTimeout(
                 f"pod {self.pod} was silent for {self._pool.timeouts.idle_s:g} s", pod=self.pod
@@ -255,9 +280,8 @@ class UpstreamPool:
     async def _on(self, connection: Connection, message: bytes) -> Reply:
         done = False
         try:
-            async with asyncio.timeout(self.timeouts.first_byte_s):
-                connection.send(message)
-                await connection.head()
+            connection.send(message)
+            await connection.head()
             done = True
         except TimeoutError:
             raise UpstreamTimeout(
@@ -275,7 +299,7 @@ class UpstreamPool:
         try:
             async with asyncio.timeout(self.timeouts.connect_s):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(loop), self._host, self._port, ssl=self._tls
+                    lambda: Connection(loop, self.timeouts), self._host, self._port, ssl=self._tls
                 )
         except (OSError, TimeoutError) as error:
             why = str(error) or f"no connection within {self.timeouts.connect_s:g} s"

@@ -56,7 +56,7 @@ log = structlog.get_logger()
 
 
 def build(config: RouterConfig, policy: Policy, priors: dict[str, ModelPrior]) -> App:
-    """The ASGI application; its lifespan starts and stops everything else. Raises `ConfigError`."""
+    """What `EdgeProtocol` serves; its lifespan starts and stops everything else. Raises `ConfigError`."""
     return Program(config, policy, priors).app
 
 
