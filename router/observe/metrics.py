@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from router.observe.phase import PHASES, Phases
+from router.observe.tally import Counter, Histogram
 from router.policy.calibration import CalibrationRow
 from router.types import FleetSnapshot, InFlight, PodId
 

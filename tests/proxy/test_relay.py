@@ -25,9 +25,10 @@ class Pod:
     """The pod's end of a connection without a socket: what is sent has arrived."""
 
     def __init__(self, headers: bytes, status: int = 200) -> None:
-        self.connection = Connection(asyncio.get_running_loop())
+        timeouts = UpstreamTimeouts(5, 5, 5)
+        self.connection = Connection(asyncio.get_running_loop(), timeouts)
         self._send(b"HTTP/1.1 %d X\r\n%btransfer-encoding: chunked\r\n\r\n" % (status, headers))
-        self.reply = Reply(UpstreamPool("a", "http://a", UpstreamTimeouts(5, 5, 5)), self.connection)
+        self.reply = Reply(UpstreamPool("a", "http://a", timeouts), self.connection)
 
     def send(self, piece: bytes) -> None:
         self._send(b"%x\r\n%b\r\n" % (len(piece), piece))
