@@ -7,6 +7,7 @@ and never accepts a template from a client.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -24,6 +25,8 @@ _NO_VARIABLES = frozenset(
 )
 """Names in `chat_template_kwargs` that steer the renderer instead of reaching the template."""
 _METHODS = frozenset(dir(dict))
+_ONLY_MESSAGES = {"messages"}
+_DEVELOPER = re.compile(r"""(["'])developer\1""")
 
 
 class ChatTemplate:
@@ -47,15 +50,17 @@ class ChatTemplate:
         self._formats = detected if content_format == "auto" else dict.fromkeys(detected, content_format)
         self._special_tokens = tokenizer.special_tokens
         self._default_kwargs = dict(default_kwargs or {})
+        self._know_developers = {name for name, text in self._texts.items() if _DEVELOPER.search(text)}
+        self._usual_variables = self._variables({})
 
     def render(self, body: Mapping[str, Any]) -> str:
         """The prompt of a chat request's body. `MalformedRequest` where the engine would refuse it, with the
         template's own message; `Unrenderable` where it holds more than text."""
-        variables = self._variables(body)
+        variables = self._usual_variables if body.keys() == _ONLY_MESSAGES else self._variables(body)
         name = "tool_use" if "tools" in variables and "tool_use" in self._texts else "default"
         text = self._texts[name]
         conversation = normal_messages(body.get("messages"), self._formats[name])
-        if '"developer"' not in text and "'developer'" not in text:
+        if name not in self._know_developers:
             conversation = without_developer(conversation)
         return _render(text, conversation, {**self._special_tokens, **variables})
 

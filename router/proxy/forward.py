@@ -93,6 +93,8 @@ class Forwarder:
         self._receipts = receipts
         self._shared: dict[str, SharedPrefixes] = {}
         self._turns: Counter[str] = Counter()
+        self._counted = fleet.snapshot
+        self._ready: dict[str, int] = {}
 
     async def forward(self, story: Story, client: Downstream) -> None:
         """Serve one request. Raises `RouterError` where no answer could be given, or could not be finished."""
@@ -149,9 +151,21 @@ class Forwarder:
         if story.prompt is None:
             return 0
         model = story.request.model
-        ready = sum(s.state is PodState.READY and s.pod.serves(model) for s in self._fleet.snapshot.pods)
-        shared = self._shared.setdefault(model, SharedPrefixes())
-        return shared.observe(story.prompt.hashes, threshold=HEAVY_SHARE / max(ready, 1))
+        shared = self._shared.get(model)
+        if shared is None:
+            shared = self._shared[model] = SharedPrefixes()
+        return shared.observe(story.prompt.hashes, threshold=HEAVY_SHARE / max(self._ready_pods(model), 1))
+
+    def _ready_pods(self, model: str) -> int:
+        """Counted once a snapshot."""
+        snapshot = self._fleet.snapshot
+        if snapshot is not self._counted:
+            self._counted, self._ready = snapshot, {}
+        ready = self._ready.get(model)
+        if ready is None:
+            ready = sum(s.state is PodState.READY and s.pod.serves(model) for s in snapshot.pods)
+            self._ready[model] = ready
+        return ready
 
     async def attempt_in_order(self, story: Story, client: Downstream) -> None:
         """Try candidates until one has begun to answer."""
