@@ -149,8 +149,8 @@ class Exchange:
             raise ValueError("a header of the answer has a line break in it")
         self._head = head + b"\r\n"
 
-    async def write(self, piece: bytes) -> None:
-        """A piece of body; returns when the client may take more."""
+    def put(self, piece: bytes) -> bool:
+        """A piece of body. False: the client is slow, and more must wait until it is `ready`."""
         if self._expected_bytes is not None:
             piece = piece[: self._expected_bytes]
             self._expected_bytes -= len(piece)
@@ -158,6 +158,10 @@ class Exchange:
             piece = b"%x\r\n%b\r\n" % (len(piece), piece)
         head, self._head = self._head, b""
         self._line.transport.write(head + piece if head else piece)
+        return not self._line.flow.write_paused
+
+    async def ready(self) -> None:
+        """Wait until the client may take more."""
         if self._line.flow.write_paused:
             await self._line.flow.drain()
 

@@ -115,7 +115,7 @@ class OpenAiEdge:
             (b"x-request-id", request_id.encode("latin-1", "replace")),
         ]
         await client.start(shape_of(error).status, headers)
-        await client.write(body)
+        client.put(body)
         await client.finish()
 
     def _inference(self, endpoint: Endpoint, headers: HeaderList, body: bytes, request_id: str) -> InferenceRequest:

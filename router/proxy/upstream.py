@@ -10,16 +10,20 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeAlias, cast
 from urllib.parse import urlsplit
 
 import httptools
 
-from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamTimeout
+from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamError, UpstreamTimeout
 
 HeaderList = list[tuple[bytes, bytes]]
+Sink: TypeAlias = Callable[[bytes], bool]
+"""Takes a piece of body; False: no more for now."""
+Ready: TypeAlias = Callable[[], Awaitable[None]]
+"""Returns when the sink takes pieces again."""
 
 IDLE_EXPIRY_S = 3.0
 """uvicorn-based engines close an idle connection after 5 s; ours must go first."""
@@ -67,6 +71,8 @@ class Connection(asyncio.Protocol):
         self._any_byte = False
         self._ends_with_connection = True
         self._broken = ""
+        self._sink: Sink | None = None
+        """Where pieces go at once; None while they are held to be read."""
 
     # --- asyncio.Protocol ---
 
@@ -80,7 +86,8 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._broken = f"not HTTP: {error}"
             self.close()
-        self._wake()
+        if self._sink is None or not self._hand_on(self._sink) or self._complete or self._broken:
+            self._wake()
 
     def eof_received(self) -> bool:
         return False
@@ -115,9 +122,8 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         self._chunks.append(body)
         self._buffered_bytes += len(body)
-        if self._buffered_bytes > READ_PAUSE_BYTES and not self._paused and self._transport is not None:
-            self._paused = True
-            self._transport.pause_reading()
+        if self._buffered_bytes > READ_PAUSE_BYTES:
+            self._pause()
 
     def on_message_complete(self) -> None:
         if self.status < 200:  # 100 Continue, 103 Early Hints: the real answer follows
@@ -155,13 +161,53 @@ class Connection(asyncio.Protocol):
             if self._lost or self._broken:
                 raise UpstreamBroken(self._broken or "the pod closed the connection inside its answer")
             await self._wait()
+        data = self._held()
+        self._go_on()
+        return data
+
+    async def pour(self, sink: Sink, ready: Ready) -> None:
+        """Hand pieces to `sink` as they come, from within `data_received`, to the end. Raises like `read`."""
+        while True:
+            self._hand_on(sink)
+            if self._paused:
+                await ready()
+                self._go_on()
+                continue
+            if self._complete:
+                return
+            if self._lost or self._broken:
+                raise UpstreamBroken(self._broken or "the pod closed the connection inside its answer")
+            self._sink = sink
+            try:
+                await self._wait()
+            finally:
+                self._sink = None
+
+    def _hand_on(self, sink: Sink) -> bool:
+        """Give the sink what is held. False where it wants no more; then the pod is told to wait."""
+        self._deadline_s = self._loop.time() + self._timeouts.idle_s
+        if not self._chunks or sink(self._held()):
+            return True
+        self._sink = None
+        self._pause()
+        return False
+
+    def _held(self) -> bytes:
+        """Take what has come."""
         data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks = []
         self._buffered_bytes = 0
-        if self._paused and self._transport is not None and self.alive:
-            self._paused = False
-            self._transport.resume_reading()
         return data
+
+    def _pause(self) -> None:
+        if not self._paused and self._transport is not None and self.alive:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _go_on(self) -> None:
+        paused, self._paused = self._paused, False
+        if paused and self._transport is not None and self.alive:
+            self._transport.resume_reading()
 
     @property
     def reusable(self) -> bool:
@@ -216,12 +262,22 @@ class Reply:
         """The next piece of body; b"" at the end. Raises `UpstreamBroken` or `UpstreamTimeout`."""
         try:
             return await self._connection.read()
-        except TimeoutError:
-            raise UpstreamTimeout(
-                f"pod {self.pod} was silent for {self._pool.timeouts.idle_s:g} s", pod=self.pod
-            ) from None
-        except UpstreamBroken as error:
-            raise UpstreamBroken(f"pod {self.pod}: {error}", pod=self.pod) from error
+        except (TimeoutError, UpstreamBroken) as error:
+            raise self._explained(error) from error
+
+    async def pour(self, sink: Sink, ready: Ready) -> None:
+        """Hand the rest of the body to `sink` as it comes; where that is False, no more until `ready` has returned.
+        Raises like `read`."""
+        try:
+            await self._connection.pour(sink, ready)
+        except (TimeoutError, UpstreamBroken) as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: Exception) -> UpstreamError:
+        """The same, saying whose it is."""
+        if isinstance(error, TimeoutError):
+            return UpstreamTimeout(f"pod {self.pod} was silent for {self._pool.timeouts.idle_s:g} s", pod=self.pod)
+        return UpstreamBroken(f"pod {self.pod}: {error}", pod=self.pod)
 
     @property
     def pod(self) -> str:

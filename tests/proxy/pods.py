@@ -152,9 +152,13 @@ class Client:
     async def start(self, status: int, headers: HeaderList) -> None:
         self.started, self.status, self.headers = True, status, headers
 
-    async def write(self, piece: bytes) -> None:
+    def put(self, piece: bytes) -> bool:
         self.body += piece
         self.wrote.set()
+        return True
+
+    async def ready(self) -> None:
+        pass
 
     async def finish(self) -> None:
         self.finished = True
