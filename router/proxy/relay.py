@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from router.proxy.answer import AnswerReader
+from router.proxy.connection import Ready, Sink
 from router.proxy.downstream import Downstream
 from router.proxy.headers import HeaderList, downstream_headers
-from router.proxy.upstream import Ready, Sink
 from router.types import PodId
 
 HOLD_BYTES = 4 * 1024 * 1024

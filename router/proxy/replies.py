@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.engines.handoff.usage import UsageCorrection
+from router.proxy.connection import Ready, Sink
 from router.proxy.headers import HeaderList
 from router.proxy.relay import AnyReply, is_stream, pour_read
-from router.proxy.upstream import Ready, Sink
 from router.types import PodId
 
 

@@ -40,9 +40,9 @@ from router.observe.receipts import ReceiptLog
 from router.policy.calibration import Calibration
 from router.policy.spec import Policy
 from router.prompt.tokenizer import load_tokenizer
+from router.proxy.connection import UpstreamTimeouts
 from router.proxy.forward import Forwarder, Forwarding
 from router.proxy.pools import Pools
-from router.proxy.upstream import UpstreamTimeouts
 from router.stores.local import LocalStore
 from router.stores.store import PrefixStore
 from router.types import Generation, Pod, PodId, PodSpeed, PodState, PrefixTrust

@@ -21,12 +21,12 @@ from router.fleet.lifecycle import PodEvent
 from router.observe.learning import Learning
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
+from router.proxy.connection import UpstreamTimeouts
 from router.proxy.downstream import Inbound
 from router.proxy.forward import Forwarder, Forwarding
 from router.proxy.headers import HeaderList
 from router.proxy.pools import Pools
 from router.proxy.story import Story
-from router.proxy.upstream import UpstreamTimeouts
 from router.stores.local import LocalStore
 from router.types import (
     Candidate,

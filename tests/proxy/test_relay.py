@@ -10,9 +10,10 @@ import pytest
 
 from router.errors import UpstreamBroken
 from router.proxy.answer import AnswerReader
+from router.proxy.connection import Connection, UpstreamTimeouts
 from router.proxy.headers import HeaderList
 from router.proxy.relay import HOLD_BYTES, end_broken_stream, is_stream, relay
-from router.proxy.upstream import Connection, Reply, UpstreamPool, UpstreamTimeouts
+from router.proxy.upstream import Reply, UpstreamPool
 
 pytestmark = pytest.mark.anyio
 

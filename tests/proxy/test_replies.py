@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from router.proxy.connection import Ready, Sink
 from router.proxy.headers import HeaderList
 from router.proxy.relay import pour_read, read_all
 from router.proxy.replies import DecodeReply, WholeReply
-from router.proxy.upstream import Ready, Sink
 
 pytestmark = pytest.mark.anyio
 
