@@ -59,7 +59,7 @@ def serve_command(
 
 def _spare_the_collector() -> None:
     """Tokenizers, templates and libraries are hundreds of thousands of objects that live as long as the process, and a
-    request's own rarely form cycles: walking the former after every few of the latter cost a tenth of the time."""
+    request's own rarely form cycles: walking the former after every few of the latter takes percents of the time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
