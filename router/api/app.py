@@ -1,7 +1,7 @@
 """What does the router answer itself?
 
 Health, metrics, the merged model list and the pods' admin calls: plain FastAPI. Everything that goes on to a pod is
-handed to `OpenAiEdge` before FastAPI sees it. This file never forwards a request.
+taken by `EdgeProtocol` before FastAPI sees it. This file never forwards a request.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from router.api.errors import error_body, shape_of
 from router.api.explain import ExplainRoutes
 from router.api.local import only_local
-from router.api.openai import AsgiReceive, AsgiScope, AsgiSend, OpenAiEdge
+from router.api.openai import OpenAiEdge
 from router.config.schema import PodConfig
 from router.errors import ConfigError, MalformedRequest, MethodNotAllowed, RouterError, UnknownEndpoint
 from router.fleet.fleet import Fleet
@@ -29,17 +30,14 @@ RemovePod = Callable[[str], bool]
 
 
 class App:
-    """The whole ASGI application."""
+    """Both halves of what is served: `edge` by `EdgeProtocol`, the rest as an ASGI application."""
 
     def __init__(self, edge: OpenAiEdge, own: FastAPI) -> None:
-        self._edge = edge
+        self.edge = edge
         self._own = own
 
-    async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        if scope["type"] == "http" and self._edge.takes(scope["method"], scope["path"]):
-            await self._edge(scope, receive, send)
-        else:
-            await self._own(scope, receive, send)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._own(scope, receive, send)
 
 
 def own_app(

@@ -17,7 +17,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from router.api.local import only_local
-from router.api.openai import read_body
+from router.errors import BodyTooLarge
 from router.observe.receipts import Kept, explained
 from router.proxy.headers import HeaderList
 from router.types import Endpoint, InferenceRequest
@@ -49,9 +49,19 @@ class ExplainRoutes:
         async def preview(request: Request) -> Response:
             only_local(request)
             headers: HeaderList = list(request.scope["headers"])
-            body = await read_body(request.receive, headers, self.max_body_bytes)
-            asked = self.read(Endpoint.CHAT, headers, body or b"", f"preview-{uuid.uuid4().hex}")
+            body = await _body(request, self.max_body_bytes)
+            asked = self.read(Endpoint.CHAT, headers, body, f"preview-{uuid.uuid4().hex}")
             return _json(await self.preview(asked, headers))
+
+
+async def _body(request: Request, max_bytes: int) -> bytes:
+    """All of it. Raises `BodyTooLarge` before more than that is held."""
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > max_bytes:
+            raise BodyTooLarge(f"The body is larger than the {max_bytes} bytes that are taken.")
+    return body
 
 
 def _json(kept: Kept) -> Response:

@@ -7,6 +7,7 @@ read them, so that nothing which they accept is refused here. This file never lo
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -84,16 +85,24 @@ _PROMPT_FIELDS = {
     ),
     Endpoint.COMPLETIONS: ("prompt", "add_special_tokens", "suffix", "prompt_embeds", "truncate_prompt_tokens"),
 }
-_DECODERS: dict[Endpoint, msgspec.json.Decoder[Any]] = {
-    Endpoint.CHAT: msgspec.json.Decoder(ChatBody, strict=False),
-    Endpoint.COMPLETIONS: msgspec.json.Decoder(CompletionBody, strict=False),
-    Endpoint.EMBEDDINGS: msgspec.json.Decoder(OtherBody, strict=False),
-    Endpoint.OTHER: msgspec.json.Decoder(OtherBody, strict=False),
+
+
+def _decoder(body: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
+    """Of such a body; it also tells which fields that steer engines are there."""
+    engine_fields = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in sorted(ENGINE_FIELDS)]
+    seen = msgspec.defstruct(body.__name__, engine_fields, bases=(body,), kw_only=True)
+    return msgspec.json.Decoder(seen, strict=False)
+
+
+_DECODERS = {
+    Endpoint.CHAT: _decoder(ChatBody),
+    Endpoint.COMPLETIONS: _decoder(CompletionBody),
+    Endpoint.EMBEDDINGS: _decoder(OtherBody),
+    Endpoint.OTHER: _decoder(OtherBody),
 }
+_ENGINE_FIELDS_OF = attrgetter(*sorted(ENGINE_FIELDS))
 _RAW_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-# A key may also be written with escapes: `"r\u0069d"` is `rid` to an engine.
-_MARKS_OF_ENGINE_FIELDS = (b"\\u", *(f'"{name}"'.encode() for name in sorted(ENGINE_FIELDS)))
 
 
 def parse_body(endpoint: Endpoint, body: bytes) -> Any:
@@ -117,13 +126,16 @@ def prompt_fields(endpoint: Endpoint, parsed: Any) -> dict[str, Any]:
     return {name: value for name, value in named if value is not None}
 
 
+def steers_engines(parsed: Any) -> bool:
+    """Does the body have any of `ENGINE_FIELDS`, however its keys are written?"""
+    return any(field is not msgspec.UNSET for field in _ENGINE_FIELDS_OF(parsed))
+
+
 def without_engine_fields(body: bytes) -> bytes:
     """The body without the fields that steer engines. Every other byte of every value stays as it came.
 
-    Raises `MalformedRequest` where the body may have such fields but cannot be read.
+    Raises `MalformedRequest` where the body cannot be read.
     """
-    if not any(mark in body for mark in _MARKS_OF_ENGINE_FIELDS):
-        return body
     try:
         fields = _RAW_OBJECT.decode(body)
     except _UNREADABLE as error:

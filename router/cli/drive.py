@@ -20,8 +20,9 @@ import msgspec
 
 from router.cli.slow_reader import slow_exchange
 from router.errors import ConnectFailed, RouterError, UpstreamBroken
-from router.proxy.headers import header, request_message
-from router.proxy.upstream import HeaderList, UpstreamPool, UpstreamTimeouts
+from router.proxy.connection import UpstreamTimeouts
+from router.proxy.headers import HeaderList, header, request_message
+from router.proxy.upstream import UpstreamPool
 from router.sim.workload import Session
 from router.types import Endpoint
 

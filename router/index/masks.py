@@ -126,9 +126,11 @@ class HolderMasks:
 
     def walk(self, blocks: object) -> dict[PodId, BlocksByTier]:
         """For each holder of the first block: its leading run, counted in the nearest tier each block lies in."""
-        hashes = as_hashes(blocks)
         found: dict[PodId, BlocksByTier] = {}
-        if not len(hashes) or not self._table.used:
+        if not self._table.used:
+            return found
+        hashes = as_hashes(blocks)
+        if not len(hashes):
             return found
         rows = [(table, table.find(hashes)) for table in self._tables()]
         for word, lanes in enumerate(self._lanes):

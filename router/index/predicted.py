@@ -3,122 +3,192 @@
 Fills the time between dispatch and the engine's own events, and is all there is for engines that publish none: for
 those it models the engine's cache, least recently dispatched first out, up to its capacity. A match does not count as
 use; only a dispatch does. Every method takes the time, which never runs backwards.
+
+A chain hash stands for all that is before it, so blocks that were only ever sent together are kept together, as a run
+under the hash of its first: what a request costs here depends on how often its prompt forks from others, and hardly on
+how long it is. A dispatch renews every block of its prompt: whoever has a block has those before it, too.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import takewhile
 
 from router.types import BlockHash, BlocksByTier, PodId
+
+SPARE_DISPATCHES = 1024
+"""How many more dispatches than twice a pod's runs may stand in its queue before it is cleaned."""
+_NEVER = (0, 0)
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Blocks that follow on one another, behind those of `parent`. `held`: by pod the number of the last dispatch that
+    had them, and how many of them, from the first on, the pod still has."""
+
+    blocks: Sequence[BlockHash]
+    parent: _Run | None
+    held: dict[PodId, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Dispatch:
+    """One prompt on its way to a pod, by its last run. It counts for the runs that no later one has renewed."""
+
+    number: int
+    at_s: float
+    run: _Run | None
 
 
 @dataclass(slots=True)
 class _Dispatched:
-    """One pod's blocks and when each was last dispatched, least recently first. (A plain dict would be searched from
-    its beginning for every block that leaves.) `lane`: the pod's bit."""
+    """One pod's dispatches, oldest first, and how many runs and blocks it has by them."""
 
-    lane: int
     ttl_s: float = 0.0
-    at_s: OrderedDict[BlockHash, float] = field(default_factory=OrderedDict)
+    runs: int = 0
+    blocks: int = 0
+    queue: deque[_Dispatch] = field(default_factory=deque)
 
 
 class PredictedIndex:
-    """Dispatched blocks by pod, each until its time is up.
-
-    Few blocks that change with every request: a dict of bits is faster here than the table of what is announced."""
+    """Dispatched blocks by pod, each until its time is up."""
 
     def __init__(self) -> None:
         self._pods: dict[PodId, _Dispatched] = {}
-        self._lanes: dict[BlockHash, int] = {}
-        """Block to the lanes of the pods that it was sent to."""
-        self._names: dict[int, PodId] = {}
+        self._runs: dict[BlockHash, _Run] = {}
+        """By their first blocks."""
+        self._dispatches = 0
         self._expiries: list[tuple[float, PodId]] = []
         """A heap: when to look for blocks whose time is up. One entry a pod that has any."""
 
     def __len__(self) -> int:
-        return sum(len(pod.at_s) for pod in self._pods.values())
+        return sum(pod.blocks for pod in self._pods.values())
 
     def record(
         self, pod: PodId, hashes: Sequence[BlockHash], now_s: float, *, ttl_s: float, capacity_blocks: int | None = None
     ) -> None:
         """`pod` was sent a prompt of these blocks. The deepest count as least recent: engines evict tails first.
 
-        `ttl_s` holds for all of the pod's blocks until another is given."""
+        `ttl_s` holds for all of the pod's blocks until another is given. O(runs), and O(blocks) for new ones."""
         dispatched = self._pods.get(pod)
         if dispatched is None:
-            dispatched = self._pods[pod] = _Dispatched(self._free_lane())
-            self._names[dispatched.lane] = pod
-        at_s = dispatched.at_s
-        if ttl_s != dispatched.ttl_s or not at_s:
+            dispatched = self._pods[pod] = _Dispatched()
+        queue = dispatched.queue
+        if ttl_s != dispatched.ttl_s or not queue:
             dispatched.ttl_s = ttl_s
-            heappush(self._expiries, (next(iter(at_s.values()), now_s) + ttl_s, pod))
-        lanes, lane = self._lanes, dispatched.lane
-        for block in reversed(hashes):
-            if block not in at_s:
-                lanes[block] = lanes.get(block, 0) | lane
-            at_s[block] = now_s
-            at_s.move_to_end(block)
+            heappush(self._expiries, ((queue[0].at_s if queue else now_s) + ttl_s, pod))
+        self._dispatches += 1
+        queue.append(_Dispatch(self._dispatches, now_s, self._renew(pod, dispatched, hashes)))
         if capacity_blocks is not None:
-            self._drop_oldest(dispatched, len(at_s) - capacity_blocks)
+            self._drop_oldest(pod, dispatched, dispatched.blocks - capacity_blocks)
+        if len(queue) > 2 * dispatched.runs + SPARE_DISPATCHES:
+            dispatched.queue = deque(one for one in queue if one.run and one.run.held.get(pod, _NEVER)[0] == one.number)
 
     def match(self, hashes: Sequence[BlockHash], now_s: float) -> dict[PodId, BlocksByTier]:
-        """Leading blocks by pod, all counted in the GPU tier."""
+        """Leading blocks by pod, all counted in the GPU tier. O(runs, and the pods that have them)."""
         while self._expiries and self._expiries[0][0] <= now_s:
             _, pod = heappop(self._expiries)
             if pod in self._pods:
                 self._expire(pod, now_s)
-        return self._runs(hashes)
+        found: dict[PodId, BlocksByTier] = {}
+        start = 0
+        while start < len(hashes) and (run := self._runs.get(hashes[start])) is not None:
+            common = _common(run.blocks, hashes, start)
+            for pod, (_, blocks) in run.held.items():
+                if blocks:
+                    found[pod] = (start + min(blocks, common), 0, 0, 0)
+            start += common
+            if common < len(run.blocks):
+                break
+        return found
 
     def forget(self, pod: PodId) -> None:
         """The pod's cache is gone."""
-        dispatched = self._pods.pop(pod, None)
+        dispatched = self._pods.get(pod)
         if dispatched is not None:
-            self._drop_oldest(dispatched, len(dispatched.at_s))
-            del self._names[dispatched.lane]
+            self._drop_oldest(pod, dispatched, dispatched.blocks)
+            while dispatched.queue:
+                self._drop_tail(pod, dispatched, 0)
+            del self._pods[pod]
 
-    def _free_lane(self) -> int:
-        lane = 1
-        while lane in self._names:
-            lane <<= 1
-        return lane
+    # --- runs ---
+
+    def _renew(self, pod: PodId, dispatched: _Dispatched, hashes: Sequence[BlockHash]) -> _Run | None:
+        """The pod has all of these by the present dispatch. Returns the last run of them."""
+        run, start = None, 0
+        while start < len(hashes):
+            run = self._run_at(hashes, start, run)
+            had = run.held.get(pod)
+            dispatched.runs += had is None
+            dispatched.blocks += len(run.blocks) - (had[1] if had else 0)
+            run.held[pod] = self._dispatches, len(run.blocks)
+            start += len(run.blocks)
+        return run
+
+    def _run_at(self, hashes: Sequence[BlockHash], start: int, parent: _Run | None) -> _Run:
+        """The run that begins there, cut where the prompt leaves it; a new one of all that follows if there is none."""
+        run = self._runs.get(hashes[start])
+        if run is None:
+            run = self._runs[hashes[start]] = _Run(hashes[start:], parent)
+            return run
+        common = _common(run.blocks, hashes, start)
+        return run if common == len(run.blocks) else self._cut(run, common)
+
+    def _cut(self, run: _Run, at: int) -> _Run:
+        """Make two of it; returns the front. The rest keeps its identity, by which dispatches and runs behind it know
+        it, and stays with every holder, if only as a way to the front."""
+        front = _Run(run.blocks[:at], run.parent)
+        for pod, (number, blocks) in run.held.items():
+            front.held[pod] = number, min(blocks, at)
+            run.held[pod] = number, max(blocks - at, 0)
+            self._pods[pod].runs += 1
+        run.blocks, run.parent = run.blocks[at:], front
+        self._runs[front.blocks[0]], self._runs[run.blocks[0]] = front, run
+        return front
+
+    # --- what leaves ---
 
     def _expire(self, pod: PodId, now_s: float) -> None:
         """Drop what is too old, and look again when the oldest of the rest will be."""
         dispatched = self._pods[pod]
-        ttl_s, times_s = dispatched.ttl_s, dispatched.at_s.values()
-        self._drop_oldest(dispatched, sum(1 for _ in takewhile(lambda at_s: at_s + ttl_s <= now_s, times_s)))
-        if times_s:
-            heappush(self._expiries, (next(iter(times_s)) + ttl_s, pod))
+        ttl_s = dispatched.ttl_s
+        while dispatched.queue and dispatched.queue[0].at_s + ttl_s <= now_s:
+            self._drop_tail(pod, dispatched, dispatched.blocks)
+        if dispatched.queue:
+            heappush(self._expiries, (dispatched.queue[0].at_s + ttl_s, pod))
 
-    def _drop_oldest(self, dispatched: _Dispatched, blocks: int) -> None:
-        pop, lanes = dispatched.at_s.popitem, self._lanes
-        for _ in range(blocks):
-            block, _at_s = pop(last=False)
-            if rest := lanes[block] & ~dispatched.lane:
-                lanes[block] = rest
-            else:
-                del lanes[block]
+    def _drop_oldest(self, pod: PodId, dispatched: _Dispatched, blocks: int) -> None:
+        while blocks > 0:
+            blocks -= self._drop_tail(pod, dispatched, blocks)
 
-    def _runs(self, hashes: Sequence[BlockHash]) -> dict[PodId, BlocksByTier]:
-        found: dict[PodId, BlocksByTier] = {}
-        get, alive = self._lanes.get, -1
-        for depth, block in enumerate(hashes):
-            lanes = get(block, 0)
-            if lanes & alive != alive:
-                self._end(alive & ~lanes if depth else 0, depth, found)
-                alive &= lanes
-                if not alive:
-                    return found
-        self._end(alive if hashes else 0, len(hashes), found)
-        return found
+    def _drop_tail(self, pod: PodId, dispatched: _Dispatched, most: int) -> int:
+        """Drop up to so many blocks from the end of the oldest dispatch's last run; without any left, the run leaves
+        it, and without a run, it leaves the queue. Returns how many blocks were dropped."""
+        oldest = dispatched.queue[0]
+        run = oldest.run
+        number, blocks = run.held.get(pod, _NEVER) if run else _NEVER
+        if run is None or number != oldest.number:
+            dispatched.queue.popleft()
+            return 0
+        dropped = min(blocks, most)
+        dispatched.blocks -= dropped
+        if dropped < blocks:
+            run.held[pod] = number, blocks - dropped
+            return dropped
+        del run.held[pod]
+        dispatched.runs -= 1
+        if not run.held:
+            del self._runs[run.blocks[0]]
+        oldest.run = run.parent
+        return dropped
 
-    def _end(self, lanes: int, depth: int, found: dict[PodId, BlocksByTier]) -> None:
-        """The runs of these lanes end before the block at `depth`."""
-        while lanes:
-            lane = lanes & -lanes
-            lanes ^= lane
-            found[self._names[lane]] = (depth, 0, 0, 0)
+
+def _common(run: Sequence[BlockHash], hashes: Sequence[BlockHash], start: int) -> int:
+    """How many of the run's blocks are those of `hashes` from `start` on. O(1) where it is all, else O(log)."""
+    most = min(len(run), len(hashes) - start)
+    if run[most - 1] == hashes[start + most - 1]:
+        return most
+    return bisect_left(range(most), True, key=lambda at: run[at] != hashes[start + at])

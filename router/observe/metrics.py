@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from router.observe.phase import PHASES, Phases
 from router.observe.slices import Slices
+from router.observe.tally import Counter, Histogram
 from router.policy.calibration import CalibrationRow
 from router.policy.review import Comparison
 from router.types import FleetSnapshot, InFlight, PodId
@@ -209,7 +210,7 @@ class Metrics:
             registry=r,
         )
         self.receipts_lost = Counter(
-            "warmroute_receipts_lost", "Lines of receipts that Redis did not take.", registry=r
+            "warmroute_receipts_lost", "Lines of receipts that Redis did not take.", [], registry=r
         )
 
     def observe_shadow(self, policy: str, found: Comparison, ttft_ms: float | None) -> None:

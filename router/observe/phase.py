@@ -9,6 +9,7 @@ metric; `observe/metrics.py` reads what is measured here.
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 PHASES = ("admit", "fingerprint", "match", "decide", "attempt", "relay", "settle")
 
@@ -16,20 +17,24 @@ PHASES = ("admit", "fingerprint", "match", "decide", "attempt", "relay", "settle
 class Phases:
     """The phases of one request: `enter` ends one and begins the next. A phase entered twice adds up."""
 
-    __slots__ = ("_began_s", "_current", "started_s", "taken_s")
+    __slots__ = ("_entered", "started_s")
 
     def __init__(self) -> None:
         self.started_s = time.perf_counter()
-        self.taken_s: dict[str, float] = {}
-        self._current = ""
-        self._began_s = self.started_s
+        self._entered: list[tuple[str, float]] = []
 
     def enter(self, phase: str) -> None:
         """Begin `phase`; "" only ends the current one."""
-        now_s = time.perf_counter()
-        if self._current:
-            self.taken_s[self._current] = self.taken_s.get(self._current, 0.0) + now_s - self._began_s
-        self._current, self._began_s = phase, now_s
+        self._entered.append((phase, time.perf_counter()))
+
+    @property
+    def taken_s(self) -> dict[str, float]:
+        """Seconds by phase, of those that have ended."""
+        taken_s: dict[str, float] = {}
+        for (phase, began_s), (_, ended_s) in pairwise(self._entered):
+            if phase:
+                taken_s[phase] = taken_s.get(phase, 0.0) + ended_s - began_s
+        return taken_s
 
     def elapsed_s(self) -> float:
         """Since the request arrived."""

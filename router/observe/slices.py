@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
+
+from router.observe.tally import Count, Counter, Histogram, Spread
 
 NAMED_TENANTS = 20
 COUNTED_TENANTS = 1000
@@ -40,9 +42,9 @@ class Slice(msgspec.Struct, frozen=True, gc=False):
 class _Bound:
     """Members with their labels."""
 
-    ttft_s: Histogram
-    prompt_tokens: Counter
-    cached_tokens: Counter
+    ttft_s: Spread
+    prompt_tokens: Count
+    cached_tokens: Count
 
 
 class Slices:
@@ -76,7 +78,7 @@ class Slices:
             registry=r,
         )
         self._bound: dict[tuple[str, str], _Bound] = {}
-        self._counted: dict[tuple[str, str, str], Counter] = {}
+        self._counted: dict[tuple[str, str, str], Count] = {}
         self.tenants = Tenants()
 
     def settle(self, one: Slice) -> None:

@@ -71,12 +71,9 @@ def _message(message: Any, content_format: ContentFormat, where: str) -> Message
     role = message.get("role")
     if not isinstance(role, str):
         raise MalformedRequest(f"{where}.role must be a string", param=f"{where}.role")
-    parts = _parts(message.get("content"), f"{where}.content")
-    if role == "system":
-        parts = [part for raw in parts if (part := _without_billing(raw)) is not None]
-    content = _content(parts, content_format, f"{where}.content")
-    if role == "tool" and isinstance(content, list) and all(part["type"] == "text" for part in content):
-        content = _plain_text(content)
+    content = message.get("content")
+    if not isinstance(content, str) or content_format == "openai" or content.startswith(_BILLING):
+        content = _rewritten(role, content, content_format, f"{where}.content")
     normal: Message = {"role": role, "content": content}
     if role == "assistant":
         normal |= _assistant_fields(message, where)
@@ -86,6 +83,16 @@ def _message(message: Any, content_format: ContentFormat, where: str) -> Message
     if role == "developer":
         normal["tools"] = developer_tools(message.get("tools"))
     return normal
+
+
+def _rewritten(role: str, content: Any, content_format: ContentFormat, where: str) -> Any:
+    parts = _parts(content, where)
+    if role == "system":
+        parts = [part for raw in parts if (part := _without_billing(raw)) is not None]
+    content = _content(parts, content_format, where)
+    if role == "tool" and isinstance(content, list) and all(part["type"] == "text" for part in content):
+        content = _plain_text(content)
+    return content
 
 
 def _parts(content: Any, where: str) -> list[Any]:

@@ -27,6 +27,9 @@ from router.types import BlockHash
 SEGMENT_BYTES = 480
 """What a segment costs in CPython besides its text, tokens and hashes: key, entry, objects' heads."""
 HASH_BYTES = 40
+SHORT_PIECE = 32
+"""Characters of a piece that is remembered wherever it stands: `<|assistant|>` and the like."""
+SHORT_PIECES = 1024
 _FIRST_ID = 4
 """Smaller ids are roots: one for each backend, with and without the frame of special tokens."""
 
@@ -72,6 +75,7 @@ class SegmentCache:
         self._segments: OrderedDict[tuple[int, str], Segment] = OrderedDict()
         self._fresh: deque[tuple[Lookup, list[Segment]]] = deque()
         self._next_id = _FIRST_ID
+        self._short: dict[str, array[int]] = {}
         self._cuts = find_cuts(tokenizer)
         self._frame = _frame(tokenizer)
         self.bytes = 0
@@ -102,10 +106,20 @@ class SegmentCache:
 
     def complete(self, lookup: Lookup) -> list[Segment]:
         """All segments of the text that was looked up; encodes the cold ones. Safe in any thread."""
-        if not lookup.cold:
-            return list(lookup.known)
-        tokens = self._tokenizer.encode_batch(lookup.cold, add_special_tokens=lookup.special_tokens)
-        return [*lookup.known, *map(Segment, tokens)]
+        if lookup.special_tokens and lookup.cold:
+            return [Segment(self._tokenizer.encode(lookup.text, add_special_tokens=True))]
+        return [*lookup.known, *(Segment(self._encode(piece)) for piece in lookup.cold)]
+
+    def _encode(self, piece: str) -> array[int]:
+        """What little stands behind every prompt is encoded once."""
+        if len(piece) > SHORT_PIECE:
+            return self._tokenizer.encode(piece)
+        tokens = self._short.get(piece)
+        if tokens is None:
+            if len(self._short) >= SHORT_PIECES:
+                self._short.clear()
+            tokens = self._short[piece] = self._tokenizer.encode(piece)
+        return tokens
 
     def keep(self, lookup: Lookup, segments: list[Segment]) -> None:
         """Leave what `complete` encoded for the next `look_up` to take in. Safe in any thread."""

@@ -7,6 +7,7 @@ and never accepts a template from a client.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -23,6 +24,9 @@ _NO_VARIABLES = frozenset(
     | {"return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
 )
 """Names in `chat_template_kwargs` that steer the renderer instead of reaching the template."""
+_METHODS = frozenset(dir(dict))
+_ONLY_MESSAGES = {"messages"}
+_DEVELOPER = re.compile(r"""(["'])developer\1""")
 
 
 class ChatTemplate:
@@ -46,15 +50,17 @@ class ChatTemplate:
         self._formats = detected if content_format == "auto" else dict.fromkeys(detected, content_format)
         self._special_tokens = tokenizer.special_tokens
         self._default_kwargs = dict(default_kwargs or {})
+        self._know_developers = {name for name, text in self._texts.items() if _DEVELOPER.search(text)}
+        self._usual_variables = self._variables({})
 
     def render(self, body: Mapping[str, Any]) -> str:
         """The prompt of a chat request's body. `MalformedRequest` where the engine would refuse it, with the
         template's own message; `Unrenderable` where it holds more than text."""
-        variables = self._variables(body)
+        variables = self._usual_variables if body.keys() == _ONLY_MESSAGES else self._variables(body)
         name = "tool_use" if "tools" in variables and "tool_use" in self._texts else "default"
         text = self._texts[name]
         conversation = normal_messages(body.get("messages"), self._formats[name])
-        if '"developer"' not in text and "'developer'" not in text:
+        if name not in self._know_developers:
             conversation = without_developer(conversation)
         return _render(text, conversation, {**self._special_tokens, **variables})
 
@@ -105,9 +111,24 @@ def _compile(text: str) -> ContentFormat:
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     try:
-        return detect_content_format(_compile_jinja_template(text).environment.parse(text))
+        compiled = _compile_jinja_template(text)
+        _read_fields_quickly(compiled.environment)
+        return detect_content_format(compiled.environment.parse(text))
     except Exception as error:  # a template may break its compiler in any way
         raise ConfigError(f"chat template: {error}") from error
+
+
+def _read_fields_quickly(environment: Any) -> None:
+    """The sandbox first tries whether `message.role` is a method, which it never is, and that is half of the time that
+    rendering takes. What could be one still goes the long way."""
+    as_ever, undefined = type(environment).getattr.__get__(environment), environment.undefined
+
+    def quick(of: Any, name: str) -> Any:
+        if type(of) is not dict or name in _METHODS:
+            return as_ever(of, name)
+        return of[name] if name in of else undefined(obj=of, name=name)
+
+    environment.getattr = quick
 
 
 def _render(text: str, conversation: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from router.proxy.headers import HeaderList
 from router.types import InferenceRequest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Inbound:
     """One downstream request: its meaning, and its form for forwarding."""
 
@@ -33,8 +33,11 @@ class Downstream(Protocol):
     async def start(self, status: int, headers: HeaderList) -> None:
         """Send status and headers."""
 
-    async def write(self, piece: bytes) -> None:
-        """Send a piece of body; returns when the client may take more."""
+    def put(self, piece: bytes) -> bool:
+        """Send a piece of body. False: do not send more before `ready` has returned."""
+
+    async def ready(self) -> None:
+        """Wait until the client may take more."""
 
     async def finish(self) -> None:
         """End the answer."""

@@ -107,6 +107,8 @@ class Forwarder:
         self._journal = Journal() if journal is None else journal
         self._shared: dict[str, SharedPrefixes] = {}
         self._turns: Counter[str] = Counter()
+        self._counted = fleet.snapshot
+        self._ready: dict[str, int] = {}
 
     async def forward(self, story: Story, client: Downstream) -> None:
         """Serve one request. Raises `RouterError` where no answer could be given, or could not be finished."""
@@ -189,10 +191,22 @@ class Forwarder:
     def _shared_blocks(self, model: str, prompt: PromptPrefix | None, *, counted: bool = True) -> int:
         if prompt is None:
             return 0
-        ready = sum(s.state is PodState.READY and s.pod.serves(model) for s in self._fleet.snapshot.pods)
-        shared = self._shared.setdefault(model, SharedPrefixes())
+        shared = self._shared.get(model)
+        if shared is None:
+            shared = self._shared[model] = SharedPrefixes()
         learn = shared.observe if counted else shared.shared
-        return learn(prompt.hashes, threshold=HEAVY_SHARE / max(ready, 1))
+        return learn(prompt.hashes, threshold=HEAVY_SHARE / max(self._ready_pods(model), 1))
+
+    def _ready_pods(self, model: str) -> int:
+        """Counted once a snapshot."""
+        snapshot = self._fleet.snapshot
+        if snapshot is not self._counted:
+            self._counted, self._ready = snapshot, {}
+        ready = self._ready.get(model)
+        if ready is None:
+            ready = sum(s.state is PodState.READY and s.pod.serves(model) for s in snapshot.pods)
+            self._ready[model] = ready
+        return ready
 
     async def attempt_in_order(self, story: Story, client: Downstream) -> None:
         """Try candidates until one has begun to answer."""

@@ -46,21 +46,22 @@ ENGINE_CONTROL = frozenset(
 # Recomputed for the upstream exchange; accept-encoding is dropped because a compressed stream cannot be observed and
 # would be held back by the compressor.
 _REWRITTEN = frozenset({b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id", b"x-forwarded-for"})
+_NOT_UPSTREAM = HOP_BY_HOP | _REWRITTEN
+_NOT_UPSTREAM_UNTRUSTED = _NOT_UPSTREAM | ENGINE_CONTROL
+_NOT_DOWNSTREAM = HOP_BY_HOP | {b"date", b"server", b"x-request-id"}
 
 
 def upstream_headers(headers: Iterable[tuple[bytes, bytes]], *, trusted: bool) -> HeaderList:
     """The client's headers as a pod may see them."""
     headers = list(headers)
-    dropped = HOP_BY_HOP | _REWRITTEN | _named_by_connection(headers)
-    if not trusted:
-        dropped |= ENGINE_CONTROL
+    dropped = _with_named_by_connection(_NOT_UPSTREAM if trusted else _NOT_UPSTREAM_UNTRUSTED, headers)
     return [(name, value) for name, value in headers if name not in dropped]
 
 
 def downstream_headers(headers: Iterable[tuple[bytes, bytes]]) -> HeaderList:
     """The pod's headers as the client may see them."""
     headers = list(headers)
-    dropped = HOP_BY_HOP | _named_by_connection(headers) | {b"date", b"server", b"x-request-id"}
+    dropped = _with_named_by_connection(_NOT_DOWNSTREAM, headers)
     return [(name, value) for name, value in headers if name not in dropped]
 
 
@@ -84,7 +85,9 @@ def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
     return ""
 
 
-def _named_by_connection(headers: HeaderList) -> frozenset[bytes]:
-    return frozenset(
-        token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")
-    )
+def _with_named_by_connection(names: frozenset[bytes], headers: HeaderList) -> frozenset[bytes]:
+    """`names`, and those that the sender has declared to be hop-by-hop."""
+    for name, value in headers:
+        if name == b"connection":
+            names |= {token.strip().lower() for token in value.split(b",")}
+    return names

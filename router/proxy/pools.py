@@ -5,7 +5,8 @@ One pool a pod and life: made on first use, closed when the pod is gone. This fi
 
 from __future__ import annotations
 
-from router.proxy.upstream import UpstreamPool, UpstreamTimeouts
+from router.proxy.connection import UpstreamTimeouts
+from router.proxy.upstream import UpstreamPool
 from router.types import Pod, PodId
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from router.proxy.answer import AnswerReader
+from router.proxy.connection import Ready, Sink
 from router.proxy.downstream import Downstream
 from router.proxy.headers import HeaderList, downstream_headers
 from router.types import PodId
@@ -37,6 +38,10 @@ class AnyReply(Protocol):
     async def read(self) -> bytes:
         """The next piece of body; b"" at the end. Raises `UpstreamError`."""
 
+    async def pour(self, sink: Sink, ready: Ready) -> None:
+        """Hand the rest of the body to `sink`, each piece the moment that it is here; where that is False, no more
+        until `ready` has returned. Raises `UpstreamError`."""
+
     def close(self) -> None:
         """No more of it is wanted. Again, it changes nothing."""
 
@@ -54,18 +59,23 @@ async def relay(
     pieces = [await reply.read()]
     if not is_stream(reply.headers):
         await _hold(reply, pieces)
+
+    def pass_on(piece: bytes) -> bool:
+        on_piece(reader.feed(piece))
+        return client.put(piece)
+
     await client.start(reply.status, [*downstream_headers(reply.headers), *extra_headers])
     for piece in pieces:
-        await _pass_on(piece, client, reader, on_piece)
-    while pieces[-1]:
-        pieces = [await reply.read()]
-        await _pass_on(pieces[0], client, reader, on_piece)
+        if piece and not pass_on(piece):
+            await client.ready()
+    if pieces[-1]:
+        await reply.pour(pass_on, client.ready)
     await client.finish()
 
 
 async def end_broken_stream(client: Downstream, body: bytes) -> None:
     """Tell the reader of an event stream that it is incomplete, in the shape that SDKs raise on."""
-    await client.write(b"\n\ndata: " + body + b"\n\n")
+    client.put(b"\n\ndata: " + body + b"\n\n")
     await client.finish()
 
 
@@ -85,15 +95,15 @@ async def read_all(reply: AnyReply) -> bytes:
         reply.close()
 
 
+async def pour_read(reply: AnyReply, sink: Sink, ready: Ready) -> None:
+    """`pour` for a reply that can only be read."""
+    while piece := await reply.read():
+        if not sink(piece):
+            await ready()
+
+
 async def _hold(reply: AnyReply, pieces: list[bytes]) -> None:
     held_bytes = len(pieces[0])
     while pieces[-1] and held_bytes < HOLD_BYTES:
         pieces.append(await reply.read())
         held_bytes += len(pieces[-1])
-
-
-async def _pass_on(piece: bytes, client: Downstream, reader: AnswerReader, on_piece: Callable[[bool], None]) -> None:
-    if not piece:
-        return
-    on_piece(reader.feed(piece))
-    await client.write(piece)

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.engines.handoff.usage import UsageCorrection
+from router.proxy.connection import Ready, Sink
 from router.proxy.headers import HeaderList
-from router.proxy.relay import AnyReply, is_stream
+from router.proxy.relay import AnyReply, is_stream, pour_read
 from router.types import PodId
 
 
@@ -28,6 +29,10 @@ class WholeReply:
         """All of it, once."""
         body, self.body = self.body, b""
         return body
+
+    async def pour(self, sink: Sink, ready: Ready) -> None:
+        """The same."""
+        await pour_read(self, sink, ready)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -51,6 +56,10 @@ class DecodeReply:
             if corrected := self._correction.feed(piece):
                 return corrected
         return self._correction.end()
+
+    async def pour(self, sink: Sink, ready: Ready) -> None:
+        """The rest, corrected."""
+        await pour_read(self, sink, ready)
 
     async def _next(self) -> bytes:
         first, self._first = self._first, None

@@ -1,8 +1,7 @@
 """How do bytes get to a pod and back?
 
-A pool of kept-alive HTTP/1.1 connections to one pod: a protocol class around `httptools`, so that a request costs one
-write, a body chunk one callback, and closing is immediate (engines stop generating when the socket closes). This file
-knows nothing of models, candidates or retries beyond one: a kept-alive connection that died unseen is replaced once.
+A pool of kept-alive connections to one pod. This file knows nothing of models, candidates or retries beyond one: a
+kept-alive connection that died unseen is replaced once.
 """
 
 from __future__ import annotations
@@ -11,169 +10,14 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import cast
 from urllib.parse import urlsplit
 
-import httptools
-
-from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamTimeout
-
-HeaderList = list[tuple[bytes, bytes]]
+from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamError, UpstreamTimeout
+from router.proxy.connection import Connection, Ready, Sink, UpstreamTimeouts
 
 IDLE_EXPIRY_S = 3.0
 """uvicorn-based engines close an idle connection after 5 s; ours must go first."""
 MAX_IDLE_CONNECTIONS = 256
-READ_PAUSE_BYTES = 256 * 1024
-"""Unread body held for one request before the pod is told to wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamTimeouts:
-    """Deadlines of one exchange."""
-
-    connect_s: float
-    first_byte_s: float
-    idle_s: float
-
-
-class Connection(asyncio.Protocol):
-    """One connection, one exchange at a time. Parser callbacks fill it, `head` and `read` drain it."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._transport: asyncio.Transport | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._lost = False
-        self.idle_since_s = 0.0
-        self._reset()
-
-    def _reset(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
-        self.status = 0
-        self.headers: HeaderList = []
-        self._chunks: list[bytes] = []
-        self._buffered_bytes = 0
-        self._paused = False
-        self._head_done = False
-        self._complete = False
-        self._any_byte = False
-        self._ends_with_connection = True
-        self._broken = ""
-
-    # --- asyncio.Protocol ---
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._any_byte = True
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._broken = f"not HTTP: {error}"
-            self.close()
-        self._wake()
-
-    def eof_received(self) -> bool:
-        return False
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._lost = True
-        if self._head_done and self._ends_with_connection and exc is None and not self._broken:
-            self._complete = True
-        self._wake()
-
-    # --- httptools ---
-
-    def on_message_begin(self) -> None:
-        if self._complete:  # what follows would be taken for the answer to somebody else's request
-            raise UpstreamBroken("more bytes than one answer")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        self.headers.append((name, value))
-        if name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower()):
-            self._ends_with_connection = False
-
-    def on_headers_complete(self) -> None:
-        self.status = self._parser.get_status_code()
-        if self.status < 200:
-            return
-        self._head_done = True
-        self._keep_alive = self._parser.should_keep_alive()
-
-    def on_body(self, body: bytes) -> None:
-        self._chunks.append(body)
-        self._buffered_bytes += len(body)
-        if self._buffered_bytes > READ_PAUSE_BYTES and not self._paused and self._transport is not None:
-            self._paused = True
-            self._transport.pause_reading()
-
-    def on_message_complete(self) -> None:
-        if self.status < 200:  # 100 Continue, 103 Early Hints: the real answer follows
-            self.headers = []
-            self._ends_with_connection = True
-        else:
-            self._complete = True
-
-    # --- one exchange ---
-
-    def send(self, message: bytes) -> None:
-        """Begin an exchange: write the whole request."""
-        self._reset()
-        assert self._transport is not None
-        self._transport.write(message)
-
-    async def head(self) -> None:
-        """Wait for status and headers. Raises `UpstreamBroken`, or `StaleConnection` when not a byte came."""
-        while not self._head_done:
-            if self._lost or self._broken:
-                if not self._any_byte:
-                    raise StaleConnection("the pod closed the connection without an answer")
-                raise UpstreamBroken(self._broken or "the pod closed the connection inside its headers")
-            await self._wait()
-
-    async def read(self) -> bytes:
-        """The next piece of body, everything that has come; b"" at the end. Raises `UpstreamBroken`."""
-        while not self._chunks:
-            if self._complete:
-                return b""
-            if self._lost or self._broken:
-                raise UpstreamBroken(self._broken or "the pod closed the connection inside its answer")
-            await self._wait()
-        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        self._chunks = []
-        self._buffered_bytes = 0
-        if self._paused and self._transport is not None and self.alive:
-            self._paused = False
-            self._transport.resume_reading()
-        return data
-
-    @property
-    def reusable(self) -> bool:
-        """May another exchange follow on this connection?"""
-        return self._complete and not self._chunks and self._keep_alive and self.alive
-
-    @property
-    def alive(self) -> bool:
-        return not self._lost and self._transport is not None and not self._transport.is_closing()
-
-    def close(self) -> None:
-        """Close at once; the pod stops working on whatever is unfinished."""
-        if self._transport is not None and not self._lost:
-            self._transport.abort()
-
-    async def _wait(self) -> None:
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 class Reply:
@@ -189,14 +33,23 @@ class Reply:
     async def read(self) -> bytes:
         """The next piece of body; b"" at the end. Raises `UpstreamBroken` or `UpstreamTimeout`."""
         try:
-            async with asyncio.timeout(self._pool.timeouts.idle_s):
-                return await self._connection.read()
-        except TimeoutError:
-            raise UpstreamTimeout(
-                f"pod {self.pod} was silent for {self._pool.timeouts.idle_s:g} s", pod=self.pod
-            ) from None
-        except UpstreamBroken as error:
-            raise UpstreamBroken(f"pod {self.pod}: {error}", pod=self.pod) from error
+            return await self._connection.read()
+        except (TimeoutError, UpstreamBroken) as error:
+            raise self._explained(error) from error
+
+    async def pour(self, sink: Sink, ready: Ready) -> None:
+        """Hand the rest of the body to `sink` as it comes; where that is False, no more until `ready` has returned.
+        Raises like `read`."""
+        try:
+            await self._connection.pour(sink, ready)
+        except (TimeoutError, UpstreamBroken) as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: Exception) -> UpstreamError:
+        """The same, saying whose it is."""
+        if isinstance(error, TimeoutError):
+            return UpstreamTimeout(f"pod {self.pod} was silent for {self._pool.timeouts.idle_s:g} s", pod=self.pod)
+        return UpstreamBroken(f"pod {self.pod}: {error}", pod=self.pod)
 
     @property
     def pod(self) -> str:
@@ -255,9 +108,8 @@ class UpstreamPool:
     async def _on(self, connection: Connection, message: bytes) -> Reply:
         done = False
         try:
-            async with asyncio.timeout(self.timeouts.first_byte_s):
-                connection.send(message)
-                await connection.head()
+            connection.send(message)
+            await connection.head()
             done = True
         except TimeoutError:
             raise UpstreamTimeout(
@@ -275,7 +127,7 @@ class UpstreamPool:
         try:
             async with asyncio.timeout(self.timeouts.connect_s):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(loop), self._host, self._port, ssl=self._tls
+                    lambda: Connection(loop, self.timeouts), self._host, self._port, ssl=self._tls
                 )
         except (OSError, TimeoutError) as error:
             why = str(error) or f"no connection within {self.timeouts.connect_s:g} s"

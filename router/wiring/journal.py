@@ -33,7 +33,7 @@ class Records:
         self._log = _open_log(config.file)
         sinks: list[Sink] = [self._log.write] if self._log else []
         if config.redis_maxlen and cluster:
-            stream = cluster.receipts(config.redis_maxlen, metrics.receipts_lost.inc)
+            stream = cluster.receipts(config.redis_maxlen, metrics.receipts_lost.labels().inc)
             sinks.append(stream.write)
             self.feeds["receipts"] = stream.run
         writer = ReceiptWriter(sinks, scenes=config.scenes) if sinks else None

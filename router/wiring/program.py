@@ -47,9 +47,9 @@ from router.policy.classes import Classes
 from router.policy.policy_set import PolicySet
 from router.policy.spec import Policy
 from router.prompt.tokenizer import load_tokenizer
+from router.proxy.connection import UpstreamTimeouts
 from router.proxy.forward import Forwarder, Forwarding
 from router.proxy.pools import Pools
-from router.proxy.upstream import UpstreamTimeouts
 from router.stores.local import LocalStore
 from router.stores.store import PrefixStore
 from router.types import Generation, Pod, PodId, PodSpeed, PodState, PrefixTrust
@@ -64,7 +64,7 @@ log = structlog.get_logger()
 
 
 def build(config: RouterConfig, policies: Path, priors: dict[str, ModelPrior]) -> App:
-    """The ASGI application; its lifespan starts and stops everything else. `policies` is their folder. Raises
+    """What `EdgeProtocol` serves; its lifespan starts and stops everything else. `policies` is their folder. Raises
     `ConfigError`."""
     return Program(config, policies, priors).app
 

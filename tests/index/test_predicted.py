@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.index import predicted
 from router.index.predicted import PredictedIndex
 from router.types import PodId
 
@@ -76,6 +79,16 @@ def test_another_time_to_live_holds_for_all_of_a_pods_blocks() -> None:
     assert blocks(index, [1], 1.0) == {}
 
 
+def test_what_is_sent_again_and_again_is_remembered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dispatches that count for nothing any more are forgotten, and the others are not."""
+    monkeypatch.setattr(predicted, "SPARE_DISPATCHES", 0)
+    index = recorded([1], *[[5, 6]] * 20)
+    assert len(index._pods["a"].queue) <= 5
+    assert blocks(index, [1], 20.0) == {}
+    assert blocks(index, [5, 6], 29.9) == {"a": 2}
+    assert blocks(index, [5, 6], 30.0) == {} and len(index) == 0
+
+
 @dataclass
 class NaivePod:
     """Blocks with their times, least recent first."""
@@ -99,7 +112,12 @@ class NaivePod:
         return run
 
 
-prompts = st.lists(st.integers(1, 9), max_size=5, unique=True)
+def chained(tokens: list[int]) -> list[int]:
+    """Block hashes as they are: each stands for all that is before it."""
+    return list(accumulate(tokens, lambda before, token: before * 4 + token))
+
+
+prompts = st.lists(st.integers(1, 3), max_size=6).map(chained)
 dispatches = st.tuples(
     st.sampled_from(["a", "b"]),
     prompts,

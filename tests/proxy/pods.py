@@ -21,12 +21,12 @@ from router.fleet.lifecycle import PodEvent
 from router.observe.learning import Learning
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
+from router.proxy.connection import UpstreamTimeouts
 from router.proxy.downstream import Inbound
 from router.proxy.forward import Forwarder, Forwarding
 from router.proxy.headers import HeaderList
 from router.proxy.pools import Pools
 from router.proxy.story import Story
-from router.proxy.upstream import UpstreamTimeouts
 from router.stores.local import LocalStore
 from router.types import (
     Candidate,
@@ -152,9 +152,13 @@ class Client:
     async def start(self, status: int, headers: HeaderList) -> None:
         self.started, self.status, self.headers = True, status, headers
 
-    async def write(self, piece: bytes) -> None:
+    def put(self, piece: bytes) -> bool:
         self.body += piece
         self.wrote.set()
+        return True
+
+    async def ready(self) -> None:
+        pass
 
     async def finish(self) -> None:
         self.finished = True

@@ -69,3 +69,12 @@ async def test_a_difference_on_the_traffic_ends_the_fast_tokenizer(
     assert await checked(reader, "The tide turns at noon.") != right
     assert tokenizer.backend == "transformers"
     assert await checked(reader, "The tide turns at noon.") == right
+
+
+async def test_checks_take_a_small_part_of_the_time(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one there is none for a hundred times as long, however many prompts come."""
+    reader = reader_of(tokenizer, monkeypatch)
+    await checked(reader, "The tide turns at noon.")
+    first = reader._check
+    await checked(reader, "The tide turns at noon." * 1000)
+    assert reader._check is first

@@ -10,9 +10,10 @@ import pytest
 
 from router.errors import UpstreamBroken
 from router.proxy.answer import AnswerReader
+from router.proxy.connection import Connection, UpstreamTimeouts
 from router.proxy.headers import HeaderList
 from router.proxy.relay import HOLD_BYTES, end_broken_stream, is_stream, relay
-from router.proxy.upstream import Connection, Reply, UpstreamPool, UpstreamTimeouts
+from router.proxy.upstream import Reply, UpstreamPool
 
 pytestmark = pytest.mark.anyio
 
@@ -21,13 +22,33 @@ JSON = b"content-type: application/json\r\n"
 TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 
 
+class Transport(asyncio.Transport):
+    """Remembers when reading was paused (True) and resumed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[bool] = []
+
+    def pause_reading(self) -> None:
+        self.pauses.append(True)
+
+    def resume_reading(self) -> None:
+        self.pauses.append(False)
+
+    def is_closing(self) -> bool:
+        return False
+
+
 class Pod:
     """The pod's end of a connection without a socket: what is sent has arrived."""
 
     def __init__(self, headers: bytes, status: int = 200) -> None:
-        self.connection = Connection(asyncio.get_running_loop())
+        timeouts = UpstreamTimeouts(5, 5, 5)
+        self.connection = Connection(asyncio.get_running_loop(), timeouts)
+        self.transport = Transport()
+        self.connection.connection_made(self.transport)
         self._send(b"HTTP/1.1 %d X\r\n%btransfer-encoding: chunked\r\n\r\n" % (status, headers))
-        self.reply = Reply(UpstreamPool("a", "http://a", UpstreamTimeouts(5, 5, 5)), self.connection)
+        self.reply = Reply(UpstreamPool("a", "http://a", timeouts), self.connection)
 
     def send(self, piece: bytes) -> None:
         self._send(b"%x\r\n%b\r\n" % (len(piece), piece))
@@ -51,16 +72,20 @@ class Client:
         self.status = 0
         self.headers: HeaderList = []
         self.pieces: list[bytes] = []
-        self.wrote = asyncio.Event()
+        self.free = asyncio.Event()
+        self.free.set()
 
     async def start(self, status: int, headers: HeaderList) -> None:
         self.started, self.status, self.headers = True, status, headers
 
-    async def write(self, piece: bytes) -> None:
+    def put(self, piece: bytes) -> bool:
         assert self.started
         assert not self.finished
         self.pieces.append(piece)
-        self.wrote.set()
+        return self.free.is_set()
+
+    async def ready(self) -> None:
+        await self.free.wait()
 
     async def finish(self) -> None:
         assert self.started
@@ -104,6 +129,31 @@ async def test_pieces_pass_as_they_come() -> None:
         (b"x-warmroute-pod", b"a"),
     ]
     assert passage.reader.bytes == sum(map(len, passage.client.pieces))
+
+
+async def test_a_slow_client_gets_no_more_until_it_is_ready() -> None:
+    """What comes meanwhile waits, and nothing of it is lost, not even when the pod has gone."""
+    pod = Pod(EVENTS)
+    passage = Passage(pod)
+    pod.send(TOKEN)
+    await passage.until_waiting()
+    passage.client.free.clear()
+    for piece in (b"1", b"2", b"3"):
+        pod.send(piece)
+        await passage.until_waiting()
+    assert passage.client.pieces == [TOKEN, b"1"]
+    assert pod.transport.pauses == [True]
+    passage.client.free.set()
+    await passage.until_waiting()
+    assert passage.client.pieces == [TOKEN, b"1", b"23"]
+    assert pod.transport.pauses == [True, False]
+    passage.client.free.clear()
+    pod.send(b"4")
+    pod.send(b"5")
+    pod.end()
+    passage.client.free.set()
+    await passage.task
+    assert b"".join(passage.client.pieces) == TOKEN + b"12345"
 
 
 async def test_nothing_starts_before_the_first_piece_of_a_stream() -> None:
@@ -184,7 +234,7 @@ async def test_a_broken_stream_ends_with_an_error_event() -> None:
     """On a line of its own, wherever the pod stopped."""
     client = Client()
     await client.start(200, [])
-    await client.write(b'data: {"choi')
+    client.put(b'data: {"choi')
     await end_broken_stream(client, b'{"error": {"message": "gone"}}')
     last = b"".join(client.pieces).split(b"\n\n")[-2]
     assert json.loads(last.removeprefix(b"data: ")) == {"error": {"message": "gone"}}

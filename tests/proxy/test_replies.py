@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from router.proxy.connection import Ready, Sink
 from router.proxy.headers import HeaderList
-from router.proxy.relay import read_all
+from router.proxy.relay import pour_read, read_all
 from router.proxy.replies import DecodeReply, WholeReply
 
 pytestmark = pytest.mark.anyio
@@ -26,6 +27,9 @@ class Pieces:
 
     async def read(self) -> bytes:
         return self._pieces.pop(0) if self._pieces else b""
+
+    async def pour(self, sink: Sink, ready: Ready) -> None:
+        await pour_read(self, sink, ready)
 
     def close(self) -> None:
         self.closed += 1

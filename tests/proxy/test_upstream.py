@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
+from router.proxy.connection import READ_PAUSE_BYTES, UpstreamTimeouts
 from router.proxy.headers import request_message
-from router.proxy.upstream import IDLE_EXPIRY_S, READ_PAUSE_BYTES, Reply, UpstreamPool, UpstreamTimeouts
+from router.proxy.upstream import IDLE_EXPIRY_S, Reply, UpstreamPool
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 

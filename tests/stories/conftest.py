@@ -13,6 +13,7 @@ import httpx
 import pytest
 import uvicorn
 
+from router.api.protocol import EdgeProtocol
 from router.config.priors import load_priors
 from router.config.receipts import Receipts
 from router.config.schema import Edge, Feeds, Limits, ModelConfig, PodConfig, RouterConfig
@@ -139,7 +140,9 @@ def open_city(engine_config: Callable[..., MockEngineConfig], tokenizer: Tokeniz
 async def serving(program: Program) -> AsyncIterator[str]:
     """The router under uvicorn on a free port; yields its URL."""
     server = uvicorn.Server(
-        uvicorn.Config(program.app, port=0, log_level="critical", ws="none", timeout_graceful_shutdown=1)
+        uvicorn.Config(
+            program.app, port=0, log_level="critical", http=EdgeProtocol, ws="none", timeout_graceful_shutdown=1
+        )
     )
     running = asyncio.create_task(server.serve())
     try:

@@ -1,0 +1,186 @@
+"""How do one request and its answer pass over a client's connection?
+
+The request is gathered whole; then a task serves it, and the answer goes straight to the transport: the head together
+with the first piece of body, each further piece as it comes, at the client's pace. A client that leaves cancels the
+task. To uvicorn's protocol an exchange is one of its cycles. This file parses nothing and knows no pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from router.errors import RouterError
+from router.proxy.headers import HeaderList
+from router.proxy.relay import is_stream
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_WITHOUT_BODY = frozenset({204, 304})
+
+
+@dataclass(slots=True)
+class Received:
+    """A request as it came. `refusal`: what is wrong with it before anybody has read its body."""
+
+    method: str
+    path: str
+    """Without its query, decoded."""
+    target: bytes
+    """Path and query, raw."""
+    headers: HeaderList
+    peer: str
+    body: bytes = b""
+    refusal: RouterError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """What an exchange needs of the connection that it is on."""
+
+    transport: asyncio.Transport
+    flow: FlowControl
+    tasks: set[asyncio.Task[Any]]
+    loop: asyncio.AbstractEventLoop
+    answered: Callable[[], None]
+    """To be told when an answer is complete."""
+
+
+Serve: TypeAlias = Callable[["Exchange"], Coroutine[Any, Any, None]]
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """One request and its answer. `http_1_0`: the client knows no chunks, a body may end with the connection."""
+
+    received: Received
+    keep_alive: bool
+    http_1_0: bool
+    expects_100: bool
+    _line: Line
+    _serve: Serve
+    started: bool = False
+    streams: bool = False
+    response_complete: bool = False
+    disconnected: bool = False
+    pieces: list[bytes] = field(default_factory=list)
+    held_bytes: int = 0
+    _first: bool = False
+    _whole: bool = False
+    _task: asyncio.Task[None] | None = None
+    _head: bytes = b""
+    _chunked: bool = False
+    _expected_bytes: int | None = None
+
+    # --- the request ---
+
+    def is_first(self) -> None:
+        """No other exchange on this connection is before this one."""
+        self._first = True
+        if self.expects_100 and not self.received.refusal and not self.pieces:
+            self._line.transport.write(_CONTINUE)
+        self._begin()
+
+    def take(self, piece: bytes, max_bytes: int) -> bool:
+        """Take a piece of the request's body. False if that is more than `max_bytes`; then nothing is held any more."""
+        self.held_bytes += len(piece)
+        if self.held_bytes > max_bytes:
+            self.pieces.clear()
+            return False
+        self.pieces.append(piece)
+        return True
+
+    def is_whole(self) -> None:
+        """All of the request is here."""
+        self._whole = True
+        self._begin()
+
+    def refuse(self, error: RouterError) -> None:
+        """Answer with this error, without the rest of the request."""
+        if self._task is None:
+            self.received.refusal = error
+            self._begin()
+
+    def gone(self) -> None:
+        """The client has closed its connection: whoever works for it stops at once."""
+        self.disconnected = True
+        if self._task is not None and not self.response_complete:
+            self._task.cancel()
+
+    def _begin(self) -> None:
+        if self._first and self._task is None and (self._whole or self.received.refusal):
+            pieces, self.pieces = self.pieces, []
+            self.received.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            self._task = self._line.loop.create_task(self._run())
+            self._line.tasks.add(self._task)
+
+    async def _run(self) -> None:
+        try:
+            await self._serve(self)
+        finally:
+            if self._task is not None:
+                self._line.tasks.discard(self._task)
+            if not self.response_complete:
+                self._line.transport.close()
+
+    # --- the answer ---
+
+    async def start(self, status: int, headers: HeaderList) -> None:
+        """Status and headers; they go out with what follows. Raises `ValueError` where a header would end its line."""
+        self.started = True
+        self.streams = is_stream(headers)
+        lines = [STATUS_LINE[status], *[b"%b: %b\r\n" % header for header in headers]]
+        length = next((value for name, value in headers if name == b"content-length"), None)
+        if self.received.method == "HEAD" or status in _WITHOUT_BODY:
+            self._expected_bytes = 0
+        elif length is not None:
+            self._expected_bytes = int(length)
+        elif not self.http_1_0:
+            self._chunked = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        head = b"".join(lines)
+        if not head.count(b"\r") == head.count(b"\n") == len(lines):
+            raise ValueError("a header of the answer has a line break in it")
+        self._head = head + b"\r\n"
+
+    def put(self, piece: bytes) -> bool:
+        """A piece of body. False: the client is slow, and more must wait until it is `ready`."""
+        if self._expected_bytes is not None:
+            piece = piece[: self._expected_bytes]
+            self._expected_bytes -= len(piece)
+        elif self._chunked:
+            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+        head, self._head = self._head, b""
+        self._line.transport.write(head + piece if head else piece)
+        return not self._line.flow.write_paused
+
+    async def ready(self) -> None:
+        """Wait until the client may take more."""
+        if self._line.flow.write_paused:
+            await self._line.flow.drain()
+
+    async def finish(self) -> None:
+        """The answer is complete, unless less came than its head has promised: then only the connection can tell."""
+        last = self._head + (b"0\r\n\r\n" if self._chunked else b"")
+        if last:
+            self._line.transport.write(last)
+        self.response_complete = True
+        if not self.keep_alive or self._expected_bytes:
+            self._line.transport.close()
+        self._line.answered()
+
+    # --- what uvicorn's protocol looks for in a cycle ---
+
+    @property
+    def message_event(self) -> Exchange:
+        """What is set when the connection is lost."""
+        return self
+
+    def set(self) -> None:
+        """`gone` is told more precisely."""

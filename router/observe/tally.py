@@ -1,0 +1,108 @@
+"""How is something counted on every request for next to nothing?
+
+Counters and histograms with the interface of `prometheus_client` as far as it is used here, at a tenth of the cost: no
+locks, because only the event loop counts, and a bucket found by bisection. What they have counted is exposed by
+`prometheus_client` itself. This file names no metric.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.utils import floatToGoString
+
+Labels = tuple[str, ...]
+
+
+class Count:
+    """One number that only grows."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, amount: float = 1.0) -> None:
+        """Add so much."""
+        self.value += amount
+
+
+class Spread:
+    """How many values lay between the bounds, each of which counts as below itself; and their sum."""
+
+    __slots__ = ("_bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Add one value."""
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+
+class Counter:
+    """Counts by the values of `names`."""
+
+    def __init__(self, name: str, about: str, names: Sequence[str], *, registry: CollectorRegistry) -> None:
+        self._described = name, about, names
+        self._children: dict[Labels, Count] = {}
+        registry.register(self)
+
+    def labels(self, *values: str) -> Count:
+        """The count of these values."""
+        child = self._children.get(values)
+        if child is None:
+            child = self._children[values] = Count()
+        return child
+
+    def remove(self, *values: str) -> None:
+        """These values are not counted any more."""
+        self._children.pop(values, None)
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """For the registry."""
+        name, about, names = self._described
+        family = CounterMetricFamily(name, about, labels=names)
+        for values, child in self._children.items():
+            family.add_metric(values, child.value)
+        yield family
+
+
+class Histogram:
+    """Spreads by the values of `names`; `buckets` are upper bounds, rising."""
+
+    def __init__(
+        self, name: str, about: str, names: Sequence[str], *, buckets: Sequence[float], registry: CollectorRegistry
+    ) -> None:
+        self._described = name, about, names
+        self._bounds = tuple(map(float, buckets))
+        self._children: dict[Labels, Spread] = {}
+        registry.register(self)
+
+    def labels(self, *values: str) -> Spread:
+        """The spread of these values."""
+        child = self._children.get(values)
+        if child is None:
+            child = self._children[values] = Spread(self._bounds)
+        return child
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """For the registry."""
+        name, about, names = self._described
+        family = HistogramMetricFamily(name, about, labels=names)
+        bounds = [_written(bound) for bound in (*self._bounds, float("inf"))]
+        for values, child in self._children.items():
+            family.add_metric(values, list(zip(bounds, accumulate(child.counts), strict=True)), child.total)
+        yield family
+
+
+def _written(bound: float) -> str:
+    """As `prometheus_client` writes it, so that series go on."""
+    return str(floatToGoString(bound))  # type: ignore[no-untyped-call]

@@ -1,0 +1,280 @@
+"""A client's connection, byte by byte, in front of an edge that answers as each test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.server import ServerState
+
+from router.api.app import App
+from router.api.exchange import Exchange, Received
+from router.api.openai import OpenAiEdge
+from router.api.protocol import EdgeProtocol
+from router.errors import BodyTooLarge, RouterError
+from router.proxy.headers import HeaderList
+
+pytestmark = [pytest.mark.anyio, pytest.mark.net]
+DEADLINE_S = 20.0
+MOST_BYTES = 1000
+Answer = Callable[[Exchange], Awaitable[None]]
+
+
+@dataclass
+class Edge:
+    """Takes what is under /v1, remembers it, and answers."""
+
+    answer: Answer
+    max_body_bytes: int = MOST_BYTES
+    seen: list[Received] = field(default_factory=list)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    began: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def takes(self, method: str, path: str) -> bool:
+        return path.startswith("/v1/")
+
+    def refusal(self, received: Received) -> RouterError | None:
+        declared = dict(received.headers).get(b"content-length", b"0")
+        return BodyTooLarge("too large") if int(declared) > MOST_BYTES else None
+
+    async def serve(self, client: Exchange) -> None:
+        self.seen.append(client.received)
+        self.began.set()
+        try:
+            if client.received.refusal:
+                await whole(b"refused", 413)(client)
+            else:
+                await self.answer(client)
+        except asyncio.CancelledError:
+            self.gone.set()
+            raise
+
+
+def whole(body: bytes, status: int = 200, headers: HeaderList | None = None) -> Answer:
+    """An answer with a length."""
+
+    async def answer(client: Exchange) -> None:
+        length = (b"content-length", b"%d" % len(body))
+        await client.start(status, [length] if headers is None else headers)
+        client.put(body)
+        await client.finish()
+
+    return answer
+
+
+async def echo(client: Exchange) -> None:
+    """The request's body."""
+    await whole(client.received.body)(client)
+
+
+async def forever(client: Exchange) -> None:
+    """An answer that never comes."""
+    await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def connected(edge: Edge) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A client's end of a connection to a server with this edge."""
+    own = FastAPI(openapi_url=None)
+
+    @own.post("/own")
+    async def own_answer() -> str:
+        return "own"
+
+    app = App(cast(OpenAiEdge, edge), own)
+    config = uvicorn.Config(app, http=EdgeProtocol, ws="none", lifespan="off", log_config=None)
+    config.load()
+    state, loop = ServerState(), asyncio.get_running_loop()
+    async with asyncio.timeout(DEADLINE_S):
+        server = await loop.create_server(lambda: EdgeProtocol(config, state, {}), "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+            server.close()
+
+
+def post(body: bytes, *headers: bytes, path: bytes = b"/v1/x", version: bytes = b"1.1") -> bytes:
+    lines = [b"POST %b HTTP/%b" % (path, version), b"host: h", b"content-length: %d" % len(body), *headers]
+    return b"\r\n".join([*lines, b"", body])
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """Head and body of an answer with a length."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    return head, await reader.readexactly(length)
+
+
+async def test_requests_follow_one_another_on_a_connection() -> None:
+    """Those of the edge and those of the application, in any order."""
+    async with connected(Edge(echo)) as (reader, writer):
+        for path, body, expected in ((b"/v1/x", b"a", b"a"), (b"/own", b"", b'"own"'), (b"/v1/x", b"b", b"b")):
+            writer.write(post(body, path=path))
+            head, answer = await read_answer(reader)
+            assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert answer == expected
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    """However their bytes arrive."""
+    sent = post(b"a") + post(b"", path=b"/own") + post(b"b") + post(b"c")
+    expected = [b"a", b'"own"', b"b", b"c"]
+    for step in (1, 7, len(sent)):
+        async with connected(Edge(echo)) as (reader, writer):
+            for start in range(0, len(sent), step):
+                writer.write(sent[start : start + step])
+                await asyncio.sleep(0)
+            assert [(await read_answer(reader))[1] for _ in expected] == expected
+
+
+async def test_path_query_headers_and_peer_reach_the_edge() -> None:
+    """The path without escapes, the target with them; a proxy on this machine may name the client."""
+    edge = Edge(echo)
+    async with connected(edge) as (reader, writer):
+        writer.write(post(b"", b"X-Forwarded-For: 10.1.2.3", path=b"/v1/a%20b?c=%20d"))
+        await read_answer(reader)
+    (received,) = edge.seen
+    assert (received.method, received.path, received.target) == ("POST", "/v1/a b", b"/v1/a%20b?c=%20d")
+    assert received.peer == "10.1.2.3"
+    assert (b"host", b"h") in received.headers
+
+
+async def test_http_1_0_gets_no_chunks_and_its_connection_ends() -> None:
+    """Its end is the end of the body."""
+    async with connected(Edge(whole(b"hello", headers=[]))) as (reader, writer):
+        writer.write(post(b"", version=b"1.0"))
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        assert b"chunked" not in head and b"connection: close" in head
+        assert body == b"hello"
+
+
+async def test_an_answer_without_length_is_chunked() -> None:
+    """And the connection goes on."""
+    async with connected(Edge(whole(b"hello", headers=[]))) as (reader, writer):
+        for _ in range(2):
+            writer.write(post(b""))
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b"transfer-encoding: chunked" in head
+            assert await reader.readexactly(15) == b"5\r\nhello\r\n0\r\n\r\n"
+
+
+async def test_connection_close_is_kept() -> None:
+    """As the client asked."""
+    async with connected(Edge(echo)) as (reader, writer):
+        writer.write(post(b"a", b"Connection: close"))
+        assert (await reader.read()).endswith(b"connection: close\r\n\r\na")
+
+
+async def test_a_client_that_asks_whether_to_go_on_is_told_so() -> None:
+    """Before its body, once."""
+    async with connected(Edge(echo)) as (reader, writer):
+        message = post(b"a", b"Expect: 100-continue")
+        writer.write(message[:-1])
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(message[-1:])
+        assert (await read_answer(reader))[1] == b"a"
+
+
+async def test_a_body_that_is_declared_too_large_is_refused_unread() -> None:
+    """Also where the client asks whether to go on."""
+    async with connected(Edge(echo)) as (reader, writer):
+        writer.write(b"POST /v1/x HTTP/1.1\r\nhost: h\r\ncontent-length: 1001\r\nexpect: 100-continue\r\n\r\n")
+        head, body = await read_answer(reader)
+        assert (head[:12], body) == (b"HTTP/1.1 413", b"refused")
+
+
+async def test_a_body_that_grows_too_large_is_refused_and_not_held() -> None:
+    """Chunks need no length."""
+    edge = Edge(echo)
+    async with connected(edge) as (reader, writer):
+        writer.write(b"POST /v1/x HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(b"1f4\r\n" + b"x" * 500 + b"\r\n1f4\r\n" + b"x" * 500 + b"\r\n1\r\nx\r\n")
+        assert (await read_answer(reader))[1] == b"refused"
+        assert isinstance(edge.seen[0].refusal, BodyTooLarge)
+        assert edge.seen[0].body == b""
+        writer.write(b"5\r\nxxxxx\r\n0\r\n\r\n" + post(b"next"))
+        assert (await read_answer(reader))[1] == b"next"
+
+
+async def test_a_client_that_leaves_ends_the_work_for_it() -> None:
+    """At once."""
+    edge = Edge(forever)
+    async with connected(edge) as (_, writer):
+        writer.write(post(b"a"))
+        await edge.began.wait()
+        writer.transport.abort()
+        await edge.gone.wait()
+
+
+async def test_a_slow_client_holds_the_answer_up() -> None:
+    """Until it has read what is on its way."""
+    paused, done = asyncio.Event(), asyncio.Event()
+    piece = b"x" * 65536
+
+    async def answer(client: Exchange) -> None:
+        await client.start(200, [(b"content-type", b"text/event-stream")])
+        while client.put(piece):
+            pass
+        paused.set()
+        await client.ready()
+        await client.finish()
+        done.set()
+
+    async with connected(Edge(answer)) as (reader, writer):
+        writer.write(post(b""))
+        await paused.wait()
+        assert not done.is_set()
+        while not (await reader.read(1 << 20)).endswith(b"0\r\n\r\n"):
+            pass
+        assert done.is_set()
+
+
+async def test_an_answer_that_ends_too_soon_ends_the_connection() -> None:
+    """With a length that is not kept, or an error after its begin, nothing else could tell."""
+
+    async def short(client: Exchange) -> None:
+        await client.start(200, [(b"content-length", b"5")])
+        client.put(b"abc")
+        await client.finish()
+
+    async def broken(client: Exchange) -> None:
+        await client.start(200, [])
+        client.put(b"abc")
+
+    for answer, expected in ((short, b"\r\n\r\nabc"), (broken, b"\r\n\r\n3\r\nabc\r\n")):
+        async with connected(Edge(answer)) as (reader, writer):
+            writer.write(post(b""))
+            assert (await reader.read()).endswith(expected)
+
+
+async def test_head_and_204_have_no_body() -> None:
+    """Whatever is put."""
+    for request, status in ((post(b"").replace(b"POST", b"HEAD"), 200), (post(b""), 204)):
+        async with connected(Edge(whole(b"abc", status, headers=[]))) as (reader, writer):
+            writer.write(request.replace(b"host: h", b"host: h\r\nconnection: close"))
+            assert (await reader.read()).endswith(b"connection: close\r\n\r\n")
+
+
+@pytest.mark.parametrize("value", [b"a\r\nx-evil: 1", b"a\n"])
+async def test_no_header_of_an_answer_can_make_another(value: bytes) -> None:
+    """It is refused before anything is sent."""
+    errors: list[Any] = []
+
+    async def answer(client: Exchange) -> None:
+        try:
+            await client.start(200, [(b"x-pod", value)])
+        except ValueError as error:
+            errors.append(error)
+
+    async with connected(Edge(answer)) as (reader, writer):
+        writer.write(post(b""))
+        assert await reader.read() == b""
+    assert errors

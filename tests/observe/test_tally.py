@@ -1,0 +1,37 @@
+"""Counting cheaply, against what `prometheus_client` would expose."""
+
+from __future__ import annotations
+
+import prometheus_client as theirs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.observe import tally as ours
+
+BOUNDS = (0, 0.5, 1, 10)
+
+
+def exposed(registry: theirs.CollectorRegistry) -> list[str]:
+    """The exposition, without the times at which things began."""
+    lines = theirs.generate_latest(registry).decode().splitlines()
+    return [line for line in lines if "_created" not in line]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", 'b"\n']), st.floats(-2, 20) | st.sampled_from(BOUNDS))))
+def test_what_is_exposed_is_what_prometheus_client_would_expose(seen: list[tuple[str, float]]) -> None:
+    """Names, labels, buckets, sums; values on a bound too."""
+    expected, found = theirs.CollectorRegistry(), theirs.CollectorRegistry()
+    counters = (
+        theirs.Counter("sent", "Sent.", ["pod"], registry=expected),
+        ours.Counter("sent", "Sent.", ["pod"], registry=found),
+    )
+    histograms = (
+        theirs.Histogram("took", "Took.", ["pod"], buckets=BOUNDS, registry=expected),
+        ours.Histogram("took", "Took.", ["pod"], buckets=BOUNDS, registry=found),
+    )
+    for pod, value in seen:
+        for counter in counters:
+            counter.labels(pod).inc(abs(value))
+        for histogram in histograms:
+            histogram.labels(pod).observe(value)
+    assert exposed(found) == exposed(expected)
