@@ -348,10 +348,12 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Fetch leading KV from another pod instead of computing it: afterwards `cached_tokens` are there."""
+    """Fetch leading KV from another pod instead of computing it: `pulled_tokens` travel, and then `cached_tokens` are
+    there."""
 
     holder: PodId
     cached_tokens: int
+    pulled_tokens: int = 0
 
 
 class Direct(msgspec.Struct, frozen=True, gc=False):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration, PrefillClock, PrefillObservation, TransferObservation
 from router.policy.decide import expected_ttft_ms
-from router.types import Candidate, Links, Pod, PodId, PodSpeed, RouteDecision, Split
+from router.types import Candidate, Links, Pod, PodId, PodSpeed, RouteDecision
 
 REGRET_EVERY = 8
 """A look back at every so many requests."""
@@ -49,11 +49,11 @@ class Learning:
         if prior is not None:
             self.calibration.observe_prefill(class_key(pod), pod.id, prior, seen)
 
-    def handed_over(self, plan: Split, elapsed_ms: float, concurrent: int) -> None:
-        """Learn from a handoff that took so long, beside others of the same prefill pod."""
-        link, tokens = self.links.between(plan.prefill, plan.decode), plan.handoff_tokens
+    def moved(self, sender: Pod, receiver: Pod, tokens: int, elapsed_ms: float, concurrent: int) -> None:
+        """Learn from so much KV that took so long between them, beside other transfers of the sender."""
+        link = self.links.between(sender, receiver)
         if link is not None and tokens:
-            kv_bytes = tokens * plan.decode.kv_bytes_per_token
+            kv_bytes = tokens * receiver.kv_bytes_per_token
             self.calibration.observe_transfer(link.kind, link, TransferObservation(kv_bytes, concurrent, elapsed_ms))
 
     def settle(self, model: str, decision: RouteDecision, chosen: Candidate, ttft_ms: float) -> None:

@@ -17,7 +17,7 @@ from router.policy.plans import BYTES_PER_TOKEN, Planner, expected_cached_tokens
 from router.policy.spec import Policy
 from router.policy.split import split_candidates
 from router.policy.term import Costs, Placement
-from router.types import Candidate, Cost, Direct, PodStatus, Pull, RouteDecision, Scene
+from router.types import Candidate, Cost, Direct, Pod, PodStatus, Pull, RouteDecision, Scene
 
 Prices: TypeAlias = tuple[float, ...]
 """One for each term, in milliseconds."""
@@ -68,6 +68,10 @@ def _prices(placements: Sequence[Placement], costs: Costs) -> Iterable[Prices]:
     return zip(*columns, strict=True) if columns else repeat((), len(placements))
 
 
+def _pull(sender: Pod, at: Placement) -> Pull:
+    return Pull(sender.id, at.cached_tokens, at.cached_tokens - at.own_tokens)
+
+
 def _cheapest_of_each_pod(placements: Sequence[Placement], costs: Costs) -> list[Candidate]:
     """Of each pod its own way, or the pull that is cheaper."""
     best: dict[str, tuple[float, Prices, Placement]] = {}
@@ -78,7 +82,7 @@ def _cheapest_of_each_pod(placements: Sequence[Placement], costs: Costs) -> list
     names = [name for name, _ in costs]
     return [
         Candidate(
-            Direct(at.pod, Pull(at.pull.sender.id, at.cached_tokens) if at.pull else None),
+            Direct(at.pod, _pull(at.pull.sender, at) if at.pull else None),
             Cost(tuple(zip(names, prices, strict=True)), total_ms),
             at.cached_tokens,
         )

@@ -17,7 +17,10 @@ from router.types import Candidate, InFlight, Lease, PodId, Split
 class Booking:
     """The places of one attempt. `first_token` and `release` may be called again, or late, and then change nothing."""
 
-    __slots__ = ("_answering", "_arrived", "_clock", "_ledger", "_prefilling", "_sending", "observation", "sent_beside")
+    __slots__ = (
+        *("_answering", "_arrived", "_clock", "_ledger", "_prefilling", "_pull_began_s", "_sending"),
+        *("observation", "pulled_ms", "sent_beside"),
+    )
 
     def __init__(
         self, ledger: Ledger, candidate: Candidate, prompt_tokens: int, clock: Callable[[PodId], PrefillClock]
@@ -27,6 +30,9 @@ class Booking:
         """What the pod that computed the prompt has shown of its speed."""
         self.sent_beside = 0
         """How many transfers the sender of KV was busy with when ours began."""
+        self.pulled_ms: float | None = None
+        """How long a pull and what was left to compute took, on a pod that had nothing else to do."""
+        self._pull_began_s: float | None = None
         self._ledger = ledger
         self._arrived = False
         self._prefilling: Lease | None = None
@@ -38,6 +44,7 @@ class Booking:
             self._answering = ledger.book(plan.pod, prompt_tokens, cached_tokens, now_s)
             if plan.pull is not None:
                 self._send(plan.pull.holder)
+                self._pull_began_s = now_s if ledger.on(plan.pod.id).requests == 1 else None
         computing = self._computing
         self._clock = clock(computing.pod)
         beside, step = _beside(ledger.on(computing.pod)), ledger.step_of(computing.pod)
@@ -68,6 +75,8 @@ class Booking:
         now_s = time.monotonic()
         if self._prefilling is None and self.observation is None:
             self._learn(self._answering, now_s)
+        if self._pull_began_s is not None:
+            self.pulled_ms, self._pull_began_s = (now_s - self._pull_began_s) * 1000, None
         self._ledger.first_token(self._answering, now_s)
         self._sent()
 
@@ -78,6 +87,7 @@ class Booking:
     def first_token_is_due(self) -> None:
         """It should be there by now; nobody sees it."""
         self._clock.gone(self._answering.id)
+        self._pull_began_s = None
         self.first_token()
 
     def release(self) -> None:

@@ -283,6 +283,8 @@ class Forwarder:
 
     def _learn(self, story: Story, candidate: Candidate, booking: Booking) -> None:
         """What this attempt has shown of the speed of the pod that computed its prompt."""
+        if booking.pulled_ms is not None:
+            self._pulls.learn(self._learning, candidate, booking.pulled_ms, booking.sent_beside)
         seen, found = booking.observation, story.cached_tokens
         if seen is None or story.prompt is None:
             return

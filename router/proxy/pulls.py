@@ -12,11 +12,12 @@ from router.engines.catalog import DIALECTS
 from router.engines.handoff.dialect import Pair
 from router.errors import HandoffFailed
 from router.fleet.fleet import Fleet
+from router.observe.learning import Learning
 from router.proxy.legs import RETRY_STATUSES, Legs
 from router.proxy.split import Facts
 from router.proxy.story import Story
 from router.proxy.upstream import Reply
-from router.types import Pod, PodId
+from router.types import Candidate, Pod, PodId
 
 
 class Pulls:
@@ -38,6 +39,13 @@ class Pulls:
             reply.close()
             raise HandoffFailed(f"pod {pod.id} answered {reply.status} to a pull from {holder}")
         return reply
+
+    def learn(self, learning: Learning, candidate: Candidate, elapsed_ms: float, beside: int) -> None:
+        """What a pull has shown of its link: it and the rest of the prompt took so long, on a pod that was idle."""
+        plan, prefill_ms = candidate.plan, dict(candidate.cost.parts).get("prefill", 0.0)
+        status = self._fleet.status(plan.pull.holder) if plan.pull else None
+        if plan.pull and status:
+            learning.moved(status.pod, plan.pod, plan.pull.pulled_tokens, elapsed_ms - prefill_ms, beside)
 
     def _body(self, body: bytes, pod: Pod, holder: PodId) -> bytes | None:
         """None where the holder has gone meanwhile, or cannot be named."""

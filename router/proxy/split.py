@@ -187,7 +187,9 @@ class Splits:
         elapsed_s, plan = time.monotonic() - handover.began_s, handover.plan
         self._metrics.handoff_s.labels(plan.prefill.handoff).observe(elapsed_s)
         if handover.dialect.order is Order.PREFILL_FIRST:
-            self._learning.handed_over(plan, elapsed_s * 1000, handover.booking.sent_beside)
+            self._learning.moved(
+                plan.prefill, plan.decode, plan.handoff_tokens, elapsed_s * 1000, handover.booking.sent_beside
+            )
 
 
 def _refusal(handover: Handover, answer: WholeReply) -> WholeReply:

@@ -7,7 +7,7 @@ import pytest
 from router.observe.learning import REGRET_EVERY, Learning, class_key
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration, PrefillObservation
-from router.types import Candidate, Cost, Direct, Link, Links, Pod, PodSpeed, RouteDecision, Split
+from router.types import Candidate, Cost, Direct, Link, Links, Pod, PodSpeed, RouteDecision
 
 PRIOR = PodSpeed(5.0, 0.1, 0.0)
 LINK = Link(1.0, 1e6, "rdma")
@@ -59,21 +59,20 @@ def test_a_pod_that_was_not_configured_teaches_nothing() -> None:
     assert not list(made.calibration.rows())
 
 
-def test_a_handoff_teaches_its_link() -> None:
+def test_kv_that_moves_teaches_its_link() -> None:
     """By the KV that went over, and how long that took."""
     made = learning()
-    plan = Split(pod("a"), pod("b"), handoff_tokens=10_000)
     for _ in range(60):
-        made.handed_over(plan, elapsed_ms=41.0, concurrent=0)
+        made.moved(pod("a"), pod("b"), 10_000, elapsed_ms=41.0, concurrent=0)
     assert made.calibration.link("rdma", LINK).transfer_ms(10_000_000) == pytest.approx(41.0, rel=0.15)
 
 
-def test_a_handoff_without_kv_or_link_teaches_nothing() -> None:
+def test_a_move_without_kv_or_link_teaches_nothing() -> None:
     """Everything was there already; or nobody said what lies between."""
     made = learning()
-    made.handed_over(Split(pod("a"), pod("b"), 0), 41.0, 0)
+    made.moved(pod("a"), pod("b"), 0, 41.0, 0)
     made.links = Links()
-    made.handed_over(Split(pod("a"), pod("b"), 100), 41.0, 0)
+    made.moved(pod("a"), pod("b"), 100, 41.0, 0)
     assert not list(made.calibration.rows())
 
 

@@ -63,7 +63,7 @@ def crossover_tokens(model: str, hardware: str, t0_ms: float, gb_per_s: float, t
         middle = (low + high) // 2
         best = decide(two_pods(model, hardware, link, middle, transfers), PULLING).candidates[0]
         assert best.pod.id == "idle"
-        assert best.plan.pull in (None, Pull("holder", middle * BLOCK))
+        assert best.plan.pull in (None, Pull("holder", middle * BLOCK, middle * BLOCK))
         low, high = (low, middle) if best.plan.pull else (middle, high)
     assert high < MOST_BLOCKS
     return high * BLOCK

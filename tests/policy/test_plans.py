@@ -258,14 +258,15 @@ def test_a_pull_is_chosen_only_where_it_is_cheaper(seen: Scene) -> None:
         if each.plan.pull is None:
             assert (each.cost.total_ms, each.cached_tokens) == (own.cost.total_ms, own.cached_tokens)
         else:
-            assert each.plan.pull == Pull(each.plan.pull.holder, each.cached_tokens)
+            pulled_tokens = each.cached_tokens - own.cached_tokens
+            assert each.plan.pull == Pull(each.plan.pull.holder, each.cached_tokens, pulled_tokens)
 
 
 def test_a_pull_that_is_dearer_by_the_whole_price_is_not_kept() -> None:
     """2.6 ms against 33 of compute, of which all are credited where everybody will want that prefix."""
     seen = asked(peer("holder"), peer("idle"), held={"holder": BLOCKS}, inflight={"holder": InFlight(1, 1, 0, 500.0)})
     crediting = policy("queue", "prefill", "replicate", "transfer")
-    for shared_blocks, pull in ((0, Pull("holder", 1600)), (BLOCKS, None)):
+    for shared_blocks, pull in ((0, Pull("holder", 1600, 1600)), (BLOCKS, None)):
         best = decide(replace(seen, shared_blocks=shared_blocks), crediting).candidates[0]
         assert (best.pod.id, best.plan.pull) == ("idle", pull)
 

@@ -185,6 +185,7 @@ class Town:
         for name in pods:
             self.fleet.describe(name, models=("m",), version="0.32.0")
             self.fleet.event(name, PodEvent.PROBE_OK)
+        self.learning = Learning(Calibration(), self.metrics, Links())
         self.breaker = Breaker(self.fleet)
         self.pools = Pools(UpstreamTimeouts(LONGER_S, first_byte_s, LONGER_S))
         self.facts: Mapping[str, Any] | None = {}
@@ -200,7 +201,7 @@ class Town:
             handoff_facts=lambda pod, dialect: self.facts,
             publishes_events=lambda pod: True,
             metrics=self.metrics,
-            learning=Learning(Calibration(), self.metrics, Links()),
+            learning=self.learning,
             forwarding=Forwarding(
                 retries=retries,
                 route_headers=True,

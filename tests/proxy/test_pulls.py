@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from router.types import Direct, Pull
+from router.types import Direct, Link, Links, Pull
 from tests.proxy.pods import CHAT, Asked, town
 from tests.proxy.test_split import ANSWERING, refusing_handoffs, resetting
 
@@ -63,3 +65,14 @@ async def test_without_its_holder_a_pod_gets_the_clients_own_body() -> None:
         pods.facts = None
         await pods.serve(pods.story(Direct(pods.pod("a"), PULL)))
         assert [asked.body for asked in pods.made["a"].asked] == [CHAT, CHAT]
+
+
+async def test_a_pull_teaches_what_lies_between() -> None:
+    """What it took beyond the rest of the prompt, by the KV that travelled."""
+    async with town(a=ANSWERING, holder=ANSWERING) as pods:
+        pods.learning.links = Links(elsewhere=Link(500.0, 1e6, "slow"))
+        plan = Direct(replace(pods.pod("a"), kv_bytes_per_token=1000), Pull("holder", 32, 32))
+        for _ in range(3):
+            await pods.serve(pods.story(plan, stream=True))
+        known = pods.learning.calibration.link("slow", Link(500.0, 1e6, "slow"))
+        assert known.t0_ms < 500.0

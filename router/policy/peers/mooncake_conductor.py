@@ -49,6 +49,7 @@ def _pulling(candidate: Candidate, best: Candidate, link: Link, prompt_tokens: i
     pod, own_tokens, best_tokens = candidate.pod, candidate.cached_tokens, best.cached_tokens
     transfer_ms = link.transfer_ms((best_tokens - own_tokens) * pod.kv_bytes_per_token)
     pulled_ms = pod.speed.prefill_ms(prompt_tokens, best_tokens) - pod.speed.prefill_ms(prompt_tokens, own_tokens)
+    pull = Pull(best.pod.id, best_tokens, best_tokens - own_tokens)
     parts = (*candidate.cost.parts, ("transfer", transfer_ms), ("pulled", pulled_ms))
     total_ms = candidate.cost.total_ms + transfer_ms + pulled_ms
-    return Candidate(Direct(pod, Pull(best.pod.id, best_tokens)), Cost(parts, total_ms), best_tokens)
+    return Candidate(Direct(pod, pull), Cost(parts, total_ms), best_tokens)

@@ -43,7 +43,7 @@ def test_a_pull_is_priced_as_transfer_and_the_prefill_that_it_saves() -> None:
     """60 blocks at the holder, 20 here: 640 tokens of 100 kB over 50 GB/s after 2 ms are 3.28 ms."""
     seen = linked(fleet({"near": queued(7.0), "holder": queued(500.0)}, {"near": 20, "holder": 60}))
     near = plans(seen)["near"]
-    assert near.plan == Direct(near.pod, Pull("holder", 960))
+    assert near.plan == Direct(near.pod, Pull("holder", 960, 640))
     assert near.cached_tokens == 960
     assert [name for name, _ in near.cost.parts] == ["queue", "prefill", "transfer", "pulled"]
     assert dict(near.cost.parts)["transfer"] == pytest.approx(2.0 + 640 * KV_BYTES / 50_000_000)
@@ -57,7 +57,7 @@ def test_a_request_leaves_a_busy_holder_and_takes_the_prefix_along(queue_ms: flo
     seen = linked(fleet({"holder": queued(queue_ms), "idle": IDLE}, {"holder": 90}))
     best = decided(seen, NAME).candidates[0]
     assert best.pod.id == winner
-    assert (best.plan.pull == Pull("holder", 1440)) is pulls
+    assert (best.plan.pull == Pull("holder", 1440, 1440)) is pulls
 
 
 @pytest.mark.parametrize(("threshold", "pulls"), [(1.0, True), (2.9, True), (3.0, False)])
@@ -66,7 +66,7 @@ def test_the_ratio_of_matches_decides_whether_to_pull(threshold: float, pulls: b
     seen = linked(fleet({"near": IDLE, "holder": queued(9.0), "cold": IDLE}, {"near": 20, "holder": 60}))
     planned = plans(seen, MooncakeConductor(balancing_threshold=threshold))
     assert (planned["near"].plan.pull is not None) is pulls
-    assert planned["cold"].plan.pull == Pull("holder", 960)
+    assert planned["cold"].plan.pull == Pull("holder", 960, 960)
     assert planned["holder"].plan.pull is None
 
 
