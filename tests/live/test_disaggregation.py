@@ -122,7 +122,8 @@ def test_two_pods_answer_as_one_would(pair: Pair, path: str, stream: bool) -> No
 
 
 def test_a_prefill_pod_that_is_killed_costs_no_request(pair: Pair) -> None:
-    """Killed between its answer and the decode leg, or with both at work where both are sent at once; then dead."""
+    """Killed between its answer and the decode leg, or with both at work where both are sent at once; then dead, and
+    soon ejected: its probes fail as well."""
     together = pair.connector == "mooncake"
     pair.relay.kills_at = Moment.AT_PREFILL_LEG if together else Moment.BETWEEN_LEGS
     before = counted(pair.url, _RESULT)
@@ -134,4 +135,4 @@ def test_a_prefill_pod_that_is_killed_costs_no_request(pair: Pair) -> None:
             assert answer.text == alone(pair, "/v1/completions", body)
             assert answer.cached_tokens == 0
     results = counted(pair.url, _RESULT) - before
-    assert results["prefill_failed"] >= 3
+    assert results["prefill_failed"] + results["decode_failed"] >= 2
