@@ -135,4 +135,4 @@ def test_a_prefill_pod_that_is_killed_costs_no_request(pair: Pair) -> None:
             assert answer.text == alone(pair, "/v1/completions", body)
             assert answer.cached_tokens == 0
     results = counted(pair.url, _RESULT) - before
-    assert results["prefill_failed"] + results["decode_failed"] >= 2
+    assert results["prefill_failed"] + results["decode_failed"] >= 1
