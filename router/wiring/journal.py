@@ -51,9 +51,9 @@ class Records:
 
 
 def _review(last: Sequence[Kept], new: PolicySet) -> Review:
-    """Each under the new policy of the name that decided it, or the new default."""
+    """Each under the policy of the new set that would decide it."""
     decided = (
-        (kept.scene.scene(), choice_of(kept.candidates[0].plan), new.library.get(kept.policy.name, new.default))
+        (kept.scene.scene(), choice_of(kept.candidates[0].plan), new.for_recorded(kept.scene, kept.policy.name))
         for kept in last
     )
     return each_against(decided, new.version)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from router.sim.mock_engine import Fault, FaultKind
 from tests.stories.conftest import Chat, City, OpenCity
@@ -79,6 +81,20 @@ async def test_one_edited_number_decides_within_a_second_and_no_request_fails(
         assert repr(now["displace"]) == "Displace(reuse=7.0)"
         asked = len(answers)
         await city.until(lambda: len(answers) > asked + 20)
+        assert {answer.status_code for answer in answers} == {200}
+
+
+async def test_a_reload_says_what_it_would_have_changed(open_city: OpenCity, folder: Path) -> None:
+    """Under load: tried on the last decisions, in the answer to the call and in the log."""
+    async with open_city(policy="mine", policies=folder) as city, under_load(city) as answers:
+        await city.until(lambda: len(answers) > 20)
+        (folder / "mine.yaml").write_text(TURNS.format(name="mine", match="null"))
+        with capture_logs() as lines:
+            told = (await city.client.post("/admin/policies/reload")).json()
+            await city.until(lambda: any(line["event"] == "policies reloaded" for line in lines))
+        found = re.fullmatch(r"(\d+) of (\d+) decisions would change; predicted TTFT p99 ([+-]\d+%)", told["review"])
+        assert found is not None and 0 < int(found[1]) <= int(found[2]) >= 20
+        assert told["review"] in [line.get("review") for line in lines]
         assert {answer.status_code for answer in answers} == {200}
 
 
