@@ -63,9 +63,8 @@ def page(found: Explained) -> RenderableType:
     explanation, receipt = found.explanation, found.receipt
     parts: list[RenderableType] = [
         plain(f"{explanation.request_id}  model {explanation.model}  policy {_policy(explanation)}"),
-        Padding(plain(explanation.why), (1, 0)),
+        Padding(Group(*map(plain, (explanation.why, *_left_out(explanation.left_out)))), (1, 0)),
         _table(explanation, receipt),
-        *map(plain, _left_out(explanation.left_out)),
     ]
     if terms := [note for note in explanation.terms if _counts(note, explanation.columns)]:
         parts.append(_formulas(terms))

@@ -206,14 +206,14 @@ def _speed(_scene: Scene, at: Placement) -> Iterator[Row]:
 
 def _queue(_scene: Scene, at: Placement) -> Iterator[Row]:
     work = at.inflight
-    yield "prefill in flight", "ms", work.prefill_ms
+    yield "W_in + W_behind", "ms", work.prefill_ms
     if under_way := step_under_way(at):
         began_s, inside_ms = under_way
         elapsed_ms = (at.now_s - began_s) * 1000 if began_s > -inf else (at.fixed_ms + inside_ms) / 2
-        yield "of it in this step", "ms", inside_ms
-        yield "step began before", "ms", elapsed_ms
+        yield "W_in", "ms", inside_ms
+        yield "time since step began", "ms", elapsed_ms
     yield "waiting at engine", "requests", at.load.waiting
-    yield "of them ours", "requests", work.prefill_requests
+    yield "our prompts there", "requests", work.prefill_requests
 
 
 def _tiers(_scene: Scene, at: Placement) -> Iterator[Row]:

@@ -95,6 +95,9 @@ async def test_a_reload_says_what_it_would_have_changed(open_city: OpenCity, fol
         found = re.fullmatch(r"(\d+) of (\d+) decisions would change; predicted TTFT p99 ([+-]\d+%)", told["review"])
         assert found is not None and 0 < int(found[1]) <= int(found[2]) >= 20
         assert told["review"] in [line.get("review") for line in lines]
+        (folder / "mine.yaml").write_text(TURNS.format(name="mine", match="null").replace("about: x", "about: y"))
+        told = (await city.client.post("/admin/policies/reload")).json()
+        assert told["changed"] and told["review"].startswith("0 of "), "against the set before, not against the past"
         assert {answer.status_code for answer in answers} == {200}
 
 
