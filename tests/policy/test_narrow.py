@@ -102,14 +102,16 @@ def test_what_stays_is_a_part_of_what_there_was_and_nobody_is_refused_for_it(
 
 def test_an_explanation_names_the_filter_and_whom_it_left_out() -> None:
     """Also the one that gave way; one that changes nothing is not mentioned."""
-    filters = {"pods": {}, "hardware": {"only": "b200x8"}, "max_waiting": {}}
+    filters = {"pods": {"only": "*"}, "hardware": {"only": "b200x8"}, "max_waiting": {}}
     by = policy("queue", filters=filters)
     found = decide(FLEET, by)
     told = explain(FLEET, by, found.candidates, len(found.candidates), found.reason)
     assert told.left_out == (LeftOut("hardware", (), gave_way=True), LeftOut("max_waiting", ("a1",)))
 
 
-@pytest.mark.parametrize("said", [{"topology": {}}, {"hardware": {}}, {"max_kv_usage": {"share": 2}}, {"pods": None}])
+@pytest.mark.parametrize(
+    "said", [{"topology": {}}, {"hardware": {}}, {"pods": {}}, {"max_kv_usage": {"share": 2}}, {"max_waiting": None}]
+)
 def test_a_filter_that_says_nothing_or_nonsense_is_refused(said: dict[str, Any]) -> None:
     """At once, not when a request comes."""
     with pytest.raises(ValidationError):

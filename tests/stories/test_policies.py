@@ -113,6 +113,22 @@ async def test_a_new_file_takes_the_requests_that_it_matches_and_no_others(open_
             assert answer.headers["x-warmroute-policy"] == policy
 
 
+async def test_a_filter_gives_way_where_nobody_would_be_left_unless_it_is_strict(
+    open_city: OpenCity, folder: Path
+) -> None:
+    """One pod of three is taken; then no pod is, by wish and by order. The refusal is a 503 that names the filter."""
+    async with open_city(policy="mine", policies=folder, pods=3) as city:
+        only = city.engines[1].url.removeprefix("http://")
+        for said, status in ((f'{{only: "{only}"}}', 200), ("{only: nobody}", 200), ("{only: no, strict: true}", 503)):
+            (folder / "mine.yaml").write_text(default() + f"filters: {{pods: {said}}}\n")
+            assert (await city.client.post("/admin/policies/reload")).json()["changed"]
+            answers = [await city.chat(chat(number)) for number in range(6)]
+            assert {answer.status_code for answer in answers} == {status}
+            if only in said:
+                assert {answer.headers["x-warmroute-pod"] for answer in answers} == {only}
+        assert "The filter `pods` of policy `mine` keeps no ready pod" in answers[-1].json()["error"]["message"]
+
+
 async def test_a_broken_file_changes_nothing_but_a_metric_and_a_message_with_its_line(
     open_city: OpenCity, folder: Path
 ) -> None:
