@@ -54,10 +54,20 @@ def test_where_prefill_and_decode_are_apart_somebody_must_be_left_who_can_serve(
     assert candidates(scene(*pods), pods={"only": "d"}) == {"d"}
 
 
+def test_two_that_could_share_a_request_are_nobody_to_a_policy_that_splits_none() -> None:
+    """It has no price for a handoff, so that a third must stay."""
+    pods = ready(
+        pod("p", role=Role.PREFILL, handoff="nixl"),
+        pod("d", role=Role.DECODE, handoff="nixl", serves_alone=False),
+        pod("both"),
+    )
+    assert candidates(scene(*pods), pods={"without": "both"}) == {"both"}
+
+
 def test_a_policy_that_insists_on_a_prefill_pod_keeps_one() -> None:
     """A preference must not be what refuses a request."""
     pods = ready(pod("p", role=Role.PREFILL, handoff="nixl"), pod("d", role=Role.DECODE, handoff="nixl"))
-    insists = policy("queue", filters={"pods": {"without": "p"}}, pd={"on_no_prefill": "fail"})
+    insists = policy("queue", "handoff", filters={"pods": {"without": "p"}}, pd={"on_no_prefill": "fail"})
     assert decide(scene(*pods), insists).candidates[0].plan.pod.id == "d"
 
 
