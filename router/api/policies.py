@@ -44,6 +44,7 @@ def described(policy: Policy) -> dict[str, Any]:
         "version": policy.version,
         "match": policy.match.model_dump(exclude_defaults=True) if policy.match else None,
         "percent": policy.percent,
+        "filters": {name: repr(one) for name, one in policy.filters},
         "costs": {name: repr(term) for name, term in policy.costs},
         "picker": repr(policy.picker),
         "shadow": policy.shadow.policy if policy.shadow else None,

@@ -26,9 +26,12 @@ from router.cli.plain import plain
 from router.observe.receipts import Explained, Receipt
 from router.policy.catalog import DELAYS
 from router.policy.explain import Column, Explanation, TermNote, printed
+from router.policy.narrow import LeftOut
 
 ORDINALS = ("chosen", "runner-up", "third", "fourth")
 NONE = "-"
+NAMED_PODS = 4
+"""Of those that a filter left out, so many are named."""
 PROMPT_ROWS = 2
 """n and p, which every column begins with."""
 
@@ -60,7 +63,7 @@ def page(found: Explained) -> RenderableType:
     explanation, receipt = found.explanation, found.receipt
     parts: list[RenderableType] = [
         plain(f"{explanation.request_id}  model {explanation.model}  policy {_policy(explanation)}"),
-        Padding(plain(explanation.why), (1, 0)),
+        Padding(Group(*map(plain, (explanation.why, *_left_out(explanation.left_out)))), (1, 0)),
         _table(explanation, receipt),
     ]
     if terms := [note for note in explanation.terms if _counts(note, explanation.columns)]:
@@ -68,6 +71,17 @@ def page(found: Explained) -> RenderableType:
     if lines := list(_what_came(receipt)):
         parts.append(Padding(Group(*map(plain, lines)), (1, 0, 0, 0)))
     return Group(*parts)
+
+
+def _left_out(found: Sequence[LeftOut]) -> Iterator[str]:
+    """A line a filter: whom it left out, or that it gave way."""
+    for one in found:
+        if one.gave_way:
+            yield f"filter {one.filter}: would have left nobody who can serve, so all stayed"
+        else:
+            others = f" and {more} more" if (more := len(one.pods) - NAMED_PODS) > 0 else ""
+            pods = "pod" if len(one.pods) == 1 else "pods"
+            yield f"filter {one.filter}: left out {len(one.pods)} {pods}: {', '.join(one.pods[:NAMED_PODS])}{others}"
 
 
 def _policy(explanation: Explanation) -> str:
@@ -148,7 +162,11 @@ def _formulas(terms: Sequence[TermNote]) -> RenderableType:
 
 
 def _parameters(note: TermNote) -> list[str]:
-    return [", ".join(f"{name} {value:g}" for name, value in note.parameters.items())] if note.parameters else []
+    said = (
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in note.parameters.items()
+    )
+    return [", ".join(said)] if note.parameters else []
 
 
 def _what_came(receipt: Receipt) -> Iterator[str]:

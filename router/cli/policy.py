@@ -26,7 +26,7 @@ from router.config.classes import load_classes
 from router.config.policies import Shelf, check
 from router.config.shipped import shipped
 from router.errors import ConfigError
-from router.policy.catalog import COSTS
+from router.policy.catalog import COSTS, FILTERS
 from router.policy.reference import question_of, reference_page, schema_page, unit_of
 from router.policy.spec import PolicySpec
 from router.sim.virtual.compare import grid
@@ -99,8 +99,8 @@ def differences(one: PolicySpec, other: PolicySpec) -> Iterator[str]:
 def _said(spec: PolicySpec) -> dict[str, Any]:
     """What it decides by; how it came to be is no difference."""
     said = spec.model_dump(exclude={"name", "about", "extends"}, by_alias=True)
-    for choice in ("costs", "picker"):
-        said[choice] = {name: {"": "priced"} | fields for name, fields in said[choice].items() if fields is not None}
+    for choice, does in (("filters", "filters"), ("costs", "priced"), ("picker", "picks")):
+        said[choice] = {name: {"": does} | fields for name, fields in said[choice].items() if fields is not None}
     return said
 
 
@@ -116,8 +116,6 @@ def _flat(said: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
 def _shown(key: str, value: Any) -> str:
     if value is ABSENT:
         return "nothing"
-    if key.startswith("picker.") and value == "priced":
-        return "picks"
     text = ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
     unit = "" if isinstance(value, str | tuple | list | bool) else unit_of(key)
     return f"{text} {unit}".strip()
@@ -126,7 +124,8 @@ def _shown(key: str, value: Any) -> str:
 def _purpose(key: str, was: Any, now: Any) -> str:
     """Why one would have the term, where one has it and the other has not."""
     section, _, name = key.partition(".")
-    return f"   ({question_of(COSTS[name])})" if section == "costs" and name in COSTS and ABSENT in (was, now) else ""
+    kind = {"costs": COSTS, "filters": FILTERS}.get(section, {}).get(name)
+    return f"   ({question_of(kind)})" if kind and ABSENT in (was, now) else ""
 
 
 def _spec(name: str) -> PolicySpec:

@@ -1,6 +1,7 @@
 """What would another policy have done with what this router was asked?
 
-    warmroute replay receipts.jsonl --policy my_policy.yaml
+    warmroute replay receipts.jsonl --policy my_policy.yaml      every request by this one
+    warmroute replay receipts.jsonl --policies my-policies       each by the policy of the folder that matches it
 
 Decides every recorded scene again. The recorded choices are taken as they were made; both are priced by the same terms.
 This file sends nothing.
@@ -20,26 +21,26 @@ from rich.padding import Padding
 from rich.table import Table
 
 from router.cli.plain import plain
-from router.config.policies import find_policy, load_policies
+from router.config.policies import PolicyFolder, find_policy, load_policies
 from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.observe.receipt_lines import read_lines, recorded
 from router.policy.price import Choice
-from router.policy.review import Review, Times, against
-from router.types import Scene
+from router.policy.recording import RecordedScene
+from router.policy.review import Review, Times, each_against
 
 
 def replay_command(
     receipts: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file of receipts, with scenes.")],
-    policy: Annotated[str, typer.Option(help="A policy by name, or a YAML file.")],
+    policy: Annotated[str | None, typer.Option(help="A policy by name, or a YAML file, that decides all.")] = None,
     policies: Annotated[Path | None, typer.Option(help="Folder of policies; default: the shipped ones.")] = None,
+    default: Annotated[str, typer.Option(help="Without --policy: what decides where no other matches.")] = "cost_aware",
     most: Annotated[int, typer.Option(min=1, help="How many moves and changes are listed.")] = 10,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Says how many decisions would change, and what that is expected to do."""
-    chosen = find_policy(load_policies(policies or shipped("policies")), policy)
     decided = Decided(receipts)
-    found = against(decided, chosen, most=most)
+    found = _review(decided, policy, policies or shipped("policies"), default, most)
     if not found.decisions:
         raise ConfigError(f"{receipts}: no recorded scenes: see receipts.scenes")
     if decided.without_fleet:
@@ -50,19 +51,30 @@ def replay_command(
         Console().print(page(found))
 
 
+def _review(decided: Decided, policy: str | None, folder: Path, default: str, most: int) -> Review:
+    """By one policy, or by those of a folder as `serve` would have them in force."""
+    if policy is not None:
+        one = find_policy(load_policies(folder), policy)
+        return each_against(((scene.scene(), was, one) for scene, was, _ in decided), one.name, most=most)
+    every = PolicyFolder(folder, default).read()
+    rows = ((scene.scene(), was, every.for_recorded(scene, by)) for scene, was, by in decided)
+    return each_against(rows, str(folder), most=most)
+
+
 class Decided:
-    """Scenes of a file with what was chosen in them. Raises `ConfigError` with the line that is none."""
+    """Scenes of a file with what was chosen in them and by which policy. Raises `ConfigError` with the line that is
+    none."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.without_fleet = 0
 
-    def __iter__(self) -> Iterator[tuple[Scene, Choice | None]]:
+    def __iter__(self) -> Iterator[tuple[RecordedScene, Choice | None, str]]:
         for receipt, kept in recorded(read_lines(self._path)):
             if kept is None:
                 self.without_fleet += 1
             else:
-                yield kept.scene(), receipt.candidates[0].choice if receipt.candidates else None
+                yield kept, receipt.candidates[0].choice if receipt.candidates else None, receipt.policy
 
 
 def page(found: Review) -> RenderableType:

@@ -41,10 +41,10 @@ class Journal:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def decided(self, scene: Scene, decision: RouteDecision, policy: Policy) -> Kept:
-        """Keep it; the oldest goes."""
+    def decided(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> Kept:
+        """Keep it; the oldest goes. `workload` is the class of the request."""
         prompt = scene.request.prompt if self._prompts else None
-        kept = keep(record(scene), decision, policy, time.time(), prompt)
+        kept = keep(record(scene, workload), decision, policy, time.time(), prompt)
         self._kept[scene.request.id] = kept
         self._kept.move_to_end(scene.request.id)
         if len(self._kept) > self._size:

@@ -182,30 +182,30 @@ class Metrics:
     def _declare_shadow(self, r: CollectorRegistry) -> None:
         """Those of a policy that decides beside the live one, and of receipts."""
         self.shadow_decisions = Counter(
-            "warmroute_shadow_decisions", "Decisions of a shadow policy.", ["policy", "agrees"], registry=r
+            "warmroute_shadow_decisions", "Decisions of a shadow policy.", ["policy", "class", "agrees"], registry=r
         )
         self.shadow_dropped = Counter(
             "warmroute_shadow_dropped",
             "Sampled requests that were not compared: the router was busy, or the shadow had no price for them.",
-            ["policy"],
+            ["policy", "class"],
             registry=r,
         )
         self.shadow_sooner_s = Counter(
             "warmroute_shadow_sooner_seconds",
             "By how much first tokens were expected sooner by the shadow's choice, as either policy prices both.",
-            ["policy", "prices"],
+            ["policy", "class", "prices"],
             registry=r,
         )
         self.shadow_later_s = Counter(
             "warmroute_shadow_later_seconds",
             "By how much first tokens were expected later by the shadow's choice, as either policy prices both.",
-            ["policy", "prices"],
+            ["policy", "class", "prices"],
             registry=r,
         )
         self.shadow_regret_s = Histogram(
             "warmroute_shadow_regret_seconds",
             "How much later first tokens came than the shadow's choice was expected to bring them, where it differed.",
-            ["policy"],
+            ["policy", "class"],
             buckets=(0, *_SECONDS),
             registry=r,
         )
@@ -213,16 +213,16 @@ class Metrics:
             "warmroute_receipts_lost", "Lines of receipts that Redis did not take.", [], registry=r
         )
 
-    def observe_shadow(self, policy: str, found: Comparison, ttft_ms: float | None) -> None:
-        """Add one comparison."""
-        self.shadow_decisions.labels(policy, "yes" if found.agrees else "no").inc()
+    def observe_shadow(self, policy: str, workload: str, found: Comparison, ttft_ms: float | None) -> None:
+        """Add one comparison; `workload` is the class of its request."""
+        self.shadow_decisions.labels(policy, workload, "yes" if found.agrees else "no").inc()
         if found.agrees:
             return
         for prices, gain_ms in (("live", found.live_gain_ms), ("shadow", found.other_gain_ms)):
             counter = self.shadow_sooner_s if gain_ms > 0 else self.shadow_later_s
-            counter.labels(policy, prices).inc(abs(gain_ms) / 1000)
+            counter.labels(policy, workload, prices).inc(abs(gain_ms) / 1000)
         if ttft_ms is not None:
-            self.shadow_regret_s.labels(policy).observe(max(0.0, ttft_ms - found.other_ms) / 1000)
+            self.shadow_regret_s.labels(policy, workload).observe(max(0.0, ttft_ms - found.other_ms) / 1000)
 
     def _declare_policies(self, r: CollectorRegistry) -> None:
         """Those of the policies in force and of their reloading."""

@@ -84,6 +84,10 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     pod: str = ""
     prefill_pod: str = ""
     """Where another one than `pod` computed the prompt."""
+    tenant: str = ""
+    workload: str = ""
+    """Its class."""
+    stream: bool = False
     policy: str = ""
     policy_version: str = ""
     reason: str = ""
@@ -163,6 +167,9 @@ def decision_receipt(kept: Kept, *, prompt: PromptPrefix | None = None) -> Recei
     )
     return msgspec.structs.replace(
         receipt(known, prompt=prompt),
+        tenant=facts.tenant,
+        workload=facts.workload,
+        stream=facts.stream,
         policy=kept.policy.name,
         policy_version=kept.policy.version,
         reason=kept.reason,

@@ -59,7 +59,7 @@ class Shadows:
         if shadow is None:
             return
         if len(self._waiting) >= MOST_WAITING:
-            self._metrics.shadow_dropped.labels(shadow.name).inc()
+            self._metrics.shadow_dropped.labels(shadow.name, scene.workload).inc()
             return
         self._waiting.append(_Waiting(scene, live, policy, shadow, ttft_ms))
         if len(self._waiting) == 1:
@@ -85,6 +85,6 @@ class Shadows:
     def _compare(self, one: _Waiting) -> None:
         found = compare(one.scene.scene(), one.live, one.policy, one.shadow)
         if found is None:
-            self._metrics.shadow_dropped.labels(one.shadow.name).inc()
+            self._metrics.shadow_dropped.labels(one.shadow.name, one.scene.workload).inc()
         else:
-            self._metrics.observe_shadow(one.shadow.name, found, one.ttft_ms)
+            self._metrics.observe_shadow(one.shadow.name, one.scene.workload, found, one.ttft_ms)

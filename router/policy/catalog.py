@@ -1,63 +1,78 @@
-"""Which cost terms and pickers can a policy file name?
+"""Which filters, cost terms and pickers can a policy file name?
 
-Explicit tables. A new member is one file with one class, and one line here.
+Explicit tables: a name of the YAML, and where its class stands below `router.policy`. A new member is one file with one
+class, and one line here. This file never says what a member does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
+from typing import TypeVar
 
-from router.policy.costs.decode import Decode
-from router.policy.costs.displace import Displace
-from router.policy.costs.handoff import Handoff
-from router.policy.costs.prefill import Prefill
-from router.policy.costs.queue import Queue
-from router.policy.costs.replicate import Replicate
-from router.policy.costs.room import Room
-from router.policy.costs.stall import Stall
-from router.policy.costs.tier_read import TierRead
-from router.policy.costs.transfer import Transfer
-from router.policy.peers.aibrix_prefix_cache import AibrixPrefixCache
-from router.policy.peers.at_random import AtRandom
-from router.policy.peers.dualmap import DualMap
-from router.policy.peers.dynamo import Dynamo
-from router.policy.peers.kubeai_chwbl import KubeaiChwbl
-from router.policy.peers.llm_d import LlmD
-from router.policy.peers.lmetric import LMetric
-from router.policy.peers.longest_match import LongestMatch
-from router.policy.peers.mooncake_conductor import MooncakeConductor
-from router.policy.peers.sglang_cache_aware import SglangCacheAware
-from router.policy.pickers import InTurn, LowestCost, RingBoundedLoad
-from router.policy.term import Configurable
+from router.policy.term import Configurable, CostTerm, Filter
 
-COSTS: Mapping[str, type[Configurable]] = {
-    "queue": Queue,
-    "prefill": Prefill,
-    "replicate": Replicate,
-    "tier_read": TierRead,
-    "transfer": Transfer,
-    "handoff": Handoff,
-    "decode": Decode,
-    "room": Room,
-    "stall": Stall,
-    "displace": Displace,
-}
+Kind = TypeVar("Kind", bound=Configurable)
 
-DELAYS = frozenset({"queue", "prefill", "tier_read", "transfer", "handoff", "room"})
-"""Terms that are time until the first token; the others are what it is worth to spare somebody else."""
 
-PICKERS: Mapping[str, type[Configurable]] = {
-    "lowest_cost": LowestCost,
-    "in_turn": InTurn,
-    "ring_bounded_load": RingBoundedLoad,
-    "at_random": AtRandom,
-    "longest_match": LongestMatch,
-    "sglang_cache_aware": SglangCacheAware,
-    "dynamo": Dynamo,
-    "lmetric": LMetric,
-    "llm_d": LlmD,
-    "aibrix_prefix_cache": AibrixPrefixCache,
-    "kubeai_chwbl": KubeaiChwbl,
-    "dualmap": DualMap,
-    "mooncake_conductor": MooncakeConductor,
-}
+def _classes(kind: type[Kind], places: Mapping[str, str]) -> Mapping[str, type[Kind]]:
+    """The class of every place, imported once. Raises `TypeError` for one that is of another kind."""
+    return {name: _class_at(kind, place) for name, place in places.items()}
+
+
+def _class_at(kind: type[Kind], place: str) -> type[Kind]:
+    module, _, name = place.rpartition(".")
+    found: type = getattr(import_module(f"router.policy.{module}"), name)
+    if not issubclass(found, kind):
+        raise TypeError(f"{place} is no {kind.__name__}")
+    return found
+
+
+FILTERS: Mapping[str, type[Filter]] = _classes(
+    Filter,  # type: ignore[type-abstract]
+    {
+        "pods": "filters.pods.Pods",
+        "hardware": "filters.hardware.Hardware",
+        "topology": "filters.topology.Topology",
+        "max_kv_usage": "filters.max_kv_usage.MaxKvUsage",
+        "max_waiting": "filters.max_waiting.MaxWaiting",
+    },
+)
+
+COSTS: Mapping[str, type[CostTerm]] = _classes(
+    CostTerm,  # type: ignore[type-abstract]
+    {
+        "queue": "costs.queue.Queue",
+        "prefill": "costs.prefill.Prefill",
+        "replicate": "costs.replicate.Replicate",
+        "tier_read": "costs.tier_read.TierRead",
+        "transfer": "costs.transfer.Transfer",
+        "handoff": "costs.handoff.Handoff",
+        "decode": "costs.decode.Decode",
+        "room": "costs.room.Room",
+        "stall": "costs.stall.Stall",
+        "displace": "costs.displace.Displace",
+    },
+)
+
+DELAYS = frozenset(name for name, term in COSTS.items() if term.delays)
+"""Terms that are time until the first token."""
+
+PICKERS = _classes(
+    Configurable,
+    {
+        "lowest_cost": "pickers.LowestCost",
+        "in_turn": "pickers.InTurn",
+        "ring_bounded_load": "pickers.RingBoundedLoad",
+        "at_random": "peers.at_random.AtRandom",
+        "longest_match": "peers.longest_match.LongestMatch",
+        "sglang_cache_aware": "peers.sglang_cache_aware.SglangCacheAware",
+        "dynamo": "peers.dynamo.Dynamo",
+        "lmetric": "peers.lmetric.LMetric",
+        "llm_d": "peers.llm_d.LlmD",
+        "aibrix_prefix_cache": "peers.aibrix_prefix_cache.AibrixPrefixCache",
+        "kubeai_chwbl": "peers.kubeai_chwbl.KubeaiChwbl",
+        "dualmap": "peers.dualmap.DualMap",
+        "mooncake_conductor": "peers.mooncake_conductor.MooncakeConductor",
+    },
+)

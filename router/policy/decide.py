@@ -12,7 +12,8 @@ from typing import TypeAlias
 
 from router.errors import NoReadyPod
 from router.policy.catalog import DELAYS
-from router.policy.filters import eligible
+from router.policy.eligible import eligible
+from router.policy.narrow import narrowed
 from router.policy.plans import BYTES_PER_TOKEN, Planner, expected_cached_tokens, most_promising, prompt_token_count
 from router.policy.spec import Policy
 from router.policy.split import split_candidates
@@ -32,7 +33,7 @@ def decide(scene: Scene, policy: Policy) -> RouteDecision:
     """
     prompt_tokens = prompt_token_count(scene)
     planner = Planner(scene, prompt_tokens)
-    pods = eligible(scene, prompt_tokens if scene.prompt else 0)
+    pods = narrowed(scene, eligible(scene, prompt_tokens if scene.prompt else 0), policy)
     splitting = policy.splits and bool(pods.prefill)
     direct = planner.placements(_shortlisted(planner, pods.direct, policy, splitting))
     if policy.pulls:

@@ -10,17 +10,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from math import floor, inf
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import msgspec
 
 from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
 from router.policy.ahead import step_under_way
 from router.policy.decide import expected_ttft_ms
+from router.policy.narrow import LeftOut, left_out
 from router.policy.pickers import LowestCost
 from router.policy.price import Choice, choice_of, placed
 from router.policy.spec import Policy
-from router.policy.term import Configurable, Placement, Side, Transfer
+from router.policy.term import CostTerm, Placement, Side, Transfer
 from router.types import Candidate, Link, Scene, Split, Tier
 
 
@@ -68,6 +69,7 @@ class Explanation(msgspec.Struct, frozen=True):
     reason: str
     why: str
     candidate_count: int
+    left_out: tuple[LeftOut, ...]
     terms: tuple[TermNote, ...]
     columns: tuple[Column, ...]
 
@@ -92,7 +94,8 @@ def explain(scene: Scene, policy: Policy, candidates: Sequence[Candidate], count
         reason=reason,
         why=_why(scene, policy, plans, count, reason),
         candidate_count=count,
-        terms=tuple(_note(name, cast(Configurable, term)) for name, term in policy.costs),
+        left_out=tuple(left_out(scene, policy)),
+        terms=tuple(_note(name, term) for name, term in policy.costs),
         columns=tuple(Column(plan, tuple(_inputs(scene, policy, plan.choice))) for plan in plans),
     )
 
@@ -153,7 +156,7 @@ def _against(policy: Policy, first: PricedPlan, second: PricedPlan) -> str:
     return f"{less_ms:,.2f} ms cheaper than {second.choice}, above all in {most}"
 
 
-def _note(name: str, term: Configurable) -> TermNote:
+def _note(name: str, term: CostTerm) -> TermNote:
     return TermNote(name, _formula(inspect.getdoc(term) or ""), term.model_dump())
 
 
@@ -174,11 +177,12 @@ Row: TypeAlias = tuple[str, str, float]
 
 
 def _inputs(scene: Scene, policy: Policy, choice: Choice) -> Iterator[Input]:
-    """Those that the policy's terms read, of each side in turn."""
+    """Those that the policy's terms read, of each side in turn; a term of which no group knows may read anything."""
     names = {name for name, _ in policy.costs}
+    anything = not names <= KNOWN
     for side, at in placed(scene, choice):
         for of_side, readers, rows in GROUPS:
-            if side in (None, of_side) and (not readers or readers & names):
+            if side in (None, of_side) and (anything or not readers or readers & names):
                 yield from (Input(*row) for row in rows(scene, at))
 
 
@@ -202,14 +206,14 @@ def _speed(_scene: Scene, at: Placement) -> Iterator[Row]:
 
 def _queue(_scene: Scene, at: Placement) -> Iterator[Row]:
     work = at.inflight
-    yield "prefill in flight", "ms", work.prefill_ms
+    yield "W_in + W_behind", "ms", work.prefill_ms
     if under_way := step_under_way(at):
         began_s, inside_ms = under_way
         elapsed_ms = (at.now_s - began_s) * 1000 if began_s > -inf else (at.fixed_ms + inside_ms) / 2
-        yield "of it in this step", "ms", inside_ms
-        yield "step began before", "ms", elapsed_ms
+        yield "W_in", "ms", inside_ms
+        yield "time since step began", "ms", elapsed_ms
     yield "waiting at engine", "requests", at.load.waiting
-    yield "of them ours", "requests", work.prefill_requests
+    yield "our prompts there", "requests", work.prefill_requests
 
 
 def _tiers(_scene: Scene, at: Placement) -> Iterator[Row]:
@@ -277,3 +281,4 @@ GROUPS: Sequence[tuple[Side, frozenset[str], Callable[[Scene, Placement], Iterat
     (Side.DECODE, frozenset({"room"}), _room),
 )
 """Which side reads them, which terms do (none: all), and what they are."""
+KNOWN = frozenset[str]().union(*(readers for _, readers, _ in GROUPS))

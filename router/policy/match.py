@@ -82,6 +82,12 @@ class Match(BaseModel):
 
     def covers(self, request: InferenceRequest, workload: str, prompt_tokens: int, headers: HeaderPairs) -> bool:
         """Do all conditions hold? O(conditions + headers)."""
+        return self.covers_but_headers(request, workload, prompt_tokens) and (
+            not self.headers or self._covers_headers(headers)
+        )
+
+    def covers_but_headers(self, request: InferenceRequest, workload: str, prompt_tokens: int) -> bool:
+        """Do all the others hold?"""
         return (
             (self.stream is None or self.stream is request.stream)
             and (self.workload_class is None or workload in self.workload_class)
@@ -89,7 +95,6 @@ class Match(BaseModel):
             and (self.adapter is None or request.adapter in self.adapter)
             and (self.tenant is None or request.tenant in self.tenant)
             and (self.prompt_tokens is None or self.prompt_tokens.covers(prompt_tokens))
-            and (not self.headers or self._covers_headers(headers))
         )
 
     def _covers_headers(self, headers: HeaderPairs) -> bool:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from router.policy.match import HeaderPairs, takes_share
+from router.policy.plans import prompt_token_count
+from router.policy.recording import RecordedScene
 from router.policy.spec import Policy
 from router.types import InferenceRequest
 
@@ -45,6 +47,21 @@ class PolicySet:
                 match is not None
                 and match.covers(request, workload, prompt_tokens, headers)
                 and takes_share(request, policy.name, policy.percent)
+            ):
+                return policy
+        return self.default
+
+    def for_recorded(self, seen: RecordedScene, decided_by: str) -> Policy:
+        """Who would decide it now. Headers are not recorded: conditions on them hold for the policy of the name that
+        decided it, and for no other. O(policies)."""
+        scene = seen.scene()
+        for policy in self.others:
+            match = policy.match
+            if (
+                match is not None
+                and (not match.headers or policy.name == decided_by)
+                and match.covers_but_headers(scene.request, seen.workload, prompt_token_count(scene))
+                and takes_share(scene.request, policy.name, policy.percent)
             ):
                 return policy
         return self.default

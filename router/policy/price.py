@@ -40,19 +40,19 @@ def choice_of(plan: Plan) -> Choice:
 def placed(scene: Scene, choice: Choice, *, pulls: bool = True) -> Sequence[tuple[Side | None, Placement]]:
     """What the terms price of it: one placement, or one for each side of a split; none where its pods are not there."""
     planner = Planner(scene, prompt_token_count(scene))
-    statuses = {status.pod.id: status for status in scene.fleet.pods}
-    answering = statuses.get(choice.pod)
+    answering = scene.fleet.find(choice.pod)
     if answering is None:
         return ()
     if choice.prefill_pod:
-        prefill = statuses.get(choice.prefill_pod)
+        prefill = scene.fleet.find(choice.prefill_pod)
         return _pair(planner, prefill, answering) if prefill else ()
     direct = planner.placements([answering])
     return [(None, at) for at in (choice.pull_from and pulls and planner.pulling(direct)) or direct]
 
 
 def price(scene: Scene, choice: Choice, policy: Policy) -> Cost | None:
-    """Its price in milliseconds; None where its pods are not there, or no link is between them. O(pods).
+    """Its price in milliseconds; None where its pods are not there, or no link is between them. O(log pods), but for a
+    pull.
 
     A pull counts as none where the policy has no price for it."""
     places = placed(scene, choice, pulls=policy.pulls)

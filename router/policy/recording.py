@@ -47,13 +47,17 @@ StepRow = tuple[float, float]
 
 
 class SceneFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What policies read of a request and its prompt."""
+    """What policies read of a request and its prompt; its headers are not kept."""
 
     request_id: str
     endpoint: Endpoint
     model: str
     adapter: str = ""
     session: str = ""
+    tenant: str = ""
+    workload: str = ""
+    """Its class: with tenant and stream, what the `match` of a policy goes by."""
+    stream: bool = False
     max_output_tokens: int | None = None
     body_bytes: BodyBytes = 0
     """Of a prompt whose tokens are unknown."""
@@ -86,6 +90,8 @@ class RecordedScene(SceneFacts, frozen=True, kw_only=True, gc=False):
                 model=self.model,
                 adapter=self.adapter,
                 session=self.session,
+                tenant=self.tenant,
+                stream=self.stream,
                 max_output_tokens=self.max_output_tokens,
                 body=bytes(self.body_bytes),
             ),
@@ -128,8 +134,8 @@ def _key_at(blocks: int, shared_blocks: int) -> int:
     return min(shared_blocks + KEY_BLOCKS_BEYOND_SHARED, blocks) - 1
 
 
-def record(scene: Scene) -> RecordedScene:
-    """What is kept of it. O(1): nothing is copied, since all of it is immutable."""
+def record(scene: Scene, workload: str = "") -> RecordedScene:
+    """What is kept of it; `workload` is its class. O(1): nothing is copied, since all of it is immutable."""
     request, prompt = scene.request, scene.prompt
     hashes = prompt.hashes if prompt else ()
     blocks = len(hashes)
@@ -139,6 +145,9 @@ def record(scene: Scene) -> RecordedScene:
         model=request.model,
         adapter=request.adapter,
         session=request.session,
+        tenant=request.tenant,
+        workload=workload,
+        stream=request.stream,
         max_output_tokens=request.max_output_tokens,
         body_bytes=0 if prompt else len(request.body),
         prompt_tokens=prompt.token_count if prompt else None,

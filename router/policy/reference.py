@@ -15,21 +15,27 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from router.policy.catalog import COSTS, PICKERS
+from router.policy.catalog import COSTS, FILTERS, PICKERS
 from router.policy.spec import PolicySpec
+from router.policy.term import CostTerm, Filter
 
 UNITS = {
     "ms": "ms", "s": "s", "tokens": "tokens", "blocks": "blocks", "bytes": "bytes", "percent": "%",
-    "shortlist": "pods", "attempts": "candidates", "layers": "layers",
+    "shortlist": "pods", "attempts": "candidates", "layers": "layers", "requests": "requests",
 }  # fmt: skip
 """By the end of a field's name."""
-CHAPTERS = ("costs", "picker")
+CHAPTERS = ("filters", "costs", "picker")
 
 _HEAD = """# What a policy file can say
 
 Made from the code by `warmroute policy docs`; a test holds that it is current. How to choose: [README.md](README.md).
 An editor that knows YAML schemas completes and checks these keys when a file begins with
 `# yaml-language-server: $schema=schema.json`.
+"""
+
+
+_FILTERS = """Those that are named leave pods out before anything is priced, one after another in the order below.
+One that would leave nobody who can serve leaves nobody out; with `strict: true` it refuses the request (503) instead.
 """
 
 
@@ -47,6 +53,8 @@ def question_of(kind: type[BaseModel]) -> str:
 def reference_page() -> str:
     """All of it, as Markdown."""
     parts = [_HEAD, "## A file\n", _table(PolicySpec), *_sections(PolicySpec)]
+    parts += ["## Filters: `filters`\n", _FILTERS]
+    parts += [part for name, kind in FILTERS.items() for part in _member(name, kind)]
     parts += ["## Cost terms: `costs`\n", "All that are named are added up; each is in milliseconds.\n"]
     parts += [part for name, kind in COSTS.items() for part in _member(name, kind)]
     parts += ["## Pickers: `picker`\n", "Exactly one is named.\n"]
@@ -73,7 +81,7 @@ def schema_page() -> str:
 
 def _member(name: str, kind: type[BaseModel]) -> Iterator[str]:
     yield f"### {name}\n"
-    if kind.__module__.startswith("router.policy.costs"):
+    if issubclass(kind, CostTerm | Filter):
         yield f"{question_of(kind)}\n"
     yield f"{inspect.getdoc(kind)}\n"
     if kind.model_fields:

@@ -133,20 +133,26 @@ class Comparison(msgspec.Struct, frozen=True):
 
 def compare(scene: Scene, live: RouteDecision, live_policy: Policy, other_policy: Policy) -> Comparison | None:
     """What the other policy would make of it; None where it would refuse the request, or a price is unknown."""
-    was, now = choice_of(live.candidates[0].plan), chosen(scene, other_policy)
-    if now is None:
+    try:
+        other = decide(scene, other_policy)
+    except RouterError:
         return None
-    if was == now:
-        return Comparison(agrees=True, other_ms=expected_ttft_ms(live.candidates[0].cost))
-    by_live, by_other = (_both_ms(scene, was, now, policy) for policy in (live_policy, other_policy))
-    if by_live is None or by_other is None:
+    mine, theirs = live.candidates[0], other.candidates[0]
+    was, now = choice_of(mine.plan), choice_of(theirs.plan)
+    other_ms = _expected_by(scene, live, live_policy, now)
+    was_ms = _expected_by(scene, other, other_policy, was)
+    if other_ms is None or was_ms is None:
         return None
-    return Comparison(False, by_live[0] - by_live[1], by_other[0] - by_other[1], by_live[1])
+    live_gain_ms, other_gain_ms = expected_ttft_ms(mine.cost) - other_ms, was_ms - expected_ttft_ms(theirs.cost)
+    return Comparison(was == now, live_gain_ms, other_gain_ms, other_ms)
 
 
-def _both_ms(scene: Scene, was: Choice, now: Choice, policy: Policy) -> tuple[float, float] | None:
-    was_ms, now_ms = (_expected_ms(scene, choice, policy) for choice in (was, now))
-    return None if was_ms is None or now_ms is None else (was_ms, now_ms)
+def _expected_by(scene: Scene, decision: RouteDecision, policy: Policy, choice: Choice) -> float | None:
+    """As the policy's own decision has priced it, or as it would have."""
+    for candidate in decision.candidates:
+        if choice_of(candidate.plan) == choice:
+            return expected_ttft_ms(candidate.cost)
+    return _expected_ms(scene, choice, policy)
 
 
 def _row(scene: Scene, was: Choice | None, now: Choice | None) -> Change:

@@ -5,6 +5,8 @@
     extends: batch      # begin with what that one says; `config/policies.py` has merged it by now
     match: {tenant: etl}                # decides these requests; without, only when it is named as the default
     percent: 5                          # and of these only so many
+    filters:            # pods that are left out before anything is priced, if others are left
+      max_waiting: {requests: 8}
     costs:              # terms of the price, in ms; the keys are names of `policy/catalog.py`
       queue: {}
       prefill: {}
@@ -39,9 +41,9 @@ from pydantic import (
     model_validator,
 )
 
-from router.policy.catalog import COSTS, PICKERS
+from router.policy.catalog import COSTS, FILTERS, PICKERS
 from router.policy.match import Match
-from router.policy.term import Costs, CostTerm, Picker, Side
+from router.policy.term import Costs, CostTerm, Filter, Filters, Picker, Side
 
 OnNoPrefill = Literal["aggregate", "fail"]
 
@@ -71,6 +73,7 @@ class Policy:
     """How many candidates may be tried; None as `limits.retries` of the configuration says."""
     slo_ttft_ms: float | None = None
     shadow: Shadow | None = None
+    filters: Filters = ()
 
     pulls: bool = field(init=False)
     """Whether it can price the fetching of KV from peers: what has no price is not planned."""
@@ -105,6 +108,7 @@ def _not_empty(value: Any) -> Any:
     return value
 
 
+FilterChoices = _choices("FilterChoices", FILTERS)
 CostChoices = _choices("CostChoices", COSTS)
 PickerChoice = _choices("PickerChoice", PICKERS)
 
@@ -162,6 +166,8 @@ class PolicySpec(_Section):
     """Which requests it decides beside the default; `{}` for all. Without it, it decides only as the default."""
     percent: Annotated[float, Field(gt=0, le=100)] = 100.0
     """Of the requests that match, so many: a canary. Cut by a hash of the session or request id."""
+    filters: FilterChoices = FilterChoices()  # type: ignore[valid-type]
+    """Preferences that leave pods out before anything is priced. Where nobody would be left, nobody is left out."""
     costs: CostChoices = CostChoices()  # type: ignore[valid-type]
     """Terms of the price, in milliseconds, that are added up."""
     picker: PickerChoice  # type: ignore[valid-type]
@@ -204,6 +210,7 @@ class PolicySpec(_Section):
             attempts=self.retry.attempts,
             slo_ttft_ms=self.admission.ttft_ms,
             shadow=Shadow(self.shadow.policy, self.shadow.rate) if self.shadow else None,
+            filters=tuple((name, cast(Filter, one)) for name, one in _chosen(self.filters)),
         )
 
 

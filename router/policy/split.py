@@ -12,7 +12,7 @@ from heapq import nsmallest
 from msgspec.structs import replace
 
 from router.errors import NoReadyPod
-from router.policy.filters import Eligible
+from router.policy.eligible import Eligible
 from router.policy.plans import Planner, most_promising
 from router.policy.spec import Policy
 from router.policy.term import Costs, Placement, Side

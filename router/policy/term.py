@@ -1,12 +1,14 @@
-"""What is a cost term, and what is a picker?
+"""What is a cost term, what is a filter, and what is a picker?
 
-A cost term prices one aspect of serving a request on one pod, in milliseconds. A picker orders the priced
-candidates. Each is one frozen pydantic model in one file: the docstring is the formula, the fields are the YAML,
-the method is the algorithm. Terms see a `Placement`; they never change anything and never see each other.
+A filter leaves pods out. A cost term prices one aspect of serving a request on one pod, in milliseconds. A picker
+orders the priced candidates. Each is one frozen pydantic model in one file: the docstring is the formula, the fields
+are the YAML, the method is the algorithm. Terms see a `Placement`, filters a pod's row in the snapshot; they never
+change anything and never see each other.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import ClassVar, Protocol, TypeAlias
@@ -14,7 +16,7 @@ from typing import ClassVar, Protocol, TypeAlias
 import msgspec
 from pydantic import BaseModel, ConfigDict
 
-from router.types import BlocksByTier, Candidate, InFlight, Links, Pod, PodLoad, Scene, StepBegan
+from router.types import BlocksByTier, Candidate, InFlight, Links, Pod, PodLoad, PodStatus, Scene, StepBegan
 
 
 class Configurable(BaseModel):
@@ -69,14 +71,34 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     """Brings the whole prompt from the pod that computes it."""
 
 
-class CostTerm(Protocol):
+class CostTerm(Configurable, ABC):
     """Prices one aspect of a placement."""
 
     side: ClassVar[Side]
+    delays: ClassVar[bool]
+    """Is it time until the first token? Otherwise it is what it is worth to spare somebody else: it counts for the
+    choice, and not for when the client is expected to hear."""
 
+    @abstractmethod
     def cost_ms(self, at: Placement) -> float:
         """Expected milliseconds; may be negative only where the term's docstring says why."""
 
+
+class Filter(Configurable, ABC):
+    """Leaves pods out before anything is priced: a preference, as long as somebody is left who can serve."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    strict: bool = False
+    """Refuse the request (503) where nobody would be left, instead of leaving nobody out."""
+
+    @abstractmethod
+    def keeps(self, status: PodStatus) -> bool:
+        """Does this pod stay?"""
+
+
+Filters: TypeAlias = Sequence[tuple[str, Filter]]
+"""The filters of a policy by name, in the order of the catalog."""
 
 Costs: TypeAlias = Sequence[tuple[str, CostTerm]]
 """The terms of a policy by name."""

@@ -153,7 +153,7 @@ class Forwarder:
         scene = self._scene(story.request, story.prompt, match, self._turns[model], shared_blocks)
         story.workload, story.policy = self._policy_for(scene, story.inbound.headers)
         decision = decide(scene, story.policy)
-        story.kept = self._journal.decided(scene, decision, story.policy)
+        story.kept = self._journal.decided(scene, decision, story.policy, story.workload)
         return decision
 
     async def preview(self, request: InferenceRequest, headers: HeaderList) -> Kept:
@@ -164,8 +164,8 @@ class Forwarder:
         shared_blocks = self._shared_blocks(request.model, prompt, counted=False)
         turn = self._turns[request.adapter or request.model] + 1
         scene = self._scene(request, prompt, match, turn, shared_blocks)
-        _, policy = self._policy_for(scene, headers, counted=False)
-        return keep(record(scene), decide(scene, policy), policy, time.time())
+        workload, policy = self._policy_for(scene, headers, counted=False)
+        return keep(record(scene, workload), decide(scene, policy), policy, time.time())
 
     def _scene(
         self, request: InferenceRequest, prompt: PromptPrefix | None, match: PrefixMatch, turn: int, shared_blocks: int

@@ -14,7 +14,7 @@ from router.observe.receipts import Explained, Failure, Kept, Outcome, explained
 from router.policy.decide import decide
 from router.policy.recording import record
 from router.policy.spec import Policy
-from router.types import Scene
+from router.types import PodLoad, PodStatus, Scene
 from tests.policy.scenes import POLICIES, holding, pod, policy, ready, scene, scenes
 
 
@@ -68,6 +68,15 @@ def test_what_came_stands_beside_what_was_expected() -> None:
     assert "failed: 10.0.0.3:8000: ConnectFailed: refused" in text
     assert "p, cached tokens" in text and "T_prefill(n, p) = F + c1 (n - p)" in text
     assert "waiting at engine" not in text  # it is 0 everywhere
+
+
+def test_a_filter_says_in_one_line_whom_it_left_out() -> None:
+    """So that nobody looks for a pod in the table that is not a candidate; and the one that gave way says so."""
+    full = tuple(PodStatus(one.pod, one.state, PodLoad(waiting=9)) for one in ready(*(pod(f"a{n}") for n in range(6))))
+    by = policy("queue", filters={"hardware": {"only": "b200x8"}, "max_waiting": {}})
+    lines = printed(explained(kept(scene(*full, *ready(pod("b"), pod("c"))), by)))
+    assert "filter hardware: would have left nobody who can serve, so all stayed" in lines
+    assert "filter max_waiting: left out 6 pods: a0, a1, a2, a3 and 2 more" in lines
 
 
 def test_a_policy_without_prices_is_explained_by_its_reason() -> None:

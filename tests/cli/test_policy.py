@@ -52,7 +52,8 @@ def test_a_difference_is_told_field_by_field_with_units(typed: Typed, tmp_path: 
         tmp_path,
         "mine",
         "extends: cost_aware\ncosts: {displace: {reuse: 2}, stall: {}, transfer: null}\nshortlist: 8\n"
-        "picker: {lowest_cost: {indifference_ms: 5}}\nmatch: {prompt_tokens: {min: 100}}\n",
+        "picker: {lowest_cost: {indifference_ms: 5}}\nmatch: {prompt_tokens: {min: 100}}\n"
+        "filters: {max_waiting: {requests: 3}}\n",
     )
     ended = typed("policy", "diff", "cost_aware", mine)
     assert ended.code == 1
@@ -62,6 +63,9 @@ def test_a_difference_is_told_field_by_field_with_units(typed: Typed, tmp_path: 
         "picker.lowest_cost.indifference_ms: 1.0 ms -> 5.0 ms",
         "shortlist: 12 pods -> 8 pods",
         "match.prompt_tokens.min: nothing -> 100 tokens",
+        "filters.max_waiting: nothing -> filters   (At which engines do requests pile up?)",
+        "filters.max_waiting.strict: nothing -> False",
+        "filters.max_waiting.requests: nothing -> 3 requests",
         "costs.stall: nothing -> priced   (What does this prompt cost those who are already decoding on the pod?)",
         "costs.stall.weight: nothing -> 0.02",
     ]

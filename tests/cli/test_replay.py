@@ -25,7 +25,8 @@ def receipts(tmp_path: Path) -> Path:
     writer = ReceiptWriter([lines.append])
     for number in range(10):
         busy = {"a": InFlight(1, 1, 9, 5.0, 9)}
-        seen = holding(scene(*ready(pod("a"), pod("b")), request=request(f"req-{number}"), inflight=busy), "a", 60)
+        asked = request(f"req-{number}", tenant="acme" if number % 2 else "")
+        seen = holding(scene(*ready(pod("a"), pod("b")), request=asked, inflight=busy), "a", 60)
         outcome = Outcome(id=f"req-{number}", at_s=0.0, model="m", endpoint="chat", result="ok")
         writer.write(outcome, keep(record(seen), decide(seen, BY), BY, 0.0), None)
     path = tmp_path / "receipts.jsonl"
@@ -56,6 +57,21 @@ def test_a_policy_may_be_a_file_and_the_answer_json(typed: Typed, receipts: Path
     assert (found["policy"], found["decisions"], found["changed"], found["refused"]) == ("mine", 10, 10, 0)
     assert found["moves"] == [{"was": "a", "now": "b", "requests": 10}]
     assert found["after"]["mean_ms"] > found["before"]["mean_ms"]
+
+
+def test_a_folder_decides_each_request_by_the_policy_that_matches_it(
+    typed: Typed, receipts: Path, tmp_path: Path
+) -> None:
+    """Of two tenants one has a policy of its own; all others are the default's."""
+    (tmp_path / "mine").mkdir()
+    theirs = "name: theirs\nabout: x\nmatch: {tenant: acme}\ncosts: {queue: {}}\npicker: {lowest_cost: {}}\n"
+    (tmp_path / "mine" / "theirs.yaml").write_text(theirs)
+    ended = typed("replay", receipts, "--policies", tmp_path / "mine", "--json")
+    found = json.loads(ended.out)
+    assert (found["decisions"], found["changed"]) == (10, 5)
+    assert {int(one["request_id"][4:]) % 2 for one in found["largest"]} == {1}
+    ended = typed("replay", receipts, "--policies", tmp_path / "mine", "--default", "least_load", "--json")
+    assert json.loads(ended.out)["changed"] == 10
 
 
 def test_scenes_without_their_fleet_are_counted(typed: Typed, receipts: Path) -> None:

@@ -51,11 +51,12 @@ def test_what_came_of_it_is_added_and_written() -> None:
     lines: list[bytes] = []
     journal = Journal(writer=ReceiptWriter([lines.append]))
     decision = decide(seen("one"), BY)
-    kept = journal.decided(seen("one"), decision, BY)
+    kept = journal.decided(seen("one"), decision, BY, "chat")
     outcome = Outcome(id="one", at_s=0.0, model="m", endpoint="chat", result="ok")
     journal.settled(outcome, kept, decision, None)
     journal.settled(outcome, None, None, None)
     assert kept.outcome is outcome and len(lines) == 3
+    assert b'"workload":"chat"' in lines[1]
 
 
 def test_prompts_are_kept_only_where_that_is_asked_for() -> None:

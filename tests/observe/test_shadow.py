@@ -17,6 +17,7 @@ from tests.policy.scenes import holding, pod, policy, ready, request, scene
 
 pytestmark = pytest.mark.anyio
 
+CHAT = {"class": "chat"}
 LIVE, HIT = policy("queue", "prefill", name="live"), policy("prefill", name="hit")
 
 
@@ -36,7 +37,7 @@ def shadowed_by(name: str, rate: float = 1.0) -> Policy:
 
 
 def offer(shadow: Shadows, live: Policy, name: str = "r", ttft_ms: float | None = None) -> None:
-    shadow.offer(record(seen(name)), decide(seen(name), live), live, ttft_ms)
+    shadow.offer(record(seen(name), "chat"), decide(seen(name), live), live, ttft_ms)
 
 
 async def compared(shadow: Shadows) -> None:
@@ -57,7 +58,7 @@ async def test_it_agrees_with_itself() -> None:
         offer(shadow, shadowed_by("live"), str(number))
     assert not shadow.idle  # nothing is decided while the request is there
     await compared(shadow)
-    assert counted(metrics, "warmroute_shadow_decisions_total", policy="live", agrees="yes") == 20
+    assert counted(metrics, "warmroute_shadow_decisions_total", policy="live", agrees="yes", **CHAT) == 20
 
 
 async def test_what_the_other_choice_is_worth_is_counted_by_both_prices() -> None:
@@ -66,10 +67,10 @@ async def test_what_the_other_choice_is_worth_is_counted_by_both_prices() -> Non
     shadow = shadows(metrics, HIT)
     offer(shadow, shadowed_by("hit"), ttft_ms=600.0)
     await compared(shadow)
-    assert counted(metrics, "warmroute_shadow_decisions_total", policy="hit", agrees="no") == 1
-    later = counted(metrics, "warmroute_shadow_later_seconds_total", policy="hit", prices="live")
-    sooner = counted(metrics, "warmroute_shadow_sooner_seconds_total", policy="hit", prices="shadow")
-    regret = counted(metrics, "warmroute_shadow_regret_seconds_sum", policy="hit")
+    assert counted(metrics, "warmroute_shadow_decisions_total", policy="hit", **CHAT, agrees="no") == 1
+    later = counted(metrics, "warmroute_shadow_later_seconds_total", policy="hit", **CHAT, prices="live")
+    sooner = counted(metrics, "warmroute_shadow_sooner_seconds_total", policy="hit", **CHAT, prices="shadow")
+    regret = counted(metrics, "warmroute_shadow_regret_seconds_sum", policy="hit", **CHAT)
     assert (later, sooner, regret) == pytest.approx((0.480, 0.020, 0.098), abs=0.003)
 
 
@@ -90,7 +91,7 @@ async def test_more_than_it_can_do_is_dropped_and_counted() -> None:
     shadow = shadows(metrics, LIVE)
     for number in range(MOST_WAITING + 3):
         offer(shadow, shadowed_by("live"), str(number))
-    assert counted(metrics, "warmroute_shadow_dropped_total", policy="live") == 3
+    assert counted(metrics, "warmroute_shadow_dropped_total", policy="live", **CHAT) == 3
 
 
 async def test_a_scene_that_it_would_refuse_is_counted_as_dropped() -> None:
@@ -99,9 +100,9 @@ async def test_a_scene_that_it_would_refuse_is_counted_as_dropped() -> None:
     refusing: Policy = policy("queue", "handoff", name="refusing", pd={"on_no_prefill": "fail"})
     shadow = shadows(metrics, refusing)
     alone = scene(*ready(pod("d", role=Role.DECODE, handoff="nixl")))
-    shadow.offer(record(alone), decide(alone, LIVE), shadowed_by("refusing"), None)
+    shadow.offer(record(alone, "chat"), decide(alone, LIVE), shadowed_by("refusing"), None)
     await compared(shadow)
-    assert counted(metrics, "warmroute_shadow_dropped_total", policy="refusing") == 1
+    assert counted(metrics, "warmroute_shadow_dropped_total", policy="refusing", **CHAT) == 1
 
 
 async def test_without_a_shadow_nothing_is_decided_twice() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from router.errors import ClientError, FleetError
 from router.policy.decide import BYTES_PER_TOKEN, decide, expected_ttft_ms, prompt_token_count
-from router.policy.filters import eligible
+from router.policy.eligible import eligible
 from router.policy.plans import Planner
 from router.policy.term import Costs
 from router.types import (

@@ -64,8 +64,8 @@ def test_a_price_can_be_recomputed_from_its_inputs() -> None:
     x = {each.name: each.value for each in column.inputs}
     prefill = x["F"] + x["c1"] * (x["n"] - x["p"]) + x["c2"] * (x["n"] ** 2 - x["p"] ** 2)
     assert dict(column.plan.parts)["prefill"] == pytest.approx(prefill)
-    step, behind = x["F"] + x["of it in this step"], x["prefill in flight"] - x["of it in this step"]
-    assert dict(column.plan.parts)["queue"] == pytest.approx(max(0, step - x["step began before"]) + behind)
+    step, behind = x["F"] + x["W_in"], x["W_in + W_behind"] - x["W_in"]
+    assert dict(column.plan.parts)["queue"] == pytest.approx(max(0, step - x["time since step began"]) + behind)
 
 
 def test_a_handoff_can_be_recomputed_from_its_inputs() -> None:

@@ -1,4 +1,4 @@
-"""What does it take to teach the router a new price?"""
+"""What does it take to teach the router a new price, or a new preference?"""
 
 from __future__ import annotations
 
@@ -14,47 +14,93 @@ from typing import ClassVar
 
 from pydantic import NonNegativeFloat
 
-from router.policy.term import Configurable, Placement, Side
+from router.policy.term import CostTerm, Placement, Side
 
 
-class Distance(Configurable):
+class Distance(CostTerm):
     """distance = far_ms on pods whose zone is not `home`."""
 
     side: ClassVar[Side] = Side.PREFILL
+    delays: ClassVar[bool] = True
     home: str = "here"
     far_ms: NonNegativeFloat = 5.0
 
     def cost_ms(self, at: Placement) -> float:
         return 0.0 if at.pod.zone == self.home else self.far_ms
 '''
-DECIDES = """
-from router.policy.decide import decide
-from router.policy.reference import reference_page
+PRICES = """
+from io import StringIO
+from rich.console import Console
+from router.cli.explain import page
+from router.observe.receipts import explained, keep
+from router.policy.decide import decide, expected_ttft_ms
+from router.policy.recording import record
+from router.policy.reference import reference_page, schema_page
 from tests.policy.scenes import pod, policy, ready, scene
 
-pods = ready(pod("a", zone="there"), pod("b", zone="here"))
-found = decide(scene(*pods), policy("queue", costs={"queue": {}, "distance": {"far_ms": 7}}))
-print([(one.pod.id, dict(one.cost.parts)["distance"]) for one in found.candidates])
+by = policy(costs={"queue": {}, "distance": {"far_ms": 7}})
+seen = scene(*ready(pod("a", zone="there"), pod("b", zone="here")))
+found = decide(seen, by)
+print([(one.pod.id, dict(one.cost.parts)["distance"], expected_ttft_ms(one.cost)) for one in found.candidates])
 assert "What does it cost to send work over there?" in reference_page()
+assert '"far_ms"' in schema_page()
+console = Console(width=100, file=StringIO())
+console.print(page(explained(keep(record(seen), found, by, 0.0))))
+lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+assert "distance, ms 0.00 7.00" in lines
+assert "= of it until first token, ms 0.00 7.00" in lines
+assert "distance distance = far_ms on pods whose zone is not `home`." in lines
+assert "home here, far_ms 7" in lines
+"""
+FILTER = '''"""Whose number is even?"""
+
+from router.policy.term import Filter
+from router.types import PodStatus
+
+
+class Even(Filter):
+    """Keeps the pods whose name ends in an even digit."""
+
+    def keeps(self, status: PodStatus) -> bool:
+        return int(status.pod.id[-1]) % 2 == 0
+'''
+FILTERS = """
+from router.policy.decide import decide
+from router.policy.reference import reference_page, schema_page
+from tests.policy.scenes import pod, policy, ready, scene
+
+found = decide(scene(*ready(pod("a1"), pod("a2"))), policy("queue", filters={"even": {}}))
+print([one.pod.id for one in found.candidates])
+assert "Whose number is even?" in reference_page() and '"even"' in schema_page()
 """
 
 
-def test_a_new_cost_term_is_one_file_and_its_entry_in_the_catalog(tmp_path: Path) -> None:
-    """In a copy of the tree: the file, the import and the row that name it, and policies can price by it; the
-    reference page has it, too."""
+def learnt(tree: Path, file: str, text: str, table: str, line: str, then: str) -> str:
+    """What `then` prints in a copy of the tree that has one file more, and one line more in that table."""
     for folder in ("router", "policies", "config"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in (ROOT / "tests" / "policy" / "scenes.py",):
-        (tmp_path / "tests" / "policy").mkdir(parents=True)
-        shutil.copy(file, tmp_path / "tests" / "policy")
-    (tmp_path / "router" / "policy" / "costs" / "distance.py").write_text(TERM)
-    catalog = tmp_path / "router" / "policy" / "catalog.py"
+        shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (tree / "tests" / "policy").mkdir(parents=True)
+    shutil.copy(ROOT / "tests" / "policy" / "scenes.py", tree / "tests" / "policy")
+    (tree / "router" / "policy" / file).write_text(text)
+    catalog = tree / "router" / "policy" / "catalog.py"
     lines = catalog.read_text().splitlines()
-    row = next(at for at, line in enumerate(lines) if line.startswith("COSTS"))
-    lines.insert(row + 1, '    "distance": Distance,')
-    lines.insert(row, "from router.policy.costs.distance import Distance")
+    begin = next(at for at, row in enumerate(lines) if row.startswith(table))
+    lines.insert(lines.index("    {", begin) + 1, line)
     catalog.write_text("\n".join(lines))
-    ran = subprocess.run([sys.executable, "-c", DECIDES], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)},
+    ran = subprocess.run([sys.executable, "-c", then], cwd=tree, env={"PYTHONPATH": str(tree)},
                          capture_output=True, text=True, check=False)  # fmt: skip
     assert ran.stderr == ""
-    assert ran.stdout.strip() == "[('b', 0.0), ('a', 7.0)]"
+    return ran.stdout.strip()
+
+
+def test_a_new_cost_term_is_one_file_and_one_line_of_the_catalog(tmp_path: Path) -> None:
+    """Policies can price by it; the expected time to first token, the explanation, the reference page and the schema
+    have it, too."""
+    line = '        "distance": "costs.distance.Distance",'
+    assert learnt(tmp_path, "costs/distance.py", TERM, "COSTS", line, PRICES) == "[('b', 0.0, 0.0), ('a', 7.0, 7.0)]"
+
+
+def test_a_new_filter_is_one_file_and_one_line_of_the_catalog(tmp_path: Path) -> None:
+    """Policies can leave pods out by it; the reference page and the schema have it, too."""
+    line = '        "even": "filters.even.Even",'
+    assert learnt(tmp_path, "filters/even.py", FILTER, "FILTERS", line, FILTERS) == "['a2']"

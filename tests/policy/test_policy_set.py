@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from router.policy.policy_set import PolicySet, policy_set
+from router.policy.recording import record
 from router.policy.spec import Policy
-from tests.policy.scenes import policy, request
+from tests.policy.scenes import pod, policy, prompt, ready, request, scene
 
 
 def named(name: str, **facts: Any) -> Policy:
@@ -48,6 +51,42 @@ def test_a_canary_is_asked_before_what_it_is_to_replace() -> None:
     names = [chosen(found, name=f"r{number}", stream=True) for number in range(1000)]
     assert set(names) == {"a_stable", "b_canary"}
     assert 140 < names.count("b_canary") < 260
+
+
+@pytest.mark.parametrize(
+    ("match", "percent"),
+    [
+        ({"tenant": "acme"}, 100),
+        ({"class": "rag"}, 100),
+        ({"stream": True, "adapter": "lora"}, 100),
+        ({"prompt_tokens": {"min": 1000, "max": 1000}}, 100),
+        ({}, 50),
+    ],
+)
+def test_a_recorded_request_meets_the_policy_that_it_met(match: dict[str, Any], percent: int) -> None:
+    """By all that a match and a share go by, but for headers; and others do not meet it."""
+    found = policy_set(DEFAULT, [named("narrow", match=match, percent=percent)])
+    names = set()
+    for number in range(20):
+        for facts, workload, tokens in (
+            ({"tenant": "acme", "stream": True, "adapter": "lora", "session": f"s{number}"}, "rag", 1000),
+            ({"session": f"s{number}"}, "chat", 999),
+        ):
+            asked = request(f"r{number}", **facts)
+            seen = scene(*ready(pod("a", adapters=("lora",))), request=asked, prompt=prompt(tokens))
+            now = found.for_request(asked, workload, tokens)
+            names.add(now.name)
+            assert found.for_recorded(record(seen, workload), "whoever") is now
+    assert names == {"narrow", "plain"}
+
+
+def test_conditions_on_headers_hold_in_a_record_for_whom_decided_it() -> None:
+    """Headers are not kept; the other conditions are still looked at."""
+    found = policy_set(DEFAULT, [named("canary", match={"headers": {"x-canary": "yes"}, "tenant": "acme"})])
+    ours, theirs = (record(scene(*ready(pod("a")), request=request(tenant=name))) for name in ("acme", "other"))
+    assert found.for_recorded(ours, "canary").name == "canary"
+    assert found.for_recorded(ours, "plain").name == "plain"
+    assert found.for_recorded(theirs, "canary").name == "plain"
 
 
 def test_the_version_is_of_what_decides() -> None:

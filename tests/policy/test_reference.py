@@ -9,7 +9,7 @@ import pytest
 
 from router.config.load import plain, read_document
 from router.config.shipped import shipped
-from router.policy.catalog import COSTS, PICKERS
+from router.policy.catalog import COSTS, FILTERS, PICKERS
 from router.policy.reference import file_schema, reference_page, schema_page, unit_of
 
 POLICIES = shipped("policies")
@@ -26,10 +26,10 @@ def test_the_committed_schema_is_current() -> None:
     assert (POLICIES / "schema.json").read_text() == schema_page()
 
 
-def test_every_term_and_picker_is_described_with_its_fields() -> None:
+def test_every_filter_term_and_picker_is_described_with_its_fields() -> None:
     """By name, with the formula of its docstring."""
     page = reference_page()
-    for name, kind in (COSTS | PICKERS).items():  # type: ignore[operator]
+    for name, kind in (*FILTERS.items(), *COSTS.items(), *PICKERS.items()):
         assert f"### {name}\n" in page
         assert all(f"| `{field}` |" in page for field in kind.model_fields)
 
@@ -52,9 +52,9 @@ def test_every_shipped_policy_points_an_editor_to_the_schema(file: Path) -> None
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_the_schema_knows_every_key_of_the_shipped_policies(file: Path) -> None:
-    """At the top, and among the costs and pickers."""
+    """At the top, and among the filters, costs and pickers."""
     schema, said = file_schema(), plain(read_document(file).data)
     assert said.keys() <= schema["properties"].keys()
-    for choice, model in (("costs", "CostChoices"), ("picker", "PickerChoice")):
+    for choice, model in (("filters", "FilterChoices"), ("costs", "CostChoices"), ("picker", "PickerChoice")):
         assert said.get(choice, {}).keys() <= schema["$defs"][model]["properties"].keys()
     json.dumps(schema)

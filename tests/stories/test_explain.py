@@ -119,14 +119,15 @@ async def test_a_shadow_of_the_live_policy_always_agrees(open_city: OpenCity, tm
     beside = {"name": "beside", "extends": "cost_aware", "about": "", "shadow": {"policy": "cost_aware", "rate": 1.0}}
     (tmp_path / "beside.yaml").write_text(json.dumps(beside))
     async with open_city(pods=3, policy="beside", policies=tmp_path) as city:
+        city.client.headers["x-workload-class"] = "batch"
         await asyncio.gather(*(city.chat(opening(f"road {number % 7}", 60)) for number in range(60)))
         shadows = city.program.records.journal.shadows
         assert shadows is not None
         await city.until(lambda: shadows.idle)
         samples = await metrics(city)
         name = "warmroute_shadow_decisions_total"
-        assert float(samples[name + '{agrees="yes",policy="cost_aware"}']) == 60
-        assert name + '{agrees="no",policy="cost_aware"}' not in samples
+        assert float(samples[name + '{agrees="yes",class="batch",policy="cost_aware"}']) == 60
+        assert name + '{agrees="no",class="batch",policy="cost_aware"}' not in samples
 
 
 async def test_recorded_traffic_is_decided_again(open_city: OpenCity, tmp_path: Path) -> None:
@@ -135,7 +136,10 @@ async def test_recorded_traffic_is_decided_again(open_city: OpenCity, tmp_path: 
     async with open_city(pods=3, receipts=file) as city:
         await converse(city, opening("tides"), turns=4)
         await asyncio.gather(*(city.chat(opening(f"road {number % 3}", 60)) for number in range(12)))
-    same, other = (against(Decided(file), POLICIES[name]) for name in ("cost_aware", "round_robin"))
+    same, other = (
+        against([(seen.scene(), was) for seen, was, _ in Decided(file)], POLICIES[name])
+        for name in ("cost_aware", "round_robin")
+    )
     assert (same.decisions, same.changed) == (16, 0)
     assert other.decisions == 16 and other.changed > 0 and other.after.mean_ms > same.after.mean_ms
 

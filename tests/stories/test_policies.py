@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from router.sim.mock_engine import Fault, FaultKind
 from tests.stories.conftest import Chat, City, OpenCity
@@ -82,6 +84,23 @@ async def test_one_edited_number_decides_within_a_second_and_no_request_fails(
         assert {answer.status_code for answer in answers} == {200}
 
 
+async def test_a_reload_says_what_it_would_have_changed(open_city: OpenCity, folder: Path) -> None:
+    """Under load: tried on the last decisions, in the answer to the call and in the log."""
+    async with open_city(policy="mine", policies=folder) as city, under_load(city) as answers:
+        await city.until(lambda: len(answers) > 20)
+        (folder / "mine.yaml").write_text(TURNS.format(name="mine", match="null"))
+        with capture_logs() as lines:
+            told = (await city.client.post("/admin/policies/reload")).json()
+            await city.until(lambda: any(line["event"] == "policies reloaded" for line in lines))
+        found = re.fullmatch(r"(\d+) of (\d+) decisions would change; predicted TTFT p99 ([+-]\d+%)", told["review"])
+        assert found is not None and 0 < int(found[1]) <= int(found[2]) >= 20
+        assert told["review"] in [line.get("review") for line in lines]
+        (folder / "mine.yaml").write_text(TURNS.format(name="mine", match="null").replace("about: x", "about: y"))
+        told = (await city.client.post("/admin/policies/reload")).json()
+        assert told["changed"] and told["review"].startswith("0 of "), "against the set before, not against the past"
+        assert {answer.status_code for answer in answers} == {200}
+
+
 async def test_a_new_file_takes_the_requests_that_it_matches_and_no_others(open_city: OpenCity, folder: Path) -> None:
     """By tenant; every answer names the policy that decided it."""
     async with open_city(policy="mine", policies=folder) as city:
@@ -92,6 +111,22 @@ async def test_a_new_file_takes_the_requests_that_it_matches_and_no_others(open_
         for tenant, policy in (("acme", "theirs"), ("others", "mine"), ("", "mine")):
             answer = await city.client.post("/v1/chat/completions", json=body, headers={"x-tenant-id": tenant})
             assert answer.headers["x-warmroute-policy"] == policy
+
+
+async def test_a_filter_gives_way_where_nobody_would_be_left_unless_it_is_strict(
+    open_city: OpenCity, folder: Path
+) -> None:
+    """One pod of three is taken; then no pod is, by wish and by order. The refusal is a 503 that names the filter."""
+    async with open_city(policy="mine", policies=folder, pods=3) as city:
+        only = city.engines[1].url.removeprefix("http://")
+        for said, status in ((f'{{only: "{only}"}}', 200), ("{only: nobody}", 200), ("{only: no, strict: true}", 503)):
+            (folder / "mine.yaml").write_text(default() + f"filters: {{pods: {said}}}\n")
+            assert (await city.client.post("/admin/policies/reload")).json()["changed"]
+            answers = [await city.chat(chat(number)) for number in range(6)]
+            assert {answer.status_code for answer in answers} == {status}
+            if only in said:
+                assert {answer.headers["x-warmroute-pod"] for answer in answers} == {only}
+        assert "The filter `pods` of policy `mine` keeps no ready pod" in answers[-1].json()["error"]["message"]
 
 
 async def test_a_broken_file_changes_nothing_but_a_metric_and_a_message_with_its_line(

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from pydantic import NonNegativeFloat
 
-from router.policy.term import Configurable, Placement, Side
+from router.policy.term import CostTerm, Placement, Side
 
 
-class Decode(Configurable):
+class Decode(CostTerm):
     """Slow-down of this request's own decoding by its neighbours, over its expected output:
 
         decode = weight * output_tokens * (d1 * running + d2 * context tokens of our requests there)
@@ -20,6 +20,7 @@ class Decode(Configurable):
     """
 
     side: ClassVar[Side] = Side.DECODE
+    delays: ClassVar[bool] = False
     weight: NonNegativeFloat = 0.25
 
     def cost_ms(self, at: Placement) -> float:

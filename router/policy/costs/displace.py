@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from pydantic import NonNegativeFloat
 
-from router.policy.term import Configurable, Placement, Side
+from router.policy.term import CostTerm, Placement, Side
 
 
-class Displace(Configurable):
+class Displace(CostTerm):
     """A full cache loses as many tokens as a request brings, and some of them somebody would have come back for:
 
         displace = reuse * c1 * (n - what the pod holds of it)
@@ -20,6 +20,7 @@ class Displace(Configurable):
     """
 
     side: ClassVar[Side] = Side.PREFILL
+    delays: ClassVar[bool] = False
     reuse: NonNegativeFloat = 0.25
 
     def cost_ms(self, at: Placement) -> float:

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from pydantic import PositiveInt
 
-from router.policy.term import Configurable, Placement, Side
+from router.policy.term import CostTerm, Placement, Side
 
 
-class Handoff(Configurable):
+class Handoff(CostTerm):
     """The part of a handoff that the client waits for:
 
         T_x = t0 + kv_bytes_per_token * (n - p_decode) / B * (1 + transfers that the prefill pod is sending already)
@@ -19,6 +19,7 @@ class Handoff(Configurable):
     """
 
     side: ClassVar[Side] = Side.DECODE
+    delays: ClassVar[bool] = True
     layers: PositiveInt = 1
 
     def cost_ms(self, at: Placement) -> float:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from router.policy.term import Configurable, Placement, Side
+from router.policy.term import CostTerm, Placement, Side
 
 
-class Prefill(Configurable):
+class Prefill(CostTerm):
     """T_prefill(n, p) = F + c1 (n - p) + c2 (n^2 - p^2), with n prompt tokens of which p need no compute there.
 
     F is the fixed part of the step that computes them: c0, or d0 + d1 b + d2 context where b requests decode in it.
@@ -15,6 +15,7 @@ class Prefill(Configurable):
     """
 
     side: ClassVar[Side] = Side.PREFILL
+    delays: ClassVar[bool] = True
 
     def cost_ms(self, at: Placement) -> float:
         return at.fixed_ms + at.pod.speed.compute_ms(at.cached_tokens, at.prompt_tokens)

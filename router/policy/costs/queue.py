@@ -7,10 +7,10 @@ from typing import ClassVar
 from pydantic import NonNegativeInt
 
 from router.policy.ahead import ahead_ms
-from router.policy.term import Configurable, Placement, Side
+from router.policy.term import CostTerm, Placement, Side
 
 
-class Queue(Configurable):
+class Queue(CostTerm):
     """Work that stands before this request, in milliseconds:
 
         queue = max(0, F + W_in - time since that step began) + W_behind
@@ -23,6 +23,7 @@ class Queue(Configurable):
     """
 
     side: ClassVar[Side] = Side.PREFILL
+    delays: ClassVar[bool] = True
     foreign_request_tokens: NonNegativeInt = 1024
 
     def cost_ms(self, at: Placement) -> float:

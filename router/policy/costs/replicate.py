@@ -6,10 +6,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from router.policy.term import Configurable, Placement, Side
+from router.policy.term import CostTerm, Placement, Side
 
 
-class Replicate(Configurable):
+class Replicate(CostTerm):
     """Credit for computing a prefix that the traffic shares anyway:
 
         replicate = -credit * (T_prefill(n, cached) - T_prefill(n, max(cached, shared)))
@@ -21,6 +21,7 @@ class Replicate(Configurable):
     """
 
     side: ClassVar[Side] = Side.PREFILL
+    delays: ClassVar[bool] = False
     credit: Annotated[float, Field(ge=0, le=1)] = 1.0
 
     def cost_ms(self, at: Placement) -> float:

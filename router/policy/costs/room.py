@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from pydantic import NonNegativeFloat
 
-from router.policy.term import Configurable, Placement, Side
+from router.policy.term import CostTerm, Placement, Side
 
 
-class Room(Configurable):
+class Room(CostTerm):
     """A prompt is admitted when the KV of what runs has made room for it:
 
         short = KV in use + prompts before it + n - capacity        in tokens, 0 where everything fits
@@ -21,6 +21,7 @@ class Room(Configurable):
     """
 
     side: ClassVar[Side] = Side.DECODE
+    delays: ClassVar[bool] = True
     weight: NonNegativeFloat = 1.0
 
     def cost_ms(self, at: Placement) -> float:

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from pydantic import NonNegativeFloat
 
-from router.policy.term import Configurable, Placement, Side
+from router.policy.term import CostTerm, Placement, Side
 
 
-class Stall(Configurable):
+class Stall(CostTerm):
     """While a prompt is computed, everybody who decodes on the pod waits for the same time in all:
 
         stall = weight * requests decoding there * (T_prefill(n, p) - c0)
@@ -19,6 +19,7 @@ class Stall(Configurable):
     """
 
     side: ClassVar[Side] = Side.PREFILL
+    delays: ClassVar[bool] = False
     weight: NonNegativeFloat = 0.02
 
     def cost_ms(self, at: Placement) -> float:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from router.policy.term import Configurable, Placement, Side
+from router.policy.term import CostTerm, Placement, Side
 from router.types import Link
 
 
-class TierRead(Configurable):
+class TierRead(CostTerm):
     """Cached KV that lies in the pod's CPU or disk tier or in a store must be read first, tier by tier:
 
         tier_read = sum over tiers: t0(tier) + kv_bytes_per_token * tokens there / B(tier)
@@ -18,6 +18,7 @@ class TierRead(Configurable):
     """
 
     side: ClassVar[Side] = Side.PREFILL
+    delays: ClassVar[bool] = True
 
     def cost_ms(self, at: Placement) -> float:
         gpu, cpu, disk, remote = at.held_tokens

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from router.policy.ahead import ahead_ms
-from router.policy.term import Configurable, Placement, Side
+from router.policy.term import CostTerm, Placement, Side
 
 
-class Transfer(Configurable):
+class Transfer(CostTerm):
     """KV that comes from a peer travels while the pod still works on what stands before, and is paid as far as it takes
     longer than that:
 
@@ -19,6 +19,7 @@ class Transfer(Configurable):
     """
 
     side: ClassVar[Side] = Side.PREFILL
+    delays: ClassVar[bool] = True
 
     def cost_ms(self, at: Placement) -> float:
         pull = at.pull

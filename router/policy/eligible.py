@@ -1,6 +1,6 @@
 """Which pods may take this request at all?
 
-These are not preferences, so no policy can switch them off. This file never prices anything.
+These are not preferences, so no policy can switch them off; those are `filters`. This file never prices anything.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.errors import ContextTooLong, NoReadyPod, UnknownModel
-from router.policy.filters import eligible
+from router.policy.eligible import eligible
 from router.types import Endpoint, PodState, PodStatus, PrefixTrust, Role, Scene
 from tests.policy.scenes import MODEL, pod, ready, request, scene, scenes
 

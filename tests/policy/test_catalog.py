@@ -1,0 +1,31 @@
+"""What a policy file can name is there, and is what it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.policy.catalog import COSTS, DELAYS, FILTERS, PICKERS, _classes
+from router.policy.reference import question_of
+from router.policy.term import Configurable, CostTerm, Filter
+
+
+@pytest.mark.parametrize(
+    "kind", [*FILTERS.values(), *COSTS.values(), *PICKERS.values()], ids=lambda kind: kind.__name__
+)
+def test_every_member_says_what_it_is_for(kind: type[Configurable]) -> None:
+    """Its file asks a question, and its class answers it."""
+    assert question_of(kind).endswith("?")
+    assert kind.__doc__
+
+
+def test_what_a_client_waits_for_is_said_by_the_terms() -> None:
+    """The rest is what it is worth to spare somebody else."""
+    assert {"queue", "prefill", "tier_read", "transfer", "handoff", "room"} == DELAYS
+
+
+@pytest.mark.parametrize("place", ["pickers.LowestCost", "filters.pods.Pods"])
+def test_a_row_in_the_wrong_table_is_an_error_at_once(place: str) -> None:
+    """Not when the first request is priced by it."""
+    with pytest.raises(TypeError, match=f"{place} is no CostTerm"):
+        _classes(CostTerm, {"mine": place})  # type: ignore[type-abstract]
+    assert issubclass(_classes(Filter, {"mine": "filters.pods.Pods"})["mine"], Filter)  # type: ignore[type-abstract]

@@ -1,0 +1,98 @@
+"""Preferences leave pods out, and give way where nobody would be left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.errors import NoReadyPod, RouterError
+from router.policy.decide import decide
+from router.policy.explain import explain
+from router.policy.narrow import LeftOut, left_out
+from router.policy.recording import record
+from router.types import PodLoad, PodState, PodStatus, Role, Scene
+from tests.policy.scenes import pod, policy, ready, scene, scenes
+
+FACTS = {
+    "a1": ({"hardware": "h100x1", "zone": "eu", "rack": "r1"}, PodLoad(waiting=9, kv_usage=0.99)),
+    "a2": ({"hardware": "h100x1", "zone": "us", "rack": "r1"}, PodLoad(waiting=8, kv_usage=0.95)),
+    "b1": ({"hardware": "a100x1", "zone": "us", "rack": "r2"}, PodLoad()),
+}
+FLEET = scene(*(PodStatus(pod(name, **facts), PodState.READY, load) for name, (facts, load) in FACTS.items()))
+
+
+def candidates(seen: Scene, **filters: dict[str, Any]) -> set[str]:
+    found = decide(seen, policy("queue", filters=filters)).candidates
+    return {one.plan.pod.id for one in found}
+
+
+def test_filters_are_applied_one_after_another() -> None:
+    """What they leave is what all of them keep."""
+    assert candidates(FLEET, hardware={"only": "h100x1"}, max_waiting={}) == {"a2"}
+
+
+def test_a_filter_that_would_leave_nobody_gives_way() -> None:
+    """The others still hold."""
+    assert candidates(FLEET, hardware={"only": "b200x8"}, max_waiting={}) == {"a2", "b1"}
+
+
+def test_a_strict_filter_refuses_instead_and_says_its_name() -> None:
+    """503, so that a client may come again."""
+    with pytest.raises(NoReadyPod, match="filter `hardware` of policy `mine` keeps no ready pod that can serve `m`"):
+        candidates(FLEET, hardware={"only": "b200x8", "strict": True})
+
+
+def test_where_prefill_and_decode_are_apart_somebody_must_be_left_who_can_serve() -> None:
+    """A prefill pod alone serves nobody; a decode pod does where it serves alone."""
+    pods = ready(
+        pod("p", role=Role.PREFILL, handoff="nixl"), pod("d", role=Role.DECODE, handoff="nixl"), pod("both", handoff="")
+    )
+    assert candidates(scene(*pods), pods={"only": "p"}) == {"d", "both"}
+    assert candidates(scene(*pods), pods={"only": "d"}) == {"d"}
+
+
+def test_two_that_could_share_a_request_are_nobody_to_a_policy_that_splits_none() -> None:
+    """It has no price for a handoff, so that a third must stay."""
+    pods = ready(
+        pod("p", role=Role.PREFILL, handoff="nixl"),
+        pod("d", role=Role.DECODE, handoff="nixl", serves_alone=False),
+        pod("both"),
+    )
+    assert candidates(scene(*pods), pods={"without": "both"}) == {"both"}
+
+
+def test_a_policy_that_insists_on_a_prefill_pod_keeps_one() -> None:
+    """A preference must not be what refuses a request."""
+    pods = ready(pod("p", role=Role.PREFILL, handoff="nixl"), pod("d", role=Role.DECODE, handoff="nixl"))
+    insists = policy("queue", "handoff", filters={"pods": {"without": "p"}}, pd={"on_no_prefill": "fail"})
+    assert decide(scene(*pods), insists).candidates[0].plan.pod.id == "d"
+
+
+@settings(max_examples=100)
+@given(scenes(), st.integers(0, 50), st.floats(0, 1))
+def test_what_stays_is_a_part_of_what_there_was_and_nobody_is_refused_for_it(
+    seen: Scene, requests: int, share: float
+) -> None:
+    """In any fleet; the candidates that stay cost what they did, and a recorded scene is decided alike."""
+    by = policy("queue", "prefill", filters={"max_waiting": {"requests": requests}, "max_kv_usage": {"share": share}})
+    try:
+        before = {one.plan.pod.id: one for one in decide(seen, policy("queue", "prefill")).candidates}
+    except RouterError:
+        return
+    after = decide(seen, by)
+    assert all(before[one.plan.pod.id].cost == one.cost for one in after.candidates)
+    gone = {name for one in left_out(seen, by) for name in one.pods}
+    assert {one.plan.pod.id for one in after.candidates} == set(before) - gone
+    assert decide(record(seen).scene(), by) == after
+
+
+def test_an_explanation_names_the_filter_and_whom_it_left_out() -> None:
+    """Also the one that gave way; one that changes nothing is not mentioned."""
+    filters = {"pods": {"only": "*"}, "hardware": {"only": "b200x8"}, "max_waiting": {}}
+    by = policy("queue", filters=filters)
+    found = decide(FLEET, by)
+    told = explain(FLEET, by, found.candidates, len(found.candidates), found.reason)
+    assert told.left_out == (LeftOut("hardware", (), gave_way=True), LeftOut("max_waiting", ("a1",)))
