@@ -134,7 +134,7 @@ class Program:
             self.fleet,
             self.metrics,
             self._config.edge,
-            self._config.limits.max_body_bytes,
+            self._config.limits,
             frozenset(model.name for model in self._config.models),
         )
         find, most_bytes = self.records.journal.find, self._config.limits.max_body_bytes
@@ -380,6 +380,7 @@ def _timeouts(config: RouterConfig) -> UpstreamTimeouts:
 def _forwarding(config: RouterConfig) -> Forwarding:
     return Forwarding(
         retries=config.limits.retries,
+        retry_budget=config.limits.retry_budget,
         route_headers=config.edge.route_headers,
         trust_engine_fields=config.edge.trust_engine_fields,
         predicted_ttl_s=config.index.predicted_ttl_s,

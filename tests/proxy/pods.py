@@ -203,6 +203,7 @@ class Town:
             learning=Learning(Calibration(), self.metrics, Links()),
             forwarding=Forwarding(
                 retries=retries,
+                retry_budget=0.2,
                 route_headers=True,
                 trust_engine_fields=False,
                 predicted_ttl_s=60.0,
