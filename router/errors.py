@@ -12,6 +12,7 @@
     |   +-- MethodNotAllowed        405
     +-- FleetError                  no pod could take it
     |   +-- NoReadyPod              503
+    |   +-- Stopping                503  the router was told to end, and its patience with this answer is over
     |   +-- Saturated               503  the router itself has as much to do as it takes
     +-- UpstreamError               a pod failed
     |   +-- ConnectFailed           502  nothing was sent: always safe to try the next candidate
@@ -81,6 +82,10 @@ class NoReadyPod(FleetError):
 
 class Saturated(FleetError):
     """As many requests are being served, or as many clients are connected, as the configuration allows."""
+
+
+class Stopping(FleetError):
+    """The router ends before the answer could."""
 
 
 class UpstreamError(RouterError):

@@ -6,6 +6,7 @@ clients know them. A client that leaves cancels its story in whatever phase it i
 
 from __future__ import annotations
 
+import asyncio
 from random import getrandbits
 from typing import Any
 
@@ -24,6 +25,7 @@ from router.errors import (
     NoReadyPod,
     RouterError,
     Saturated,
+    Stopping,
     UnknownModel,
     UpstreamError,
 )
@@ -87,6 +89,10 @@ class OpenAiEdge:
         self._serving += 1
         try:
             await self._forwarder.forward(self.admit(client.received, request_id), client)
+        except asyncio.CancelledError:
+            if not client.disconnected:
+                await self._fail(client, Stopping("The router stops."), request_id)
+            raise
         except RouterError as error:
             await self._fail(client, error, request_id)
         except Exception as error:
@@ -126,7 +132,7 @@ class OpenAiEdge:
     async def _fail(self, client: Exchange, error: Exception, request_id: str) -> None:
         body = error_body(error)
         if client.started:
-            if client.streams and not client.response_complete and isinstance(error, UpstreamError):
+            if client.streams and not client.response_complete and isinstance(error, UpstreamError | Stopping):
                 await end_broken_stream(client, body)
             return
         headers = [*error_headers(error, body), (b"x-request-id", request_id.encode("latin-1", "replace"))]

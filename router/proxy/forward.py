@@ -124,7 +124,7 @@ class Forwarder:
             await self.attempt_in_order(story, client)
             story.result = "ok" if story.status < 400 else "pod_error"
         except asyncio.CancelledError:
-            story.result = "client_gone"
+            story.result = "client_gone" if client.disconnected else "stopped"
             raise
         except RouterError as error:
             story.result = type(error).__name__

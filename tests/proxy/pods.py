@@ -143,6 +143,7 @@ class Client:
     """A downstream that remembers what it was given."""
 
     started: bool = False
+    disconnected: bool = False
     finished: bool = False
     status: int = 0
     headers: HeaderList = field(default_factory=list)
