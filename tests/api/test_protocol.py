@@ -8,11 +8,14 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
 from router.api.app import App
@@ -500,3 +503,50 @@ async def test_small_pieces_are_sent_at_once() -> None:
         (protocol,) = edge.connections
         sock = protocol.transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+GOOD = post(b"abc") + post(b"", path=b"/own")
+NASTY = [
+    b"\0",
+    b"\r\n",
+    b"\r\n\r\n",
+    b"POST * HTTP/1.1",
+    b"CONNECT h:1 HTTP/1.1\r\n\r\n",
+    b"\xff",
+    b"content-length: -1\r\n",
+]
+NASTY += [
+    b"upgrade: websocket\r\nconnection: upgrade\r\n",
+    b"transfer-encoding: chunked\r\n",
+    b"HTTP/9.9",
+    b" " * 9,
+    b"%ff",
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    at=st.integers(0, len(GOOD)),
+    nasty=st.sampled_from(NASTY) | st.binary(max_size=8),
+    dropped=st.integers(0, 20),
+    places=st.lists(st.integers(0, len(GOOD)), max_size=5),
+)
+def test_whatever_a_client_sends_it_is_answered_or_hung_up_on(
+    at: int, nasty: bytes, dropped: int, places: list[int]
+) -> None:
+    """No error of ours escapes into the event loop, and every connection ends."""
+    raw, errors = GOOD[:at] + nasty + GOOD[at + dropped :], []
+
+    async def talk() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+        edge = Edge(echo, replace_limits(request_timeout_s=SOON_S))
+        async with connected(edge, keep_alive_s=SOON_S) as (reader, writer):
+            for start, end in pairwise(sorted({0, len(raw), *places})):
+                writer.write(raw[start:end])
+                await asyncio.sleep(0)
+            with contextlib.suppress(ConnectionError):
+                answer = await reader.read()
+                assert answer == b"" or answer.startswith(b"HTTP/1.1 ")
+
+    asyncio.run(talk())
+    assert not errors
