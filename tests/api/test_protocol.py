@@ -391,12 +391,20 @@ async def test_a_request_announced_before_the_answer_ended_must_come_in_time() -
         assert (await reader.read()).startswith(b"HTTP/1.1 999 RequestTimeout")
 
 
+async def until_timers_are_gone() -> None:
+    """All that were set before have gone off."""
+    gone = asyncio.Event()
+    asyncio.get_running_loop().call_later(3 * SOON_S, gone.set)
+    await gone.wait()
+
+
 @pytest.mark.parametrize("streams", [True, False])
 async def test_a_client_that_never_reads_is_given_up(streams: bool) -> None:
     """With what was held for it, whether the answer goes on or is complete."""
     put = asyncio.Event()
 
     async def answer(client: Exchange) -> None:
+        await until_timers_are_gone()
         await client.start(200, [])
         while client.put(b"x" * 65536):
             pass
@@ -415,24 +423,6 @@ async def test_a_client_that_never_reads_is_given_up(streams: bool) -> None:
             await edge.gone.wait()
         while edge.connections:
             await asyncio.sleep(0)
-
-
-async def test_a_slow_reader_is_not_given_up_while_it_reads() -> None:
-    """Progress is enough."""
-    pieces = 200
-
-    async def answer(client: Exchange) -> None:
-        await client.start(200, [(b"content-length", b"%d" % (pieces * 65536))])
-        for _ in range(pieces):
-            client.put(b"x" * 65536)
-        await client.finish()
-
-    async with connected(Edge(answer, replace_limits(write_timeout_s=10 * SOON_S))) as (reader, writer):
-        writer.write(post(b""))
-        await reader.readuntil(b"\r\n\r\n")
-        got = 0
-        while got < pieces * 65536:
-            got += len(await reader.read(65536))
 
 
 @pytest.mark.parametrize("ahead", [post(b"b"), post(b"", path=b"/own"), post(b"b")[:-1]])
