@@ -9,7 +9,15 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from router.config.links import LinksConfig
 from router.config.load import Strict
@@ -154,6 +162,10 @@ class Feeds(Strict):
     health_interval_s: PositiveFloat = 1.0
     health_timeout_s: PositiveFloat = 2.0
     failures_to_eject: PositiveInt = 3
+    late_factor: Annotated[float, Field(gt=1)] = 10.0
+    """A first token is late that takes so many times as long as expected (of which half a second is the least)."""
+    late_to_eject: NonNegativeInt = 8
+    """So many late ones, one after another, eject a pod while most others are on time; 0: never."""
     load_interval_s: PositiveFloat = 0.25
     load_timeout_s: PositiveFloat = 2.0
     parity_retest_s: PositiveFloat = 30.0

@@ -38,7 +38,7 @@ from router.proxy.pulls import Pulls
 from router.proxy.relay import AnyReply, relay
 from router.proxy.retries import Retries
 from router.proxy.split import Facts, Splits
-from router.proxy.story import Story, outcome_of, slice_of
+from router.proxy.story import Story, outcome_of, slice_of, timed
 from router.proxy.upstream import UpstreamPool
 from router.stores.store import PrefixStore
 from router.types import (
@@ -274,6 +274,8 @@ class Forwarder:
             metrics.ttft_s.labels(model).observe(story.first_token_s)
             if story.decision and story.candidate and story.prompt:
                 self._learning.settle(model, story.decision, story.candidate, story.first_token_s * 1000)
+        if first_token := timed(story):
+            self._breaker.first_token(*first_token, _now_s())
         if story.result == "ok" and story.candidate is not None and story.prompt is not None:
             metrics.observe_prediction(
                 model, story.prompt.token_count, story.candidate.cached_tokens, story.cached_tokens

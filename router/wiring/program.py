@@ -90,7 +90,12 @@ class Program:
         self.fleet = Fleet(links)
         self.learning = Learning(Calibration(), self.metrics, links)
         self.ledger = Ledger()
-        self.breaker = Breaker(self.fleet, failures_to_eject=config.feeds.failures_to_eject)
+        self.breaker = Breaker(
+            self.fleet,
+            failures_to_eject=config.feeds.failures_to_eject,
+            late_factor=config.feeds.late_factor,
+            late_to_eject=config.feeds.late_to_eject,
+        )
         self.client = open_client()
         self.handoff_facts = HandoffFacts(self.fleet, self.client, timeout_s=config.feeds.health_timeout_s)
         self.prompts = Prompts(config, self.client, self._ready_pods, self.metrics, load)

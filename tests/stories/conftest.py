@@ -113,6 +113,7 @@ def open_city(engine_config: Callable[..., MockEngineConfig], tokenizer: Tokeniz
         model: dict[str, Any] | None = None,
         edge: Edge | None = None,
         limits: Limits | None = None,
+        feeds: dict[str, Any] | None = None,
         receipts: Path | None = None,
         wait: bool = True,
         host: str = "127.0.0.1",
@@ -126,7 +127,9 @@ def open_city(engine_config: Callable[..., MockEngineConfig], tokenizer: Tokeniz
                 edge=edge or Edge(),
                 limits=limits or Limits(),
                 receipts=Receipts(file=str(receipts) if receipts else None),
-                feeds=Feeds(health_interval_s=0.1, load_interval_s=0.05, parity_retest_s=0.2),
+                feeds=Feeds(
+                    **{"health_interval_s": 0.1, "load_interval_s": 0.05, "parity_retest_s": 0.2, **(feeds or {})}
+                ),
             )
             priors = load_priors(shipped("config") / "models")
             folder = policies or shipped("policies")

@@ -156,6 +156,20 @@ async def test_a_pod_that_answers_nothing_but_server_errors_is_ejected(open_city
         await nothing_stays_behind(city)
 
 
+async def test_a_pod_whose_first_tokens_come_far_too_late_is_ejected(open_city: OpenCity) -> None:
+    """Its health says nothing, and no request fails: only the clock tells."""
+    async with open_city(pods=3, feeds={"late_factor": 1.01, "late_to_eject": 2}) as city:
+        at = await holder_of(city, "snails")
+        city.engines[at].inject(Fault(kind=FaultKind.SLOW, pause_s=0.6, count=None))
+        ejected: list[str] = []
+        city.program.fleet.listen(lambda pod, _, new: ejected.append(pod.url) if new is PodState.EJECTED else None)
+        for _ in range(2):
+            assert (await city.chat(opening("snails"), stream=True, max_tokens=1)).status_code == 200
+        assert ejected == [city.engines[at].url]
+        answer = await city.chat(opening("snails"))
+        assert not city.engines[at].url.endswith(answer.headers["x-warmroute-pod"])
+
+
 async def test_a_fleet_that_fails_everything_is_not_asked_three_times_for_each(open_city: OpenCity) -> None:
     """Beyond the budget the failure stands, and that is counted."""
     async with open_city(pods=3, limits=Limits(retry_budget=0.0)) as city:
