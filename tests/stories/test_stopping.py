@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from router.config.schema import Limits
 from router.sim.mock_engine import Fault, FaultKind
 from router.types import PodState
 from tests.stories.conftest import City, OpenCity
@@ -79,6 +80,24 @@ async def test_a_drained_pod_ends_what_it_has_and_gets_nothing_new(open_city: Op
         assert (await city.client.post(f"/admin/pods/{pod}/undrain")).json()["status"] == "joining"
         await city.until(lambda: city.ready() == 2)
         assert (await city.client.post("/admin/pods/none/drain")).status_code == 404
+
+
+async def test_a_client_that_never_reads_is_given_up_with_its_pod(open_city: OpenCity) -> None:
+    """The pod is made to wait first, so that little is held; it counts as a client that left."""
+    answer_bytes = 50_000_000
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: {answer_bytes}\r\n\r\n"
+    async with open_city(pods=1, limits=Limits(write_timeout_s=0.2)) as city:
+        city.engines[0].inject(Fault(kind=FaultKind.RAW, raw=head + "x" * answer_bytes, then="hang"))
+        host, port = city.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        body = json.dumps({"model": "demo", "messages": opening("deserts"), "stream": True}).encode()
+        writer.write(message(body))
+        await city.until(lambda: bool(city.program.ledger.inflight()))
+        await nothing_stays_behind(city)
+        assert 'result="client_gone"} 1.0' in city.program.metrics.render().decode()
+        assert not city.program.breaker._records
+        writer.transport.abort()
 
 
 async def running(city: City) -> None:
