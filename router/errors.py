@@ -4,12 +4,16 @@
     +-- ClientError                 the request is at fault; never retried
     |   +-- MalformedRequest        400  not JSON, wrong types, contradictory fields
     |   +-- ContextTooLong          400  longer than every pod's max_model_len
+    |   +-- RequestTimeout          408  not whole in time
     |   +-- BodyTooLarge            413
+    |   +-- HeadersTooLarge         431
     |   +-- UnknownModel            404
     |   +-- UnknownEndpoint         404
     |   +-- MethodNotAllowed        405
     +-- FleetError                  no pod could take it
     |   +-- NoReadyPod              503
+    |   +-- Stopping                503  the router was told to end, and its patience with this answer is over
+    |   +-- Saturated               503  the router itself has as much to do as it takes
     +-- UpstreamError               a pod failed
     |   +-- ConnectFailed           502  nothing was sent: always safe to try the next candidate
     |   +-- StaleConnection         502  a reused connection died before any answer: once, anew
@@ -48,6 +52,14 @@ class BodyTooLarge(ClientError):
     """The body exceeds the configured limit."""
 
 
+class HeadersTooLarge(ClientError):
+    """The request's line and headers exceed the configured limit."""
+
+
+class RequestTimeout(ClientError):
+    """The request took too long to arrive."""
+
+
 class UnknownModel(ClientError):
     """No pod serves this model."""
 
@@ -66,6 +78,14 @@ class FleetError(RouterError):
 
 class NoReadyPod(FleetError):
     """Pods of this model exist, none is ready."""
+
+
+class Saturated(FleetError):
+    """As many requests are being served, or as many clients are connected, as the configuration allows."""
+
+
+class Stopping(FleetError):
+    """The router ends before the answer could."""
 
 
 class UpstreamError(RouterError):

@@ -15,13 +15,14 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from router.api.errors import error_body, shape_of
+from router.api.errors import error_body, error_headers, shape_of
 from router.api.explain import ExplainRoutes
 from router.api.local import only_local
 from router.api.openai import OpenAiEdge
 from router.config.schema import PodConfig
 from router.errors import ConfigError, MalformedRequest, MethodNotAllowed, RouterError, UnknownEndpoint
 from router.fleet.fleet import Fleet
+from router.fleet.lifecycle import PodEvent
 from router.types import PodState, PodStatus
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -39,6 +40,10 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._own(scope, receive, send)
 
+    def stop_being_ready(self) -> None:
+        """From now on `/readyz` says no."""
+        self._own.state.stops = True
+
 
 def own_app(
     fleet: Fleet,
@@ -52,9 +57,11 @@ def own_app(
 ) -> FastAPI:
     """What the router itself answers."""
     app = FastAPI(title="warmroute", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app.state.stops = False
     _health(app, fleet, describe_policies)
     _models(app, fleet)
     _admin(app, describe_pods, add_pod, remove_pod)
+    _drain(app, fleet)
     explain.add_to(app)
     _errors(app)
 
@@ -73,9 +80,10 @@ def _health(app: FastAPI, fleet: Fleet, describe_policies: Callable[[], dict[str
     @app.get("/readyz")
     async def readyz() -> JSONResponse:
         states = [status.state.value for status in fleet.snapshot.pods]
-        ready = PodState.READY.value in states
+        stops, any_ready = app.state.stops, PodState.READY.value in states
+        ready = any_ready and not stops
         detail = {
-            "status": "ready" if ready else "no pod is ready",
+            "status": "stopping" if stops else "ready" if ready else "no pod is ready",
             "pods": {s: states.count(s) for s in set(states)},
             "policies": describe_policies(),
         }
@@ -138,6 +146,24 @@ def _admin(
         return {"status": "gone", "pod": pod_id}
 
 
+def _drain(app: FastAPI, fleet: Fleet) -> None:
+    """A draining pod keeps what it has and gets nothing new; undrained, it joins again through a probe."""
+
+    def tell(request: Request, pod_id: str, event: PodEvent) -> dict[str, str]:
+        only_local(request)
+        if fleet.status(pod_id) is None:
+            raise HTTPException(404, f"There is no pod `{pod_id}`.")
+        return {"status": fleet.event(pod_id, event).value, "pod": pod_id}
+
+    @app.post("/admin/pods/{pod_id:path}/drain")
+    async def drain(request: Request, pod_id: str) -> dict[str, str]:
+        return tell(request, pod_id, PodEvent.DRAIN)
+
+    @app.post("/admin/pods/{pod_id:path}/undrain")
+    async def undrain(request: Request, pod_id: str) -> dict[str, str]:
+        return tell(request, pod_id, PodEvent.UNDRAIN)
+
+
 def _errors(app: FastAPI) -> None:
     @app.exception_handler(RouterError)
     async def ours(_request: Request, error: Exception) -> Response:
@@ -155,4 +181,6 @@ def _errors(app: FastAPI) -> None:
 
 
 def _error_response(error: Exception) -> Response:
-    return Response(error_body(error), status_code=shape_of(error).status, media_type="application/json")
+    body = error_body(error)
+    headers = {name.decode(): value.decode() for name, value in error_headers(error, body)}
+    return Response(body, status_code=shape_of(error).status, headers=headers)

@@ -18,38 +18,48 @@ from router.errors import (
     ContextTooLong,
     FleetError,
     HandoffFailed,
+    HeadersTooLarge,
     MalformedRequest,
     MethodNotAllowed,
     NoReadyPod,
+    RequestTimeout,
     RouterError,
+    Saturated,
     StaleConnection,
+    Stopping,
     UnknownEndpoint,
     UnknownModel,
     UpstreamBroken,
     UpstreamError,
     UpstreamTimeout,
 )
+from router.proxy.headers import HeaderList
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Status, `error.type` and `error.code` as OpenAI's clients know them."""
+    """Status, `error.type` and `error.code` as OpenAI's clients know them. `retry_after_s`: when to ask again."""
 
     status: int
     type: str
     code: str | None = None
+    retry_after_s: int | None = None
 
 
 SHAPES: Mapping[type[RouterError], Shape] = {
     ClientError: Shape(400, "invalid_request_error"),
     MalformedRequest: Shape(400, "invalid_request_error"),
     ContextTooLong: Shape(400, "invalid_request_error", "context_length_exceeded"),
+    RequestTimeout: Shape(408, "invalid_request_error", "request_timeout"),
+    HeadersTooLarge: Shape(431, "invalid_request_error", "headers_too_large"),
     BodyTooLarge: Shape(413, "invalid_request_error", "body_too_large"),
     UnknownModel: Shape(404, "invalid_request_error", "model_not_found"),
     UnknownEndpoint: Shape(404, "invalid_request_error", "unknown_url"),
     MethodNotAllowed: Shape(405, "invalid_request_error", "method_not_allowed"),
-    FleetError: Shape(503, "service_unavailable_error"),
-    NoReadyPod: Shape(503, "service_unavailable_error", "no_ready_pod"),
+    FleetError: Shape(503, "service_unavailable_error", retry_after_s=1),
+    NoReadyPod: Shape(503, "service_unavailable_error", "no_ready_pod", retry_after_s=1),
+    Stopping: Shape(503, "service_unavailable_error", "stopping", retry_after_s=1),
+    Saturated: Shape(503, "service_unavailable_error", "saturated", retry_after_s=1),
     UpstreamError: Shape(502, "upstream_error"),
     ConnectFailed: Shape(502, "upstream_error", "connect_failed"),
     StaleConnection: Shape(502, "upstream_error", "connect_failed"),
@@ -64,6 +74,13 @@ INTERNAL = Shape(500, "internal_error")
 def shape_of(error: BaseException) -> Shape:
     """The shape of an error of ours; anything else is an internal error that tells the client nothing."""
     return SHAPES.get(type(error), INTERNAL) if isinstance(error, RouterError) else INTERNAL
+
+
+def error_headers(error: BaseException, body: bytes) -> HeaderList:
+    """What goes before `body`, its error object."""
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    after_s = shape_of(error).retry_after_s
+    return headers if after_s is None else [*headers, (b"retry-after", b"%d" % after_s)]
 
 
 def error_body(error: BaseException) -> bytes:

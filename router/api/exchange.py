@@ -63,6 +63,8 @@ class Exchange:
     expects_100: bool
     _line: Line
     _serve: Serve
+    began: bool = False
+    """Has anybody begun to serve it?"""
     started: bool = False
     streams: bool = False
     response_complete: bool = False
@@ -110,6 +112,8 @@ class Exchange:
         self.disconnected = True
         if self._task is not None and not self.response_complete:
             self._task.cancel()
+            if not self.began:  # a task that is cancelled before its first step never runs, not even its `finally`
+                self._line.tasks.discard(self._task)
 
     def _begin(self) -> None:
         if self._first and self._task is None and (self._whole or self.received.refusal):
@@ -119,6 +123,7 @@ class Exchange:
             self._line.tasks.add(self._task)
 
     async def _run(self) -> None:
+        self.began = True
         try:
             await self._serve(self)
         finally:
@@ -176,6 +181,11 @@ class Exchange:
         self._line.answered()
 
     # --- what uvicorn's protocol looks for in a cycle ---
+
+    @property
+    def more_body(self) -> bool:
+        """Is there more to come of the request?"""
+        return not self._whole
 
     @property
     def message_event(self) -> Exchange:

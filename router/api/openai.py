@@ -6,21 +6,26 @@ clients know them. A client that leaves cancels its story in whatever phase it i
 
 from __future__ import annotations
 
+import asyncio
 from random import getrandbits
 from typing import Any
 
 import structlog
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from router.api.errors import error_body, shape_of
+from router.api.errors import error_body, error_headers, shape_of
 from router.api.exchange import Exchange, Received
 from router.api.parse import model_of, parse_body, prompt_fields, steers_engines, without_engine_fields
-from router.config.schema import Edge
+from router.config.schema import Edge, Limits
 from router.errors import (
     BodyTooLarge,
+    HeadersTooLarge,
     MalformedRequest,
     MethodNotAllowed,
     NoReadyPod,
     RouterError,
+    Saturated,
+    Stopping,
     UnknownModel,
     UpstreamError,
 )
@@ -49,14 +54,15 @@ class OpenAiEdge:
         fleet: Fleet,
         metrics: Metrics,
         edge: Edge,
-        max_body_bytes: int,
+        limits: Limits,
         configured: frozenset[str],
     ) -> None:
         self._forwarder = forwarder
         self._fleet = fleet
         self._metrics = metrics
         self._edge = edge
-        self.max_body_bytes = max_body_bytes
+        self.limits = limits
+        self._serving = 0
         self._configured = configured
         self._session_header = edge.session_header.lower().encode()
         self._tenant_header = edge.tenant_header.lower().encode()
@@ -72,7 +78,7 @@ class OpenAiEdge:
         try:
             if received.method not in _METHODS or (received.path in _READ and received.method != "POST"):
                 raise MethodNotAllowed(f"{received.path} does not take {received.method}.")
-            _check_body_headers(received.headers, self.max_body_bytes)
+            _check_headers(received.headers, self.limits)
         except RouterError as error:
             return error
         return None
@@ -80,13 +86,20 @@ class OpenAiEdge:
     async def serve(self, client: Exchange) -> None:
         """Answer one request. Cancel it when the client leaves."""
         request_id = header(client.received.headers, b"x-request-id") or f"req-{getrandbits(128):032x}"
+        self._serving += 1
         try:
             await self._forwarder.forward(self.admit(client.received, request_id), client)
+        except asyncio.CancelledError:
+            if not client.disconnected:
+                await self._fail(client, Stopping("The router stops."), request_id)
+            raise
         except RouterError as error:
             await self._fail(client, error, request_id)
         except Exception as error:
             log.exception("request failed", request_id=request_id)
             await self._fail(client, error, request_id)
+        finally:
+            self._serving -= 1
 
     def admit(self, received: Received, request_id: str) -> Story:
         """Read and check the request. Raises `ClientError`, or `NoReadyPod` where its model has no pod yet."""
@@ -96,6 +109,8 @@ class OpenAiEdge:
         try:
             if received.refusal is not None:
                 raise received.refusal
+            if self._serving > self.limits.max_in_flight:
+                raise Saturated(f"{self.limits.max_in_flight} requests are being served already.")
             build = self._pass_through if endpoint is Endpoint.OTHER else self.inference
             request = build(endpoint, received.headers, received.body, request_id)
         except RouterError as error:
@@ -103,17 +118,24 @@ class OpenAiEdge:
             raise
         return Story(Inbound(request, received.method, received.target, received.headers, received.peer), phases)
 
+    def abandoned(self, received: Received) -> None:
+        """A client left before its request was whole or its turn came."""
+        self._metrics.requests.labels(_READ.get(received.path, Endpoint.OTHER).value, "", "client_gone").inc()
+
+    def only_answer(self, error: RouterError) -> bytes:
+        """All that is said to a client of which no request could be read."""
+        self._metrics.requests.labels(Endpoint.OTHER.value, "", type(error).__name__).inc()
+        body = error_body(error)
+        lines = [STATUS_LINE[shape_of(error).status], *[b"%b: %b\r\n" % pair for pair in error_headers(error, body)]]
+        return b"".join([*lines, b"connection: close\r\n\r\n", body])
+
     async def _fail(self, client: Exchange, error: Exception, request_id: str) -> None:
         body = error_body(error)
         if client.started:
-            if client.streams and not client.response_complete and isinstance(error, UpstreamError):
+            if client.streams and not client.response_complete and isinstance(error, UpstreamError | Stopping):
                 await end_broken_stream(client, body)
             return
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            (b"x-request-id", request_id.encode("latin-1", "replace")),
-        ]
+        headers = [*error_headers(error, body), (b"x-request-id", request_id.encode("latin-1", "replace"))]
         await client.start(shape_of(error).status, headers)
         client.put(body)
         await client.finish()
@@ -168,8 +190,10 @@ class OpenAiEdge:
         return served.pop()
 
 
-def _check_body_headers(headers: HeaderList, max_bytes: int) -> None:
-    declared = header(headers, b"content-length")
+def _check_headers(headers: HeaderList, limits: Limits) -> None:
+    if sum([len(name) + len(value) for name, value in headers]) > limits.max_header_bytes:
+        raise HeadersTooLarge(f"The headers have more than {limits.max_header_bytes} bytes.")
+    declared, max_bytes = header(headers, b"content-length"), limits.max_body_bytes
     if declared.isdigit() and int(declared) > max_bytes:
         raise BodyTooLarge(f"The body has {declared} bytes; at most {max_bytes} are taken.")
     if header(headers, b"content-encoding") not in ("", "identity"):

@@ -16,12 +16,17 @@ from typing import Any
 import httptools
 from uvicorn import Config
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from router.api.app import App
 from router.api.exchange import Exchange, Line, Received
-from router.errors import BodyTooLarge
+from router.api.patience import ClientTimeouts, Patience
+from router.errors import BodyTooLarge, HeadersTooLarge, MalformedRequest, RequestTimeout, RouterError, Saturated
+
+MAX_AHEAD = 4
+"""Requests a client may send ahead of its answers. That it has left is noticed only while its connection is read."""
 
 
 class EdgeProtocol(HttpToolsProtocol):
@@ -40,60 +45,108 @@ class EdgeProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         assert isinstance(config.app, App)
         self._edge, allowed = config.app.edge, config.forwarded_allow_ips
-        self._idle_since_s: float | None = None
+        self._limits = self._edge.limits
         self._serving: Exchange | None = None
         """The exchange whose turn it is or was; those after it wait in the pipeline."""
         self._proxies = _proxies(",".join(allowed) if isinstance(allowed, list) else allowed)
+        self._receiving = False
+        """Has the client begun a request that is not whole?"""
+        self._unread_bytes = 0
+        """Since anything came of them: a head that does not end, or what should be none."""
+        self._deaf = False
+        """Nothing more is taken of this client."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._line = Line(transport, self.flow, self.tasks, self.loop, self.on_response_complete)
+        limits = self._limits
+        timeouts = ClientTimeouts(self.timeout_keep_alive, limits.request_timeout_s, limits.write_timeout_s)
+        self._patience = Patience(self.loop, transport, timeouts, self._too_late)
+        self._wait()
+        if len(self.connections) > limits.max_connections:
+            self._turn_away(Saturated(f"{limits.max_connections} clients are connected already."))
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        self._unread_bytes += len(data)
+        super().data_received(data)
+        if self._unread_bytes > self._limits.max_header_bytes:
+            self._turn_away(HeadersTooLarge(f"The headers have more than {self._limits.max_header_bytes} bytes."))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._patience.with_reading()
 
     def on_response_complete(self) -> None:
         """As uvicorn has it, but with one timer for many requests."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
+            self._patience.with_reading()
             return
         self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
-            return
-        self._idle_since_s = self.loop.time()
-        if self.timeout_keep_alive_task is None:
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+        self._wait()
 
-    def timeout_keep_alive_handler(self) -> None:
-        """Close a connection on which nothing has been asked for too long; look again when the next one may be."""
-        self.timeout_keep_alive_task = None
-        if self._idle_since_s is None or self.transport.is_closing():
-            return
-        left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
-        if left_s > 0:
-            self.timeout_keep_alive_task = self.loop.call_later(left_s, self.timeout_keep_alive_handler)
+    def _wait(self) -> None:
+        """For whatever the client has to do next."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete and (self.pipeline or not cycle.more_body):
+            self._patience.with_nothing()
+        elif self._receiving:
+            self._patience.with_sending()
         else:
-            self.transport.close()
+            self._patience.with_asking()
 
     def _unset_keepalive_if_required(self) -> None:
-        """The timer goes on: it finds out by itself that the connection is in use."""
+        """uvicorn's timer is never set."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self.timeout_keep_alive_task is not None:
-            self.timeout_keep_alive_task.cancel()
+        self._patience.end()
         if self._serving is not None:
             self._serving.gone()
+        for cycle in (self.cycle, *(cycle for cycle, _ in self.pipeline if cycle is not self.cycle)):
+            if isinstance(cycle, Exchange) and not cycle.began:
+                self._edge.abandoned(cycle.received)
+
+    # --- clients that are given up ---
+
+    def _too_late(self) -> None:
+        self._turn_away(RequestTimeout(f"The request was not whole within {self._limits.request_timeout_s:g} s."))
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's name for: this is not HTTP."""
+        self._turn_away(MalformedRequest(msg))
+
+    def _turn_away(self, error: RouterError) -> None:
+        """Take nothing more of this client. What it has asked for already is answered; then the connection ends."""
+        self._deaf = True
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.keep_alive = False
+            if not cycle.more_body:
+                return
+            if isinstance(cycle, Exchange):
+                cycle.refuse(error)
+                return
+        elif cycle is None or not cycle.more_body:
+            self.transport.write(self._edge.only_answer(error))
+        self.transport.close()
+        self._patience.with_reading()
 
     # --- httptools ---
 
     def on_message_begin(self) -> None:
-        self._idle_since_s = None
+        self._receiving = True
+        self._wait()
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
 
     def on_headers_complete(self) -> None:
+        self._unread_bytes = 0
         url = httptools.parse_url(self.url)
         path = url.path.decode("ascii")
         if "%" in path:
@@ -106,17 +159,23 @@ class EdgeProtocol(HttpToolsProtocol):
             self._hand_to_the_application()
 
     def on_body(self, body: bytes) -> None:
+        self._unread_bytes = 0
         if not isinstance(self.cycle, Exchange):
             super().on_body(body)
-        elif not self.cycle.received.refusal and not self.cycle.take(body, self._edge.max_body_bytes):
-            most = self._edge.max_body_bytes
+            return
+        most = self._limits.max_body_bytes
+        if not self.cycle.received.refusal and not self.cycle.take(body, most):
             self.cycle.refuse(BodyTooLarge(f"The body is larger than the {most} bytes that are taken."))
+        if self.pipeline and self.cycle.held_bytes > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
+        self._unread_bytes, self._receiving = 0, False
         if isinstance(self.cycle, Exchange):
             self.cycle.is_whole()
         else:
             super().on_message_complete()
+        self._wait()
 
     # --- exchanges ---
 
@@ -130,8 +189,9 @@ class EdgeProtocol(HttpToolsProtocol):
         if before is None or before.response_complete:
             self._start_asgi_task(exchange, self.app)
         else:
-            self.flow.pause_reading()
             self.pipeline.appendleft((exchange, self.app))  # type: ignore[arg-type]
+            if len(self.pipeline) >= MAX_AHEAD:
+                self.flow.pause_reading()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """It is this one's turn."""
@@ -148,6 +208,8 @@ class EdgeProtocol(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, expects_100
         self.headers += headers
         super().on_headers_complete()
+        if 0 < len(self.pipeline) < MAX_AHEAD:
+            self.flow.resume_reading()
 
     def _peer(self) -> str:
         """Who asks: the client, or whom a proxy that we trust names."""

@@ -6,6 +6,8 @@ Reads configuration and policies, builds the program, hands it to uvicorn. Optio
 from __future__ import annotations
 
 import gc
+from contextlib import suppress
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +15,7 @@ import typer
 import uvicorn
 
 from router.api.protocol import EdgeProtocol
+from router.api.server import DrainingServer
 from router.config.links import load_link_classes
 from router.config.load import load
 from router.config.named import check_names
@@ -21,6 +24,9 @@ from router.config.schema import RouterConfig
 from router.config.shipped import shipped
 from router.observe.log import configure_logging
 from router.wiring import build
+
+STARTUP_FAILURE = 3
+"""Exit code, as uvicorn has it."""
 
 YOUNG_OBJECTS = 20_000
 """New container objects after which the youngest are searched for cycles; Python's own 700 is less than a request
@@ -44,7 +50,7 @@ def serve_command(
         check_names(config, given, priors, load_link_classes(shipped("config") / "hardware" / "links.yaml"))
     app = build(chosen, policies or shipped("policies"), priors)
     _spare_the_collector()
-    uvicorn.run(
+    settings = uvicorn.Config(
         app,
         host=chosen.listen.host,
         port=chosen.listen.port,
@@ -56,8 +62,13 @@ def serve_command(
         server_header=False,
         date_header=False,
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=int(chosen.limits.drain_timeout_s),
+        timeout_graceful_shutdown=ceil(chosen.limits.drain_timeout_s),
     )
+    server = DrainingServer(settings, delay_s=chosen.limits.drain_delay_s)
+    with suppress(KeyboardInterrupt):
+        server.run()
+    if not server.started:
+        raise typer.Exit(STARTUP_FAILURE)
 
 
 def _spare_the_collector() -> None:

@@ -2,8 +2,12 @@
 
 Requests and probes are counted apart: a pod whose /health answers while every request fails is ejected, and a pod that
 is too busy for its /health but finishes requests is not. Each ejection without a served request in between doubles the
-time until the pod is probed again. A client that left is neither success nor failure, so nobody tells us of it. This
-file never probes and never reads a clock.
+time until the pod is probed again. A client that left is neither success nor failure, so nobody tells us of it.
+
+A pod can also fail by being late: answers come, but their first tokens many times later than they were expected, one
+after another, while most other pods are on time. Where they are not, it is the expectation that is wrong. Such a pod
+passes every probe, so that its back-off is longer, and forgotten only when a first token is on time. This file never
+probes and never reads a clock.
 """
 
 from __future__ import annotations
@@ -13,6 +17,19 @@ from dataclasses import dataclass
 from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
 from router.types import Pod, PodId, PodState
+
+LEAST_EXPECTED_MS = 500.0
+"""Less than this is not expected of anybody, where lateness counts: steps and networks have their moods."""
+LATE_BACKOFF_FACTOR = 10.0
+"""Between the back-off after being late and that after failing."""
+
+
+@dataclass(slots=True)
+class _Lateness:
+    tokens: int = 0
+    """First tokens that were late, one after another."""
+    backoff_s: float = 0.0
+    probe_at_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -29,13 +46,23 @@ class Breaker:
     Failures of a pod in any other state are those of requests that were under way, and count for nothing."""
 
     def __init__(
-        self, fleet: Fleet, *, failures_to_eject: int = 3, first_backoff_s: float = 1.0, max_backoff_s: float = 30.0
+        self,
+        fleet: Fleet,
+        *,
+        failures_to_eject: int = 3,
+        first_backoff_s: float = 1.0,
+        max_backoff_s: float = 30.0,
+        late_factor: float = 10.0,
+        late_to_eject: int = 8,
     ) -> None:
         self._fleet = fleet
         self._failures_to_eject = failures_to_eject
         self._first_backoff_s = first_backoff_s
         self._max_backoff_s = max_backoff_s
+        self._late_factor = late_factor
+        self._late_to_eject = late_to_eject
         self._records: dict[PodId, _Record] = {}
+        self._late: dict[PodId, _Lateness] = {}
         fleet.listen(self._forget_the_gone)
 
     def success(self, pod_id: PodId) -> None:
@@ -48,6 +75,20 @@ class Breaker:
             record = self._record(pod_id)
             record.failures += 1
             self._eject_at_limit(pod_id, record, record.failures, now_s)
+
+    def first_token(self, pod_id: PodId, expected_ms: float, actual_ms: float, now_s: float) -> None:
+        """A first token came; `late_to_eject` 0: whenever it likes."""
+        if actual_ms <= self._late_factor * max(expected_ms, LEAST_EXPECTED_MS):
+            self._late.pop(pod_id, None)
+        elif self._is_ready(pod_id):
+            late = self._late.setdefault(pod_id, _Lateness())
+            late.tokens += 1
+            if late.tokens >= self._late_to_eject > 0 and self._most_others_are_on_time(pod_id):
+                late.tokens = 0
+                least_s, most_s = self._first_backoff_s, self._max_backoff_s
+                late.backoff_s = min(late.backoff_s * 2 or least_s * LATE_BACKOFF_FACTOR, most_s * LATE_BACKOFF_FACTOR)
+                late.probe_at_s = now_s + late.backoff_s
+                self._fleet.event(pod_id, PodEvent.EJECT)
 
     def probe_ok(self, pod_id: PodId) -> None:
         """The pod's health check passed. Says nothing about its requests."""
@@ -63,8 +104,16 @@ class Breaker:
 
     def may_probe(self, pod_id: PodId, now_s: float) -> bool:
         """False while an ejected pod's back-off runs."""
-        record = self._records.get(pod_id)
-        return record is None or now_s >= record.probe_at_s
+        waits = (self._records.get(pod_id), self._late.get(pod_id))
+        return all(wait is None or now_s >= wait.probe_at_s for wait in waits)
+
+    def _most_others_are_on_time(self, pod_id: PodId) -> bool:
+        """Of the pods that serve the same. O(pods), for a pod that is late again and again."""
+        own = self._fleet.status(pod_id)
+        pods = self._fleet.snapshot.pods
+        others = [status for status in pods if own and status is not own and status.pod.models == own.pod.models]
+        on_time = sum(other.state is PodState.READY and other.pod.id not in self._late for other in others)
+        return on_time * 2 > len(others)
 
     def _eject_at_limit(self, pod_id: PodId, record: _Record, failures: int, now_s: float) -> None:
         if failures < self._failures_to_eject:
@@ -84,3 +133,4 @@ class Breaker:
     def _forget_the_gone(self, pod: Pod, _old: PodState, new: PodState) -> None:
         if new is PodState.GONE:
             self._records.pop(pod.id, None)
+            self._late.pop(pod.id, None)

@@ -65,6 +65,9 @@ class Metrics:
             "warmroute_unread_prompts", "Prompts routed without a prefix, by reason.", ["model", "reason"], registry=r
         )
         self.retries = Counter("warmroute_retries", "Further candidates tried.", ["reason"], registry=r)
+        self.retries_refused = Counter(
+            "warmroute_retries_refused", "Failures that the retry budget let stand.", ["reason"], registry=r
+        )
         self.in_flight = Gauge("warmroute_in_flight_requests", "Requests being served.", registry=r)
         self.pod_in_flight = Gauge("warmroute_pod_in_flight_requests", "Leases by pod.", ["pod"], registry=r)
         self.pod_state = Gauge("warmroute_pod_state", "1 for the state a pod is in.", ["pod", "state"], registry=r)

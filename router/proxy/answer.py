@@ -11,13 +11,16 @@ import re
 # The first chat chunk carries only a role and an empty content: it is not the first token.
 _FIRST_TOKEN = re.compile(rb'"(?:content|reasoning_content|reasoning|text|arguments)": ?"[^"]')
 # Quotes inside generated text are escaped in JSON, so that a model cannot write these patterns into its answer.
-_CACHED = re.compile(rb'"cached_tokens": ?(\d+)')
-_PROMPT = re.compile(rb'"prompt_tokens": ?(\d+)')
-_OUTPUT = re.compile(rb'"completion_tokens": ?(\d+)')
+_CACHED = re.compile(rb'"cached_tokens": ?(\d{1,12})\b')
+_PROMPT = re.compile(rb'"prompt_tokens": ?(\d{1,12})\b')
+_OUTPUT = re.compile(rb'"completion_tokens": ?(\d{1,12})\b')
 _USAGE = re.compile(rb'"usage": ?\{')
 _WINDOW_BYTES = 4096
 """How much of an answer is kept: longer than any usage object."""
 _SEARCH_BYTES = 64 * 1024
+"""After so much of an answer its first token must have been there, whatever it looks like."""
+_LONGEST_SIGN_BYTES = 32
+"""No match of `_FIRST_TOKEN` is longer."""
 
 
 class AnswerReader:
@@ -37,10 +40,9 @@ class AnswerReader:
         return not self.has_token and self._look_for_token(piece)
 
     def _look_for_token(self, piece: bytes) -> bool:
-        self._head += piece
-        self.has_token = len(self._head) > _SEARCH_BYTES or _FIRST_TOKEN.search(self._head) is not None
-        if self.has_token:
-            self._head = b""
+        window = self._head + piece
+        self.has_token = self.bytes > _SEARCH_BYTES or _FIRST_TOKEN.search(window) is not None
+        self._head = b"" if self.has_token else window[-_LONGEST_SIGN_BYTES:]
         return self.has_token
 
     def _look_for_usage(self, piece: bytes) -> None:

@@ -24,6 +24,9 @@ Ready: TypeAlias = Callable[[], Awaitable[None]]
 
 READ_PAUSE_BYTES = 256 * 1024
 """Unread body held for one request before the pod is told to wait."""
+MAX_HEAD_BYTES = 256 * 1024
+"""Of one answer: no engine needs more."""
+_STATUSES = range(100, 600)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,7 @@ class Connection(asyncio.Protocol):
         self._buffered_bytes = 0
         self._paused = False
         self._head_done = False
+        self._head_bytes = 0
         self._complete = False
         self._any_byte = False
         self._ends_with_connection = True
@@ -80,6 +84,11 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._broken = f"not HTTP: {error}"
             self.close()
+        if not self._head_done:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._broken = "headers without end"
+                self.close()
         if self._sink is None or not self._hand_on(self._sink) or self._complete or self._broken:
             self._wake()
 
@@ -108,6 +117,8 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
+        if self.status not in _STATUSES:
+            raise UpstreamBroken(f"status {self.status}")
         if self.status < 200:
             return
         self._head_done = True

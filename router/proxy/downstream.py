@@ -29,6 +29,8 @@ class Downstream(Protocol):
     """Where an answer goes. `started` is the point of no return for retries."""
 
     started: bool
+    disconnected: bool
+    """Has the client left?"""
 
     async def start(self, status: int, headers: HeaderList) -> None:
         """Send status and headers."""

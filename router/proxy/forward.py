@@ -27,16 +27,18 @@ from router.policy.classes import Classes
 from router.policy.decide import decide, prompt_token_count
 from router.policy.policy_set import PolicySet
 from router.policy.recording import record
+from router.policy.retry import RETRY_STATUSES
 from router.policy.spec import Policy
 from router.proxy.booking import Booking
 from router.proxy.downstream import Downstream
 from router.proxy.headers import HeaderList
-from router.proxy.legs import RETRY_STATUSES, Legs
+from router.proxy.legs import Legs
 from router.proxy.prompts import PromptReader
 from router.proxy.pulls import Pulls
 from router.proxy.relay import AnyReply, relay
+from router.proxy.retries import Retries
 from router.proxy.split import Facts, Splits
-from router.proxy.story import Story, outcome_of, slice_of
+from router.proxy.story import Story, outcome_of, slice_of, timed
 from router.proxy.upstream import UpstreamPool
 from router.stores.store import PrefixStore
 from router.types import (
@@ -62,6 +64,7 @@ class Forwarding:
     """How requests are forwarded: the part of the configuration that this file reads."""
 
     retries: int
+    retry_budget: float
     route_headers: bool
     trust_engine_fields: bool
     predicted_ttl_s: float
@@ -99,6 +102,7 @@ class Forwarder:
         self._classes = classes
         self._legs = Legs(pool, trust_engine_fields=forwarding.trust_engine_fields)
         self._splits = Splits(fleet, breaker, self._legs, handoff_facts, metrics, learning)
+        self._retries = Retries(forwarding.retry_budget, metrics)
         self._pulls = Pulls(fleet, self._legs, handoff_facts)
         self._publishes_events = publishes_events
         self._metrics = metrics
@@ -120,7 +124,7 @@ class Forwarder:
             await self.attempt_in_order(story, client)
             story.result = "ok" if story.status < 400 else "pod_error"
         except asyncio.CancelledError:
-            story.result = "client_gone"
+            story.result = "client_gone" if client.disconnected else "stopped"
             raise
         except RouterError as error:
             story.result = type(error).__name__
@@ -211,6 +215,7 @@ class Forwarder:
     async def attempt_in_order(self, story: Story, client: Downstream) -> None:
         """Try candidates until one has begun to answer."""
         candidate = self._first(story)
+        self._retries.asked()
         while True:
             story.tries += 1
             try:
@@ -218,10 +223,9 @@ class Forwarder:
                 return
             except UpstreamError as error:
                 self._blame(story, candidate, error)
-                following = None if client.started else self._next(story)
-                if following is None:
+                following = self._next(story)
+                if following is None or not self._retries.allowed(error, bytes_sent=client.started):
                     raise
-                self._metrics.retries.labels(type(error).__name__).inc()
                 candidate = following
 
     async def attempt(self, story: Story, candidate: Candidate, client: Downstream) -> None:
@@ -234,14 +238,13 @@ class Forwarder:
             self._predict(story, candidate)
             reply = await self._open(story, candidate, booking)
             try:
-                if reply.status in RETRY_STATUSES and self._next(story) is not None:
+                if reply.status in RETRY_STATUSES and self._next(story) is not None and self._retries.left():
                     raise UpstreamBroken(f"pod {reply.pod} answered {reply.status}", pod=reply.pod)
                 story.status = reply.status
                 await self.relay(story, reply, client, booking)
             finally:
                 reply.close()
-            self._breaker.success(reply.pod)
-            self._metrics.sent.labels(reply.pod, "ok").inc()
+            self._judge(reply)
         finally:
             if prefilled is not None:
                 prefilled.cancel()
@@ -271,6 +274,8 @@ class Forwarder:
             metrics.ttft_s.labels(model).observe(story.first_token_s)
             if story.decision and story.candidate and story.prompt:
                 self._learning.settle(model, story.decision, story.candidate, story.first_token_s * 1000)
+        if first_token := timed(story):
+            self._breaker.first_token(*first_token, _now_s())
         if story.result == "ok" and story.candidate is not None and story.prompt is not None:
             metrics.observe_prediction(
                 model, story.prompt.token_count, story.candidate.cached_tokens, story.cached_tokens
@@ -326,6 +331,15 @@ class Forwarder:
         if error.pod:
             self._breaker.failure(error.pod, _now_s())
             story.failed_pods = (*story.failed_pods, error.pod)
+
+    def _judge(self, reply: AnyReply) -> None:
+        """An answer was relayed: whoever has nothing but server errors to say is no better than who says nothing."""
+        well = reply.status < 500
+        self._metrics.sent.labels(reply.pod, "ok" if well else "server_error").inc()
+        if well:
+            self._breaker.success(reply.pod)
+        else:
+            self._breaker.failure(reply.pod, _now_s())
 
     # --- parts of an attempt ---
 

@@ -14,9 +14,6 @@ from router.proxy.headers import request_message, upstream_headers
 from router.proxy.upstream import Reply, UpstreamPool
 from router.types import Pod
 
-RETRY_STATUSES = frozenset({502, 503, 504})
-"""Answers with which a pod says that another one should try."""
-
 
 class Legs:
     """Sends. With `trust_engine_fields`, clients may steer engines by headers."""

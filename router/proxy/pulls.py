@@ -13,7 +13,8 @@ from router.engines.handoff.dialect import Pair
 from router.errors import HandoffFailed
 from router.fleet.fleet import Fleet
 from router.observe.learning import Learning
-from router.proxy.legs import RETRY_STATUSES, Legs
+from router.policy.retry import RETRY_STATUSES
+from router.proxy.legs import Legs
 from router.proxy.split import Facts
 from router.proxy.story import Story
 from router.proxy.upstream import Reply

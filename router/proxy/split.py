@@ -23,9 +23,10 @@ from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.observe.learning import Learning
 from router.observe.metrics import Metrics
+from router.policy.retry import RETRY_STATUSES
 from router.proxy.booking import Booking
 from router.proxy.handover import Handover, HeldHandoff, in_same_life
-from router.proxy.legs import RETRY_STATUSES, Legs
+from router.proxy.legs import Legs
 from router.proxy.relay import AnyReply, is_stream, read_all
 from router.proxy.replies import DecodeReply, WholeReply
 from router.proxy.story import Story

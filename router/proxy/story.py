@@ -12,11 +12,11 @@ from router.engines.catalog import DIALECTS
 from router.observe.phase import Phases
 from router.observe.receipts import Failure, Kept, Outcome
 from router.observe.slices import Slice
-from router.policy.decide import BYTES_PER_TOKEN
+from router.policy.decide import BYTES_PER_TOKEN, expected_ttft_ms
 from router.policy.spec import Policy
 from router.proxy.answer import AnswerReader
 from router.proxy.downstream import Inbound
-from router.types import Candidate, InferenceRequest, PodId, PromptPrefix, RouteDecision, Split
+from router.types import Candidate, Direct, InferenceRequest, PodId, PromptPrefix, RouteDecision, Split
 
 
 @dataclass(slots=True)
@@ -84,6 +84,16 @@ def slice_of(story: Story, policy: Policy) -> Slice:
         story.first_token_s if story.request.stream else None,
         policy.slo_ttft_ms,
     )
+
+
+def timed(story: Story) -> tuple[PodId, float, float] | None:
+    """(pod, expected, actual milliseconds) of the first token, where one pod alone answers for the difference."""
+    first_token_s, candidate = story.first_token_s, story.candidate
+    if first_token_s is None or candidate is None or story.prompt is None or story.tries != 1:
+        return None
+    if not story.request.stream or not isinstance(candidate.plan, Direct) or candidate.plan.pull:
+        return None
+    return candidate.pod.id, expected_ttft_ms(candidate.cost), first_token_s * 1000
 
 
 def outcome_of(story: Story) -> Outcome:

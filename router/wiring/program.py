@@ -90,7 +90,12 @@ class Program:
         self.fleet = Fleet(links)
         self.learning = Learning(Calibration(), self.metrics, links)
         self.ledger = Ledger()
-        self.breaker = Breaker(self.fleet, failures_to_eject=config.feeds.failures_to_eject)
+        self.breaker = Breaker(
+            self.fleet,
+            failures_to_eject=config.feeds.failures_to_eject,
+            late_factor=config.feeds.late_factor,
+            late_to_eject=config.feeds.late_to_eject,
+        )
         self.client = open_client()
         self.handoff_facts = HandoffFacts(self.fleet, self.client, timeout_s=config.feeds.health_timeout_s)
         self.prompts = Prompts(config, self.client, self._ready_pods, self.metrics, load)
@@ -134,7 +139,7 @@ class Program:
             self.fleet,
             self.metrics,
             self._config.edge,
-            self._config.limits.max_body_bytes,
+            self._config.limits,
             frozenset(model.name for model in self._config.models),
         )
         find, most_bytes = self.records.journal.find, self._config.limits.max_body_bytes
@@ -380,6 +385,7 @@ def _timeouts(config: RouterConfig) -> UpstreamTimeouts:
 def _forwarding(config: RouterConfig) -> Forwarding:
     return Forwarding(
         retries=config.limits.retries,
+        retry_budget=config.limits.retry_budget,
         route_headers=config.edge.route_headers,
         trust_engine_fields=config.edge.trust_engine_fields,
         predicted_ttl_s=config.index.predicted_ttl_s,

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
 from router.api.app import App
 from router.api.exchange import Exchange, Received
 from router.api.openai import OpenAiEdge
 from router.api.protocol import EdgeProtocol
-from router.errors import BodyTooLarge, RouterError
+from router.config.schema import Limits
+from router.errors import BodyTooLarge, HeadersTooLarge, RequestTimeout, RouterError
 from router.proxy.headers import HeaderList
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 DEADLINE_S = 20.0
 MOST_BYTES = 1000
+LIMITS = Limits(max_body_bytes=MOST_BYTES, max_header_bytes=1024)
+SOON_S = 0.05
+"""After which the edge gives up, where a test waits for just that."""
 Answer = Callable[[Exchange], Awaitable[None]]
 
 
@@ -31,10 +40,12 @@ class Edge:
     """Takes what is under /v1, remembers it, and answers."""
 
     answer: Answer
-    max_body_bytes: int = MOST_BYTES
+    limits: Limits = LIMITS
+    abandoned_paths: list[str] = field(default_factory=list)
     seen: list[Received] = field(default_factory=list)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     began: asyncio.Event = field(default_factory=asyncio.Event)
+    connections: set[Any] = field(default_factory=set)
 
     def takes(self, method: str, path: str) -> bool:
         return path.startswith("/v1/")
@@ -42,6 +53,12 @@ class Edge:
     def refusal(self, received: Received) -> RouterError | None:
         declared = dict(received.headers).get(b"content-length", b"0")
         return BodyTooLarge("too large") if int(declared) > MOST_BYTES else None
+
+    def abandoned(self, received: Received) -> None:
+        self.abandoned_paths.append(received.path)
+
+    def only_answer(self, error: RouterError) -> bytes:
+        return b"HTTP/1.1 999 %b\r\n\r\n" % type(error).__name__.encode()
 
     async def serve(self, client: Exchange) -> None:
         self.seen.append(client.received)
@@ -54,6 +71,11 @@ class Edge:
         except asyncio.CancelledError:
             self.gone.set()
             raise
+
+
+def replace_limits(**changed: Any) -> Limits:
+    """The limits of these tests, but for these."""
+    return LIMITS.model_copy(update=changed)
 
 
 def whole(body: bytes, status: int = 200, headers: HeaderList | None = None) -> Answer:
@@ -79,7 +101,9 @@ async def forever(client: Exchange) -> None:
 
 
 @asynccontextmanager
-async def connected(edge: Edge) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def connected(
+    edge: Edge, *, keep_alive_s: float = 75
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A client's end of a connection to a server with this edge."""
     own = FastAPI(openapi_url=None)
 
@@ -89,8 +113,10 @@ async def connected(edge: Edge) -> AsyncIterator[tuple[asyncio.StreamReader, asy
 
     app = App(cast(OpenAiEdge, edge), own)
     config = uvicorn.Config(app, http=EdgeProtocol, ws="none", lifespan="off", log_config=None)
+    config.timeout_keep_alive = keep_alive_s  # type: ignore[assignment]
     config.load()
     state, loop = ServerState(), asyncio.get_running_loop()
+    state.connections = edge.connections
     async with asyncio.timeout(DEADLINE_S):
         server = await loop.create_server(lambda: EdgeProtocol(config, state, {}), "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
@@ -278,3 +304,239 @@ async def test_no_header_of_an_answer_can_make_another(value: bytes) -> None:
         writer.write(post(b""))
         assert await reader.read() == b""
     assert errors
+
+
+# --- clients that are given up ---
+
+
+@pytest.mark.parametrize(
+    ("sent", "error"),
+    [
+        (b"POST /v1/x HTTP/1.1\r\nx: " + b"a" * 300_000, "HeadersTooLarge"),
+        (b"POST /" + b"a" * 300_000, "HeadersTooLarge"),
+        (b"no HTTP at all\r\n\r\n", "MalformedRequest"),
+    ],
+    ids=["one header", "the path", "not HTTP"],
+)
+async def test_a_head_that_cannot_be_taken_is_refused_and_the_connection_ends(sent: bytes, error: str) -> None:
+    """However much more of it there is."""
+    async with connected(Edge(echo)) as (reader, writer):
+        writer.write(sent)
+        with contextlib.suppress(ConnectionError):  # what was not read of it resets the connection
+            assert await reader.read() == b"HTTP/1.1 999 %b\r\n\r\n" % error.encode()
+
+
+async def test_trailers_without_end_are_refused() -> None:
+    """They are headers, too."""
+    edge = Edge(echo)
+    async with connected(edge) as (reader, writer):
+        writer.write(b"POST /v1/x HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n")
+        while not edge.seen:
+            writer.write(b"x: " + b"a" * 1000 + b"\r\n")
+            await asyncio.sleep(0)
+        assert isinstance(edge.seen[0].refusal, HeadersTooLarge)
+        with contextlib.suppress(ConnectionError):
+            assert (await reader.read()).endswith(b"refused")
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        (b"POST /v1/x HT", b"HTTP/1.1 999 RequestTimeout"),
+        (post(b"abc")[:-1], b"HTTP/1.1 413"),  # what this edge makes of any refusal
+        (post(b"abc", path=b"/own")[:-1], b"HTTP/1.1 200"),  # it answers what reads no body
+    ],
+    ids=["head", "body", "body for the application"],
+)
+async def test_a_request_that_is_not_whole_in_time_is_refused(sent: bytes, answer: bytes) -> None:
+    """And the connection ends."""
+    edge = Edge(echo, replace_limits(request_timeout_s=SOON_S))
+    async with connected(edge) as (reader, writer):
+        writer.write(sent)
+        assert (await reader.read()).startswith(answer)
+        assert all(isinstance(seen.refusal, RequestTimeout) for seen in edge.seen)
+
+
+async def test_a_long_answer_is_no_slow_request() -> None:
+    """Only what the client has to send is waited for in vain, also where it sends ahead."""
+    over = asyncio.Event()
+
+    async def answer(client: Exchange) -> None:
+        await over.wait()
+        await echo(client)
+
+    async with connected(Edge(answer, replace_limits(request_timeout_s=SOON_S))) as (reader, writer):
+        asyncio.get_running_loop().call_later(5 * SOON_S, over.set)
+        writer.write(post(b"a") + post(b"b")[:-1])
+        assert (await read_answer(reader))[1] == b"a"
+        assert (await reader.read()).endswith(b"refused")
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+async def test_a_connection_on_which_nothing_is_asked_is_closed(asked: int) -> None:
+    """Also one on which nothing ever was."""
+    async with connected(Edge(echo), keep_alive_s=SOON_S) as (reader, writer):
+        if asked:
+            writer.write(post(b"a"))
+            await read_answer(reader)
+        assert await reader.read() == b""
+
+
+async def test_a_request_announced_before_the_answer_ended_must_come_in_time() -> None:
+    """Its first bytes do not keep the connection for ever."""
+    edge = Edge(echo, replace_limits(request_timeout_s=SOON_S))
+    async with connected(edge) as (reader, writer):
+        writer.write(post(b"a") + b"POST /v1/")
+        assert (await read_answer(reader))[1] == b"a"
+        assert (await reader.read()).startswith(b"HTTP/1.1 999 RequestTimeout")
+
+
+async def until_timers_are_gone() -> None:
+    """All that were set before have gone off."""
+    gone = asyncio.Event()
+    asyncio.get_running_loop().call_later(3 * SOON_S, gone.set)
+    await gone.wait()
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_client_that_never_reads_is_given_up(streams: bool) -> None:
+    """With what was held for it, whether the answer goes on or is complete."""
+    put = asyncio.Event()
+
+    async def answer(client: Exchange) -> None:
+        await until_timers_are_gone()
+        await client.start(200, [])
+        while client.put(b"x" * 65536):
+            pass
+        put.set()
+        if streams:
+            await client.ready()
+            raise AssertionError("nobody reads")
+        await client.finish()
+
+    edge = Edge(answer, replace_limits(write_timeout_s=SOON_S))
+    async with connected(edge) as (_, writer):
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(post(b""))
+        await put.wait()
+        if streams:
+            await edge.gone.wait()
+        while edge.connections:
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("ahead", [post(b"b"), post(b"", path=b"/own"), post(b"b")[:-1]])
+async def test_a_client_that_sent_ahead_and_left_is_noticed(ahead: bytes) -> None:
+    """While its first answer is still being made; what it sent ahead counts as abandoned."""
+    edge = Edge(forever)
+    async with connected(edge) as (_, writer):
+        writer.write(post(b"a") + ahead)
+        await edge.began.wait()
+        writer.transport.abort()
+        await edge.gone.wait()
+        assert edge.abandoned_paths == ([] if b"/own" in ahead else ["/v1/x"])
+
+
+async def test_who_sends_far_ahead_is_made_to_wait() -> None:
+    """So that nobody can fill our memory with requests; all of them are answered in their time."""
+    first = asyncio.Event()
+
+    async def answer(client: Exchange) -> None:
+        await first.wait()
+        await echo(client)
+
+    edge = Edge(answer)
+    async with connected(edge) as (reader, writer):
+        for n in range(20):
+            writer.write(post(b"%d" % n))
+            await asyncio.sleep(0)
+        await edge.began.wait()
+        (protocol,) = edge.connections
+        while not protocol.flow.read_paused:
+            await asyncio.sleep(0)
+        first.set()
+        assert [(await read_answer(reader))[1] for _ in range(20)] == [b"%d" % n for n in range(20)]
+
+
+async def test_a_client_that_leaves_before_its_body_is_whole_is_counted() -> None:
+    """Nobody has begun to serve it."""
+    edge = Edge(echo)
+    async with connected(edge) as (_, writer):
+        writer.write(post(b"abc")[:-1])
+        while not any(protocol.cycle for protocol in edge.connections):
+            await asyncio.sleep(0)
+        writer.transport.abort()
+        while not edge.abandoned_paths:
+            await asyncio.sleep(0)
+        assert not edge.seen
+
+
+async def test_one_client_more_than_are_taken_is_told_so() -> None:
+    """In words, and hung up on; the others go on."""
+    edge = Edge(echo, replace_limits(max_connections=1))
+    async with connected(edge) as (reader, writer):
+        writer.write(post(b"a"))
+        assert (await read_answer(reader))[1] == b"a"
+        other, other_writer = await asyncio.open_connection(*writer.get_extra_info("peername"))
+        assert await other.read() == b"HTTP/1.1 999 Saturated\r\n\r\n"
+        other_writer.close()
+        writer.write(post(b"b"))
+        assert (await read_answer(reader))[1] == b"b"
+
+
+async def test_small_pieces_are_sent_at_once() -> None:
+    """Nagle's algorithm is off: a token waits for no acknowledgement."""
+    edge = Edge(echo)
+    async with connected(edge) as (reader, writer):
+        writer.write(post(b"a"))
+        await read_answer(reader)
+        (protocol,) = edge.connections
+        sock = protocol.transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+GOOD = post(b"abc") + post(b"", path=b"/own")
+NASTY = [
+    b"\0",
+    b"\r\n",
+    b"\r\n\r\n",
+    b"POST * HTTP/1.1",
+    b"CONNECT h:1 HTTP/1.1\r\n\r\n",
+    b"\xff",
+    b"content-length: -1\r\n",
+]
+NASTY += [
+    b"upgrade: websocket\r\nconnection: upgrade\r\n",
+    b"transfer-encoding: chunked\r\n",
+    b"HTTP/9.9",
+    b" " * 9,
+    b"%ff",
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    at=st.integers(0, len(GOOD)),
+    nasty=st.sampled_from(NASTY) | st.binary(max_size=8),
+    dropped=st.integers(0, 20),
+    places=st.lists(st.integers(0, len(GOOD)), max_size=5),
+)
+def test_whatever_a_client_sends_it_is_answered_or_hung_up_on(
+    at: int, nasty: bytes, dropped: int, places: list[int]
+) -> None:
+    """No error of ours escapes into the event loop, and every connection ends."""
+    raw, errors = GOOD[:at] + nasty + GOOD[at + dropped :], []
+
+    async def talk() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+        edge = Edge(echo, replace_limits(request_timeout_s=SOON_S))
+        async with connected(edge, keep_alive_s=SOON_S) as (reader, writer):
+            for start, end in pairwise(sorted({0, len(raw), *places})):
+                writer.write(raw[start:end])
+                await asyncio.sleep(0)
+            with contextlib.suppress(ConnectionError):
+                answer = await reader.read()
+                assert answer == b"" or answer.startswith(b"HTTP/1.1 ")
+
+    asyncio.run(talk())
+    assert not errors

@@ -133,3 +133,71 @@ def test_nothing_is_held_against_a_pod_that_is_found_again(fleet: Fleet, make_po
     fleet.sync([])
     breaker.failure("a", 0.0)
     assert breaker.may_probe("a", 5.0)
+
+
+# --- lateness ---
+
+LATE: tuple[float, float] = (600.0, 6001.0)
+"""Expected and actual milliseconds, at a factor of ten."""
+
+
+def late(breaker: Breaker, pod_id: str, times: int, now_s: float = 0.0) -> None:
+    for _ in range(times):
+        breaker.success(pod_id)
+        breaker.first_token(pod_id, *LATE, now_s)
+
+
+def test_a_pod_that_is_late_again_and_again_is_ejected(fleet: Fleet) -> None:
+    """Though it serves every request."""
+    breaker = Breaker(fleet, late_factor=10.0, late_to_eject=8)
+    late(breaker, "a", 7)
+    assert state(fleet, "a") is PodState.READY
+    late(breaker, "a", 1)
+    assert (state(fleet, "a"), state(fleet, "b")) == (PodState.EJECTED, PodState.READY)
+
+
+@pytest.mark.parametrize("expected_ms, actual_ms", [(600.0, 6000.0), (1.0, 5000.0)])
+def test_one_first_token_on_time_settles_it(fleet: Fleet, expected_ms: float, actual_ms: float) -> None:
+    """Ten times of next to nothing is not late."""
+    breaker = Breaker(fleet, late_factor=10.0, late_to_eject=8)
+    late(breaker, "a", 7)
+    breaker.first_token("a", expected_ms, actual_ms, 0.0)
+    late(breaker, "a", 7)
+    assert state(fleet, "a") is PodState.READY
+
+
+def test_where_most_are_late_it_is_the_expectation_that_is_wrong(fleet: Fleet, make_pod: MakePod) -> None:
+    """A price that is ten times too low may not empty a fleet; pods of other models are no witnesses."""
+    breaker = Breaker(fleet, late_to_eject=8)
+    for _ in range(100):
+        late(breaker, "a", 1)
+        late(breaker, "b", 1)
+    assert {state(fleet, "a"), state(fleet, "b")} == {PodState.READY}
+    alone = Fleet()
+    alone.sync([make_pod("a", models=("m",)), make_pod("b", models=("other",))])
+    for pod in ("a", "b"):
+        alone.event(pod, PodEvent.PROBE_OK)
+    late(Breaker(alone, late_to_eject=8), "a", 100)
+    assert state(alone, "a") is PodState.READY
+
+
+def test_lateness_is_out_for_longer_and_forgotten_only_when_on_time(fleet: Fleet) -> None:
+    """Every probe passes, and so does every request that was under way."""
+    breaker = Breaker(fleet, first_backoff_s=1.0, max_backoff_s=1.5, late_to_eject=1)
+    late(breaker, "a", 1, now_s=0.0)
+    breaker.success("a")
+    assert [breaker.may_probe("a", now_s) for now_s in (9.9, 10.0)] == [False, True]
+    fleet.event("a", PodEvent.PROBE_OK)
+    late(breaker, "a", 1, now_s=20.0)
+    assert [breaker.may_probe("a", now_s) for now_s in (34.9, 35.0)] == [False, True]
+    fleet.event("a", PodEvent.PROBE_OK)
+    breaker.first_token("a", 600.0, 600.0, 40.0)
+    late(breaker, "a", 1, now_s=50.0)
+    assert breaker.may_probe("a", 60.0)
+
+
+def test_lateness_can_be_left_alone(fleet: Fleet) -> None:
+    """`late_to_eject: 0`."""
+    breaker = Breaker(fleet, late_to_eject=0)
+    late(breaker, "a", 100)
+    assert state(fleet, "a") is PodState.READY

@@ -143,6 +143,7 @@ class Client:
     """A downstream that remembers what it was given."""
 
     started: bool = False
+    disconnected: bool = False
     finished: bool = False
     status: int = 0
     headers: HeaderList = field(default_factory=list)
@@ -204,6 +205,7 @@ class Town:
             learning=self.learning,
             forwarding=Forwarding(
                 retries=retries,
+                retry_budget=0.2,
                 route_headers=True,
                 trust_engine_fields=False,
                 predicted_ttl_s=60.0,

@@ -134,3 +134,16 @@ def test_memory_does_not_grow_with_the_answer() -> None:
     kept = [value for value in vars(reader).values() if isinstance(value, bytes)]
     assert sum(map(len, kept)) < 100_000
     assert reader.bytes == 2_000_000
+
+
+SIGNS = [b'"usage": {', b'"usage"', b'"cached_tokens": ', b'"prompt_tokens":', b"9" * 5000, b"12", b'"content":"', b"}"]
+
+
+@settings(max_examples=80)
+@given(pieces=st.lists(st.sampled_from(SIGNS) | st.binary(max_size=20), max_size=20))
+def test_whatever_an_engine_writes_is_read_without_an_error(pieces: list[bytes]) -> None:
+    """Numbers without end, signs cut in two, bytes that are no text: at most nothing is learnt."""
+    reader, first = read(*pieces)
+    assert len(first) <= 1
+    for told in (reader.cached_tokens, reader.prompt_tokens, reader.output_tokens):
+        assert told is None or 0 <= told < 10**12

@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 
 from router.api.protocol import EdgeProtocol
+from router.api.server import DrainingServer
 from router.config.priors import load_priors
 from router.config.receipts import Receipts
 from router.config.schema import Edge, Feeds, Limits, ModelConfig, PodConfig, RouterConfig
@@ -40,6 +41,7 @@ class City:
     program: Program
     client: httpx.AsyncClient
     url: str
+    server: DrainingServer | None = None
 
     async def chat(self, messages: Chat, **fields: Any) -> httpx.Response:
         """One unstreamed chat request."""
@@ -111,8 +113,11 @@ def open_city(engine_config: Callable[..., MockEngineConfig], tokenizer: Tokeniz
         model: dict[str, Any] | None = None,
         edge: Edge | None = None,
         limits: Limits | None = None,
+        feeds: dict[str, Any] | None = None,
         receipts: Path | None = None,
         wait: bool = True,
+        host: str = "127.0.0.1",
+        **stop: Any,
     ) -> AsyncIterator[City]:
         async with asyncio.timeout(DEADLINE_S), MockFleet([engine_config(**(engine or {}))] * pods) as fleet:
             config = RouterConfig(
@@ -122,13 +127,18 @@ def open_city(engine_config: Callable[..., MockEngineConfig], tokenizer: Tokeniz
                 edge=edge or Edge(),
                 limits=limits or Limits(),
                 receipts=Receipts(file=str(receipts) if receipts else None),
-                feeds=Feeds(health_interval_s=0.1, load_interval_s=0.05, parity_retest_s=0.2),
+                feeds=Feeds(
+                    **{"health_interval_s": 0.1, "load_interval_s": 0.05, "parity_retest_s": 0.2, **(feeds or {})}
+                ),
             )
             priors = load_priors(shipped("config") / "models")
             folder = policies or shipped("policies")
             program = Program(config, folder, priors, load=lambda source, *, fast: tokenizer)
-            async with serving(program) as url, httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as client:
-                city = City(list(fleet.engines), program, client, url)
+            async with (
+                listening(program, host, **stop) as (server, url),
+                httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as client,
+            ):
+                city = City(list(fleet.engines), program, client, url, server)
                 if wait:
                     await city.until(city.all_trusted)
                 yield city
@@ -139,17 +149,31 @@ def open_city(engine_config: Callable[..., MockEngineConfig], tokenizer: Tokeniz
 @asynccontextmanager
 async def serving(program: Program) -> AsyncIterator[str]:
     """The router under uvicorn on a free port; yields its URL."""
-    server = uvicorn.Server(
-        uvicorn.Config(
-            program.app, port=0, log_level="critical", http=EdgeProtocol, ws="none", timeout_graceful_shutdown=1
-        )
+    async with listening(program) as (_, url):
+        yield url
+
+
+@asynccontextmanager
+async def listening(
+    program: Program, host: str = "127.0.0.1", *, delay_s: float = 0.0, patience_s: int = 1
+) -> AsyncIterator[tuple[DrainingServer, str]]:
+    """The same with its server. `delay_s` and `patience_s` are those of a stop."""
+    config = uvicorn.Config(
+        program.app,
+        host=host,
+        port=0,
+        log_level="critical",
+        http=EdgeProtocol,
+        ws="none",
+        timeout_graceful_shutdown=patience_s,
     )
+    server = DrainingServer(config, delay_s=delay_s)
     running = asyncio.create_task(server.serve())
     try:
         while not server.started:
             await asyncio.sleep(0.005)
         port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
+        yield server, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     finally:
         server.should_exit = True
         await running

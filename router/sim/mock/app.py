@@ -216,8 +216,12 @@ class EngineApp:
             return False
         if fault.kind is FaultKind.STATUS:
             raise Refusal(fault.status, "this engine was told to fail")
-        if fault.kind is FaultKind.RESET:
+        if fault.kind is FaultKind.RAW:
+            await exchange.say(fault.raw.encode("latin-1"), fault.piece_bytes)
+        if fault.kind is FaultKind.RESET or (fault.kind is FaultKind.RAW and fault.then == "reset"):
             await exchange.reset()
+        elif fault.kind is FaultKind.RAW and fault.then == "close":
+            await exchange.cut()
         else:
             await exchange.gone()
         return True

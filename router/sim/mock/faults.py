@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from http import HTTPStatus
+from typing import Literal
 
 import msgspec
 
@@ -23,6 +24,8 @@ class FaultKind(StrEnum):
     """Reset the connection before any header."""
     CUT = "cut"
     """Close the connection after `after_chunks` tokens of a stream, or half-way through a unary body."""
+    RAW = "raw"
+    """Write `raw` to the connection instead of an answer, `piece_bytes` at a time, whatever it means, then `then`."""
     SLOW = "slow"
     """Wait `pause_s` before each piece of the answer."""
     UNHEALTHY = "unhealthy"
@@ -47,7 +50,9 @@ class FaultKind(StrEnum):
     """A decode leg does not get its KV."""
 
 
-REQUEST_FAULTS = frozenset({FaultKind.STATUS, FaultKind.HANG, FaultKind.RESET, FaultKind.CUT, FaultKind.SLOW})
+REQUEST_FAULTS = frozenset(
+    {FaultKind.STATUS, FaultKind.HANG, FaultKind.RESET, FaultKind.CUT, FaultKind.RAW, FaultKind.SLOW}
+)
 """Those that strike the next generation or embedding requests; health and metrics go on as if nothing were."""
 
 PREFILL_FAULTS = frozenset({FaultKind.DIE_BEFORE_ANSWER, FaultKind.DIE_AFTER_ANSWER, FaultKind.NO_PARAMS})
@@ -64,6 +69,10 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     status: HTTPStatus = HTTPStatus.INTERNAL_SERVER_ERROR
     after_chunks: int = 1
     pause_s: float = 0.05
+    raw: str = ""
+    """Bytes as Latin-1."""
+    piece_bytes: int = 65536
+    then: Literal["close", "reset", "hang"] = "close"
     for_s: float | None = None
     replayable: bool = True
 

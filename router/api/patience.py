@@ -1,0 +1,100 @@
+"""How long is a client waited for?
+
+One timer a connection for whatever the client has to do next: ask, send the rest of its request, or read what was sent
+to it. It goes off no later than the shortest of these waits can be over and looks whether one is, so that a request
+costs no timer of its own. This file never reads or writes a byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTimeouts:
+    """`keep_alive_s`: longest silence between two requests. `request_s`: from the first byte of a request to its last.
+    `write_s`: longest time in which a client takes nothing of what is held for it."""
+
+    keep_alive_s: float
+    request_s: float
+    write_s: float
+
+
+class Patience:
+    """With one client. `late` is called when a request is not whole in time; everything else ends the connection."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        transport: asyncio.Transport,
+        timeouts: ClientTimeouts,
+        late: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._transport = transport
+        self._timeouts = timeouts
+        self._late = late
+        self._shortest_s = min(timeouts.keep_alive_s, timeouts.request_s, timeouts.write_s)
+        self._ask_by_s = inf
+        self._whole_by_s = inf
+        self._read_by_s = inf
+        self._held_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def with_asking(self) -> None:
+        """The client may begin a request."""
+        self._whole_by_s, self._ask_by_s = inf, self._loop.time() + self._timeouts.keep_alive_s
+        self._set()
+
+    def with_sending(self) -> None:
+        """The client has begun a request."""
+        self._ask_by_s, self._whole_by_s = inf, self._loop.time() + self._timeouts.request_s
+        self._set()
+
+    def with_nothing(self) -> None:
+        """It is our turn."""
+        self._ask_by_s = self._whole_by_s = inf
+
+    def with_reading(self) -> None:
+        """More is held for the client than it takes at once; or all there is, and it may never read it."""
+        self._held_bytes = self._transport.get_write_buffer_size()
+        self._read_by_s = self._loop.time() + self._timeouts.write_s
+        self._set()
+
+    def end(self) -> None:
+        """The connection is gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set(self) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._shortest_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        now_s, held_bytes = self._loop.time(), self._transport.get_write_buffer_size()
+        if held_bytes:
+            self._look_at_reading(held_bytes, now_s)
+            next_s = self._read_by_s
+        else:
+            self._read_by_s = inf
+            if now_s >= self._whole_by_s:
+                self._whole_by_s = inf
+                self._late()
+            elif now_s >= self._ask_by_s:
+                self._transport.close()
+                return
+            next_s = min(self._ask_by_s, self._whole_by_s)
+        if next_s < inf:
+            self._timer = self._loop.call_later(min(max(next_s - now_s, 0.0), self._shortest_s), self._look)
+
+    def _look_at_reading(self, held_bytes: int, now_s: float) -> None:
+        """What is held only shrinks while the client is slow: nothing is added then."""
+        if self._read_by_s == inf or held_bytes < self._held_bytes:
+            self._held_bytes, self._read_by_s = held_bytes, now_s + self._timeouts.write_s
+        elif now_s >= self._read_by_s:
+            self._read_by_s = inf
+            self._transport.abort()

@@ -1,0 +1,160 @@
+"""Whatever bytes a pod sends, however they are cut: an answer, or an error of ours, and never a hang."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.errors import RouterError
+from router.proxy.connection import READ_PAUSE_BYTES, Connection, UpstreamTimeouts
+from router.proxy.upstream import UpstreamPool
+
+TIMEOUTS = UpstreamTimeouts(connect_s=5, first_byte_s=5, idle_s=5)
+BODY = b'data: {"a": 1}\n\ndata: [DONE]\n\n'
+ANSWERS = [
+    b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(BODY), BODY),
+    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n"
+    % (BODY[:5], len(BODY) - 5, BODY[5:]),
+    b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(BODY), BODY),
+    b"HTTP/1.0 200 OK\r\nx: y\r\n\r\n" + BODY,
+]
+
+
+class Transport(asyncio.Transport):
+    """Sends nowhere; says whether it is open, and whether the pod may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = self.reads = True
+
+    def write(self, data: Any) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.open = False
+
+    def is_closing(self) -> bool:
+        return not self.open
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+
+async def received(pieces: list[bytes], *, pours: bool) -> tuple[int, bytes]:
+    """Status and body of what a pod sends before it closes. Raises `RouterError`."""
+    transport = Transport()
+    connection = Connection(asyncio.get_running_loop(), TIMEOUTS)
+    connection.connection_made(transport)
+    connection.send(b"a request")
+    got: list[bytes] = []
+
+    def take(piece: bytes) -> bool:
+        got.append(piece)
+        return len(got) % 2 == 0
+
+    async def read() -> None:
+        await connection.head()
+        if pours:
+            await connection.pour(take, lambda: asyncio.sleep(0))
+        else:
+            while piece := await connection.read():
+                got.append(piece)
+
+    reading = asyncio.ensure_future(read())
+    for piece in pieces:
+        while not transport.reads and not reading.done():
+            await asyncio.sleep(0)
+        if transport.open:
+            connection.data_received(piece)
+        await asyncio.sleep(0)
+    connection.connection_lost(None)
+    await asyncio.wait_for(reading, timeout=2)
+    return connection.status, b"".join(got)
+
+
+def cut(raw: bytes, places: list[int]) -> list[bytes]:
+    """The bytes in pieces."""
+    ends = sorted({place % (len(raw) + 1) for place in places} | {0, len(raw)})
+    return [raw[start:end] for start, end in pairwise(ends)]
+
+
+places = st.lists(st.integers(0, 10_000), max_size=12)
+
+
+@settings(max_examples=80, deadline=None)
+@given(answer=st.sampled_from(ANSWERS), places=places, pours=st.booleans())
+def test_an_answer_is_the_same_however_it_is_cut(answer: bytes, places: list[int], pours: bool) -> None:
+    """Inside a header, a chunk's size, a line's end."""
+    assert asyncio.run(received(cut(answer, places), pours=pours)) == (200, BODY)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    answer=st.sampled_from(ANSWERS),
+    at=st.integers(0, 200),
+    garbage=st.binary(max_size=12)
+    | st.sampled_from([b"\r\n\r\n", b"HTTP/1.1 600 X\r\n\r\n", b"\0", b"ffffffffffffffffff\r\n"]),
+    dropped=st.integers(0, 40),
+    places=places,
+    pours=st.booleans(),
+)
+def test_a_garbled_answer_is_read_or_an_error_of_ours(
+    answer: bytes, at: int, garbage: bytes, dropped: int, places: list[int], pours: bool
+) -> None:
+    """Nothing else is raised, and nobody waits for ever."""
+    garbled = answer[:at] + garbage + answer[at + dropped :]
+    with contextlib.suppress(RouterError):
+        status, _ = asyncio.run(received(cut(garbled, places), pours=pours))
+        assert 200 <= status < 600
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    raw=st.binary(max_size=200) | st.binary(max_size=60).map(lambda tail: b"HTTP/1.1 200 OK\r\n" + tail), places=places
+)
+def test_any_bytes_are_an_answer_or_an_error_of_ours(raw: bytes, places: list[int]) -> None:
+    """Also those that never were HTTP."""
+    with contextlib.suppress(RouterError):
+        asyncio.run(received(cut(raw, places), pours=False))
+
+
+def test_a_pod_that_sends_faster_than_is_read_is_made_to_wait() -> None:
+    """However small its chunks."""
+    chunk = b"1000\r\n" + b"x" * 4096 + b"\r\n"
+    raw = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunk * 200 + b"0\r\n\r\n"
+    pieces = [raw[at : at + 1000] for at in range(0, len(raw), 1000)]
+    assert len(raw) > 2 * READ_PAUSE_BYTES
+    assert asyncio.run(received(pieces, pours=False)) == (200, b"x" * 4096 * 200)
+
+
+@pytest.mark.anyio
+@pytest.mark.net
+async def test_small_messages_are_sent_at_once() -> None:
+    """Nagle's algorithm is off."""
+
+    over = asyncio.Event()
+
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+        over.set()
+
+    async with await asyncio.start_server(never, "127.0.0.1", 0) as server:
+        pool = UpstreamPool("a", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", TIMEOUTS)
+        connection = await pool._connect()
+        assert connection._transport
+        sock = connection._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        connection.close()
+        await over.wait()
