@@ -166,8 +166,6 @@ async def test_a_pod_whose_first_tokens_come_far_too_late_is_ejected(open_city: 
         for _ in range(2):
             assert (await city.chat(opening("snails"), stream=True, max_tokens=1)).status_code == 200
         assert ejected == [city.engines[at].url]
-        answer = await city.chat(opening("snails"))
-        assert not city.engines[at].url.endswith(answer.headers["x-warmroute-pod"])
 
 
 async def test_a_fleet_that_fails_everything_is_not_asked_three_times_for_each(open_city: OpenCity) -> None:
