@@ -17,6 +17,7 @@ from router.policy.costs.room import Room
 from router.policy.costs.stall import Stall
 from router.policy.costs.tier_read import TierRead
 from router.policy.costs.transfer import Transfer
+from router.policy.costs.warm_up import WarmUp
 from router.policy.peers.aibrix_prefix_cache import AibrixPrefixCache
 from router.policy.peers.at_random import AtRandom
 from router.policy.peers.dualmap import DualMap
@@ -41,6 +42,7 @@ COSTS: Mapping[str, type[Configurable]] = {
     "room": Room,
     "stall": Stall,
     "displace": Displace,
+    "warm_up": WarmUp,
 }
 
 DELAYS = frozenset({"queue", "prefill", "tier_read", "transfer", "handoff", "room"})
