@@ -15,8 +15,8 @@ class WarmUp(Configurable):
         warm_up = weight * (1 - age_s / slow_start_s) * queue_ms        until slow_start_s; then 0
 
     with queue_ms the prefill that we have there. A process that has just come up compiles, captures and allocates on
-    its first requests; one that was ejected has yet to show that it is well. Both look idle, and would get everything at
-    once. The first request comes to it as to any other; at its first moment each further one finds a queue that is
+    its first requests; one that was ejected has yet to show that it is well. Both look idle, and would get everything
+    at once. The first request comes to it as to any other; at its first moment each further one finds a queue that is
     1 + `weight` times as long. Source: slow start as in Envoy's and NGINX's load balancing.
     """
 
