@@ -214,6 +214,8 @@ class Pod:
     zone: str = ""
     epoch: int = 0
     trust: PrefixTrust = PrefixTrust.UNTESTED
+    ready_since_s: float | None = None
+    """When it last became READY; None where nobody saw it."""
 
     def serves(self, model: str) -> bool:
         return model in self.models or model in self.adapters

@@ -104,7 +104,7 @@ class ProbeFeed:
         serving = status.state is PodState.READY and seen.described_epoch > 0
         if not serving and seen.described_epoch != status.pod.epoch and not await self._describe(status.pod, seen):
             return
-        self._fleet.event(pod_id, PodEvent.PROBE_OK)
+        self._fleet.event(pod_id, PodEvent.PROBE_OK, time.monotonic())
 
     async def _describe(self, pod: Pod, seen: _Seen) -> bool:
         """Ask the pod what it is. False while it does not say."""

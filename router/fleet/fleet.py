@@ -79,8 +79,8 @@ class Fleet:
             else:
                 self._put(replace(status, pod=_reconfigured(status.pod, pod)))
 
-    def event(self, pod_id: PodId, event: PodEvent) -> PodState:
-        """Let `event` happen to a pod. Returns its state afterwards."""
+    def event(self, pod_id: PodId, event: PodEvent, now_s: float | None = None) -> PodState:
+        """Let `event` happen to a pod. Returns its state afterwards. `now_s` tells since when it is READY, if it is."""
         known = self._statuses.get(pod_id)
         if known is None:
             return PodState.GONE
@@ -88,8 +88,9 @@ class Fleet:
         if state is PodState.GONE:
             self._remove(known)
         elif state is not known.state:
-            self._put(replace(known, state=state))
-            self._tell(known.pod, known.state, state)
+            pod = replace(known.pod, ready_since_s=now_s) if state is PodState.READY else known.pod
+            self._put(replace(known, pod=pod, state=state))
+            self._tell(pod, known.state, state)
         return state
 
     def restarted(self, pod_id: PodId) -> None:
@@ -197,6 +198,7 @@ def _reconfigured(known: Pod, configured: Pod) -> Pod:
         version=known.version,
         epoch=known.epoch,
         trust=known.trust,
+        ready_since_s=known.ready_since_s,
     )
 
 

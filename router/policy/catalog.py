@@ -52,6 +52,7 @@ COSTS: Mapping[str, type[CostTerm]] = _classes(
         "room": "costs.room.Room",
         "stall": "costs.stall.Stall",
         "displace": "costs.displace.Displace",
+        "warm_up": "costs.warm_up.WarmUp",
     },
 )
 

@@ -201,3 +201,19 @@ def test_listeners_alone_can_rebuild_the_fleet(make_pod: MakePod, history: list[
             fleet.event(subject, PodEvent(what))
         snapshot = [(s.pod.id, (s.pod.epoch, s.state)) for s in fleet.snapshot.pods]
         assert snapshot == sorted(mirror.items())
+
+
+def test_a_pod_knows_since_when_it_is_ready(make_pod: MakePod) -> None:
+    """Anew each time that it is; whatever is configured or learnt meanwhile."""
+    fleet = Fleet()
+    fleet.sync([make_pod("a")])
+    seen: list[float | None] = []
+    fleet.listen(lambda pod, old, new: seen.append(pod.ready_since_s) if new is PodState.READY else None)
+    fleet.event("a", PodEvent.PROBE_OK, 5.0)
+    fleet.event("a", PodEvent.PROBE_OK, 6.0)
+    fleet.sync([make_pod("a")])
+    status = fleet.status("a")
+    assert status is not None and status.pod.ready_since_s == 5.0
+    fleet.event("a", PodEvent.EJECT, 7.0)
+    fleet.event("a", PodEvent.PROBE_OK, 8.0)
+    assert seen == [5.0, 8.0]

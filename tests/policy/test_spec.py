@@ -114,7 +114,7 @@ def test_every_cost_is_priced_on_one_side_of_a_split() -> None:
     """In the order of the catalog: what is computed where the prompt is, what is waited for where the answer is."""
     found = parse_policy(changed("costs", value={name: {} for name in COSTS}))
     computing, answering = ([name for name, _ in found.costs_of(side)] for side in (Side.PREFILL, Side.DECODE))
-    assert computing == ["queue", "prefill", "replicate", "tier_read", "transfer", "stall", "displace"]
+    assert computing == ["queue", "prefill", "replicate", "tier_read", "transfer", "stall", "displace", "warm_up"]
     assert answering == ["handoff", "decode", "room"]
     assert sorted([*computing, *answering]) == sorted(COSTS)
 
