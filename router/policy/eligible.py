@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 from router.errors import ContextTooLong, NoReadyPod, UnknownModel
 from router.types import PodState, PodStatus, PrefixTrust, Role, Scene
@@ -22,32 +23,55 @@ class Eligible:
     decode: list[PodStatus]
 
 
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """Who serves a model at all. `of_all`: who may take a prompt that every one of them has room for, which are those
+    of up to `room_tokens` with their answer."""
+
+    ready: list[PodStatus]
+    answering: list[PodStatus]
+    apart: bool
+    room_tokens: float
+    of_all: Eligible
+
+
 def eligible(scene: Scene, prompt_tokens: int) -> Eligible:
-    """Who may do what. O(pods).
+    """Who may do what. O(1) for a prompt that fits everywhere, but for the first of a snapshot; else O(pods).
 
     Raises `UnknownModel`, `NoReadyPod` or `ContextTooLong`, whichever is the first to leave nobody who could answer.
     """
-    model, is_ready, both = scene.request.adapter or scene.request.model, PodState.READY, Role.BOTH
-    ready = [
-        status
-        for status in scene.fleet.pods
-        if status.state is is_ready and (model in (pod := status.pod).models or model in pod.adapters)
-    ]
-    apart = {status.pod.role for status in ready} != {both}
-    answering = [s for s in ready if s.pod.role is not Role.PREFILL] if apart else ready
-    if not answering:
+    model, output_tokens = scene.request.adapter or scene.request.model, scene.request.max_output_tokens or 1
+    serving: _Serving | None = scene.fleet.found.get(model)
+    if serving is None:
+        serving = scene.fleet.found[model] = _serving(scene, model)
+    if not serving.answering:
         raise _nobody(scene, model)
-    roomy = _with_room(answering, prompt_tokens, scene.request.max_output_tokens or 1)
-    if not roomy:
-        raise _too_long(scene, answering, prompt_tokens)
-    if not apart:
-        return Eligible(roomy, [], [])
-    direct = [s for s in roomy if s.pod.serves_alone]
-    decodes = Role.DECODE
-    prefill = [s for s in ready if s.pod.role is not decodes and s.pod.handoff and _takes(s, prompt_tokens)]
-    if not direct and not prefill:
+    if prompt_tokens + output_tokens <= serving.room_tokens:
+        found = serving.of_all
+    else:
+        roomy = _with_room(serving.answering, prompt_tokens, output_tokens)
+        if not roomy:
+            raise _too_long(scene, serving.answering, prompt_tokens)
+        found = _roles(roomy, [s for s in serving.ready if _takes(s, prompt_tokens)], serving.apart)
+    if not found.direct and not found.prefill:
         raise NoReadyPod(f"No prefill pod that serves `{model}` is ready, and no other serves alone.")
-    return Eligible(direct, prefill, [s for s in roomy if s.pod.handoff])
+    return found
+
+
+def _serving(scene: Scene, model: str) -> _Serving:
+    ready = [s for s in scene.fleet.pods if s.state is PodState.READY and s.pod.serves(model)]
+    apart = {s.pod.role for s in ready} != {Role.BOTH}
+    answering = [s for s in ready if s.pod.role is not Role.PREFILL]
+    limits = [s.pod.max_model_len_tokens for s in ready]
+    room_tokens = min((limit for limit in limits if limit is not None), default=inf)
+    return _Serving(ready, answering, apart, room_tokens, _roles(answering, ready, apart))
+
+
+def _roles(answering: list[PodStatus], taking: list[PodStatus], apart: bool) -> Eligible:
+    if not apart:
+        return Eligible(answering, [], [])
+    prefill = [s for s in taking if s.pod.role is not Role.DECODE and s.pod.handoff]
+    return Eligible([s for s in answering if s.pod.serves_alone], prefill, [s for s in answering if s.pod.handoff])
 
 
 def _with_room(statuses: list[PodStatus], prompt_tokens: int, output_tokens: int) -> list[PodStatus]:

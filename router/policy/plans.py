@@ -109,7 +109,8 @@ class Planner:
         if holder is None:
             return []
         sender, tokens = holder
-        lacking = sorted([at for at in placements if tokens > at.own_tokens], key=_outstanding_ms)[:MOST_PULLING]
+        most = min(MOST_PULLING, (len(placements) + 1) // 2)
+        lacking = sorted([at for at in placements if tokens > at.own_tokens], key=_outstanding_ms)[:most]
         return [found for at in lacking if (found := self._pulled(at, sender, tokens))]
 
     def transfer(self, sender: Pod, receiver: Pod, tokens: int, prefill_ms: float = 0.0) -> Transfer | None:

@@ -7,7 +7,6 @@ handoff between them. Only a few of the best on either side are paired. This fil
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import nsmallest
 
 from msgspec.structs import replace
 
@@ -55,13 +54,11 @@ def _cheapest_prefills(planner: Planner, statuses: Sequence[PodStatus], costs: C
 
 def _least_decoding(scene: Scene, statuses: Sequence[PodStatus]) -> list[PodStatus]:
     """By what is in flight there, and by how full they say they are."""
-    inflight = scene.inflight
-
-    def busy(status: PodStatus) -> tuple[int, float]:
-        work = inflight.get(status.pod.id)
-        return work.context_tokens if work else 0, status.load.kv_usage
-
-    return nsmallest(MOST_OF_A_SIDE, statuses, key=busy)
+    inflight = scene.inflight.get
+    busy = [
+        (work.context_tokens if (work := inflight(status.pod.id)) else 0, status.load.kv_usage) for status in statuses
+    ]
+    return [statuses[at] for at in sorted(range(len(busy)), key=busy.__getitem__)[:MOST_OF_A_SIDE]]
 
 
 def _pair(
