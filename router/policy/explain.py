@@ -131,7 +131,7 @@ def _why(scene: Scene, policy: Policy, plans: Sequence[PricedPlan], count: int, 
     hit = (
         f" {first.cached_tokens:,} of {prompt_tokens:,} prompt tokens were expected in its cache."
         if prompt_tokens
-        else ""
+        else " Its prompt was not read: n is guessed from the length of the body."
     )
     if count == 1:
         return f"Only {first.choice} could serve it.{hit}"

@@ -120,3 +120,9 @@ def test_terms_come_with_formula_and_parameters() -> None:
 def test_every_term_of_the_default_policy_has_a_formula() -> None:
     """Otherwise nobody could recompute it."""
     assert all(" = " in note.formula for note in explained(scene(*ready(pod("a"))), POLICIES["cost_aware"]).terms)
+
+
+def test_the_sentence_admits_that_the_prompt_was_not_read() -> None:
+    """Then its length is a guess, and so is the price."""
+    unread = scene(*ready(pod("a"), pod("b")), prompt=None)
+    assert explained(unread, policy("queue", "prefill")).why.endswith("n is guessed from the length of the body.")
