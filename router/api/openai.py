@@ -172,6 +172,7 @@ class OpenAiEdge:
             model=base,
             adapter=adapter,
             body=body,
+            tenant=header(headers, self._tenant_header),
             session=header(headers, self._session_header),
         )
 

@@ -55,7 +55,11 @@ def read_document(path: Path) -> Document:
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{path}:{line}: not valid YAML: {error.problem}") from error
-    except (YAMLError, ValueError) as error:  # characters that YAML has not; dates and numbers that are none
+    except (
+        YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # characters that YAML has not; dates and numbers that are none
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     return Document(path, {} if data is None else data)
 

@@ -44,7 +44,7 @@ class PolicyFolder:
     def stamp(self) -> object:
         """Equal as long as nothing in the folder has changed: no name, content, or target of a link."""
         stats = ((path, path.stat()) for path in _files(self.folder))
-        return tuple((str(path), stat.st_ino, stat.st_mtime_ns, stat.st_size) for path, stat in stats)
+        return tuple((str(path), stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size) for path, stat in stats)
 
 
 class Shelf:

@@ -102,12 +102,23 @@ class PolicyFeed:
                 new = await asyncio.to_thread(self._folder.read)
             except ConfigError as error:
                 return self._refuse(str(error))
+            except Exception as error:  # a mistake of ours must not pass for good files
+                log.exception("policies could not be read")
+                return self._refuse(repr(error))
             changed = new.version != self._policies.version
-            review = await self._review(self._policies, new) if changed else None
+            review = await self._reviewed(new) if changed else None
             self._take(new)
             self._metrics.policy_reloads.labels("ok").inc()
             log.info("policies reloaded", version=new.version, changed=changed, review=review)
             return Reload(new.version, changed, review)
+
+    async def _reviewed(self, new: PolicySet) -> str | None:
+        """Whether or not anybody can say what changes, it changes."""
+        try:
+            return await self._review(self._policies, new)
+        except Exception:
+            log.exception("what the new policies change could not be found out")
+            return None
 
     def _take(self, policies: PolicySet) -> None:
         self._policies, self.error = policies, ""

@@ -8,7 +8,7 @@ answers may arrive late. This file never talks to a pod and never reads a clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import astuple, replace
 from itertools import count
 from typing import TypeAlias
 
@@ -20,6 +20,9 @@ _NO_LINKS = Links()
 Listener: TypeAlias = Callable[[Pod, PodState, PodState], None]
 """Told (pod, old state, new state) after a change of state or of epoch; the states are equal when only the epoch is
 new."""
+
+ALIKE = 0.002
+"""Speeds that differ by a smaller share make no new snapshot, and no new line of it where receipts are written."""
 
 
 class Fleet:
@@ -139,7 +142,7 @@ class Fleet:
         """What has been learnt of speeds and links; what is not named stays as it was."""
         for pod_id, speed in speeds.items():
             known = self._statuses.get(pod_id)
-            if known is not None and known.pod.speed != speed:
+            if known is not None and not _alike(known.pod.speed, speed):
                 self._statuses[pod_id] = replace(known, pod=replace(known.pod, speed=speed))
                 self._version += 1
         if links != self._links:
@@ -210,3 +213,8 @@ def _served_names(pods: Iterable[Pod]) -> dict[str, tuple[str, str]]:
         for adapter in pod.adapters:
             names.setdefault(adapter, (pod.models[0] if pod.models else adapter, adapter))
     return names
+
+
+def _alike(one: PodSpeed, other: PodSpeed) -> bool:
+    """Too near one another to make a new snapshot for."""
+    return all(abs(a - b) <= ALIKE * abs(b) for a, b in zip(astuple(one), astuple(other), strict=True))

@@ -41,6 +41,7 @@ class Learning:
     def forget(self, pod: Pod) -> None:
         """It is gone. What it taught its class stays."""
         self._clocks.pop(pod.id, None)
+        self.priors.pop(pod.id, None)
         self.calibration.forget(class_key(pod), pod.id)
 
     def prefilled(self, pod: Pod, seen: PrefillObservation) -> None:

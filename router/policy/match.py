@@ -98,7 +98,9 @@ class Match(BaseModel):
         )
 
     def _covers_headers(self, headers: HeaderPairs) -> bool:
-        given = {name.lower(): value.decode("latin-1") for name, value in headers}
+        given: dict[bytes, str] = {}
+        for name, value in headers:  # of several with one name the first counts, as everywhere here
+            given.setdefault(name.lower(), value.decode("latin-1"))
         return all(given.get(name.lower().encode()) in values for name, values in self.headers.items())
 
 

@@ -29,6 +29,8 @@ from router.types import (
 BYTES_PER_TOKEN = 4
 """How long a token is in a body whose tokens we do not know."""
 DEFAULT_OUTPUT_TOKENS = 256
+MOST_OUTPUT_TOKENS = 1 << 20
+"""Clients may ask for any number; prices stay numbers."""
 MOST_PULLING = 6
 """So many pods are looked at as receivers of KV: what they all would pull is about the same, their queues are not."""
 _IDLE = InFlight()
@@ -97,7 +99,7 @@ class Planner:
         self._links = scene.fleet.links
         self._missing_weight: float | None = None
         self._shared_tokens = _shared_tokens(scene)
-        self._output_tokens = scene.request.max_output_tokens or DEFAULT_OUTPUT_TOKENS
+        self._output_tokens = min(scene.request.max_output_tokens or DEFAULT_OUTPUT_TOKENS, MOST_OUTPUT_TOKENS)
 
     def placements(self, statuses: Iterable[PodStatus]) -> list[Placement]:
         """On each pod with what it holds itself."""

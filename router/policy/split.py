@@ -6,7 +6,7 @@ handoff between them. Only a few of the best on either side are paired. This fil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -29,21 +29,38 @@ def split_candidates(planner: Planner, pods: Eligible, policy: Policy) -> list[C
         raise NoReadyPod(f"No prefill pod that serves `{scene.request.model}` is ready.")
     if not pods.prefill or not pods.decode:
         return []
+    found = _pairs(planner, pods, policy)
+    if found:
+        return found
+    # The best of both sides do not fit together, as in the middle of an upgrade: others may.
+    return [pair for kind in _of_one_kind(pods) for pair in _pairs(planner, kind, policy)]
+
+
+def _pairs(planner: Planner, pods: Eligible, policy: Policy) -> list[Candidate]:
+    """The best of both sides, as far as they fit together."""
     costs = policy.costs_of(Side.PREFILL)
     first = planner.placements(_cheapest_prefills(planner, pods.prefill, policy.costs))
-    second = planner.placements(_least_decoding(scene, pods.decode))
+    second = planner.placements(_least_decoding(planner.scene, pods.decode))
     priced = [(at, tuple((name, term.cost_ms(at)) for name, term in costs)) for at in first]
     pairs = (_pair(planner, policy, one, parts, other) for one, parts in priced for other in second)
     return [pair for pair in pairs if pair is not None]
 
 
+def _of_one_kind(pods: Eligible) -> Iterator[Eligible]:
+    """Those of each engine, version and dialect that has both sides."""
+    kinds = {_kind(status.pod) for status in pods.prefill} & {_kind(status.pod) for status in pods.decode}
+    for kind in sorted(kinds):
+        prefill, decode = ([s for s in side if _kind(s.pod) == kind] for side in (pods.prefill, pods.decode))
+        yield Eligible(pods.direct, prefill, decode)
+
+
+def _kind(pod: Pod) -> tuple[str, str, str]:
+    return pod.handoff, pod.engine, pod.version
+
+
 def fit_together(prefill: Pod, decode: Pod) -> bool:
     """Only pods of one engine, version and dialect understand one another's KV."""
-    return (
-        prefill.id != decode.id
-        and prefill.handoff == decode.handoff
-        and (prefill.engine, prefill.version) == (decode.engine, decode.version)
-    )
+    return prefill.id != decode.id and _kind(prefill) == _kind(decode)
 
 
 def _cheapest_prefills(planner: Planner, statuses: Sequence[PodStatus], costs: Costs) -> Sequence[PodStatus]:

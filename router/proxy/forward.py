@@ -24,7 +24,7 @@ from router.observe.learning import Learning
 from router.observe.metrics import Metrics
 from router.observe.receipts import Failure, Kept, keep
 from router.policy.classes import Classes
-from router.policy.decide import decide, prompt_token_count
+from router.policy.decide import decide, expected_ttft_ms, prompt_token_count
 from router.policy.policy_set import PolicySet
 from router.policy.recording import record
 from router.policy.retry import RETRY_STATUSES
@@ -233,8 +233,9 @@ class Forwarder:
         story.phases.enter("attempt")
         story.candidate = candidate
         booking = Booking(self._ledger, candidate, story.prompt_tokens, self._learning.clock)
-        prefilled = self._first_token_timer(story, candidate, booking)
+        prefilled = None
         try:
+            prefilled = self._first_token_timer(story, candidate, booking)
             self._predict(story, candidate)
             reply = await self._open(story, candidate, booking)
             try:
@@ -373,7 +374,7 @@ class Forwarder:
         """An unstreamed answer does not show its first token: its prefill counts as done when it should be."""
         if story.request.stream:
             return None
-        expected_s = max(candidate.cost.total_ms, booking.prefill_ms) / 1000 * UNARY_PREFILL_SLACK
+        expected_s = max(expected_ttft_ms(candidate.cost), booking.prefill_ms) / 1000 * UNARY_PREFILL_SLACK
         return asyncio.get_running_loop().call_later(expected_s, booking.first_token_is_due)
 
     def _route_headers(self, story: Story) -> HeaderList:

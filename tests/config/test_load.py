@@ -55,6 +55,7 @@ def refused(folder: Path, text: str) -> str:
         ("pods:\n- url: http://a\n  handoff: nix\n", "/router.yaml:3: pods.0.handoff", "'nixl', 'mooncake'"),
         ("policy: 2024-13-45\n", "/router.yaml: not valid YAML", "month"),
         ("policy: \x00\n", "/router.yaml: not valid YAML", "special characters"),
+        ("policy: " + "[" * 400 + "]" * 400 + "\n", "/router.yaml: not valid YAML", "recursion"),
         ("policy: !!int abc\n", "/router.yaml: not valid YAML", "abc"),
     ],
 )

@@ -67,6 +67,20 @@ async def test_the_set_is_swapped_whole_and_reviewed_before(folder: PolicyFolder
     assert done.version == feed.current().version != before.version
 
 
+async def test_a_review_that_fails_keeps_no_good_policies_back(folder: PolicyFolder) -> None:
+    """Nobody can say what changes; it changes."""
+
+    async def review(_old: PolicySet, _new: PolicySet) -> str:
+        raise IndexError
+
+    feed = PolicyFeed(folder, Metrics(), review)
+    before = feed.current()
+    write(folder.folder, 2.0)
+    done = await feed.reload()
+    assert (done.changed, done.review, done.error) == (True, None, "")
+    assert feed.current().version != before.version
+
+
 async def test_a_file_that_is_still_being_written_is_left_alone(folder: PolicyFolder) -> None:
     """A change is taken up when it has stood still for a while."""
     writes = iter([33.0])

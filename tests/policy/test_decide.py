@@ -225,3 +225,9 @@ def test_a_long_prompt_is_worth_waiting_for_as_its_square_says() -> None:
     seen = holding(scene(*ready(pod("cold"), pod("held")), prompt=prompt(100_001), inflight=queue), "held", 6250)
     (best,) = decide(seen, policy("queue", "prefill", shortlist=1)).candidates
     assert best.pod.id == "held"
+
+
+def test_an_answer_of_any_length_has_a_price() -> None:
+    """Clients may ask for more tokens than a float can hold."""
+    seen = scene(*ready(pod("a")), request=request(max_output_tokens=10**400))
+    assert decide(seen, POLICIES["cost_aware"]).candidates[0].cost.total_ms < 1e9

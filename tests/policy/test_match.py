@@ -83,3 +83,11 @@ def test_a_share_is_as_large_as_it_says_and_independent_of_another_policys() -> 
     assert 850 < len(one) < 1150
     assert len(one & other) < 120
     assert all(takes_share(each, "all", 100) for each in asked[:100])
+
+
+def test_of_a_header_that_is_there_twice_the_first_counts() -> None:
+    """As for the class and the session."""
+    tier = Match.model_validate({"headers": {"x-tier": "gold"}})
+    twice = [(b"x-tier", b"gold"), (b"X-Tier", b"bronze")]
+    assert tier.covers(ASKED, "rag", 2000, twice)
+    assert not tier.covers(ASKED, "rag", 2000, twice[::-1])

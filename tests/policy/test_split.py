@@ -281,3 +281,18 @@ def test_more_cached_blocks_never_raise_a_pairs_cost(seen: Scene, which: int, mo
             assert after[names].cost.total_ms <= before[names].cost.total_ms + 1e-6
         else:
             assert after[names].cost == before[names].cost
+
+
+def test_in_the_middle_of_an_upgrade_pods_that_fit_are_found_behind_better_ones_that_do_not() -> None:
+    """The idle ones of both sides are of different versions; each has a busy one to go with."""
+    old, new = {"version": "1", "serves_alone": False}, {"version": "2", "serves_alone": False}
+    fleet = (
+        *(half(f"p{number}", Role.PREFILL, **new) for number in range(3)),
+        half("p9", Role.PREFILL, **old),
+        *(half(f"d{number}", Role.DECODE, **old) for number in range(3)),
+        half("d9", Role.DECODE, **new),
+    )
+    busy = {"p9": InFlight(1, 1, prefill_ms=500.0), "d9": InFlight(1, context_tokens=1000, decode_tokens=1000)}
+    found = pairs(asked(*ready(*fleet), inflight=busy))
+    assert {("p9", "d0"), ("p0", "d9")} <= set(found)
+    assert all(fit_together(pair.plan.prefill, pair.plan.decode) for pair in found.values())  # type: ignore[union-attr]
