@@ -55,8 +55,8 @@ def expected_ttft_ms(cost: Cost) -> float:
 def _shortlisted(
     planner: Planner, statuses: Sequence[PodStatus], policy: Policy, splitting: bool
 ) -> Sequence[PodStatus]:
-    """In a large fleet only the most promising are priced in full; half as many where splits are priced beside them."""
-    most = policy.shortlist // 2 if splitting else policy.shortlist
+    """In a large fleet only the most promising are priced in full; a third as many where splits are priced beside."""
+    most = policy.shortlist // 3 if splitting else policy.shortlist
     if not 0 < most < len(statuses):
         return statuses
     weight = planner.missing_weight(statuses[0].pod, policy.costs)

@@ -41,7 +41,7 @@ def _pairs(planner: Planner, pods: Eligible, policy: Policy) -> list[Candidate]:
     costs = policy.costs_of(Side.PREFILL)
     first = planner.placements(_cheapest_prefills(planner, pods.prefill, policy.costs))
     second = planner.placements(_least_decoding(planner.scene, pods.decode))
-    priced = [(at, tuple((name, term.cost_ms(at)) for name, term in costs)) for at in first]
+    priced = [(at, tuple([(name, term.cost_ms(at)) for name, term in costs])) for at in first]
     pairs = (_pair(planner, policy, one, parts, other) for one, parts in priced for other in second)
     return [pair for pair in pairs if pair is not None]
 
@@ -60,7 +60,12 @@ def _kind(pod: Pod) -> tuple[str, str, str]:
 
 def fit_together(prefill: Pod, decode: Pod) -> bool:
     """Only pods of one engine, version and dialect understand one another's KV."""
-    return prefill.id != decode.id and _kind(prefill) == _kind(decode)
+    return (
+        prefill.version == decode.version
+        and prefill.handoff == decode.handoff
+        and prefill.engine == decode.engine
+        and prefill.id != decode.id
+    )
 
 
 def _cheapest_prefills(planner: Planner, statuses: Sequence[PodStatus], costs: Costs) -> Sequence[PodStatus]:
@@ -90,6 +95,6 @@ def _pair(
         return None
     receiving = replace(decode, cached_tokens=decode.prompt_tokens - 1, handoff=handoff)
     costs = policy.costs_of(Side.DECODE)
-    parts = (*prefill_parts, *((name, term.cost_ms(receiving)) for name, term in costs))
+    parts = prefill_parts + tuple([(name, term.cost_ms(receiving)) for name, term in costs])
     cost = Cost(parts, sum([ms for _, ms in parts]))
     return Candidate(Split(prefill.pod, decode.pod, missing_tokens), cost, prefill.cached_tokens)
