@@ -171,12 +171,12 @@ class Program:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self.records.close()
             await self.kv_streams.stop()
             if self.cluster:
                 await self.cluster.close()
             self.pools.close()
             await self.client.aclose()
-            self.records.close()
 
     async def _warm_up(self, cluster: Cluster) -> None:
         """A router that joins others serves once it knows what they know, and which pods to trust; or without."""
