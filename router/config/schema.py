@@ -164,7 +164,7 @@ class Feeds(Strict):
     failures_to_eject: PositiveInt = 3
     late_factor: Annotated[float, Field(gt=1)] = 10.0
     """A first token is late that takes so many times as long as expected (of which half a second is the least)."""
-    late_to_eject: NonNegativeInt = 0
+    late_to_eject: NonNegativeInt = 8
     """So many late ones, one after another, eject a pod while most others are on time; 0: never."""
     load_interval_s: PositiveFloat = 0.25
     load_timeout_s: PositiveFloat = 2.0

@@ -50,6 +50,7 @@ COSTS: Mapping[str, type[CostTerm]] = _classes(
         "handoff": "costs.handoff.Handoff",
         "decode": "costs.decode.Decode",
         "room": "costs.room.Room",
+        "crowd": "costs.crowd.Crowd",
         "stall": "costs.stall.Stall",
         "displace": "costs.displace.Displace",
         "warm_up": "costs.warm_up.WarmUp",

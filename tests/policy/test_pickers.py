@@ -52,11 +52,15 @@ def test_equal_prices_keep_a_conversation_together_and_spread_the_others() -> No
 @settings(max_examples=100)
 @given(light=works, heavy=works, swap=st.booleans(), salt=st.integers(0, 20))
 def test_of_two_pods_the_lighter_wins_always(light: InFlight, heavy: InFlight, swap: bool, salt: int) -> None:
-    """least_load, both under load, in either order and for any request: the property that Caddy missed."""
+    """least_load, both under load, in either order and for any request: the property that Caddy missed. What the lighter
+    one computes has begun on both at the same time, so that all that the other has more stands behind it."""
+    prefill_ms = light.prefill_ms + 1 + heavy.prefill_ms
     heavier = structs.replace(
         heavy,
         requests=light.requests + 1 + heavy.requests,
-        prefill_ms=light.prefill_ms + 1 + heavy.prefill_ms,
+        prefill_ms=prefill_ms,
+        head_ms=light.head_ms or prefill_ms,
+        head_since_s=light.head_since_s if light.head_ms else 0.0,
         context_tokens=light.context_tokens + heavy.context_tokens,
         prefill_requests=light.prefill_requests + 1,
         decode_tokens=light.decode_tokens + heavy.decode_tokens,

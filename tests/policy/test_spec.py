@@ -115,7 +115,7 @@ def test_every_cost_is_priced_on_one_side_of_a_split() -> None:
     found = parse_policy(changed("costs", value={name: {} for name in COSTS}))
     computing, answering = ([name for name, _ in found.costs_of(side)] for side in (Side.PREFILL, Side.DECODE))
     assert computing == ["queue", "prefill", "replicate", "tier_read", "transfer", "stall", "displace", "warm_up"]
-    assert answering == ["handoff", "decode", "room"]
+    assert answering == ["handoff", "decode", "room", "crowd"]
     assert sorted([*computing, *answering]) == sorted(COSTS)
 
 
