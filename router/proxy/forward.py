@@ -31,6 +31,7 @@ from router.policy.retry import RETRY_STATUSES
 from router.policy.spec import Policy
 from router.proxy.booking import Booking
 from router.proxy.downstream import Downstream
+from router.proxy.due import Appointment, Due
 from router.proxy.headers import HeaderList
 from router.proxy.legs import Legs
 from router.proxy.prompts import PromptReader
@@ -111,6 +112,7 @@ class Forwarder:
         self._journal = Journal() if journal is None else journal
         self._shared: dict[str, SharedPrefixes] = {}
         self._turns: Counter[str] = Counter()
+        self._due = Due()
         self._counted = fleet.snapshot
         self._ready: dict[str, int] = {}
 
@@ -235,7 +237,7 @@ class Forwarder:
         booking = Booking(self._ledger, candidate, story.prompt_tokens, self._learning.clock)
         prefilled = None
         try:
-            prefilled = self._first_token_timer(story, candidate, booking)
+            prefilled = self._first_token_due(story, candidate, booking)
             self._predict(story, candidate)
             reply = await self._open(story, candidate, booking)
             try:
@@ -248,7 +250,7 @@ class Forwarder:
             self._judge(reply)
         finally:
             if prefilled is not None:
-                prefilled.cancel()
+                self._due.call_off(prefilled)
             booking.release()
             self._learn(story, candidate, booking)
 
@@ -370,12 +372,12 @@ class Forwarder:
         capacity = pod.capacity_blocks or keep.silent_capacity_tokens // prompt.block_size_tokens
         self._store.record(pod.id, prompt, _now_s(), ttl_s=keep.silent_ttl_s, capacity_blocks=capacity)
 
-    def _first_token_timer(self, story: Story, candidate: Candidate, booking: Booking) -> asyncio.TimerHandle | None:
+    def _first_token_due(self, story: Story, candidate: Candidate, booking: Booking) -> Appointment | None:
         """An unstreamed answer does not show its first token: its prefill counts as done when it should be."""
         if story.request.stream:
             return None
         expected_s = max(expected_ttft_ms(candidate.cost), booking.prefill_ms) / 1000 * UNARY_PREFILL_SLACK
-        return asyncio.get_running_loop().call_later(expected_s, booking.first_token_is_due)
+        return self._due.after(expected_s, booking.first_token_is_due)
 
     def _route_headers(self, story: Story) -> HeaderList:
         headers = [(b"x-request-id", story.request.id.encode("latin-1", "replace"))]
