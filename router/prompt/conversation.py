@@ -54,7 +54,7 @@ def normal_messages(messages: Any, content_format: ContentFormat) -> list[Messag
 def without_developer(conversation: list[Message]) -> list[Message]:
     """The conversation for a template that does not know the role `developer`: such messages become `system`, and
     unless the only system message is already the first, all of them are merged in front."""
-    if all(message["role"] != "developer" for message in conversation):
+    if "developer" not in [message["role"] for message in conversation]:
         return conversation
     renamed = [_as_system(message) if message["role"] == "developer" else message for message in conversation]
     system = [i for i, message in enumerate(renamed) if message["role"] == "system"]

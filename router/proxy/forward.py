@@ -250,7 +250,7 @@ class Forwarder:
             self._judge(reply)
         finally:
             if prefilled is not None:
-                self._due.call_off(prefilled)
+                prefilled.clear()
             booking.release()
             self._learn(story, candidate, booking)
 
@@ -279,15 +279,15 @@ class Forwarder:
                 self._learning.settle(model, story.decision, story.candidate, story.first_token_s * 1000)
         if first_token := timed(story):
             self._breaker.first_token(*first_token, _now_s())
+        cached_tokens = story.cached_tokens
         if story.result == "ok" and story.candidate is not None and story.prompt is not None:
-            metrics.observe_prediction(
-                model, story.prompt.token_count, story.candidate.cached_tokens, story.cached_tokens
-            )
+            metrics.observe_prediction(model, story.prompt_tokens, story.candidate.cached_tokens, cached_tokens)
         if story.policy is not None:
-            metrics.slices.settle(slice_of(story, story.policy))
+            metrics.slices.settle(slice_of(story, story.policy, cached_tokens))
         story.phases.enter("")
-        metrics.observe_phases(story.phases)
-        self._journal.settled(outcome_of(story), story.kept, story.decision, story.prompt)
+        phases_s = story.phases.taken_s
+        metrics.observe_phases(phases_s)
+        self._journal.settled(outcome_of(story, cached_tokens, phases_s), story.kept, story.decision, story.prompt)
 
     def _learn(self, story: Story, candidate: Candidate, booking: Booking) -> None:
         """What this attempt has shown of the speed of the pod that computed its prompt."""
