@@ -18,7 +18,6 @@ from router.errors import NoReadyPod, RouterError, UpstreamBroken, UpstreamError
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
-from router.index.shared import HEAVY_SHARE, SharedPrefixes
 from router.observe.journal import Journal
 from router.observe.learning import Learning
 from router.observe.metrics import Metrics
@@ -38,6 +37,7 @@ from router.proxy.prompts import PromptReader
 from router.proxy.pulls import Pulls
 from router.proxy.relay import AnyReply, relay
 from router.proxy.retries import Retries
+from router.proxy.shares import Shares
 from router.proxy.split import Facts, Splits
 from router.proxy.story import Story, outcome_of, slice_of, timed
 from router.proxy.upstream import UpstreamPool
@@ -48,7 +48,6 @@ from router.types import (
     Plan,
     Pod,
     PodId,
-    PodState,
     PrefixMatch,
     PromptPrefix,
     RouteDecision,
@@ -110,11 +109,9 @@ class Forwarder:
         self._forwarding = forwarding
         self._learning = learning
         self._journal = Journal() if journal is None else journal
-        self._shared: dict[str, SharedPrefixes] = {}
+        self._shares = Shares(fleet)
         self._turns: Counter[str] = Counter()
         self._due = Due()
-        self._counted = fleet.snapshot
-        self._ready: dict[str, int] = {}
 
     async def forward(self, story: Story, client: Downstream) -> None:
         """Serve one request. Raises `RouterError` where no answer could be given, or could not be finished."""
@@ -155,7 +152,7 @@ class Forwarder:
         story.phases.enter("decide")
         model = story.request.adapter or story.request.model
         self._turns[model] += 1
-        shared_blocks = self._shared_blocks(story.request.model, story.prompt)
+        shared_blocks = self._shares.shared_blocks(story.request.model, story.prompt)
         scene = self._scene(story.request, story.prompt, match, self._turns[model], shared_blocks)
         story.workload, story.policy = self._policy_for(scene, story.inbound.headers)
         decision = decide(scene, story.policy)
@@ -167,7 +164,7 @@ class Forwarder:
         reader = self._readers.get(request.model)
         prompt = await reader.read(request) if reader and request.prompt else None
         match = await self._store.match(prompt, _now_s()) if prompt else PrefixMatch()
-        shared_blocks = self._shared_blocks(request.model, prompt, counted=False)
+        shared_blocks = self._shares.shared_blocks(request.model, prompt, counted=False)
         turn = self._turns[request.adapter or request.model] + 1
         scene = self._scene(request, prompt, match, turn, shared_blocks)
         workload, policy = self._policy_for(scene, headers, counted=False)
@@ -193,26 +190,6 @@ class Forwarder:
         tokens = prompt_token_count(scene)
         workload = self._classes.classify(scene, prompt_tokens=tokens, headers=headers, counted=counted)
         return workload, self._policies().for_request(scene.request, workload, tokens, headers)
-
-    def _shared_blocks(self, model: str, prompt: PromptPrefix | None, *, counted: bool = True) -> int:
-        if prompt is None:
-            return 0
-        shared = self._shared.get(model)
-        if shared is None:
-            shared = self._shared[model] = SharedPrefixes()
-        learn = shared.observe if counted else shared.shared
-        return learn(prompt.hashes, threshold=HEAVY_SHARE / max(self._ready_pods(model), 1))
-
-    def _ready_pods(self, model: str) -> int:
-        """Counted once a snapshot."""
-        snapshot = self._fleet.snapshot
-        if snapshot is not self._counted:
-            self._counted, self._ready = snapshot, {}
-        ready = self._ready.get(model)
-        if ready is None:
-            ready = sum(s.state is PodState.READY and s.pod.serves(model) for s in snapshot.pods)
-            self._ready[model] = ready
-        return ready
 
     async def attempt_in_order(self, story: Story, client: Downstream) -> None:
         """Try candidates until one has begun to answer."""
