@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from router.errors import RouterError
+from router.errors import BodyTooLarge, RouterError, Saturated
 from router.proxy.headers import HeaderList
 from router.proxy.relay import is_stream
 
@@ -38,6 +38,27 @@ class Received:
     refusal: RouterError | None = None
 
 
+class Held:
+    """Bytes of bodies that are held for all clients together, `most_bytes` of them at a time."""
+
+    __slots__ = ("_most_bytes", "bytes")
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self.bytes = 0
+
+    def take(self, size_bytes: int) -> bool:
+        """Is there room for so many more? If so, it is taken, until `give_back`."""
+        if self.bytes + size_bytes > self._most_bytes:
+            return False
+        self.bytes += size_bytes
+        return True
+
+    def give_back(self, size_bytes: int) -> None:
+        """So many are held no more."""
+        self.bytes -= size_bytes
+
+
 @dataclass(slots=True, eq=False)
 class Line:
     """What an exchange needs of the connection that it is on."""
@@ -48,6 +69,7 @@ class Line:
     loop: asyncio.AbstractEventLoop
     answered: Callable[[], None]
     """To be told when an answer is complete."""
+    held: Held
 
 
 Serve: TypeAlias = Callable[["Exchange"], Coroutine[Any, Any, None]]
@@ -87,14 +109,26 @@ class Exchange:
             self._line.transport.write(_CONTINUE)
         self._begin()
 
-    def take(self, piece: bytes, max_bytes: int) -> bool:
-        """Take a piece of the request's body. False if that is more than `max_bytes`; then nothing is held any more."""
-        self.held_bytes += len(piece)
-        if self.held_bytes > max_bytes:
-            self.pieces.clear()
-            return False
-        self.pieces.append(piece)
-        return True
+    def take(self, piece: bytes, max_bytes: int) -> RouterError | None:
+        """Take a piece of the request's body. Why not, if that is too much; then nothing is held any more."""
+        size_bytes = len(piece)
+        refusal: RouterError | None = None
+        if self.held_bytes + size_bytes > max_bytes:
+            refusal = BodyTooLarge(f"The body is larger than the {max_bytes} bytes that are taken.")
+        elif not self._line.held.take(size_bytes):
+            refusal = Saturated("The bodies of other requests fill the memory that they may.")
+        if refusal is None:
+            self.held_bytes += size_bytes
+            self.pieces.append(piece)
+        else:
+            self.let_go()
+        return refusal
+
+    def let_go(self) -> None:
+        """The body is needed no more. Again, it changes nothing."""
+        self.pieces.clear()
+        self._line.held.give_back(self.held_bytes)
+        self.held_bytes = 0
 
     def is_whole(self) -> None:
         """All of the request is here."""
@@ -131,6 +165,7 @@ class Exchange:
                 self._line.tasks.discard(self._task)
             if not self.response_complete:
                 self._line.transport.close()
+            self.let_go()
 
     # --- the answer ---
 

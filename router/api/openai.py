@@ -15,7 +15,7 @@ import structlog
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from router.api.errors import error_body, error_headers, shape_of
-from router.api.exchange import Exchange, Received
+from router.api.exchange import Exchange, Held, Received
 from router.api.parse import model_of, parse_body, prompt_fields, steers_engines, without_engine_fields
 from router.config.schema import Edge, Limits
 from router.errors import (
@@ -63,6 +63,7 @@ class OpenAiEdge:
         self._metrics = metrics
         self._edge = edge
         self.limits = limits
+        self.held = Held(limits.max_held_bytes)
         self._serving = 0
         self._configured = configured
         self._session_header = edge.session_header.lower().encode()

@@ -23,7 +23,7 @@ from uvicorn.server import ServerState
 from router.api.app import App
 from router.api.exchange import Exchange, Line, Received
 from router.api.patience import ClientTimeouts, Patience
-from router.errors import BodyTooLarge, HeadersTooLarge, MalformedRequest, RequestTimeout, RouterError, Saturated
+from router.errors import HeadersTooLarge, MalformedRequest, RequestTimeout, RouterError, Saturated
 
 MAX_AHEAD = 4
 """Requests a client may send ahead of its answers. That it has left is noticed only while its connection is read."""
@@ -58,7 +58,7 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._line = Line(transport, self.flow, self.tasks, self.loop, self.on_response_complete)
+        self._line = Line(transport, self.flow, self.tasks, self.loop, self.on_response_complete, self._edge.held)
         limits = self._limits
         timeouts = ClientTimeouts(self.timeout_keep_alive, limits.request_timeout_s, limits.write_timeout_s)
         self._patience = Patience(self.loop, transport, timeouts, self._too_late)
@@ -107,8 +107,9 @@ class EdgeProtocol(HttpToolsProtocol):
         self._patience.end()
         if self._serving is not None:
             self._serving.gone()
-        for cycle in (self.cycle, *(cycle for cycle, _ in self.pipeline if cycle is not self.cycle)):
+        for cycle in dict.fromkeys((self._serving, self.cycle, *(cycle for cycle, _ in self.pipeline))):
             if isinstance(cycle, Exchange) and not cycle.began:
+                cycle.let_go()
                 self._edge.abandoned(cycle.received)
 
     # --- clients that are given up ---
@@ -163,9 +164,10 @@ class EdgeProtocol(HttpToolsProtocol):
         if not isinstance(self.cycle, Exchange):
             super().on_body(body)
             return
-        most = self._limits.max_body_bytes
-        if not self.cycle.received.refusal and not self.cycle.take(body, most):
-            self.cycle.refuse(BodyTooLarge(f"The body is larger than the {most} bytes that are taken."))
+        if not self.cycle.received.refusal:
+            refusal = self.cycle.take(body, self._limits.max_body_bytes)
+            if refusal is not None:
+                self.cycle.refuse(refusal)
         if self.pipeline and self.cycle.held_bytes > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
 

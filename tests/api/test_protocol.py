@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
 from router.api.app import App
-from router.api.exchange import Exchange, Received
+from router.api.exchange import Exchange, Held, Received
 from router.api.openai import OpenAiEdge
 from router.api.protocol import EdgeProtocol
 from router.config.schema import Limits
-from router.errors import BodyTooLarge, HeadersTooLarge, RequestTimeout, RouterError
+from router.errors import BodyTooLarge, HeadersTooLarge, RequestTimeout, RouterError, Saturated
 from router.proxy.headers import HeaderList
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
@@ -46,6 +46,7 @@ class Edge:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     began: asyncio.Event = field(default_factory=asyncio.Event)
     connections: set[Any] = field(default_factory=set)
+    held: Held = field(default_factory=lambda: Held(2 * MOST_BYTES))
 
     def takes(self, method: str, path: str) -> bool:
         return path.startswith("/v1/")
@@ -228,6 +229,27 @@ async def test_a_body_that_grows_too_large_is_refused_and_not_held() -> None:
         assert edge.seen[0].body == b""
         writer.write(b"5\r\nxxxxx\r\n0\r\n\r\n" + post(b"next"))
         assert (await read_answer(reader))[1] == b"next"
+
+
+async def test_bodies_together_have_a_limit_and_leave_nothing_behind() -> None:
+    """Two are served while a third is refused; when they have gone, by whatever way, all room is free again."""
+    edge = Edge(forever)
+    async with connected(edge) as (_, one), connected(edge) as (_, other), connected(edge) as (reader, writer):
+        one.write(post(b"x" * MOST_BYTES))
+        other.write(post(b"x" * MOST_BYTES)[:-1])
+        while edge.held.bytes < 2 * MOST_BYTES - 1:
+            await asyncio.sleep(0)
+        writer.write(post(b"xx"))
+        assert (await read_answer(reader))[1] == b"refused"
+        assert isinstance(edge.seen[-1].refusal, Saturated)
+        one.transport.abort()
+        other.transport.abort()
+        while edge.held.bytes:
+            await asyncio.sleep(0)
+        edge.answer = echo
+        writer.write(post(b"x" * MOST_BYTES))
+        assert (await read_answer(reader))[1] == b"x" * MOST_BYTES
+    assert edge.held.bytes == 0
 
 
 async def test_a_client_that_leaves_ends_the_work_for_it() -> None:
