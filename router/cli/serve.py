@@ -16,6 +16,7 @@ import uvicorn
 
 from router.api.protocol import EdgeProtocol
 from router.api.server import DrainingServer
+from router.cli.open_files import allow_all_open_files
 from router.config.links import load_link_classes
 from router.config.load import load
 from router.config.named import check_names
@@ -50,6 +51,7 @@ def serve_command(
         check_names(config, given, priors, load_link_classes(shipped("config") / "hardware" / "links.yaml"))
     app = build(chosen, policies or shipped("policies"), priors)
     _spare_the_collector()
+    allow_all_open_files()
     settings = uvicorn.Config(
         app,
         host=chosen.listen.host,

@@ -19,6 +19,7 @@ from router.types import FleetSnapshot, InFlight, PodId
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _PHASE_SECONDS = (0.00002, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 10.0, 60.0)
+_LAG_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class Metrics:
@@ -43,6 +44,13 @@ class Metrics:
         )
         self.phase_s = Histogram(
             "warmroute_phase_seconds", "Time in each phase.", ["phase"], buckets=_PHASE_SECONDS, registry=r
+        )
+        self.loop_lag_s = Histogram(
+            "warmroute_loop_lag_seconds",
+            "How late the event loop came to a timer, looked at a hundred times a second.",
+            [],
+            buckets=_LAG_SECONDS,
+            registry=r,
         )
         self.prompt_tokens = Counter("warmroute_prompt_tokens", "Prompt tokens routed.", ["model"], registry=r)
         self.cached_predicted = Counter(

@@ -40,6 +40,7 @@ from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.observe.learning import Learning
+from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics
 from router.observe.shadow import Shadows
 from router.policy.calibration import Calibration
@@ -216,6 +217,7 @@ class Program:
             "handoff facts": self.handoff_facts.run,
             "idle": self._sweep_idle,
             "policies": self.policies.run,
+            "loop lag": LoopLag(self.metrics.loop_lag_s.labels().observe).run,
         }
         if feeds.parity:
             parity = ParityFeed(
