@@ -6,9 +6,11 @@ This file never decides anything and never reads a prompt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, Metric, generate_latest
+from prometheus_client.registry import Collector
 
 from router.observe.phase import PHASES, Phases
 from router.observe.slices import Slices
@@ -282,3 +284,21 @@ class Metrics:
     def render(self) -> bytes:
         """The exposition text."""
         return generate_latest(self.registry)
+
+    async def render_in_turns(self) -> bytes:
+        """The same, a family in each turn of the event loop: with a hundred pods the whole takes more than 10 ms."""
+        families: list[bytes] = []
+        for family in self.registry.collect():
+            families.append(generate_latest(_Alone(family)))
+            await asyncio.sleep(0)
+        return b"".join(families)
+
+
+class _Alone(Collector):
+    """A registry of one family that has been collected already."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._family

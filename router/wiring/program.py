@@ -371,12 +371,12 @@ class Program:
             return "published"
         return self.kv_streams.state_of(pod_id)
 
-    def _render_metrics(self) -> bytes:
+    async def _render_metrics(self) -> bytes:
         self.metrics.observe_fleet(self.fleet.snapshot, self.ledger.own(), self.store.block_holders)
         self.metrics.observe_calibration(self.learning.calibration.rows())
         if self.cluster:
             self.cluster.observe(self.metrics)
-        return self.metrics.render()
+        return await self.metrics.render_in_turns()
 
 
 def _timeouts(config: RouterConfig) -> UpstreamTimeouts:
