@@ -49,8 +49,9 @@ ASKED_PER_S = 50
 ASKED_S = 8.0
 MARGIN_S = 4.0
 """How much longer than needed each stream lasts: openers and routers may be late."""
-SPARE_FILES = 400
-"""Of a router, besides those of the streams that are held."""
+ASKED = round(ASKED_PER_S * ASKED_S)
+SPARE_FILES = 200
+"""Of a router, besides those of its streams."""
 WARM_UP = 300
 
 
@@ -119,8 +120,8 @@ def main(
 
 
 def streams_allowed(open_files: int) -> int:
-    """How many streams a process with that limit can carry on, two sockets each."""
-    return open_files if open_files == resource.RLIM_INFINITY else (open_files - SPARE_FILES) // 2
+    """How many streams a process with that limit can hold, two sockets each, and take those that come on top."""
+    return sys.maxsize if open_files == resource.RLIM_INFINITY else (open_files - SPARE_FILES) // 2 - ASKED
 
 
 def hold(name: str, asked: int, streams: int, rig: Rig, pods: Mocks, folder: Path) -> Held:
@@ -150,8 +151,7 @@ def hold(name: str, asked: int, streams: int, rig: Rig, pods: Mocks, folder: Pat
 
 def ask(rig: Rig, router: Routed) -> Mapping[str, float]:
     """Some more streams at a steady pace, left alone once that was long enough; the generator's figures."""
-    count = round(ASKED_PER_S * ASKED_S)
-    options = ("-s", "-c", count, "-n", count, "-r", ASKED_PER_S, "-T", ASKED_S + MARGIN_S / 2)
+    options = ("-s", "-c", ASKED, "-n", ASKED, "-r", ASKED_PER_S, "-T", ASKED_S + MARGIN_S / 2)
     said = subprocess.run(rig.command(TITLE, router.port, *options), capture_output=True, text=True, check=True)
     answer: Mapping[str, float] = json.loads(said.stdout)
     return answer
