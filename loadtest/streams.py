@@ -161,7 +161,12 @@ def table(found: Sequence[Held]) -> Table:
     """A row for each router under each number of streams."""
     direct = {one.asked_streams: one for one in found if one.router == DIRECT}
     columns = ("TTFT p50 ms", "p99 ms", "chunk p50 us", "p99 us", "KiB a stream", "RSS MiB")
-    shown = Table("streams", Column("router", no_wrap=True), *columns, title="added to direct" if direct else "with the mock's pace")
+    shown = Table(
+        "streams",
+        Column("router", no_wrap=True),
+        *columns,
+        title="added to direct" if direct else "with the mock's pace",
+    )
     for one in found:
         least = direct.get(one.asked_streams)
         at = (one.ttft_p50_us, one.ttft_p99_us, one.chunk_p50_us, one.chunk_p99_us)
