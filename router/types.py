@@ -68,8 +68,7 @@ class PrefixTrust(StrEnum):
     MISMATCH = "mismatch"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceRequest:
+class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One downstream request, parsed once. `body` is what the client sent, to the byte."""
 
     id: str
@@ -82,7 +81,7 @@ class InferenceRequest:
     session: str = ""
     salt: str = ""
     max_output_tokens: int | None = None
-    prompt: Mapping[str, Any] = field(default_factory=dict)
+    prompt: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The fields that decide the prompt's tokens (messages, tools, prompt, ...), decoded."""
     arrived_at_s: float = 0.0
 
@@ -101,8 +100,7 @@ class Generation:
     salt: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptPrefix:
+class PromptPrefix(msgspec.Struct, frozen=True, gc=False):
     """A prompt as tokens and as the hashes of its *full* blocks: `hashes[i]` covers tokens
     `[0, (i + 1) * block_size_tokens)`. `tokens` is anything indexable of ints (an `array('I')` usually)."""
 
@@ -164,11 +162,10 @@ BlocksByTier: TypeAlias = tuple[int, int, int, int]
 """How many leading blocks of one prompt a holder has, counted in the nearest tier each lies in."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
+class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
     """Who holds how much of one prompt: leading blocks only, per pod and tier."""
 
-    blocks: Mapping[PodId, BlocksByTier] = field(default_factory=dict)
+    blocks: Mapping[PodId, BlocksByTier] = msgspec.field(default_factory=dict)
     age_s: float = 0.0
     degraded: bool = False
 
@@ -326,8 +323,7 @@ class StepBegan(msgspec.Struct, frozen=True, gc=False):
 # What is made for every pod of every decision is a msgspec struct: frozen like the rest, and six times as cheap.
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
+class Scene(msgspec.Struct, frozen=True, gc=False):
     """Everything a policy may look at. A recorded scene replays to the identical decision."""
 
     request: InferenceRequest
@@ -336,7 +332,7 @@ class Scene:
     fleet: FleetSnapshot
     inflight: Mapping[PodId, InFlight]
     now_s: float
-    steps: Mapping[PodId, StepBegan] = field(default_factory=dict)
+    steps: Mapping[PodId, StepBegan] = msgspec.field(default_factory=dict)
     turn: int = 0
     """Number of this decision among those for its model: what round robin counts."""
     shared_blocks: int = 0
@@ -350,8 +346,7 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     total_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Pull:
+class Pull(msgspec.Struct, frozen=True, gc=False):
     """Fetch leading KV from another pod instead of computing it: `pulled_tokens` travel, and then `cached_tokens` are
     there."""
 
@@ -400,8 +395,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
         return self.plan.pod
 
 
-@dataclass(frozen=True, slots=True)
-class RouteDecision:
+class RouteDecision(msgspec.Struct, frozen=True, gc=False):
     """Ways to serve one request, best first. A retry is simply the next candidate."""
 
     policy: str
@@ -410,8 +404,7 @@ class RouteDecision:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(msgspec.Struct, frozen=True, gc=False):
     """A booked place on a pod: what the ledger gives back when it is released."""
 
     id: int

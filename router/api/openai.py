@@ -7,6 +7,7 @@ clients know them. A client that leaves cancels its story in whatever phase it i
 from __future__ import annotations
 
 import asyncio
+from itertools import chain
 from random import getrandbits
 from typing import Any
 
@@ -192,7 +193,7 @@ class OpenAiEdge:
 
 
 def _check_headers(headers: HeaderList, limits: Limits) -> None:
-    if sum([len(name) + len(value) for name, value in headers]) > limits.max_header_bytes:
+    if sum(map(len, chain.from_iterable(headers))) > limits.max_header_bytes:
         raise HeadersTooLarge(f"The headers have more than {limits.max_header_bytes} bytes.")
     declared, max_bytes = header(headers, b"content-length"), limits.max_body_bytes
     if declared.isdigit() and int(declared) > max_bytes:

@@ -101,6 +101,8 @@ _DECODERS = {
     Endpoint.OTHER: _decoder(OtherBody),
 }
 _ENGINE_FIELDS_OF = attrgetter(*sorted(ENGINE_FIELDS))
+_NO_ENGINE_FIELDS = (msgspec.UNSET,) * len(ENGINE_FIELDS)
+_PROMPT_FIELDS_OF = {endpoint: attrgetter(*names) for endpoint, names in _PROMPT_FIELDS.items()}
 _RAW_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -122,13 +124,15 @@ def parse_body(endpoint: Endpoint, body: bytes) -> Any:
 
 def prompt_fields(endpoint: Endpoint, parsed: Any) -> dict[str, Any]:
     """The fields that decide the prompt's tokens, as they were given."""
-    named = ((name, getattr(parsed, name)) for name in _PROMPT_FIELDS.get(endpoint, ()))
+    if endpoint not in _PROMPT_FIELDS:
+        return {}
+    named = zip(_PROMPT_FIELDS[endpoint], _PROMPT_FIELDS_OF[endpoint](parsed), strict=True)
     return {name: value for name, value in named if value is not None}
 
 
 def steers_engines(parsed: Any) -> bool:
     """Does the body have any of `ENGINE_FIELDS`, however its keys are written?"""
-    return any(field is not msgspec.UNSET for field in _ENGINE_FIELDS_OF(parsed))
+    return bool(_ENGINE_FIELDS_OF(parsed) != _NO_ENGINE_FIELDS)
 
 
 def without_engine_fields(body: bytes) -> bytes:

@@ -7,7 +7,9 @@ policies, so that a folder of one's own holds only what differs. This file never
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,8 +45,8 @@ class PolicyFolder:
 
     def stamp(self) -> object:
         """Equal as long as nothing in the folder has changed: no name, content, or target of a link."""
-        stats = ((path, path.stat()) for path in _files(self.folder))
-        return tuple((str(path), stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size) for path, stat in stats)
+        stats = ((path, Path(path).stat()) for path in _files(self.folder))
+        return tuple((path, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size) for path, stat in stats)
 
 
 class Shelf:
@@ -134,16 +136,34 @@ def laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
 def policy_files(folder: Path) -> dict[str, Path]:
     """By name: those of the folder, then those one folder deeper. Raises `ConfigError` where two are alike."""
     files: dict[str, Path] = {}
-    for path in _files(folder):
+    for path in map(Path, _files(folder)):
         if path.stem in files:
             raise ConfigError(f"{path}:1: name: there is another policy {path.stem!r}")
         files[path.stem] = path
     return files
 
 
-def _files(folder: Path) -> tuple[Path, ...]:
-    # A name with a leading dot is none of ours: a mounted ConfigMap keeps its versions in such folders.
-    return *sorted(folder.glob("[!.]*.yaml")), *sorted(folder.glob("[!.]*/[!.]*.yaml"))
+def _files(folder: str | Path) -> list[str]:
+    """Of the folder, then of those one folder deeper. Looked up five times a second: `Path.glob` takes ten times
+    as long.
+
+    A name with a leading dot is none of ours: a mounted ConfigMap keeps its versions in such folders."""
+    folders, files = _listed(folder)
+    return [*files, *(file for deeper in folders for file in _listed(deeper)[1])]
+
+
+def _listed(folder: str | Path) -> tuple[list[str], list[str]]:
+    """(folders, policy files) in it, each in order; nothing where it has just gone."""
+    folders, files = [], []
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.name.endswith(".yaml"):
+                files.append(entry.path)
+            elif entry.is_dir():
+                folders.append(entry.path)
+    return sorted(folders), sorted(files)
 
 
 def load_policies(folder: Path) -> dict[str, Policy]:

@@ -17,7 +17,7 @@ from router.types import BlockHash
 CONVERSATIONS = 8192
 """Last prompts that are remembered: about 2 MB."""
 DOORS = 65536
-"""Beginnings that are remembered, some ten of each prompt: about 10 MB."""
+"""Beginnings that are remembered, some ten of each prompt, between half and all of so many: about 8 MB."""
 REACH_BLOCKS = 256
 """A prompt that grew by more than this is not recognised: what the search costs at most."""
 
@@ -45,10 +45,12 @@ class Lineage:
 
     def __init__(self) -> None:
         self._tails: OrderedDict[BlockHash, _Last] = OrderedDict()
-        self._doors: OrderedDict[BlockHash, None] = OrderedDict()
+        self._doors: set[BlockHash] = set()
+        """Those that prompts came through lately; when they are half of `DOORS`, they become the older ones."""
+        self._older_doors: set[BlockHash] = set()
 
     def __len__(self) -> int:
-        return len(self._tails) + len(self._doors)
+        return len(self._tails) + len(self._doors | self._older_doors)
 
     def observe(self, hashes: Sequence[BlockHash], now_s: float, everybodys: int = 0) -> Ancestry:
         """Take note of a prompt. `everybodys`: leading blocks that say nothing because all traffic has them.
@@ -86,18 +88,15 @@ class Lineage:
 
     def _shared(self, hashes: Sequence[BlockHash]) -> int:
         """The deepest door that has been opened."""
-        depth, shared = 1, 0
-        while depth <= len(hashes):
-            if hashes[depth - 1] in self._doors:
+        doors, older, shared, depth, blocks = self._doors, self._older_doors, 0, 1, len(hashes)
+        while depth <= blocks:
+            door = hashes[depth - 1]
+            if door in doors or door in older:
                 shared = depth
             depth *= 2
         return shared
 
     def _open_doors(self, hashes: Sequence[BlockHash]) -> None:
-        doors, depth = self._doors, 1
-        while depth <= len(hashes):
-            doors[hashes[depth - 1]] = None
-            doors.move_to_end(hashes[depth - 1])
-            depth *= 2
-        while len(doors) > DOORS:
-            doors.popitem(last=False)
+        self._doors.update([hashes[(1 << power) - 1] for power in range(len(hashes).bit_length())])
+        if len(self._doors) > DOORS // 2:
+            self._older_doors, self._doors = self._doors, set()

@@ -53,6 +53,8 @@ class SharedPrefixes:
             return 0
         heavy = max(threshold * self._counted, 2.0)
         counts = self._counts
+        if not hashes or counts.get(hashes[0], 0.0) <= heavy:
+            return 0
         return bisect_left(hashes, True, key=lambda block: counts.get(block, 0.0) <= heavy)
 
     def _count(self, hashes: Sequence[BlockHash]) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from prometheus_client import CollectorRegistry, Gauge, Metric, generate_latest
 from prometheus_client.registry import Collector
 
-from router.observe.phase import PHASES, Phases
+from router.observe.phase import PHASES
 from router.observe.slices import Slices
-from router.observe.tally import Counter, Histogram
+from router.observe.tally import Counter, Histogram, Level
 from router.policy.calibration import CalibrationRow
 from router.policy.review import Comparison
 from router.types import FleetSnapshot, InFlight, PodId
@@ -78,7 +78,7 @@ class Metrics:
         self.retries_refused = Counter(
             "warmroute_retries_refused", "Failures that the retry budget let stand.", ["reason"], registry=r
         )
-        self.in_flight = Gauge("warmroute_in_flight_requests", "Requests being served.", registry=r)
+        self.in_flight = Level("warmroute_in_flight_requests", "Requests being served.", registry=r)
         self.pod_in_flight = Gauge("warmroute_pod_in_flight_requests", "Leases by pod.", ["pod"], registry=r)
         self.pod_state = Gauge("warmroute_pod_state", "1 for the state a pod is in.", ["pod", "state"], registry=r)
         self.pod_trust = Gauge(
@@ -255,10 +255,10 @@ class Metrics:
         for name, version in versions.items():
             self.policy_info.labels(name, version, set_version).set(1)
 
-    def observe_phases(self, phases: Phases) -> None:
-        """Add one request's phase times."""
-        for phase, taken_s in phases.taken_s.items():
-            self._phases[phase].observe(taken_s)
+    def observe_phases(self, taken_s: Mapping[str, float]) -> None:
+        """Add one request's times by phase."""
+        for phase, seconds in taken_s.items():
+            self._phases[phase].observe(seconds)
 
     def observe_prediction(
         self, model: str, prompt_tokens: int, predicted_tokens: int, actual_tokens: int | None

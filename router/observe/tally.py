@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.utils import floatToGoString
 
 Labels = tuple[str, ...]
@@ -29,6 +29,25 @@ class Count:
     def inc(self, amount: float = 1.0) -> None:
         """Add so much."""
         self.value += amount
+
+
+class Level(Count):
+    """One number that rises and falls, exposed under a name of its own."""
+
+    __slots__ = ("_described",)
+
+    def __init__(self, name: str, about: str, *, registry: CollectorRegistry) -> None:
+        super().__init__()
+        self._described = name, about
+        registry.register(self)
+
+    def dec(self) -> None:
+        """One less."""
+        self.value -= 1
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """For the registry."""
+        yield GaugeMetricFamily(*self._described, value=self.value)
 
 
 class Spread:

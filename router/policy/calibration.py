@@ -50,8 +50,7 @@ BIAS_CLIP: Final = 0.7
 # --- what is observed ---
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillObservation:
+class PrefillObservation(msgspec.Struct, frozen=True, gc=False):
     """What one pod computed in `elapsed_ms`: sums over prompts of n - p and n^2 - p^2. `starts` counts the steps that
     computed nothing else, `steps` those in which others decoded, with sums over these of who did and of their context.
     """
@@ -76,11 +75,10 @@ class PrefillObservation:
         """The same when one of the prompts had more or less in the cache than was believed."""
         believed, found = believed_cached_tokens, cached_tokens
         more, more2 = believed - found, believed * believed - found * found
-        return replace(self, tokens=self.tokens + more, tokens2=self.tokens2 + more2)
+        return msgspec.structs.replace(self, tokens=self.tokens + more, tokens2=self.tokens2 + more2)
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
+class Beside(msgspec.Struct, frozen=True, gc=False):
     """Who decodes on a pod while a prompt is computed, and with how much context in all."""
 
     requests: int = 0

@@ -36,6 +36,8 @@ _MEDIA_FIELDS = frozenset(
 _PART_FIELDS = _MEDIA_FIELDS | {"type", "text", "refusal", "thinking", "closed", "name"}
 """Fields of content parts that the template does not see as they are; all others it does."""
 
+_PLAIN_FIELDS = {"role", "content"}
+_PLAIN_ROLES = ("system", "user", "assistant")
 _BILLING = "x-anthropic-billing-header"
 """A line that Claude Code puts first in its system prompt and changes on every request."""
 
@@ -48,13 +50,13 @@ def normal_messages(messages: Any, content_format: ContentFormat) -> list[Messag
     """The body's `messages` as a template sees them. `MalformedRequest`, or `Unrenderable` for media."""
     if not isinstance(messages, list) or not messages:
         raise MalformedRequest("messages must be a list with at least one message", param="messages")
-    return [_message(message, content_format, f"messages[{i}]") for i, message in enumerate(messages)]
+    return [_message(message, content_format, i) for i, message in enumerate(messages)]
 
 
 def without_developer(conversation: list[Message]) -> list[Message]:
     """The conversation for a template that does not know the role `developer`: such messages become `system`, and
     unless the only system message is already the first, all of them are merged in front."""
-    if all(message["role"] != "developer" for message in conversation):
+    if "developer" not in [message["role"] for message in conversation]:
         return conversation
     renamed = [_as_system(message) if message["role"] == "developer" else message for message in conversation]
     system = [i for i, message in enumerate(renamed) if message["role"] == "system"]
@@ -65,7 +67,10 @@ def without_developer(conversation: list[Message]) -> list[Message]:
     return [merged, *(message for message in renamed if message["role"] != "system")]
 
 
-def _message(message: Any, content_format: ContentFormat, where: str) -> Message:
+def _message(message: Any, content_format: ContentFormat, number: int) -> Message:
+    if _is_plain(message) and content_format != "openai":
+        return message  # type: ignore[no-any-return]
+    where = f"messages[{number}]"
     if not isinstance(message, dict):
         raise MalformedRequest(f"{where} must be an object", param=where)
     role = message.get("role")
@@ -83,6 +88,14 @@ def _message(message: Any, content_format: ContentFormat, where: str) -> Message
     if role == "developer":
         normal["tools"] = developer_tools(message.get("tools"))
     return normal
+
+
+def _is_plain(message: Any) -> bool:
+    """Nothing but the words of somebody: most messages, which a template sees as they are."""
+    if type(message) is not dict or message.keys() != _PLAIN_FIELDS or message["role"] not in _PLAIN_ROLES:
+        return False
+    content = message["content"]
+    return isinstance(content, str) and not content.startswith(_BILLING)
 
 
 def _rewritten(role: str, content: Any, content_format: ContentFormat, where: str) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Annotated, Any
 
@@ -30,8 +30,7 @@ _REWRITTEN = ("truncate_prompt_tokens", "suffix", "prompt_embeds")
 """Fields with which the engine changes the tokens in ways that are not reproduced here."""
 
 
-@dataclass(frozen=True, slots=True)
-class PendingPrompt:
+class PendingPrompt(msgspec.Struct, frozen=True, gc=False):
     """A prompt between `begin` and `finish`: text that was looked up, or tokens as the client gave them."""
 
     generation: Generation

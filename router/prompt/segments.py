@@ -17,6 +17,8 @@ from array import array
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
+import msgspec
+
 from router.errors import MalformedRequest
 from router.hashing import TOKEN_BYTES, token_array
 from router.prompt.cuts import find_cuts
@@ -47,8 +49,7 @@ class Segment:
     bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Lookup:
+class Lookup(msgspec.Struct, frozen=True, gc=False):
     """What is known of one text: the leading segments that are, and the pieces that must be encoded."""
 
     text: str

@@ -6,15 +6,15 @@ the transport knows. Nothing here reads or writes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from router.proxy.headers import HeaderList
 from router.types import InferenceRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Inbound:
+class Inbound(msgspec.Struct, frozen=True, gc=False):
     """One downstream request: its meaning, and its form for forwarding."""
 
     request: InferenceRequest

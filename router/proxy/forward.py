@@ -18,7 +18,6 @@ from router.errors import NoReadyPod, RouterError, UpstreamBroken, UpstreamError
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
-from router.index.shared import HEAVY_SHARE, SharedPrefixes
 from router.observe.journal import Journal
 from router.observe.learning import Learning
 from router.observe.metrics import Metrics
@@ -31,12 +30,14 @@ from router.policy.retry import RETRY_STATUSES
 from router.policy.spec import Policy
 from router.proxy.booking import Booking
 from router.proxy.downstream import Downstream
+from router.proxy.due import Appointment, Due
 from router.proxy.headers import HeaderList
 from router.proxy.legs import Legs
 from router.proxy.prompts import PromptReader
 from router.proxy.pulls import Pulls
 from router.proxy.relay import AnyReply, relay
 from router.proxy.retries import Retries
+from router.proxy.shares import Shares
 from router.proxy.split import Facts, Splits
 from router.proxy.story import Story, outcome_of, slice_of, timed
 from router.proxy.upstream import UpstreamPool
@@ -47,7 +48,6 @@ from router.types import (
     Plan,
     Pod,
     PodId,
-    PodState,
     PrefixMatch,
     PromptPrefix,
     RouteDecision,
@@ -109,10 +109,9 @@ class Forwarder:
         self._forwarding = forwarding
         self._learning = learning
         self._journal = Journal() if journal is None else journal
-        self._shared: dict[str, SharedPrefixes] = {}
+        self._shares = Shares(fleet)
         self._turns: Counter[str] = Counter()
-        self._counted = fleet.snapshot
-        self._ready: dict[str, int] = {}
+        self._due = Due()
 
     async def forward(self, story: Story, client: Downstream) -> None:
         """Serve one request. Raises `RouterError` where no answer could be given, or could not be finished."""
@@ -153,7 +152,7 @@ class Forwarder:
         story.phases.enter("decide")
         model = story.request.adapter or story.request.model
         self._turns[model] += 1
-        shared_blocks = self._shared_blocks(story.request.model, story.prompt)
+        shared_blocks = self._shares.shared_blocks(story.request.model, story.prompt)
         scene = self._scene(story.request, story.prompt, match, self._turns[model], shared_blocks)
         story.workload, story.policy = self._policy_for(scene, story.inbound.headers)
         decision = decide(scene, story.policy)
@@ -165,7 +164,7 @@ class Forwarder:
         reader = self._readers.get(request.model)
         prompt = await reader.read(request) if reader and request.prompt else None
         match = await self._store.match(prompt, _now_s()) if prompt else PrefixMatch()
-        shared_blocks = self._shared_blocks(request.model, prompt, counted=False)
+        shared_blocks = self._shares.shared_blocks(request.model, prompt, counted=False)
         turn = self._turns[request.adapter or request.model] + 1
         scene = self._scene(request, prompt, match, turn, shared_blocks)
         workload, policy = self._policy_for(scene, headers, counted=False)
@@ -192,26 +191,6 @@ class Forwarder:
         workload = self._classes.classify(scene, prompt_tokens=tokens, headers=headers, counted=counted)
         return workload, self._policies().for_request(scene.request, workload, tokens, headers)
 
-    def _shared_blocks(self, model: str, prompt: PromptPrefix | None, *, counted: bool = True) -> int:
-        if prompt is None:
-            return 0
-        shared = self._shared.get(model)
-        if shared is None:
-            shared = self._shared[model] = SharedPrefixes()
-        learn = shared.observe if counted else shared.shared
-        return learn(prompt.hashes, threshold=HEAVY_SHARE / max(self._ready_pods(model), 1))
-
-    def _ready_pods(self, model: str) -> int:
-        """Counted once a snapshot."""
-        snapshot = self._fleet.snapshot
-        if snapshot is not self._counted:
-            self._counted, self._ready = snapshot, {}
-        ready = self._ready.get(model)
-        if ready is None:
-            ready = sum(s.state is PodState.READY and s.pod.serves(model) for s in snapshot.pods)
-            self._ready[model] = ready
-        return ready
-
     async def attempt_in_order(self, story: Story, client: Downstream) -> None:
         """Try candidates until one has begun to answer."""
         candidate = self._first(story)
@@ -235,7 +214,7 @@ class Forwarder:
         booking = Booking(self._ledger, candidate, story.prompt_tokens, self._learning.clock)
         prefilled = None
         try:
-            prefilled = self._first_token_timer(story, candidate, booking)
+            prefilled = self._first_token_due(story, candidate, booking)
             self._predict(story, candidate)
             reply = await self._open(story, candidate, booking)
             try:
@@ -248,7 +227,7 @@ class Forwarder:
             self._judge(reply)
         finally:
             if prefilled is not None:
-                prefilled.cancel()
+                prefilled.clear()
             booking.release()
             self._learn(story, candidate, booking)
 
@@ -277,15 +256,15 @@ class Forwarder:
                 self._learning.settle(model, story.decision, story.candidate, story.first_token_s * 1000)
         if first_token := timed(story):
             self._breaker.first_token(*first_token, _now_s())
+        cached_tokens = story.cached_tokens
         if story.result == "ok" and story.candidate is not None and story.prompt is not None:
-            metrics.observe_prediction(
-                model, story.prompt.token_count, story.candidate.cached_tokens, story.cached_tokens
-            )
+            metrics.observe_prediction(model, story.prompt_tokens, story.candidate.cached_tokens, cached_tokens)
         if story.policy is not None:
-            metrics.slices.settle(slice_of(story, story.policy))
+            metrics.slices.settle(slice_of(story, story.policy, cached_tokens))
         story.phases.enter("")
-        metrics.observe_phases(story.phases)
-        self._journal.settled(outcome_of(story), story.kept, story.decision, story.prompt)
+        phases_s = story.phases.taken_s
+        metrics.observe_phases(phases_s)
+        self._journal.settled(outcome_of(story, cached_tokens, phases_s), story.kept, story.decision, story.prompt)
 
     def _learn(self, story: Story, candidate: Candidate, booking: Booking) -> None:
         """What this attempt has shown of the speed of the pod that computed its prompt."""
@@ -370,12 +349,12 @@ class Forwarder:
         capacity = pod.capacity_blocks or keep.silent_capacity_tokens // prompt.block_size_tokens
         self._store.record(pod.id, prompt, _now_s(), ttl_s=keep.silent_ttl_s, capacity_blocks=capacity)
 
-    def _first_token_timer(self, story: Story, candidate: Candidate, booking: Booking) -> asyncio.TimerHandle | None:
+    def _first_token_due(self, story: Story, candidate: Candidate, booking: Booking) -> Appointment | None:
         """An unstreamed answer does not show its first token: its prefill counts as done when it should be."""
         if story.request.stream:
             return None
         expected_s = max(expected_ttft_ms(candidate.cost), booking.prefill_ms) / 1000 * UNARY_PREFILL_SLACK
-        return asyncio.get_running_loop().call_later(expected_s, booking.first_token_is_due)
+        return self._due.after(expected_s, booking.first_token_is_due)
 
     def _route_headers(self, story: Story) -> HeaderList:
         headers = [(b"x-request-id", story.request.id.encode("latin-1", "replace"))]

@@ -6,6 +6,7 @@ Filled in phase by phase, settled into metrics and an outcome at its end. This f
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from router.engines.catalog import DIALECTS
@@ -24,6 +25,7 @@ class Story:
     """One request, from the door to the last byte."""
 
     inbound: Inbound
+    request: InferenceRequest = field(init=False)
     phases: Phases = field(default_factory=Phases)
     prompt: PromptPrefix | None = None
     workload: str = ""
@@ -43,9 +45,8 @@ class Story:
     result: str = "error"
     _refusals: dict[str, str] | None = None
 
-    @property
-    def request(self) -> InferenceRequest:
-        return self.inbound.request
+    def __post_init__(self) -> None:
+        self.request = self.inbound.request
 
     @property
     def prompt_tokens(self) -> int:
@@ -72,15 +73,15 @@ class Story:
         return self._refusals[dialect]
 
 
-def slice_of(story: Story, policy: Policy) -> Slice:
-    """The story by what it was and who decided it."""
+def slice_of(story: Story, policy: Policy, cached_tokens: int | None) -> Slice:
+    """The story by what it was and who decided it; `cached_tokens` as the story has them."""
     return Slice(
         story.workload,
         policy.name,
         story.request.tenant,
         story.result,
         story.prompt_tokens,
-        story.cached_tokens,
+        cached_tokens,
         story.first_token_s if story.request.stream else None,
         policy.slo_ttft_ms,
     )
@@ -96,8 +97,8 @@ def timed(story: Story) -> tuple[PodId, float, float] | None:
     return candidate.pod.id, expected_ttft_ms(candidate.cost), first_token_s * 1000
 
 
-def outcome_of(story: Story) -> Outcome:
-    """What came of it, in numbers."""
+def outcome_of(story: Story, cached_tokens: int | None, phases_s: Mapping[str, float]) -> Outcome:
+    """What came of it, in numbers; `cached_tokens` and `phases_s` as the story has them."""
     prompt, reader = story.prompt, story.reader
     elapsed_s = story.phases.elapsed_s()
     return Outcome(
@@ -108,10 +109,10 @@ def outcome_of(story: Story) -> Outcome:
         result=story.result,
         prompt_tokens=prompt.token_count if prompt else reader.prompt_tokens or 0,
         output_tokens=reader.output_tokens,
-        cached_tokens=story.cached_tokens,
+        cached_tokens=cached_tokens,
         ttft_ms=story.first_token_s * 1000 if story.request.stream and story.first_token_s is not None else None,
         e2e_ms=elapsed_s * 1000,
         served=story.candidate,
         failures=story.failures,
-        phases_s=story.phases.taken_s,
+        phases_s=phases_s,
     )

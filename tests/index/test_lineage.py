@@ -72,11 +72,23 @@ def test_memory_is_bounded_by_what_was_seen(lengths: list[int]) -> None:
 
 
 def test_memory_is_bounded_whatever_comes() -> None:
-    """The oldest leave first."""
+    """The oldest leave first; half of the beginnings at the least stay."""
     lineage = Lineage()
     for number in range(CONVERSATIONS + DOORS):
         lineage.observe([number * 2 + 1, number * 2 + 2], 0.0)
-    assert len(lineage) == CONVERSATIONS + DOORS
+        if number % 97 == 0:
+            assert len(lineage) <= CONVERSATIONS + DOORS + 2
+    assert len(lineage) >= CONVERSATIONS + DOORS // 2
+
+
+def test_a_beginning_that_is_used_stays_remembered() -> None:
+    """However many others come and go meanwhile."""
+    lineage = Lineage()
+    lineage.observe([-1, -2, -3], 0.0)
+    for number in range(DOORS):
+        lineage.observe([number * 2 + 1, number * 2 + 2], 0.0)
+        if number % (DOORS // 8) == 0:
+            assert lineage.observe([-1, -2, -4 - number], 0.0).shared_blocks == 2
 
 
 def test_a_look_says_what_would_be_observed_and_leaves_no_trace() -> None:

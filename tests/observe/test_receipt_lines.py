@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from router.errors import ConfigError
 from router.observe.receipt_lines import FLEET_AGAIN, ReceiptLog, ReceiptWriter, read_lines, read_receipts, recorded
@@ -48,14 +49,14 @@ def loaded(fleet: FleetSnapshot, running: int) -> FleetSnapshot:
 def test_a_fleet_is_written_once_for_all_scenes_in_it(tmp_path: Path) -> None:
     """Whatever its load is meanwhile; another fleet is another line."""
     one = scene(*ready(pod("a"), pod("b")))
-    later = replace(one, fleet=loaded(one.fleet, 3))
+    later = structs.replace(one, fleet=loaded(one.fleet, 3))
     other = scene(*ready(pod("a")))
     path = in_file(tmp_path, written(*map(kept, (one, later, other))))
     kinds = [type(line) for line in read_lines(path)]
     assert kinds == [FleetLine, Receipt, Receipt, FleetLine, Receipt]
     scenes = [found for _, found in recorded(read_lines(path))]
     decisions = [decide(found.scene(), BY) for found in scenes if found]
-    assert decisions == [decide(replace(each, fleet=each.fleet), BY) for each in (one, later, other)]
+    assert decisions == [decide(structs.replace(each, fleet=each.fleet), BY) for each in (one, later, other)]
 
 
 def test_a_fleet_is_written_again_now_and_then() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
+from msgspec import structs
 
 from router.config.policies import load_policies
 from router.config.shipped import shipped
@@ -83,7 +83,7 @@ def scene(*statuses: PodStatus, links: Links | None = None, **facts: Any) -> Sce
 
 def holding(seen: Scene, pod_id: str, blocks: int) -> Scene:
     """The same scene, with `pod_id` holding that many blocks."""
-    return replace(seen, match=PrefixMatch({**seen.match.blocks, pod_id: (blocks, 0, 0, 0)}))
+    return structs.replace(seen, match=PrefixMatch({**seen.match.blocks, pod_id: (blocks, 0, 0, 0)}))
 
 
 speeds = st.builds(

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from router.errors import ClientError, FleetError
 from router.policy.decide import BYTES_PER_TOKEN, decide, expected_ttft_ms, prompt_token_count
@@ -101,7 +102,7 @@ def test_the_explanation_sums_to_the_cost(seen: Scene, name: str) -> None:
 @given(seen=scenes(), name=names)
 def test_a_scene_replays_to_the_identical_decision(seen: Scene, name: str) -> None:
     """Also when its mappings were rebuilt in another order."""
-    backwards = replace(
+    backwards = structs.replace(
         seen,
         match=PrefixMatch(dict(reversed(list(seen.match.blocks.items())))),
         inflight=dict(reversed(list(seen.inflight.items()))),
@@ -143,7 +144,7 @@ def test_waiting_at_the_holder_and_computing_elsewhere_compare_in_milliseconds()
     seen = holding(scene(*ready(pod("cold"), pod("warm")), prompt=prompt(10_000)), "warm", 600)
     saved_ms = pod("cold").speed.prefill_ms(10_000) - pod("warm").speed.prefill_ms(10_000, 9600)
     for queue_ms, winner in ((saved_ms - 5, "warm"), (saved_ms + 5, "cold")):
-        waiting = replace(seen, inflight={"warm": InFlight(1, 1, 100, queue_ms, 0)})
+        waiting = structs.replace(seen, inflight={"warm": InFlight(1, 1, 100, queue_ms, 0)})
         assert decide(waiting, policy("queue", "prefill")).candidates[0].pod.id == winner
 
 
@@ -152,7 +153,7 @@ def test_a_queue_that_is_being_worked_on_draws_the_request_back() -> None:
     seen = holding(scene(*ready(pod("cold"), pod("warm")), prompt=prompt(10_000)), "warm", 600)
     inflight = {"warm": InFlight(1, 1, 100, prefill_ms=1000.0, head_ms=1000.0, head_since_s=50.0)}
     chosen = [
-        decide(replace(seen, inflight=inflight, now_s=now_s), policy("queue", "prefill")).candidates[0].pod.id
+        decide(structs.replace(seen, inflight=inflight, now_s=now_s), policy("queue", "prefill")).candidates[0].pod.id
         for now_s in (50.0, 50.9)
     ]
     assert chosen == ["cold", "warm"]

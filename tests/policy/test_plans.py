@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from router.policy.decide import decide
 from router.policy.plans import Planner, expected_cached_tokens, most_promising, prompt_token_count
@@ -267,7 +267,7 @@ def test_a_pull_that_is_dearer_by_the_whole_price_is_not_kept() -> None:
     seen = asked(peer("holder"), peer("idle"), held={"holder": BLOCKS}, inflight={"holder": InFlight(1, 1, 0, 500.0)})
     crediting = policy("queue", "prefill", "replicate", "transfer")
     for shared_blocks, pull in ((0, Pull("holder", 1600, 1600)), (BLOCKS, None)):
-        best = decide(replace(seen, shared_blocks=shared_blocks), crediting).candidates[0]
+        best = decide(structs.replace(seen, shared_blocks=shared_blocks), crediting).candidates[0]
         assert (best.pod.id, best.plan.pull) == ("idle", pull)
 
 
@@ -332,6 +332,6 @@ def test_of_equal_pods_the_prompts_key_says_which_are_looked_at() -> None:
     for salt in range(60):
         seen = scene(*pods, prompt=prompt(200, salt * 1000))
         found = [one.pod.id for one in most_promising(seen, pods, 200, 2)]
-        assert found == [one.pod.id for one in most_promising(replace(seen, turn=9), pods, 200, 2)]
+        assert found == [one.pod.id for one in most_promising(structs.replace(seen, turn=9), pods, 200, 2)]
         looked_at.update(found)
     assert len(looked_at) == 8

@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from hypothesis import given
+from msgspec import structs
 
 from router.errors import RouterError
 from router.policy.decide import decide
@@ -53,7 +54,7 @@ def served(seen: Scene) -> Scene:
         replace(status, state=PodState.READY, pod=replace(status.pod, models=(MODEL,), max_model_len_tokens=None))
         for status in seen.fleet.pods
     )
-    return replace(seen, fleet=replace(seen.fleet, pods=pods))
+    return structs.replace(seen, fleet=replace(seen.fleet, pods=pods))
 
 
 @given(scenes() | scenes().map(served))
@@ -121,8 +122,8 @@ def test_a_scene_is_named_by_everything_that_decides() -> None:
         scene_digest(scene_line(record(each), fleet_digest(each.fleet)))
         for each in (
             one,
-            replace(one, match=replace(one.match, blocks={"a": (1, 0, 0, 0), "b": (2, 0, 0, 0)})),
-            replace(one, match=replace(one.match, blocks={"b": (2, 0, 0, 0), "a": (1, 0, 0, 0)})),
+            structs.replace(one, match=structs.replace(one.match, blocks={"a": (1, 0, 0, 0), "b": (2, 0, 0, 0)})),
+            structs.replace(one, match=structs.replace(one.match, blocks={"b": (2, 0, 0, 0), "a": (1, 0, 0, 0)})),
         )
     }
     assert len(digests) == 2

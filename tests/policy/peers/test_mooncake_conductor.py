@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from router.policy.peers.mooncake_conductor import MooncakeConductor
 from router.types import Candidate, Direct, InFlight, Link, Links, Pull, Scene
@@ -21,7 +22,7 @@ LINK = Link(t0_ms=2.0, bytes_per_ms=50_000_000.0)
 def linked(seen: Scene, link: Link = LINK) -> Scene:
     """The same scene, where pods of known KV size can pull over `link`."""
     pods = tuple(replace(each, pod=replace(each.pod, kv_bytes_per_token=KV_BYTES)) for each in seen.fleet.pods)
-    return replace(seen, fleet=replace(seen.fleet, pods=pods, links=Links(elsewhere=link)))
+    return structs.replace(seen, fleet=replace(seen.fleet, pods=pods, links=Links(elsewhere=link)))
 
 
 fleets = st.builds(
@@ -82,14 +83,16 @@ def test_a_slow_link_is_pulled_over_all_the_same() -> None:
 def test_unknown_bytes_cannot_be_priced() -> None:
     """Then nothing is pulled onto that pod."""
     seen = fleet({"holder": queued(50.0), "idle": IDLE}, {"holder": 90}, pods=[pod("holder"), pod("idle")])
-    assert plans(replace(seen, fleet=replace(seen.fleet, links=Links(elsewhere=LINK))))["idle"].plan.pull is None
+    assert (
+        plans(structs.replace(seen, fleet=replace(seen.fleet, links=Links(elsewhere=LINK))))["idle"].plan.pull is None
+    )
 
 
 @settings(max_examples=60)
 @given(seen=fleets)
 def test_without_a_link_it_is_the_local_variant(seen: Scene) -> None:
     """Candidate for candidate."""
-    unlinked = replace(seen, fleet=replace(seen.fleet, links=Links()))
+    unlinked = structs.replace(seen, fleet=replace(seen.fleet, links=Links()))
     assert decided(unlinked, NAME).candidates == decided(unlinked, "mooncake_local").candidates
 
 

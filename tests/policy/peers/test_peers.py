@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from router.errors import ClientError, FleetError
 from router.policy.decide import decide
@@ -47,7 +48,7 @@ def test_prices_and_plans_are_untouched_where_nothing_can_be_pulled(seen: Scene,
 def test_equals_share_the_requests_by_lot(name: str) -> None:
     """On an idle and cold fleet each pod is drawn about equally often, for one request always the same."""
     seen = fleet(busy(a=0, b=0, c=0, d=0))
-    asked = [replace(seen, request=request(f"r{number}")) for number in range(400)]
+    asked = [structs.replace(seen, request=request(f"r{number}")) for number in range(400)]
     first = [chosen(each, name) for each in asked]
     assert first == [chosen(each, name) for each in asked]
     assert set(first) == set("abcd")
@@ -65,6 +66,6 @@ def test_far_too_much_load_at_the_holder_sends_the_request_elsewhere(name: str) 
 def test_a_prompt_that_was_not_read_is_placed_all_the_same(name: str) -> None:
     """By load or by lot; a link changes nothing, since nothing is known to be held."""
     seen = fleet(busy(a=3, b=1, c=2), prompt=None)
-    linked = replace(seen, fleet=replace(seen.fleet, links=Links(elsewhere=Link(0.0, 1e9))))
+    linked = structs.replace(seen, fleet=replace(seen.fleet, links=Links(elsewhere=Link(0.0, 1e9))))
     assert sorted(candidate.pod.id for candidate in decided(seen, name).candidates) == ["a", "b", "c"]
     assert decided(linked, name) == decided(seen, name)

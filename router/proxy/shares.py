@@ -1,0 +1,41 @@
+"""How much of a prompt does so much of the traffic share that every pod should hold it?
+
+Of each model its own, with the threshold that goes with as many pods as are ready. This file holds no block.
+"""
+
+from __future__ import annotations
+
+from router.fleet.fleet import Fleet
+from router.index.shared import HEAVY_SHARE, SharedPrefixes
+from router.types import PodState, PromptPrefix
+
+
+class Shares:
+    """What was seen of the traffic to `fleet`, by model."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._seen: dict[str, SharedPrefixes] = {}
+        self._counted = fleet.snapshot
+        self._ready: dict[str, int] = {}
+
+    def shared_blocks(self, model: str, prompt: PromptPrefix | None, *, counted: bool = True) -> int:
+        """Leading blocks of the prompt; where it is `counted`, it is part of the traffic from now on."""
+        if prompt is None:
+            return 0
+        seen = self._seen.get(model)
+        if seen is None:
+            seen = self._seen[model] = SharedPrefixes()
+        learn = seen.observe if counted else seen.shared
+        return learn(prompt.hashes, threshold=HEAVY_SHARE / max(self._ready_pods(model), 1))
+
+    def _ready_pods(self, model: str) -> int:
+        """Counted once a snapshot."""
+        snapshot = self._fleet.snapshot
+        if snapshot is not self._counted:
+            self._counted, self._ready = snapshot, {}
+        ready = self._ready.get(model)
+        if ready is None:
+            ready = sum(s.state is PodState.READY and s.pod.serves(model) for s in snapshot.pods)
+            self._ready[model] = ready
+        return ready
