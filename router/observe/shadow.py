@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import xxhash
 
+from router.decision import RouteDecision
 from router.observe.loop_lag import call_later
 from router.observe.metrics import Metrics
 from router.policy.recording import RecordedScene
 from router.policy.review import compare
 from router.policy.spec import Policy
-from router.types import RouteDecision
 
 MOST_WAITING = 256
 GATHER_S = 0.1
