@@ -75,6 +75,11 @@ class Timing:
         needed_s = self.opening_s + SETTLE_S + ASKED_S + MARGIN_S
         return math.ceil(needed_s * 1e6 / self.pause_us) + 1
 
+    @property
+    def patience_s(self) -> float:
+        """By then the last stream has ended, or never will."""
+        return self.opening_s + 2 * self.chunks * self.pause_us / 1e6
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -132,7 +137,7 @@ def hold(name: str, asked: int, streams: int, rig: Rig, pods: Mocks, folder: Pat
         rig.run(TITLE, router.port, connections=32, requests=WARM_UP, options=["-s"])
         pods.told(chunks=timing.chunks, chunk_pause_us=timing.pause_us)
         rss_before_bytes = router.rss_bytes
-        options = ("-s", "-c", streams, "-n", streams, "-r", OPENED_PER_S)
+        options = ("-s", "-c", streams, "-n", streams, "-r", OPENED_PER_S, "-T", timing.patience_s)
         opener = subprocess.Popen(rig.command(TITLE, router.port, *options), stdout=subprocess.PIPE, text=True)
         try:
             time.sleep(timing.opening_s + SETTLE_S)
@@ -150,10 +155,13 @@ def hold(name: str, asked: int, streams: int, rig: Rig, pods: Mocks, folder: Pat
 
 
 def ask(rig: Rig, router: Routed) -> Mapping[str, float]:
-    """Some more streams at a steady pace, left alone once that was long enough; the generator's figures."""
+    """Some more streams at a steady pace, left alone once that was long enough; the generator's figures. Raises
+    `RuntimeError` where one of them failed."""
     options = ("-s", "-c", ASKED, "-n", ASKED, "-r", ASKED_PER_S, "-T", ASKED_S + MARGIN_S / 2)
     said = subprocess.run(rig.command(TITLE, router.port, *options), capture_output=True, text=True, check=True)
     answer: Mapping[str, float] = json.loads(said.stdout)
+    if answer["errs"]:
+        raise RuntimeError(f"streams on top: {answer}")
     return answer
 
 
