@@ -66,8 +66,12 @@ def warm_chats(prose: Prose, tokens: int, count: int) -> Iterator[Chat]:
 
 def packed(chats: Iterable[Chat], *, stream: bool) -> bytes:
     """The generator's file."""
-    bodies = [_body(chat, stream) for chat in chats]
-    return b"".join(struct.pack("<I", len(body)) + body for body in bodies)
+    return b"".join(struct.pack("<I", len(body)) + body for body in chat_bodies(chats, stream=stream))
+
+
+def chat_bodies(chats: Iterable[Chat], *, stream: bool) -> list[bytes]:
+    """The JSON of each request."""
+    return [_body(chat, stream) for chat in chats]
 
 
 def _conversation(prose: Prose, tokens: int) -> Chat:

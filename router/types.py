@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from math import inf
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -337,78 +337,3 @@ class Scene(msgspec.Struct, frozen=True, gc=False):
     """Number of this decision among those for its model: what round robin counts."""
     shared_blocks: int = 0
     """Leading blocks of this prompt that so much of the traffic shares that they tell nothing apart."""
-
-
-class Cost(msgspec.Struct, frozen=True, gc=False):
-    """Expected milliseconds, in named parts that add up to the total."""
-
-    parts: tuple[tuple[str, float], ...]
-    total_ms: float
-
-
-class Pull(msgspec.Struct, frozen=True, gc=False):
-    """Fetch leading KV from another pod instead of computing it: `pulled_tokens` travel, and then `cached_tokens` are
-    there."""
-
-    holder: PodId
-    cached_tokens: int
-    pulled_tokens: int = 0
-
-
-class Direct(msgspec.Struct, frozen=True, gc=False):
-    """Serve the whole request on one pod, perhaps after a pull."""
-
-    pod: Pod
-    pull: Pull | None = None
-
-
-class Split(msgspec.Struct, frozen=True, gc=False):
-    """Compute the prompt on one pod and hand its KV over to another, which answers."""
-
-    prefill: Pod
-    decode: Pod
-    handoff_tokens: int = 0
-    """Whose KV goes over: those of the prompt that the other does not hold yet."""
-
-    pull: ClassVar[None] = None
-    """It pulls nothing beside its handoff."""
-
-    @property
-    def pod(self) -> Pod:
-        """The one that answers the client."""
-        return self.decode
-
-
-Plan: TypeAlias = Direct | Split
-"""One way to serve."""
-
-
-class Candidate(msgspec.Struct, frozen=True, gc=False):
-    """A plan with its price. `cached_tokens` is what we expect the engine to find in its cache."""
-
-    plan: Plan
-    cost: Cost
-    cached_tokens: int = 0
-
-    @property
-    def pod(self) -> Pod:
-        return self.plan.pod
-
-
-class RouteDecision(msgspec.Struct, frozen=True, gc=False):
-    """Ways to serve one request, best first. A retry is simply the next candidate."""
-
-    policy: str
-    version: str
-    candidates: tuple[Candidate, ...]
-    reason: str = ""
-
-
-class Lease(msgspec.Struct, frozen=True, gc=False):
-    """A booked place on a pod: what the ledger gives back when it is released."""
-
-    id: int
-    pod: PodId
-    prefill_tokens: int
-    prefill_ms: float
-    context_tokens: int

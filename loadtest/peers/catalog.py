@@ -117,7 +117,7 @@ def nginx_conf(balancing: str, place: Place) -> str:
     return f"""daemon off;
 worker_processes auto;
 pid {place.folder / "nginx.pid"};
-events {{ worker_connections 4096; }}
+events {{ worker_connections 16384; }}
 http {{
   access_log off;
   {temporary}

@@ -6,7 +6,7 @@ taken by `EdgeProtocol` before FastAPI sees it. This file never forwards a reque
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -47,7 +47,7 @@ class App:
 
 def own_app(
     fleet: Fleet,
-    render_metrics: Callable[[], bytes],
+    render_metrics: Callable[[], Awaitable[bytes]],
     describe_pods: Callable[[], list[dict[str, Any]]],
     add_pod: AddPod,
     remove_pod: RemovePod,
@@ -67,7 +67,7 @@ def own_app(
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(render_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(await render_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return app
 

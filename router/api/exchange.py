@@ -95,6 +95,8 @@ class Exchange:
     held_bytes: int = 0
     _first: bool = False
     _whole: bool = False
+    _served: bool = False
+    """Is there, or was there, a task for it?"""
     _task: asyncio.Task[None] | None = None
     _head: bytes = b""
     _chunked: bool = False
@@ -137,7 +139,7 @@ class Exchange:
 
     def refuse(self, error: RouterError) -> None:
         """Answer with this error, without the rest of the request."""
-        if self._task is None:
+        if not self._served:
             self.received.refusal = error
             self._begin()
 
@@ -150,7 +152,8 @@ class Exchange:
                 self._line.tasks.discard(self._task)
 
     def _begin(self) -> None:
-        if self._first and self._task is None and (self._whole or self.received.refusal):
+        if self._first and not self._served and (self._whole or self.received.refusal):
+            self._served = True
             pieces, self.pieces = self.pieces, []
             self.received.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             self._task = self._line.loop.create_task(self._run())
@@ -163,6 +166,7 @@ class Exchange:
         finally:
             if self._task is not None:
                 self._line.tasks.discard(self._task)
+                self._task = None  # a task that was cancelled keeps the frames it was in, and with them this exchange
             if not self.response_complete:
                 self._line.transport.close()
             self.let_go()

@@ -68,6 +68,7 @@ class Patience:
         """The connection is gone."""
         if self._timer is not None:
             self._timer.cancel()
+        self._late = _nobody
 
     def _set(self) -> None:
         if self._timer is None:
@@ -98,3 +99,7 @@ class Patience:
         elif now_s >= self._read_by_s:
             self._read_by_s = inf
             self._transport.abort()
+
+
+def _nobody() -> None:
+    """Whoever was to be told is gone: to know them any longer would be a cycle."""

@@ -111,6 +111,7 @@ class EdgeProtocol(HttpToolsProtocol):
             if isinstance(cycle, Exchange) and not cycle.began:
                 cycle.let_go()
                 self._edge.abandoned(cycle.received)
+        self._line.answered = _unheard  # it leads back here: a cycle
 
     # --- clients that are given up ---
 
@@ -226,6 +227,10 @@ class EdgeProtocol(HttpToolsProtocol):
 def _proxies(allowed: str) -> ProxyHeadersMiddleware:
     """Knows which proxies are trusted: uvicorn's `forwarded_allow_ips`."""
     return ProxyHeadersMiddleware(_nothing, allowed)
+
+
+def _unheard() -> None:
+    """The client is gone."""
 
 
 async def _nothing(_scope: object, _receive: object, _send: object) -> None:

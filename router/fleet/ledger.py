@@ -12,7 +12,8 @@ from itertools import count
 
 import msgspec
 
-from router.types import InFlight, Lease, Pod, PodId, StepBegan
+from router.decision import Lease
+from router.types import InFlight, Pod, PodId, StepBegan
 
 _NOTHING = InFlight()
 _UNSEEN = StepBegan()

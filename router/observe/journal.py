@@ -11,12 +11,13 @@ import time
 from collections import OrderedDict
 from itertools import islice
 
+from router.decision import RouteDecision
 from router.observe.receipt_lines import ReceiptWriter
 from router.observe.receipts import Kept, Outcome, keep
 from router.observe.shadow import Shadows
 from router.policy.recording import record
 from router.policy.spec import Policy
-from router.types import PromptPrefix, RouteDecision, Scene
+from router.types import PromptPrefix, Scene
 
 KEEP = 1000
 

@@ -6,10 +6,11 @@ Also compares what was predicted with what came. This file never reads a clock a
 
 from __future__ import annotations
 
+from router.decision import Candidate, RouteDecision
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration, PrefillClock, PrefillObservation, TransferObservation
 from router.policy.decide import expected_ttft_ms
-from router.types import Candidate, Links, Pod, PodId, PodSpeed, RouteDecision
+from router.types import Links, Pod, PodId, PodSpeed
 
 REGRET_EVERY = 8
 """A look back at every so many requests."""

@@ -12,12 +12,13 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from router.decision import Candidate, RouteDecision
 from router.policy.decide import expected_ttft_ms
 from router.policy.explain import Explanation, PricedPlan, explain, priced
 from router.policy.price import choice_of
 from router.policy.recording import FleetLine, RecordedScene, SceneLine
 from router.policy.spec import Policy
-from router.types import Candidate, PromptPrefix, RouteDecision
+from router.types import PromptPrefix
 
 RECEIPT_BLOCK_TOKENS = 128
 """Hashes are kept for every so many tokens: a chain hash covers all that stands before it."""

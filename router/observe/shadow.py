@@ -7,19 +7,18 @@ nothing.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 import xxhash
 
+from router.decision import RouteDecision
+from router.observe.loop_lag import call_later
 from router.observe.metrics import Metrics
 from router.policy.recording import RecordedScene
 from router.policy.review import compare
 from router.policy.spec import Policy
-from router.types import RouteDecision
 
 MOST_WAITING = 256
 GATHER_S = 0.1
@@ -43,7 +42,6 @@ class Shadows:
         self._named = named
         self._metrics = metrics
         self._waiting: deque[_Waiting] = deque()
-        self._due_s = 0.0
 
     @property
     def idle(self) -> bool:
@@ -63,24 +61,19 @@ class Shadows:
             return
         self._waiting.append(_Waiting(scene, live, policy, shadow, ttft_ms))
         if len(self._waiting) == 1:
-            self._later()
+            call_later(GATHER_S, self._next)
 
-    def _later(self) -> None:
-        self._due_s = time.monotonic() + GATHER_S
-        asyncio.get_running_loop().call_later(GATHER_S, self._next)
-
-    def _next(self) -> None:
+    def _next(self, late_s: float) -> None:
         """Compare one, unless the loop is busy."""
-        now_s = time.monotonic()
-        if now_s > self._due_s + LATE_S:
-            return self._later()
+        if late_s > LATE_S:
+            call_later(GATHER_S, self._next)
+            return
         try:
             self._compare(self._waiting[0])
         finally:
             self._waiting.popleft()
             if self._waiting:
-                self._due_s = time.monotonic()
-                asyncio.get_running_loop().call_soon(self._next)
+                call_later(0.0, self._next)
 
     def _compare(self, one: _Waiting) -> None:
         found = compare(one.scene.scene(), one.live, one.policy, one.shadow)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import TypeAlias
 
+from router.decision import Candidate, Cost, Direct, Pull, RouteDecision
 from router.errors import NoReadyPod
 from router.policy.catalog import DELAYS
 from router.policy.eligible import eligible
@@ -18,7 +19,7 @@ from router.policy.plans import BYTES_PER_TOKEN, Planner, expected_cached_tokens
 from router.policy.spec import Policy
 from router.policy.split import split_candidates
 from router.policy.term import Costs, Placement
-from router.types import Candidate, Cost, Direct, Pod, PodStatus, Pull, RouteDecision, Scene
+from router.types import Pod, PodStatus, Scene
 
 Prices: TypeAlias = tuple[float, ...]
 """One for each term, in milliseconds."""

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
+from router.decision import Candidate, Split
 from router.policy.ahead import step_under_way
 from router.policy.decide import expected_ttft_ms
 from router.policy.narrow import LeftOut, left_out
@@ -22,7 +23,7 @@ from router.policy.pickers import LowestCost
 from router.policy.price import Choice, choice_of, placed
 from router.policy.spec import Policy
 from router.policy.term import CostTerm, Placement, Side, Transfer
-from router.types import Candidate, Link, Scene, Split, Tier
+from router.types import Link, Scene, Tier
 
 
 class PricedPlan(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -13,9 +13,10 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveInt
 
+from router.decision import Candidate
 from router.policy.ring import affinity_key, rendezvous, ring_order, session_key, tie_key
 from router.policy.term import Configurable
-from router.types import Candidate, Scene
+from router.types import Scene
 
 Ranked = tuple[Sequence[Candidate], str]
 

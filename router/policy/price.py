@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from router.decision import Cost, Plan, Split
 from router.policy.plans import Planner, prompt_token_count
 from router.policy.spec import Policy
 from router.policy.term import Costs, Placement, Side
-from router.types import Cost, Plan, PodId, PodStatus, Scene, Split
+from router.types import PodId, PodStatus, Scene
 
 
 class Choice(msgspec.Struct, frozen=True, omit_defaults=True):

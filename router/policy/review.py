@@ -15,12 +15,13 @@ from math import ceil
 
 import msgspec
 
+from router.decision import RouteDecision
 from router.errors import RouterError
 from router.policy.catalog import DELAYS
 from router.policy.decide import decide, expected_ttft_ms
 from router.policy.price import Choice, choice_of, price
 from router.policy.spec import Policy, parse_policy
-from router.types import RouteDecision, Scene
+from router.types import Scene
 
 YARDSTICK = parse_policy(
     {

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
+from router.decision import Candidate, Cost, Split
 from router.errors import NoReadyPod
 from router.policy.eligible import Eligible
 from router.policy.plans import Planner, most_promising
 from router.policy.spec import Policy
 from router.policy.term import Costs, Placement, Side
-from router.types import Candidate, Cost, Pod, PodStatus, Role, Scene, Split
+from router.types import Pod, PodStatus, Role, Scene
 
 MOST_OF_A_SIDE = 3
 

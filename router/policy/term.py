@@ -16,7 +16,8 @@ from typing import ClassVar, Protocol, TypeAlias
 import msgspec
 from pydantic import BaseModel, ConfigDict
 
-from router.types import BlocksByTier, Candidate, InFlight, Links, Pod, PodLoad, PodStatus, Scene, StepBegan
+from router.decision import Candidate
+from router.types import BlocksByTier, InFlight, Links, Pod, PodLoad, PodStatus, Scene, StepBegan
 
 
 class Configurable(BaseModel):

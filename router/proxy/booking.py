@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from router.decision import Candidate, Lease, Split
 from router.fleet.ledger import Ledger
 from router.policy.calibration import ALONE, Beside, PrefillClock, PrefillObservation
-from router.types import Candidate, InFlight, Lease, PodId, Split
+from router.types import InFlight, PodId
 
 
 class Booking:

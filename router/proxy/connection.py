@@ -101,6 +101,7 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
         if self._head_done and self._ends_with_connection and exc is None and not self._broken:
             self._complete = True
+        self._parser = None  # it leads back here: a cycle
         self._wake()
 
     # --- httptools ---

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from router.decision import Candidate, Plan, RouteDecision, Split
 from router.errors import NoReadyPod, RouterError, UpstreamBroken, UpstreamError
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
@@ -42,18 +43,7 @@ from router.proxy.split import Facts, Splits
 from router.proxy.story import Story, outcome_of, slice_of, timed
 from router.proxy.upstream import UpstreamPool
 from router.stores.store import PrefixStore
-from router.types import (
-    Candidate,
-    InferenceRequest,
-    Plan,
-    Pod,
-    PodId,
-    PrefixMatch,
-    PromptPrefix,
-    RouteDecision,
-    Scene,
-    Split,
-)
+from router.types import InferenceRequest, Pod, PodId, PrefixMatch, PromptPrefix, Scene
 
 UNARY_PREFILL_SLACK = 1.5
 """An unstreamed answer does not show its first token; its prefill counts as done after this times its price."""

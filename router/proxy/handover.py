@@ -12,6 +12,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
+from router.decision import Split
 from router.engines.handoff.dialect import Dialect, Handoff, Pair
 from router.errors import HandoffFailed, UpstreamError
 from router.fleet.fleet import Fleet
@@ -19,7 +20,7 @@ from router.proxy.answer import AnswerReader
 from router.proxy.booking import Booking
 from router.proxy.replies import WholeReply
 from router.proxy.story import Story
-from router.types import Pod, PodId, PodState, Split
+from router.types import Pod, PodId, PodState
 
 
 def in_same_life(fleet: Fleet, pod: Pod) -> bool:

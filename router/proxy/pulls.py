@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 
+from router.decision import Candidate
 from router.engines.catalog import DIALECTS
 from router.engines.handoff.dialect import Pair
 from router.errors import HandoffFailed
@@ -18,7 +19,7 @@ from router.proxy.legs import Legs
 from router.proxy.split import Facts
 from router.proxy.story import Story
 from router.proxy.upstream import Reply
-from router.types import Candidate, Pod, PodId
+from router.types import Pod, PodId
 
 
 class Pulls:

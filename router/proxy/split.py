@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from router.decision import Plan, Split
 from router.engines.catalog import DIALECTS
 from router.engines.handoff.dialect import Handoff, Order, Pair
 from router.errors import HandoffFailed, MalformedRequest, NoReadyPod, RouterError, UpstreamBroken
@@ -32,7 +33,7 @@ from router.proxy.replies import DecodeReply, WholeReply
 from router.proxy.story import Story
 from router.proxy.upstream import Reply
 from router.proxy.whole_stream import as_stream
-from router.types import Plan, Pod, Split
+from router.types import Pod
 
 PREFILL_PATIENCE_S = 0.5
 """Where both legs are sent at once, the prefill leg has answered by the time that the decode leg begins to, or is about

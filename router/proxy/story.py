@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from router.decision import Candidate, Direct, RouteDecision, Split
 from router.engines.catalog import DIALECTS
 from router.observe.phase import Phases
 from router.observe.receipts import Failure, Kept, Outcome
@@ -17,7 +18,7 @@ from router.policy.decide import BYTES_PER_TOKEN, expected_ttft_ms
 from router.policy.spec import Policy
 from router.proxy.answer import AnswerReader
 from router.proxy.downstream import Inbound
-from router.types import Candidate, Direct, InferenceRequest, PodId, PromptPrefix, RouteDecision, Split
+from router.types import InferenceRequest, PodId, PromptPrefix
 
 
 @dataclass(slots=True)

@@ -40,6 +40,7 @@ from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.observe.learning import Learning
+from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics
 from router.observe.shadow import Shadows
 from router.policy.calibration import Calibration
@@ -216,6 +217,7 @@ class Program:
             "handoff facts": self.handoff_facts.run,
             "idle": self._sweep_idle,
             "policies": self.policies.run,
+            "loop lag": LoopLag(self.metrics.loop_lag_s.labels().observe).run,
         }
         if feeds.parity:
             parity = ParityFeed(
@@ -369,12 +371,12 @@ class Program:
             return "published"
         return self.kv_streams.state_of(pod_id)
 
-    def _render_metrics(self) -> bytes:
+    async def _render_metrics(self) -> bytes:
         self.metrics.observe_fleet(self.fleet.snapshot, self.ledger.own(), self.store.block_holders)
         self.metrics.observe_calibration(self.learning.calibration.rows())
         if self.cluster:
             self.cluster.observe(self.metrics)
-        return self.metrics.render()
+        return await self.metrics.render_in_turns()
 
 
 def _timeouts(config: RouterConfig) -> UpstreamTimeouts:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.decision import Lease
 from router.fleet.ledger import Ledger
-from router.types import InFlight, Lease, Pod, StepBegan
+from router.types import InFlight, Pod, StepBegan
 
 MakePod = Callable[..., Pod]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from router.decision import Candidate, Cost, Direct, RouteDecision
 from router.observe.learning import REGRET_EVERY, Learning, class_key
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration, PrefillObservation
-from router.types import Candidate, Cost, Direct, Link, Links, Pod, PodSpeed, RouteDecision
+from router.types import Link, Links, Pod, PodSpeed
 
 PRIOR = PodSpeed(5.0, 0.1, 0.0)
 LINK = Link(1.0, 1e6, "rdma")

@@ -8,8 +8,9 @@ import pytest
 
 from router.config.priors import load_priors
 from router.config.shipped import shipped
+from router.decision import Pull
 from router.policy.decide import decide
-from router.types import InFlight, Link, Links, Pod, PodSpeed, PrefixMatch, PromptPrefix, Pull, Scene
+from router.types import InFlight, Link, Links, Pod, PodSpeed, PrefixMatch, PromptPrefix, Scene
 from tests.policy.scenes import BLOCK, pod, policy, prompt, ready, scene
 
 PULLING = policy("queue", "prefill", "transfer")

@@ -9,23 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from router.decision import Candidate, Cost, Direct, RouteDecision, Split
 from router.errors import ClientError, FleetError
 from router.policy.decide import BYTES_PER_TOKEN, decide, expected_ttft_ms, prompt_token_count
 from router.policy.eligible import eligible
 from router.policy.plans import Planner
 from router.policy.term import Costs
-from router.types import (
-    Candidate,
-    Cost,
-    Direct,
-    InFlight,
-    PodState,
-    PrefixMatch,
-    Role,
-    RouteDecision,
-    Scene,
-    Split,
-)
+from router.types import InFlight, PodState, PrefixMatch, Role, Scene
 from tests.policy.scenes import (
     BLOCK,
     MODEL,

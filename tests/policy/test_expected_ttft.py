@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
+from router.decision import Lease
 from router.fleet.ledger import Ledger
 from router.policy.calibration import Beside, Calibration, PrefillClock
 from router.policy.decide import decide, expected_ttft_ms
 from router.sim.virtual.batch import Batch, Job
 from router.sim.virtual.pod import VirtualPod, VirtualPodConfig, steps_under_way
 from router.sim.virtual.traffic import Ask
-from router.types import Generation, Lease, Pod, PodSpeed, PrefixMatch, PromptPrefix, Scene, StepBegan
+from router.types import Generation, Pod, PodSpeed, PrefixMatch, PromptPrefix, Scene, StepBegan
 from tests.policy.scenes import BLOCK, MODEL, POLICIES, pod, ready, scene
 
 LLAMA_70B = PodSpeed(3.755, 0.06176, 5.004e-7, 15.18, 0.03277, 2.652e-5)

@@ -7,11 +7,12 @@ from collections import defaultdict
 
 import pytest
 
+from router.decision import Candidate, Lease
 from router.fleet.ledger import Ledger
 from router.index.predicted import PredictedIndex
 from router.index.shared import HEAVY_SHARE, SharedPrefixes
 from router.policy.decide import decide
-from router.types import Candidate, Lease, PrefixMatch, PromptPrefix
+from router.types import PrefixMatch, PromptPrefix
 from tests.policy.scenes import BLOCK, POLICIES, SPEED, pod, prompt_of, ready, request, scene
 
 PODS = 4

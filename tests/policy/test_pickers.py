@@ -9,10 +9,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from router.decision import Candidate, Cost, Direct, Plan, Split
 from router.policy.decide import decide
 from router.policy.pickers import InTurn, LowestCost, RingBoundedLoad
 from router.policy.ring import affinity_key, ring_order
-from router.types import Candidate, Cost, Direct, InFlight, Plan, PodLoad, PodState, PodStatus, Scene, Split
+from router.types import InFlight, PodLoad, PodState, PodStatus, Scene
 from tests.policy.scenes import POLICIES, pod, prompt, ready, request, scene, works
 
 costs = st.lists(st.floats(0, 10_000), min_size=1, max_size=6)

@@ -10,23 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from router.decision import Direct, Pull
 from router.policy.decide import decide
 from router.policy.plans import Planner, expected_cached_tokens, most_promising, prompt_token_count
 from router.policy.term import Placement
-from router.types import (
-    BlocksByTier,
-    Direct,
-    InFlight,
-    Link,
-    Links,
-    Pod,
-    PodState,
-    PodStatus,
-    PrefixMatch,
-    PrefixTrust,
-    Pull,
-    Scene,
-)
+from router.types import BlocksByTier, InFlight, Link, Links, Pod, PodState, PodStatus, PrefixMatch, PrefixTrust, Scene
 from tests.policy.scenes import BLOCK, SPEED, holding, links, pod, policy, prompt, ready, scene
 
 LINK = Link(1.0, 1e6)

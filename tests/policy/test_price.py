@@ -5,11 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.decision import Direct, Pull, Split
 from router.errors import RouterError
 from router.policy.decide import decide
 from router.policy.price import Choice, choice_of, price
 from router.policy.spec import Policy
-from router.types import Direct, Link, Links, Pull, Scene, Split
+from router.types import Link, Links, Scene
 from tests.policy.scenes import POLICIES, holding, pod, policy, ready, scene, scenes
 
 PRICED = [

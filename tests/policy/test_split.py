@@ -9,26 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.decision import Candidate, Direct, Split
 from router.errors import ClientError, FleetError, NoReadyPod
 from router.policy.decide import decide
 from router.policy.spec import Policy
 from router.policy.split import MOST_OF_A_SIDE, fit_together
-from router.types import (
-    Candidate,
-    Direct,
-    InFlight,
-    Link,
-    Links,
-    Pod,
-    PodLoad,
-    PodState,
-    PodStatus,
-    PrefixMatch,
-    PrefixTrust,
-    Role,
-    Scene,
-    Split,
-)
+from router.types import InFlight, Link, Links, Pod, PodLoad, PodState, PodStatus, PrefixMatch, PrefixTrust, Role, Scene
 from tests.policy.scenes import SPEED, holding, pod, policy, prompt, ready, scene, speeds, works
 
 LINK = Link(1.0, 1e6)

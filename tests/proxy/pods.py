@@ -14,6 +14,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from router.decision import Candidate, Cost, Plan, RouteDecision
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
@@ -28,18 +29,7 @@ from router.proxy.headers import HeaderList
 from router.proxy.pools import Pools
 from router.proxy.story import Story
 from router.stores.local import LocalStore
-from router.types import (
-    Candidate,
-    Cost,
-    Endpoint,
-    InferenceRequest,
-    Links,
-    Plan,
-    Pod,
-    PodSpeed,
-    PromptPrefix,
-    RouteDecision,
-)
+from router.types import Endpoint, InferenceRequest, Links, Pod, PodSpeed, PromptPrefix
 
 PATIENCE_S = 5.0
 """Longest that a test waits for what must happen: only a failing one waits that long."""

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.decision import Candidate, Cost, Direct, Plan, Pull, Split
 from router.fleet.ledger import Ledger
 from router.policy.calibration import PrefillClock
 from router.proxy.booking import Booking
-from router.types import Candidate, Cost, Direct, Plan, Pod, PodSpeed, Pull, Split
+from router.types import Pod, PodSpeed
 
 
 def pod(name: str) -> Pod:

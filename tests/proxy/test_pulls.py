@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from router.types import Direct, Link, Links, Pull
+from router.decision import Direct, Pull
+from router.types import Link, Links
 from tests.proxy.pods import CHAT, Asked, town
 from tests.proxy.test_split import ANSWERING, refusing_handoffs, resetting
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from router.decision import Direct, Plan, Split
 from router.engines.catalog import DIALECTS
 from router.engines.handoff.nixl import Nixl
 from router.errors import MalformedRequest, NoReadyPod, UpstreamBroken, UpstreamTimeout
-from router.types import Direct, Generation, InFlight, Plan, PodState, PromptPrefix, Split
+from router.types import Generation, InFlight, PodState, PromptPrefix
 from tests.proxy.pods import CHAT, Asked, Behaviour, Client, Town, town
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

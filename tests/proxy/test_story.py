@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from router.decision import Candidate, Cost, Direct, Plan, RouteDecision, Split
 from router.observe.receipts import receipt
 from router.proxy.downstream import Inbound
 from router.proxy.story import Story, outcome_of
-from router.types import Candidate, Cost, Direct, Endpoint, InferenceRequest, Plan, Pod, PodSpeed, RouteDecision, Split
+from router.types import Endpoint, InferenceRequest, Pod, PodSpeed
 
 USAGE = b'{"usage": {"prompt_tokens": 50, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 48}}}'
 

@@ -34,7 +34,7 @@ async def metrics(city: City) -> dict[str, str]:
     """Samples by name, without those of time and of what happens by itself."""
     lines = (await city.client.get("/metrics")).text.splitlines()
     samples = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    own_will = ("index", "calibration", "kv_events", "process_", "python_")
+    own_will = ("index", "calibration", "kv_events", "loop_lag", "process_", "python_")
     return {name: value for name, value in samples.items() if not any(part in name for part in own_will)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import httpx
@@ -206,3 +207,16 @@ async def test_a_configured_model_without_a_pod_is_unavailable_not_unknown(open_
         answer = await city.chat(opening("dawn"))
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "no_ready_pod"
+
+
+async def test_the_router_says_how_late_its_loop_is(open_city: OpenCity) -> None:
+    """From its start on, whether or not anybody asks it for anything."""
+    async with open_city(pods=0, wait=False) as city:
+
+        async def told() -> bool:
+            found = re.search(
+                r"^warmroute_loop_lag_seconds_count (\S+)", (await city.client.get("/metrics")).text, re.M
+            )
+            return found is not None and float(found.group(1)) > 0
+
+        await city.until(told)

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from pydantic import NonNegativeFloat, NonNegativeInt
 
+from router.decision import Candidate
 from router.policy.peers.reading import inflight_of, lowest_first, match_share
 from router.policy.pickers import Ranked
 from router.policy.term import Configurable
-from router.types import Candidate, Scene
+from router.types import Scene
 
 
 class AibrixPrefixCache(Configurable):

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from pydantic import NonNegativeFloat
 
+from router.decision import Candidate
 from router.policy.peers.reading import inflight_of, lowest_first, uncached_tokens
 from router.policy.pickers import Ranked
 from router.policy.term import Configurable
-from router.types import Candidate, Scene
+from router.types import Scene
 
 
 class Dynamo(Configurable):

@@ -7,11 +7,12 @@ from typing import Annotated
 
 from pydantic import Field
 
+from router.decision import Candidate
 from router.policy.peers.reading import inflight_of
 from router.policy.pickers import Ranked
 from router.policy.ring import rendezvous, tie_key
 from router.policy.term import Configurable
-from router.types import Candidate, Scene
+from router.types import Scene
 
 
 class KubeaiChwbl(Configurable):

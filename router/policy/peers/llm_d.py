@@ -7,10 +7,11 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
+from router.decision import Candidate
 from router.policy.peers.reading import inflight_of, lowest_first, match_share, uncached_tokens
 from router.policy.pickers import Ranked
 from router.policy.term import Configurable
-from router.types import Candidate, Scene
+from router.types import Scene
 
 
 class LlmD(Configurable):

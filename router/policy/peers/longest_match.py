@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from router.decision import Candidate
 from router.policy.peers.reading import lowest_first, match_share
 from router.policy.pickers import Ranked
 from router.policy.term import Configurable
-from router.types import Candidate, Scene
+from router.types import Scene
 
 
 class LongestMatch(Configurable):

@@ -7,10 +7,11 @@ from typing import Annotated
 
 from pydantic import Field
 
+from router.decision import Candidate, Cost, Direct, Pull
 from router.policy.peers.reading import lowest_first
 from router.policy.pickers import LowestCost, Ranked
 from router.policy.term import Configurable
-from router.types import Candidate, Cost, Direct, Link, Pull, Scene
+from router.types import Link, Scene
 
 
 class MooncakeConductor(Configurable):

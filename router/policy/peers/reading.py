@@ -11,7 +11,8 @@ from typing import Any
 
 import xxhash
 
-from router.types import Candidate, InFlight, PrefixTrust, Scene
+from router.decision import Candidate
+from router.types import InFlight, PrefixTrust, Scene
 
 _IDLE = InFlight()
 

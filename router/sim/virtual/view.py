@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from pydantic import ConfigDict
 
+from router.decision import Lease, RouteDecision
 from router.fleet.ledger import Ledger
 from router.index.masks import HolderMasks
 from router.index.predicted import PredictedIndex
@@ -27,7 +28,6 @@ from router.types import (
     Generation,
     InferenceRequest,
     InFlight,
-    Lease,
     Links,
     Pod,
     PodId,
@@ -36,7 +36,6 @@ from router.types import (
     PodStatus,
     PrefixMatch,
     PromptPrefix,
-    RouteDecision,
     Scene,
     StepBegan,
     Tier,

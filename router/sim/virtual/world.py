@@ -16,6 +16,7 @@ from itertools import count, cycle
 from random import Random
 from typing import Any, TypeAlias
 
+from router.decision import Lease, Pull, RouteDecision, Split
 from router.errors import ConfigError, RouterError
 from router.fleet.ledger import Ledger
 from router.policy.decide import expected_ttft_ms
@@ -27,7 +28,7 @@ from router.sim.virtual.outcome import Outcome, PodUse, Run
 from router.sim.virtual.pod import VirtualPod, steps_under_way
 from router.sim.virtual.traffic import Ask, Session, Traffic
 from router.sim.virtual.view import Knowledge, RouterView
-from router.types import BlockHash, Generation, Lease, Pod, Pull, RouteDecision, Split, Tier
+from router.types import BlockHash, Generation, Pod, Tier
 
 Progressed: TypeAlias = Callable[[int], None]
 """Told how many requests have ended so far."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from router.decision import RouteDecision
 from router.policy.decide import decide
 from router.policy.spec import Policy
 from router.policy.term import Picker
-from router.types import InFlight, PrefixMatch, RouteDecision, Scene
+from router.types import InFlight, PrefixMatch, Scene
 from tests.policy.scenes import BLOCK, POLICIES, pod, prompt, ready, scene
 
 BLOCKS = 100

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from router.decision import Candidate, Direct, Pull
 from router.policy.peers.mooncake_conductor import MooncakeConductor
-from router.types import Candidate, Direct, InFlight, Link, Links, Pull, Scene
+from router.types import InFlight, Link, Links, Scene
 from tests.policy.peers.fleets import BLOCKS, IDLE, TOKENS, chosen, decided, fleet
 from tests.policy.scenes import SPEED, pod, works
 

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from router.decision import Direct
 from router.errors import ClientError, FleetError
 from router.policy.decide import decide
 from router.policy.spec import Policy
-from router.types import Direct, InFlight, Link, Links, Scene
+from router.types import InFlight, Link, Links, Scene
 from tests.policy.peers.fleets import BLOCKS, IDLE, busy, chosen, decided, fleet
 from tests.policy.scenes import POLICIES, request, scenes
 

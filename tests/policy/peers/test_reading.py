@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.decision import Candidate
 from router.policy.decide import decide
 from router.policy.peers.reading import drawn, inflight_of, lowest_first, match_share, uncached_tokens
-from router.types import Candidate, InFlight, PrefixTrust, Scene
+from router.types import InFlight, PrefixTrust, Scene
 from tests.policy.peers.fleets import BLOCKS, TOKENS, busy, fleet
 from tests.policy.scenes import POLICIES, pod, prompt_of, request, scene
 

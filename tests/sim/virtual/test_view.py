@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from router.config.schema import Index
+from router.decision import Candidate, RouteDecision
 from router.policy.spec import Policy
 from router.sim.virtual.view import Knowledge, RouterView
-from router.types import Candidate, Generation, InFlight, Links, PodLoad, RouteDecision, Tier
+from router.types import Generation, InFlight, Links, PodLoad, Tier
 from tests.sim.virtual.conftest import equal_pods, small_pod
 
 PROMPT = [1, 2, 3, 4]

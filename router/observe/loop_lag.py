@@ -1,0 +1,43 @@
+"""How late does the event loop come to what is due?
+
+Whatever computes for long in the loop, or a machine that gives it no core, delays every request by as much; a timer
+that looks how late it is feels the same. This file never finds out who was to blame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+LOOK_S = 0.01
+"""Between two looks. A stall of half of it is met by one of two."""
+
+
+def call_later(delay_s: float, call: Callable[[float], None]) -> asyncio.TimerHandle:
+    """Call once, in `delay_s`, with the seconds that it then came late (0 or more). The loop's own clock is too coarse
+    for that: uvloop's counts milliseconds."""
+    due_s = time.monotonic() + delay_s
+    return asyncio.get_running_loop().call_later(delay_s, lambda: call(max(0.0, time.monotonic() - due_s)))
+
+
+class LoopLag:
+    """Tells `observe` how late, in seconds, the loop came to each look."""
+
+    def __init__(self, observe: Callable[[float], None]) -> None:
+        self._observe = observe
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        self._look_later()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self._timer.cancel()
+
+    def _look_later(self) -> None:
+        self._timer = call_later(LOOK_S, self._look)
+
+    def _look(self, late_s: float) -> None:
+        self._observe(late_s)
+        self._look_later()

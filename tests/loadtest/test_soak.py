@@ -1,0 +1,125 @@
+"""Is what stays behind found, and does a client leave when it should?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+
+from loadtest.bodies import MARKER
+from loadtest.soak import Asker, Bodies, End, Sample, Soaked, connected, growth, left_behind, results
+
+METRICS = """
+warmroute_in_flight_requests 2.0
+warmroute_pod_in_flight_requests{pod="pod-0"} 1.0
+warmroute_pod_in_flight_requests{pod="pod-1"} 3.0
+warmroute_requests_total{endpoint="chat",model="m",result="ok"} 7.0
+warmroute_requests_total{endpoint="chat",model="n",result="ok"} 1.0
+warmroute_requests_total{endpoint="chat",model="m",result="client_gone"} 4.0
+"""
+TCP = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1
+   1: 0100007F:1F90 0100007F:C350 01 00000000:00000000 00:00000000 00000000     0        0 2
+   2: 0100007F:C350 0100007F:1F90 01 00000000:00000000 00:00000000 00000000     0        0 3
+   3: 0100007F:1F90 0100007F:C351 06 00000000:00000000 00:00000000 00000000     0        0 4
+   4: 0100007F:1F90 0100007F:C352 08 00000000:00000000 00:00000000 00000000     0        0 5
+"""
+
+
+def test_memory_counts_from_the_end_of_the_first_tenth() -> None:
+    """Caches fill until then; a trend is per request."""
+    samples = [Sample(0, 0, 10), Sample(1, 100, 1000), Sample(2, 600, 2000), Sample(3, 1000, 2800)]
+    grown = growth(samples, 1000)
+    assert grown
+    assert (grown.first_bytes, grown.last_bytes) == (1000, 2800)
+    assert grown.bytes_per_request == pytest.approx(2.0)
+    assert growth(samples[:2], 1000) is None
+
+
+def test_gauges_and_results_are_summed_over_their_labels() -> None:
+    """By name, and by how requests ended."""
+    assert left_behind(METRICS) == {"warmroute_in_flight_requests": 2, "warmroute_pod_in_flight_requests": 4}
+    assert results(METRICS) == {"ok": 8, "client_gone": 4}
+
+
+def test_clients_that_are_connected_are_counted_at_the_routers_end() -> None:
+    """Neither the listening socket nor the other ends, nor what only waits for its time to be over."""
+    assert connected(TCP, 8080) == 2
+    assert connected(TCP, 9090) == 0
+
+
+@pytest.mark.parametrize(
+    ("ends", "left", "clean"),
+    [
+        ({End.ANSWERED: 5, End.LEFT_AMID: 1}, 0.0, True),
+        ({End.ANSWERED: 5, End.REFUSED: 1}, 0.0, False),
+        ({End.ANSWERED: 5, End.HUNG_UP: 1}, 0.0, False),
+        ({End.ANSWERED: 5}, 1.0, False),
+    ],
+)
+def test_it_is_clean_when_nothing_failed_and_nothing_stayed(ends: dict[End, int], left: float, clean: bool) -> None:
+    """Clients that left are no failure."""
+    counted = Counter({end.value: count for end, count in ends.items()})
+    assert Soaked(6, counted, left_behind={"gauge": left}).clean is clean
+
+
+def test_every_request_is_unlike_all_others() -> None:
+    """Its marker is replaced by its number; its length is told."""
+    bodies = Bodies([b"{streamed %b}" % MARKER.encode()], [b"{whole %b}" % MARKER.encode()])
+    first, second = bodies.request(1, stream=True), bodies.request(2, stream=True)
+    assert first != second
+    assert first.endswith(b"content-length: 27\r\n\r\n{streamed 0000000000000001}")
+    assert b"{whole " in bodies.request(1, stream=False)
+
+
+ANSWERS = {
+    b"whole": b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok",
+    b"streamed": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+    b"endless": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n2\r\nok\r\n",
+    b"refused": b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n",
+    b"silent": b"",
+}
+
+
+@pytest.fixture
+async def asker() -> AsyncIterator[Asker]:
+    """Connected to a server that answers to words, and hangs up on those that it does not know."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while (word := await reader.read(100)) in ANSWERS:
+            writer.write(ANSWERS[word])
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        _, one = await asyncio.get_running_loop().create_connection(Asker, "127.0.0.1", port)
+        yield one
+        one.close()
+
+
+@pytest.mark.net
+@pytest.mark.anyio
+async def test_one_connection_carries_one_answer_after_another(asker: Asker) -> None:
+    """Streamed or not, until the router hangs up."""
+    asked = [await asker.ask(word) for word in (b"whole", b"streamed", b"refused", b"whole", b"unknown")]
+    assert asked == [End.ANSWERED, End.ANSWERED, End.REFUSED, End.ANSWERED, End.HUNG_UP]
+    assert asker.lost
+
+
+@pytest.mark.net
+@pytest.mark.anyio
+async def test_a_client_leaves_at_once_or_amid_the_stream(asker: Asker) -> None:
+    """Without waiting for what may never come; nothing can be asked on that connection any more."""
+    assert await asker.ask(b"silent", leave_after_s=0.0) is End.LEFT_AT_ONCE
+    assert asker.lost
+
+
+@pytest.mark.net
+@pytest.mark.anyio
+async def test_a_client_leaves_after_so_many_pieces(asker: Asker) -> None:
+    """The rest of the stream is not waited for."""
+    assert await asker.ask(b"endless", leave_after_pieces=2) is End.LEFT_AMID
+    assert asker.lost

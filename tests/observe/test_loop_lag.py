@@ -1,0 +1,46 @@
+"""A loop that is held up is noticed by those who wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from router.observe.loop_lag import LOOK_S, LoopLag, call_later
+
+pytestmark = pytest.mark.anyio
+
+STALL_S = 0.03
+
+
+def hold_up(seconds: float) -> None:
+    """Compute for so long, as a bad neighbour on the loop would."""
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        pass
+
+
+async def test_a_call_is_told_how_late_it_comes() -> None:
+    """Whatever held the loop up when it was due."""
+    late: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+    call_later(LOOK_S, late.set_result)
+    hold_up(LOOK_S + STALL_S)
+    assert await late >= STALL_S
+
+
+async def test_a_stall_shows_in_the_looks_that_go_on_after_it() -> None:
+    """The first look is late by it, and others follow until the feed ends."""
+    seen: list[float] = []
+    feed = asyncio.create_task(LoopLag(seen.append).run())
+    await asyncio.sleep(0)
+    hold_up(LOOK_S + STALL_S)
+    while len(seen) < 3:
+        await asyncio.sleep(LOOK_S)
+    assert seen[0] >= STALL_S
+    assert min(seen) >= 0.0
+    feed.cancel()
+    await asyncio.gather(feed, return_exceptions=True)
+    last = len(seen)
+    await asyncio.sleep(3 * LOOK_S)
+    assert len(seen) == last
