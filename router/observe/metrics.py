@@ -82,6 +82,7 @@ class Metrics:
         self._declare_handoffs(r)
         self._declare_prices(r)
         self._declare_index(r)
+        self._declare_workers(r)
         self._declare_shadow(r)
         self._declare_policies(r)
         self.slices = Slices(r, _SECONDS)
@@ -181,6 +182,17 @@ class Metrics:
             registry=r,
         )
         self.replicas = Gauge("warmroute_other_replicas", "Other routers that were heard of lately.", registry=r)
+
+    def _declare_workers(self, r: CollectorRegistry) -> None:
+        """Those of a router of several processes."""
+        self.workers = Gauge("warmroute_workers", "Processes that serve as this router.", registry=r)
+        self.workers.set(1)
+        self.untold = Counter(
+            "warmroute_worker_news_untold",
+            "Times that a worker was not told what others did, because it did not listen; it is told all of it later.",
+            [],
+            registry=r,
+        )
 
     def _declare_shadow(self, r: CollectorRegistry) -> None:
         """Those of a policy that decides beside the live one, and of receipts."""
