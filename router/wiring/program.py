@@ -125,7 +125,7 @@ class Program:
         self.app = self._app()
 
     def _beside(self, place: Place, local: LocalStore) -> Beside:
-        owners = Owners(self.fleet, self.ledger, self.breaker, local, self.learning)
+        owners = Owners(self.fleet, self.ledger, self.breaker, local, self.learning, self._classes)
         return Beside(place, owners, self.orders, self.metrics, self._observe, self.records.journal.find)
 
     # --- the edge ---

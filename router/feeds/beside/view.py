@@ -2,7 +2,7 @@
 
     work         each worker's sums in flight, by pod; they end with it
     held         what is held against a pod, failures and lateness; whoever ejects a pod ejects it for all
-    dispatched   the blocks of every prompt that was sent somewhere
+    dispatched   the blocks of every prompt that was sent somewhere: for the index, and for what goes on from it
     lessons      what pods and links have shown of their speed
     loads        what pods said of themselves: each is asked as often as by one router, by the workers in turn
     orders       pods that people added, removed and drained while serving
@@ -27,6 +27,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.observe.learning import Computed, Learning, Lesson
 from router.policy.calibration import UnreadableCalibration
+from router.policy.classes import Classes
 from router.stores.local import LocalStore
 from router.types import BlockHash, InFlight, PodId, PodLoad, PodState
 
@@ -85,6 +86,7 @@ class Owners:
     breaker: Breaker
     local: LocalStore
     learning: Learning
+    classes: Classes
 
 
 class SharedView:
@@ -198,6 +200,7 @@ class SharedView:
         for sent in found.dispatched:
             blocks = array(_HASH_TYPE, sent.blocks).tolist()
             owners.local.hear(sent.pod, blocks, now_s, ttl_s=sent.ttl_s, capacity_blocks=sent.capacity_blocks)
+            owners.classes.hear(blocks, now_s)
         for lesson in found.lessons:
             self._hear_lesson(lesson)
         for pod, load in found.loads.items():
