@@ -14,7 +14,7 @@ import socket
 import sys
 from asyncio.subprocess import Process
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -34,16 +34,19 @@ log = structlog.get_logger()
 
 
 def bound(listen: Listen, *, alone: bool = False) -> socket.socket:
-    """A socket on the address. All workers may bind it; `alone`, nobody else. Raises `ConfigError`."""
+    """A socket on the address, which does not listen yet. All workers may bind it; `alone`, only where nobody listens.
+    Raises `ConfigError`."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        taken = socket.socket(family, kind, protocol)
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if not alone:
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        taken.bind(address)
+        with ExitStack() as unless_bound:
+            taken = unless_bound.enter_context(socket.socket(family, kind, protocol))
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if not alone:
+                taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            taken.bind(address)
+            unless_bound.pop_all()
     except OSError as error:
         raise ConfigError(f"{listen.host}:{listen.port}: {error}") from error
     return taken

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from itertools import count
+from operator import attrgetter
 
 import msgspec
 
@@ -258,5 +259,8 @@ def _sum(one: InFlight, other: InFlight, head: InFlight) -> InFlight:
 def _beside(one: InFlight, other: InFlight) -> InFlight:
     """Workers of one router have one clock: of two heads the pod works on the one that is first for longer. What other
     replicas' prefill has done so far is not known here: they have no head."""
-    later = not one.head_ms or (other.head_ms > 0 and other.head_since_s < one.head_since_s)
-    return _sum(one, other, head=other if later else one)
+    heads = [work for work in (one, other) if work.head_ms]
+    return _sum(one, other, head=min(heads, key=_head_since_s) if heads else _NOTHING)
+
+
+_head_since_s = attrgetter("head_since_s")

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import structlog
 
 from router.config.schema import PodConfig
+from router.errors import ConfigError
 from router.feeds.policies import PolicyFeed, Reload
 from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
@@ -79,7 +80,10 @@ class Orders:
 
     def _obey_pod(self, url: str, wanted: str) -> None:
         if wanted:
-            self._add(PodConfig.model_validate_json(wanted))
+            try:
+                self._add(PodConfig.model_validate_json(wanted))
+            except ConfigError as error:  # it was right where it was ordered
+                log.error("a pod that another worker took up cannot be taken up here", pod=url, why=str(error))
             return
         known = [status.pod.id for status in self._fleet.snapshot.pods if status.pod.url == url]
         for pod_id in known[:1]:

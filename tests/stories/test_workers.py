@@ -164,6 +164,10 @@ async def test_two_workers_serve_as_one_router_until_both_have_drained(router: R
         for client in (one, two):
             await seen(client, id=pod, state="ready")
         await one_breaker(router, one, two)
+        router.process.send_signal(signal.SIGHUP)
+        for client in (one, two):
+            while b'warmroute_policy_reloads_total{result="ok"}' not in (await client.get("/metrics")).content:
+                await asyncio.sleep(0.01)
         async with AsyncExitStack() as stack:
             streams = [await stack.enter_async_context(stream(client, "tides", 100)) for client in (one, two)]
             router.process.send_signal(signal.SIGTERM)

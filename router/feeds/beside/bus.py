@@ -81,7 +81,7 @@ class Bus:
                     group.create_task(self._keep_speaking(other))
         finally:
             server.close()
-            for speaking in self._speaking.values():
+            for speaking in tuple(self._speaking.values()):
                 speaking.close()
             for hearing in tuple(self._heard.values()):
                 hearing.close()
@@ -119,16 +119,24 @@ class Bus:
         while True:
             appeared.clear()
             with suppress(OSError):  # not there, or no longer
-                _, speaking = await loop.create_unix_connection(lambda: _Speaking(self._greeting), path)
-                self._speaking[other] = speaking
+                _, speaking = await loop.create_unix_connection(lambda: _Speaking(self, other), path)
                 await speaking.ended
-                del self._speaking[other]
             with suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_S):
                     await appeared.wait()
 
-    def _greeting(self) -> bytes:
+    def greeting(self) -> bytes:
+        """Who speaks, and everything that there is to know."""
         return _frame(HELLO, self.number.to_bytes(NUMBER_BYTES, "little")) + _frame(NEWS, self._worker.whole())
+
+    def speaks(self, speaking: _Speaking) -> None:
+        """From now on, what is said goes there: nothing is said between the greeting and this."""
+        self._speaking[speaking.other] = speaking
+
+    def speaks_no_more(self, speaking: _Speaking) -> None:
+        """The connection is over."""
+        if self._speaking.get(speaking.other) is speaking:
+            del self._speaking[speaking.other]
 
     # --- what the others say ---
 
@@ -166,10 +174,11 @@ class Bus:
 
 
 class _Speaking(asyncio.Protocol):
-    """The connection to one other worker. `greeting` is said first, and again after nothing could be said."""
+    """The connection to one other worker. The greeting is said first, and again after nothing could be said."""
 
-    def __init__(self, greeting: Callable[[], bytes]) -> None:
-        self._greeting = greeting
+    def __init__(self, bus: Bus, other: int) -> None:
+        self._bus = bus
+        self.other = other
         self._listens = True
         self._transport: asyncio.Transport | None = None
         self.ended = asyncio.get_running_loop().create_future()
@@ -177,10 +186,12 @@ class _Speaking(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=MOST_UNTAKEN_BYTES)
-        self._transport.write(self._greeting())
+        self._transport.write(self._bus.greeting())
+        self._bus.speaks(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._bus.speaks_no_more(self)
         if not self.ended.done():
             self.ended.set_result(None)
 
@@ -190,7 +201,7 @@ class _Speaking(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._listens = True
         if self._transport is not None:
-            self._transport.write(self._greeting())
+            self._transport.write(self._bus.greeting())
 
     def say(self, frame: bytes) -> bool:
         """False where it is not told."""

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.feeds.beside.view import GATHER_S
+from router.feeds.beside.view import GATHER_S, LESSON_S
 from router.fleet.lifecycle import PodEvent
+from router.observe.learning import Learning
 from router.policy.calibration import PrefillObservation
 from router.types import InFlight, Lease, PodLoad, PodState
 from tests.feeds.beside.views import PODS, SPEED, Town, pod, prefix
@@ -160,14 +161,15 @@ def test_what_one_worker_sent_counts_as_cached_for_all() -> None:
     assert two.owners.local.blocks(prefix(1, 2, 9), town.now_s + 6.0) == {}
 
 
-def test_workers_learn_the_same_from_what_any_of_them_sees() -> None:
+def test_workers_learn_from_what_any_of_them_sees() -> None:
     """And one that begins starts with it."""
     town = Town()
     one, two = town.workers
     for number in (0, 1, 1, 0, 0, 1):
-        town.workers[number].owners.learning.prefilled(pod("a"), SEEN)
-        town.workers[number].owners.learning.moved(pod("a"), pod("b"), 1000, 50.0, 0)
-        town.settle()
+        for learn in (lambda learning: learning.prefilled(pod("a"), SEEN), move):
+            town.now_s += LESSON_S
+            learn(town.workers[number].owners.learning)
+            town.settle()
     new = town.replace(1)
     speeds = [each.owners.learning.calibration.speed("m/vllm/default", "a", SPEED) for each in (one, two, new)]
     assert speeds[0] == speeds[1] == speeds[2] != SPEED
@@ -175,6 +177,21 @@ def test_workers_learn_the_same_from_what_any_of_them_sees() -> None:
     assert link
     links = [each.owners.learning.calibration.link("rdma", link) for each in (one, two, new)]
     assert links[0] == links[1] == links[2] != link
+
+
+def move(learning: Learning) -> None:
+    learning.moved(pod("a"), pod("b"), 1000, 50.0, 0)
+
+
+def test_of_many_lessons_the_others_are_told_some() -> None:
+    """What all of them together see is too much for each to learn from."""
+    town = Town()
+    for _ in range(20):
+        town.workers[0].owners.learning.prefilled(pod("a"), SEEN)
+        town.now_s += LESSON_S / 10
+    town.settle()
+    one, two = (next(worker.owners.learning.calibration.rows()) for worker in town.workers)
+    assert 0 < two.confidence < one.confidence
 
 
 def test_a_load_that_one_worker_was_told_is_known_to_all_unless_they_know_better() -> None:
