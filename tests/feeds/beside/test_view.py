@@ -82,6 +82,20 @@ def test_a_worker_that_dies_leaves_no_lease_behind() -> None:
     assert set(other.inflight()) == set(new.inflight()) == {"b"}
 
 
+def test_what_ended_while_a_worker_did_not_listen_is_over_for_it_too() -> None:
+    """The whole takes the place of all that was told before."""
+    town = Town()
+    one, two = town.workers
+    lease = one.owners.ledger.book(pod("a"), 100, 0, town.now_s)
+    town.settle()
+    town.deaf.add(1)
+    one.owners.ledger.release(lease, town.now_s)
+    town.settle()
+    assert set(two.inflight()) == {"a"}
+    town.reconnect()
+    assert not two.inflight()
+
+
 def test_a_pod_that_computes_for_another_worker_teaches_nothing_about_its_speed() -> None:
     """A window in which prompts of two workers met shows the time of both."""
     town = Town()
