@@ -87,6 +87,10 @@ class Beside:
                     await asyncio.sleep(POLL_S)
         return self._view.used_elsewhere
 
+    def begin(self) -> None:
+        """The pods are known: take in what others have sent there."""
+        self._view.begin()
+
     async def render(self) -> bytes:
         """The metrics of all workers."""
         self._metrics.workers.set(1 + self._bus.heard)

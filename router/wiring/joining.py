@@ -48,6 +48,7 @@ class Joining:
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             log.warning("serving before all pods are known", unused=self._unused(used))
+        beside.begin()
 
     def _untested(self) -> list[PodId]:
         """Pods that may yet prove that their tokens and hashes are ours."""

@@ -224,7 +224,9 @@ async def test_a_killed_worker_costs_its_own_requests_alone_and_all_end_with_a_k
     async with router.clients() as clients:
         for client in clients.values():
             assert await seen(client, state="draining") == [drained]
-            assert (await chat(client, "deserts")).headers["x-warmroute-pod"] != drained
+            answer = await chat(client, "deserts")
+            assert answer.headers["x-warmroute-pod"] != drained
+            assert int(answer.headers["x-warmroute-cached-tokens"]) > 0
     workers = router.workers()
     router.process.kill()
     await router.process.wait()

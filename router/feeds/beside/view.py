@@ -22,6 +22,7 @@ from typing import Protocol
 
 import msgspec
 
+from router.feeds.beside.recent import Dispatch, Recent
 from router.fleet.breaker import Breaker, Held
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
@@ -29,22 +30,13 @@ from router.observe.learning import Computed, Learning, Lesson
 from router.policy.calibration import UnreadableCalibration
 from router.policy.classes import Classes
 from router.stores.local import LocalStore
-from router.types import BlockHash, InFlight, PodId, PodLoad, PodState
+from router.types import BlockHash, InFlight, Pod, PodId, PodLoad, PodState
 
 GATHER_S = 0.001
 """Between two times that the others are told something."""
 LESSON_S = 0.01
 """Between two lessons that the others are told: each takes 40 us to learn, and any hundred a second teach the same."""
 _HASH_TYPE = "Q"
-
-
-class Dispatch(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt was sent to a pod; `blocks` as 64-bit numbers of this machine."""
-
-    pod: PodId
-    blocks: bytes
-    ttl_s: float
-    capacity_blocks: int | None
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -112,11 +104,15 @@ class SharedView:
         self._news = News()
         self._work: set[PodId] = set()
         self._held: set[PodId] = set()
+        self._recent = Recent()
+        self._early: list[Dispatch] | None = []
+        """What was heard before `begin`: a pod that a worker gets to know has nothing sent to it."""
         self._orders: dict[str, Order] = {}
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(News).decode
         self.used_elsewhere: set[PodId] = set()
         """Pods that others sent requests to when this one began."""
+        owners.fleet.listen(self._forget_the_gone)
         owners.ledger.told = self._worked
         owners.breaker.told = self._holds
         owners.local.told = self._dispatched
@@ -148,6 +144,7 @@ class SharedView:
                 whole=True,
                 work=dict(owners.ledger.own()),
                 held=dict(owners.breaker.held()),
+                dispatched=self._recent.alive(self._clock()),
                 loads={status.pod.id: status.load for status in owners.fleet.snapshot.pods},
                 orders=self._orders,
                 calibration=owners.learning.calibration.dump(),
@@ -175,8 +172,14 @@ class SharedView:
         self._due_soon()
 
     def _dispatched(self, pod: PodId, blocks: Sequence[BlockHash], ttl_s: float, capacity_blocks: int | None) -> None:
-        self._news.dispatched.append(Dispatch(pod, array(_HASH_TYPE, blocks).tobytes(), ttl_s, capacity_blocks))
+        sent = Dispatch(pod, array(_HASH_TYPE, blocks).tobytes(), ttl_s, capacity_blocks)
+        self._recent.add(sent, self._clock())
+        self._news.dispatched.append(sent)
         self._due_soon()
+
+    def _forget_the_gone(self, pod: Pod, old: PodState, new: PodState) -> None:
+        if new is old or new is PodState.GONE:
+            self._recent.forget(pod.id)
 
     def _learnt(self, lesson: Lesson) -> None:
         now_s = self._clock()
@@ -192,6 +195,12 @@ class SharedView:
 
     # --- what is heard ---
 
+    def begin(self) -> None:
+        """The pods are known: from now on it counts what was sent to them."""
+        early, self._early = self._early or (), None
+        for sent in early:
+            self._hear_dispatch(sent)
+
     def hear(self, worker: int, news: bytes) -> None:
         """Another worker said this. Raises `ValueError` where it means nothing."""
         found, owners, now_s = self._decode(news), self._owners, self._clock()
@@ -203,9 +212,7 @@ class SharedView:
         for pod, held in found.held.items():
             owners.breaker.hear(pod, held, now_s)
         for sent in found.dispatched:
-            blocks = array(_HASH_TYPE, sent.blocks).tolist()
-            owners.local.hear(sent.pod, blocks, now_s, ttl_s=sent.ttl_s, capacity_blocks=sent.capacity_blocks)
-            owners.classes.hear(blocks, now_s)
+            self._hear_dispatch(sent)
         for lesson in found.lessons:
             self._hear_lesson(lesson)
         for pod, load in found.loads.items():
@@ -229,6 +236,14 @@ class SharedView:
         for pod, work in rows.items():
             if work is not None and work.prefill_requests:
                 self._owners.learning.clock(pod).disturbed()
+
+    def _hear_dispatch(self, sent: Dispatch) -> None:
+        if self._early is not None:
+            self._early.append(sent)
+            return
+        owners, blocks, now_s = self._owners, array(_HASH_TYPE, sent.blocks).tolist(), self._clock()
+        owners.local.hear(sent.pod, blocks, now_s, ttl_s=sent.ttl_s, capacity_blocks=sent.capacity_blocks)
+        owners.classes.hear(blocks, now_s)
 
     def _hear_lesson(self, lesson: Lesson) -> None:
         fleet, learning = self._owners.fleet, self._owners.learning

@@ -193,6 +193,18 @@ def test_workers_learn_from_what_any_of_them_sees() -> None:
     assert links[0] == links[1] == links[2] != link
 
 
+def test_a_worker_that_begins_is_told_what_was_sent_lately() -> None:
+    """But not to a pod that has lost its cache since."""
+    town = Town()
+    one, two = town.workers
+    for name, blocks in (("a", (1, 2, 3)), ("b", (1, 2))):
+        one.owners.local.record(name, prefix(*blocks), town.now_s, ttl_s=5.0, capacity_blocks=None)
+    town.settle()
+    for worker in (one, two):
+        worker.owners.fleet.restarted("b")
+    assert town.replace(1).owners.local.blocks(prefix(1, 2, 3), town.now_s) == {"a": (3, 0, 0, 0)}
+
+
 def move(learning: Learning) -> None:
     learning.moved(pod("a"), pod("b"), 1000, 50.0, 0)
 

@@ -83,6 +83,7 @@ class Town:
         self._due: list[Callable[[], None]] = []
         for number in range(workers):
             self.workers.append(Worker(number, self))
+            self.workers[number].view.begin()
 
     def later(self, after_s: float, call: Callable[[], None]) -> None:
         self.waits.append(after_s)
@@ -108,5 +109,8 @@ class Town:
             if other.number != number:
                 other.view.lost(number)
                 new.view.hear(other.number, other.view.whole())
+        for name in PODS:  # as by the feed of its KV events
+            new.owners.local.forget(name)
+        new.view.begin()
         self.workers[number] = new
         return new
