@@ -23,11 +23,12 @@ from router.config.schema import PodConfig
 from router.errors import ConfigError, MalformedRequest, MethodNotAllowed, RouterError, UnknownEndpoint
 from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
-from router.types import PodState, PodStatus
+from router.types import PodId, PodState, PodStatus
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 AddPod = Callable[[PodConfig], None]
 RemovePod = Callable[[str], bool]
+DrainPod = Callable[[PodId, PodEvent], PodState]
 
 
 class App:
@@ -51,6 +52,7 @@ def own_app(
     describe_pods: Callable[[], list[dict[str, Any]]],
     add_pod: AddPod,
     remove_pod: RemovePod,
+    drain_pod: DrainPod,
     explain: ExplainRoutes,
     lifespan: Lifespan,
     describe_policies: Callable[[], dict[str, str]],
@@ -61,7 +63,7 @@ def own_app(
     _health(app, fleet, describe_policies)
     _models(app, fleet)
     _admin(app, describe_pods, add_pod, remove_pod)
-    _drain(app, fleet)
+    _drain(app, fleet, drain_pod)
     explain.add_to(app)
     _errors(app)
 
@@ -146,14 +148,14 @@ def _admin(
         return {"status": "gone", "pod": pod_id}
 
 
-def _drain(app: FastAPI, fleet: Fleet) -> None:
+def _drain(app: FastAPI, fleet: Fleet, drain_pod: DrainPod) -> None:
     """A draining pod keeps what it has and gets nothing new; undrained, it joins again through a probe."""
 
     def tell(request: Request, pod_id: str, event: PodEvent) -> dict[str, str]:
         only_local(request)
         if fleet.status(pod_id) is None:
             raise HTTPException(404, f"There is no pod `{pod_id}`.")
-        return {"status": fleet.event(pod_id, event).value, "pod": pod_id}
+        return {"status": drain_pod(pod_id, event).value, "pod": pod_id}
 
     @app.post("/admin/pods/{pod_id:path}/drain")
     async def drain(request: Request, pod_id: str) -> dict[str, str]:

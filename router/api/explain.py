@@ -27,9 +27,11 @@ Read = Callable[[Endpoint, HeaderList, bytes, str], InferenceRequest]
 
 @dataclass(frozen=True, slots=True)
 class ExplainRoutes:
-    """Over what the router keeps of its decisions: `find` by request id, `read` a body, `preview` a request."""
+    """Over what the router keeps of its decisions: `find` by request id, `elsewhere` as JSON from the other workers,
+    `read` a body, `preview` a request."""
 
     find: Callable[[str], Kept | None]
+    elsewhere: Callable[[str], Awaitable[bytes | None]]
     read: Read
     preview: Callable[[InferenceRequest, HeaderList], Awaitable[Kept]]
     max_body_bytes: int
@@ -41,9 +43,10 @@ class ExplainRoutes:
         async def explain(request: Request, request_id: str) -> Response:
             only_local(request)
             kept = self.find(request_id)
-            if kept is None:
+            found = explained_json(kept) if kept is not None else await self.elsewhere(request_id)
+            if found is None:
                 raise HTTPException(404, f"No decision about `{request_id}` is kept: see receipts.keep.")
-            return _json(kept)
+            return _json(found)
 
         @app.post("/admin/preview")
         async def preview(request: Request) -> Response:
@@ -51,7 +54,7 @@ class ExplainRoutes:
             headers: HeaderList = list(request.scope["headers"])
             body = await _body(request, self.max_body_bytes)
             asked = self.read(Endpoint.CHAT, headers, body, f"preview-{uuid.uuid4().hex}")
-            return _json(await self.preview(asked, headers))
+            return _json(explained_json(await self.preview(asked, headers)))
 
 
 async def _body(request: Request, max_bytes: int) -> bytes:
@@ -64,5 +67,10 @@ async def _body(request: Request, max_bytes: int) -> bytes:
     return body
 
 
-def _json(kept: Kept) -> Response:
-    return Response(msgspec.json.encode(explained(kept)), media_type="application/json")
+def explained_json(kept: Kept) -> bytes:
+    """A decision as it is shown."""
+    return msgspec.json.encode(explained(kept))
+
+
+def _json(found: bytes) -> Response:
+    return Response(found, media_type="application/json")

@@ -8,18 +8,19 @@ From the router's own machine alone. This file never reads a policy.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
 
 from router.api.local import only_local
 from router.errors import MalformedRequest
-from router.feeds.policies import PolicyFeed
+from router.feeds.policies import PolicyFeed, Reload
 from router.policy.spec import Policy
 
 
-def add_policy_calls(app: FastAPI, feed: PolicyFeed) -> None:
-    """Let the application answer them."""
+def add_policy_calls(app: FastAPI, feed: PolicyFeed, reload_all: Callable[[], Awaitable[Reload]]) -> None:
+    """Let the application answer them; `reload_all` for every worker."""
 
     @app.get("/admin/policies")
     async def policies(request: Request) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def add_policy_calls(app: FastAPI, feed: PolicyFeed) -> None:
     @app.post("/admin/policies/reload")
     async def reload(request: Request) -> dict[str, Any]:
         only_local(request)
-        done = await feed.reload()
+        done = await reload_all()
         if done.error:
             raise MalformedRequest(done.error)
         return {"version": done.version, "changed": done.changed, "review": done.review}

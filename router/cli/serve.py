@@ -1,11 +1,13 @@
 """How is the router started?
 
-Reads configuration and policies, builds the program, hands it to uvicorn. Options win over the file.
+Reads configuration and policies, builds the program, hands it to uvicorn; with several workers, one process does so for
+each, and this one looks after them. Options win over the file.
 """
 
 from __future__ import annotations
 
 import gc
+import socket
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
@@ -14,9 +16,11 @@ from typing import Annotated, Any
 import typer
 import uvicorn
 
+from router.api.app import App
 from router.api.protocol import EdgeProtocol
 from router.api.server import DrainingServer
 from router.cli.open_files import allow_all_open_files
+from router.cli.workers import bound, look_after
 from router.config.links import load_link_classes
 from router.config.load import load
 from router.config.named import check_names
@@ -24,7 +28,7 @@ from router.config.priors import all_priors
 from router.config.schema import RouterConfig
 from router.config.shipped import shipped
 from router.observe.log import configure_logging
-from router.wiring import build
+from router.wiring import Place, build
 
 STARTUP_FAILURE = 3
 """Exit code, as uvicorn has it."""
@@ -42,15 +46,24 @@ def serve_command(
     host: Annotated[str | None, typer.Option()] = None,
     port: Annotated[int | None, typer.Option()] = None,
     pod: Annotated[list[str] | None, typer.Option(help="URL of a pod; may be given several times.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes that serve as one router, a core each.")] = None,
+    place: Annotated[str | None, typer.Option(hidden=True, help="Of a worker: FOLDER:NUMBER.")] = None,
 ) -> None:
     """Serve until SIGTERM; running answers may finish."""
     given = load(config, RouterConfig) if config else RouterConfig()
-    chosen = _with_options(given, policy=policy, host=host, port=port, pods=pod or [])
+    chosen = _with_options(given, policy=policy, host=host, port=port, pods=pod or [], workers=workers)
     configure_logging(chosen.log_format)
     priors = all_priors(chosen.priors)
     if config:
         check_names(config, given, priors, load_link_classes(shipped("config") / "hardware" / "links.yaml"))
-    app = build(chosen, policies or shipped("policies"), priors)
+    if chosen.listen.workers > 1 and place is None:
+        raise typer.Exit(look_after(chosen.listen))
+    at = _place(place, chosen.listen.workers) if place else None
+    app = build(chosen, policies or shipped("policies"), priors, at)
+    _serve(app, chosen, [bound(chosen.listen)] if at else None)
+
+
+def _serve(app: App, chosen: RouterConfig, sockets: list[socket.socket] | None) -> None:
     _spare_the_collector()
     allow_all_open_files()
     settings = uvicorn.Config(
@@ -69,7 +82,7 @@ def serve_command(
     )
     server = DrainingServer(settings, delay_s=chosen.limits.drain_delay_s)
     with suppress(KeyboardInterrupt):
-        server.run()
+        server.run(sockets)
     if not server.started:
         raise typer.Exit(STARTUP_FAILURE)
 
@@ -82,11 +95,23 @@ def _spare_the_collector() -> None:
     gc.set_threshold(YOUNG_OBJECTS, YOUNG_SEARCHES, MIDDLE_SEARCHES)
 
 
+def _place(place: str, workers: int) -> Place:
+    folder, _, number = place.rpartition(":")
+    return Place(Path(folder), int(number), workers)
+
+
 def _with_options(
-    config: RouterConfig, *, policy: str | None, host: str | None, port: int | None, pods: list[str]
+    config: RouterConfig,
+    *,
+    policy: str | None,
+    host: str | None,
+    port: int | None,
+    pods: list[str],
+    workers: int | None,
 ) -> RouterConfig:
     data: dict[str, Any] = config.model_dump()
     data["policy"] = policy or config.policy
-    data["listen"] = {"host": host or config.listen.host, "port": config.listen.port if port is None else port}
+    listen = {"host": host, "port": port, "workers": workers}
+    data["listen"] |= {key: value for key, value in listen.items() if value is not None}
     data["pods"] = [*data["pods"], *({"url": url} for url in pods)]
     return RouterConfig.model_validate(data)

@@ -44,6 +44,8 @@ class Listen(Strict):
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    workers: PositiveInt = 1
+    """Processes that serve together, with one view of the fleet; a core each."""
 
 
 class CostPrior(Strict):

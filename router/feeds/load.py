@@ -1,13 +1,16 @@
 """How busy is each pod, by its own account?
 
 Scrapes the metrics of every pod that can have work, each on its own clock, so that a slow pod delays nobody. A scrape
-that fails leaves the last load as it is, with its age; it never changes a pod's state.
+that fails leaves the last load as it is, with its age; it never changes a pod's state. Several workers of one router
+take turns, and tell one another what they hear.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import httpx
 
@@ -15,28 +18,50 @@ from router.engines.catalog import ENGINES
 from router.feeds.ask import Unanswered, get
 from router.feeds.each_pod import each_pod, pause
 from router.fleet.fleet import Fleet
-from router.types import PodId, PodState
+from router.types import PodId, PodLoad, PodState
 
 _WITH_WORK = (PodState.READY, PodState.DRAINING)
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Of `workers()` that scrape, this one is number `number`; `told` hears what it found."""
+
+    number: int
+    workers: Callable[[], int]
+    told: Callable[[PodId, PodLoad], None]
 
 
 class LoadFeed:
     """Keeps the loads in `fleet` fresh. At most one scrape of a pod is under way."""
 
-    def __init__(self, fleet: Fleet, client: httpx.AsyncClient, *, interval_s: float, timeout_s: float) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        client: httpx.AsyncClient,
+        *,
+        interval_s: float,
+        timeout_s: float,
+        turns: Turns | None = None,
+    ) -> None:
         self._fleet = fleet
         self._client = client
         self._interval_s = interval_s
         self._timeout_s = timeout_s
+        self._turns = turns
 
     async def run(self) -> None:
         """Scrape until cancelled."""
         await each_pod("load of", self._fleet, self._watch)
 
     async def _watch(self, pod_id: PodId, news: asyncio.Event) -> None:
+        turns = self._turns
+        if turns is not None and turns.number:
+            await self.scrape(pod_id)
+            await pause(news, self._interval_s * turns.number)
         while True:
             await self.scrape(pod_id)
-            await pause(news, self._interval_s)
+            await pause(news, self._interval_s * (turns.workers() if turns else 1))
 
     async def scrape(self, pod_id: PodId) -> None:
         """One scrape of one pod, if it can have work."""
@@ -51,3 +76,5 @@ class LoadFeed:
         load = adapter.parse_load(metrics, status.pod.dp_rank, time.monotonic())
         if load is not None:
             self._fleet.observe_load(pod_id, load)
+            if self._turns is not None:
+                self._turns.told(pod_id, load)

@@ -6,13 +6,18 @@ time until the pod is probed again. A client that left is neither success nor fa
 
 A pod can also fail by being late: answers come, but their first tokens many times later than they were expected, one
 after another, while most other pods are on time. Where they are not, it is the expectation that is wrong. Such a pod
-passes every probe, so that its back-off is longer, and forgotten only when a first token is on time. This file never
-probes and never reads a clock.
+passes every probe, so that its back-off is longer, and forgotten only when a first token is on time.
+
+The workers of one router tell one another what they hold against a pod; who reaches a limit ejects it for all. This
+file never probes and never reads a clock.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+import msgspec
 
 from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
@@ -40,6 +45,18 @@ class _Record:
     probe_at_s: float = 0.0
 
 
+class Held(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What is held against a pod, whoever probes it: failures and late first tokens, one after another, and until when
+    it is not probed for either."""
+
+    failures: int = 0
+    backoff_s: float = 0.0
+    probe_at_s: float = 0.0
+    late_tokens: int = 0
+    late_backoff_s: float = 0.0
+    late_probe_at_s: float = 0.0
+
+
 class Breaker:
     """Counts consecutive failures of READY pods and ejects them from `fleet` at the limit.
 
@@ -63,11 +80,14 @@ class Breaker:
         self._late_to_eject = late_to_eject
         self._records: dict[PodId, _Record] = {}
         self._late: dict[PodId, _Lateness] = {}
+        self.told: Callable[[PodId], None] | None = None
+        """Hears of every pod against which something else is held than before."""
         fleet.listen(self._forget_the_gone)
 
     def success(self, pod_id: PodId) -> None:
         """A request was served: whatever was held against the pod is settled."""
-        self._records.pop(pod_id, None)
+        if self._records.pop(pod_id, None) is not None:
+            self._tell(pod_id)
 
     def failure(self, pod_id: PodId, now_s: float) -> None:
         """A request failed, and it was the pod's fault."""
@@ -75,11 +95,13 @@ class Breaker:
             record = self._record(pod_id)
             record.failures += 1
             self._eject_at_limit(pod_id, record, record.failures, now_s)
+            self._tell(pod_id)
 
     def first_token(self, pod_id: PodId, expected_ms: float, actual_ms: float, now_s: float) -> None:
         """A first token came; `late_to_eject` 0: whenever it likes."""
         if actual_ms <= self._late_factor * max(expected_ms, LEAST_EXPECTED_MS):
-            self._late.pop(pod_id, None)
+            if self._late.pop(pod_id, None) is not None:
+                self._tell(pod_id)
         elif self._is_ready(pod_id):
             late = self._late.setdefault(pod_id, _Lateness())
             late.tokens += 1
@@ -89,6 +111,7 @@ class Breaker:
                 late.backoff_s = min(late.backoff_s * 2 or least_s * LATE_BACKOFF_FACTOR, most_s * LATE_BACKOFF_FACTOR)
                 late.probe_at_s = now_s + late.backoff_s
                 self._fleet.event(pod_id, PodEvent.EJECT)
+            self._tell(pod_id)
 
     def probe_ok(self, pod_id: PodId) -> None:
         """The pod's health check passed. Says nothing about its requests."""
@@ -101,11 +124,50 @@ class Breaker:
             record = self._record(pod_id)
             record.failed_probes += 1
             self._eject_at_limit(pod_id, record, record.failed_probes, now_s)
+            self._tell(pod_id)
 
     def may_probe(self, pod_id: PodId, now_s: float) -> bool:
         """False while an ejected pod's back-off runs."""
         waits = (self._records.get(pod_id), self._late.get(pod_id))
         return all(wait is None or now_s >= wait.probe_at_s for wait in waits)
+
+    def held(self) -> Mapping[PodId, Held]:
+        """Whatever is held against any pod."""
+        return {pod: held for pod in {*self._records, *self._late} if (held := self.held_against(pod)) is not None}
+
+    def held_against(self, pod_id: PodId) -> Held | None:
+        """The same of one pod; None where that is nothing."""
+        record, late = self._records.get(pod_id), self._late.get(pod_id)
+        if record is None and late is None:
+            return None
+        record, late = record or _Record(), late or _Lateness()
+        return Held(
+            *(record.failures, record.backoff_s, record.probe_at_s),
+            *(late.tokens, late.backoff_s, late.probe_at_s),
+        )
+
+    def hear(self, pod_id: PodId, held: Held | None, now_s: float) -> None:
+        """Another worker of this router holds this against the pod, and nothing else. What it ejects, we eject."""
+        if self._fleet.status(pod_id) is None:
+            return
+        if held is None:
+            self._records.pop(pod_id, None)
+            self._late.pop(pod_id, None)
+            return
+        waited_s = max(self._record(pod_id).probe_at_s, self._late.get(pod_id, _Lateness()).probe_at_s, now_s)
+        record = self._record(pod_id)
+        record.failures, record.backoff_s, record.probe_at_s = held.failures, held.backoff_s, held.probe_at_s
+        if held.late_tokens or held.late_backoff_s:
+            self._late[pod_id] = _Lateness(held.late_tokens, held.late_backoff_s, held.late_probe_at_s)
+        else:
+            self._late.pop(pod_id, None)
+        if max(held.probe_at_s, held.late_probe_at_s) > waited_s:
+            record.failed_probes = 0
+            self._fleet.event(pod_id, PodEvent.EJECT)
+
+    def _tell(self, pod_id: PodId) -> None:
+        if self.told is not None:
+            self.told(pod_id)
 
     def _most_others_are_on_time(self, pod_id: PodId) -> bool:
         """Of the pods that serve the same. O(pods), for a pod that is late again and again."""

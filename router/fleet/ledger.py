@@ -1,14 +1,16 @@
 """What has been sent to each pod that is not finished?
 
 A lease is booked before the first await that follows a decision and released whatever happens, so that the next
-decision already sees it. Sums are kept incrementally; what other replicas of the router have in flight is added to
-them. This file never waits, never reads a clock and never decides anything.
+decision already sees it. Sums are kept incrementally; what other replicas of the router and the other workers of this
+one have in flight is added to them. This file never waits, never reads a clock and never decides anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
 from itertools import count
+from operator import attrgetter
 
 import msgspec
 
@@ -40,8 +42,15 @@ class Ledger:
         self._open: set[int] = set()
         self._pods: dict[PodId, _Work] = {}
         self._inflight: dict[PodId, InFlight] = {}
-        self._others: Mapping[PodId, InFlight] = {}
         self._steps: dict[PodId, StepBegan] = {}
+        self._replicas: Mapping[PodId, InFlight] = {}
+        self._workers: dict[int, dict[PodId, InFlight]] = {}
+        self._others: dict[PodId, InFlight] = {}
+        """Of replicas and workers together."""
+        self._total: dict[PodId, InFlight] = {}
+        """Own and others', kept up only while there are others."""
+        self.told: Callable[[PodId], None] | None = None
+        """Hears of every pod whose own sums have changed."""
 
     def book(self, pod: Pod, prompt_tokens: int, cached_tokens: int, now_s: float, *, prefills: bool = True) -> Lease:
         """A place on `pod` for a prompt of which `cached_tokens` leading tokens need no compute. O(1).
@@ -122,41 +131,80 @@ class Ledger:
         self._publish(holder, work)
 
     def on(self, pod: PodId) -> InFlight:
-        """The sums of all replicas on one pod. O(1)."""
-        own, others = self._inflight.get(pod, _NOTHING), self._others.get(pod)
-        return _sum(own, others) if others else own
+        """The sums of all on one pod. O(1)."""
+        return (self._total if self._others else self._inflight).get(pod, _NOTHING)
 
     def step_of(self, pod: PodId) -> StepBegan:
         """Its step under way."""
         return self._steps.get(pod, _UNSEEN)
 
     def own(self) -> Mapping[PodId, InFlight]:
-        """This router's sums of every pod that has any, as they stand: later changes do not show in what was returned.
+        """This process's sums of every pod that has any, as they stand: later changes do not show in what was returned.
 
         One shallow copy of a dict: O(busy pods), 2 us at 500."""
         return dict(self._inflight)
+
+    def own_on(self, pod: PodId) -> InFlight | None:
+        """This process's sums of one pod; None where it has nothing there. O(1)."""
+        return self._inflight.get(pod)
+
+    def requests_of_router(self, pod: PodId) -> int:
+        """Leases of all workers of this router on one pod."""
+        rows = (self._inflight, *self._workers.values())
+        return sum(row[pod].requests for row in rows if pod in row)
 
     def others(self, replicas: Iterable[Mapping[PodId, InFlight]]) -> None:
         """From now on, these are the sums of the other replicas."""
         total: dict[PodId, InFlight] = {}
         for replica in replicas:
             for pod, work in replica.items():
-                total[pod] = _sum(total.get(pod, _NOTHING), work)
-        self._others = total
+                total[pod] = _sum(total.get(pod, _NOTHING), work, head=_NOTHING)
+        changed = {*self._replicas, *total}
+        self._replicas = total
+        self._take_in(changed)
+
+    def worker(self, number: int, rows: Mapping[PodId, InFlight | None]) -> None:
+        """These sums of another worker of this router have changed; None: it has nothing there any more."""
+        known = self._workers.setdefault(number, {})
+        for pod, work in rows.items():
+            if work is None:
+                known.pop(pod, None)
+            else:
+                known[pod] = work
+        self._take_in(rows)
+
+    def worker_gone(self, number: int) -> None:
+        """It has nothing in flight any more."""
+        self._take_in(self._workers.pop(number, {}))
 
     def others_prefill(self, pod: PodId) -> bool:
-        """Whether other replicas have prompts there without a first token."""
+        """Whether others have prompts there without a first token."""
         work = self._others.get(pod)
         return work is not None and work.prefill_requests > 0
 
     def inflight(self) -> Mapping[PodId, InFlight]:
-        """The sums of all replicas, as they stand. O(busy pods)."""
+        """The sums of all, as they stand. One shallow copy of a dict."""
+        return dict(self._total if self._others else self._inflight)
+
+    def _take_in(self, pods: Iterable[PodId]) -> None:
+        """What others have on these pods has changed."""
         if not self._others:
-            return self.own()
-        total = dict(self._others)
-        for pod, work in self._inflight.items():
-            total[pod] = _sum(work, total[pod]) if pod in total else work
-        return total
+            self._total = dict(self._inflight)
+        for pod in pods:
+            rows = [rows[pod] for rows in (self._replicas, *self._workers.values()) if pod in rows]
+            if rows:
+                self._others[pod] = reduce(_beside, rows)
+            else:
+                self._others.pop(pod, None)
+            self._add_up(pod)
+
+    def _add_up(self, pod: PodId) -> None:
+        own, others = self._inflight.get(pod), self._others.get(pod)
+        total = _beside(own, others) if own and others else own or others
+        if total is None:
+            self._total.pop(pod, None)
+        else:
+            self._total[pod] = total
 
     def _without_prefill(self, work: _Work, lease: Lease, now_s: float) -> None:
         """Where it was the first in line, the next is in the pod's hands from now on."""
@@ -172,31 +220,48 @@ class Ledger:
             del self._pods[pod]
             self._inflight.pop(pod, None)
             self._steps.pop(pod, None)
-            return
-        head = next(iter(work.prefilling.values()), None)
-        self._inflight[pod] = InFlight(
-            work.requests,
-            len(work.prefilling),
-            work.prefill_tokens,
-            work.prefill_ms,
-            work.context_tokens,
-            work.pulls,
-            work.decode_tokens,
-            head.prefill_ms if head else 0.0,
-            work.head_since_s,
-        )
+        else:
+            self._inflight[pod] = _sums(work)
+        if self._others:
+            self._add_up(pod)
+        if self.told is not None:
+            self.told(pod)
 
 
-def _sum(own: InFlight, other: InFlight) -> InFlight:
-    """What another router's prefill has done so far is not known here: only our own head shrinks."""
+def _sums(work: _Work) -> InFlight:
+    head = next(iter(work.prefilling.values()), None)
     return InFlight(
-        own.requests + other.requests,
-        own.prefill_requests + other.prefill_requests,
-        own.prefill_tokens + other.prefill_tokens,
-        own.prefill_ms + other.prefill_ms,
-        own.context_tokens + other.context_tokens,
-        own.pulls + other.pulls,
-        own.decode_tokens + other.decode_tokens,
-        own.head_ms,
-        own.head_since_s,
+        work.requests,
+        len(work.prefilling),
+        work.prefill_tokens,
+        work.prefill_ms,
+        work.context_tokens,
+        work.pulls,
+        work.decode_tokens,
+        head.prefill_ms if head else 0.0,
+        work.head_since_s,
     )
+
+
+def _sum(one: InFlight, other: InFlight, head: InFlight) -> InFlight:
+    return InFlight(
+        one.requests + other.requests,
+        one.prefill_requests + other.prefill_requests,
+        one.prefill_tokens + other.prefill_tokens,
+        one.prefill_ms + other.prefill_ms,
+        one.context_tokens + other.context_tokens,
+        one.pulls + other.pulls,
+        one.decode_tokens + other.decode_tokens,
+        head.head_ms,
+        head.head_since_s,
+    )
+
+
+def _beside(one: InFlight, other: InFlight) -> InFlight:
+    """Workers of one router have one clock: of two heads the pod works on the one that is first for longer. What other
+    replicas' prefill has done so far is not known here: they have no head."""
+    heads = [work for work in (one, other) if work.head_ms]
+    return _sum(one, other, head=min(heads, key=_head_since_s) if heads else _NOTHING)
+
+
+_head_since_s = attrgetter("head_since_s")

@@ -67,6 +67,11 @@ class Lineage:
         self._open_doors(hashes)
         return found
 
+    def hear(self, hashes: Sequence[BlockHash], now_s: float) -> None:
+        """Another worker of this router has taken note of this prompt, and perhaps more than once."""
+        if hashes and hashes[-1] not in self._tails:
+            self.observe(hashes, now_s)
+
     def look(self, hashes: Sequence[BlockHash], now_s: float, everybodys: int = 0) -> Ancestry:
         """What `observe` would say, without taking note."""
         return self._ancestry(hashes, now_s, everybodys)[0] if hashes else _UNKNOWN

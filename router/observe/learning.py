@@ -6,6 +6,11 @@ Also compares what was predicted with what came. This file never reads a clock a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+
 from router.decision import Candidate, RouteDecision
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration, PrefillClock, PrefillObservation, TransferObservation
@@ -14,6 +19,27 @@ from router.types import Links, Pod, PodId, PodSpeed
 
 REGRET_EVERY = 8
 """A look back at every so many requests."""
+
+
+class Computed(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """A pod computed prompts."""
+
+    pod: PodId
+    seen: PrefillObservation
+
+
+class Moved(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """So much KV took so long, beside other transfers of the sender."""
+
+    sender: PodId
+    receiver: PodId
+    tokens: int
+    elapsed_ms: float
+    concurrent: int
+
+
+Lesson: TypeAlias = Computed | Moved
+"""What another worker of this router needs to learn the same."""
 
 
 def class_key(pod: Pod) -> str:
@@ -31,6 +57,8 @@ class Learning:
         self._metrics = metrics
         self._clocks: dict[PodId, PrefillClock] = {}
         self._settled = 0
+        self.told: Callable[[Lesson], None] | None = None
+        """Hears of all that was learnt from here."""
 
     def clock(self, pod: PodId) -> PrefillClock:
         """The pod's clock."""
@@ -45,18 +73,24 @@ class Learning:
         self.priors.pop(pod.id, None)
         self.calibration.forget(class_key(pod), pod.id)
 
-    def prefilled(self, pod: Pod, seen: PrefillObservation) -> None:
-        """Learn from what the pod computed."""
+    def prefilled(self, pod: Pod, seen: PrefillObservation, *, heard: bool = False) -> None:
+        """Learn from what the pod computed; `heard`: another worker has seen it."""
         prior = self.priors.get(pod.id)
         if prior is not None:
             self.calibration.observe_prefill(class_key(pod), pod.id, prior, seen)
+        if self.told is not None and not heard:
+            self.told(Computed(pod.id, seen))
 
-    def moved(self, sender: Pod, receiver: Pod, tokens: int, elapsed_ms: float, concurrent: int) -> None:
+    def moved(
+        self, sender: Pod, receiver: Pod, tokens: int, elapsed_ms: float, concurrent: int, *, heard: bool = False
+    ) -> None:
         """Learn from so much KV that took so long between them, beside other transfers of the sender."""
         link = self.links.between(sender, receiver)
         if link is not None and tokens:
             kv_bytes = tokens * receiver.kv_bytes_per_token
             self.calibration.observe_transfer(link.kind, link, TransferObservation(kv_bytes, concurrent, elapsed_ms))
+        if self.told is not None and not heard:
+            self.told(Moved(sender.id, receiver.id, tokens, elapsed_ms, concurrent))
 
     def settle(self, model: str, decision: RouteDecision, chosen: Candidate, ttft_ms: float) -> None:
         """Compare a streamed request's time to first token with its price, and with that of the other candidates."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from errno import ENOSPC
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 import structlog
@@ -28,6 +29,7 @@ from router.policy.recording import (
 from router.types import FleetSnapshot, PromptPrefix
 
 FLUSH_S = 1.0
+MOST_HELD_BYTES = 1 << 16
 FLEET_AGAIN = 1000
 """A fleet is written again after so many scenes: files are rotated, and streams forget their oldest entries."""
 
@@ -87,34 +89,41 @@ def _same_facts(one: FleetSnapshot, other: FleetSnapshot) -> bool:
 
 
 class ReceiptLog:
-    """Appends to one file, of which every process needs its own."""
+    """Appends to one file, always whole lines at once: several workers may append to the same one."""
 
     def __init__(self, path: str) -> None:
-        self._file: BinaryIO | None = Path(path).open("ab", buffering=1 << 16)  # noqa: SIM115, for its life
+        self._file: FileIO | None = FileIO(path, "ab")
         Path(path).chmod(0o600)
+        self._held = bytearray()
         self._flushed_s = 0.0
 
     def write(self, line: bytes) -> None:
         """Buffered; on the disk within about a second of the next line."""
         if self._file is None:
             return
-        try:
-            self._file.write(line + b"\n")
-            if time.monotonic() - self._flushed_s > FLUSH_S:
-                self._file.flush()
-                self._flushed_s = time.monotonic()
-        except OSError as error:
-            log.error("no more receipts are written", why=str(error))
-            self.close()
+        self._held += line + b"\n"
+        if len(self._held) > MOST_HELD_BYTES or time.monotonic() - self._flushed_s > FLUSH_S:
+            self._flush(self._file)
+            self._flushed_s = time.monotonic()
 
     def close(self) -> None:
         """Everything is on the disk, if the disk took it."""
-        file, self._file = self._file, None
+        file = self._file
         if file is not None:
-            try:
-                file.close()
-            except OSError as error:
-                log.error("the last receipts are lost", why=str(error))
+            self._flush(file)
+            self._file = None
+            file.close()
+
+    def _flush(self, file: FileIO) -> None:
+        """In one call, so that lines of two workers do not mix."""
+        held, self._held = self._held, bytearray()
+        try:
+            if file.write(held) != len(held):
+                raise OSError(ENOSPC, "the disk took only a part")
+        except OSError as error:
+            log.error("no more receipts are written", why=str(error))
+            self._file = None
+            file.close()
 
 
 # --- read again ---

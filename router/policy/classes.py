@@ -101,6 +101,10 @@ class Classes:
                 return rule.workload_class
         raise AssertionError("the last rule fits everything")
 
+    def hear(self, hashes: Sequence[int], now_s: float) -> None:
+        """Another worker of this router has classified a prompt of these blocks."""
+        self._lineage.hear(hashes, now_s)
+
     def _said(self, headers: HeaderPairs) -> str:
         for name, value in headers if self._header else ():
             if name == self._header:

@@ -6,11 +6,15 @@ that know more ask this one as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from router.index.blockmap import BlockMap
 from router.index.predicted import PredictedIndex
-from router.types import BlocksByTier, Generation, KvEvent, Pod, PodId, PrefixMatch, PromptPrefix
+from router.types import BlockHash, BlocksByTier, Generation, KvEvent, Pod, PodId, PrefixMatch, PromptPrefix
+
+Dispatched: TypeAlias = Callable[[PodId, Sequence[BlockHash], float, int | None], None]
+"""(pod, blocks, ttl_s, capacity_blocks)."""
 
 
 class LocalStore:
@@ -19,6 +23,8 @@ class LocalStore:
     def __init__(self) -> None:
         self._announced = BlockMap()
         self._predicted = PredictedIndex()
+        self.told: Dispatched | None = None
+        """Hears of everything that is recorded here."""
 
     @property
     def block_holders(self) -> int:
@@ -44,6 +50,14 @@ class LocalStore:
         self, pod: PodId, prefix: PromptPrefix, now_s: float, *, ttl_s: float, capacity_blocks: int | None
     ) -> None:
         self._predicted.record(pod, prefix.hashes, now_s, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
+        if self.told is not None:
+            self.told(pod, prefix.hashes, ttl_s, capacity_blocks)
+
+    def hear(
+        self, pod: PodId, blocks: Sequence[BlockHash], now_s: float, *, ttl_s: float, capacity_blocks: int | None
+    ) -> None:
+        """Another worker of this router has recorded this."""
+        self._predicted.record(pod, blocks, now_s, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
 
     async def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
         return PrefixMatch(self.blocks(prefix, now_s))

@@ -24,13 +24,17 @@ _ROW = msgspec.msgpack.Decoder(dict[str, tuple[int, int, int, float, int, int, i
 
 
 class Workload:
-    """The row of one router, and those of the others. Methods raise `redis.RedisError`."""
+    """The row of one router, and those of the others. Rows of routers whose names begin with `siblings` are left out:
+    other workers of this one, known already. Methods raise `redis.RedisError`."""
 
-    def __init__(self, connection: Connection, keys: Keys, router: str, *, lifetime_s: float) -> None:
+    def __init__(
+        self, connection: Connection, keys: Keys, router: str, *, lifetime_s: float, siblings: str | None = None
+    ) -> None:
         self._connection = connection
         self._keys = keys
         self._router = router
         self._lifetime_ms = int(lifetime_s * 1000)
+        self._siblings = siblings
 
     async def exchange(self, own: Work) -> dict[str, Work]:
         """Write our row; the others' by router. A row that cannot be read is one of another version: left out."""
@@ -47,7 +51,9 @@ class Workload:
         found: dict[str, Work] = {}
         for router, other in zip(flat[::2], flat[1::2], strict=True):
             try:
-                found[router.decode()] = {pod: InFlight(*sums) for pod, sums in _ROW.decode(other).items()}
+                name = router.decode()
+                if self._siblings is None or not name.startswith(self._siblings):
+                    found[name] = {pod: InFlight(*sums) for pod, sums in _ROW.decode(other).items()}
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
         return found

@@ -32,6 +32,7 @@ from router.stores.replica import ReplicaStore
 from router.stores.schema import Keys
 from router.stores.workload import Workload
 from router.types import Generation
+from router.wiring.beside import Place
 
 WORK_LIFETIME_S = 1.0
 """Another router's work counts for this long after it was last told."""
@@ -63,7 +64,14 @@ def _secret(file: str | None, variable: str | None) -> Secret | None:
 class Cluster:
     """One router's part in the cluster. `wanted`: are blocks of this generation of any use here?"""
 
-    def __init__(self, config: RedisIndex, ledger: Ledger, wanted: Callable[[Generation], bool]) -> None:
+    def __init__(
+        self,
+        config: RedisIndex,
+        ledger: Ledger,
+        local: LocalStore,
+        wanted: Callable[[Generation], bool],
+        place: Place | None,
+    ) -> None:
         self._config = config
         keys = self._keys = Keys(config.namespace)
         address = redis_address(config)
@@ -75,14 +83,16 @@ class Cluster:
             index = ClusterIndex(
                 lifetime_s=config.holder_lifetime_s, max_bytes=config.max_bytes, scatter=secrets.randbits(64)
             )
-            self.store = replica = ReplicaStore(index, LocalStore(), max_age_s=config.max_age_s)
+            self.store = replica = ReplicaStore(index, local, max_age_s=config.max_age_s)
             self._feed = IndexFeed(registry, replica, wanted)
         else:
             deadline_s = config.deadline_ms / 1000
-            self.store = direct = DirectStore(self._connection, keys, LocalStore(), deadline_s=deadline_s)
+            self.store = direct = DirectStore(self._connection, keys, local, deadline_s=deadline_s)
             self._feed = RegistryFeed(registry, direct, wanted)
-        router = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._work = WorkloadFeed(Workload(self._connection, keys, router, lifetime_s=WORK_LIFETIME_S), ledger)
+        siblings = f"{socket.gethostname()}:{place.folder.name}:" if place else None
+        router = f"{siblings or socket.gethostname() + ':'}{os.getpid()}:{secrets.token_hex(4)}"
+        work = Workload(self._connection, keys, router, lifetime_s=WORK_LIFETIME_S, siblings=siblings)
+        self._work = WorkloadFeed(work, ledger)
 
     def calibration(self, model: str) -> SharedCalibration:
         """What the routers of that model have learnt together."""

@@ -27,6 +27,7 @@ from router.config.schema import CostPrior, KvEvents, ModelPrior, PodConfig, Rou
 from router.config.shipped import shipped
 from router.engines.adapter import KvEventSource, PodFacts
 from router.feeds.ask import open_client
+from router.feeds.beside.view import Owners
 from router.feeds.calibration import CalibrationFeed
 from router.feeds.discovery.static import StaticDiscovery, configured_pods
 from router.feeds.handoff_facts import HandoffFacts
@@ -39,6 +40,7 @@ from router.feeds.supervise import supervise
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
+from router.fleet.lifecycle import PodEvent
 from router.observe.learning import Learning
 from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics
@@ -48,30 +50,32 @@ from router.policy.classes import Classes
 from router.policy.policy_set import PolicySet
 from router.policy.spec import Policy
 from router.prompt.tokenizer import load_tokenizer
-from router.proxy.connection import UpstreamTimeouts
-from router.proxy.forward import Forwarder, Forwarding
+from router.proxy.forward import Forwarder
 from router.proxy.pools import Pools
 from router.stores.local import LocalStore
 from router.stores.store import PrefixStore
 from router.types import Generation, Pod, PodId, PodSpeed, PodState, PrefixTrust
+from router.wiring.beside import Beside, Place
 from router.wiring.cluster import Cluster
+from router.wiring.forwarding import forwarding_of, timeouts_of
+from router.wiring.joining import Joining
 from router.wiring.journal import Records
+from router.wiring.orders import Orders
 from router.wiring.prompts import LoadTokenizer, Prompts
 
 IDLE_SWEEP_S = 1.0
-WARM_UP_POLL_S = 0.02
 
 log = structlog.get_logger()
 
 
-def build(config: RouterConfig, policies: Path, priors: dict[str, ModelPrior]) -> App:
+def build(config: RouterConfig, policies: Path, priors: dict[str, ModelPrior], place: Place | None = None) -> App:
     """What `EdgeProtocol` serves; its lifespan starts and stops everything else. `policies` is their folder. Raises
     `ConfigError`."""
-    return Program(config, policies, priors).app
+    return Program(config, policies, priors, place=place).app
 
 
 class Program:
-    """All owners and how they hang together."""
+    """All owners and how they hang together. `place`: which of several workers this one is."""
 
     def __init__(
         self,
@@ -79,6 +83,8 @@ class Program:
         policies: Path,
         priors: dict[str, ModelPrior],
         load: LoadTokenizer = load_tokenizer,
+        *,
+        place: Place | None = None,
     ) -> None:
         self._config = config
         self._priors = priors
@@ -101,9 +107,10 @@ class Program:
         self.handoff_facts = HandoffFacts(self.fleet, self.client, timeout_s=config.feeds.health_timeout_s)
         self.prompts = Prompts(config, self.client, self._ready_pods, self.metrics, load)
         redis = config.index.redis
-        self.cluster = Cluster(redis, self.ledger, self._same_tokens) if redis else None
-        self.store: PrefixStore = self.cluster.store if self.cluster else LocalStore()
-        self.pools = Pools(_timeouts(config))
+        local = LocalStore()
+        self.cluster = Cluster(redis, self.ledger, local, self._same_tokens, place) if redis else None
+        self.store: PrefixStore = self.cluster.store if self.cluster else local
+        self.pools = Pools(timeouts_of(config))
         self._pod_configs: dict[str, PodConfig] = {}
         self.discovery = StaticDiscovery()
         for pod in config.pods:
@@ -113,8 +120,14 @@ class Program:
         shadows = Shadows(self._policy_named, self.metrics)
         self.records = Records(config.receipts, shadows, self.metrics, self.cluster)
         self.kv_streams = KvStreams(self.fleet, self.store, self.metrics)
+        self.orders = Orders(self.fleet, self.policies, self.add_pod, self.remove_pod)
+        self.beside = self._beside(place, local) if place else None
         self.fleet.listen(self._on_change)
         self.app = self._app()
+
+    def _beside(self, place: Place, local: LocalStore) -> Beside:
+        owners = Owners(self.fleet, self.ledger, self.breaker, local, self.learning, self._classes)
+        return Beside(place, owners, self.orders, self.metrics, self._observe, self.records.journal.find)
 
     # --- the edge ---
 
@@ -131,7 +144,7 @@ class Program:
             handoff_facts=self.handoff_facts.of,
             publishes_events=self._publishes_events,
             metrics=self.metrics,
-            forwarding=_forwarding(self._config),
+            forwarding=forwarding_of(self._config),
             learning=self.learning,
             journal=self.records.journal,
         )
@@ -148,13 +161,14 @@ class Program:
             self.fleet,
             self._render_metrics,
             self._describe_pods,
-            self.add_pod,
-            self.remove_pod,
-            ExplainRoutes(find, edge.inference, self.forwarder.preview, most_bytes),
+            self.orders.add,
+            self.orders.remove,
+            self.orders.drain,
+            ExplainRoutes(find, self._find_elsewhere, edge.inference, self.forwarder.preview, most_bytes),
             self._life,
             self._describe_policies,
         )
-        add_policy_calls(own, self.policies)
+        add_policy_calls(own, self.policies, self.orders.reload)
         return App(edge, own)
 
     @asynccontextmanager
@@ -163,8 +177,7 @@ class Program:
         feeds = self._feeds()
         tasks = [asyncio.create_task(supervise(name, run), name=name) for name, run in feeds.items()]
         try:
-            if self.cluster:
-                await self._warm_up(self.cluster)
+            await self._join()
             active = [policy.name for policy in self.policies.current().active]
             log.info("serving", policies=active, pods=len(self.discovery.pods), models=sorted(self.prompts.readers))
             yield
@@ -179,25 +192,13 @@ class Program:
             self.pools.close()
             await self.client.aclose()
 
-    async def _warm_up(self, cluster: Cluster) -> None:
-        """A router that joins others serves once it knows what they know, and which pods to trust; or without."""
-        assert self._config.index.redis
-        try:
-            async with asyncio.timeout(self._config.index.redis.ready_timeout_s):
-                await cluster.loaded.wait()
-                while self._config.feeds.parity and self._untested():  # noqa: ASYNC110  # many owners decide that
-                    await asyncio.sleep(WARM_UP_POLL_S)
-        except TimeoutError:
-            log.warning("serving before all is known", index=cluster.loaded.is_set(), untested=self._untested())
-
-    def _untested(self) -> list[PodId]:
-        """Pods that may yet prove that their tokens and hashes are ours."""
-        return [
-            status.pod.id
-            for status in self.fleet.snapshot.pods
-            if status.state is PodState.JOINING
-            or (status.state is PodState.READY and not self.fleet.trust_reason(status.pod.id))
-        ]
+    async def _join(self) -> None:
+        """Those that serve already."""
+        joining = Joining(self.fleet, parity=self._config.feeds.parity)
+        if self.cluster and self._config.index.redis:
+            await joining.cluster(self.cluster, self._config.index.redis.ready_timeout_s)
+        if self.beside:
+            await joining.workers(self.beside)
 
     def _feeds(self) -> Mapping[str, Any]:
         feeds = self._config.feeds
@@ -209,7 +210,13 @@ class Program:
             interval_s=feeds.health_interval_s,
             timeout_s=feeds.health_timeout_s,
         )
-        load = LoadFeed(self.fleet, self.client, interval_s=feeds.load_interval_s, timeout_s=feeds.load_timeout_s)
+        load = LoadFeed(
+            self.fleet,
+            self.client,
+            interval_s=feeds.load_interval_s,
+            timeout_s=feeds.load_timeout_s,
+            turns=self.beside.turns if self.beside else None,
+        )
         running = {
             "discovery": self._discover,
             "probe": probe.run,
@@ -230,7 +237,8 @@ class Program:
             )
             running["parity"] = parity.run
         feeds_of_cluster = self.cluster.feeds if self.cluster else {}
-        return {**running, **feeds_of_cluster, **self.calibration.runs, **self.records.feeds}
+        feeds_beside = self.beside.feeds if self.beside else {}
+        return {**running, **feeds_of_cluster, **feeds_beside, **self.calibration.runs, **self.records.feeds}
 
     def _publishes_events(self, pod_id: PodId) -> bool:
         """Will blocks that come into this pod's cache show up in the index?"""
@@ -322,6 +330,8 @@ class Program:
 
     def _on_change(self, pod: Pod, old: PodState, new: PodState) -> None:
         log.info("pod", pod=pod.id, was=old.value, now=new.value)
+        if new is PodState.JOINING and self.beside and self.beside.is_drained(pod.id):
+            self.fleet.event(pod.id, PodEvent.DRAIN)
         if new is PodState.GONE:
             self.kv_streams.leave(pod.id)
             self.store.forget(pod.id)
@@ -331,7 +341,6 @@ class Program:
     # --- what people see ---
 
     def _describe_pods(self) -> list[dict[str, Any]]:
-        inflight = self.ledger.own()
         return [
             {
                 "id": status.pod.id,
@@ -351,7 +360,7 @@ class Program:
                 "running": status.load.running,
                 "waiting": status.load.waiting,
                 "kv_usage": status.load.kv_usage,
-                "in_flight": inflight[status.pod.id].requests if status.pod.id in inflight else 0,
+                "in_flight": self.ledger.requests_of_router(status.pod.id),
             }
             for status in self.fleet.snapshot.pods
         ]
@@ -371,26 +380,18 @@ class Program:
             return "published"
         return self.kv_streams.state_of(pod_id)
 
+    async def _find_elsewhere(self, request_id: str) -> bytes | None:
+        return await self.beside.find(request_id) if self.beside else None
+
     async def _render_metrics(self) -> bytes:
+        if self.beside:
+            return await self.beside.render()
+        self._observe()
+        return await self.metrics.render_in_turns()
+
+    def _observe(self) -> None:
+        """Take the gauges that are read off other owners."""
         self.metrics.observe_fleet(self.fleet.snapshot, self.ledger.own(), self.store.block_holders)
         self.metrics.observe_calibration(self.learning.calibration.rows())
         if self.cluster:
             self.cluster.observe(self.metrics)
-        return await self.metrics.render_in_turns()
-
-
-def _timeouts(config: RouterConfig) -> UpstreamTimeouts:
-    limits = config.limits
-    return UpstreamTimeouts(limits.connect_timeout_s, limits.first_byte_timeout_s, limits.idle_timeout_s)
-
-
-def _forwarding(config: RouterConfig) -> Forwarding:
-    return Forwarding(
-        retries=config.limits.retries,
-        retry_budget=config.limits.retry_budget,
-        route_headers=config.edge.route_headers,
-        trust_engine_fields=config.edge.trust_engine_fields,
-        predicted_ttl_s=config.index.predicted_ttl_s,
-        silent_ttl_s=config.index.silent_ttl_s,
-        silent_capacity_tokens=config.index.silent_capacity_tokens,
-    )

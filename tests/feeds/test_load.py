@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.feeds.load import LoadFeed
+from router.feeds.load import LoadFeed, Turns
 from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
 from router.types import Pod, PodLoad, PodState
@@ -93,3 +93,19 @@ async def test_ranks_behind_one_port_have_their_own_load(network: Network, make_
     await feed.scrape("a#0")
     await feed.scrape("a#1")
     assert [load(fleet, rank.id).running for rank in ranks] == [1, 5]
+
+
+async def test_workers_scrape_in_turns_and_tell_one_another(
+    network: Network, make_pod: MakePod, running: Running, until: Until
+) -> None:
+    """Each as seldom as there are others, and a new pod at once."""
+    fleet, told = fleet_of(make_pod("a")), list[tuple[str, int]]()
+    network["a"].answers["/metrics"] = metrics(3)
+    workers = [1]
+    turns = Turns(1, lambda: workers[0], lambda pod, load: told.append((pod, load.running)))
+    feed = LoadFeed(fleet, network.client, interval_s=0.001, timeout_s=1.0, turns=turns)
+    async with running(feed.run()):
+        await until(lambda: len(told) >= 3)
+        workers[0] = 1_000_000
+        await until(lambda: network["a"].asked["/metrics"] == len(told))
+    assert set(told) == {("a", 3)}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from router.fleet.breaker import Breaker
+from router.fleet.breaker import Breaker, Held
 from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
 from router.types import Pod, PodState
@@ -201,3 +201,28 @@ def test_lateness_can_be_left_alone(fleet: Fleet) -> None:
     breaker = Breaker(fleet, late_to_eject=0)
     late(breaker, "a", 100)
     assert state(fleet, "a") is PodState.READY
+
+
+def test_what_another_worker_holds_against_a_pod_counts_here(fleet: Fleet) -> None:
+    """Its failures go on here; a pod that is not there is nobody's."""
+    breaker = Breaker(fleet, failures_to_eject=3)
+    breaker.hear("a", Held(failures=2), 0.0)
+    breaker.hear("nobody", Held(failures=2), 0.0)
+    assert set(breaker.held()) == {"a"}
+    breaker.failure("a", 0.0)
+    assert state(fleet, "a") is PodState.EJECTED
+
+
+@pytest.mark.parametrize("held", [Held(backoff_s=2.0, probe_at_s=12.0), Held(late_backoff_s=2.0, late_probe_at_s=12.0)])
+def test_a_pod_that_another_worker_has_ejected_is_ejected_here(fleet: Fleet, held: Held) -> None:
+    """For as long; once, however often it is told, and not when that time is over."""
+    breaker = Breaker(fleet)
+    breaker.hear("a", held, 10.0)
+    assert state(fleet, "a") is PodState.EJECTED
+    assert not breaker.may_probe("a", 11.9)
+    assert breaker.may_probe("a", 12.0)
+    fleet.event("a", PodEvent.PROBE_OK)
+    breaker.hear("a", held, 11.0)
+    assert state(fleet, "a") is PodState.READY
+    breaker.hear("b", held, 13.0)
+    assert state(fleet, "b") is PodState.READY

@@ -292,3 +292,52 @@ def test_what_all_replicas_have_on_one_pod_can_be_asked_alone(make_pod: MakePod)
     ledger.others([{"a": InFlight(1, 0, 0, 0.0, 50, decode_tokens=50), "b": InFlight(1)}])
     assert {name: ledger.on(name) for name in "ab"} == ledger.inflight()
     assert ledger.on("c") == InFlight()
+
+
+def test_what_other_workers_have_counts_until_they_have_it_no_more(make_pod: MakePod) -> None:
+    """Pod by pod; and all of it ends with the worker."""
+    ledger = Ledger()
+    ledger.book(make_pod("a"), 100, 0, 0.0)
+    ledger.worker(1, {"a": InFlight(2, 1, 10, 1.0, 20), "b": InFlight(1, 0, 0, 0.0, 5)})
+    ledger.worker(2, {"a": InFlight(4, 0, 0, 0.0, 40)})
+    ledger.others([{"a": InFlight(8, 0, 0, 0.0, 80)}])
+    assert {pod: work.requests for pod, work in ledger.inflight().items()} == {"a": 15, "b": 1}
+    assert (ledger.on("a").requests, ledger.requests_of_router("a"), ledger.own()["a"].requests) == (15, 7, 1)
+    ledger.worker(1, {"b": None})
+    assert set(ledger.inflight()) == {"a"}
+    ledger.worker_gone(1)
+    assert ledger.inflight()["a"].requests == 13
+    ledger.worker_gone(2)
+    ledger.others([])
+    assert ledger.inflight() == ledger.own()
+
+
+def test_own_changes_show_beside_what_others_have(make_pod: MakePod) -> None:
+    """A lease that is booked or released while others work there changes the sum at once."""
+    ledger, pod = Ledger(), make_pod("a")
+    ledger.worker(1, {"a": InFlight(2, 0, 0, 0.0, 20)})
+    lease = ledger.book(pod, 100, 0, 0.0)
+    assert ledger.inflight()["a"].requests == ledger.on("a").requests == 3
+    ledger.release(lease, 1.0)
+    assert ledger.inflight() == {"a": InFlight(2, 0, 0, 0.0, 20)}
+
+
+def test_of_two_workers_first_prompts_the_pod_is_at_the_one_that_waits_longer(make_pod: MakePod) -> None:
+    """Workers share a clock, so that all of them see the same rest of it."""
+    ledger, pod = Ledger(), make_pod("a")
+    ledger.book(pod, 1000, 0, 5.0)
+    ledger.worker(1, {"a": InFlight(1, 1, 10, 300.0, 10, head_ms=300.0, head_since_s=4.0)})
+    assert (ledger.on("a").head_ms, ledger.on("a").head_since_s) == (300.0, 4.0)
+    ledger.worker(1, {"a": InFlight(1, 1, 10, 300.0, 10, head_ms=300.0, head_since_s=6.0)})
+    assert ledger.on("a").head_since_s == 5.0
+
+
+def test_whoever_listens_hears_of_every_change_of_our_own_work(make_pod: MakePod) -> None:
+    """And not of that of others."""
+    ledger, told = Ledger(), list[str]()
+    ledger.told = told.append
+    lease = ledger.book(make_pod("a"), 100, 0, 0.0)
+    ledger.first_token(lease, 1.0)
+    ledger.worker(1, {"b": InFlight(1)})
+    ledger.release(lease, 2.0)
+    assert told == ["a", "a", "a"]

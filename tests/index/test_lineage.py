@@ -100,3 +100,15 @@ def test_a_look_says_what_would_be_observed_and_leaves_no_trace() -> None:
         seen = [looked.look(hashes, now_s) for _ in range(3)]
         assert [looked.observe(hashes, now_s)] * 3 == seen == [alone.observe(hashes, now_s)] * 3
         assert len(looked) == len(alone)
+
+
+def test_what_another_worker_noted_is_gone_on_from_here() -> None:
+    """However often it was told."""
+    lineage = Lineage()
+    for _ in range(2):
+        lineage.hear(blocks(("a", 10)), 0.0)
+    lineage.hear([], 0.0)
+    assert lineage.observe(blocks(("a", 15)), 4.0) == Ancestry(1, 4.0)
+    for _ in range(2):
+        lineage.hear(blocks(("a", 15)), 5.0)
+    assert lineage.observe(blocks(("a", 20)), 10.0).turn == 2

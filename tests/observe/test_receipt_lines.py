@@ -128,3 +128,17 @@ def test_a_disk_that_refuses_ends_the_receipts_and_nothing_else(tmp_path: Path) 
     for _ in range(3):
         log.write(b"x")
     log.close()
+
+
+def test_two_workers_append_to_one_file_without_mixing_their_lines(tmp_path: Path) -> None:
+    """However long they are, and though each holds some back."""
+    file = tmp_path / "receipts.jsonl"
+    logs = [ReceiptLog(str(file)) for _ in range(2)]
+    for number in range(200):
+        for log, letter in zip(logs, b"ab", strict=True):
+            log.write(bytes([letter]) * (1 + 37 * number))
+    for log in logs:
+        log.close()
+    lines = file.read_bytes().splitlines()
+    assert sorted(map(len, lines)) == sorted([1 + 37 * number for number in range(200)] * 2)
+    assert all(len(set(line)) == 1 for line in lines)

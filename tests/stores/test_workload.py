@@ -64,6 +64,18 @@ async def test_what_is_by_our_own_clock_stays_here(connection: Connection) -> No
     assert await two.exchange({}) == {"1": {"a": InFlight(1, 1, 300, 41.5, 900, pulls=2)}}
 
 
+async def test_other_workers_of_the_same_router_are_left_out(connection: Connection) -> None:
+    """They are known already; routers elsewhere see each of them."""
+    one, two, elsewhere = (
+        Workload(connection, KEYS, name, lifetime_s=60, siblings=siblings)
+        for name, siblings in (("x:1", "x:"), ("x:2", "x:"), ("y:1", "y:"))
+    )
+    await one.exchange(WORK)
+    assert await two.exchange(WORK) == {}
+    assert await elsewhere.exchange({}) == {"x:1": WORK, "x:2": WORK}
+    assert await one.exchange(WORK) == {"y:1": {}}
+
+
 async def test_who_leaves_takes_its_row_along(connection: Connection) -> None:
     """At once, not after the row's lifetime."""
     one, two = rows(connection, "1", "2")

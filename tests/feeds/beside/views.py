@@ -1,0 +1,116 @@
+"""Workers without processes: all of the shared view over a bus in memory, with hands on its clock and its losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from router.config.classes import load_classes
+from router.feeds.beside.view import Owners, SharedView
+from router.fleet.breaker import Breaker
+from router.fleet.fleet import Fleet
+from router.fleet.ledger import Ledger
+from router.fleet.lifecycle import PodEvent
+from router.observe.learning import Learning
+from router.observe.metrics import Metrics
+from router.policy.calibration import Calibration
+from router.policy.classes import Classes
+from router.stores.local import LocalStore
+from router.types import Generation, InFlight, Link, Links, Pod, PodSpeed, PodState, PromptPrefix
+
+SPEED = PodSpeed(5.0, 0.1, 0.0)
+PODS = ("a", "b", "c")
+RULES = load_classes(None)
+METRICS = Metrics()
+
+
+def pod(name: str) -> Pod:
+    return Pod(id=name, url=f"http://{name}:8000", engine="vllm", speed=SPEED, models=("m",), kv_bytes_per_token=1000)
+
+
+def prefix(*blocks: int) -> PromptPrefix:
+    return PromptPrefix(Generation(model="m"), (), blocks)
+
+
+@dataclass
+class Worker:
+    """One worker; `obeyed` are the orders that it carried out for others."""
+
+    number: int
+    town: Town
+    obeyed: list[tuple[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        fleet = Fleet(Links(elsewhere=Link(1.0, 1e6, "rdma")))
+        fleet.sync([pod(name) for name in PODS])
+        for name in PODS:
+            fleet.event(name, PodEvent.PROBE_OK)
+        learning = Learning(Calibration(), METRICS, Links(elsewhere=Link(1.0, 1e6, "rdma")))
+        learning.priors = dict.fromkeys(PODS, SPEED)
+        self.owners = Owners(fleet, Ledger(), Breaker(fleet), LocalStore(), learning, Classes(RULES))
+        self.view = SharedView(self.owners, self, self.say, self.town.later, lambda: self.town.now_s)
+
+    def obey(self, subject: str, wanted: str) -> None:
+        self.obeyed.append((subject, wanted))
+
+    def answer(self, question: bytes) -> bytes:
+        return question
+
+    def say(self, news: bytes) -> None:
+        if self.town.workers[self.number] is not self:
+            return  # it has died
+        for other in self.town.workers:
+            if other is not self and other.number not in self.town.deaf:
+                other.view.hear(self.number, news)
+
+    def state(self, name: str) -> PodState:
+        status = self.owners.fleet.status(name)
+        assert status is not None
+        return status.state
+
+    def inflight(self) -> dict[str, InFlight]:
+        return dict(self.owners.ledger.inflight())
+
+
+class Town:
+    """All workers; what they have to tell waits for `settle`. `deaf` ones hear nothing until `reconnect`."""
+
+    def __init__(self, workers: int = 2) -> None:
+        self.now_s = 1000.0
+        self.deaf: set[int] = set()
+        self.workers: list[Worker] = []
+        self.waits: list[float] = []
+        self._due: list[Callable[[], None]] = []
+        for number in range(workers):
+            self.workers.append(Worker(number, self))
+            self.workers[number].view.begin()
+
+    def later(self, after_s: float, call: Callable[[], None]) -> None:
+        self.waits.append(after_s)
+        self._due.append(call)
+
+    def settle(self) -> None:
+        """Everybody tells what is due."""
+        while self._due:
+            self._due.pop(0)()
+
+    def reconnect(self) -> None:
+        """Whoever was deaf is told the whole by everybody."""
+        for number in sorted(self.deaf):
+            for other in self.workers:
+                if other.number != number:
+                    self.workers[number].view.hear(other.number, other.view.whole())
+        self.deaf.clear()
+
+    def replace(self, number: int) -> Worker:
+        """The worker dies, and another comes in its place."""
+        new = Worker(number, self)
+        for other in self.workers:
+            if other.number != number:
+                other.view.lost(number)
+                new.view.hear(other.number, other.view.whole())
+        for name in PODS:  # as by the feed of its KV events
+            new.owners.local.forget(name)
+        new.view.begin()
+        self.workers[number] = new
+        return new

@@ -1,0 +1,68 @@
+"""Metrics of several workers, as one."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.observe.merged import dumped, joined
+from router.observe.metrics import Metrics
+from router.types import FleetSnapshot, InFlight, Pod, PodSpeed, PodState, PodStatus
+
+FLEET = FleetSnapshot(
+    1, (PodStatus(Pod(id="a", url="http://a", engine="vllm", speed=PodSpeed(1.0, 1.0, 0.0)), PodState.READY),)
+)
+
+
+def lines(text: bytes) -> set[str]:
+    return set(text.decode().splitlines())
+
+
+def worker(requests: int, took_s: float, leases: int, *, complete: bool = True) -> Metrics:
+    """That has served so many, and sees the same fleet as the others."""
+    metrics = Metrics()
+    metrics.requests.labels("chat", "m", "ok").inc(requests)
+    metrics.ttft_s.labels("m").observe(took_s)
+    metrics.observe_fleet(FLEET, {"a": InFlight(leases)}, 7)
+    metrics.kv_stream.labels("a").set(complete)
+    metrics.kv_events.labels("a").inc(5)
+    return metrics
+
+
+def test_counts_add_up_bucket_by_bucket() -> None:
+    """Also what only another worker has counted."""
+    one, two = worker(2, 0.004, 0), worker(3, 0.3, 0)
+    two.retries.labels("ConnectFailed").inc()
+    found = lines(one.render(joined(one.registry, [dumped(two.registry)])))
+    assert found >= {
+        'warmroute_requests_total{endpoint="chat",model="m",result="ok"} 5.0',
+        'warmroute_retries_total{reason="ConnectFailed"} 1.0',
+        'warmroute_time_to_first_token_seconds_bucket{le="0.005",model="m"} 1.0',
+        'warmroute_time_to_first_token_seconds_bucket{le="0.5",model="m"} 2.0',
+        'warmroute_time_to_first_token_seconds_count{model="m"} 2.0',
+        'warmroute_time_to_first_token_seconds_sum{model="m"} 0.304',
+    }
+
+
+def test_what_each_has_adds_up_and_what_all_see_does_not() -> None:
+    """Leases are a worker's own; states, blocks and KV events are those of the one fleet."""
+    one, two = worker(0, 1.0, 2), worker(0, 1.0, 3, complete=False)
+    found = lines(one.render(joined(one.registry, [dumped(two.registry)])))
+    assert found >= {
+        'warmroute_pod_in_flight_requests{pod="a"} 5.0',
+        'warmroute_pod_state{pod="a",state="ready"} 1.0',
+        "warmroute_index_block_holders 7.0",
+        'warmroute_kv_events_total{pod="a"} 5.0',
+        'warmroute_kv_stream_complete{pod="a"} 0.0',
+    }
+
+
+def test_alone_it_is_the_usual_text() -> None:
+    """To the byte."""
+    metrics = worker(2, 0.1, 1)
+    assert metrics.render(joined(metrics.registry, [])) == metrics.render()
+
+
+def test_what_is_no_dump_is_refused() -> None:
+    """A worker of another version, for one."""
+    with pytest.raises(ValueError):
+        joined(Metrics().registry, [b"\xc1"])

@@ -1,0 +1,244 @@
+"""Several processes that serve as one router: real ones, in front of mock engines in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from router.sim.mock_engine import Fault, FaultKind, MockEngine, MockEngineConfig, MockFleet
+from tests.stories.conftest import DEADLINE_S, SOURCE, SPEED, TEMPLATE
+from tests.stories.test_first_light import opening
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+
+WORKERS = 2
+
+
+@dataclass
+class Router:
+    """A parent and its workers."""
+
+    process: asyncio.subprocess.Process
+    url: str
+    engines: list[MockEngine]
+    log: Path
+
+    def workers(self) -> list[int]:
+        """Their process ids."""
+        pid = self.process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    @asynccontextmanager
+    async def clients(self) -> AsyncIterator[dict[int, httpx.AsyncClient]]:
+        """A client of each worker, by process id: connections are opened until each has got one."""
+        found: dict[int, httpx.AsyncClient] = {}
+        async with AsyncExitStack() as stack:
+            while len(found) < WORKERS:
+                transport = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=1))
+                client = await stack.enter_async_context(
+                    httpx.AsyncClient(base_url=self.url, transport=transport, timeout=DEADLINE_S)
+                )
+                answer = await client.get("/livez")
+                found.setdefault(self._server_of(answer), client)
+            yield found
+
+    def _server_of(self, answer: httpx.Response) -> int:
+        """Whose file descriptor the other end of the connection is."""
+        stream = answer.extensions["network_stream"]
+        client_port, port = stream.get_extra_info("client_addr")[1], stream.get_extra_info("server_addr")[1]
+        rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        ends = f":{port:04X}", f":{client_port:04X}"
+        inode = next(row[9] for row in rows if row[1].endswith(ends[0]) and row[2].endswith(ends[1]))
+        return next(pid for pid in self.workers() if f"socket:[{inode}]" in _descriptors(pid))
+
+
+def _descriptors(pid: int) -> set[str]:
+    found = set()
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            found.add(str(each.readlink()))
+        except FileNotFoundError:
+            continue
+    return found
+
+
+@pytest.fixture
+async def router(engine_config: Callable[..., MockEngineConfig], tmp_path: Path) -> AsyncIterator[Router]:
+    """Two workers in front of two engines that take their time; ready and trusted."""
+    config, log = tmp_path / "router.json", tmp_path / "router.log"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with asyncio.timeout(DEADLINE_S), MockFleet([engine_config(time_scale=1.0)] * 2) as fleet:
+        model = {"name": "demo", "tokenizer": SOURCE.path, "chat_template": TEMPLATE, "fast_tokenizer": False}
+        speed = {name: getattr(SPEED, name) for name in SPEED.__dataclass_fields__}
+        parts = {
+            "listen": {"port": port, "workers": WORKERS},
+            "models": [model],
+            "pods": [{"url": engine.url, "speed": speed} for engine in fleet.engines],
+            "feeds": {"health_interval_s": 0.1, "load_interval_s": 0.05},
+            "limits": {"drain_delay_s": 0.0, "retries": 0},
+        }
+        config.write_text(json.dumps(parts))
+        with log.open("wb") as written:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "router.cli", "serve", "--config", str(config)), stderr=written
+            )
+        router = Router(process, f"http://127.0.0.1:{port}", list(fleet.engines), log)
+        try:
+            await until_up(router)
+            yield router
+        finally:
+            if process.returncode is None:
+                process.send_signal(signal.SIGINT)
+            await process.wait()
+
+
+async def until_up(router: Router) -> None:
+    """Both workers serve, and trust both pods."""
+    async with httpx.AsyncClient(base_url=router.url) as client:
+        while True:
+            assert router.process.returncode is None, router.log.read_text()
+            try:
+                if b"warmroute_workers 2.0" in (await client.get("/metrics")).content:
+                    break
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(0.05)
+    async with router.clients() as clients:
+        for client in clients.values():
+            while not all(pod["trust"] == "trusted" for pod in await pods(client)):
+                await asyncio.sleep(0.05)
+
+
+async def pods(client: httpx.AsyncClient) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (await client.get("/admin/pods")).json()
+    return found
+
+
+async def chat(client: httpx.AsyncClient, about: str, **fields: Any) -> httpx.Response:
+    body = {"model": "demo", "messages": opening(about), "max_tokens": 4, **fields}
+    return await client.post("/v1/chat/completions", json=body)
+
+
+@asynccontextmanager
+async def stream(client: httpx.AsyncClient, about: str, max_tokens: int) -> AsyncIterator[httpx.Response]:
+    """A stream that has begun to answer."""
+    body = {"model": "demo", "messages": opening(about), "max_tokens": max_tokens, "stream": True}
+    async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        yield answer
+
+
+async def seen(client: httpx.AsyncClient, **wanted: Any) -> list[str]:
+    """Waits until some pods are so in this worker's eyes; their ids."""
+    while True:
+        found = [pod["id"] for pod in await pods(client) if all(pod[key] == value for key, value in wanted.items())]
+        if found:
+            return found
+        await asyncio.sleep(0.005)
+
+
+async def test_two_workers_serve_as_one_router_until_both_have_drained(router: Router) -> None:
+    """What one has sent, decided, leased, been ordered and ejected, the other knows; metrics are those of both."""
+    async with router.clients() as clients:
+        one, two = clients.values()
+        await one_index_and_journal(one, two)
+        async with stream(one, "winds", 200) as answer:
+            pod = answer.headers["x-warmroute-pod"]
+            assert await seen(two, in_flight=1) == [pod]
+        await seen(two, id=pod, in_flight=0)
+        await two.post(f"/admin/pods/{pod}/drain")
+        assert await seen(one, state="draining") == [pod]
+        await one.post(f"/admin/pods/{pod}/undrain")
+        for client in (one, two):
+            await seen(client, id=pod, state="ready")
+        await one_breaker(router, one, two)
+        router.process.send_signal(signal.SIGHUP)
+        for client in (one, two):
+            while b'warmroute_policy_reloads_total{result="ok"}' not in (await client.get("/metrics")).content:
+                await asyncio.sleep(0.01)
+        async with AsyncExitStack() as stack:
+            streams = [await stack.enter_async_context(stream(client, "tides", 100)) for client in (one, two)]
+            router.process.send_signal(signal.SIGTERM)
+            for answer in streams:
+                assert (await answer.aread()).endswith(b"data: [DONE]\n\n")
+    assert await router.process.wait() == 0
+
+
+async def one_index_and_journal(one: httpx.AsyncClient, two: httpx.AsyncClient) -> None:
+    """Each serves one request; both know of both."""
+    first, again = await chat(one, "tides"), await chat(two, "tides")
+    assert first.headers["x-warmroute-pod"] == again.headers["x-warmroute-pod"]
+    assert int(again.headers["x-warmroute-cached-tokens"]) > int(first.headers["x-warmroute-cached-tokens"])
+    for client in (one, two):
+        text = (await client.get("/metrics")).text
+        assert 'warmroute_requests_total{endpoint="/v1/chat/completions",model="demo",result="ok"} 2.0' in text
+        for answer in (first, again):
+            request_id = answer.headers["x-request-id"]
+            explained = await client.get(f"/admin/explain/{request_id}")
+            assert explained.json()["explanation"]["request_id"] == request_id
+        assert (await client.get("/admin/explain/none")).status_code == 404
+
+
+async def one_breaker(router: Router, one: httpx.AsyncClient, two: httpx.AsyncClient) -> None:
+    """A pod that fails at one is ejected at the other, which sent it nothing; then it serves both again."""
+    for engine in router.engines:
+        engine.inject(Fault(kind=FaultKind.RESET, count=None))
+    while not any(pod["state"] == "ejected" for pod in await pods(one)):
+        await chat(one, "tides")
+    ejected = await seen(two, state="ejected")
+    for engine in router.engines:
+        engine.faults.clear()
+    for client in (one, two):
+        for pod in ejected:
+            await seen(client, id=pod, state="ready")
+
+
+async def test_a_killed_worker_costs_its_own_requests_alone_and_all_end_with_a_killed_parent(router: Router) -> None:
+    """Meanwhile the other one serves everybody; the one that takes its place knows what was ordered."""
+    async with router.clients() as clients:
+        (dying, doomed), (_, other) = clients.items()
+        async with stream(other, "tides", 200) as going_on, stream(doomed, "winds", 5000) as lost:
+            drained = going_on.headers["x-warmroute-pod"]
+            await doomed_or_not(router, f"/admin/pods/{drained}/drain")
+            os.kill(dying, signal.SIGKILL)
+            with pytest.raises(httpx.TransportError):
+                await lost.aread()
+            assert (await going_on.aread()).endswith(b"data: [DONE]\n\n")
+        for pod in await pods(other):
+            await seen(other, id=pod["id"], in_flight=0)
+        assert (await chat(other, "deserts")).status_code == 200
+        while len(router.workers()) < WORKERS or dying in router.workers():
+            await asyncio.sleep(0.01)
+    async with router.clients() as clients:
+        for client in clients.values():
+            assert await seen(client, state="draining") == [drained]
+            answer = await chat(client, "deserts")
+            assert answer.headers["x-warmroute-pod"] != drained
+            assert int(answer.headers["x-warmroute-cached-tokens"]) > 0
+    workers = router.workers()
+    router.process.kill()
+    await router.process.wait()
+    while any(map(_lives, workers)):
+        await asyncio.sleep(0.02)
+
+
+async def doomed_or_not(router: Router, order: str) -> None:
+    """Whichever worker gets the order."""
+    async with httpx.AsyncClient(base_url=router.url) as anybody:
+        assert (await anybody.post(order)).status_code == 200
+
+
+def _lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
