@@ -36,7 +36,7 @@ STARTUP_FAILURE = 3
 YOUNG_OBJECTS, YOUNG_SEARCHES, MIDDLE_SEARCHES = 2_000, 10, 100
 """How many more container objects than before until the youngest are searched for cycles, how many such searches until
 those that outlived one are searched as well, and how many of these until all are. Nobody is served meanwhile: at 20,000
-a search takes 10 to 25 ms, at 2,000 one or two. Python's own 700 is less than a few requests make."""
+a search takes 10 to 25 ms, at 2,000 mostly one or two. Python's own 700 is less than a few requests make."""
 
 
 def serve_command(
