@@ -6,6 +6,7 @@ pod that one of them takes. Like all nouns they hold no behaviour beyond one-lin
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar, TypeAlias
 
 import msgspec
@@ -14,10 +15,23 @@ from router.types import Pod, PodId
 
 
 class Cost(msgspec.Struct, frozen=True, gc=False):
-    """Expected milliseconds, in named parts that add up to the total."""
+    """Expected milliseconds, in named parts that add up to the total. Thousands are kept: `names` are one value for all
+    prices of a decision, so that a price is one tuple of numbers, in which nothing searches for cycles."""
 
-    parts: tuple[tuple[str, float], ...]
+    names: tuple[str, ...]
+    parts_ms: tuple[float, ...]
     total_ms: float
+
+    @classmethod
+    def of(cls, parts: Iterable[tuple[str, float]], total_ms: float) -> Cost:
+        """From names with their parts."""
+        parts = tuple(parts)
+        return cls(tuple(name for name, _ in parts), tuple(ms for _, ms in parts), total_ms)
+
+    @property
+    def parts(self) -> tuple[tuple[str, float], ...]:
+        """Name and milliseconds of each."""
+        return tuple(zip(self.names, self.parts_ms, strict=True))
 
 
 class Pull(msgspec.Struct, frozen=True, gc=False):

@@ -50,7 +50,7 @@ def decide(scene: Scene, policy: Policy) -> RouteDecision:
 
 def expected_ttft_ms(cost: Cost) -> float:
     """Of a price, the part that the client waits for."""
-    return sum([ms for name, ms in cost.parts if name in DELAYS])
+    return sum([ms for name, ms in zip(cost.names, cost.parts_ms, strict=True) if name in DELAYS])
 
 
 def _shortlisted(
@@ -81,11 +81,11 @@ def _cheapest_of_each_pod(placements: Sequence[Placement], costs: Costs) -> list
         total_ms, known = sum(prices), best.get(at.pod.id)
         if known is None or total_ms < known[0]:
             best[at.pod.id] = total_ms, prices, at
-    names = [name for name, _ in costs]
+    names = tuple([name for name, _ in costs])
     return [
         Candidate(
             Direct(at.pod, _pull(at.pull.sender, at) if at.pull else None),
-            Cost(tuple(zip(names, prices, strict=True)), total_ms),
+            Cost(names, prices, total_ms),
             at.cached_tokens,
         )
         for total_ms, prices, at in best.values()

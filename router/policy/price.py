@@ -60,7 +60,7 @@ def price(scene: Scene, choice: Choice, policy: Policy) -> Cost | None:
     if not places:
         return None
     parts = tuple((name, term.cost_ms(at)) for side, at in places for name, term in _terms(policy, side))
-    return Cost(parts, sum([ms for _, ms in parts]))
+    return Cost.of(parts, sum([ms for _, ms in parts]))
 
 
 def _terms(policy: Policy, side: Side | None) -> Costs:

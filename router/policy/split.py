@@ -97,5 +97,5 @@ def _pair(
     receiving = replace(decode, cached_tokens=decode.prompt_tokens - 1, handoff=handoff)
     costs = policy.costs_of(Side.DECODE)
     parts = prefill_parts + tuple([(name, term.cost_ms(receiving)) for name, term in costs])
-    cost = Cost(parts, sum([ms for _, ms in parts]))
+    cost = Cost.of(parts, sum([ms for _, ms in parts]))
     return Candidate(Split(prefill.pod, decode.pod, missing_tokens), cost, prefill.cached_tokens)

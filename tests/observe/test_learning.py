@@ -34,7 +34,7 @@ def learning() -> Learning:
 
 def candidate(name: str, queue_ms: float, displace_ms: float = 0.0) -> Candidate:
     parts = (("queue", queue_ms), ("displace", displace_ms))
-    return Candidate(Direct(pod(name)), Cost(parts, queue_ms + displace_ms))
+    return Candidate(Direct(pod(name)), Cost.of(parts, queue_ms + displace_ms))
 
 
 def sample(made: Learning, name: str) -> float:

@@ -152,7 +152,7 @@ def test_a_queue_that_is_being_worked_on_draws_the_request_back() -> None:
 def test_of_a_price_the_client_waits_for_what_is_no_concern_of_others() -> None:
     """Its own queue, prefill and transfers; not what it displaces, stalls or is given credit for."""
     parts = {"queue": 1.0, "replicate": -500.0, "prefill": 10.0, "displace": 7000.0, "transfer": 100.0, "stall": 9.0}
-    assert expected_ttft_ms(Cost(tuple(parts.items()), sum(parts.values()))) == 111.0
+    assert expected_ttft_ms(Cost.of(tuple(parts.items()), sum(parts.values()))) == 111.0
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))

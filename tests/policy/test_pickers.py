@@ -22,7 +22,7 @@ asked = st.integers(0, 50).map(lambda salt: prompt(200, salt * 1000))
 
 def priced(costs_ms: list[float]) -> list[Candidate]:
     pods = [pod(f"pod-{number}") for number in range(len(costs_ms))]
-    return [Candidate(Direct(each), Cost((("work", ms),), ms)) for each, ms in zip(pods, costs_ms, strict=True)]
+    return [Candidate(Direct(each), Cost.of((("work", ms),), ms)) for each, ms in zip(pods, costs_ms, strict=True)]
 
 
 @settings(max_examples=60)
@@ -161,7 +161,7 @@ def test_the_ring_drops_no_way_to_serve() -> None:
         (Direct(there), 8.0),
         (Split(prefill, there), 700.0),
     ]
-    candidates = [Candidate(plan, Cost((("work", ms),), ms)) for plan, ms in plans]
+    candidates = [Candidate(plan, Cost.of((("work", ms),), ms)) for plan, ms in plans]
     picker = RingBoundedLoad(headroom=1.0, slack_prefills=0.0)
     for salt in range(20):
         ranked, _ = picker.rank(scene(prompt=prompt(200, salt * 1000)), candidates)

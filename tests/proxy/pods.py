@@ -230,7 +230,7 @@ class Town:
             headers=headers or [(b"content-type", b"application/json")],
             peer="192.0.2.1",
         )
-        candidates = tuple(Candidate(plan, Cost((), 10.0), 7) for plan in plans)
+        candidates = tuple(Candidate(plan, Cost.of((), 10.0), 7) for plan in plans)
         return Story(inbound, prompt=prompt, decision=RouteDecision("by hand", "1", candidates))
 
     async def serve(self, story: Story, client: Client | None = None) -> Client:

@@ -21,7 +21,7 @@ PLANS: list[Plan] = [Direct(pod("a")), Direct(pod("a"), Pull("b", 64)), Split(po
 
 
 def booked(ledger: Ledger, plan: Plan) -> Booking:
-    return Booking(ledger, Candidate(plan, Cost((), 1.0), 64), 100, lambda _: PrefillClock())
+    return Booking(ledger, Candidate(plan, Cost.of((), 1.0), 64), 100, lambda _: PrefillClock())
 
 
 def test_a_split_computes_on_one_pod_and_keeps_its_context_on_the_other() -> None:

@@ -21,7 +21,7 @@ def told(plan: Plan, handed_over: int | None, body: bytes = b"{}") -> Story:
     """An answer whose usage says 48, by one or two pods."""
     request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=body)
     story = Story(Inbound(request=request, method="POST", target=b"/", headers=[]))
-    story.candidate = Candidate(plan, Cost((), 1.0), 7)
+    story.candidate = Candidate(plan, Cost.of((), 1.0), 7)
     story.decision = RouteDecision("by hand", "1", (story.candidate,))
     story.handed_over_cached_tokens = handed_over
     story.reader.feed(USAGE)

@@ -53,4 +53,4 @@ def _pulling(candidate: Candidate, best: Candidate, link: Link, prompt_tokens: i
     pull = Pull(best.pod.id, best_tokens, best_tokens - own_tokens)
     parts = (*candidate.cost.parts, ("transfer", transfer_ms), ("pulled", pulled_ms))
     total_ms = candidate.cost.total_ms + transfer_ms + pulled_ms
-    return Candidate(Direct(pod, pull), Cost(parts, total_ms), best_tokens)
+    return Candidate(Direct(pod, pull), Cost.of(parts, total_ms), best_tokens)
