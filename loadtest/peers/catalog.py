@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import httpx
 
-from loadtest.peers.environments import NGINX, program
+from loadtest.peers.environments import HAPROXY, NGINX, libraries, program
 from router.cli.stage import FleetPlan, all_pods_trusted, free_port, router_config
 
 
@@ -143,6 +143,36 @@ http {{
 """
 
 
+# --- haproxy --------------------------------------------------------------------------------------------------
+
+
+def _haproxy(place: Place) -> list[str]:
+    """Its defaults, with connections to pods kept and shared."""
+    path = place.folder / "haproxy.cfg"
+    path.write_text(haproxy_conf(place))
+    return [str(program(HAPROXY)), "-db", "-f", str(path)]
+
+
+def haproxy_conf(place: Place) -> str:
+    """Round robin over the pods."""
+    servers = "\n  ".join(f"server pod{n} {url.removeprefix('http://')}" for n, url in enumerate(place.urls))
+    return f"""global
+  maxconn 20000
+defaults
+  mode http
+  timeout connect 5s
+  timeout client 600s
+  timeout server 600s
+  http-reuse always
+frontend clients
+  bind 127.0.0.1:{place.port}
+  default_backend pods
+backend pods
+  balance roundrobin
+  {servers}
+"""
+
+
 # --- Python ---------------------------------------------------------------------------------------------------
 
 
@@ -179,6 +209,7 @@ PEERS: Mapping[str, Peer] = {
     "vllm-router-kv": Peer("vllm-router", _kv_aware, counts_healthy_workers),
     "nginx": Peer(NGINX, partial(_nginx, ""), answers),
     "nginx-least-conn": Peer(NGINX, partial(_nginx, "least_conn;"), answers),
+    "haproxy": Peer(HAPROXY, _haproxy, answers, libraries(HAPROXY)),
     "litellm": Peer(
         "litellm",
         _litellm,

@@ -1,16 +1,18 @@
 """Where do the peers' programs live, and how do they get there?
 
 One environment a package under a cache folder, at a pinned version, so that no peer meets another's dependencies or
-ours. nginx comes from the distribution: its package is unpacked there and never installed. This file starts no router.
+ours. nginx and haproxy come from the distribution: their packages are unpacked there and never installed. This file
+starts no router.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "warmroute" / "peers"
@@ -21,7 +23,12 @@ PYTHON_PACKAGES: Mapping[str, str] = {
     "litellm": "litellm[proxy]==1.106.2",
 }
 """Requirement by environment; each has a program of the environment's name."""
-NGINX = "nginx"
+NGINX, HAPROXY = "nginx", "haproxy"
+DISTRIBUTED: Mapping[str, Sequence[str]] = {
+    NGINX: ("nginx",),
+    HAPROXY: ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1"),
+}
+"""Packages by environment, with the libraries that a bare system lacks."""
 
 
 class NotInstalled(Exception):
@@ -30,9 +37,9 @@ class NotInstalled(Exception):
 
 def program(environment: str) -> Path:
     """The program of that name. Raises `NotInstalled`."""
-    if environment == NGINX and (installed := shutil.which(NGINX)):
+    if environment in DISTRIBUTED and (installed := shutil.which(environment)):
         return Path(installed)
-    path = CACHE / environment / ("usr/sbin" if environment == NGINX else "bin") / environment
+    path = CACHE / environment / ("usr/sbin" if environment in DISTRIBUTED else "bin") / environment
     if not path.exists():
         raise NotInstalled(f"{environment} is not installed; do: python loadtest/peers/compare.py --install")
     return path
@@ -40,20 +47,28 @@ def program(environment: str) -> Path:
 
 def version(environment: str) -> str:
     """What was installed, as results name it."""
-    if environment != NGINX:
+    if environment not in DISTRIBUTED:
         return PYTHON_PACKAGES[environment]
-    said = subprocess.run([program(NGINX), "-v"], capture_output=True, text=True, check=True)
-    return said.stderr.strip().rpartition(" ")[2]
+    command, known = [str(program(environment)), "-v"], os.environ | libraries(environment)
+    said = subprocess.run(command, capture_output=True, text=True, check=True, env=known)
+    numbers = re.findall(r"\d+(?:\.\d+)+", said.stdout + said.stderr)
+    return f"{environment}/{numbers[0]}" if numbers else environment
+
+
+def libraries(environment: str) -> dict[str, str]:
+    """Variables with which an unpacked program finds the libraries that were unpacked with it."""
+    found = ":".join(map(str, (CACHE / environment / "usr" / "lib").glob("*-linux-gnu")))
+    return {"LD_LIBRARY_PATH": found} if found else {}
 
 
 def install() -> None:
     """Make every environment that is not there yet. Raises `CalledProcessError` where a tool failed."""
-    for environment in (*PYTHON_PACKAGES, NGINX):
+    for environment in (*PYTHON_PACKAGES, *DISTRIBUTED):
         try:
             program(environment)
         except NotInstalled:
             print(f"installing {environment} ...")
-            _install_nginx() if environment == NGINX else _install_python(environment)
+            _unpack(environment) if environment in DISTRIBUTED else _install_python(environment)
         print(f"{environment}: {version(environment)}, {program(environment)}")
 
 
@@ -63,9 +78,9 @@ def _install_python(environment: str) -> None:
     subprocess.run([folder / "bin" / "pip", "install", "--quiet", PYTHON_PACKAGES[environment]], check=True)
 
 
-def _install_nginx() -> None:
-    folder = CACHE / NGINX
+def _unpack(environment: str) -> None:
+    folder = CACHE / environment
     folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["apt-get", "download", "--quiet", NGINX], cwd=folder, check=True)
-    (package,) = folder.glob("nginx_*.deb")
-    subprocess.run(["dpkg-deb", "--extract", package, folder], check=True)
+    subprocess.run(["apt-get", "download", "--quiet", *DISTRIBUTED[environment]], cwd=folder, check=True)
+    for package in folder.glob("*.deb"):
+        subprocess.run(["dpkg-deb", "--extract", package, folder], check=True)

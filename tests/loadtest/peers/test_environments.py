@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from loadtest.peers import environments
-from loadtest.peers.environments import NGINX, PYTHON_PACKAGES, NotInstalled, program, version
+from loadtest.peers.environments import (
+    DISTRIBUTED,
+    HAPROXY,
+    NGINX,
+    PYTHON_PACKAGES,
+    NotInstalled,
+    libraries,
+    program,
+    version,
+)
 
 
 @pytest.fixture
@@ -18,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("environment", [*PYTHON_PACKAGES, NGINX])
+@pytest.mark.parametrize("environment", [*PYTHON_PACKAGES, *DISTRIBUTED])
 def test_a_missing_program_says_how_to_install_it(environment: str, cache: Path) -> None:
     """Before any router is started."""
     with pytest.raises(NotInstalled, match=f"{environment} is not installed; do: .* --install"):
@@ -41,6 +50,17 @@ def test_an_nginx_of_the_machine_is_preferred(cache: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PATH", f"{cache}:/bin:/usr/bin")
     assert program(NGINX) == path
     assert version(NGINX) == "nginx/9.9.9"
+
+
+def test_an_unpacked_program_finds_its_libraries_and_says_its_version(cache: Path) -> None:
+    """As haproxy's package needs it."""
+    path = cache / HAPROXY / "usr" / "sbin" / HAPROXY
+    path.parent.mkdir(parents=True)
+    (cache / HAPROXY / "usr" / "lib" / "x86_64-linux-gnu").mkdir(parents=True)
+    path.write_text('#!/bin/sh\necho "HAProxy version 2.6.12-1+deb12u4 $LD_LIBRARY_PATH"\n')
+    path.chmod(0o755)
+    assert libraries(HAPROXY) == {"LD_LIBRARY_PATH": str(cache / HAPROXY / "usr" / "lib" / "x86_64-linux-gnu")}
+    assert version(HAPROXY) == "haproxy/2.6.12"
 
 
 def test_every_python_peer_is_pinned() -> None:
