@@ -157,7 +157,7 @@ def haproxy_conf(place: Place) -> str:
     """Round robin over the pods."""
     servers = "\n  ".join(f"server pod{n} {url.removeprefix('http://')}" for n, url in enumerate(place.urls))
     return f"""global
-  maxconn 20000
+  maxconn 9000
 defaults
   mode http
   timeout connect 5s
