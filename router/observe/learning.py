@@ -7,6 +7,7 @@ Also compares what was predicted with what came. This file never reads a clock a
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import TypeAlias
 
 import msgspec
@@ -17,6 +18,8 @@ from router.policy.calibration import Calibration, PrefillClock, PrefillObservat
 from router.policy.decide import expected_ttft_ms
 from router.types import Links, Pod, PodId, PodSpeed
 
+LESSON_S = 0.01
+"""Between two lessons of one class of pods: each takes 40 us to learn, and any hundred a second teach the same."""
 REGRET_EVERY = 8
 """A look back at every so many requests."""
 
@@ -57,6 +60,7 @@ class Learning:
         self._metrics = metrics
         self._clocks: dict[PodId, PrefillClock] = {}
         self._settled = 0
+        self._taught_s: dict[str, float] = {}
         self.told: Callable[[Lesson], None] | None = None
         """Hears of all that was learnt from here."""
 
@@ -73,11 +77,16 @@ class Learning:
         self.priors.pop(pod.id, None)
         self.calibration.forget(class_key(pod), pod.id)
 
-    def prefilled(self, pod: Pod, seen: PrefillObservation, *, heard: bool = False) -> None:
-        """Learn from what the pod computed; `heard`: another worker has seen it."""
-        prior = self.priors.get(pod.id)
+    def prefilled(self, pod: Pod, seen: PrefillObservation, now_s: float, *, heard: bool = False) -> None:
+        """Learn from what the pod computed, unless its class has just been learnt from; `heard`: another worker has
+        seen it, and chosen."""
+        prior, key = self.priors.get(pod.id), class_key(pod)
+        if not heard:
+            if now_s - self._taught_s.get(key, -inf) < LESSON_S:
+                return
+            self._taught_s[key] = now_s
         if prior is not None:
-            self.calibration.observe_prefill(class_key(pod), pod.id, prior, seen)
+            self.calibration.observe_prefill(key, pod.id, prior, seen)
         if self.told is not None and not heard:
             self.told(Computed(pod.id, seen))
 

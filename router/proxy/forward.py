@@ -266,7 +266,7 @@ class Forwarder:
         if found is not None:
             seen = seen.corrected(candidate.cached_tokens, found)
         plan = candidate.plan
-        self._learning.prefilled(plan.prefill if isinstance(plan, Split) else plan.pod, seen)
+        self._learning.prefilled(plan.prefill if isinstance(plan, Split) else plan.pod, seen, _now_s())
 
     # --- which candidate ---
 

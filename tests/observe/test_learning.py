@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.decision import Candidate, Cost, Direct, RouteDecision
-from router.observe.learning import REGRET_EVERY, Learning, class_key
+from router.observe.learning import LESSON_S, REGRET_EVERY, Learning, class_key
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration, PrefillObservation
 from router.types import Link, Links, Pod, PodSpeed
@@ -46,17 +46,28 @@ def sample(made: Learning, name: str) -> float:
 def test_pods_of_one_model_engine_and_hardware_learn_together() -> None:
     """What one has shown is expected of the other, and of none on other hardware."""
     made = learning()
-    for tokens in (1000, 2000, 500, 3000) * 10:
-        made.prefilled(pod("a"), PrefillObservation(1, tokens, tokens * tokens, 5.0 + 0.3 * tokens))
+    for number, tokens in enumerate((1000, 2000, 500, 3000) * 10):
+        made.prefilled(pod("a"), PrefillObservation(1, tokens, tokens * tokens, 5.0 + 0.3 * tokens), float(number))
     known = made.calibration.speed(class_key(pod("b")), "b", PRIOR)
     assert known.prefill_ms(2000) == pytest.approx(605.0, rel=0.1)
     assert made.calibration.speed(class_key(pod("b", "a100x8")), "b", PRIOR) == PRIOR
 
 
+def test_of_many_observations_a_hundred_a_second_are_learnt_from() -> None:
+    """Of each class, however many come."""
+    often, seldom = learning(), learning()
+    for number in range(100):
+        seen = PrefillObservation(1, 1000, 10**6, 500.0)
+        often.prefilled(pod("a"), seen, number * LESSON_S / 10)
+        if number % 10 == 0:
+            seldom.prefilled(pod("a"), seen, number * LESSON_S)
+    assert list(often.calibration.rows()) == list(seldom.calibration.rows()) != []
+
+
 def test_a_pod_that_was_not_configured_teaches_nothing() -> None:
     """It may have gone meanwhile: there is no prior to start from."""
     made = learning()
-    made.prefilled(pod("gone"), PrefillObservation(1, 1000, 10**6, 500.0))
+    made.prefilled(pod("gone"), PrefillObservation(1, 1000, 10**6, 500.0), 0.0)
     assert not list(made.calibration.rows())
 
 

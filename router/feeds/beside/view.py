@@ -3,7 +3,7 @@
     work         each worker's sums in flight, by pod; they end with it
     held         what is held against a pod, failures and lateness; whoever ejects a pod ejects it for all
     dispatched   the blocks of every prompt that was sent somewhere: for the index, and for what goes on from it
-    lessons      what pods and links have shown of their speed: a sample, since learning costs more than all the rest
+    lessons      what pods and links have shown of their speed
     loads        what pods said of themselves: each is asked as often as by one router, by the workers in turn
     orders       pods that people added, removed and drained while serving
 
@@ -34,8 +34,6 @@ from router.types import BlockHash, InFlight, Pod, PodId, PodLoad, PodState
 
 GATHER_S = 0.001
 """Between two times that the others are told something."""
-LESSON_S = 0.01
-"""Between two lessons that the others are told: each takes 40 us to learn, and any hundred a second teach the same."""
 _HASH_TYPE = "Q"
 
 
@@ -100,7 +98,7 @@ class SharedView:
         self._soon = soon
         self._clock = clock
         self._due = False
-        self._told_s = self._taught_s = 0.0
+        self._told_s = 0.0
         self._news = News()
         self._work: set[PodId] = set()
         self._held: set[PodId] = set()
@@ -182,11 +180,8 @@ class SharedView:
             self._recent.forget(pod.id)
 
     def _learnt(self, lesson: Lesson) -> None:
-        now_s = self._clock()
-        if now_s - self._taught_s >= LESSON_S:
-            self._taught_s = now_s
-            self._news.lessons.append(lesson)
-            self._due_soon()
+        self._news.lessons.append(lesson)
+        self._due_soon()
 
     def _due_soon(self) -> None:
         if not self._due:
@@ -250,7 +245,7 @@ class SharedView:
         if isinstance(lesson, Computed):
             computed = fleet.status(lesson.pod)
             if computed is not None:
-                learning.prefilled(computed.pod, lesson.seen, heard=True)
+                learning.prefilled(computed.pod, lesson.seen, self._clock(), heard=True)
             return
         sender, receiver = fleet.status(lesson.sender), fleet.status(lesson.receiver)
         if sender is not None and receiver is not None:
