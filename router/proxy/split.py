@@ -143,10 +143,15 @@ class Splits:
         """The prefill leg's one token was all there is to say."""
         handover.result = "answered"
         pod, request = handover.pair.prefill.id, handover.story.request
-        self._breaker.success(pod)
         if not request.stream:
+            self._breaker.success(pod)
             return WholeReply(pod, 200, [(b"content-type", b"application/json")], answer)
-        events = as_stream(request.endpoint, answer, request.body)
+        try:
+            events = as_stream(request.endpoint, answer, request.body)
+        except ValueError as error:
+            handover.result = "prefill_failed"
+            raise UpstreamBroken(f"pod {pod}: {error}", pod=pod) from error
+        self._breaker.success(pod)
         return WholeReply(pod, 200, [(b"content-type", b"text/event-stream; charset=utf-8")], events)
 
     # --- the decode leg ---

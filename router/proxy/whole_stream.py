@@ -24,12 +24,17 @@ class _Asked(msgspec.Struct):
 
 
 def as_stream(endpoint: Endpoint, answer: bytes, asked: bytes) -> bytes:
-    """Server-sent events that say what `answer` says; a usage where the client's body, `asked`, wants one."""
-    whole = msgspec.json.decode(answer)
+    """Server-sent events that say what `answer` says; a usage where the client's body, `asked`, wants one.
+
+    Raises `ValueError` where `answer` is none of that endpoint."""
     chat = endpoint is Endpoint.CHAT
-    shared = {name: whole[name] for name in ("id", "created", "model") if name in whole}
+    try:
+        whole = msgspec.json.decode(answer)
+        shared = {name: whole[name] for name in ("id", "created", "model") if name in whole}
+        steps = [step for choice in whole["choices"] for step in (_chat_steps(choice) if chat else [dict(choice)])]
+    except (LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not an answer to {endpoint.value}: {error!r}") from error
     shared["object"] = "chat.completion.chunk" if chat else "text_completion"
-    steps = [step for choice in whole["choices"] for step in (_chat_steps(choice) if chat else [choice])]
     events = [{**shared, "choices": [step]} for step in steps]
     options = msgspec.json.decode(asked, type=_Asked, strict=False).stream_options
     if options is not None and options.include_usage:

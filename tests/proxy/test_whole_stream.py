@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from router.proxy.whole_stream import as_stream
 from router.types import Endpoint
 
@@ -51,3 +53,17 @@ def test_a_completion_is_one_event() -> None:
     whole = {"id": "c", "choices": [{"index": 0, "text": "no", "finish_reason": "stop"}], "usage": USAGE}
     (event,) = events(as_stream(Endpoint.COMPLETIONS, json.dumps(whole).encode(), b"{}"))
     assert (event["object"], event["choices"]) == ("text_completion", whole["choices"])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"[]", b"null", b'"x"', b"{}", b'{"choices": 3}', b'{"choices": [1]}', b'{"choices": [{"message": 1}]}'],
+)
+@pytest.mark.parametrize("endpoint", [Endpoint.CHAT, Endpoint.COMPLETIONS])
+def test_what_is_no_answer_is_a_value_error(endpoint: Endpoint, answer: bytes) -> None:
+    """Pods may say anything; the caller blames them."""
+    if endpoint is Endpoint.COMPLETIONS and b"message" in answer:
+        assert as_stream(endpoint, answer, b"{}")
+    else:
+        with pytest.raises(ValueError, match=r"not an answer|malformed|truncated|JSON"):
+            as_stream(endpoint, answer, b"{}")

@@ -14,6 +14,8 @@ import msgspec
 
 from router.engines.openai import decode
 
+MOST_HELD_BYTES = 4 * 1024 * 1024
+"""An answer, or a line of a stream, that is longer is not corrected."""
 _SAID = re.compile(rb'"cached_tokens"\s*:\s*(\d+)')
 _MARK = b'"cached_tokens"'
 _DATA = b"data:"
@@ -54,10 +56,14 @@ class UsageCorrection:
         end = piece.rfind(b"\n") + 1 if self._stream else 0
         if not end:
             self._held += piece
-            return b""
+            return b"" if len(self._held) <= MOST_HELD_BYTES else self._give_up()
         lines = bytes(self._held) + piece[:end]
         self._held = bytearray(piece[end:])
         return _corrected_lines(lines, self._cached_tokens)
+
+    def _give_up(self) -> bytes:
+        self._cached_tokens = None
+        return self.end()
 
     def end(self) -> bytes:
         """What is left, once the last piece is in."""

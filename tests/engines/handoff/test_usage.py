@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.engines.handoff.usage import UsageCorrection
+from router.engines.handoff.usage import MOST_HELD_BYTES, UsageCorrection
 
 USAGE = '"usage":{"prompt_tokens":96,"completion_tokens":8,"prompt_tokens_details":{"cached_tokens":%s},"x":1.0e0}'
 TRICKY = '"cached_tokens": 95, {"usage":{"prompt_tokens_details":{"cached_tokens":95}}}\n\ndata: é'
@@ -93,6 +93,18 @@ def test_only_an_unfinished_line_is_held_back() -> None:
     assert correction.feed(b"ta: [D") == b""
     assert correction.feed(b"ONE]\n") == b"data: [DONE]\n"
     assert correction.end() == b""
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_no_more_is_held_than_any_answer_needs(streamed: bool) -> None:
+    """A pod that never ends its line, or its answer, gets it through as it is."""
+    correction, sent, seen = UsageCorrection(16, streamed), 0, 0
+    piece = b"data: " + b"x" * 65536
+    while sent < 2 * MOST_HELD_BYTES:
+        seen += len(correction.feed(piece))
+        sent += len(piece)
+        assert sent - seen <= MOST_HELD_BYTES
+    assert seen + len(correction.end()) == sent
 
 
 def test_a_last_line_without_an_end_is_corrected_too() -> None:
