@@ -17,7 +17,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from router.api.errors import error_body, error_headers, shape_of
 from router.api.exchange import Exchange, Held, Received
 from router.api.parse import model_of, parse_body, prompt_fields, steers_engines, without_engine_fields
-from router.config.schema import Edge, Limits
+from router.config.limits import Limits
+from router.config.schema import Edge
 from router.errors import (
     BodyTooLarge,
     HeadersTooLarge,

@@ -54,6 +54,24 @@ class Metrics:
             buckets=_LAG_SECONDS,
             registry=r,
         )
+        self.retries = Counter("warmroute_retries", "Further candidates tried.", ["reason"], registry=r)
+        self.retries_refused = Counter(
+            "warmroute_retries_refused", "Failures that the retry budget let stand.", ["reason"], registry=r
+        )
+        self.in_flight = Level("warmroute_in_flight_requests", "Requests being served.", registry=r)
+        self._declare_prompts(r)
+        self._declare_pods(r)
+        self._declare_handoffs(r)
+        self._declare_prices(r)
+        self._declare_index(r)
+        self._declare_workers(r)
+        self._declare_shadow(r)
+        self._declare_policies(r)
+        self.slices = Slices(r, _SECONDS)
+        self._phases = {phase: self.phase_s.labels(phase) for phase in PHASES}
+
+    def _declare_prompts(self, r: CollectorRegistry) -> None:
+        """What was read of prompts, and how much of them was expected and found in caches."""
         self.prompt_tokens = Counter("warmroute_prompt_tokens", "Prompt tokens routed.", ["model"], registry=r)
         self.cached_predicted = Counter(
             "warmroute_cached_tokens_predicted",
@@ -74,11 +92,9 @@ class Metrics:
         self.unread_prompts = Counter(
             "warmroute_unread_prompts", "Prompts routed without a prefix, by reason.", ["model", "reason"], registry=r
         )
-        self.retries = Counter("warmroute_retries", "Further candidates tried.", ["reason"], registry=r)
-        self.retries_refused = Counter(
-            "warmroute_retries_refused", "Failures that the retry budget let stand.", ["reason"], registry=r
-        )
-        self.in_flight = Level("warmroute_in_flight_requests", "Requests being served.", registry=r)
+
+    def _declare_pods(self, r: CollectorRegistry) -> None:
+        """How pods are, and what they announce."""
         self.pod_in_flight = Gauge("warmroute_pod_in_flight_requests", "Leases by pod.", ["pod"], registry=r)
         self.pod_state = Gauge("warmroute_pod_state", "1 for the state a pod is in.", ["pod", "state"], registry=r)
         self.pod_trust = Gauge(
@@ -89,14 +105,6 @@ class Metrics:
             "warmroute_kv_stream_complete", "1 while a pod's KV event stream has no unfilled gap.", ["pod"], registry=r
         )
         self.index_blocks = Gauge("warmroute_index_block_holders", "Block-holder pairs in the index.", registry=r)
-        self._declare_handoffs(r)
-        self._declare_prices(r)
-        self._declare_index(r)
-        self._declare_workers(r)
-        self._declare_shadow(r)
-        self._declare_policies(r)
-        self.slices = Slices(r, _SECONDS)
-        self._phases = {phase: self.phase_s.labels(phase) for phase in PHASES}
 
     def _declare_handoffs(self, r: CollectorRegistry) -> None:
         """Those of prefill and decode on two pods."""

@@ -15,9 +15,10 @@ import uvicorn
 
 from router.api.protocol import EdgeProtocol
 from router.api.server import DrainingServer
+from router.config.limits import Limits
 from router.config.priors import load_priors
 from router.config.receipts import Receipts
-from router.config.schema import Edge, Feeds, Limits, ModelConfig, PodConfig, RouterConfig
+from router.config.schema import Edge, Feeds, ModelConfig, PodConfig, RouterConfig
 from router.config.shipped import shipped
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer, TokenizerSource, load_tokenizer

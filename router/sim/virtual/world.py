@@ -1,8 +1,7 @@
 """What happens when this traffic meets this fleet under this policy?
 
 One heap of events in virtual milliseconds: arrivals, steps of pods, transfers, scrapes. The truth is in the pods, what
-the routers believe is in their views, and news travels from one to the other late, or not at all. The same seed gives
-the same run. This file never reads a real clock.
+routers believe in their views, and news travels late, or not at all. One seed, one run. This file reads no real clock.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ from router.sim.virtual.traffic import Ask, Session, Traffic
 from router.sim.virtual.view import Knowledge, RouterView
 from router.types import BlockHash, Generation, Pod, Tier
 
-Progressed: TypeAlias = Callable[[int], None]
-"""Told how many requests have ended so far."""
+Progressed: TypeAlias = Callable[[int], None]  # told how many requests have ended so far
 
 
 @dataclass(frozen=True, slots=True)
