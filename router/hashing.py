@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable
+from struct import iter_unpack
 
 import xxhash
 
@@ -22,11 +23,19 @@ from router.types import BlockHash, Generation
 
 TOKEN_BYTES = 4
 _TOKEN_TYPE = "I"
+HASH_BYTES = 8
+_HASH_TYPE = "Q"
 
 
 def token_array(tokens: Iterable[int] = ()) -> array[int]:
     """Tokens as a flat u32 array, the form that hashing reads without copying."""
     return array(_TOKEN_TYPE, tokens)
+
+
+def hash_array(blocks: Iterable[BlockHash] = ()) -> array[int]:
+    """Block hashes as a flat u64 array: a fifth of the memory of a list of ints, and nothing in it for the garbage
+    collector to look at (two thousand prompts as lists hold everybody up for 30 ms)."""
+    return array(_HASH_TYPE, blocks)
 
 
 def generation_seed(generation: Generation) -> BlockHash:
@@ -44,20 +53,16 @@ def generation_seed(generation: Generation) -> BlockHash:
     return xxhash.xxh3_64_intdigest(b"".join(len(e).to_bytes(4, "little") + e for e in encoded))
 
 
-def hash_blocks(tokens: array[int], block_size_tokens: int, parent: BlockHash) -> list[BlockHash]:
+def hash_blocks(tokens: array[int], block_size_tokens: int, parent: BlockHash) -> array[int]:
     """Chain hashes of the full blocks in `tokens`, continuing from `parent` (a seed or an earlier hash).
 
-    A trailing partial block is ignored. Costs about 80 ns a block of 16 tokens.
+    A trailing partial block is ignored. Costs about 100 ns a block of 16 tokens.
     """
     digest = xxhash.xxh3_64_intdigest
     step = block_size_tokens * TOKEN_BYTES
-    view = memoryview(_little_endian(tokens)).cast("B")
-    hashes: list[BlockHash] = []
-    append = hashes.append
-    for start in range(0, len(view) // step * step, step):
-        parent = digest(view[start : start + step], parent)
-        append(parent)
-    return hashes
+    full = len(tokens) // block_size_tokens * step
+    blocks = iter_unpack(f"{step}s", _little_endian(tokens).tobytes()[:full])
+    return hash_array([parent := digest(block, parent) for (block,) in blocks])
 
 
 def _little_endian(tokens: array[int]) -> array[int]:

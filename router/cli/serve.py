@@ -6,7 +6,6 @@ each, and this one looks after them. Options win over the file.
 
 from __future__ import annotations
 
-import gc
 import socket
 from contextlib import suppress
 from math import ceil
@@ -29,14 +28,10 @@ from router.config.schema import RouterConfig
 from router.config.shipped import shipped
 from router.observe.log import configure_logging
 from router.wiring import Place, build
+from router.wiring.garbage import spare_the_old
 
 STARTUP_FAILURE = 3
 """Exit code, as uvicorn has it."""
-
-YOUNG_OBJECTS, YOUNG_SEARCHES, MIDDLE_SEARCHES = 2_000, 10, 100
-"""How many more container objects than before until the youngest are searched for cycles, how many such searches until
-those that outlived one are searched as well, and how many of these until all are. Nobody is served meanwhile: at 20,000
-a search takes 10 to 25 ms, at 2,000 mostly one or two. Python's own 700 is less than a few requests make."""
 
 
 def serve_command(
@@ -64,7 +59,7 @@ def serve_command(
 
 
 def _serve(app: App, chosen: RouterConfig, sockets: list[socket.socket] | None) -> None:
-    _spare_the_collector()
+    spare_the_old()
     allow_all_open_files()
     settings = uvicorn.Config(
         app,
@@ -85,14 +80,6 @@ def _serve(app: App, chosen: RouterConfig, sockets: list[socket.socket] | None) 
         server.run(sockets)
     if not server.started:
         raise typer.Exit(STARTUP_FAILURE)
-
-
-def _spare_the_collector() -> None:
-    """Tokenizers, templates and libraries are hundreds of thousands of objects that live as long as the process, and a
-    request's own rarely form cycles: walking the former after every few of the latter takes percents of the time."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, YOUNG_SEARCHES, MIDDLE_SEARCHES)
 
 
 def _place(place: str, workers: int) -> Place:

@@ -14,8 +14,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
+
+import msgspec
 
 from router.types import BlockHash, BlocksByTier, PodId
 
@@ -24,18 +25,16 @@ SPARE_DISPATCHES = 1024
 _NEVER = (0, 0)
 
 
-@dataclass(slots=True, eq=False)
-class _Run:
+class _Run(msgspec.Struct, gc=False, eq=False):
     """Blocks that follow on one another, behind those of `parent`. `held`: by pod the number of the last dispatch that
     had them, and how many of them, from the first on, the pod still has."""
 
     blocks: Sequence[BlockHash]
     parent: _Run | None
-    held: dict[PodId, tuple[int, int]] = field(default_factory=dict)
+    held: dict[PodId, tuple[int, int]] = msgspec.field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Dispatch:
+class _Dispatch(msgspec.Struct, gc=False):
     """One prompt on its way to a pod, by its last run. It counts for the runs that no later one has renewed."""
 
     number: int
@@ -43,14 +42,13 @@ class _Dispatch:
     run: _Run | None
 
 
-@dataclass(slots=True)
-class _Dispatched:
+class _Dispatched(msgspec.Struct, gc=False):
     """One pod's dispatches, oldest first, and how many runs and blocks it has by them."""
 
     ttl_s: float = 0.0
     runs: int = 0
     blocks: int = 0
-    queue: deque[_Dispatch] = field(default_factory=deque)
+    queue: deque[_Dispatch] = msgspec.field(default_factory=deque)
 
 
 class PredictedIndex:

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import msgspec
 
 from router.errors import MalformedRequest
-from router.hashing import generation_seed, hash_blocks, token_array
-from router.prompt.segments import Lookup, Segment, SegmentCache
+from router.hashing import generation_seed, hash_array, hash_blocks, token_array
+from router.prompt.segments import Lookup, Sealed, Segment, SegmentCache
 from router.prompt.template import ChatTemplate, Unrenderable, checked
 from router.prompt.tokenizer import Tokenizer
 from router.types import BlockHash, Endpoint, Generation, InferenceRequest, PromptPrefix
@@ -97,7 +97,7 @@ class Fingerprinter:
         segments = self.segments.complete(prompt)
         tokens = prompt.head[:]
         for segment in segments:
-            tokens.extend(segment.tokens)
+            tokens.frombytes(segment.tokens)
         tokens.extend(prompt.tail)
         hashes = _hash_path(tokens, segments, seed, generation.block_size_tokens)
         self.segments.keep(prompt, segments)
@@ -139,26 +139,24 @@ class Fingerprinter:
             raise MalformedRequest(f"prompt is not a list of token ids: {error}", param="prompt") from error
 
 
-def _hash_path(
-    tokens: array[int], segments: Sequence[Segment], seed: BlockHash, block_size_tokens: int
-) -> list[BlockHash]:
+def _hash_path(tokens: array[int], segments: Sequence[Segment], seed: BlockHash, block_size_tokens: int) -> array[int]:
     """Hashes of the full blocks in `tokens`: those that known segments carry, then computed ones, which the other
     segments carry from now on. A segment may carry any blocks that end before it does: the count leaves out the
     frame's tokens in front, so that a block more is left to the next one."""
-    hashes: list[BlockHash] = []
+    hashes = hash_array()
     known = 0
     for segment in segments:
         sealed = segment.sealed
-        if sealed is None or sealed[0] != seed:
+        if sealed is None or sealed.seed != seed:
             break
-        hashes += sealed[1]
+        hashes.frombytes(sealed.hashes)
         known += 1
     start = len(hashes)
     hashes += hash_blocks(tokens[start * block_size_tokens :], block_size_tokens, hashes[-1] if hashes else seed)
-    end_tokens = sum(len(segment.tokens) for segment in segments[:known])
+    end_tokens = sum([segment.token_count for segment in segments[:known]])
     for segment in segments[known:]:
-        end_tokens += len(segment.tokens)
+        end_tokens += segment.token_count
         stop = end_tokens // block_size_tokens
-        segment.sealed = (seed, tuple(hashes[start:stop]))
+        segment.sealed = Sealed(seed, hashes[start:stop].tobytes())
         start = stop
     return hashes

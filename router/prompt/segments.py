@@ -15,7 +15,6 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import OrderedDict, deque
-from dataclasses import dataclass
 
 import msgspec
 
@@ -28,7 +27,6 @@ from router.types import BlockHash
 
 SEGMENT_BYTES = 480
 """What a segment costs in CPython besides its text, tokens and hashes: key, entry, objects' heads."""
-HASH_BYTES = 40
 SHORT_PIECE = 32
 """Characters of a piece that is remembered wherever it stands: `<|assistant|>` and the like."""
 SHORT_PIECES = 1024
@@ -36,17 +34,28 @@ _FIRST_ID = 4
 """Smaller ids are roots: one for each backend, with and without the frame of special tokens."""
 
 
-@dataclass(slots=True, eq=False)
-class Segment:
-    """The tokens of one piece of text in one place, and the hashes of the blocks that end in it.
+class Sealed(msgspec.Struct, frozen=True, gc=False):
+    """Hashes of the blocks that end in a segment, as `hashing.hash_array` lays them out, for a generation's seed."""
 
-    `sealed` is (the generation's seed, the hashes) for the last generation that passed here; replaced as a whole.
-    `id` and `bytes` are 0 until the cache takes the segment in."""
+    seed: BlockHash
+    hashes: bytes
 
-    tokens: array[int]
-    sealed: tuple[BlockHash, tuple[BlockHash, ...]] | None = None
+
+class Segment(msgspec.Struct, gc=False, eq=False):
+    """The tokens of one piece of text in one place, as `hashing.token_array` lays them out.
+
+    Bytes all, because thousands are kept: the garbage collector would walk over whatever else they held, and nobody is
+    served meanwhile. `sealed` is of the last generation that passed here; replaced as a whole. `id` and `size_bytes`
+    are 0 until the cache takes the segment in."""
+
+    tokens: bytes
+    sealed: Sealed | None = None
     id: int = 0
-    bytes: int = 0
+    size_bytes: int = 0
+
+    @property
+    def token_count(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
 
 
 class Lookup(msgspec.Struct, frozen=True, gc=False):
@@ -76,7 +85,7 @@ class SegmentCache:
         self._segments: OrderedDict[tuple[int, str], Segment] = OrderedDict()
         self._fresh: deque[tuple[Lookup, list[Segment]]] = deque()
         self._next_id = _FIRST_ID
-        self._short: dict[str, array[int]] = {}
+        self._short: dict[str, bytes] = {}
         self._cuts = find_cuts(tokenizer)
         self._frame = _frame(tokenizer)
         self.bytes = 0
@@ -108,18 +117,18 @@ class SegmentCache:
     def complete(self, lookup: Lookup) -> list[Segment]:
         """All segments of the text that was looked up; encodes the cold ones. Safe in any thread."""
         if lookup.special_tokens and lookup.cold:
-            return [Segment(self._tokenizer.encode(lookup.text, add_special_tokens=True))]
+            return [Segment(self._tokenizer.encode(lookup.text, add_special_tokens=True).tobytes())]
         return [*lookup.known, *(Segment(self._encode(piece)) for piece in lookup.cold)]
 
-    def _encode(self, piece: str) -> array[int]:
+    def _encode(self, piece: str) -> bytes:
         """What little stands behind every prompt is encoded once."""
         if len(piece) > SHORT_PIECE:
-            return self._tokenizer.encode(piece)
+            return self._tokenizer.encode(piece).tobytes()
         tokens = self._short.get(piece)
         if tokens is None:
             if len(self._short) >= SHORT_PIECES:
                 self._short.clear()
-            tokens = self._short[piece] = self._tokenizer.encode(piece)
+            tokens = self._short[piece] = self._tokenizer.encode(piece).tobytes()
         return tokens
 
     def keep(self, lookup: Lookup, segments: list[Segment]) -> None:
@@ -151,22 +160,22 @@ class SegmentCache:
             for piece, segment in zip(lookup.cold, segments, strict=True):
                 parent = self._insert((parent, piece), segment)
         while self.bytes > self._cache_bytes:
-            self.bytes -= self._segments.popitem(last=False)[1].bytes
+            self.bytes -= self._segments.popitem(last=False)[1].size_bytes
 
     def _insert(self, key: tuple[int, str], segment: Segment) -> int:
         """Take a segment in unless another request was quicker; the id that its children go under."""
         kept = self._segments.setdefault(key, segment)
         if kept is segment:
             segment.id = self._next_id
-            segment.bytes = _size_bytes(key[1], segment)
+            segment.size_bytes = _size_bytes(key[1], segment)
             self._next_id += 1
-            self.bytes += segment.bytes
+            self.bytes += segment.size_bytes
         return kept.id
 
 
 def _size_bytes(text: str, segment: Segment) -> int:
-    hashes = len(segment.sealed[1]) if segment.sealed else 0
-    return SEGMENT_BYTES + sys.getsizeof(text) + TOKEN_BYTES * len(segment.tokens) + HASH_BYTES * hashes
+    hashes = segment.sealed.hashes if segment.sealed else b""
+    return SEGMENT_BYTES + sys.getsizeof(text) + len(segment.tokens) + len(hashes)
 
 
 def _frame(tokenizer: Tokenizer) -> tuple[array[int], array[int]] | None:

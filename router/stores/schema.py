@@ -16,13 +16,12 @@ from typing import TypeAlias
 import msgspec
 
 from router.errors import ConfigError
-from router.hashing import generation_seed
+from router.hashing import HASH_BYTES, generation_seed, hash_array
 from router.index.cluster import EntryKind, LogEntry
 from router.index.holders import HolderFacts
 from router.types import BlockChange, BlockHash, Generation, Tier
 
 VERSION = 1
-HASH_BYTES = 8
 
 Fields: TypeAlias = Mapping[bytes, bytes]
 
@@ -104,7 +103,7 @@ def decode_generation(member: bytes) -> Generation:
 
 def pack_blocks(blocks: Iterable[BlockHash]) -> bytes:
     """Hashes as little-endian u64, one after the other."""
-    packed = array("Q", blocks)
+    packed = hash_array(blocks)
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tobytes()
@@ -114,7 +113,8 @@ def unpack_blocks(packed: bytes) -> array[int]:
     """Raises `Unreadable`."""
     if len(packed) % HASH_BYTES:
         raise Unreadable(f"{len(packed)} bytes are no blocks")
-    blocks = array("Q", packed)
+    blocks = hash_array()
+    blocks.frombytes(packed)
     if sys.byteorder == "big":
         blocks.byteswap()
     return blocks

@@ -58,6 +58,7 @@ from router.types import Generation, Pod, PodId, PodSpeed, PodState, PrefixTrust
 from router.wiring.beside import Beside, Place
 from router.wiring.cluster import Cluster
 from router.wiring.forwarding import forwarding_of, timeouts_of
+from router.wiring.garbage import search_by_the_clock
 from router.wiring.joining import Joining
 from router.wiring.journal import Records
 from router.wiring.orders import Orders
@@ -225,6 +226,7 @@ class Program:
             "idle": self._sweep_idle,
             "policies": self.policies.run,
             "loop lag": LoopLag(self.metrics.loop_lag_s.labels().observe).run,
+            "garbage": search_by_the_clock,
         }
         if feeds.parity:
             parity = ParityFeed(

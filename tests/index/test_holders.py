@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -220,8 +221,8 @@ def test_a_pods_run_is_the_longest_within_its_reach(own: BlocksByTier, stores: l
 # --- hashes ---
 
 
-def hashes_by_revision(holders: Holders, asked: PromptPrefix) -> dict[Generation, list[int]]:
-    return {generation: list(hashes) for generation, hashes in holders.hashes(asked)}
+def hashes_by_revision(holders: Holders, asked: PromptPrefix) -> dict[Generation, Sequence[int]]:
+    return dict(holders.hashes(asked))
 
 
 def test_a_prompt_is_looked_up_under_its_own_hashes() -> None:

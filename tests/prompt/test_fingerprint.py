@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -168,7 +169,7 @@ def test_blocks_of_known_segments_are_not_hashed_again(
     fingerprinter.begin(request)
     for segment in fingerprinter.segments._segments.values():
         assert segment.sealed is not None
-        segment.sealed = (segment.sealed[0], (0,) * len(segment.sealed[1]))
+        segment.sealed = msgspec.structs.replace(segment.sealed, hashes=bytes(len(segment.sealed.hashes)))
     assert list(fingerprinter.fingerprint(request).hashes) == [0] * blocks
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from array import array
-from itertools import chain
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.errors import MalformedRequest
+from router.hashing import token_array
 from router.prompt.cuts import SHORTEST_PIECE
 from router.prompt.samples import TEXTS
-from router.prompt.segments import SegmentCache
+from router.prompt.segments import Segment, SegmentCache
 from router.prompt.tokenizer import Tokenizer, TokenizerSource, load_tokenizer
 
 PLENTY = 1 << 24
@@ -26,7 +27,15 @@ def tokens_of(cache: SegmentCache, text: str, framed: bool = False) -> list[int]
     lookup = cache.look_up(text, framed=framed)
     segments = cache.complete(lookup)
     cache.keep(lookup, segments)
-    return [*lookup.head, *chain.from_iterable(segment.tokens for segment in segments), *lookup.tail]
+    return [*lookup.head, *tokens_in(segments), *lookup.tail]
+
+
+def tokens_in(segments: Iterable[Segment]) -> list[int]:
+    """Of all of them."""
+    tokens = token_array()
+    for segment in segments:
+        tokens.frombytes(segment.tokens)
+    return tokens.tolist()
 
 
 def turn(number: int, length: int = 300) -> str:
@@ -140,7 +149,7 @@ def test_a_parent_that_goes_meanwhile_does_no_harm(deepseek: Tokenizer) -> None:
     assert cache.look_up(turn(0)).cold_characters > 0
     segments = cache.complete(lookup)
     cache.keep(lookup, segments)
-    assert list(chain.from_iterable(s.tokens for s in segments)) == deepseek.encode(turn(0) + turn(1)).tolist()
+    assert tokens_in(segments) == deepseek.encode(turn(0) + turn(1)).tolist()
     assert tokens_of(cache, turn(0) + turn(1)) == deepseek.encode(turn(0) + turn(1)).tolist()
 
 
@@ -150,7 +159,7 @@ def test_nothing_of_a_distrusted_backend_is_used_again(zoo: dict[str, Path]) -> 
     cache = SegmentCache(tokenizer, PLENTY)
     right = tokens_of(cache, "one text")
     cache.look_up("")
-    next(iter(cache._segments.values())).tokens = array("I", [1, 2, 3])
+    next(iter(cache._segments.values())).tokens = token_array([1, 2, 3]).tobytes()
     assert tokens_of(cache, "one text") == [1, 2, 3]
     tokenizer.distrust("it differs")
     assert tokens_of(cache, "one text") == right
@@ -175,7 +184,7 @@ def test_a_frame_that_depends_on_the_text_is_left_to_the_tokenizer(zoo: dict[str
         def encode_batch(self, texts: object, *, add_special_tokens: bool = False) -> list[array[int]]:
             tokens = super().encode_batch(list(texts))  # type: ignore[call-overload]
             return [
-                array("I", [7]) + ids if add_special_tokens and len(text) % 2 == 0 else ids
+                token_array([7]) + ids if add_special_tokens and len(text) % 2 == 0 else ids
                 for text, ids in zip(texts, tokens, strict=True)  # type: ignore[call-overload]
             ]
 

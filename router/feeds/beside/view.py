@@ -15,7 +15,6 @@ followed by every worker itself. This file never sends: `bus.py` does.
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,6 +25,7 @@ from router.feeds.beside.recent import Dispatch, Recent
 from router.fleet.breaker import Breaker, Held
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
+from router.hashing import hash_array
 from router.observe.learning import Computed, Learning, Lesson
 from router.policy.calibration import UnreadableCalibration
 from router.policy.classes import Classes
@@ -34,7 +34,6 @@ from router.types import BlockHash, InFlight, Pod, PodId, PodLoad, PodState
 
 GATHER_S = 0.001
 """Between two times that the others are told something."""
-_HASH_TYPE = "Q"
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -170,7 +169,7 @@ class SharedView:
         self._due_soon()
 
     def _dispatched(self, pod: PodId, blocks: Sequence[BlockHash], ttl_s: float, capacity_blocks: int | None) -> None:
-        sent = Dispatch(pod, array(_HASH_TYPE, blocks).tobytes(), ttl_s, capacity_blocks)
+        sent = Dispatch(pod, hash_array(blocks).tobytes(), ttl_s, capacity_blocks)
         self._recent.add(sent, self._clock())
         self._news.dispatched.append(sent)
         self._due_soon()
@@ -236,7 +235,8 @@ class SharedView:
         if self._early is not None:
             self._early.append(sent)
             return
-        owners, blocks, now_s = self._owners, array(_HASH_TYPE, sent.blocks).tolist(), self._clock()
+        owners, blocks, now_s = self._owners, hash_array(), self._clock()
+        blocks.frombytes(sent.blocks)
         owners.local.hear(sent.pod, blocks, now_s, ttl_s=sent.ttl_s, capacity_blocks=sent.capacity_blocks)
         owners.classes.hear(blocks, now_s)
 

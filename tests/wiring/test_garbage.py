@@ -1,0 +1,77 @@
+"""Young objects are looked through while they are few."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import deque
+from collections.abc import Iterator
+from weakref import ref
+
+import pytest
+
+from router.wiring.garbage import SEARCH_S, YOUNG_OBJECTS, search_by_the_clock
+
+pytestmark = pytest.mark.anyio
+
+REMEMBERED = 10 * YOUNG_OBJECTS
+
+
+@pytest.fixture
+def rare_collector() -> Iterator[None]:
+    """Python's own searches come as rarely as a router has them that is started for good."""
+    before = gc.get_threshold()
+    gc.set_threshold(YOUNG_OBJECTS, *before[1:])
+    yield
+    gc.set_threshold(*before)
+
+
+def forget_as_much_as_is_learnt(memory: deque[list[int]]) -> None:
+    """A full memory takes in as much again as it holds."""
+    for number in range(REMEMBERED):
+        memory.popleft()
+        memory.append([number])
+
+
+class Cycle:
+    """What only a search finds."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def young() -> int:
+    return len(gc.get_objects(generation=0))
+
+
+@pytest.mark.usefixtures("rare_collector")
+async def test_a_full_memory_does_not_gather_young_objects() -> None:
+    """Python alone lets them gather, because there are never more than before."""
+    memory = deque([number] for number in range(REMEMBERED))
+    gc.collect()
+    forget_as_much_as_is_learnt(memory)
+    assert young() > REMEMBERED - YOUNG_OBJECTS
+    searches = asyncio.create_task(search_by_the_clock())
+    try:
+        while young() > YOUNG_OBJECTS:
+            await asyncio.sleep(SEARCH_S)
+    finally:
+        searches.cancel()
+
+
+async def test_where_the_collector_is_off_nothing_is_searched() -> None:
+    """Whoever turned it off had a reason."""
+    cycle = Cycle()
+    left = ref(cycle)
+    gc.disable()
+    searches = asyncio.create_task(search_by_the_clock())
+    try:
+        del cycle
+        await asyncio.sleep(3 * SEARCH_S)
+        assert left()
+        gc.enable()
+        while left():
+            await asyncio.sleep(SEARCH_S)
+    finally:
+        gc.enable()
+        searches.cancel()
