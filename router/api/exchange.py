@@ -174,8 +174,12 @@ class Exchange:
     # --- the answer ---
 
     async def start(self, status: int, headers: HeaderList) -> None:
-        """Status and headers; they go out with what follows. Raises `ValueError` where a header would end its line."""
+        """Status and headers; they go out with what follows. Whoever begins to answer has read the body.
+
+        Raises `ValueError` where a header would end its line."""
         self.started = True
+        self.received.body = b""
+        self.let_go()
         self.streams = is_stream(headers)
         lines = [STATUS_LINE[status], *[b"%b: %b\r\n" % header for header in headers]]
         length = next((value for name, value in headers if name == b"content-length"), None)

@@ -192,7 +192,7 @@ class Forwarder:
                 return
             except UpstreamError as error:
                 self._blame(story, candidate, error)
-                following = self._next(story)
+                following = None if client.started else self._next(story)
                 if following is None or not self._retries.allowed(error, bytes_sent=client.started):
                     raise
                 candidate = following
@@ -229,6 +229,8 @@ class Forwarder:
             if first_token:
                 story.first_token_s = story.phases.elapsed_s()
                 booking.first_token()
+                if story.request.stream and not story.prefill_pod:
+                    story.let_go()
             booking.stepped()
 
         await relay(reply, client, story.reader, self._route_headers(story), on_piece)

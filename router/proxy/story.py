@@ -9,6 +9,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from router.decision import Candidate, Direct, RouteDecision, Split
 from router.engines.catalog import DIALECTS
 from router.observe.phase import Phases
@@ -44,15 +46,25 @@ class Story:
     failed_pods: tuple[PodId, ...] = ()
     failures: tuple[Failure, ...] = ()
     result: str = "error"
+    _body_bytes: int = field(init=False, default=0)
     _refusals: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
         self.request = self.inbound.request
+        self._body_bytes = len(self.request.body)
 
     @property
     def prompt_tokens(self) -> int:
         """Estimated from the body where the prompt could not be read."""
-        return self.prompt.token_count if self.prompt else len(self.request.body) // BYTES_PER_TOKEN
+        return self.prompt.token_count if self.prompt else self._body_bytes // BYTES_PER_TOKEN
+
+    def let_go(self) -> None:
+        """The answer has begun, so that no other pod will be asked: for as long as it takes, only the length and the
+        hashes of the prompt are kept, a twentieth of the whole."""
+        self.request = replace(self.request, body=b"", prompt={})
+        self.inbound = replace(self.inbound, request=self.request)
+        if self.prompt is not None:
+            self.prompt = replace(self.prompt, tokens=range(self.prompt.token_count))
 
     @property
     def prefill_pod(self) -> PodId:

@@ -252,6 +252,24 @@ async def test_bodies_together_have_a_limit_and_leave_nothing_behind() -> None:
     assert edge.held.bytes == 0
 
 
+async def test_a_body_is_held_until_its_answer_begins() -> None:
+    """However long the answer then takes: nobody else will be asked."""
+    held: list[int] = []
+
+    async def answer(client: Exchange) -> None:
+        held.append(edge.held.bytes)
+        await client.start(200, [(b"content-length", b"1")])
+        held.append(edge.held.bytes)
+        client.put(client.received.body + b"a")
+        await client.finish()
+
+    edge = Edge(answer)
+    async with connected(edge) as (reader, writer):
+        writer.write(post(b"x" * 100))
+        assert (await read_answer(reader))[1] == b"a"
+    assert held == [100, 0]
+
+
 async def test_a_client_that_leaves_ends_the_work_for_it() -> None:
     """At once."""
     edge = Edge(forever)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from router.decision import Candidate, Cost, Direct, Plan, RouteDecision, Split
+from router.hashing import hash_array, token_array
 from router.observe.receipts import receipt
 from router.proxy.downstream import Inbound
 from router.proxy.story import Story, outcome_of
-from router.types import Endpoint, InferenceRequest, Pod, PodSpeed
+from router.types import Endpoint, Generation, InferenceRequest, Pod, PodSpeed, PromptPrefix
 
 USAGE = b'{"usage": {"prompt_tokens": 50, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 48}}}'
 
@@ -65,3 +66,14 @@ def test_a_dialect_is_asked_once_whether_it_can_split_a_request() -> None:
     assert "Several choices" in why
     assert story.refused_by("nixl") is why
     assert told(Direct(pod("d")), None, b'{"messages": []}').refused_by("nixl") == ""
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_what_is_let_go_is_not_missed_in_the_end(read: bool) -> None:
+    """Only the prompt itself is gone: how long it was and what it shares is known as before."""
+    story = told(Direct(pod("d")), None, b"x" * 400)
+    story.prompt = PromptPrefix(Generation(model="m"), token_array(range(40)), hash_array([1, 2])) if read else None
+    tokens, blocks = story.prompt_tokens, story.prompt and story.prompt.hashes
+    story.let_go()
+    assert (story.prompt_tokens, story.prompt and story.prompt.hashes) == (tokens, blocks)
+    assert (story.request.body, story.inbound.request.body, story.request.prompt) == (b"", b"", {})
