@@ -28,9 +28,13 @@ class Inbound(msgspec.Struct, frozen=True, gc=False):
 class Downstream(Protocol):
     """Where an answer goes. `started` is the point of no return for retries."""
 
-    started: bool
-    disconnected: bool
-    """Has the client left?"""
+    @property
+    def started(self) -> bool:
+        """Has the client got anything?"""
+
+    @property
+    def disconnected(self) -> bool:
+        """Has the client left?"""
 
     async def start(self, status: int, headers: HeaderList) -> None:
         """Send status and headers."""

@@ -33,6 +33,7 @@ from router.proxy.booking import Booking
 from router.proxy.downstream import Downstream
 from router.proxy.due import Appointment, Due
 from router.proxy.headers import HeaderList
+from router.proxy.hedging import Hedges
 from router.proxy.legs import Legs
 from router.proxy.prompts import PromptReader
 from router.proxy.pulls import Pulls
@@ -100,6 +101,7 @@ class Forwarder:
         self._learning = learning
         self._journal = Journal() if journal is None else journal
         self._shares = Shares(fleet)
+        self._hedges = Hedges(self.attempt, self._next, self._blame, self._retries)
         self._turns: Counter[str] = Counter()
         self._due = Due()
 
@@ -188,7 +190,7 @@ class Forwarder:
         while True:
             story.tries += 1
             try:
-                await self.attempt(story, candidate, client)
+                await self._attempt(story, candidate, client)
                 return
             except UpstreamError as error:
                 self._blame(story, candidate, error)
@@ -196,6 +198,13 @@ class Forwarder:
                 if following is None or not self._retries.allowed(error, bytes_sent=client.started):
                     raise
                 candidate = following
+
+    def _attempt(self, story: Story, candidate: Candidate, client: Downstream) -> Awaitable[None]:
+        """With another beside it, where the policy wants that."""
+        after_ms = story.policy.hedge_after_ms if story.policy else None
+        if after_ms is None:
+            return self.attempt(story, candidate, client)
+        return self._hedges.attempt(story, candidate, client, after_ms / 1000)
 
     async def attempt(self, story: Story, candidate: Candidate, client: Downstream) -> None:
         """One candidate: book its places before the first await, give them back whatever happens."""
@@ -211,7 +220,7 @@ class Forwarder:
                 if reply.status in RETRY_STATUSES and self._next(story) is not None and self._retries.left():
                     raise UpstreamBroken(f"pod {reply.pod} answered {reply.status}", pod=reply.pod)
                 story.status = reply.status
-                await self.relay(story, reply, client, booking)
+                await self.relay(story, candidate, reply, client, booking)
             finally:
                 reply.close()
             self._judge(reply)
@@ -221,7 +230,9 @@ class Forwarder:
             booking.release()
             self._learn(story, candidate, booking)
 
-    async def relay(self, story: Story, reply: AnyReply, client: Downstream, booking: Booking) -> None:
+    async def relay(
+        self, story: Story, candidate: Candidate, reply: AnyReply, client: Downstream, booking: Booking
+    ) -> None:
         """The answer, byte for byte."""
         story.phases.enter("relay")
 
@@ -233,7 +244,7 @@ class Forwarder:
                     story.let_go()
             booking.stepped()
 
-        await relay(reply, client, story.reader, self._route_headers(story), on_piece)
+        await relay(reply, client, story.reader, self._route_headers(story, candidate), on_piece)
 
     def settle(self, story: Story) -> None:
         """Count what happened; compare what was predicted with what the engine reported."""
@@ -348,16 +359,16 @@ class Forwarder:
         expected_s = max(expected_ttft_ms(candidate.cost), booking.prefill_ms) / 1000 * UNARY_PREFILL_SLACK
         return self._due.after(expected_s, booking.first_token_is_due)
 
-    def _route_headers(self, story: Story) -> HeaderList:
+    def _route_headers(self, story: Story, candidate: Candidate) -> HeaderList:
         headers = [(b"x-request-id", story.request.id.encode("latin-1", "replace"))]
-        if self._forwarding.route_headers and story.candidate and story.decision:
+        if self._forwarding.route_headers and story.decision:
             headers += [
-                (b"x-warmroute-pod", story.candidate.pod.id.encode()),
+                (b"x-warmroute-pod", candidate.pod.id.encode()),
                 (b"x-warmroute-policy", story.decision.policy.encode()),
-                (b"x-warmroute-cached-tokens", b"%d" % story.candidate.cached_tokens),
+                (b"x-warmroute-cached-tokens", b"%d" % candidate.cached_tokens),
             ]
-            if prefill := story.prefill_pod:
-                headers.append((b"x-warmroute-prefill-pod", prefill.encode()))
+            if isinstance(candidate.plan, Split):
+                headers.append((b"x-warmroute-prefill-pod", candidate.plan.prefill.id.encode()))
         return headers
 
 
