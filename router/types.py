@@ -211,6 +211,8 @@ class Pod:
     zone: str = ""
     epoch: int = 0
     trust: PrefixTrust = PrefixTrust.UNTESTED
+    socket: str = ""
+    """The Unix socket over which it is reached; empty: over the network, at its URL."""
     ready_since_s: float | None = None
     """When it last became READY; None where nobody saw it."""
 

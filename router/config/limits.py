@@ -23,7 +23,7 @@ class Limits(Strict):
     max_in_flight: PositiveInt = 8_192
     """Requests being served; more are told to come back later."""
     max_held_bytes: PositiveInt = 1024 * 1024 * 1024
-    """Of all bodies that come in or wait for their answers to begin; a request beyond that is told to come back later."""
+    """Of all bodies that come in or wait for their answers to begin; a request beyond is told to come back later."""
     request_timeout_s: PositiveFloat = 60.0
     """How long a request may take to arrive, first byte to last."""
     write_timeout_s: PositiveFloat = 60.0

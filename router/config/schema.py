@@ -35,7 +35,16 @@ def _http_url(value: str) -> str:
     return value.rstrip("/")
 
 
+def _absolute_path(value: str) -> str:
+    if not value.startswith("/") or len(value.encode()) > LONGEST_SOCKET_BYTES:
+        raise ValueError(f"must be an absolute path of at most {LONGEST_SOCKET_BYTES} bytes")
+    return value
+
+
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
+AbsolutePath = Annotated[str, AfterValidator(_absolute_path)]
+LONGEST_SOCKET_BYTES = 107
+"""Of a Unix socket's path, on Linux."""
 EngineName = Literal["vllm", "sglang", "trtllm", "llamacpp"]
 HandoffName = Literal["nixl", "mooncake", "bootstrap", "trtllm", "shared_store", "p2p"]
 
@@ -85,6 +94,9 @@ class PodConfig(Strict):
     """One pod of a fixed fleet."""
 
     url: HttpUrl
+    """Where it is reached; it also names the pod and its host."""
+    socket: AbsolutePath | Literal[""] = ""
+    """A Unix socket over which it is reached instead."""
     id: str = ""
     engine: EngineName = "vllm"
     role: Role = Role.BOTH

@@ -69,11 +69,11 @@ class Fleet:
 
     def sync(self, pods: Iterable[Pod]) -> None:
         """Take the complete set that discovery sees. Pods that stay keep their state, load and learnt facts; an id
-        that now names another process (url or engine differ) is lost and found anew."""
+        that now names another process (url, socket or engine differ) is lost and found anew."""
         wanted = {pod.id: pod for pod in pods}
         for known in self.snapshot.pods:
             pod = wanted.get(known.pod.id)
-            if pod is None or (pod.url, pod.engine) != (known.pod.url, known.pod.engine):
+            if pod is None or _process(pod) != _process(known.pod):
                 self.event(known.pod.id, PodEvent.LOST)
         for pod in wanted.values():
             status = self._statuses.get(pod.id)
@@ -187,6 +187,11 @@ class Fleet:
     def _tell(self, pod: Pod, old: PodState, new: PodState) -> None:
         for listener in tuple(self._listeners):
             listener(pod, old, new)
+
+
+def _process(pod: Pod) -> tuple[str, str, str]:
+    """What makes it another one where it differs."""
+    return pod.url, pod.socket, pod.engine
 
 
 def _reconfigured(known: Pod, configured: Pod) -> Pod:

@@ -21,7 +21,7 @@ class Pools:
         """The pod's pool."""
         pool = self._pools.get(pod.id)
         if pool is None:
-            pool = self._pools[pod.id] = UpstreamPool(pod.id, pod.url, self._timeouts)
+            pool = self._pools[pod.id] = UpstreamPool(pod.id, pod.url, self._timeouts, pod.socket)
         return pool
 
     def forget(self, pod: PodId) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from urllib.parse import urlsplit
 
 from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamError, UpstreamTimeout
@@ -64,9 +65,9 @@ class Reply:
 
 
 class UpstreamPool:
-    """Connections to one pod."""
+    """Connections to one pod: over the network, or over a Unix socket where one is named."""
 
-    def __init__(self, pod: str, url: str, timeouts: UpstreamTimeouts) -> None:
+    def __init__(self, pod: str, url: str, timeouts: UpstreamTimeouts, socket: str = "") -> None:
         parts = urlsplit(url)
         self.pod = pod
         self.timeouts = timeouts
@@ -74,6 +75,7 @@ class UpstreamPool:
         self.path_prefix = parts.path.rstrip("/").encode()
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._socket = socket
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._idle: deque[Connection] = deque()
 
@@ -124,11 +126,16 @@ class UpstreamPool:
 
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
+        opened = partial(Connection, loop, self.timeouts)
         try:
             async with asyncio.timeout(self.timeouts.connect_s):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(loop, self.timeouts), self._host, self._port, ssl=self._tls
-                )
+                if self._socket:
+                    name = self._host if self._tls else None
+                    _, connection = await loop.create_unix_connection(
+                        opened, self._socket, ssl=self._tls, server_hostname=name
+                    )
+                else:
+                    _, connection = await loop.create_connection(opened, self._host, self._port, ssl=self._tls)
         except (OSError, TimeoutError) as error:
             why = str(error) or f"no connection within {self.timeouts.connect_s:g} s"
             raise ConnectFailed(f"pod {self.pod} cannot be reached: {why}", pod=self.pod) from error

@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -93,6 +94,20 @@ async def serving(
     server = await asyncio.start_server(pod, host, 0)
     pod.port = server.sockets[0].getsockname()[1]
     pool = UpstreamPool("a", f"http://{f'[{host}]' if ':' in host else host}:{pod.port}", timeouts)
+    try:
+        yield pod, pool
+    finally:
+        pool.close()
+        server.close()
+        await server.wait_closed()
+
+
+@asynccontextmanager
+async def serving_at(path: Path, *scripts: Script) -> AsyncIterator[tuple[ScriptedPod, UpstreamPool]]:
+    """Over a Unix socket."""
+    pod = ScriptedPod(scripts)
+    server = await asyncio.start_unix_server(pod, path)
+    pool = UpstreamPool("a", "http://pod-a:8000/prefix", GENEROUS, str(path))
     try:
         yield pod, pool
     finally:
@@ -532,3 +547,25 @@ async def test_an_answer_that_is_not_read_to_its_end_hangs_up_at_once() -> None:
         await pod.wait_for_ends()
         assert await whole(pool) == (200, b"ok")
         assert pod.connections == 2
+
+
+async def test_a_pod_at_a_unix_socket_is_asked_there(tmp_path: Path) -> None:
+    """By the name that its URL has; connections are kept as ever."""
+    heard: list[bytes] = []
+
+    async def script(call: Call) -> None:
+        while True:
+            heard.append(await call.request())
+            await call.answer(OK)
+
+    async with serving_at(tmp_path / "pod.sock", script) as (pod, pool):
+        assert [await whole(pool), await whole(pool)] == [(200, b"ok")] * 2
+        assert pod.connections == 1
+        assert b"\r\nhost: pod-a:8000\r\n" in heard[0]
+
+
+async def test_a_unix_socket_that_is_not_there_is_a_pod_that_cannot_be_reached(tmp_path: Path) -> None:
+    """So that the next candidate is tried."""
+    pool = UpstreamPool("a", "http://pod-a", GENEROUS, str(tmp_path / "none.sock"))
+    with pytest.raises(ConnectFailed, match="pod a cannot be reached"):
+        await pool.exchange(message(pool))

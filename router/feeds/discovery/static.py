@@ -57,6 +57,7 @@ def configured_pods(config: PodConfig, speed: PodSpeed, kv_bytes_per_token: int 
         Pod(
             id=pod_id if rank is None else f"{pod_id}#{rank}",
             url=config.url,
+            socket=config.socket,
             engine=config.engine,
             speed=speed,
             role=config.role,
