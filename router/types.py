@@ -228,6 +228,14 @@ class PodLoad:
     waiting: int = 0
     kv_usage: float = 0.0
     scraped_at_s: float = 0.0
+    our_prompts: int = 0
+    """So many that had no first token may be among `waiting`: the most there were at once while the engine was asked,
+    of this router and its replicas."""
+
+    @property
+    def foreign_waiting(self) -> int:
+        """Requests in its queue that came past us. Whatever we do, they are there until it is asked again."""
+        return max(self.waiting - self.our_prompts, 0)
 
 
 @dataclass(frozen=True, slots=True)

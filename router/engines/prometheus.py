@@ -39,8 +39,10 @@ class LoadGauges:
 
 
 def samples(text: bytes, name: str) -> Iterator[Sample]:
-    """Every sample of the metric `name`, exactly that."""
+    """Every sample of the metric `name`, exactly that. They stand together, as the format demands: what follows them
+    is not searched."""
     key = name.encode()
+    next_key = b"\n" + key
     at = text.find(key)
     while at >= 0:
         end = at + len(key)
@@ -48,7 +50,11 @@ def samples(text: bytes, name: str) -> Iterator[Sample]:
         value = _finite(rest[2]) if rest else None
         if rest and value is not None:
             yield Sample(_labels(rest[1] or b""), value)
-        at = text.find(key, end)
+        if rest:
+            line_end = text.find(b"\n", rest.end())
+            at = line_end + 1 if text.startswith(next_key, line_end) else -1
+        else:
+            at = text.find(key, end)
 
 
 def read_load(text: bytes, gauges: LoadGauges, dp_rank: int | None, now_s: float) -> PodLoad | None:

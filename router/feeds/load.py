@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import httpx
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from router.engines.catalog import ENGINES
-from router.feeds.ask import Unanswered, get
+from router.feeds.ask import Unanswered
 from router.feeds.each_pod import each_pod, pause
 from router.fleet.fleet import Fleet
-from router.types import PodId, PodLoad, PodState
+from router.fleet.ledger import Ledger
+from router.types import Pod, PodId, PodLoad, PodState
+
+Get: TypeAlias = Callable[[Pod, str, float], Awaitable[bytes]]
+"""The body of a pod's answer to a GET of a path, within so many seconds. Raises `Unanswered`."""
 
 _WITH_WORK = (PodState.READY, PodState.DRAINING)
 
@@ -38,14 +41,16 @@ class LoadFeed:
     def __init__(
         self,
         fleet: Fleet,
-        client: httpx.AsyncClient,
+        ledger: Ledger,
+        get: Get,
         *,
         interval_s: float,
         timeout_s: float,
         turns: Turns | None = None,
     ) -> None:
         self._fleet = fleet
-        self._client = client
+        self._ledger = ledger
+        self._get = get
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._turns = turns
@@ -64,17 +69,22 @@ class LoadFeed:
             await pause(news, self._interval_s * (turns.workers() if turns else 1))
 
     async def scrape(self, pod_id: PodId) -> None:
-        """One scrape of one pod, if it can have work."""
+        """One scrape of one pod, if it can have work.
+
+        The engine speaks at some moment between question and answer: what of ours it may have seen is the most that
+        there was in between."""
         status = self._fleet.status(pod_id)
         if status is None or status.state not in _WITH_WORK:
             return
         adapter = ENGINES[status.pod.engine]
-        try:
-            metrics = await get(self._client, status.pod, adapter.metrics_path, self._timeout_s)
-        except Unanswered:
-            return
-        load = adapter.parse_load(metrics, status.pod.dp_rank, time.monotonic())
-        if load is not None:
+        with self._ledger.watching(pod_id) as ours:
+            try:
+                metrics = await self._get(status.pod, adapter.metrics_path, self._timeout_s)
+            except Unanswered:
+                return
+        told = adapter.parse_load(metrics, status.pod.dp_rank, time.monotonic())
+        if told is not None:
+            load = replace(told, our_prompts=ours.most_prompts)
             self._fleet.observe_load(pod_id, load)
             if self._turns is not None:
                 self._turns.told(pod_id, load)

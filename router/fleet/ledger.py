@@ -7,7 +7,8 @@ one have in flight is added to them. This file never waits, never reads a clock 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import reduce
 from itertools import count
 from operator import attrgetter
@@ -34,6 +35,12 @@ class _Work(msgspec.Struct, gc=False):
     prefilling: dict[int, Lease] = msgspec.field(default_factory=dict)
 
 
+class Watch(msgspec.Struct, gc=False):
+    """A stretch of time. `most_prompts`: so many without a first token were on one pod at once, of all."""
+
+    most_prompts: int
+
+
 class Ledger:
     """Open leases and their sums by pod."""
 
@@ -49,6 +56,7 @@ class Ledger:
         """Of replicas and workers together."""
         self._total: dict[PodId, InFlight] = {}
         """Own and others', kept up only while there are others."""
+        self._watches: dict[PodId, Watch] = {}
         self.told: Callable[[PodId], None] | None = None
         """Hears of every pod whose own sums have changed."""
 
@@ -182,6 +190,15 @@ class Ledger:
         work = self._others.get(pod)
         return work is not None and work.prefill_requests > 0
 
+    @contextmanager
+    def watching(self, pod: PodId) -> Iterator[Watch]:
+        """From now to its end, one pod is watched; one watch a pod at a time."""
+        watch = self._watches[pod] = Watch(self.on(pod).prefill_requests)
+        try:
+            yield watch
+        finally:
+            del self._watches[pod]
+
     def inflight(self) -> Mapping[PodId, InFlight]:
         """The sums of all, as they stand. One shallow copy of a dict."""
         return dict(self._total if self._others else self._inflight)
@@ -197,6 +214,7 @@ class Ledger:
             else:
                 self._others.pop(pod, None)
             self._add_up(pod)
+            self._watch(pod)
 
     def _add_up(self, pod: PodId) -> None:
         own, others = self._inflight.get(pod), self._others.get(pod)
@@ -205,6 +223,11 @@ class Ledger:
             self._total.pop(pod, None)
         else:
             self._total[pod] = total
+
+    def _watch(self, pod: PodId) -> None:
+        watch = self._watches.get(pod)
+        if watch is not None:
+            watch.most_prompts = max(watch.most_prompts, self.on(pod).prefill_requests)
 
     def _without_prefill(self, work: _Work, lease: Lease, now_s: float) -> None:
         """Where it was the first in line, the next is in the pod's hands from now on."""
@@ -224,6 +247,7 @@ class Ledger:
             self._inflight[pod] = _sums(work)
         if self._others:
             self._add_up(pod)
+        self._watch(pod)
         if self.told is not None:
             self.told(pod)
 

@@ -214,7 +214,7 @@ def _queue(_scene: Scene, at: Placement) -> Iterator[Row]:
         yield "W_in", "ms", inside_ms
         yield "time since step began", "ms", elapsed_ms
     yield "waiting at engine", "requests", at.load.waiting
-    yield "our prompts there", "requests", work.prefill_requests
+    yield "our prompts then", "requests", at.load.our_prompts
 
 
 def _tiers(_scene: Scene, at: Placement) -> Iterator[Row]:

@@ -38,12 +38,28 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 BodyBytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
 """Restored as so many bytes: a hostile line must not fill the memory."""
 
-LoadRow = tuple[int, int, float]
-"""running, waiting, kv_usage"""
 WorkRow = tuple[int, int, int, float, int, int, int, float, float]
 """The fields of `InFlight`."""
 StepRow = tuple[float, float]
 """The fields of `StepBegan`."""
+
+
+class LoadRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The fields of `PodLoad` that decide."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    our_prompts: int = 0
+
+    @classmethod
+    def of(cls, load: PodLoad) -> LoadRow:
+        """The load as a row."""
+        return cls(load.running, load.waiting, load.kv_usage, load.our_prompts)
+
+    def load(self) -> PodLoad:
+        """The row as a load."""
+        return PodLoad(self.running, self.waiting, self.kv_usage, our_prompts=self.our_prompts)
 
 
 class SceneFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -181,7 +197,7 @@ class FleetLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     def snapshot(self, loads: Sequence[LoadRow]) -> FleetSnapshot:
         """The fleet with these loads. Raises `ValueError` where they are not those of its pods."""
         rows = zip(self.pods, loads, strict=True)
-        return FleetSnapshot(0, tuple(PodStatus(pod, state, PodLoad(*load)) for (pod, state), load in rows), self.links)
+        return FleetSnapshot(0, tuple(PodStatus(pod, state, load.load()) for (pod, state), load in rows), self.links)
 
 
 class SceneLine(SceneFacts, frozen=True, kw_only=True, omit_defaults=True):
@@ -222,7 +238,7 @@ def scene_line(scene: RecordedScene, fleet: str) -> SceneLine:
         match=dict(scene.match),
         inflight={pod: msgspec.structs.astuple(work) for pod, work in scene.inflight.items()},
         steps={pod: (step.at_s, step.prefill_ms) for pod, step in scene.steps.items()},
-        loads=tuple((s.load.running, s.load.waiting, s.load.kv_usage) for s in scene.fleet.pods),
+        loads=tuple(LoadRow.of(status.load) for status in scene.fleet.pods),
     )
 
 

@@ -8,8 +8,10 @@ is whole for the same reason. This file never retries.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Protocol
 
+from router.errors import UpstreamBroken
 from router.proxy.answer import AnswerReader
 from router.proxy.connection import Ready, Sink
 from router.proxy.downstream import Downstream
@@ -87,12 +89,16 @@ def is_stream(headers: HeaderList) -> bool:
     return False
 
 
-async def read_all(reply: AnyReply) -> bytes:
-    """The whole body at once, and the reply closed whatever happens. Raises `UpstreamError`."""
+async def read_all(reply: AnyReply, most_bytes: float = inf) -> bytes:
+    """The whole body at once, and the reply closed whatever happens. Raises `UpstreamError`, also where it is longer
+    than `most_bytes`."""
+    pieces: list[bytes] = []
     try:
-        pieces = [await reply.read()]
-        while pieces[-1]:
-            pieces.append(await reply.read())
+        while piece := await reply.read():
+            pieces.append(piece)
+            most_bytes -= len(piece)
+            if most_bytes < 0:
+                raise UpstreamBroken(f"pod {reply.pod}: an answer without end", pod=reply.pod)
         return b"".join(pieces)
     finally:
         reply.close()

@@ -59,6 +59,7 @@ from router.wiring.beside import Beside, Place
 from router.wiring.cluster import Cluster
 from router.wiring.forwarding import forwarding_of, timeouts_of
 from router.wiring.garbage import search_by_the_clock
+from router.wiring.get import get_over
 from router.wiring.joining import Joining
 from router.wiring.journal import Records
 from router.wiring.orders import Orders
@@ -211,12 +212,9 @@ class Program:
             interval_s=feeds.health_interval_s,
             timeout_s=feeds.health_timeout_s,
         )
+        get, turns = get_over(self.pools.of), self.beside.turns if self.beside else None
         load = LoadFeed(
-            self.fleet,
-            self.client,
-            interval_s=feeds.load_interval_s,
-            timeout_s=feeds.load_timeout_s,
-            turns=self.beside.turns if self.beside else None,
+            self.fleet, self.ledger, get, interval_s=feeds.load_interval_s, timeout_s=feeds.load_timeout_s, turns=turns
         )
         running = {
             "discovery": self._discover,

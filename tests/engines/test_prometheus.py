@@ -24,6 +24,12 @@ def test_the_last_line_needs_no_end() -> None:
     assert [sample.value for sample in samples(b"run 4", "run")] == [4.0]
 
 
+def test_the_samples_of_a_metric_stand_together() -> None:
+    """So the format has it: the rest of a long page is not searched."""
+    text = b"# TYPE run gauge\nrun 1\nrun 2\n# TYPE wait gauge\nwait 3\nrun 4\n"
+    assert [sample.value for sample in samples(text, "run")] == [1.0, 2.0]
+
+
 @pytest.mark.parametrize(
     "line", [b"run NaN", b"run +Inf", b"run four", b"run", b"run ", b'run{a="b" 4', b'run{a="b\n} 4']
 )

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
+import httpx
 import pytest
 
-from router.feeds.load import LoadFeed, Turns
+from router.decision import Lease
+from router.feeds.ask import get
+from router.feeds.load import Get, LoadFeed, Turns
 from router.fleet.fleet import Fleet
+from router.fleet.ledger import Ledger
 from router.fleet.lifecycle import PodEvent
 from router.types import Pod, PodLoad, PodState
 
@@ -22,6 +27,11 @@ Until = Callable[[Callable[[], object]], Awaitable[None]]
 
 def metrics(running: int, engine: int = 0) -> bytes:
     return f'vllm:num_requests_running{{engine="{engine}"}} {running}\n'.encode()
+
+
+def asking(network: Network) -> Get:
+    """Over the network without sockets."""
+    return partial(get, network.client)
 
 
 def fleet_of(*pods: Pod) -> Fleet:
@@ -43,7 +53,7 @@ async def test_a_slow_pod_delays_no_other(network: Network, make_pod: MakePod, r
     fleet = fleet_of(make_pod("slow"), make_pod("quick"))
     network["slow"].hangs.add("/metrics")
     network["quick"].answers["/metrics"] = metrics(1)
-    feed = LoadFeed(fleet, network.client, interval_s=0.001, timeout_s=60.0)
+    feed = LoadFeed(fleet, Ledger(), asking(network), interval_s=0.001, timeout_s=60.0)
     async with running(feed.run()):
         await until(lambda: load(fleet, "quick").running == 1)
         network["quick"].answers["/metrics"] = metrics(2)
@@ -56,7 +66,7 @@ async def test_a_slow_pod_delays_no_other(network: Network, make_pod: MakePod, r
 async def test_a_failed_scrape_changes_nothing(network: Network, make_pod: MakePod) -> None:
     """The last load stays with its age, and a pod is not ejected for its /metrics."""
     fleet = fleet_of(make_pod("a"))
-    feed = LoadFeed(fleet, network.client, interval_s=1.0, timeout_s=0.001)
+    feed = LoadFeed(fleet, Ledger(), asking(network), interval_s=1.0, timeout_s=0.001)
     network["a"].answers["/metrics"] = metrics(3)
     await feed.scrape("a")
     before = load(fleet, "a")
@@ -78,7 +88,7 @@ async def test_only_pods_that_can_have_work_are_asked(network: Network, make_pod
     fleet.event("draining", PodEvent.DRAIN)
     fleet.event("ejected", PodEvent.EJECT)
     fleet.sync([*(status.pod for status in fleet.snapshot.pods), make_pod("joining")])
-    feed = LoadFeed(fleet, network.client, interval_s=1.0, timeout_s=1.0)
+    feed = LoadFeed(fleet, Ledger(), asking(network), interval_s=1.0, timeout_s=1.0)
     for pod_id in ("ready", "draining", "ejected", "joining", "unknown"):
         await feed.scrape(pod_id)
     assert {host for host, pod in network.pods.items() if pod.asked} == {"ready", "draining"}
@@ -89,7 +99,7 @@ async def test_ranks_behind_one_port_have_their_own_load(network: Network, make_
     ranks = [make_pod(f"a#{rank}", url="http://a", dp_rank=rank) for rank in (0, 1)]
     fleet = fleet_of(*ranks)
     network["a"].answers["/metrics"] = metrics(1, engine=0) + metrics(5, engine=1)
-    feed = LoadFeed(fleet, network.client, interval_s=1.0, timeout_s=1.0)
+    feed = LoadFeed(fleet, Ledger(), asking(network), interval_s=1.0, timeout_s=1.0)
     await feed.scrape("a#0")
     await feed.scrape("a#1")
     assert [load(fleet, rank.id).running for rank in ranks] == [1, 5]
@@ -103,9 +113,54 @@ async def test_workers_scrape_in_turns_and_tell_one_another(
     network["a"].answers["/metrics"] = metrics(3)
     workers = [1]
     turns = Turns(1, lambda: workers[0], lambda pod, load: told.append((pod, load.running)))
-    feed = LoadFeed(fleet, network.client, interval_s=0.001, timeout_s=1.0, turns=turns)
+    feed = LoadFeed(fleet, Ledger(), asking(network), interval_s=0.001, timeout_s=1.0, turns=turns)
     async with running(feed.run()):
         await until(lambda: len(told) >= 3)
         workers[0] = 1_000_000
         await until(lambda: network["a"].asked["/metrics"] == len(told))
     assert set(told) == {("a", 3)}
+
+
+def queue_of(waiting: int) -> bytes:
+    return metrics(1) + f"vllm:num_requests_waiting {waiting}\n".encode()
+
+
+@pytest.mark.parametrize("booked", ["before the question", "after the question"])
+@pytest.mark.parametrize("ends", ["before the answer", "after the answer"])
+async def test_our_own_prompt_in_a_queue_is_nobody_elses(
+    network: Network, make_pod: MakePod, booked: str, ends: str
+) -> None:
+    """Of three that wait two are somebody else's, as long as that is the latest word: whether ours came before the
+    engine was asked or after, has its first token before the answer is here or after, and whoever comes then."""
+    pod, ledger, ours = make_pod("a"), Ledger(), list[Lease]()
+    fleet = fleet_of(pod)
+
+    def page(request: httpx.Request) -> bytes:
+        if booked == "after the question":
+            ours.append(ledger.book(pod, 1000, 0, 0.0))
+        said = queue_of(3)
+        if ends == "before the answer":
+            ledger.first_token(ours[0], 0.1)
+        return said
+
+    network["a"].answers["/metrics"] = page
+    if booked == "before the question":
+        ours.append(ledger.book(pod, 1000, 0, 0.0))
+    await LoadFeed(fleet, ledger, asking(network), interval_s=1.0, timeout_s=1.0).scrape("a")
+    assert load(fleet, "a").foreign_waiting == 2
+    ledger.release(ours[0], 0.2)
+    assert load(fleet, "a").foreign_waiting == 2
+    ledger.book(pod, 1000, 0, 0.3)
+    assert load(fleet, "a").foreign_waiting == 2
+
+
+async def test_a_prompt_that_had_its_first_token_before_is_not_taken_for_one_that_waits(
+    network: Network, make_pod: MakePod
+) -> None:
+    """It decodes: who waits there now is somebody else."""
+    pod, ledger = make_pod("a"), Ledger()
+    fleet = fleet_of(pod)
+    ledger.first_token(ledger.book(pod, 1000, 0, 0.0), 0.1)
+    network["a"].answers["/metrics"] = queue_of(1)
+    await LoadFeed(fleet, ledger, asking(network), interval_s=1.0, timeout_s=1.0).scrape("a")
+    assert load(fleet, "a").foreign_waiting == 1

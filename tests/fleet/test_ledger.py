@@ -341,3 +341,41 @@ def test_whoever_listens_hears_of_every_change_of_our_own_work(make_pod: MakePod
     ledger.worker(1, {"b": InFlight(1)})
     ledger.release(lease, 2.0)
     assert told == ["a", "a", "a"]
+
+
+# --- a watch ---
+
+_HAPPENS = st.lists(
+    st.tuples(st.sampled_from(["book", "book", "token", "release", "worker", "replica"]), st.integers(0, 3)),
+    max_size=20,
+)
+
+
+@given(_HAPPENS, _HAPPENS)
+def test_a_watch_knows_the_most_prompts_that_were_there_at_once(
+    make_pod: MakePod, before: list[tuple[str, int]], during: list[tuple[str, int]]
+) -> None:
+    """From its beginning to its end, of this process, the other workers and the other replicas together."""
+    ledger, pod, leases = Ledger(), make_pod("a"), list[Lease]()
+
+    def happens(what: str, number: int) -> int:
+        row = {"a": InFlight(number, number)}
+        if what == "book":
+            leases.append(ledger.book(pod, 100, 0, 0.0))
+            ledger.book(make_pod("b"), 100, 0, 0.0)
+        elif what in ("token", "release") and leases:
+            change = Ledger.first_token if what == "token" else Ledger.release
+            change(ledger, leases[number % len(leases)], 0.0)
+        elif what == "worker":
+            ledger.worker(1, row)
+        elif what == "replica":
+            ledger.others([row])
+        return ledger.on("a").prefill_requests
+
+    for event in before:
+        happens(*event)
+    with ledger.watching("a") as watch:
+        seen = [ledger.on("a").prefill_requests, *(happens(*event) for event in during)]
+    for event in before:
+        happens(*event)
+    assert watch.most_prompts == max(seen)

@@ -128,7 +128,8 @@ def statuses(draw: st.DrawFn, name: str) -> PodStatus:
         pulls=draw(st.sampled_from(["", "nixl"])),
     )
     state = draw(st.sampled_from([PodState.READY, *PodState]))
-    load = PodLoad(draw(st.integers(0, 50)), draw(st.integers(0, 50)), draw(st.floats(0, 1)), 1.0)
+    counts = st.integers(0, 50)
+    load = PodLoad(draw(counts), draw(counts), draw(st.floats(0, 1)), 1.0, draw(counts))
     return PodStatus(facts, state, load)
 
 

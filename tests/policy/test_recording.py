@@ -22,7 +22,7 @@ from router.policy.recording import (
     scene_line,
 )
 from router.policy.spec import Policy
-from router.types import InFlight, PodLoad, PodState, Scene, StepBegan
+from router.types import InFlight, PodLoad, PodState, PodStatus, Scene, StepBegan
 from tests.policy.scenes import MODEL, POLICIES, pod, policy, prompt, ready, request, scene, scenes
 
 ALL = [*POLICIES.values(), policy("queue", "prefill", "transfer", "handoff", "room", "stall", shortlist=2)]
@@ -127,6 +127,16 @@ def test_a_scene_is_named_by_everything_that_decides() -> None:
         )
     }
     assert len(digests) == 2
+
+
+def test_what_was_ours_in_a_queue_is_part_of_the_scene() -> None:
+    """A line that does not tell it is one of an engine that had nothing of ours."""
+    seen = scene(PodStatus(pod("a"), PodState.READY, PodLoad(waiting=3, our_prompts=2)))
+    fleet, line = written(record(seen))
+    assert read((fleet, line)).fleet.pods[0].load.foreign_waiting == 1
+    untold = line.replace(b"[0,3,0.0,2]", b"[0,3,0.0]")
+    assert untold != line
+    assert read((fleet, untold)).fleet.pods[0].load.foreign_waiting == 3
 
 
 def test_another_fleet_is_refused() -> None:

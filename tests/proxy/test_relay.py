@@ -12,7 +12,7 @@ from router.errors import UpstreamBroken
 from router.proxy.answer import AnswerReader
 from router.proxy.connection import Connection, UpstreamTimeouts
 from router.proxy.headers import HeaderList
-from router.proxy.relay import HOLD_BYTES, end_broken_stream, is_stream, relay
+from router.proxy.relay import HOLD_BYTES, end_broken_stream, is_stream, read_all, relay
 from router.proxy.upstream import Reply, UpstreamPool
 
 pytestmark = pytest.mark.anyio
@@ -229,6 +229,18 @@ async def test_an_empty_answer_is_an_answer() -> None:
     await passage.task
     assert passage.client.finished
     assert passage.client.pieces == []
+
+
+async def test_a_whole_answer_has_its_bound() -> None:
+    """Up to that it is read; one that goes on is broken."""
+    fits, too_long = Pod(JSON), Pod(JSON)
+    for pod in (fits, too_long):
+        pod.send(b"abc")
+        pod.send(b"abc")
+        pod.end()
+    assert await read_all(fits.reply, most_bytes=6) == b"abcabc"
+    with pytest.raises(UpstreamBroken, match="without end"):
+        await read_all(too_long.reply, most_bytes=5)
 
 
 async def test_a_broken_stream_ends_with_an_error_event() -> None:

@@ -20,9 +20,8 @@ SLOW: dict[str, Any] = {"time_scale": 1.0}
 
 
 async def holder_of(city: City, topic: str) -> int:
-    """Warm a conversation; the number of the engine that took it, once no engine's word is of work that has ended."""
+    """Warm a conversation; the number of the engine that took it."""
     answer = await city.chat(opening(topic))
-    await city.until(lambda: all(not each.load.waiting for each in city.program.fleet.snapshot.pods))
     pod = answer.headers["x-warmroute-pod"]
     return next(number for number, engine in enumerate(city.engines) if engine.url.endswith(pod))
 

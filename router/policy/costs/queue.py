@@ -19,7 +19,7 @@ class Queue(CostTerm):
     Engines compute in steps: the one under way takes its fixed part F and the prompts W_in that are in it, and whoever
     comes meanwhile (W_behind, and this request) is in the next. Prompts count net of their expected hits, through the
     pod's coefficients. Where nothing of ours is there, nothing stands before it. The last part accounts for requests
-    that came past us, by another router or directly.
+    that came past us, by another router or directly: what the engine last said, less what we had there then.
     """
 
     side: ClassVar[Side] = Side.PREFILL
@@ -27,7 +27,7 @@ class Queue(CostTerm):
     foreign_request_tokens: NonNegativeInt = 1024
 
     def cost_ms(self, at: Placement) -> float:
-        foreign = at.load.waiting - at.inflight.prefill_requests
-        if foreign <= 0:
+        foreign = at.load.foreign_waiting
+        if not foreign:
             return ahead_ms(at)
         return ahead_ms(at) + foreign * at.pod.speed.prefill_ms(self.foreign_request_tokens)

@@ -8,7 +8,7 @@ the truth is in the pods. This file never looks at a pod.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from pydantic import ConfigDict
@@ -82,10 +82,12 @@ class RouterView:
 
     def scraped(self, loads: Mapping[PodId, PodLoad], now_s: float) -> None:
         """What the pods said of themselves; those that are missing keep silent."""
-        statuses = (
-            PodStatus(pod, PodState.READY, loads.get(pod.id, PodLoad())) for _, pod in sorted(self.pods.items())
-        )
-        self._snapshot = FleetSnapshot(self._snapshot.version + 1, tuple(statuses), self._links)
+        statuses = tuple(self._status(pod, loads.get(pod.id, PodLoad())) for _, pod in sorted(self.pods.items()))
+        self._snapshot = FleetSnapshot(self._snapshot.version + 1, statuses, self._links)
+
+    def _status(self, pod: Pod, load: PodLoad) -> PodStatus:
+        our_prompts = self.ledger.on(pod.id).prefill_requests
+        return PodStatus(pod, PodState.READY, replace(load, our_prompts=our_prompts))
 
     def forget(self) -> None:
         """A new process: it knows nobody's blocks and nothing of what is in flight."""

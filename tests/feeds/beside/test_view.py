@@ -226,11 +226,11 @@ def test_a_load_that_one_worker_was_told_is_known_to_all_unless_they_know_better
     town = Town()
     one, two = town.workers
     two.owners.fleet.observe_load("b", PodLoad(9, 9, 0.9, 20.0))
-    one.view.loaded("a", PodLoad(1, 2, 0.5, 10.0))
+    one.view.loaded("a", PodLoad(1, 2, 0.5, 10.0, our_prompts=2))
     one.view.loaded("b", PodLoad(1, 2, 0.5, 10.0))
     town.settle()
     loads = {status.pod.id: status.load for status in two.owners.fleet.snapshot.pods}
-    assert loads["a"] == PodLoad(1, 2, 0.5, 10.0)
+    assert loads["a"] == PodLoad(1, 2, 0.5, 10.0, our_prompts=2)
     assert loads["b"] == PodLoad(9, 9, 0.9, 20.0)
 
 

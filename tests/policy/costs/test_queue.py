@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
 from router.policy.costs.queue import Queue
@@ -14,14 +16,23 @@ from tests.policy.scenes import SPEED
 def test_our_own_queue_counts_in_its_milliseconds() -> None:
     """What the engine reports of our own waiting requests is not counted again."""
     ours = InFlight(requests=3, prefill_requests=3, prefill_ms=120.0)
-    assert Queue().cost_ms(at(inflight=ours, load=PodLoad(waiting=3))) == 120.0
+    assert Queue().cost_ms(at(inflight=ours, load=PodLoad(waiting=3, our_prompts=3))) == 120.0
     assert Queue().cost_ms(at(inflight=ours, load=PodLoad(waiting=0))) == 120.0
 
 
 def test_requests_that_came_past_us_count_as_usual_prompts() -> None:
     """Each a whole prefill of the assumed length."""
-    foreign = at(inflight=InFlight(1, 1, prefill_ms=10.0), load=PodLoad(waiting=3))
+    foreign = at(inflight=InFlight(1, 1, prefill_ms=10.0), load=PodLoad(waiting=3, our_prompts=1))
     assert Queue(foreign_request_tokens=500).cost_ms(foreign) == 10.0 + 2 * SPEED.prefill_ms(500)
+
+
+@given(waiting=st.integers(0, 50), then=st.integers(0, 50), now=st.integers(0, 50))
+def test_what_came_past_us_costs_the_same_until_the_engine_speaks_again(waiting: int, then: int, now: int) -> None:
+    """What it said less what we had there then, and never less than nothing, whatever becomes of ours meanwhile."""
+    ours = InFlight(now, now, prefill_ms=10.0 * now)
+    said = PodLoad(waiting=waiting, our_prompts=then)
+    cost_ms = Queue(foreign_request_tokens=500).cost_ms(at(inflight=ours, load=said))
+    assert cost_ms == pytest.approx(10.0 * now + max(waiting - then, 0) * SPEED.prefill_ms(500))
 
 
 @pytest.mark.parametrize(("now_s", "left_ms"), [(10.0, 121.0), (10.03, 91.0), (10.05, 71.0), (99.0, 70.0)])
@@ -35,7 +46,7 @@ def test_what_is_first_in_line_shrinks_while_it_is_computed(now_s: float, left_m
 def test_progress_and_what_came_past_us_are_added() -> None:
     """Nobody knows how far a foreign prompt is."""
     ours = InFlight(1, 1, prefill_ms=50.0, head_ms=50.0, head_since_s=10.0)
-    placed = at(inflight=ours, load=PodLoad(waiting=2), now_s=10.02)
+    placed = at(inflight=ours, load=PodLoad(waiting=2, our_prompts=1), now_s=10.02)
     assert Queue(foreign_request_tokens=500).cost_ms(placed) == pytest.approx(31.0 + SPEED.prefill_ms(500))
 
 

@@ -119,6 +119,17 @@ def test_load_is_as_old_as_the_last_scrape(policies: dict[str, Policy]) -> None:
     assert decision(router, 2.0).candidates[0].pod.id == A
 
 
+def test_our_own_prompt_in_a_queue_is_nobody_elses(router: RouterView) -> None:
+    """A pod that spoke of it while it was there costs no more than an idle one once it is answered."""
+    idle_ms = by_pod(router)[A].cost.total_ms
+    lease = router.sent(A, 5000, 0, [99], now_s=0.0)
+    router.scraped({A: PodLoad(waiting=1)}, 0.0)
+    router.ledger.release(lease, 0.1)
+    assert by_pod(router)[A].cost.total_ms == idle_ms
+    router.scraped({A: PodLoad(waiting=1)}, 0.2)
+    assert by_pod(router)[A].cost.total_ms > idle_ms
+
+
 def test_a_new_process_knows_nothing(router: RouterView) -> None:
     """Nobody's blocks, nothing sent, nothing in flight; what was booked before can still be given back."""
     before = by_pod(router)[A].cost.total_ms
