@@ -14,7 +14,7 @@ import httpx
 import msgspec
 
 from router.engines.catalog import ENGINES
-from router.feeds.transport import PoolPerOrigin
+from router.feeds.transport import SOCKET, PoolPerOrigin
 from router.types import Pod
 
 _JSON = {"content-type": "application/json"}
@@ -32,7 +32,7 @@ def open_client() -> httpx.AsyncClient:
     """A client for all feeds: no proxy, no compression to unpack. Idle connections are dropped before engines do."""
     tls = httpx.create_ssl_context()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=3.0)
-    transport = PoolPerOrigin(lambda: httpx.AsyncHTTPTransport(verify=tls, limits=limits))
+    transport = PoolPerOrigin(lambda at: httpx.AsyncHTTPTransport(verify=tls, limits=limits, uds=at or None))
     return httpx.AsyncClient(
         transport=transport, trust_env=False, headers={"accept-encoding": "identity"}, timeout=None
     )
@@ -40,7 +40,8 @@ def open_client() -> httpx.AsyncClient:
 
 async def get(client: httpx.AsyncClient, pod: Pod, path: str, timeout_s: float) -> bytes:
     """The body of `pod`'s answer to a GET. Raises `Unanswered`."""
-    return await get_url(client, pod.url + path, timeout_s)
+    request = client.build_request("GET", pod.url + path, extensions={SOCKET: pod.socket})
+    return await _exchange(client, request, timeout_s)
 
 
 async def get_url(client: httpx.AsyncClient, url: str, timeout_s: float) -> bytes:
@@ -51,7 +52,9 @@ async def get_url(client: httpx.AsyncClient, url: str, timeout_s: float) -> byte
 async def post(client: httpx.AsyncClient, pod: Pod, path: str, body: Mapping[str, Any], timeout_s: float) -> bytes:
     """The body of the answer to a POST that is pinned to the pod's rank. Raises `Unanswered`."""
     headers = {**_JSON, **ENGINES[pod.engine].extra_headers(pod)}
-    request = client.build_request("POST", pod.url + path, content=msgspec.json.encode(body), headers=headers)
+    request = client.build_request(
+        "POST", pod.url + path, content=msgspec.json.encode(body), headers=headers, extensions={SOCKET: pod.socket}
+    )
     return await _exchange(client, request, timeout_s)
 
 

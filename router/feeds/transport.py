@@ -16,7 +16,10 @@ import httpx
 UNUSED_S = 60.0
 """A pool that nobody used for this long belongs to a pod that is gone; it is closed when the next one is opened."""
 
-Origin: TypeAlias = tuple[str, str, int | None]
+SOCKET = "socket"
+"""Extension of a request: the Unix socket over which its host is reached; absent or empty: over the network."""
+
+Origin: TypeAlias = tuple[str, str, int | None, str]
 
 
 @dataclass(slots=True)
@@ -26,10 +29,10 @@ class _Pool:
 
 
 class PoolPerOrigin(httpx.AsyncBaseTransport):
-    """Sends each request through the pool of its scheme, host and port; `open_pool` makes one."""
+    """Sends each request through the pool of its scheme, host, port and socket; `open_pool(socket)` makes one."""
 
     def __init__(
-        self, open_pool: Callable[[], httpx.AsyncBaseTransport], clock: Callable[[], float] = time.monotonic
+        self, open_pool: Callable[[str], httpx.AsyncBaseTransport], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._open_pool = open_pool
         self._clock = clock
@@ -37,10 +40,11 @@ class PoolPerOrigin(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """httpx's own entry, with its errors."""
-        origin = (request.url.scheme, request.url.host, request.url.port)
+        socket = request.extensions.get(SOCKET, "")
+        origin = (request.url.scheme, request.url.host, request.url.port, socket)
         pool = self._pools.get(origin)
         if pool is None:
-            pool = self._pools[origin] = _Pool(self._open_pool(), self._clock())
+            pool = self._pools[origin] = _Pool(self._open_pool(socket), self._clock())
             await self._close_unused()
         pool.used_s = self._clock()
         return await pool.transport.handle_async_request(request)

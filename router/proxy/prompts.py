@@ -12,17 +12,21 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Any, Protocol
 
-import httpx
 import msgspec
 import structlog
 
 from router.engines.catalog import ENGINES
+from router.errors import UpstreamError
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import Unrenderable
 from router.prompt.tokenizer import Tokenizer
+from router.proxy.headers import request_message
+from router.proxy.relay import read_all
+from router.proxy.upstream import UpstreamPool
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
 
 THREAD_CHARACTERS = 16_384
@@ -35,6 +39,9 @@ CHECK_SHARE = 0.01
 """... but no more of them than take this share of the time."""
 
 REFERENCE = "transformers"
+
+ASK_S = 2.0
+"""How long a pod may take to tokenize: longer than it needs for its longest prompt, when it is well."""
 
 log = structlog.get_logger()
 
@@ -90,17 +97,18 @@ class LocalReader:
 
 
 class EngineReader:
-    """Asks a pod of the model: one more round trip, and tokens that are right by construction."""
+    """Asks a pod of the model: one more round trip, and tokens that are right by construction. A pod that does not
+    answer within `ASK_S` is not waited for; another one is asked, and then none."""
 
     def __init__(
         self,
         generation: Generation,
-        client: httpx.AsyncClient,
+        pool_of: Callable[[Pod], UpstreamPool],
         pods: Callable[[str], list[Pod]],
         unread: Unread,
     ) -> None:
         self._generation = generation
-        self._client = client
+        self._pool_of = pool_of
         self._pods = pods
         self._unread = unread
 
@@ -118,11 +126,16 @@ class EngineReader:
         if asked is None:
             return None
         path, body = asked
+        pool = self._pool_of(pod)
+        target = pool.path_prefix + path.encode()
+        message = request_message("POST", target, pool.host_header, _JSON, msgspec.json.encode(body))
         try:
-            answer = await self._client.post(pod.url + path, content=msgspec.json.encode(body), headers=_JSON)
-        except httpx.HTTPError:
+            async with asyncio.timeout(ASK_S):
+                reply = await pool.exchange(message)
+                answer = await read_all(reply)
+        except (UpstreamError, TimeoutError):
             return None
-        return adapter.parse_tokens(answer.content) if answer.status_code == 200 else None
+        return adapter.parse_tokens(answer) if reply.status == HTTPStatus.OK else None
 
     def _prefix(self, request: InferenceRequest, tokens: list[int]) -> PromptPrefix:
         generation = replace(self._generation, adapter=request.adapter, salt=request.salt)
@@ -131,7 +144,7 @@ class EngineReader:
         return PromptPrefix(generation, flat, hashes)
 
 
-_JSON = {"content-type": "application/json"}
+_JSON = [(b"content-type", b"application/json")]
 
 
 def tokenizable(request: InferenceRequest) -> Mapping[str, Any]:

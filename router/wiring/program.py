@@ -107,12 +107,12 @@ class Program:
         )
         self.client = open_client()
         self.handoff_facts = HandoffFacts(self.fleet, self.client, timeout_s=config.feeds.health_timeout_s)
-        self.prompts = Prompts(config, self.client, self._ready_pods, self.metrics, load)
+        self.pools = Pools(timeouts_of(config))
+        self.prompts = Prompts(config, self.pools.of, self._ready_pods, self.metrics, load)
         redis = config.index.redis
         local = LocalStore()
         self.cluster = Cluster(redis, self.ledger, local, self._same_tokens, place) if redis else None
         self.store: PrefixStore = self.cluster.store if self.cluster else local
-        self.pools = Pools(timeouts_of(config))
         self._pod_configs: dict[str, PodConfig] = {}
         self.discovery = StaticDiscovery()
         for pod in config.pods:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import httpx
 import structlog
 
 from router.config.schema import ModelConfig, RouterConfig
@@ -18,6 +17,7 @@ from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer, TokenizerSource
 from router.proxy.prompts import EngineReader, LocalReader, PromptReader
+from router.proxy.upstream import UpstreamPool
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
 
 ENGINE_TOKENIZER = "engine"
@@ -38,13 +38,13 @@ class Prompts:
     def __init__(
         self,
         config: RouterConfig,
-        client: httpx.AsyncClient,
+        pool_of: Callable[[Pod], UpstreamPool],
         ready_pods: Callable[[str], list[Pod]],
         metrics: Metrics,
         load: LoadTokenizer,
     ) -> None:
         self._tokens_cache_bytes = config.index.tokens_cache_bytes
-        self._client = client
+        self._pool_of = pool_of
         self._ready_pods = ready_pods
         self._metrics = metrics
         self._load = load
@@ -72,7 +72,7 @@ class Prompts:
         )
         if model.tokenizer == ENGINE_TOKENIZER:
             self.generations[model.name] = generation
-            return EngineReader(generation, self._client, self._ready_pods, self._count_unread)
+            return EngineReader(generation, self._pool_of, self._ready_pods, self._count_unread)
         tokenizer = self._tokenizer(model)
         fingerprinter = self._fingerprinter(model, tokenizer, generation)
         self.generations[model.name] = fingerprinter.generation

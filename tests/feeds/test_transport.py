@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from router.feeds.transport import UNUSED_S, PoolPerOrigin
+from router.feeds.transport import SOCKET, UNUSED_S, PoolPerOrigin
 
 pytestmark = pytest.mark.anyio
 
@@ -30,10 +30,12 @@ class World:
 
     def __init__(self) -> None:
         self.pools: list[Pool] = []
+        self.sockets: list[str] = []
         self.now_s = 0.0
         self.client = httpx.AsyncClient(transport=PoolPerOrigin(self._open, lambda: self.now_s))
 
-    def _open(self) -> Pool:
+    def _open(self, socket: str) -> Pool:
+        self.sockets.append(socket)
         self.pools.append(Pool())
         return self.pools[-1]
 
@@ -51,6 +53,14 @@ async def test_each_origin_has_its_own_pool() -> None:
     ]
     await world.client.aclose()
     assert all(pool.closed for pool in world.pools)
+
+
+async def test_a_unix_socket_has_its_own_pool() -> None:
+    """Whatever it is called there."""
+    world = World()
+    for socket in ("", "/run/a", "/run/b", "/run/a"):
+        await world.client.send(world.client.build_request("GET", "http://a/", extensions={SOCKET: socket}))
+    assert world.sockets == ["", "/run/a", "/run/b"]
 
 
 async def test_the_pools_of_pods_that_are_gone_are_closed() -> None:

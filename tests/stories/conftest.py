@@ -118,13 +118,14 @@ def open_city(engine_config: Callable[..., MockEngineConfig], tokenizer: Tokeniz
         receipts: Path | None = None,
         wait: bool = True,
         host: str = "127.0.0.1",
+        reach: Callable[[MockEngine], dict[str, Any]] = lambda engine: {"url": engine.url},
         **stop: Any,
     ) -> AsyncIterator[City]:
         async with asyncio.timeout(DEADLINE_S), MockFleet([engine_config(**(engine or {}))] * pods) as fleet:
             config = RouterConfig(
                 policy=policy,
                 models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE, **(model or {})),),
-                pods=tuple(PodConfig(url=each.url, speed=SPEED) for each in fleet.engines),
+                pods=tuple(PodConfig(**reach(each), speed=SPEED) for each in fleet.engines),
                 edge=edge or Edge(),
                 limits=limits or Limits(),
                 receipts=Receipts(file=str(receipts) if receipts else None),

@@ -1,0 +1,67 @@
+"""Prompts whose tokens only the engines can tell."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.hashing import generation_seed, hash_blocks, token_array
+from router.proxy import prompts
+from router.proxy.prompts import EngineReader
+from router.types import Endpoint, Generation, InferenceRequest
+from tests.proxy.pods import LONGER_S, Asked, Behaviour, Town, town
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+
+GENERATION = Generation(model="m", block_size_tokens=2)
+REQUEST = InferenceRequest(
+    id="r", endpoint=Endpoint.CHAT, model="m", body=b"", prompt={"messages": [{"role": "user", "content": "hi"}]}
+)
+
+
+async def knows(asked: Asked) -> None:
+    await asked.answer({"tokens": [7, 8, 9], "count": 3})
+
+
+async def is_broken(asked: Asked) -> None:
+    await asked.answer({"error": "no"}, status=500)
+
+
+async def hangs(asked: Asked) -> None:
+    await asked.hung_up()
+
+
+async def dies(asked: Asked) -> None:
+    asked.reset()
+
+
+def reader_in(place: Town, unread: list[str]) -> EngineReader:
+    """One that asks the pods in the order of their names."""
+    pods = [status.pod for status in place.fleet.snapshot.pods]
+    return EngineReader(GENERATION, place.pools.of, lambda _: pods, lambda _, why: unread.append(why))
+
+
+async def test_a_pod_is_asked_for_the_tokens() -> None:
+    """They are hashed here, as ever."""
+    async with town(a=knows) as place:
+        prefix = await reader_in(place, []).read(REQUEST)
+        tokens = token_array([7, 8, 9])
+        assert prefix is not None
+        assert (prefix.tokens, prefix.hashes) == (tokens, hash_blocks(tokens, 2, generation_seed(GENERATION)))
+        (asked,) = place.made["a"].asked
+        assert (asked.target, asked.body["messages"]) == ("/tokenize", REQUEST.prompt["messages"])
+
+
+@pytest.mark.parametrize("fault", [is_broken, hangs, dies])
+async def test_where_one_pod_cannot_say_another_is_asked(fault: Behaviour, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it fails, and no longer than a moment is waited."""
+    monkeypatch.setattr(prompts, "ASK_S", 0.05 if fault is hangs else LONGER_S)
+    async with town(a=fault, b=knows) as place:
+        assert await reader_in(place, []).read(REQUEST) is not None
+
+
+async def test_where_nobody_can_say_the_request_goes_without_a_prefix() -> None:
+    """Visibly, and after two were asked."""
+    unread: list[str] = []
+    async with town(a=is_broken, b=is_broken, c=knows) as place:
+        assert await reader_in(place, unread).read(REQUEST) is None
+    assert unread == ["no pod tokenized it"]
