@@ -39,10 +39,9 @@ async def test_everything_goes_over_the_socket(open_city: OpenCity, tmp_path: Pa
         ports.append(int(engine.url.rpartition(":")[2]))
         return {"url": "http://pod-at-a-socket", "socket": str(path), "kv_events": "off"}
 
-    async with await asyncio.start_unix_server(through, path):
-        async with open_city(pods=1, reach=reach) as city:
-            first, second = [await city.chat(opening("coves")) for _ in range(2)]
-            assert (first.status_code, second.status_code) == (200, 200)
-            assert second.headers["x-warmroute-pod"] == "pod-at-a-socket"
-            assert int(second.headers["x-warmroute-cached-tokens"]) > 0
-            await city.until(lambda: city.program.fleet.snapshot.pods[0].load.scraped_at_s > 0)
+    async with await asyncio.start_unix_server(through, path), open_city(pods=1, reach=reach) as city:
+        first, second = [await city.chat(opening("coves")) for _ in range(2)]
+        assert (first.status_code, second.status_code) == (200, 200)
+        assert second.headers["x-warmroute-pod"] == "pod-at-a-socket"
+        assert int(second.headers["x-warmroute-cached-tokens"]) > 0
+        await city.until(lambda: city.program.fleet.snapshot.pods[0].load.scraped_at_s > 0)
