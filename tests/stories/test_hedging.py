@@ -75,7 +75,7 @@ async def test_where_the_other_fails_the_first_is_waited_for(open_city: OpenCity
     async with open_city(pods=2, policy="hedged", policies=folder) as city:
         at = await holder_of(city, "reefs")
         city.engines[at].inject(Fault(kind=FaultKind.SLOW, pause_s=3 * SOON_MS / 1000))
-        city.engines[1 - at].inject(Fault(kind=FaultKind.RESET))
+        city.engines[1 - at].inject(Fault(kind=FaultKind.RESET, count=2))  # a kept connection is replaced once
         answer = await city.chat(opening("reefs"))
         assert (answer.status_code, answer.headers["x-warmroute-pod"]) == (200, name_of(city, at))
         await nothing_stays_behind(city)
