@@ -70,9 +70,19 @@ class EdgeProtocol(HttpToolsProtocol):
         if self._deaf:
             return
         self._unread_bytes += len(data)
-        super().data_received(data)
+        self._read(data)
         if self._unread_bytes > self._limits.max_header_bytes:
             self._turn_away(HeadersTooLarge(f"The headers have more than {self._limits.max_header_bytes} bytes."))
+
+    def _read(self, data: bytes) -> None:
+        """As uvicorn has it; but a client that would rather speak something else is answered all the same, and what
+        follows is read on (RFC 9110 7.8), also in the same piece."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._read(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -162,6 +162,20 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
             assert [(await read_answer(reader))[1] for _ in expected] == expected
 
 
+@pytest.mark.parametrize(
+    "first", [b"GET /v1/x HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c", b"CONNECT /v1/x HTTP/1.1"]
+)
+async def test_a_client_that_would_speak_something_else_is_answered_as_any(first: bytes) -> None:
+    """And so is what it has sent right behind it, in one piece or in two."""
+    sent = first + b"\r\nhost: h\r\n\r\n", post(b"next")
+    for pieces in ((b"".join(sent),), sent):
+        async with connected(Edge(echo)) as (reader, writer):
+            for piece in pieces:
+                writer.write(piece)
+                await asyncio.sleep(0)
+            assert [(await read_answer(reader))[1] for _ in sent] == [b"", b"next"]
+
+
 async def test_path_query_headers_and_peer_reach_the_edge() -> None:
     """The path without escapes, the target with them; a proxy on this machine may name the client."""
     edge = Edge(echo)
