@@ -140,6 +140,8 @@ class EdgeProtocol(HttpToolsProtocol):
             cycle.keep_alive = False
             if not cycle.more_body:
                 return
+            if self.pipeline and not isinstance(cycle, Exchange):
+                cycle = self._refused_in_its_turn()
             if isinstance(cycle, Exchange):
                 cycle.refuse(error)
                 return
@@ -147,6 +149,13 @@ class EdgeProtocol(HttpToolsProtocol):
             self.transport.write(self._edge.only_answer(error))
         self.transport.close()
         self._patience.with_reading()
+
+    def _refused_in_its_turn(self) -> Exchange:
+        """In place of the last request, which is the application's and waits behind others."""
+        received = Received("", "", b"", [], self._peer())
+        self.cycle = exchange = Exchange(received, False, True, False, self._line, self._edge.serve)
+        self.pipeline[0] = exchange, self.app  # type: ignore[assignment]
+        return exchange
 
     # --- httptools ---
 

@@ -23,7 +23,7 @@ from router.api.exchange import Exchange, Held, Received
 from router.api.openai import OpenAiEdge
 from router.api.protocol import EdgeProtocol
 from router.config.limits import Limits
-from router.errors import BodyTooLarge, HeadersTooLarge, RequestTimeout, RouterError, Saturated
+from router.errors import BodyTooLarge, HeadersTooLarge, MalformedRequest, RequestTimeout, RouterError, Saturated
 from router.proxy.headers import HeaderList
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
@@ -360,6 +360,18 @@ async def test_a_head_that_cannot_be_taken_is_refused_and_the_connection_ends(se
         writer.write(sent)
         with contextlib.suppress(ConnectionError):  # what was not read of it resets the connection
             assert await reader.read() == b"HTTP/1.1 999 %b\r\n\r\n" % error.encode()
+
+
+@pytest.mark.parametrize("path", [b"/v1/x", b"/own"])
+async def test_what_was_asked_for_before_the_garbage_is_answered(path: bytes) -> None:
+    """Whoever would have read the request in which it stands."""
+    edge = Edge(echo)
+    async with connected(edge) as (reader, writer):
+        head = b"POST %b HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n" % path
+        writer.write(post(b"a") + post(b"b") + head + b"garbage")
+        assert [(await read_answer(reader))[1] for _ in range(3)] == [b"a", b"b", b"refused"]
+        assert await reader.read() == b""
+    assert isinstance(edge.seen[-1].refusal, MalformedRequest)
 
 
 async def test_trailers_without_end_are_refused() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz import bodies, edge, pods
+from tests.fuzz import bodies, documents, edge, engines, pods, prompts, stored, workers
 
 FOUND = Path(__file__).parent / "found"
 
@@ -32,6 +32,16 @@ TARGETS: Mapping[str, Target] = {
     "answers": Target(pods.answers, pods.ANSWERS, pods.HTTP),
     "streams": Target(pods.streams, pods.STREAMS, pods.STREAM_WORDS, 2048),
     "replies": Target(pods.replies, pods.REPLIES, pods.STREAM_WORDS),
+    "prompts": Target(prompts.prompts, prompts.PROMPTS, prompts.PROMPT_WORDS),
+    "events": Target(engines.events, engines.EVENTS, engines.EVENT_WORDS),
+    "metrics": Target(engines.metrics, engines.METRICS, engines.METRIC_WORDS, 4096),
+    "facts": Target(engines.facts, engines.FACTS, engines.FACT_WORDS),
+    "rows": Target(stored.rows, stored.ROWS, stored.ROW_WORDS),
+    "calibrations": Target(stored.calibrations, stored.CALIBRATIONS, stored.CALIBRATION_WORDS, 2048),
+    "frames": Target(workers.frames, workers.FRAMES, workers.FRAME_WORDS),
+    "news": Target(workers.news, workers.NEWS_TOLD, workers.NEWS_WORDS),
+    "config": Target(documents.config, documents.CONFIGS, documents.YAML_WORDS),
+    "policies": Target(documents.policies, documents.POLICIES, documents.YAML_WORDS),
 }
 
 

@@ -3,9 +3,19 @@ returns."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+from structlog.testing import capture_logs
 
 from tests.fuzz.targets import FOUND, TARGETS, found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_said() -> Iterator[None]:
+    """What cannot be understood is logged with a traceback."""
+    with capture_logs():
+        yield
 
 
 @pytest.mark.parametrize("name", TARGETS)
