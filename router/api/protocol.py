@@ -77,12 +77,16 @@ class EdgeProtocol(HttpToolsProtocol):
     def _read(self, data: bytes) -> None:
         """As uvicorn has it; but a client that would rather speak something else is answered all the same, and what
         follows is read on (RFC 9110 7.8), also in the same piece."""
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._read(data[upgrade.args[0] :])
-        except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+        rest = memoryview(data)
+        while rest:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = rest[upgrade.args[0] :]
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+                return
 
     def pause_writing(self) -> None:
         super().pause_writing()
