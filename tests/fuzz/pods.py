@@ -193,6 +193,8 @@ ANSWERS = (
     b"HTTP/1.0 200 OK\r\nx: y\r\n\r\ndata: 1\n",
     _OK + b"connection: close\r\ncontent-length: 0\r\n\r\n" + _OK,
     b"HTTP/1.1 204 No Content\r\n\r\n",
+    _OK + b"content-length: 1\r\n\r\nx" + _OK + b"content-length: 1\r\n\r\ny",
+    b"HTTP/1.1 103 Early Hints\r\ncontent-length: 0\r\n\r\n" + _OK + b"\r\nuntil the end",
 )
 HTTP = (
     *(

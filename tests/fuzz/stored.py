@@ -12,7 +12,8 @@ from dataclasses import replace
 import msgspec
 
 from router.hashing import hash_array
-from router.index.cluster import ClusterIndex, LogEntry
+from router.index.cluster import ClusterIndex, EntryKind, LogEntry
+from router.index.holders import HolderFacts
 from router.policy.calibration import Calibration, PrefillObservation, TransferObservation, UnreadableCalibration
 from router.stores.schema import (
     Unreadable,
@@ -47,9 +48,10 @@ def rows(data: bytes) -> None:
 
 
 def _is_taken(entry: LogEntry) -> None:
-    """By an index that knows nothing; and nothing stays of a holder that is gone."""
+    """By an index that knows nothing, and by one that knows its holder; and nothing stays of one that is gone."""
     index = ClusterIndex(lifetime_s=10)
-    for now_s, each in enumerate((entry, entry, replace(entry, seq=entry.seq + 1))):
+    begin = LogEntry(kind=EntryKind.EMPTY, holder=entry.holder, epoch=entry.epoch, facts=HolderFacts())
+    for now_s, each in enumerate((entry, begin, replace(entry, seq=1), entry, replace(entry, seq=2))):
         index.take(GENERATION, each, float(now_s))
         index.match(PromptPrefix(GENERATION, (), hash_array([1, 2])))
     index.expire(100.0)
