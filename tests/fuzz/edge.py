@@ -33,6 +33,7 @@ from router.proxy.upstream import Reply, UpstreamPool
 from router.types import Pod, PodSpeed
 from tests.fuzz.bodies import fields_for_engines
 from tests.fuzz.pieces import in_pieces
+from tests.fuzz.wire import Wire
 
 LIMITS = Limits(max_body_bytes=2000, max_header_bytes=4096)
 POD = Pod(id="pod", url="http://pod:8000/base", engine="vllm", speed=PodSpeed(1, 1, 0), models=("m",), dp_rank=3)
@@ -80,40 +81,6 @@ class Watched(OpenAiEdge):
         if not isinstance(error, RouterError):
             self.surprises.append(error)
         await super()._fail(client, error, request_id)
-
-
-class Wire(asyncio.Transport):
-    """A client's connection: says when to send no more."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open = self.reads = True
-
-    def write(self, data: Any) -> None:
-        pass
-
-    def close(self) -> None:
-        self.open = False
-
-    abort = close
-
-    def is_closing(self) -> bool:
-        return not self.open
-
-    def is_reading(self) -> bool:
-        return self.reads
-
-    def pause_reading(self) -> None:
-        self.reads = False
-
-    def resume_reading(self) -> None:
-        self.reads = True
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
 
 
 async def _own(_scope: Any, _receive: Any, send: Callable[[Any], Awaitable[None]]) -> None:

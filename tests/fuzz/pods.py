@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import h11
 
@@ -24,6 +24,7 @@ from router.proxy.whole_stream import as_stream
 from router.types import Endpoint
 from tests.fuzz.bodies import JSON
 from tests.fuzz.pieces import in_pieces
+from tests.fuzz.wire import Wire
 
 TIMEOUTS = UpstreamTimeouts(connect_s=5, first_byte_s=5, idle_s=5)
 Answer: TypeAlias = tuple[int, list[tuple[bytes, bytes]], bytes]
@@ -31,29 +32,6 @@ NEXT = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nnext"
 MOST_KEPT_BYTES = 8192
 """Of an answer that is read in passing, besides its last piece."""
 TURNS = 10
-
-
-class Wire(asyncio.Transport):
-    """A connection to a pod that only says whether it is open."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open = self.reads = True
-
-    def write(self, data: Any) -> None:
-        pass
-
-    def abort(self) -> None:
-        self.open = False
-
-    def is_closing(self) -> bool:
-        return not self.open
-
-    def pause_reading(self) -> None:
-        self.reads = False
-
-    def resume_reading(self) -> None:
-        self.reads = True
 
 
 async def _received(pieces: list[bytes], *, pours: bool = False) -> Answer | None:

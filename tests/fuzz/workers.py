@@ -6,7 +6,6 @@ of who spoke there.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ import msgspec
 from router.feeds.beside.bus import ANSWER, ASK, HELLO, NEWS, Bus, _frame, _Hearing
 from tests.feeds.beside.views import Town, pod, prefix
 from tests.fuzz.pieces import in_pieces
+from tests.fuzz.wire import Wire
 
 
 class Recorder:
@@ -39,17 +39,6 @@ class Recorder:
 
     def answer(self, question: bytes) -> bytes:
         return question
-
-
-class Wire(asyncio.Transport):
-    """A connection that only says whether it is open."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open = True
-
-    def abort(self) -> None:
-        self.open = False
 
 
 def frames(data: bytes) -> None:
