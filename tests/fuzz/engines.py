@@ -29,6 +29,7 @@ from tests.fuzz.bodies import JSON
 GOLDENS = Path(__file__).parents[1] / "parity" / "goldens"
 GENERATION = Generation(model="m", block_size_tokens=2)
 RANKS = (None, 0, 1)
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _TIER_NAMES = ("GPU", "CPU", "DISK", "REMOTE")
 
 
@@ -81,13 +82,13 @@ def metrics(data: bytes) -> None:
             load = engine.parse_load(data, rank, 1.0)
             assert load is None or (load.running >= 0 and load.waiting >= 0 and math.isfinite(load.kv_usage))
     _facts({MODELS_PATH: b'{"data": [{"id": "m"}]}', "/metrics": data})
-    with suppress(ValueError, KeyError, IndexError):  # its way to say that the page is wrong
-        said = [each for family in text_string_to_metric_families(data.decode()) for each in family.samples]
-        said = [each for each in said if re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", each.name)]
-        page = "".join(f"{each.name} {each.value!r}\n" for each in said).encode()
-        for name in {each.name for each in said}:
+    with suppress(ValueError, LookupError, OverflowError):  # its way to say that the page is wrong
+        read = [each for family in text_string_to_metric_families(data.decode()) for each in family.samples]
+        said = [(each.name, float(each.value)) for each in read if _NAME.fullmatch(each.name)]
+        page = "".join(f"{name} {value!r}\n" for name, value in said).encode()
+        for name in {name for name, _ in said}:
             found = [sample.value for sample in samples(page, name)]
-            assert found == [each.value for each in said if each.name == name and math.isfinite(each.value)]
+            assert found == [value for other, value in said if other == name and math.isfinite(value)]
 
 
 def facts(data: bytes) -> None:
