@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SECONDS ?= 60
+TARGET ?=
 
-.PHONY: demo test redis live lint format lock clean
+.PHONY: demo test redis live fuzz lint format lock clean
 
 demo: $(VENV)/.ready        ## a small fleet of mock engines, three policies, one table
 	$(BIN)/warmroute demo
@@ -19,6 +21,9 @@ redis:                      ## Redis 7 beside the Valkey that comes as a wheel; 
 live: $(VENV)/.ready        ## real vLLM and llama.cpp on this CPU (AVX2 or AVX512), some minutes
 	tests/live/install.sh
 	$(BIN)/pytest -q -o norecursedirs=".*" tests/live
+
+fuzz: $(VENV)/.ready        ## all parsers for SECONDS each, or TARGET alone; needs atheris (tests/fuzz/README.md)
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(TARGET)
 
 lint: $(VENV)/.ready        ## the gate: style, types, layers
 	$(BIN)/ruff check .
@@ -46,4 +51,4 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .fuzz

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from router.api.errors import error_body, error_headers, shape_of
 from router.api.exchange import Exchange, Held, Received
-from router.api.parse import model_of, parse_body, prompt_fields, steers_engines, without_engine_fields
+from router.api.parse import may_be_object, model_of, parse_body, prompt_fields, steers_engines, without_engine_fields
 from router.config.limits import Limits
 from router.config.schema import Edge
 from router.errors import (
@@ -167,7 +167,7 @@ class OpenAiEdge:
         """A path that the router does not read: it only needs to know the model."""
         model = model_of(body) or self._only_model()
         base, adapter = self._resolve(model)
-        if not self._edge.trust_engine_fields and body.lstrip()[:1] == b"{":
+        if not self._edge.trust_engine_fields and may_be_object(body):
             body = without_engine_fields(body)
         return InferenceRequest(
             id=request_id,

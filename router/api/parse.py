@@ -7,6 +7,7 @@ read them, so that nothing which they accept is refused here. This file never lo
 
 from __future__ import annotations
 
+import json
 from operator import attrgetter
 from typing import Any
 
@@ -146,6 +147,12 @@ def without_engine_fields(body: bytes) -> bytes:
         raise MalformedRequest(f"The body is not a valid JSON object: {error}") from error
     kept = {name: value for name, value in fields.items() if name not in ENGINE_FIELDS}
     return body if len(kept) == len(fields) else msgspec.json.encode(kept)
+
+
+def may_be_object(body: bytes) -> bool:
+    """Could an engine find a JSON object in it? They guess the encoding: it may be UTF-16, or have a byte order mark,
+    and then `without_engine_fields` refuses it."""
+    return json.detect_encoding(body) != "utf-8" or body.lstrip()[:1] == b"{"
 
 
 def model_of(body: bytes) -> str | None:

@@ -70,9 +70,23 @@ class EdgeProtocol(HttpToolsProtocol):
         if self._deaf:
             return
         self._unread_bytes += len(data)
-        super().data_received(data)
+        self._read(data)
         if self._unread_bytes > self._limits.max_header_bytes:
             self._turn_away(HeadersTooLarge(f"The headers have more than {self._limits.max_header_bytes} bytes."))
+
+    def _read(self, data: bytes) -> None:
+        """As uvicorn has it; but a client that would rather speak something else is answered all the same, and what
+        follows is read on (RFC 9110 7.8), also in the same piece."""
+        rest = memoryview(data)
+        while rest:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = rest[upgrade.args[0] :]
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+                return
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -130,6 +144,8 @@ class EdgeProtocol(HttpToolsProtocol):
             cycle.keep_alive = False
             if not cycle.more_body:
                 return
+            if self.pipeline and not isinstance(cycle, Exchange):
+                cycle = self._refused_in_its_turn()
             if isinstance(cycle, Exchange):
                 cycle.refuse(error)
                 return
@@ -137,6 +153,13 @@ class EdgeProtocol(HttpToolsProtocol):
             self.transport.write(self._edge.only_answer(error))
         self.transport.close()
         self._patience.with_reading()
+
+    def _refused_in_its_turn(self) -> Exchange:
+        """In place of the last request, which is the application's and waits behind others."""
+        received = Received("", "", b"", [], self._peer())
+        self.cycle = exchange = Exchange(received, False, True, False, self._line, self._edge.serve)
+        self.pipeline[0] = exchange, self.app  # type: ignore[assignment]
+        return exchange
 
     # --- httptools ---
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import MarkedYAMLError
 
 from router.errors import ConfigError
 
@@ -55,11 +55,7 @@ def read_document(path: Path) -> Document:
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{path}:{line}: not valid YAML: {error.problem}") from error
-    except (
-        YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # characters that YAML has not; dates and numbers that are none
+    except Exception as error:  # characters that YAML has not, dates that are none, merged scalars: the library trips
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     return Document(path, {} if data is None else data)
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from router.engines.adapter import Answers, Call, EngineAdapter, PodFacts
-from router.engines.openai import MODELS_PATH, decode
+from router.engines.openai import MODELS_PATH, decode, known_size
 from router.engines.prometheus import LoadGauges
 from router.types import Pod
 
@@ -45,11 +45,11 @@ class LlamaCpp(EngineAdapter):
         props = decode(answers.get(_PROPS_PATH, b""), _Props)
         if facts is None or props is None:
             return facts
-        slot_tokens = props.default_generation_settings.n_ctx
+        slot_tokens = known_size(props.default_generation_settings.n_ctx)
         return replace(
             facts,
             max_model_len_tokens=slot_tokens or facts.max_model_len_tokens,
-            capacity_tokens=slot_tokens * props.total_slots or None,
+            capacity_tokens=known_size((slot_tokens or 0) * props.total_slots),
         )
 
     def tokenize_request(self, model: str, prompt: Mapping[str, Any]) -> Call | None:

@@ -26,7 +26,7 @@ class _Card(msgspec.Struct):
 
     @property
     def context_tokens(self) -> int | None:
-        return self.max_model_len or (self.meta.n_ctx if self.meta else None)
+        return known_size(self.max_model_len) or known_size(self.meta.n_ctx if self.meta else None)
 
 
 class _Models(msgspec.Struct):
@@ -65,6 +65,11 @@ def decode(answer: bytes, kind: type[T]) -> T | None:
         return msgspec.json.decode(answer, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def known_size(size: int | None) -> int | None:
+    """A size that can be one; 0 and -1 stand for what an engine does not know."""
+    return size if size is not None and size > 0 else None
 
 
 def parse_models(answer: bytes) -> ServedModels | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from router.types import PodLoad
@@ -67,11 +67,16 @@ def read_load(text: bytes, gauges: LoadGauges, dp_rank: int | None, now_s: float
     waiting = _by_rank(text, gauges.waiting, gauges.rank_label, dp_rank)
     usage = _by_rank(text, gauges.kv_usage, gauges.rank_label, dp_rank)
     return PodLoad(
-        running=int(sum(running.values())),
-        waiting=int(sum(waiting.values())),
-        kv_usage=sum(usage.values()) / len(usage) if usage else 0.0,
+        running=_count(running.values()),
+        waiting=_count(waiting.values()),
+        kv_usage=sum([value / len(usage) for value in usage.values()]),
         scraped_at_s=now_s,
     )
+
+
+def _count(requests: Iterable[float]) -> int:
+    """Of all ranks. Values that are each finite may add up to what is not."""
+    return sum(map(int, requests))
 
 
 def _by_rank(text: bytes, names: tuple[str, ...], label: str, dp_rank: int | None) -> dict[str | None, float]:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from router.engines.adapter import Answers, Call, EngineAdapter, KvEventSource, PodFacts, on_pod
-from router.engines.openai import MODELS_PATH, decode, tokenize_body
+from router.engines.openai import MODELS_PATH, decode, known_size, tokenize_body
 from router.engines.prometheus import LoadGauges
 from router.types import Pod
 
@@ -54,10 +54,11 @@ class Sglang(EngineAdapter):
         if facts is None or info is None:
             return facts
         ranks = info.dp_size if pod.dp_rank is None else 1
+        own_block = known_size(info.kv_events.block_size if info.kv_events else None)
         return replace(
             facts,
-            block_size_tokens=(info.kv_events.block_size if info.kv_events else None) or info.page_size,
-            capacity_tokens=info.max_total_num_tokens * ranks if info.max_total_num_tokens else None,
+            block_size_tokens=own_block or known_size(info.page_size),
+            capacity_tokens=known_size((info.max_total_num_tokens or 0) * ranks),
             kv_events=_kv_events(info, pod),
         )
 

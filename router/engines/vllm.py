@@ -5,6 +5,7 @@ Releases 0.8 to 0.33, as reference/protocols.md 1.1 and 4.1 to 4.3 describe them
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from router.engines.openai import MODELS_PATH, decode, tokenize_body
 from router.engines.prometheus import LoadGauges, samples
 from router.types import Pod
 
+_NUMBER = re.compile(r"\d{1,18}")
 _METRICS_PATH = "/metrics"
 _KV_PATH = "/kv_event_sources"
 _VERSION_PATH = "/version"
@@ -81,7 +83,7 @@ def _cache_config(metrics: bytes, dp_rank: int | None) -> tuple[int | None, int 
     for sample in samples(metrics, "vllm:cache_config_info"):
         if dp_rank is not None and sample.labels.get("engine", str(dp_rank)) != str(dp_rank):
             continue
-        told = {name: int(value) for name, value in sample.labels.items() if value.isdecimal()}
+        told = {name: int(value) for name, value in sample.labels.items() if _NUMBER.fullmatch(value)}
         size = told.get("block_size", 0)
         block_size_tokens = told.get("hash_block_size") or size or None
         capacity_tokens += told.get("kv_cache_size_tokens") or told.get("num_gpu_blocks", 0) * size

@@ -85,6 +85,8 @@ def decode_batch(payload: bytes) -> KvBatch:
     try:
         batch = msgspec.msgpack.decode(payload)
         raw_events, dp_rank = _batch_parts(batch)
+        if dp_rank is not None and not isinstance(dp_rank, int):
+            raise TypeError(f"rank {dp_rank!r:.40}")
         decoded = [_event(_fields(raw)) for raw in raw_events]
     except (msgspec.DecodeError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UndecodableBatch(f"not a KV event batch: {error}") from error
@@ -92,7 +94,7 @@ def decode_batch(payload: bytes) -> KvBatch:
     return KvBatch(dp_rank, events, skipped=len(decoded) - len(events))
 
 
-def _batch_parts(batch: Any) -> tuple[list[Any], int | None]:
+def _batch_parts(batch: Any) -> tuple[list[Any], Any]:
     if isinstance(batch, dict):
         return batch["events"], batch.get("data_parallel_rank")
     return batch[1], batch[2] if len(batch) > 2 else None

@@ -171,6 +171,8 @@ class Fit:
             raise ValueError("coefficients beyond all bounds")
         if not sum(fit._shares) or not _is_covariance(fit._covariance):
             raise ValueError("a covariance that is none")
+        if any(row[i] > 1.01 * fit._prior_covariance[i][i] for i, row in enumerate(fit._covariance)):
+            raise ValueError("a covariance wider than the prior's")
         fit._trust()
         return fit
 

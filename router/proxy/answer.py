@@ -48,7 +48,10 @@ class AnswerReader:
     def _look_for_usage(self, piece: bytes) -> None:
         """Keep the last usage object and what follows it; it may be cut across pieces, and need not come last."""
         window = self._tail + piece
-        if (at := window.rfind(b'"usage"')) >= 0 and _USAGE.match(window, at):
+        at = window.rfind(b'"usage"')
+        while at >= 0 and not _USAGE.match(window, at):  # null, in a later chunk
+            at = window.rfind(b'"usage"', 0, at)
+        if at >= 0:
             self._usage = window[at : at + _WINDOW_BYTES]
         elif self._usage and len(self._usage) < _WINDOW_BYTES:
             self._usage += piece

@@ -30,6 +30,10 @@ class Unreadable(Exception):
     """A row or entry that this version does not understand: skipped, counted, never guessed at."""
 
 
+_BROKEN = (LookupError, ValueError, OverflowError, RecursionError)
+"""Whatever reading may trip over; `msgspec.DecodeError` and `UnicodeDecodeError` are values' errors, too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Keys:
     """All key names of one namespace."""
@@ -94,7 +98,7 @@ def decode_generation(member: bytes) -> Generation:
     """Raises `Unreadable`."""
     try:
         return msgspec.json.decode(member, type=Generation)
-    except msgspec.DecodeError as error:
+    except _BROKEN as error:
         raise Unreadable(f"a generation that is none: {error}") from error
 
 
@@ -153,7 +157,7 @@ def decode_row(fields: Fields) -> HolderRow:
             blocks=tuple(int(fields[b"n%d" % tier]) for tier in Tier),
             facts=msgspec.json.decode(fields[b"facts"], type=HolderFacts),
         )
-    except (LookupError, ValueError) as error:
+    except _BROKEN as error:
         raise Unreadable(f"a holder's row that is none: {error!r}") from error
 
 
@@ -170,7 +174,7 @@ def decode_entry(fields: Fields) -> LogEntry:
             facts=msgspec.json.decode(facts, type=HolderFacts) if facts else None,
             changes=tuple(_changes(fields)),
         )
-    except (LookupError, ValueError) as error:
+    except _BROKEN as error:
         raise Unreadable(f"a log entry that is none: {error!r}") from error
 
 

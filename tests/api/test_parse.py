@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.api.parse import ENGINE_FIELDS, model_of, parse_body, prompt_fields, without_engine_fields
+from router.api.parse import ENGINE_FIELDS, may_be_object, model_of, parse_body, prompt_fields, without_engine_fields
 from router.errors import MalformedRequest
 from router.types import Endpoint
 
@@ -156,6 +156,22 @@ def test_an_engine_field_goes_however_its_key_is_written(name: str) -> None:
 def test_a_body_without_engine_fields_is_the_same_bytes(body: bytes) -> None:
     """A mention in a text or further down is no field."""
     assert without_engine_fields(body) is body
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"])
+def test_engine_fields_do_not_hide_in_another_encoding(encoding: str) -> None:
+    """Python's JSON, with which engines read bodies, guesses it; ours does not, and refuses."""
+    body = ' {"rid": "x"}'.encode(encoding)
+    assert json.loads(body) == {"rid": "x"}
+    assert may_be_object(body)
+    with pytest.raises(MalformedRequest):
+        without_engine_fields(body)
+
+
+@pytest.mark.parametrize("body", [b"", b"--boundary\r\n", b"model=m", b"[1]"])
+def test_what_no_engine_reads_as_an_object_needs_no_reading_here(body: bytes) -> None:
+    """Forms with files, above all."""
+    assert not may_be_object(body)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from router.api.exchange import Exchange, Held, Received
 from router.api.openai import OpenAiEdge
 from router.api.protocol import EdgeProtocol
 from router.config.limits import Limits
-from router.errors import BodyTooLarge, HeadersTooLarge, RequestTimeout, RouterError, Saturated
+from router.errors import BodyTooLarge, HeadersTooLarge, MalformedRequest, RequestTimeout, RouterError, Saturated
 from router.proxy.headers import HeaderList
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
@@ -160,6 +160,20 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
                 writer.write(sent[start : start + step])
                 await asyncio.sleep(0)
             assert [(await read_answer(reader))[1] for _ in expected] == expected
+
+
+@pytest.mark.parametrize(
+    "first", [b"GET /v1/x HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c", b"CONNECT /v1/x HTTP/1.1"]
+)
+async def test_a_client_that_would_speak_something_else_is_answered_as_any(first: bytes) -> None:
+    """And so is what it has sent right behind it, in one piece or in two."""
+    sent = first + b"\r\nhost: h\r\n\r\n", post(b"next")
+    for pieces in ((b"".join(sent),), sent):
+        async with connected(Edge(echo)) as (reader, writer):
+            for piece in pieces:
+                writer.write(piece)
+                await asyncio.sleep(0)
+            assert [(await read_answer(reader))[1] for _ in sent] == [b"", b"next"]
 
 
 async def test_path_query_headers_and_peer_reach_the_edge() -> None:
@@ -364,6 +378,18 @@ async def test_a_head_that_cannot_be_taken_is_refused_and_the_connection_ends(se
         writer.write(sent)
         with contextlib.suppress(ConnectionError):  # what was not read of it resets the connection
             assert await reader.read() == b"HTTP/1.1 999 %b\r\n\r\n" % error.encode()
+
+
+@pytest.mark.parametrize("path", [b"/v1/x", b"/own"])
+async def test_what_was_asked_for_before_the_garbage_is_answered(path: bytes) -> None:
+    """Whoever would have read the request in which it stands."""
+    edge = Edge(echo)
+    async with connected(edge) as (reader, writer):
+        head = b"POST %b HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n" % path
+        writer.write(post(b"a") + post(b"b") + head + b"garbage")
+        assert [(await read_answer(reader))[1] for _ in range(3)] == [b"a", b"b", b"refused"]
+        assert await reader.read() == b""
+    assert isinstance(edge.seen[-1].refusal, MalformedRequest)
 
 
 async def test_trailers_without_end_are_refused() -> None:

@@ -57,6 +57,8 @@ def refused(folder: Path, text: str) -> str:
         ("policy: \x00\n", "/router.yaml: not valid YAML", "special characters"),
         ("policy: " + "[" * 400 + "]" * 400 + "\n", "/router.yaml: not valid YAML", "recursion"),
         ("policy: !!int abc\n", "/router.yaml: not valid YAML", "abc"),
+        ("policy: !!set x\n", "/router.yaml: not valid YAML", "ScalarNode"),
+        ("? {a: 1}\n: b\n? {a: {}}\n", "/router.yaml: not valid YAML", "unhashable"),
     ],
 )
 def test_a_mistake_is_named_with_line_and_key(tmp_path: Path, text: str, where: str, what: str) -> None:

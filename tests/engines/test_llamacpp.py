@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import pytest
+
 from router.engines.catalog import ENGINES
 from router.types import Pod, PodLoad
 
@@ -29,6 +31,15 @@ def test_every_slot_holds_one_context(make_pod: MakePod) -> None:
     facts = LLAMACPP.describe({"/v1/models": MODELS}, make_pod("llamacpp"))
     assert facts is not None
     assert (facts.max_model_len_tokens, facts.capacity_tokens) == (4096, None)
+
+
+@pytest.mark.parametrize(("n_ctx", "slots"), [(0, 4), (-1, 4), (2048, -4), (-5, -4)])
+def test_sizes_that_cannot_be_are_unknown(n_ctx: int, slots: int, make_pod: MakePod) -> None:
+    """A negative capacity would count blocks that nobody has."""
+    props = json.dumps({"default_generation_settings": {"n_ctx": n_ctx}, "total_slots": slots}).encode()
+    facts = LLAMACPP.describe({"/v1/models": MODELS, "/props": props}, make_pod("llamacpp"))
+    assert facts is not None
+    assert (facts.max_model_len_tokens, facts.capacity_tokens) == (max(n_ctx, 0) or 4096, None)
 
 
 def test_only_text_can_be_tokenized() -> None:

@@ -41,6 +41,13 @@ def test_a_context_may_stand_in_the_meta_or_nowhere() -> None:
     assert parse_models(answer({"data": [{"id": "m", "meta": None}]})) == ServedModels(("m",), (), None)
 
 
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_context_that_cannot_be_is_unknown(size: int) -> None:
+    """Nothing would be short enough for it."""
+    card = {"id": "m", "max_model_len": size, "meta": {"n_ctx": size}}
+    assert parse_models(answer({"data": [card]})) == ServedModels(("m",), (), None)
+
+
 @pytest.mark.parametrize("body", [b"", b"\xff", b"[]", b'{"data": []}', b'{"data": [{"id": "a", "parent": "m"}]}'])
 def test_an_answer_without_a_base_model_is_none(body: bytes) -> None:
     """As is one that is not JSON."""

@@ -59,6 +59,16 @@ def test_garbage_never_raises(noise: bytes) -> None:
         read_load(text, GAUGES, None, 0.0)
 
 
+def test_values_whose_sum_no_float_holds_are_read() -> None:
+    """Each by itself is one."""
+    load = read_load(
+        b'run{rank="0"} 1e308\nrun{rank="1"} 1e308\nusage{rank="0"} 1e308\nusage{rank="1"} 1e308\n', GAUGES, None, 0.0
+    )
+    assert load is not None
+    assert load.running == 2 * int(1e308)
+    assert load.kv_usage == 1e308
+
+
 def test_ranks_are_summed_and_their_usage_averaged() -> None:
     """Two data-parallel ranks are one pod with twice the cache."""
     text = b'run{rank="0"} 3\nrun{rank="1"} 4\nwait{rank="0"} 1\nwait{rank="1"} 0\n'

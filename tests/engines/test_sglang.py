@@ -72,6 +72,12 @@ def test_without_events_the_page_is_the_block_and_ranks_add_up(make_pod: MakePod
     assert (facts.block_size_tokens, facts.capacity_tokens, facts.max_model_len_tokens) == (1, 2000, 32768)
 
 
+def test_sizes_that_cannot_be_are_unknown(make_pod: MakePod) -> None:
+    """SGLang's own -1 for what nobody has set, too."""
+    facts = describe(make_pod("sglang"), page_size=-1, max_total_num_tokens=-5, kv_events={"block_size": 0})
+    assert (facts.block_size_tokens, facts.capacity_tokens) == (None, None)
+
+
 def test_a_chat_is_tokenized_with_messages_and_tools_alone() -> None:
     """Anything more would be ignored."""
     assert SGLANG.tokenize_request("m", {"messages": []}) == ("/tokenize", {"model": "m", "messages": []})

@@ -73,6 +73,14 @@ def test_a_pod_describes_its_cache(make_pod: MakePod) -> None:
     assert (facts.block_size_tokens, facts.capacity_tokens) == (16, 1600)
 
 
+def test_numbers_without_end_say_nothing(make_pod: MakePod) -> None:
+    """Python refuses to read them."""
+    metrics = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="%b"} 1.0\n' % (b"9" * 5000)
+    facts = VLLM.describe({"/v1/models": MODELS, "/metrics": metrics}, make_pod("vllm"))
+    assert facts is not None
+    assert (facts.block_size_tokens, facts.capacity_tokens) == (16, None)
+
+
 def test_a_pod_tells_its_release(make_pod: MakePod) -> None:
     """KV passes between equal ones only; one that does not say is of none."""
     for answer, version in ((b'{"version":"0.32.0"}', "0.32.0"), (b"<html>", ""), (b"{}", "")):

@@ -179,7 +179,10 @@ def test_unknown_fields_are_ignored() -> None:
 
 @pytest.mark.parametrize(
     "payload",
-    [b"", b"\xc1", msgspec.msgpack.encode(7), msgspec.msgpack.encode([1.5]), msgspec.msgpack.encode({"ts": 1})],
+    [
+        *(b"", b"\xc1", msgspec.msgpack.encode(7), msgspec.msgpack.encode([1.5]), msgspec.msgpack.encode({"ts": 1})),
+        msgspec.msgpack.encode([1.5, [], "rank"]),
+    ],
 )
 def test_what_is_no_batch_is_undecodable(payload: bytes) -> None:
     """One error, by which the feed goes on."""

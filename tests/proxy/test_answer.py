@@ -55,6 +55,13 @@ def test_wherever_a_stream_is_cut_the_same_is_learnt(cut: int) -> None:
     assert (reader.prompt_tokens, reader.cached_tokens, reader.bytes) == (2016, 1920, len(STREAM))
 
 
+def test_a_usage_that_says_nothing_takes_no_earlier_one_away() -> None:
+    """Whether both come in one piece or in two."""
+    silent = event(choices=[], usage=None)
+    for pieces in ((USAGE + silent,), (USAGE, silent)):
+        assert read(*pieces)[0].prompt_tokens == 2016
+
+
 @settings(max_examples=60)
 @given(cuts=st.lists(st.integers(0, len(STREAM)), max_size=30).map(sorted))
 def test_any_pieces_tell_the_same(cuts: list[int]) -> None:

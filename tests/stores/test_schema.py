@@ -47,7 +47,11 @@ ENTRY = {
     b"-2": b"\0" * 8,
 }
 
-junk = st.one_of(st.binary(max_size=40), st.sampled_from([b"", b"-1", b"1e9", b"nan", b"\xff", b"{}", b"[]", b"null"]))
+DEEP = b'{"x":' + b"[" * 100_000
+junk = st.one_of(
+    st.binary(max_size=40),
+    st.sampled_from([b"", b"-1", b"1e9", b"nan", b"\xff", b"{}", b"[]", b"null", b"9" * 400, b"9" * 5000, DEEP]),
+)
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=50))
@@ -140,6 +144,20 @@ def test_an_entry_that_somebody_broke_is_refused_as_a_whole(name: bytes, value: 
     except Unreadable:
         return
     assert value is not None or name in (b"c", b"+0", b"-2", b"f", b"+3")
+
+
+@pytest.mark.parametrize("broken", [{b"beat": b"9" * 400}, {b"facts": DEEP}, {b"owner": b"\xff"}])
+def test_a_row_that_can_be_no_row_is_refused(broken: dict[bytes, bytes]) -> None:
+    """A time beyond all floats, facts nested without end, a name that is no text."""
+    with pytest.raises(Unreadable):
+        decode_row(ROW | broken)
+
+
+@pytest.mark.parametrize("member", [DEEP, b'{"model":"\xff"}'], ids=["deep", "no text"])
+def test_a_generation_that_can_be_none_is_refused(member: bytes) -> None:
+    """Nested without end, or no text."""
+    with pytest.raises(Unreadable):
+        decode_generation(member)
 
 
 @given(junk)

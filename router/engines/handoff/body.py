@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from router.errors import MalformedRequest
+
 STEERING_FIELDS = frozenset(
     {
         "kv_transfer_params",
@@ -38,9 +40,12 @@ def edited(
     """`body` without `STEERING_FIELDS` and `drop`, with every field of `put`, and with those of `amend` that it already
     has: in their old place, or else at the end. The very bytes where that changes nothing.
 
-    Raises `msgspec.DecodeError` where the body is not a JSON object.
+    Raises `MalformedRequest` where the body is not a JSON object.
     """
-    fields = _OBJECT.decode(body)
+    try:
+        fields = _OBJECT.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedRequest(f"The body is not a valid JSON object: {error}") from error
     kept = {name: value for name, value in fields.items() if name not in STEERING_FIELDS and name not in drop}
     changes = {**put, **{name: value for name, value in amend.items() if name in kept}}
     if not changes and len(kept) == len(fields):

@@ -54,7 +54,11 @@ class PrefillAnswer(msgspec.Struct):
 
 
 def read(answer: bytes) -> PrefillAnswer | None:
-    """None where it is no answer of one."""
+    """None where it is no answer of one, or no text: `whole_answer` reads what is skipped here."""
+    try:
+        answer.decode()
+    except UnicodeDecodeError:
+        return None
     return decode(answer, PrefillAnswer)
 
 

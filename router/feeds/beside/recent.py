@@ -7,6 +7,7 @@ hears enough of new ones soon. This file never reads a clock.
 from __future__ import annotations
 
 from collections import deque
+from typing import Annotated
 
 import msgspec
 
@@ -22,7 +23,7 @@ class Dispatch(msgspec.Struct, frozen=True, array_like=True):
     pod: PodId
     blocks: bytes
     ttl_s: float
-    capacity_blocks: int | None
+    capacity_blocks: Annotated[int, msgspec.Meta(ge=0)] | None
 
 
 class Recent:

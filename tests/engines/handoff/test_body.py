@@ -11,8 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.engines.handoff.body import STEERING_FIELDS, edited
+from router.errors import MalformedRequest
 
 ODD = rb'{"seed" : -9223372036854775808,"big":12345678901234567890123,"p":1.0e-0,"q":-0.0,"r":1E400, "m":[ 1,  "\ud83d\ude00" ],"max_tokens":9}'  # noqa: E501
+
+DEEP = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
@@ -58,10 +61,12 @@ def test_of_a_key_that_stands_twice_the_last_holds() -> None:
     assert edited(b'{"n":1,"b":2,"n":3}', drop=("n",)) == b'{"b":2}'
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"a":1} x', rb'{"\ud800":1}'])
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{", b'{"a":1} x', rb'{"\ud800":1}', b'{"\xff":1}', DEEP], ids=lambda body: repr(body[:12])
+)
 def test_what_is_no_object_is_an_error(body: bytes) -> None:
     """It is never half edited."""
-    with pytest.raises(msgspec.DecodeError):
+    with pytest.raises(MalformedRequest):
         edited(body, {"max_tokens": 1})
 
 

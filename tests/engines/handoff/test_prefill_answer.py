@@ -55,3 +55,9 @@ def test_a_whole_answer_lacks_only_what_we_asked_for() -> None:
         b'{"id":"x","created":1.0e3,"choices":[{"index":0,"text":" a","finish_reason":"stop"}]}'
     )
     assert json.loads(whole_answer(answer())) == json.loads(answer())
+
+
+def test_what_is_no_text_is_no_answer() -> None:
+    """Also where only the name of an unknown field is none: whoever passes it on reads that, too."""
+    assert read(b'{"choices":[{"\xc3\xa4":1}]}')
+    assert read(b'{"choices":[{"\xff":1}]}') is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -279,6 +280,7 @@ def test_what_changes_is_told_together_and_at_once_after_a_pause() -> None:
 def test_what_means_nothing_is_refused() -> None:
     """Whoever reads the connection ends it, and is told everything anew."""
     town = Town()
-    for news in (b"", b"\xc1", b"\x81\xa4work\x01"):
+    below_zero = msgspec.msgpack.encode({"dispatched": [("a", bytes(16), 30.0, -5)]})
+    for news in (b"", b"\xc1", b"\x81\xa4work\x01", below_zero):
         with pytest.raises(ValueError):
             town.workers[0].view.hear(1, news)

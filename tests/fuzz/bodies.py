@@ -1,0 +1,115 @@
+"""Does the router read in a body what the engine behind it reads?
+
+Engines read bodies with Python's own JSON. So it is the judge here: of what was read, of what was taken out, and of
+what stayed as it was.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+from router.api.parse import (
+    ENGINE_FIELDS,
+    ChatBody,
+    CompletionBody,
+    model_of,
+    parse_body,
+    prompt_fields,
+    steers_engines,
+    without_engine_fields,
+)
+from router.engines.handoff.body import STEERING_FIELDS, edited
+from router.engines.handoff.splittable import why_not
+from router.errors import MalformedRequest
+from router.types import Endpoint
+
+_READ = (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS)
+
+
+def fields_for_engines(body: bytes) -> dict[str, Any]:
+    """What an engine reads: numbers as they are written; nothing where it would refuse the body."""
+    with suppress(ValueError, RecursionError):
+        read = json.loads(body, parse_int=str, parse_float=str)
+        return read if isinstance(read, dict) else {}
+    return {}
+
+
+def bodies(data: bytes) -> None:
+    """A body, for every endpoint."""
+    said = fields_for_engines(data)
+    for endpoint in _READ:
+        with suppress(MalformedRequest):
+            _is_read_as_by_engines(endpoint, data, said)
+    why_not(Endpoint.COMPLETIONS, data)
+    model = model_of(data)
+    assert model is None or not said or model == said["model"]
+    with suppress(MalformedRequest):
+        _loses_only(ENGINE_FIELDS, said, without_engine_fields(data))
+    with suppress(MalformedRequest):
+        spliced = edited(data, {"kv_transfer_params": {"a": [1]}}, drop=("stream",), amend={"max_tokens": 1})
+        if said:
+            _is_spliced(said, spliced)
+
+
+def _is_read_as_by_engines(endpoint: Endpoint, data: bytes, said: dict[str, Any]) -> None:
+    parsed = parse_body(endpoint, data)
+    if not said:
+        return  # what is skipped is not looked into: an engine will say so itself
+    assert parsed.model == said["model"]
+    assert steers_engines(parsed) == bool(ENGINE_FIELDS & said.keys())
+    exact = json.loads(data)
+    for name, value in prompt_fields(endpoint, parsed).items():
+        if name in ("messages", "tools", "prompt", "documents", "chat_template_kwargs"):
+            assert repr(value) == repr(exact[name]), f"{name} is read as something else"
+
+
+def _loses_only(names: frozenset[str], said: dict[str, Any], left: bytes) -> None:
+    """Order, numbers and all else stay."""
+    found = fields_for_engines(left)
+    assert not names & found.keys()
+    if said:
+        assert repr(found) == repr({name: value for name, value in said.items() if name not in names})
+
+
+def _is_spliced(said: dict[str, Any], spliced: bytes) -> None:
+    kept = {name: value for name, value in said.items() if name not in STEERING_FIELDS | {"stream"}}
+    if "max_tokens" in kept:
+        kept["max_tokens"] = "1"
+    assert repr(fields_for_engines(spliced)) == repr({**kept, "kv_transfer_params": {"a": ["1"]}})
+
+
+SEEDS = (
+    b'{"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "h\\u00e9\\n"}]}],'
+    b' "stream": true, "max_tokens": 16, "kv_transfer_params": {"remote_host": "h"}, "seed": 98765432109876543210}',
+    b'{"model":"m","prompt":[[1,2],[3]],"stop":["a"],"r\\u0069d":"x","suffix":null,"n":"2","echo":true}',
+    b'{"model": "m", "messages": [{"role": "tool", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}],'
+    b' "tools": [{"type": "function", "function": {"name": "f", "parameters": {"x": [1e3, -0.0, null]}}}]}',
+    b'\xef\xbb\xbf{"model": "m", "input": "x", "bootstrap_room": 1}',
+    '{"model": "m", "rid": 1}'.encode("utf-16"),
+)
+JSON = (
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b":",
+    b",",
+    b'"',
+    b"null",
+    b"true",
+    b"false",
+    b"0",
+    b"-1",
+    b"1e400",
+    b"{}",
+    b"[]",
+    b'""',
+    b"\\u",
+)
+WORDS = (
+    *JSON,
+    *(b'"%b":' % name.encode() for name in sorted(ENGINE_FIELDS)),
+    *(b'"%b":' % name for names in (ChatBody, CompletionBody) for name in map(str.encode, names.__struct_fields__)),
+)

@@ -1,0 +1,107 @@
+"""Which conversation would upset whoever makes a prompt of it?
+
+Bodies of chats and completions, through a real chat template and a small real tokenizer. Either the client is told what
+is wrong, or the tokens are the same whenever they are asked for, and the request is as it came.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from copy import deepcopy
+from functools import cache
+from typing import Any, get_args
+
+from tokenizers import AddedToken, models, pre_tokenizers
+from tokenizers import Tokenizer as Library
+
+from router.api.parse import parse_body, prompt_fields
+from router.errors import MalformedRequest
+from router.hashing import generation_seed, hash_blocks, token_array
+from router.prompt.content_format import ContentFormat
+from router.prompt.fingerprint import Fingerprinter
+from router.prompt.template import ChatTemplate, Unrenderable
+from router.prompt.tokenizer import Tokenizer
+from router.types import Endpoint, Generation, InferenceRequest
+from tests.fuzz.bodies import JSON
+
+GENERATION = Generation(model="m", block_size_tokens=4)
+TEMPLATE = """\
+{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}<|start|>{{ message.role }}
+{{ message.content }}{% for call in message.tool_calls or [] %}{{ call | tojson }}{% endfor %}<|end|>
+{%- endfor %}{% if add_generation_prompt %}<|start|>assistant{{ '<think>' if enable_thinking }}{% endif %}"""
+
+
+@cache
+def _tokenizer() -> Tokenizer:
+    """A token for each byte, and two special ones."""
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    library = Library(models.BPE(vocabulary, []))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.add_special_tokens([AddedToken(marker, normalized=False) for marker in ("<|start|>", "<|end|>")])
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=library), "fingerprint", None)
+
+
+@cache
+def _warm() -> list[Fingerprinter]:
+    """One for each format of content; they remember what was asked before."""
+    return [_fingerprinter(content_format) for content_format in get_args(ContentFormat)]
+
+
+def _fingerprinter(content_format: ContentFormat) -> Fingerprinter:
+    return Fingerprinter(_tokenizer(), ChatTemplate(_tokenizer(), TEMPLATE, content_format), GENERATION)
+
+
+def prompts(data: bytes) -> None:
+    """The body of a chat or a completion."""
+    for endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS):
+        with suppress(MalformedRequest):
+            fields = prompt_fields(endpoint, parse_body(endpoint, data))
+            for content_format, warm in zip(get_args(ContentFormat), _warm(), strict=True):
+                with suppress(MalformedRequest, Unrenderable):
+                    _is_read(endpoint, fields, warm, content_format)
+
+
+def _is_read(endpoint: Endpoint, fields: dict[str, Any], warm: Fingerprinter, content_format: ContentFormat) -> None:
+    request = InferenceRequest(id="r", endpoint=endpoint, model="m", body=b"", prompt=deepcopy(fields))
+    prefix = warm.fingerprint(request)
+    assert repr(request.prompt) == repr(fields), "the request has changed"
+    assert list(prefix.hashes) == list(hash_blocks(token_array(prefix.tokens), 4, generation_seed(prefix.generation)))
+    assert warm.fingerprint(request) == prefix
+    assert _fingerprinter(content_format).fingerprint(request) == prefix, "what is remembered makes a difference"
+
+
+PROMPTS = (
+    b'{"model":"m","messages":[{"role":"system","content":"Be brief."},{"role":"user","content":[{"type":"text",'
+    b'"text":"h"},{"type":"refusal","refusal":null},"x"]},{"role":"assistant","content":null,"reasoning":"r","tool_calls":[{"id":"1",'
+    b'"type":"function","function":{"name":"f","arguments":"{\\"a\\":1}"}}]},{"role":"tool",'
+    b'"tool_call_id":"1","content":"ok"}]}',
+    b'{"model":"m","messages":[{"role":"developer","content":"d","tools":[{"type":"function","function":{"name":"f"}}]},'
+    b'{"role":"user","content":"x-anthropic-billing-header: 1\\nhi"}],"tools":[{"type":"function","function":'
+    b'{"name":"f","parameters":{}}}],"reasoning_effort":"low","chat_template_kwargs":{"enable_thinking":true},"documents":[{"a":1}]}',
+    b'{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}',
+    b'{"model":"m","prompt":[1,2,3,4,5,256]}',
+    b'{"model":"m","prompt":["<|start|>one","two"],"add_special_tokens":false}',
+    b'{"model":"m","prompt":[[1,2],[3]],"truncate_prompt_tokens":1}',
+)
+PROMPT_WORDS = (
+    *JSON,
+    *(
+        b'"%b":' % name
+        for name in (b"role", b"content", b"type", b"text", b"tool_calls", b"function", b"arguments", b"name")
+    ),
+    *(
+        b'"%b"' % word
+        for word in (b"system", b"user", b"assistant", b"tool", b"developer", b"text", b"refusal", b"thinking")
+    ),
+    *(
+        b"<|start|>",
+        b"<|end|>",
+        b'"tools":',
+        b'"messages":',
+        b'"prompt":',
+        b'"chat_template_kwargs":',
+        b'"defer_loading":',
+    ),
+)

@@ -1,0 +1,117 @@
+"""What can one worker say that would upset another?
+
+Frames as they come over the bus, and what stands in them. A connection that makes no sense is closed, and nothing stays
+of who spoke there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from router.feeds.beside.bus import ANSWER, ASK, HELLO, NEWS, Bus, _frame, _Hearing
+from tests.feeds.beside.views import Town, pod, prefix
+from tests.fuzz.pieces import in_pieces
+from tests.fuzz.wire import Wire
+
+
+class Recorder:
+    """Remembers what its bus brings it."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, bytes]] = []
+        self.gone: list[int] = []
+
+    def whole(self) -> bytes:
+        return b""
+
+    def hear(self, worker: int, news: bytes) -> None:
+        if news.startswith(b"!"):
+            raise ValueError(news)
+        self.heard.append((worker, news))
+
+    def lost(self, worker: int) -> None:
+        self.gone.append(worker)
+
+    def answer(self, question: bytes) -> bytes:
+        return question
+
+
+def frames(data: bytes) -> None:
+    """Bytes of a connection over which another worker speaks."""
+    whole = _heard([data])
+    for pieces in in_pieces(data):
+        assert _heard(pieces) == whole, "another meaning in pieces"
+
+
+def _heard(pieces: list[bytes]) -> tuple[list[tuple[int, bytes]], list[int], bool]:
+    worker, wire = Recorder(), Wire()
+    bus = Bus(Path(), 0, 3, lambda: None)
+    bus._worker = worker
+    hearing = _Hearing(bus)
+    hearing.connection_made(wire)
+    for piece in pieces:
+        if wire.open:
+            hearing.data_received(piece)
+    hearing.connection_lost(None)
+    assert bus.heard == 0
+    assert {number for number, _ in worker.heard} <= {1, 2}, "nobody of that number"
+    return worker.heard, worker.gone, wire.open
+
+
+def news(data: bytes) -> None:
+    """What another worker tells."""
+    town = Town(2)
+    listening = town.workers[0]
+    with suppress(ValueError):
+        listening.view.hear(1, data)
+    town.workers[1].view.hear(0, listening.view.whole())
+    listening.view.lost(1)
+    assert not listening.inflight(), "it is gone, and its requests are not"
+
+
+def _told(act: Callable[[Any], object]) -> bytes:
+    """What a worker says after this."""
+    town = Town(2)
+    said: list[bytes] = []
+    town.workers[0].view._say = said.append
+    act(town.workers[0])
+    town.settle()
+    return said[-1]
+
+
+_HELLO = _frame(HELLO, (1).to_bytes(4, "little"))
+FRAMES = (
+    _HELLO + _frame(NEWS, b"whole") + _frame(ASK, b"\0\0\0\0question") + _frame(ANSWER, b"\0\0\0\0answer"),
+    _HELLO + _frame(NEWS, b"!nonsense") + _frame(NEWS, b"more"),
+    _frame(HELLO, b"\x07\0\0\0"),
+    _frame(NEWS, b"nobody") + _HELLO + _HELLO,
+)
+FRAME_WORDS = (_HELLO, _frame(NEWS, b""), _frame(ASK, b"\0\0\0\0"), b"\xff\xff\xff\xff")
+NEWS_TOLD = (
+    Town(2).workers[0].view.whole(),
+    _told(lambda worker: worker.owners.ledger.book(pod("a"), 100, 0, 1000.0)),
+    _told(lambda worker: worker.owners.breaker.failure("a", 1000.0)),
+    _told(lambda worker: worker.view.order("drain a", "yes")),
+    _told(lambda worker: worker.owners.local.record("a", prefix(1, 2), 1000.0, ttl_s=60.0, capacity_blocks=None)),
+)
+NEWS_WORDS = (
+    *map(
+        msgspec.msgpack.encode,
+        ("whole", "work", "held", "dispatched", "lessons", "loads", "orders", "calibration", "a"),
+    ),
+    *(
+        b"\xcb\x7f\xf0\0\0\0\0\0\0",
+        b"\xcb\x7f\xf8\0\0\0\0\0\0",
+        b"\xc0",
+        b"\xc3",
+        b"\x81",
+        b"\x91",
+        b"\xcf\xff",
+        b"\xc4\x08",
+    ),
+)
