@@ -43,6 +43,8 @@ from router.types import Endpoint, InferenceRequest
 
 _READ = {endpoint.value: endpoint for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
+_READABLE = frozenset({b"", b"identity"})
+"""Encodings of a body that is as it is."""
 
 log = structlog.get_logger()
 
@@ -200,7 +202,7 @@ def _check_headers(headers: HeaderList, limits: Limits) -> None:
     declared, max_bytes = header(headers, b"content-length"), limits.max_body_bytes
     if declared.isdigit() and int(declared) > max_bytes:
         raise BodyTooLarge(f"The body has {declared} bytes; at most {max_bytes} are taken.")
-    if header(headers, b"content-encoding") not in ("", "identity"):
+    if not {value for name, value in headers if name == b"content-encoding"} <= _READABLE:
         raise MalformedRequest("Send the body without content-encoding.")
 
 

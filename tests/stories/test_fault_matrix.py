@@ -221,10 +221,11 @@ async def test_clients_of_every_kind_are_answered(open_city: OpenCity) -> None:
         await nothing_stays_behind(city)
 
 
-async def test_a_body_that_is_compressed_is_refused_in_words(open_city: OpenCity) -> None:
+@pytest.mark.parametrize("encodings", [("gzip",), ("identity", "gzip")])
+async def test_a_body_that_is_compressed_is_refused_in_words(open_city: OpenCity, encodings: tuple[str, ...]) -> None:
     """Before it is read; no pod sees it."""
     async with open_city(pods=1) as city:
-        headers = {"content-encoding": "gzip"}
+        headers = [("content-encoding", encoding) for encoding in encodings]
         answer = await city.client.post("/v1/chat/completions", content=gzip.compress(chat("a")), headers=headers)
         assert answer.status_code == 400
         assert "content-encoding" in answer.json()["error"]["message"]
