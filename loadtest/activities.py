@@ -11,12 +11,13 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,6 +30,7 @@ from loadtest.bodies import MODEL
 from loadtest.peers.processes import launched
 from loadtest.rig import PLAN
 from router.cli.stage import all_pods_trusted, free_port, router_config
+from router.config.schema import ModelConfig
 from router.config.shipped import shipped
 from router.index.cluster import EntryKind
 from router.index.holders import HolderFacts
@@ -38,6 +40,7 @@ from router.stores.publication import Answer, Publication
 from router.stores.registry import Registry
 from router.stores.schema import Keys, scope_of
 from router.types import BlockChange, BlocksRemoved, BlocksStored, Generation, Tier
+from router.wiring.agent import generation_of
 from tests.redis_process import redis_process
 
 PODS = 100
@@ -79,19 +82,23 @@ class Stage:
     ports: Sequence[int]
     client: httpx.AsyncClient
     engine: Engine
+    pid: int
     redis: str = ""
-    pids: tuple[int, ...] = ()
 
     async def get(self, path: str) -> httpx.Response:
         """Its answer, whatever it is."""
         return await self.client.get(path)
+
+    def workers(self) -> list[int]:
+        """The processes that serve, where several do."""
+        return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
 
 
 class Engine:
     """One publisher of KV events that several pods are said to be behind."""
 
     def __init__(self) -> None:
-        self._socket = zmq.Context.instance().socket(zmq.PUB)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUB)
         self._socket.set_hwm(0)
         self.endpoint = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
         self._sequence = itertools.count()
@@ -133,9 +140,10 @@ async def staged(kind: Kind, ports: Sequence[int], folder: Path, *, holds: bool)
         redis = stack.enter_context(redis_process()).url if kind is Kind.CLUSTER else ""
         config = here / "warmroute.yaml"
         config.write_text(json.dumps(_config(kind, ports, engine.endpoint, redis)))
-        command = [sys.executable, Path(__file__).with_name("watched.py"), here / "looks", *(["holds"] if holds else []), "serve"]
-        command += ["--config", config, "--policies", policies, "--port", port]
-        router = stack.enter_context(launched("router", list(map(str, command)), here, {}))
+        watched = [Path(__file__).with_name("watched.py"), here / "looks", *(["holds"] if holds else [])]
+        serve = ["serve", "--config", config, "--policies", policies, "--port", port]
+        command = list(map(str, [sys.executable, *watched, *serve]))
+        router = stack.enter_context(launched("router", command, here, {}))
         client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30)
         await stack.enter_async_context(client)
 
@@ -143,7 +151,7 @@ async def staged(kind: Kind, ports: Sequence[int], folder: Path, *, holds: bool)
             return await all_pods_trusted(client, len(ports)) or None
 
         await router.until(trusted)
-        yield Stage(port, here / "looks", policies, ports, client, engine, redis, (router.process.pid,))
+        yield Stage(port, here / "looks", policies, ports, client, engine, router.process.pid, redis)
 
 
 def _config(kind: Kind, ports: Sequence[int], endpoint: str, redis: str) -> dict[str, Any]:
@@ -286,30 +294,16 @@ async def pods_with_full_caches_go(stage: Stage) -> AsyncIterator[Act]:
     yield act
 
 
-@dataclass(slots=True)
-class _Published:
-    """Holders in Redis that are written by hand."""
-
-    connection: Connection
-    generation: Generation
-    holders: list[Publication] = field(default_factory=list)
-    seqs: list[int] = field(default_factory=list)
-
-
-async def _generation(stage: Stage) -> Generation:
+def _generation() -> Generation:
     """Of the mocks' model, as the router knows it."""
-    from router.config.schema import ModelConfig
-    from router.wiring.agent import generation_of
-
-    config = router_config([], PLAN)["models"][0]
-    return generation_of(ModelConfig.model_validate(config))
+    return generation_of(ModelConfig.model_validate(router_config([], PLAN)["models"][0]))
 
 
 @asynccontextmanager
 async def index_log(stage: Stage) -> AsyncIterator[Act]:
     """Publishers write a million blocks into the cluster's index."""
     connection = Connection(parse_url(stage.redis), timeout_s=10)
-    generation, random = await _generation(stage), np.random.default_rng(2)
+    generation, random = _generation(), np.random.default_rng(2)
     holders = [Publication(connection, Keys(), generation, f"pod-{n}", LIFETIME_S) for n in range(HOLDERS)]
     for number, holder in enumerate(holders):
         await holder.begin(EntryKind.EMPTY, HolderFacts(url=f"http://pod-{number}"), take_over=True)
@@ -330,7 +324,7 @@ async def index_log(stage: Stage) -> AsyncIterator[Act]:
 async def index_snapshot(stage: Stage) -> AsyncIterator[Act]:
     """All of them are read anew, because an entry of each does not follow on the one before."""
     connection = Connection(parse_url(stage.redis), timeout_s=10)
-    generation = await _generation(stage)
+    generation = _generation()
     rows, lost = await Registry(connection, Keys()).rows(generation), iter([True])
 
     async def act() -> None:
@@ -340,21 +334,20 @@ async def index_snapshot(stage: Stage) -> AsyncIterator[Act]:
                 await connection.client.xadd(Keys().log(scope_of(generation)), entry)
 
     yield act
-    read = [line for line in (await stage.get("/metrics")).text.splitlines() if "holders_read" in line]
-    print(read[-1], file=sys.stderr)
+    read = re.search(r"^warmroute_index_holders_read (\S+)", (await stage.get("/metrics")).text, re.MULTILINE)
+    assert read and float(read[1]) >= len(rows)
     await connection.close()
 
 
 @asynccontextmanager
 async def a_worker_joins(stage: Stage) -> AsyncIterator[Act]:
-    """One of two has died, and another takes its place: its own first seconds count as well."""
-    (parent,) = stage.pids
-    children = [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    """One of two is told to end, and another takes its place: its own first seconds count as well."""
+    workers = stage.workers()
     dies = iter([True])
 
     async def act() -> None:
         if next(dies, False):
-            os.kill(children[0], signal.SIGTERM)
+            os.kill(workers[0], signal.SIGTERM)
 
     yield act
 

@@ -13,16 +13,17 @@ many short callbacks in a row: `--holds` tells the CPU time of each.
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -31,9 +32,9 @@ from rich.table import Column, Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from loadtest.activities import ACTIVITIES, KINDS, PODS, Kind, Stage, staged
+from loadtest.activities import ACTIVITIES, KINDS, PODS, Stage, staged
 from loadtest.bodies import Prose, packed, warm_chats
-from loadtest.rig import Rig, answered, build, demo_tokenizer, mocks
+from loadtest.rig import Rig, build, demo_tokenizer, mocks
 from loadtest.watched import Hold, Look
 from router.cli.open_files import allow_all_open_files
 from router.cli.stage import end_on_sigterm
@@ -71,6 +72,8 @@ class Seen(msgspec.Struct, frozen=True):
     holds: int
     longest_hold_ms: float
     at: tuple[tuple[str, int], ...]
+    failed: int = 0
+    """Requests of the load."""
 
 
 def share(looks: Sequence[Look]) -> Share:
@@ -79,7 +82,7 @@ def share(looks: Sequence[Look]) -> Share:
     return Share(len(looks), within, max((look.late_s * 1000 for look in looks), default=0.0))
 
 
-def seen(activity: str, router: Sequence[Look | Hold], idle: Sequence[Look | Hold]) -> Seen:
+def seen(activity: str, router: Sequence[Look | Hold], idle: Sequence[Look | Hold], failed: int = 0) -> Seen:
     """Of what was written down during one activity."""
     looks = [line for line in router if isinstance(line, Look)]
     holds = [line for line in router if isinstance(line, Hold)]
@@ -93,6 +96,7 @@ def seen(activity: str, router: Sequence[Look | Hold], idle: Sequence[Look | Hol
         holds=len(long),
         longest_hold_ms=max((hold.cpu_s * 1000 for hold in holds), default=0.0),
         at=tuple(Counter(at for hold in long for at in hold.at).most_common(CULPRITS)),
+        failed=failed,
     )
 
 
@@ -170,37 +174,35 @@ async def _one(name: str, seconds: float, rig: Rig, stage: Stage, idle: Looks) -
     await asyncio.sleep(SETTLE_S)
     async with activity.prepared(stage) as act:
         began_s = time.monotonic()
-        load = asyncio.create_task(_loaded(rig, stage.port, seconds) if activity.load else asyncio.sleep(seconds))
+        load = asyncio.create_task(_loaded(rig, stage.port, seconds if activity.load else 0.0))
         while time.monotonic() < began_s + seconds:
             step_s = time.monotonic()
             await act()
             await asyncio.sleep(max(0.0, step_s + activity.every_s - time.monotonic()))
-        await load
+        failed = await load
         ended_s = time.monotonic()
     await asyncio.sleep(SETTLE_S)  # the last looks are written
     router = Looks(stage.looks)
-    result = seen(name, router.between(began_s, ended_s), idle.between(began_s, ended_s))
+    result = seen(name, router.between(began_s, ended_s), idle.between(began_s, ended_s), failed)
     print(msgspec.json.encode(result).decode(), file=sys.stderr, flush=True)
     return result
 
 
-async def _loaded(rig: Rig, port: int, seconds: float) -> None:
-    """Streamed requests at a steady pace. Raises `RuntimeError` where one of them failed."""
+async def _loaded(rig: Rig, port: int, seconds: float) -> int:
+    """Streamed requests at a steady pace. How many of them failed, or have not ended long after."""
     requests = round(REQUESTS_PER_S * seconds)
+    if not requests:
+        return 0
     command = rig.command(TITLE, port, "-s", "-c", 64, "-n", requests, "-r", REQUESTS_PER_S, "-T", seconds + 30)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        said, _ = await asyncio.to_thread(process.communicate)
-    finally:
-        process.kill()
-        process.wait()
-    answered(TITLE, said, requests)
+    said = await asyncio.to_thread(subprocess.run, command, stdout=subprocess.PIPE, text=True, check=True)
+    answer = json.loads(said.stdout)
+    return int(answer["errs"] + requests - answer["done"])
 
 
 def table(found: Sequence[Seen]) -> Table:
     """A row an activity."""
     names = ("looks", *(f"<{bound}" for bound in BOUNDS_MS), "worst", "idle <5", "idle worst")
-    names += ("own >5", "worst own", "holds >5", "longest hold")
+    names += ("own >5", "worst own", "holds >5", "longest hold", "failed")
     right = (Column(name, justify="right") for name in names)
     shown = Table(Column("activity", no_wrap=True), *right, title="how late the loop came, ms")
     for one in found:
@@ -208,7 +210,8 @@ def table(found: Sequence[Seen]) -> Table:
         within = (f"{count / max(router.looks, 1):.1%}" for count in router.within)
         idle_within = f"{idle.within[BOUNDS_MS.index(HELD_MS)] / max(idle.looks, 1):.1%}"
         late = (f"{router.looks:,}", *within, f"{router.worst_ms:.1f}", idle_within, f"{idle.worst_ms:.1f}")
-        shown.add_row(one.activity, *late, f"{one.own}", f"{one.worst_own_ms:.1f}", f"{one.holds}", f"{one.longest_hold_ms:.1f}")
+        own = (f"{one.own}", f"{one.worst_own_ms:.1f}", f"{one.holds}", f"{one.longest_hold_ms:.1f}", f"{one.failed}")
+        shown.add_row(one.activity, *late, *own)
     return shown
 
 

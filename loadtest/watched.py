@@ -78,12 +78,12 @@ class Watch:
             self._cpu_s = cpu_s
             look(self_, late_s)
 
-        LoopLag._look = watched  # type: ignore[method-assign]
+        LoopLag._look = watched  # type: ignore[method-assign, assignment]
 
     def holds(self) -> None:
         """From now on, write long ones down."""
         uvicorn.config.LOOP_FACTORIES["uvloop"] = uvicorn.config.LOOP_FACTORIES["asyncio"]
-        run = asyncio.Handle._run  # type: ignore[attr-defined]
+        run = asyncio.Handle._run
 
         def watched(handle: Any) -> None:
             self._at.clear()
@@ -93,7 +93,7 @@ class Watch:
             if cpu_s > HOLD_S:
                 self._write(Hold(time.monotonic(), cpu_s, tuple(self._at) or (_name(handle._callback),)))
 
-        asyncio.Handle._run = watched  # type: ignore[attr-defined]
+        asyncio.Handle._run = watched  # type: ignore[method-assign, assignment]
         gc.callbacks.append(self._search)
         signal.signal(signal.SIGPROF, lambda _number, frame: self._at.append(_place(frame)))
         signal.setitimer(signal.ITIMER_PROF, SAMPLE_S, SAMPLE_S)

@@ -35,8 +35,8 @@ STARTUP_FAILURE = 3
 """Exit code, as uvicorn has it."""
 
 SWITCH_S = 0.0001
-"""A thread that computes, as when policies are read, keeps the event loop waiting for so long; Python's own 5 ms come at
-every turn."""
+"""A thread that computes, as when policies are read, keeps the event loop waiting for so long, at every turn. Python's
+own 5 ms are longer than requests may wait."""
 
 
 def serve_command(

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from router.observe.phase import PHASES
 from router.observe.slices import Slices
-from router.observe.tally import Counter, Histogram, Level, Readings
+from router.observe.tally import Counter, Histogram, Labels, Level, Readings
 from router.policy.calibration import CalibrationRow
 from router.policy.review import Comparison
 from router.types import FleetSnapshot, InFlight, PodId
@@ -99,9 +99,7 @@ class Metrics:
     def _declare_pods(self, r: CollectorRegistry) -> None:
         """How pods are, and what they announce."""
         self.pod_in_flight = Readings("warmroute_pod_in_flight_requests", "Leases by pod.", ["pod"], registry=r)
-        self.pod_state = Readings(
-            "warmroute_pod_state", "1 for the state a pod is in.", ["pod", "state"], registry=r
-        )
+        self.pod_state = Readings("warmroute_pod_state", "1 for the state a pod is in.", ["pod", "state"], registry=r)
         self.pod_trust = Readings(
             "warmroute_pod_prefix_trust", "1 for the outcome of a pod's parity self-test.", ["pod", "trust"], registry=r
         )
@@ -175,7 +173,9 @@ class Metrics:
 
     def observe_calibration(self, rows: Iterable[CalibrationRow]) -> None:
         """Take the gauges; called before each rendering."""
-        coefficients, confidences, errors = {}, {}, {}
+        coefficients: dict[Labels, float] = {}
+        confidences: dict[Labels, float] = {}
+        errors: dict[Labels, float] = {}
         for row in rows:
             coefficients[row.subject, row.pod, row.coefficient] = row.value
             confidences[row.subject, row.pod] = row.confidence

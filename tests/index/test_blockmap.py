@@ -110,9 +110,7 @@ def test_what_a_holder_had_is_freed_by_and_by() -> None:
     """All of it, though nothing of it is found any more at once."""
     blocks = 4 * SLICE_BLOCKS
     tokens = tuple(range(2 * blocks))
-    found = after(
-        BlocksStored(block_hashes=tuple(range(blocks)), parent_hash=None, tokens=tokens, block_size_tokens=2)
-    )
+    found = after(BlocksStored(block_hashes=tuple(range(blocks)), parent_hash=None, tokens=tokens, block_size_tokens=2))
     known = ref(found._holders["a"][1])
     found.forget("a")
     for left in (True, True, True, False):
