@@ -186,7 +186,7 @@ async def reload(stage: Stage) -> AsyncIterator[Act]:
     before = path.read_text()
 
     async def act() -> None:
-        path.write_text(f"{before}\n# {next(numbers)}\n")
+        path.write_text(before.replace("reuse: 1.5", f"reuse: 1.5{next(numbers)}"))
         (await stage.client.post("/admin/policies/reload")).raise_for_status()
 
     yield act
