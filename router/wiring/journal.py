@@ -25,8 +25,8 @@ from router.types import Scene
 from router.wiring.cluster import Cluster
 
 REVIEWED = 500
-"""Decisions that new policies are tried on before they are swapped in, in a thread: a second with 100 pods."""
-SLICE_S, PAUSE_S = 0.0005, 0.001
+"""Decisions that new policies are tried on before they are swapped in, in a thread: three seconds with 100 pods."""
+SLICE_S, PAUSE_S = 0.0005, 0.004
 """It computes for so long and then gives way for so long: nobody waits for it, and requests need Python meanwhile."""
 
 
