@@ -1,6 +1,6 @@
 """How do a load generator, a router and pods that cost next to nothing come together?
 
-The C programs `lg.c` and `mock.c` of a folder are compiled, four mocks run in one process, and one router of any make
+The C programs `lg.c` and `mock.c` of a folder are compiled, mocks run many in a process, and one router of any make
 stands before them; `DIRECT` is none at all. Ours trusts its pods unseen (`feeds.parity: false`), because the mocks'
 answers name 300 prompt tokens whatever was asked. This file measures nothing.
 """
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,8 @@ from router.cli.stage import Child, FleetPlan, all_pods_trusted, free_port, rout
 from router.prompt.tokenizer import Tokenizer, load_tokenizer
 
 PODS = 4
+MOST_PORTS = 50
+"""Of one process of mocks."""
 PLAN = FleetPlan(pods=PODS, num_blocks=10_000, model=MODEL)
 OURS = "warmroute"
 DIRECT = "direct"
@@ -95,19 +97,34 @@ class Mocks:
 
     def counted(self, name: str) -> int:
         """The sum over them of one of their counts: `req`, `stream` or `abort`."""
-        return sum(port[name] for port in self._ask("_stats").json()["ports"])
+        return sum(port[name] for answer in self._ask("_stats") for port in answer.json()["ports"])
 
-    def _ask(self, path: str) -> httpx.Response:
-        return httpx.get(f"http://127.0.0.1:{self.ports[0]}/{path}").raise_for_status()
+    def _ask(self, path: str) -> list[httpx.Response]:
+        """Each process; one that has just begun does not listen at once."""
+        with httpx.Client(transport=httpx.HTTPTransport(retries=5)) as client:
+            urls = [f"http://127.0.0.1:{port}/{path}" for port in self.ports[::MOST_PORTS]]
+            return [client.get(url).raise_for_status() for url in urls]
 
 
 @contextmanager
-def mocks(program: Path) -> Iterator[Mocks]:
-    """All in one process."""
-    ports = [free_port() for _ in range(PODS)]
-    process = subprocess.Popen([program, *map(str, ports)], start_new_session=True)
+def mocks(program: Path, pods: int = PODS) -> Iterator[Mocks]:
+    """As many as one process takes in each."""
+    ports: set[int] = set()
+    while len(ports) < pods:  # a port that is free may be found twice
+        ports.add(free_port())
+    listed = sorted(ports)
+    with ExitStack() as running:
+        for first in range(0, pods, MOST_PORTS):
+            running.enter_context(_ended([program, *map(str, listed[first : first + MOST_PORTS])]))
+        yield Mocks(listed)
+
+
+@contextmanager
+def _ended(command: Sequence[str | Path]) -> Iterator[None]:
+    """A process that runs until the block is left."""
+    process = subprocess.Popen(command, start_new_session=True)
     try:
-        yield Mocks(ports)
+        yield
     finally:
         process.kill()
         process.wait()

@@ -23,6 +23,14 @@ class PodSpeed:
     d1_ms_per_request: float = 0.0
     d2_ms_per_context_token: float = 0.0
 
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """In that order. `dataclasses.astuple` copies deeply and takes thirty times as long."""
+        return (
+            *(self.c0_ms, self.c1_ms_per_token, self.c2_ms_per_token2),
+            *(self.d0_ms, self.d1_ms_per_request, self.d2_ms_per_context_token),
+        )
+
     def prefill_ms(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
         """Expected prefill time of a prompt of which `cached_tokens` leading tokens need no compute."""
         n, p = prompt_tokens, cached_tokens

@@ -7,6 +7,7 @@ each, and this one looks after them. Options win over the file.
 from __future__ import annotations
 
 import socket
+import sys
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
@@ -32,6 +33,10 @@ from router.wiring.garbage import spare_the_old
 
 STARTUP_FAILURE = 3
 """Exit code, as uvicorn has it."""
+
+SWITCH_S = 0.0001
+"""A thread that computes, as when policies are read, keeps the event loop waiting for so long, at every turn. Python's
+own 5 ms are longer than requests may wait."""
 
 
 def serve_command(
@@ -60,6 +65,7 @@ def serve_command(
 
 def _serve(app: App, chosen: RouterConfig, sockets: list[socket.socket] | None) -> None:
     spare_the_old()
+    sys.setswitchinterval(SWITCH_S)
     allow_all_open_files()
     settings = uvicorn.Config(
         app,

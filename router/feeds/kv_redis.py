@@ -24,6 +24,8 @@ WAIT_MS = 1000
 """How long one question for news may wait; the copy is up to date after each."""
 BATCH_ENTRIES = 64
 """Read at once: tens of thousands of blocks at the most."""
+COPIED_BLOCKS = 512
+"""Of what is read of a holder, taken in at once: the table may grow meanwhile, the more the more blocks come."""
 
 log = structlog.get_logger()
 
@@ -139,7 +141,9 @@ class _Log:
         self.holders_read += 1
         self._index.begin_copy(self._generation, holder)
         async for tier, blocks in self._registry.blocks(self._generation, holder, row):
-            self._index.copy(self._generation, holder, tier, blocks)
+            for first in range(0, len(blocks), COPIED_BLOCKS):
+                self._index.copy(self._generation, holder, tier, blocks[first : first + COPIED_BLOCKS])
+                await asyncio.sleep(0)
         known = KnownHolder(
             id=holder,
             generation=self._generation,

@@ -17,7 +17,7 @@ import zmq
 import zmq.asyncio
 
 from router.engines.adapter import KvEventSource
-from router.index.events import UndecodableBatch, decode_batch, parse_frames
+from router.index.events import UndecodableBatch, decode_batch, in_pieces, parse_frames
 from router.index.sequence import Sequence, Verdict
 from router.types import KvEvent, PodId
 
@@ -102,7 +102,7 @@ class KvFeed:
             await self._heal(number)
             verdict = self._sequence.observe(number, replayed=True)
         if verdict is Verdict.APPLY:
-            self._apply(payload)
+            await self._apply(payload)
 
     def _restart(self) -> None:
         log.info("engine restarted: its cache is empty", pod=self._pod)
@@ -158,16 +158,21 @@ class KvFeed:
             if verdict is Verdict.GAP:
                 return False
             if verdict is Verdict.APPLY:
-                self._apply(payload)
+                await self._apply(payload)
             await asyncio.sleep(0)  # thousands of messages, and requests are waiting
         return True
 
-    def _apply(self, payload: bytes) -> None:
+    async def _apply(self, payload: bytes) -> None:
         self._last_payload = payload
         try:
-            self._sink.apply(self._pod, decode_batch(payload).events)
+            events = decode_batch(payload).events
         except UndecodableBatch as error:
             self._not_understood(error)
+            return
+        for number, some in enumerate(in_pieces(events)):
+            if number:
+                await asyncio.sleep(0)  # requests are waiting
+            self._sink.apply(self._pod, some)
 
     def _parse(self, frames: Frames[bytes]) -> tuple[int, bytes] | None:
         try:

@@ -105,17 +105,17 @@ class PolicyFeed:
             except Exception as error:  # a mistake of ours must not pass for good files
                 log.exception("policies could not be read")
                 return self._refuse(repr(error))
-            changed = new.version != self._policies.version
-            review = await self._reviewed(new) if changed else None
+            old, changed = self._policies, new.version != self._policies.version
             self._take(new)
             self._metrics.policy_reloads.labels("ok").inc()
+            review = await self._reviewed(old, new) if changed else None
             log.info("policies reloaded", version=new.version, changed=changed, review=review)
             return Reload(new.version, changed, review)
 
-    async def _reviewed(self, new: PolicySet) -> str | None:
-        """Whether or not anybody can say what changes, it changes."""
+    async def _reviewed(self, old: PolicySet, new: PolicySet) -> str | None:
+        """What the new ones change is found out while they decide already: nobody waits for it."""
         try:
-            return await self._review(self._policies, new)
+            return await self._review(old, new)
         except Exception:
             log.exception("what the new policies change could not be found out")
             return None

@@ -8,7 +8,7 @@ answers may arrive late. This file never talks to a pod and never reads a clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import astuple, replace
+from dataclasses import replace
 from itertools import count
 from typing import TypeAlias
 
@@ -222,4 +222,4 @@ def _served_names(pods: Iterable[Pod]) -> dict[str, tuple[str, str]]:
 
 def _alike(one: PodSpeed, other: PodSpeed) -> bool:
     """Too near one another to make a new snapshot for."""
-    return all(abs(a - b) <= ALIKE * abs(b) for a, b in zip(astuple(one), astuple(other), strict=True))
+    return all(abs(a - b) <= ALIKE * abs(b) for a, b in zip(one.coefficients, other.coefficients, strict=True))

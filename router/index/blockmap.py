@@ -6,9 +6,14 @@ This file knows nothing of sequence numbers or sockets.
 
 from __future__ import annotations
 
+from collections import deque
+
 from router.index.holder import HolderBlocks
 from router.index.masks import HolderMasks
 from router.types import BlocksByTier, BlocksCleared, Generation, KvEvent, PodId, PromptPrefix
+
+SLICE_BLOCKS = 512
+"""Of a holder that is gone; freed with each event and lookup, in 0.1 ms."""
 
 
 class BlockMap:
@@ -17,6 +22,8 @@ class BlockMap:
     def __init__(self) -> None:
         self._masks = HolderMasks()
         self._holders: dict[PodId, tuple[int, HolderBlocks]] = {}
+        self._left: deque[HolderBlocks] = deque()
+        """Of holders that are gone; freed a slice at a time."""
 
     @property
     def block_holders(self) -> int:
@@ -29,9 +36,11 @@ class BlockMap:
         self._holders[pod] = self._masks.slot(pod), HolderBlocks(generation)
 
     def forget(self, pod: PodId) -> None:
-        """Drop everything of `pod`."""
-        if self._holders.pop(pod, None) is not None:
+        """Drop everything of `pod`. O(1)."""
+        found = self._holders.pop(pod, None)
+        if found is not None:
             self._masks.forget(pod)
+            self._left.append(found[1])
 
     def orphans(self, pod: PodId) -> int:
         """Stored blocks of `pod` that could not be placed because their parent is unknown."""
@@ -45,6 +54,7 @@ class BlockMap:
 
     def apply(self, pod: PodId, event: KvEvent) -> None:
         """Take over one event of a known holder; events of others are ignored."""
+        self._free()
         found = self._holders.get(pod)
         if found is None:
             return
@@ -58,4 +68,10 @@ class BlockMap:
 
     def match(self, prefix: PromptPrefix) -> dict[PodId, BlocksByTier]:
         """Leading blocks of `prefix` by holder and tier."""
+        self._free()
         return self._masks.walk(prefix.hashes)
+
+    def _free(self) -> None:
+        """The next slice."""
+        if self._left and self._left[0].shed(SLICE_BLOCKS):
+            self._left.popleft()

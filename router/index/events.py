@@ -8,8 +8,8 @@ file never remembers anything between two messages.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,6 +17,9 @@ import msgspec
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, Tier
 
 U64 = (1 << 64) - 1
+
+PIECE_BLOCKS = 256
+"""Taken into the index in half a millisecond."""
 
 T = TypeVar("T")
 
@@ -92,6 +95,41 @@ def decode_batch(payload: bytes) -> KvBatch:
         raise UndecodableBatch(f"not a KV event batch: {error}") from error
     events = tuple(event for event in decoded if event is not None)
     return KvBatch(dp_rank, events, skipped=len(decoded) - len(events))
+
+
+def in_pieces(events: Iterable[KvEvent]) -> Iterator[tuple[KvEvent, ...]]:
+    """The same events, as many at once as name some `PIECE_BLOCKS` blocks. A long prompt's one event becomes several:
+    to take it in takes longer than requests may wait."""
+    some: list[KvEvent] = []
+    blocks = 0
+    for event in events:
+        for piece in _pieces(event):
+            some.append(piece)
+            blocks += 0 if isinstance(piece, BlocksCleared) else len(piece.block_hashes)
+            if blocks >= PIECE_BLOCKS:
+                yield tuple(some)
+                some, blocks = [], 0
+    if some:
+        yield tuple(some)
+
+
+def _pieces(event: KvEvent) -> Iterator[KvEvent]:
+    if isinstance(event, BlocksCleared) or len(event.block_hashes) <= PIECE_BLOCKS:
+        yield event
+        return
+    for first in range(0, len(event.block_hashes), PIECE_BLOCKS):
+        yield _piece(event, first)
+
+
+def _piece(event: BlocksStored | BlocksRemoved, first: int) -> KvEvent:
+    """The blocks from `first` on."""
+    hashes = event.block_hashes[first : first + PIECE_BLOCKS]
+    if isinstance(event, BlocksRemoved):
+        return replace(event, block_hashes=hashes)
+    size = event.block_size_tokens
+    tokens = event.tokens[first * size : (first + len(hashes)) * size]
+    parent = event.block_hashes[first - 1] if first else event.parent_hash
+    return replace(event, block_hashes=hashes, tokens=tokens, parent_hash=parent)
 
 
 def _batch_parts(batch: Any) -> tuple[list[Any], Any]:

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from router.observe.phase import PHASES
 from router.observe.slices import Slices
-from router.observe.tally import Counter, Histogram, Level
+from router.observe.tally import Counter, Histogram, Labels, Level, Readings
 from router.policy.calibration import CalibrationRow
 from router.policy.review import Comparison
 from router.types import FleetSnapshot, InFlight, PodId
@@ -22,6 +22,9 @@ from router.types import FleetSnapshot, InFlight, PodId
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _PHASE_SECONDS = (0.00002, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 10.0, 60.0)
 _LAG_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+PIECE_SAMPLES, HEAD_LINES = 200, 2
+"""Rendered at once, a millisecond or less; HELP and TYPE stand above them."""
 
 
 class Metrics:
@@ -95,9 +98,9 @@ class Metrics:
 
     def _declare_pods(self, r: CollectorRegistry) -> None:
         """How pods are, and what they announce."""
-        self.pod_in_flight = Gauge("warmroute_pod_in_flight_requests", "Leases by pod.", ["pod"], registry=r)
-        self.pod_state = Gauge("warmroute_pod_state", "1 for the state a pod is in.", ["pod", "state"], registry=r)
-        self.pod_trust = Gauge(
+        self.pod_in_flight = Readings("warmroute_pod_in_flight_requests", "Leases by pod.", ["pod"], registry=r)
+        self.pod_state = Readings("warmroute_pod_state", "1 for the state a pod is in.", ["pod", "state"], registry=r)
+        self.pod_trust = Readings(
             "warmroute_pod_prefix_trust", "1 for the outcome of a pod's parity self-test.", ["pod", "trust"], registry=r
         )
         self.kv_events = Counter("warmroute_kv_events", "KV events applied, by pod.", ["pod"], registry=r)
@@ -143,16 +146,16 @@ class Metrics:
             buckets=(0, *_SECONDS),
             registry=r,
         )
-        self.coefficient = Gauge(
+        self.coefficient = Readings(
             "warmroute_calibration_coefficient",
             "What is known of a class of pods, of a pod that differs from it (else empty), or of a kind of links.",
             ["subject", "pod", "coefficient"],
             registry=r,
         )
-        self.confidence = Gauge(
+        self.confidence = Readings(
             "warmroute_calibration_confidence", "0 for the prior alone, to 1.", ["subject", "pod"], registry=r
         )
-        self.calibration_error = Gauge(
+        self.calibration_error = Readings(
             "warmroute_calibration_error_ratio",
             "Mean absolute relative error of lately observed times, by the prior and by what was learnt.",
             ["subject", "pod", "by"],
@@ -170,13 +173,17 @@ class Metrics:
 
     def observe_calibration(self, rows: Iterable[CalibrationRow]) -> None:
         """Take the gauges; called before each rendering."""
-        for gauge in (self.coefficient, self.confidence, self.calibration_error):
-            gauge.clear()
+        coefficients: dict[Labels, float] = {}
+        confidences: dict[Labels, float] = {}
+        errors: dict[Labels, float] = {}
         for row in rows:
-            self.coefficient.labels(row.subject, row.pod, row.coefficient).set(row.value)
-            self.confidence.labels(row.subject, row.pod).set(row.confidence)
-            self.calibration_error.labels(row.subject, row.pod, "prior").set(row.error_before)
-            self.calibration_error.labels(row.subject, row.pod, "learnt").set(row.error_after)
+            coefficients[row.subject, row.pod, row.coefficient] = row.value
+            confidences[row.subject, row.pod] = row.confidence
+            errors[row.subject, row.pod, "prior"] = row.error_before
+            errors[row.subject, row.pod, "learnt"] = row.error_after
+        self.coefficient.take(coefficients)
+        self.confidence.take(confidences)
+        self.calibration_error.take(errors)
 
     def _declare_index(self, r: CollectorRegistry) -> None:
         """Those of a router that shares an index with others."""
@@ -292,13 +299,10 @@ class Metrics:
 
     def observe_fleet(self, fleet: FleetSnapshot, inflight: Mapping[PodId, InFlight], block_holders: int) -> None:
         """Take the gauges that are read off other owners; called before each rendering."""
-        for gauge in (self.pod_state, self.pod_trust, self.pod_in_flight):
-            gauge.clear()
-        for status in fleet.pods:
-            pod = status.pod.id
-            self.pod_state.labels(pod, status.state.value).set(1)
-            self.pod_trust.labels(pod, status.pod.trust.value).set(1)
-            self.pod_in_flight.labels(pod).set(inflight[pod].requests if pod in inflight else 0)
+        pods = [(status.pod.id, status) for status in fleet.pods]
+        self.pod_state.take({(pod, status.state.value): 1.0 for pod, status in pods})
+        self.pod_trust.take({(pod, status.pod.trust.value): 1.0 for pod, status in pods})
+        self.pod_in_flight.take({(pod,): inflight[pod].requests if pod in inflight else 0 for pod, _ in pods})
         self.index_blocks.set(block_holders)
 
     def render(self, families: Iterable[Metric] | None = None) -> bytes:
@@ -306,7 +310,7 @@ class Metrics:
         return b"".join(self._rendered(families))
 
     async def render_in_turns(self, families: Iterable[Metric] | None = None) -> bytes:
-        """The same, a family in each turn of the event loop: with a hundred pods the whole takes more than 10 ms."""
+        """The same, a piece in each turn of the event loop: with a hundred pods the whole takes more than 10 ms."""
         texts: list[bytes] = []
         for text in self._rendered(families):
             texts.append(text)
@@ -315,7 +319,17 @@ class Metrics:
 
     def _rendered(self, families: Iterable[Metric] | None) -> Iterator[bytes]:
         for family in self.registry.collect() if families is None else families:
-            yield generate_latest(_Alone(family))
+            yield from _pieces(family)
+
+
+def _pieces(family: Metric) -> Iterator[bytes]:
+    """A family of many pods by and by; what stands above its samples comes once."""
+    whole, said = family.samples, b""
+    for first in range(0, max(len(whole), 1), PIECE_SAMPLES):
+        family.samples = whole[first : first + PIECE_SAMPLES]
+        text = generate_latest(_Alone(family))
+        yield text.removeprefix(said)
+        said = b"".join(text.splitlines(keepends=True)[:HEAD_LINES])
 
 
 class _Alone(Collector):

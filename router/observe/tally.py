@@ -8,7 +8,7 @@ locks, because only the event loop counts, and a bucket found by bisection. What
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
@@ -48,6 +48,28 @@ class Level(Count):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """For the registry."""
         yield GaugeMetricFamily(*self._described, value=self.value)
+
+
+class Readings:
+    """Numbers by the values of `names` that are taken whole, at once, from somebody who knows: `Gauge` makes an object
+    of each, which takes as long as everything else about it."""
+
+    def __init__(self, name: str, about: str, names: Sequence[str], *, registry: CollectorRegistry) -> None:
+        self._described = name, about, names
+        self._values: Mapping[Labels, float] = {}
+        registry.register(self)
+
+    def take(self, values: Mapping[Labels, float]) -> None:
+        """These, and none of those before."""
+        self._values = values
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """For the registry."""
+        name, about, names = self._described
+        family = GaugeMetricFamily(name, about, labels=names)
+        for labels, value in self._values.items():
+            family.add_metric(labels, value)
+        yield family
 
 
 class Spread:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 import msgspec
@@ -352,8 +352,8 @@ def _better(found: Mapping[str, Fit], own: Mapping[str, Fit]) -> Iterator[tuple[
 
 def _terms(speed: PodSpeed) -> Vector:
     """A decode step that nobody knows anything of is taken for the fixed part of a prefill."""
-    known = replace(speed, d0_ms=speed.d0_ms or speed.c0_ms)
-    return tuple(map(max, astuple(known), FLOOR))
+    c0, c1, c2, d0, d1, d2 = speed.coefficients
+    return tuple(map(max, (c0, c1, c2, d0 or c0, d1, d2), FLOOR))
 
 
 def _link_terms(link: Link) -> Vector:

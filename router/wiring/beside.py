@@ -103,11 +103,11 @@ class Beside:
         answers = await self._bus.ask(EXPLAIN + request_id.encode("utf-8", "surrogatepass"))
         return next((answer for answer in answers if answer), None)
 
-    def answer(self, question: bytes) -> bytes:
+    async def answer(self, question: bytes) -> bytes:
         """What another worker asked; empty for what is not known here."""
         if question == METRICS:
             self._observe()
-            return dumped(self._metrics.registry)
+            return await dumped(self._metrics.registry)
         kept = self._find(question.removeprefix(EXPLAIN).decode("utf-8", "surrogatepass"))
         return explained_json(kept) if kept is not None else b""
 

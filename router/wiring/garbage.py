@@ -2,21 +2,30 @@
 
 Python looks through its young objects when it has made so many more of them than it has freed. A router whose memory is
 full frees an old prompt for each new one, so that it never has more, for seconds; then tens of thousands of young
-objects are looked through at once. So the young are looked through by the clock as well, while they are few. This file
-frees nothing itself: where there are no cycles, memory comes back without any search.
+objects are looked through at once. So the young are looked through by the clock as well, while they are few. To look
+through all takes tens of milliseconds, however little there is to find: that is done when nobody is served, or late.
+This file frees nothing itself: where there are no cycles, memory comes back without any search.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Awaitable, Callable
 
-YOUNG_OBJECTS, YOUNG_SEARCHES, MIDDLE_SEARCHES = 2_000, 10, 100
-"""How many more container objects than before until the youngest are searched for cycles, how many such searches until
-those that outlived one are searched as well, and how many of these until all are. Nobody is served meanwhile: at 20,000
-a search takes 10 to 25 ms, at 2,000 mostly one or two. Python's own 700 is less than a few requests make."""
-SEARCH_S = 0.05
-"""Between two searches by the clock. At 1,000 requests a second one takes 0.2 ms."""
+YOUNG_OBJECTS, YOUNG_SEARCHES = 2_000, 10
+"""How many more container objects than before until the youngest are searched for cycles, and how many such searches
+until those that outlived one are searched as well. Nobody is served meanwhile: at 20,000 a search takes 10 to 25 ms, at
+2,000 mostly one or two. Python's own 700 is less than a few requests make."""
+NEVER = 1_000_000
+SEARCH_S, MIDDLE_EVERY = 0.05, 4
+"""Between two searches by the clock, and how many until those that outlived one are searched as well. At 1,000 requests
+a second one takes 0.2 ms, and a middle one of every tenth 5 to 12 ms with a hundred pods."""
+QUIET_S, BUSY_S = 60.0, 600.0
+"""After so long all are searched where nobody is served, and after so long whoever is: some hundred objects a second
+form cycles and outlive the other searches."""
+IDLE_S = 1.0
+"""Between two requests of a light load, nobody is served either."""
 
 
 def spare_the_old() -> None:
@@ -24,14 +33,22 @@ def spare_the_old() -> None:
     request's own rarely form cycles: walking the former after every few of the latter takes percents of the time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, YOUNG_SEARCHES, MIDDLE_SEARCHES)
+    gc.set_threshold(YOUNG_OBJECTS, YOUNG_SEARCHES, NEVER)
 
 
-async def search_by_the_clock() -> None:
-    """Until cancelled; nothing is searched where the collector is off."""
-    searches = 0
+async def search_by_the_clock(
+    serves: Callable[[], bool], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> None:
+    """Until cancelled; nothing is searched where the collector is off. `serves`: is anybody being served?"""
+    searches = idle = 0
     while True:
-        await asyncio.sleep(SEARCH_S)
-        if gc.isenabled():
-            searches += 1
-            gc.collect(0 if searches % YOUNG_SEARCHES else 1)
+        await sleep(SEARCH_S)
+        if not gc.isenabled():
+            continue
+        searches += 1
+        idle = 0 if serves() else idle + 1
+        if searches * SEARCH_S > (QUIET_S if idle * SEARCH_S > IDLE_S else BUSY_S):
+            gc.collect()
+            searches = 0
+        else:
+            gc.collect(0 if searches % MIDDLE_EVERY else 1)

@@ -224,7 +224,7 @@ class Program:
             "idle": self._sweep_idle,
             "policies": self.policies.run,
             "loop lag": LoopLag(self.metrics.loop_lag_s.labels().observe).run,
-            "garbage": search_by_the_clock,
+            "garbage": lambda: search_by_the_clock(lambda: self.metrics.in_flight.value > 0),
         }
         if feeds.parity:
             parity = ParityFeed(

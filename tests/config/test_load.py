@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.load import load
+from router.config.load import load, read_document
 from router.config.policies import choose_policy, load_policies
 from router.config.priors import load_priors
 from router.config.schema import RouterConfig
@@ -71,6 +71,17 @@ def test_a_mistake_is_named_with_line_and_key(tmp_path: Path, text: str, where: 
 def test_every_mistake_is_listed(tmp_path: Path) -> None:
     """One start, one list."""
     assert len(refused(tmp_path, "polcy: a\nlimits:\n  retries: -1\n").splitlines()) == 2
+
+
+def test_a_file_is_parsed_when_it_says_something_new(tmp_path: Path) -> None:
+    """A reload of many policies, of which one has changed, parses that one."""
+    file = tmp_path / "router.yaml"
+    file.write_text("policy: a\n")
+    first = read_document(file)
+    file.write_text("policy: a\n")
+    assert read_document(file) is first
+    file.write_text("policy: b\n")
+    assert read_document(file).data == {"policy": "b"}
 
 
 def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:

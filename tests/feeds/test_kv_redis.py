@@ -7,12 +7,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import redis
 
-from router.feeds.kv_redis import IndexFeed
+from router.feeds.kv_redis import COPIED_BLOCKS, IndexFeed
 from router.index.cluster import ClusterIndex, EntryKind
 from router.index.holders import HolderFacts, KnownHolder, holder_name
 from router.stores.connection import Connection, parse_url
@@ -300,6 +301,19 @@ async def test_what_happens_while_a_large_holder_is_read_is_not_lost(
         assert not scene.feed.loaded.is_set()
         blocks = await happen(pod)
         await until(lambda: scene.has("a", blocks))
+
+
+async def test_a_large_holder_is_taken_in_by_and_by(scene: Scene, running: Running) -> None:
+    """Requests have their turn between the pieces."""
+    pod = await scene.publishing("a", [])
+    for start in range(1, LARGE, 2500):
+        await pod.store(range(start, start + 2500))
+    known = [0]
+    async with running(scene.feed.run()):
+        while not scene.feed.loaded.is_set():
+            known.append(scene.index.block_holders)
+            await asyncio.sleep(0)
+    assert known[-1] == LARGE and max(after - before for before, after in pairwise(known)) <= COPIED_BLOCKS
 
 
 # --- Redis itself ---

@@ -14,6 +14,7 @@ import zmq.asyncio
 
 from router.engines.adapter import KvEventSource
 from router.feeds.kv_zmq import END_OF_REPLAY, KvFeed, binds
+from router.index.events import PIECE_BLOCKS
 from router.sim.mock.config import EventEncoding, KvEventConfig
 from router.sim.mock.events import KvPublisher, encode_batch
 from router.sim.mock.faults import FaultBoard
@@ -84,6 +85,23 @@ async def test_messages_are_taken_over_in_order() -> None:
     """From 0 on, nothing is missing."""
     told, _ = await told_by(message(0), message(1), message(2))
     assert told.lives == [[0, 1, 2]] and told.complete is not False
+
+
+async def test_others_have_their_turn_while_a_long_message_is_taken_in() -> None:
+    """Requests among them, between its pieces."""
+    turns, told = 0, Told()
+
+    async def serve() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    serving = asyncio.create_task(serve())
+    long = BlocksRemoved(block_hashes=tuple(range(4 * PIECE_BLOCKS)))
+    await KvFeed(POD, NOWHERE, told).take(message(0, encode_batch([long], "map", 0.0)))
+    serving.cancel()
+    assert turns >= 3 and told.lives == [[0, PIECE_BLOCKS, 2 * PIECE_BLOCKS, 3 * PIECE_BLOCKS]]
 
 
 async def test_a_repeated_message_counts_once() -> None:

@@ -50,11 +50,12 @@ async def test_nothing_is_read_while_nothing_changes(folder: PolicyFolder) -> No
     assert feed.current() is before
 
 
-async def test_the_set_is_swapped_whole_and_reviewed_before(folder: PolicyFolder) -> None:
-    """The review sees both; what it says goes to whoever asked."""
+async def test_the_set_is_swapped_whole_and_reviewed_while_it_decides(folder: PolicyFolder) -> None:
+    """Nobody waits for the review, which sees both; what it says goes to whoever asked."""
     seen: list[tuple[PolicySet, PolicySet]] = []
 
     async def review(old: PolicySet, new: PolicySet) -> str:
+        assert feed.current() is new
         seen.append((old, new))
         return "17 of 2,000 decisions would change"
 

@@ -11,6 +11,7 @@ import math
 import re
 from contextlib import suppress
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ GOLDENS = Path(__file__).parents[1] / "parity" / "goldens"
 GENERATION = Generation(model="m", block_size_tokens=2)
 RANKS = (None, 0, 1)
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_by_name = itemgetter(0)
 _TIER_NAMES = ("GPU", "CPU", "DISK", "REMOTE")
 
 
@@ -75,8 +77,8 @@ def _written(event: KvEvent) -> dict[str, Any]:
 
 
 def metrics(data: bytes) -> None:
-    """A page of metrics, of every engine and rank; what Prometheus' lenient client reads there, written properly, is
-    read as the same."""
+    """A page of metrics, of every engine and rank; what Prometheus' lenient client reads there, written properly and in
+    groups, is read as the same."""
     for engine in ENGINES.values():
         for rank in RANKS:
             load = engine.parse_load(data, rank, 1.0)
@@ -84,7 +86,7 @@ def metrics(data: bytes) -> None:
     _facts({MODELS_PATH: b'{"data": [{"id": "m"}]}', "/metrics": data})
     with suppress(ValueError, LookupError, OverflowError):  # its way to say that the page is wrong
         read = [each for family in text_string_to_metric_families(data.decode()) for each in family.samples]
-        said = [(each.name, float(each.value)) for each in read if _NAME.fullmatch(each.name)]
+        said = sorted([(each.name, float(each.value)) for each in read if _NAME.fullmatch(each.name)], key=_by_name)
         page = "".join(f"{name} {value!r}\n" for name, value in said).encode()
         for name in {name for name, _ in said}:
             found = [sample.value for sample in samples(page, name)]

@@ -37,7 +37,7 @@ class Recorder:
     def lost(self, worker: int) -> None:
         self.gone.append(worker)
 
-    def answer(self, question: bytes) -> bytes:
+    async def answer(self, question: bytes) -> bytes:
         return question
 
 

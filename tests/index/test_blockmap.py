@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import chain, product
+from weakref import ref
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.hashing import generation_seed, hash_blocks, token_array
-from router.index.blockmap import BlockMap
+from router.index.blockmap import SLICE_BLOCKS, BlockMap
+from router.index.events import PIECE_BLOCKS, in_pieces
 from router.types import (
     BlocksByTier,
     BlocksCleared,
@@ -89,6 +91,31 @@ def test_stored_blocks_are_matched() -> None:
 def test_blocks_continue_those_of_their_parent() -> None:
     """Engines announce a prompt in pieces."""
     assert held(after(stored(71), stored(72, 73, parent=71, start=2))) == (3, 0, 0, 0)
+
+
+@given(st.integers(1, 3 * PIECE_BLOCKS), st.integers(1, 3 * PIECE_BLOCKS))
+@settings(max_examples=20)
+def test_a_long_event_is_taken_in_by_and_by(blocks: int, gone: int) -> None:
+    """None of its pieces is long, and in the end the map is the same."""
+    tokens = tuple(range(2 * blocks))
+    long = BlocksStored(block_hashes=tuple(range(blocks)), parent_hash=None, tokens=tokens, block_size_tokens=2)
+    pieces = list(in_pieces([long, removed(*range(blocks - min(gone, blocks), blocks))]))
+    assert max(sum(len(one.block_hashes) for one in some if not isinstance(one, BlocksCleared)) for some in pieces) < (
+        2 * PIECE_BLOCKS
+    )
+    assert held(after(*chain.from_iterable(pieces)), prompt(tokens)) == (max(blocks - gone, 0), 0, 0, 0)
+
+
+def test_what_a_holder_had_is_freed_by_and_by() -> None:
+    """All of it, though nothing of it is found any more at once."""
+    blocks = 4 * SLICE_BLOCKS
+    tokens = tuple(range(2 * blocks))
+    found = after(BlocksStored(block_hashes=tuple(range(blocks)), parent_hash=None, tokens=tokens, block_size_tokens=2))
+    known = ref(found._holders["a"][1])
+    found.forget("a")
+    for left in (True, True, True, False):
+        assert held(found, prompt(tokens)) == (0, 0, 0, 0)
+        assert bool(known()) is left
 
 
 def test_an_orphan_is_counted_and_left_out() -> None:

@@ -72,6 +72,15 @@ def test_a_slot_that_was_left_is_used_again_once_it_is_swept() -> None:
     assert masks.slot("d") == first and masks.walk(PROMPT) == {}
 
 
+def test_what_is_to_be_moved_is_found_from_the_first_moment() -> None:
+    """A removal may begin a new table, into which nothing has moved yet."""
+    masks = HolderMasks()
+    slot, blocks = masks.slot("a"), list(range(1, FIRST_ROWS // 2 + 2))
+    masks.add_all(slot, blocks)
+    masks.remove_all(slot, blocks[-1:])
+    assert masks.walk(blocks) == {"a": (len(blocks) - 1, 0, 0, 0)}
+
+
 def test_forgetting_a_stranger_changes_nothing() -> None:
     """It may have left already."""
     masks = HolderMasks()

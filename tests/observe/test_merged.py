@@ -8,6 +8,8 @@ from router.observe.merged import dumped, joined
 from router.observe.metrics import Metrics
 from router.types import FleetSnapshot, InFlight, Pod, PodSpeed, PodState, PodStatus
 
+pytestmark = pytest.mark.anyio
+
 FLEET = FleetSnapshot(
     1, (PodStatus(Pod(id="a", url="http://a", engine="vllm", speed=PodSpeed(1.0, 1.0, 0.0)), PodState.READY),)
 )
@@ -28,11 +30,11 @@ def worker(requests: int, took_s: float, leases: int, *, complete: bool = True) 
     return metrics
 
 
-def test_counts_add_up_bucket_by_bucket() -> None:
+async def test_counts_add_up_bucket_by_bucket() -> None:
     """Also what only another worker has counted."""
     one, two = worker(2, 0.004, 0), worker(3, 0.3, 0)
     two.retries.labels("ConnectFailed").inc()
-    found = lines(one.render(joined(one.registry, [dumped(two.registry)])))
+    found = lines(one.render(joined(one.registry, [await dumped(two.registry)])))
     assert found >= {
         'warmroute_requests_total{endpoint="chat",model="m",result="ok"} 5.0',
         'warmroute_retries_total{reason="ConnectFailed"} 1.0',
@@ -43,10 +45,10 @@ def test_counts_add_up_bucket_by_bucket() -> None:
     }
 
 
-def test_what_each_has_adds_up_and_what_all_see_does_not() -> None:
+async def test_what_each_has_adds_up_and_what_all_see_does_not() -> None:
     """Leases are a worker's own; states, blocks and KV events are those of the one fleet."""
     one, two = worker(0, 1.0, 2), worker(0, 1.0, 3, complete=False)
-    found = lines(one.render(joined(one.registry, [dumped(two.registry)])))
+    found = lines(one.render(joined(one.registry, [await dumped(two.registry)])))
     assert found >= {
         'warmroute_pod_in_flight_requests{pod="a"} 5.0',
         'warmroute_pod_state{pod="a",state="ready"} 1.0',

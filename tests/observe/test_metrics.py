@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from router.observe.metrics import Metrics
+from router.observe.merged import dumped
+from router.observe.metrics import PIECE_SAMPLES, Metrics
 
 pytestmark = pytest.mark.anyio
 
@@ -16,12 +17,12 @@ async def test_rendered_in_turns_it_is_the_same_text() -> None:
     metrics = Metrics()
     metrics.requests.labels("chat", "demo", "ok").inc()
     metrics.loop_lag_s.labels().observe(0.003)
-    metrics.pod_in_flight.labels("pod-0").set(2)
+    metrics.pod_in_flight.take({(f"pod-{number}",): number for number in range(2 * PIECE_SAMPLES + 1)})
     assert await metrics.render_in_turns() == metrics.render()
 
 
 async def test_others_have_their_turn_while_it_is_rendered() -> None:
-    """Requests among them."""
+    """Requests among them; also where another worker asks for it, and where a family has a hundred pods' samples."""
     turns = 0
 
     async def serve() -> None:
@@ -30,7 +31,12 @@ async def test_others_have_their_turn_while_it_is_rendered() -> None:
             turns += 1
             await asyncio.sleep(0)
 
+    metrics = Metrics()
+    metrics.pod_in_flight.take({(f"pod-{number}",): 0.0 for number in range(100 * PIECE_SAMPLES)})
     serving = asyncio.create_task(serve())
-    await Metrics().render_in_turns()
-    serving.cancel()
+    await metrics.render_in_turns()
+    assert turns > 120
+    turns = 0
+    await dumped(metrics.registry)
     assert turns > 20
+    serving.cancel()

@@ -29,7 +29,14 @@ def test_what_is_exposed_is_what_prometheus_client_would_expose(seen: list[tuple
         theirs.Histogram("took", "Took.", ["pod"], buckets=BOUNDS, registry=expected),
         ours.Histogram("took", "Took.", ["pod"], buckets=BOUNDS, registry=found),
     )
+    states = (
+        theirs.Gauge("state", "Is so.", ["pod"], registry=expected),
+        ours.Readings("state", "Is so.", ["pod"], registry=found),
+    )
+    states[1].take({("gone",): 1.0})
+    states[1].take({(pod,): value for pod, value in seen})
     for pod, value in seen:
+        states[0].labels(pod).set(value)
         for counter in counters:
             counter.labels(pod).inc(abs(value))
         for histogram in histograms:

@@ -6,11 +6,13 @@ import asyncio
 import gc
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
+from itertools import cycle
 from weakref import ref
 
 import pytest
 
-from router.wiring.garbage import SEARCH_S, YOUNG_OBJECTS, search_by_the_clock
+from router.wiring.garbage import BUSY_S, QUIET_S, SEARCH_S, YOUNG_OBJECTS, search_by_the_clock
 
 pytestmark = pytest.mark.anyio
 
@@ -51,7 +53,7 @@ async def test_a_full_memory_does_not_gather_young_objects() -> None:
     gc.collect()
     forget_as_much_as_is_learnt(memory)
     assert young() > REMEMBERED - YOUNG_OBJECTS
-    searches = asyncio.create_task(search_by_the_clock())
+    searches = asyncio.create_task(search_by_the_clock(lambda: False))
     try:
         while young() > YOUNG_OBJECTS:
             await asyncio.sleep(SEARCH_S)
@@ -59,14 +61,37 @@ async def test_a_full_memory_does_not_gather_young_objects() -> None:
         searches.cancel()
 
 
+@pytest.mark.parametrize(("busy", "after_s"), [((False,), QUIET_S), ((True,), BUSY_S), ((True, False), BUSY_S)])
+async def test_the_old_are_searched_when_nobody_is_served_or_late(busy: tuple[bool, ...], after_s: float) -> None:
+    """A cycle that has outlived all other searches is there for as long; a moment between two requests is none."""
+    old = Cycle()
+    left = ref(old)
+    gc.collect()
+    del old
+    slept_s = 0.0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal slept_s
+        slept_s += seconds
+        await asyncio.sleep(0)
+
+    searches = asyncio.create_task(search_by_the_clock(partial(next, cycle(busy)), sleep))
+    try:
+        while left():
+            await asyncio.sleep(0)
+    finally:
+        searches.cancel()
+    assert slept_s == pytest.approx(after_s, rel=0.01)
+
+
 async def test_where_the_collector_is_off_nothing_is_searched() -> None:
     """Whoever turned it off had a reason."""
-    cycle = Cycle()
-    left = ref(cycle)
+    lost = Cycle()
+    left = ref(lost)
     gc.disable()
-    searches = asyncio.create_task(search_by_the_clock())
+    searches = asyncio.create_task(search_by_the_clock(lambda: False))
     try:
-        del cycle
+        del lost
         await asyncio.sleep(3 * SEARCH_S)
         assert left()
         gc.enable()

@@ -45,7 +45,7 @@ class Worker(Protocol):
     def lost(self, worker: int) -> None:
         """It is gone."""
 
-    def answer(self, question: bytes) -> bytes:
+    async def answer(self, question: bytes) -> bytes:
         """What the others are told who ask this."""
 
 
@@ -63,6 +63,7 @@ class Bus:
         self._appeared = {other: asyncio.Event() for other in self._others}
         self._questions = count()
         self._asked: dict[tuple[int, int], asyncio.Future[bytes]] = {}
+        self._answering: set[asyncio.Task[None]] = set()
 
     @property
     def heard(self) -> int:
@@ -81,6 +82,8 @@ class Bus:
                     group.create_task(self._keep_speaking(other))
         finally:
             server.close()
+            for answering in tuple(self._answering):
+                answering.cancel()
             for speaking in tuple(self._speaking.values()):
                 speaking.close()
             for hearing in tuple(self._heard.values()):
@@ -166,11 +169,18 @@ class Bus:
             return
         number, content = content[:NUMBER_BYTES], content[NUMBER_BYTES:]
         if kind == ASK and worker in self._speaking:
-            self._speaking[worker].say(_frame(ANSWER, number + self._worker.answer(content)))
+            answering = asyncio.ensure_future(self._answer(worker, number, content))
+            self._answering.add(answering)  # the loop itself keeps no task alive
+            answering.add_done_callback(self._answering.discard)
         elif kind == ANSWER:
             answer = self._asked.get((worker, int.from_bytes(number, "little")))
             if answer is not None and not answer.done():
                 answer.set_result(content)
+
+    async def _answer(self, worker: int, number: bytes, question: bytes) -> None:
+        answer = await self._worker.answer(question)
+        if worker in self._speaking:
+            self._speaking[worker].say(_frame(ANSWER, number + answer))
 
 
 class _Speaking(asyncio.Protocol):

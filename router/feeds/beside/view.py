@@ -64,7 +64,7 @@ class Program(Protocol):
     def obey(self, subject: str, wanted: str) -> None:
         """Somebody ordered this at another worker."""
 
-    def answer(self, question: bytes) -> bytes:
+    async def answer(self, question: bytes) -> bytes:
         """What another worker asked."""
 
 
@@ -220,9 +220,9 @@ class SharedView:
         """It is gone, and so are its requests."""
         self._owners.ledger.worker_gone(worker)
 
-    def answer(self, question: bytes) -> bytes:
+    async def answer(self, question: bytes) -> bytes:
         """What another worker asked."""
-        return self._program.answer(question)
+        return await self._program.answer(question)
 
     def _hear_work(self, worker: int, rows: Mapping[PodId, InFlight | None]) -> None:
         """A pod's times are not those of our prompts alone while it computes others'."""

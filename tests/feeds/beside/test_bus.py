@@ -42,7 +42,7 @@ class Worker:
     def lost(self, worker: int) -> None:
         self.lost_ones.append(worker)
 
-    def answer(self, question: bytes) -> bytes:
+    async def answer(self, question: bytes) -> bytes:
         return b"%d: %b" % (self.bus.number, question)
 
 

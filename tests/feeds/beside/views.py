@@ -53,7 +53,7 @@ class Worker:
     def obey(self, subject: str, wanted: str) -> None:
         self.obeyed.append((subject, wanted))
 
-    def answer(self, question: bytes) -> bytes:
+    async def answer(self, question: bytes) -> bytes:
         return question
 
     def say(self, news: bytes) -> None:
