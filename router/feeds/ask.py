@@ -18,6 +18,7 @@ from router.feeds.transport import SOCKET, PoolPerOrigin
 from router.types import Pod
 
 _JSON = {"content-type": "application/json"}
+_READ = httpx.ByteStream(b"")
 
 
 class Unanswered(Exception):
@@ -68,6 +69,7 @@ async def _exchange(client: httpx.AsyncClient, request: httpx.Request, timeout_s
         raise Unanswered(f"{type(error).__name__}: {error}") from error
     except TimeoutError as error:
         raise Unanswered(f"no answer within {timeout_s:g} s") from error
+    answer.stream = _READ  # it leads back to the answer: a cycle, of forty objects a question
     if answer.status_code != httpx.codes.OK:
         raise Unanswered(f"{request.url.path} was answered with {answer.status_code}")
     return answer.content
