@@ -22,8 +22,8 @@ SEARCH_S, MIDDLE_EVERY = 0.05, 4
 """Between two searches by the clock, and how many until those that outlived one are searched as well. At 1,000 requests
 a second one takes 0.2 ms; a middle one takes the longer, the rarer it comes."""
 QUIET_S, BUSY_S = 60.0, 600.0
-"""After so long all are searched where nobody is served, and after so long whoever is. Nothing that is done for requests
-and pods is known to leave cycles; this is for what is not known."""
+"""After so long all are searched where nobody is served, and after so long whoever is. Nothing that is done for
+requests and pods is known to leave cycles; this is for what is not known."""
 IDLE_S = 1.0
 """Between two requests of a light load, nobody is served either."""
 

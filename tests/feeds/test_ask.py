@@ -26,7 +26,7 @@ async def test_an_answer_is_its_body(network: Network, make_pod: MakePod) -> Non
 
 
 async def test_an_answer_is_gone_when_it_is_read(network: Network, make_pod: MakePod) -> None:
-    """httpx makes a cycle of it, of forty objects: with a hundred pods, thousands a second for the collector to find."""
+    """httpx makes a cycle of it, of forty objects: with a hundred pods, thousands a second to be searched for."""
     network["a"].answers["/metrics"] = b"up 1"
     gc.collect()
     gc.disable()
