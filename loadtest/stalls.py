@@ -40,6 +40,8 @@ from router.cli.open_files import allow_all_open_files
 from router.cli.stage import end_on_sigterm
 
 TITLE = "stalls"
+WIDEST = 140
+"""Columns of text that the table needs; a narrow terminal folds its lines."""
 PROMPT_TOKENS = 2_000
 BODIES = 512
 REQUESTS_PER_S = 100
@@ -135,7 +137,7 @@ def main(
         with idle_loop(rig.folder) as idle, mocks(rig.mock, PODS) as pods:
             pods.told(chunks=4)
             found = asyncio.run(_all(wanted, seconds, rig, pods.ports, idle, holds=holds))
-    Console().print(table(found))
+    Console(width=max(Console().width, WIDEST)).print(table(found))
     if out is not None:
         out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
 
