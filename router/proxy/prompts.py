@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from http import HTTPStatus
 from typing import Any, Protocol
 
 import msgspec
@@ -24,8 +23,7 @@ from router.hashing import generation_seed, hash_blocks, token_array
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import Unrenderable
 from router.prompt.tokenizer import Tokenizer
-from router.proxy.headers import request_message
-from router.proxy.relay import read_all
+from router.proxy.question import ask
 from router.proxy.upstream import UpstreamPool
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
 
@@ -126,25 +124,16 @@ class EngineReader:
         if asked is None:
             return None
         path, body = asked
-        pool = self._pool_of(pod)
-        target = pool.path_prefix + path.encode()
-        message = request_message("POST", target, pool.host_header, _JSON, msgspec.json.encode(body))
         try:
-            async with asyncio.timeout(ASK_S):
-                reply = await pool.exchange(message)
-                answer = await read_all(reply)
-        except (UpstreamError, TimeoutError):
+            return adapter.parse_tokens(await ask(self._pool_of(pod), path, ASK_S, msgspec.json.encode(body)))
+        except UpstreamError:
             return None
-        return adapter.parse_tokens(answer) if reply.status == HTTPStatus.OK else None
 
     def _prefix(self, request: InferenceRequest, tokens: list[int]) -> PromptPrefix:
         generation = replace(self._generation, adapter=request.adapter, salt=request.salt)
         flat = token_array(tokens)
         hashes = hash_blocks(flat, generation.block_size_tokens, generation_seed(generation))
         return PromptPrefix(generation, flat, hashes)
-
-
-_JSON = [(b"content-type", b"application/json")]
 
 
 def tokenizable(request: InferenceRequest) -> Mapping[str, Any]:

@@ -8,9 +8,9 @@ import pytest
 
 from router.feeds.ask import Unanswered
 from router.feeds.load import Get
+from router.proxy import question
 from router.proxy.upstream import UpstreamPool
 from router.types import Pod, PodSpeed
-from router.wiring import get as wiring
 from router.wiring.get import get_over
 from tests.proxy.test_upstream import GENEROUS, OK, PATIENCE_S, Call, Script, answering, serving, silent, whole
 
@@ -90,7 +90,7 @@ async def test_a_pod_where_nobody_listens_does_not_answer() -> None:
 
 async def test_an_answer_too_long_to_be_one_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """And hung up on."""
-    monkeypatch.setattr(wiring, "MOST_BYTES", 99)
+    monkeypatch.setattr(question, "MOST_BYTES", 99)
 
     async def script(call: Call) -> None:
         await call.request()
