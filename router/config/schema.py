@@ -35,14 +35,14 @@ def _http_url(value: str) -> str:
     return value.rstrip("/")
 
 
-def _absolute_path(value: str) -> str:
-    if not value.startswith("/") or len(value.encode()) > LONGEST_SOCKET_BYTES:
+def _socket_path(value: str) -> str:
+    if value and (not value.startswith("/") or len(value.encode()) > LONGEST_SOCKET_BYTES):
         raise ValueError(f"must be an absolute path of at most {LONGEST_SOCKET_BYTES} bytes")
     return value
 
 
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
-AbsolutePath = Annotated[str, AfterValidator(_absolute_path)]
+SocketPath = Annotated[str, AfterValidator(_socket_path)]
 LONGEST_SOCKET_BYTES = 107
 """Of a Unix socket's path, on Linux."""
 EngineName = Literal["vllm", "sglang", "trtllm", "llamacpp"]
@@ -95,7 +95,7 @@ class PodConfig(Strict):
 
     url: HttpUrl
     """Where it is reached; it also names the pod and its host."""
-    socket: AbsolutePath | Literal[""] = ""
+    socket: SocketPath = ""
     """A Unix socket over which it is reached instead."""
     id: str = ""
     engine: EngineName = "vllm"

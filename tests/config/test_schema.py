@@ -44,3 +44,13 @@ def test_every_dialect_can_be_written(tmp_path: Path, name: str) -> None:
     )
     config = parsed(tmp_path, f"links: {{elsewhere: rdma_100}}\npods:\n{pods}")
     assert {pod.handoff for pod in config.pods} == {name}
+
+
+@pytest.mark.parametrize("path", ["run/pod.sock", "/" + "x" * 107])
+def test_a_socket_that_cannot_be_one_is_refused_in_one_line(tmp_path: Path, path: str) -> None:
+    """Where nothing stands, the pod is reached over the network."""
+    with pytest.raises(
+        ConfigError, match=r"\A\S+router\.yaml:3: pods\.0\.socket: .*absolute path of at most 107[^\n]*\Z"
+    ):
+        parsed(tmp_path, f"pods:\n- url: http://a\n  socket: {path}\n")
+    assert parsed(tmp_path, "pods:\n- url: http://a\n  socket: ''\n").pods[0].socket == ""
