@@ -68,6 +68,46 @@ class PrefixTrust(StrEnum):
     MISMATCH = "mismatch"
 
 
+class Earlier(msgspec.Struct, frozen=True, gc=False):
+    """The first messages of a chat, known by the bytes that its body begins with: what their prompt begins with."""
+
+    digest: int
+    """Of these bytes."""
+    head: bytes
+    """Of the body, up to its first message."""
+    model: str
+    """Which it was sent to: another has another template and tokenizer."""
+    roles: tuple[str, ...]
+    shape: int
+    """Tells apart what the template puts around them."""
+    tokens: bytes
+    """Of their text up to the last place where it may be cut, as `hashing.token_array` lays them out."""
+    seed: BlockHash
+    hashes: bytes
+    """Of the full blocks in `tokens`, as `hashing.hash_array` lays them out, from that seed."""
+    rest: str
+    """Their text behind that place."""
+
+
+class Mark(msgspec.Struct, frozen=True, gc=False):
+    """A beginning of a body that is worth remembering: everything in front of its last message."""
+
+    digest: int
+    start: int
+    """Where its first message begins, or the first after those that are known already."""
+    end: int
+    head: bytes
+
+
+class Turns(msgspec.Struct, frozen=True, gc=False):
+    """How a chat's `messages` follow on the `earlier` ones, if there are any, which were not decoded."""
+
+    messages: Sequence[Mapping[str, Any]]
+    earlier: Earlier | None = None
+    mark: Mark | None = None
+    """As what all but the last of them may be remembered."""
+
+
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One downstream request, parsed once. `body` is what the client sent, to the byte."""
 
@@ -83,6 +123,8 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     max_output_tokens: int | None = None
     prompt: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The fields that decide the prompt's tokens (messages, tools, prompt, ...), decoded."""
+    turns: Turns | None = None
+    """Of a chat that goes on from another request, or may be gone on from; nobody needs to look at it."""
     arrived_at_s: float = 0.0
 
 

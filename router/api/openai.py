@@ -7,6 +7,7 @@ clients know them. A client that leaves cancels its story in whatever phase it i
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from itertools import chain
 from random import getrandbits
 from typing import Any
@@ -16,7 +17,16 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from router.api.errors import error_body, error_headers, shape_of
 from router.api.exchange import Exchange, Held, Received
-from router.api.parse import may_be_object, model_of, parse_body, prompt_fields, steers_engines, without_engine_fields
+from router.api.parse import (
+    WholeChat,
+    may_be_object,
+    model_of,
+    parse_body,
+    parse_chat,
+    prompt_fields,
+    steers_engines,
+    without_engine_fields,
+)
 from router.config.limits import Limits
 from router.config.schema import Edge
 from router.errors import (
@@ -34,15 +44,17 @@ from router.errors import (
 from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
 from router.observe.phase import Phases
+from router.prompt.earlier import EarlierTurns
 from router.proxy.downstream import Inbound
 from router.proxy.forward import Forwarder
 from router.proxy.headers import HeaderList, header
 from router.proxy.relay import end_broken_stream
 from router.proxy.story import Story
-from router.types import Endpoint, InferenceRequest
+from router.types import Endpoint, InferenceRequest, Turns
 
 _READ = {endpoint.value: endpoint for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
+_ONLY_MESSAGES = {"messages"}
 _READABLE = frozenset({b"", b"identity"})
 """Encodings of a body that is as it is."""
 
@@ -60,6 +72,7 @@ class OpenAiEdge:
         edge: Edge,
         limits: Limits,
         configured: frozenset[str],
+        earlier: EarlierTurns,
     ) -> None:
         self._forwarder = forwarder
         self._fleet = fleet
@@ -69,6 +82,7 @@ class OpenAiEdge:
         self.held = Held(limits.max_held_bytes)
         self._serving = 0
         self._configured = configured
+        self._earlier = earlier
         self._session_header = edge.session_header.lower().encode()
         self._tenant_header = edge.tenant_header.lower().encode()
 
@@ -147,10 +161,16 @@ class OpenAiEdge:
 
     def inference(self, endpoint: Endpoint, headers: HeaderList, body: bytes, request_id: str) -> InferenceRequest:
         """A request that the router reads. Raises `ClientError` or `NoReadyPod`."""
-        parsed = parse_body(endpoint, body)
+        if endpoint is Endpoint.CHAT:
+            parsed, turns = parse_chat(body, self._earlier)
+        else:
+            parsed, turns = parse_body(endpoint, body), None
         base, adapter = self._resolve(parsed.model)
+        prompt: Mapping[str, Any] = prompt_fields(endpoint, parsed)
+        if turns is not None:
+            prompt, turns = _whole(body, prompt, turns, base)
         if not self._edge.trust_engine_fields and steers_engines(parsed):
-            body = without_engine_fields(body)
+            body, turns = without_engine_fields(body), None
         return InferenceRequest(
             id=request_id,
             endpoint=endpoint,
@@ -162,7 +182,8 @@ class OpenAiEdge:
             session=header(headers, self._session_header) or getattr(parsed, "session_id", None) or "",
             salt=getattr(parsed, "cache_salt", None) or "",
             max_output_tokens=_max_output_tokens(parsed),
-            prompt=prompt_fields(endpoint, parsed),
+            prompt=prompt,
+            turns=turns,
         )
 
     def _pass_through(self, endpoint: Endpoint, headers: HeaderList, body: bytes, request_id: str) -> InferenceRequest:
@@ -204,6 +225,15 @@ def _check_headers(headers: HeaderList, limits: Limits) -> None:
         raise BodyTooLarge(f"The body has {declared} bytes; at most {max_bytes} are taken.")
     if not {value for name, value in headers if name == b"content-encoding"} <= _READABLE:
         raise MalformedRequest("Send the body without content-encoding.")
+
+
+def _whole(body: bytes, fields: Mapping[str, Any], turns: Turns, model: str) -> tuple[Mapping[str, Any], Turns | None]:
+    """All fields of the prompt; and how it goes on, where there is no more to it than messages for that model."""
+    if turns.earlier is not None:
+        if fields.keys() != _ONLY_MESSAGES or turns.earlier.model != model:
+            return WholeChat(body), None
+        return WholeChat(body), turns
+    return fields, turns if fields.keys() == _ONLY_MESSAGES else None
 
 
 def _max_output_tokens(parsed: Any) -> int | None:

@@ -8,6 +8,8 @@ read them, so that nothing which they accept is refused here. This file never lo
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -15,7 +17,8 @@ import msgspec
 
 from router.engines.handoff.body import STEERING_FIELDS
 from router.errors import MalformedRequest
-from router.types import Endpoint
+from router.prompt.earlier import EarlierTurns
+from router.types import Endpoint, Turns
 
 ENGINE_FIELDS = STEERING_FIELDS | {"ec_transfer_params", "rid"}
 """With these a client could read or plant another tenant's KV; see reference/protocols.md 3.11."""
@@ -121,6 +124,42 @@ def parse_body(endpoint: Endpoint, body: bytes) -> Any:
     if endpoint is Endpoint.CHAT:
         _check_chat(parsed)
     return parsed
+
+
+def parse_chat(body: bytes, known: EarlierTurns) -> tuple[ChatBody, Turns | None]:
+    """The typed part of a chat's body, and how it goes on from messages that are known: then only those behind them
+    are decoded. Raises like `parse_body`."""
+    earlier, at, mark = known.find(body)
+    if earlier is not None:
+        try:
+            last = _DECODERS[Endpoint.CHAT].decode(earlier.head + body[at:])
+            _check_chat(last)
+            return last, Turns(last.messages, earlier, mark)
+        except (*_UNREADABLE, MalformedRequest):
+            pass  # what is wrong is said of the whole body
+    parsed = parse_body(Endpoint.CHAT, body)
+    return parsed, Turns(parsed.messages, None, mark) if mark else None
+
+
+class WholeChat(Mapping[str, Any]):
+    """The prompt fields of a chat of which only the last messages were decoded: whoever wants them has all of it
+    decoded."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    @cached_property
+    def _fields(self) -> dict[str, Any]:
+        return prompt_fields(Endpoint.CHAT, parse_body(Endpoint.CHAT, self._body))
+
+    def __getitem__(self, name: str) -> Any:
+        return self._fields[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
 
 
 def prompt_fields(endpoint: Endpoint, parsed: Any) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Journal:
 
     def decided(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> Kept:
         """Keep it; the oldest goes. `workload` is the class of the request."""
-        prompt = scene.request.prompt if self._prompts else None
+        prompt = dict(scene.request.prompt) if self._prompts else None
         kept = keep(record(scene, workload), decision, policy, time.time(), prompt)
         self._kept[scene.request.id] = kept
         self._kept.move_to_end(scene.request.id)

@@ -38,6 +38,8 @@ _PART_FIELDS = _MEDIA_FIELDS | {"type", "text", "refusal", "thinking", "closed",
 
 _PLAIN_FIELDS = {"role", "content"}
 _PLAIN_ROLES = ("system", "user", "assistant")
+_SPEAKERS = frozenset(_PLAIN_ROLES)
+_DICTS, _STRINGS = {dict}, {str}
 _BILLING = "x-anthropic-billing-header"
 """A line that Claude Code puts first in its system prompt and changes on every request."""
 
@@ -51,6 +53,19 @@ def normal_messages(messages: Any, content_format: ContentFormat) -> list[Messag
     if not isinstance(messages, list) or not messages:
         raise MalformedRequest("messages must be a list with at least one message", param="messages")
     return [_message(message, content_format, i) for i, message in enumerate(messages)]
+
+
+def plain_contents(messages: Any) -> tuple[tuple[str, ...], list[str]] | None:
+    """Roles and contents, where these are all there is to `messages`."""
+    if type(messages) is not list or set(map(type, messages)) != _DICTS or set(map(len, messages)) != {2}:
+        return None
+    try:
+        roles, contents = tuple([said["role"] for said in messages]), [said["content"] for said in messages]
+    except KeyError:
+        return None
+    if set(map(type, contents)) != _STRINGS or set(map(type, roles)) != _STRINGS or not _SPEAKERS.issuperset(roles):
+        return None
+    return roles, contents
 
 
 def without_developer(conversation: list[Message]) -> list[Message]:

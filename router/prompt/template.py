@@ -8,12 +8,14 @@ and never accepts a template from a client.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 from router.errors import ConfigError, MalformedRequest
 from router.prompt.content_format import ContentFormat, detect_content_format
-from router.prompt.conversation import Unrenderable, normal_messages, without_developer
+from router.prompt.conversation import Unrenderable, normal_messages, plain_contents, without_developer
+from router.prompt.shapes import ContentMatters, Shape, probes, trace, watch
 from router.prompt.tokenizer import Tokenizer
 from router.prompt.tools import normal_tools
 
@@ -27,6 +29,11 @@ _NO_VARIABLES = frozenset(
 _METHODS = frozenset(dir(dict))
 _ONLY_MESSAGES = {"messages"}
 _DEVELOPER = re.compile(r"""(["'])developer\1""")
+SHAPES = 1024
+"""Sequences of roles whose forms are remembered."""
+_TRACED = "{#traced#}"
+"""Before a template's text, it makes another template that says the same: one whose blanks are watched."""
+_TRIED_ROLES = (("user",), ("system", "user"), ("user", "assistant", "user"), ("system", "user", "assistant", "user"))
 
 
 class ChatTemplate:
@@ -52,17 +59,62 @@ class ChatTemplate:
         self._default_kwargs = dict(default_kwargs or {})
         self._know_developers = {name for name, text in self._texts.items() if _DEVELOPER.search(text)}
         self._usual_variables = self._variables({})
+        self._shape = lru_cache(SHAPES)(self._traced) if self._is_repetitive() else _shapeless
 
     def render(self, body: Mapping[str, Any]) -> str:
         """The prompt of a chat request's body. `MalformedRequest` where the engine would refuse it, with the
         template's own message; `Unrenderable` where it holds more than text."""
+        plain = plain_contents(body["messages"]) if body.keys() == _ONLY_MESSAGES else None
+        parts = self.fill(*plain) if plain else None
+        return self._render(body) if parts is None else "".join(parts)
+
+    def fill(self, roles: tuple[str, ...], contents: Sequence[str]) -> list[str] | None:
+        """The prompt of nothing but what was said, as literals and contents by turns; None where only the template
+        itself can tell."""
+        shape = self._shape(roles)
+        return shape.fill(contents) if shape else None
+
+    def shape(self, roles: tuple[str, ...]) -> Shape | None:
+        """The form of conversations with these roles and nothing else; None where there is none."""
+        return self._shape(roles)
+
+    def _render(self, body: Mapping[str, Any]) -> str:
         variables = self._usual_variables if body.keys() == _ONLY_MESSAGES else self._variables(body)
         name = "tool_use" if "tools" in variables and "tool_use" in self._texts else "default"
-        text = self._texts[name]
-        conversation = normal_messages(body.get("messages"), self._formats[name])
+        return self._worded(self._texts[name], name, body.get("messages"), variables)
+
+    def _worded(self, text: str, name: str, messages: Any, variables: Mapping[str, Any]) -> str:
+        conversation = normal_messages(messages, self._formats[name])
         if name not in self._know_developers:
             conversation = without_developer(conversation)
         return _render(text, conversation, {**self._special_tokens, **variables})
+
+    def _traced(self, roles: tuple[str, ...]) -> Shape | None:
+        text = _TRACED + self._texts["default"]
+        return trace(lambda messages: self._worded(text, "default", messages, self._usual_variables), roles)
+
+    def _is_repetitive(self) -> bool:
+        """Does it repeat contents, so that forms can be had of it? Only where these were seen to be right."""
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        text = self._texts["default"]
+        try:
+            watch(_compile_jinja_template(_TRACED + text), text)
+        except ContentMatters:
+            return False
+        contents = probes(text)
+        shapes = {roles: shape for roles in _TRIED_ROLES if (shape := self._traced(roles))}
+        return bool(shapes) and all(self._agree(roles, shape, contents) for roles, shape in shapes.items())
+
+    def _agree(self, roles: Sequence[str], shape: Shape, contents: Sequence[str]) -> bool:
+        """Does the form say what the template does, wherever it says anything?"""
+        for start in range(len(contents)):
+            said = [contents[(start + turn) % len(contents)] for turn in range(len(roles))]
+            parts = shape.fill(said)
+            messages = [{"role": role, "content": content} for role, content in zip(roles, said, strict=True)]
+            if parts is not None and "".join(parts) != self._render({"messages": messages}):
+                return False
+        return True
 
     def _variables(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """What the template may name besides messages, weakest first: the engine's defaults, the tools, the
@@ -90,6 +142,10 @@ def _own_fields(body: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, 
     if fields["reasoning_effort"] is not None and "enable_thinking" not in asked:
         fields["enable_thinking"] = fields["reasoning_effort"] != "none"
     return fields
+
+
+def _shapeless(_: tuple[str, ...]) -> None:
+    return None
 
 
 def checked(body: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:

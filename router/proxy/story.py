@@ -61,7 +61,7 @@ class Story:
     def let_go(self) -> None:
         """The answer has begun, so that no other pod will be asked: for as long as it takes, only the length and the
         hashes of the prompt are kept, a twentieth of the whole."""
-        self.request = replace(self.request, body=b"", prompt={})
+        self.request = replace(self.request, body=b"", prompt={}, turns=None)
         self.inbound = replace(self.inbound, request=self.request)
         if self.prompt is not None:
             self.prompt = replace(self.prompt, tokens=range(self.prompt.token_count))

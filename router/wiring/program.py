@@ -157,6 +157,7 @@ class Program:
             self._config.edge,
             self._config.limits,
             frozenset(model.name for model in self._config.models),
+            self.prompts.earlier,
         )
         find, most_bytes = self.records.journal.find, self._config.limits.max_body_bytes
         own = own_app(

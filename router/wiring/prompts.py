@@ -6,6 +6,7 @@ Loads tokenizers and builds the readers over them. This file reads no request it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from random import getrandbits
 from typing import Any, Protocol
 
 import structlog
@@ -13,6 +14,7 @@ import structlog
 from router.config.schema import ModelConfig, RouterConfig
 from router.errors import MalformedRequest
 from router.observe.metrics import Metrics
+from router.prompt.earlier import EarlierTurns
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer, TokenizerSource
@@ -48,6 +50,7 @@ class Prompts:
         self._ready_pods = ready_pods
         self._metrics = metrics
         self._load = load
+        self.earlier = EarlierTurns(getrandbits(64), self._tokens_cache_bytes)
         self.generations: dict[str, Generation] = {}
         self.readers = {model.name: self._reader(model) for model in config.models if model.tokenizer}
 
@@ -89,7 +92,9 @@ class Prompts:
         template = None
         if tokenizer.chat_template:
             template = ChatTemplate(tokenizer, None, model.chat_template_content_format, model.chat_template_kwargs)
-        return Fingerprinter(tokenizer, template, generation, cache_bytes=self._tokens_cache_bytes)
+        return Fingerprinter(
+            tokenizer, template, generation, cache_bytes=self._tokens_cache_bytes, earlier=self.earlier
+        )
 
     def _count_unread(self, model: str, reason: str) -> None:
         self._metrics.unread_prompts.labels(model, reason[:60]).inc()

@@ -1,0 +1,116 @@
+"""Which messages of this chat were there before, and what do their prompts begin with?
+
+A conversation's next request repeats the last one, to the byte, and goes on. So a body is looked up by digests of what
+stands in front of its last messages; where one is known, only what follows has to be decoded, put into the template's
+form, cut, encoded and hashed, however long the conversation is. Two bodies must have begun alike before anything is
+remembered: most prompts that share nothing with others never come back. This file never decodes a message.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import OrderedDict
+
+import msgspec
+import xxhash
+
+from router.types import Earlier, Mark
+
+BYTES = 64 * 1024 * 1024
+BOUNDARIES = 4
+"""So many beginnings of a body are looked up: a turn usually adds two messages, or three where one was only seen."""
+_ENTRY_BYTES = 400
+"""Of one beginning in CPython besides what it holds: key, entry, heads of objects."""
+_OPENS = b'{"role":'
+_MESSAGES = re.compile(rb'"messages"\s*:\s*\[\s*')
+_ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
+_BETWEEN = (b",", b", ")
+"""What clients write between two messages."""
+
+
+class EarlierTurns:
+    """Beginnings of bodies, of all models together; the least recently used go when the bytes run out.
+
+    Digests are XXH3-128 with a secret `seed`, so that nobody can make two bodies that are taken for one another."""
+
+    def __init__(self, seed: int, most_bytes: int = BYTES) -> None:
+        self._seed = seed
+        self._most_bytes = most_bytes
+        self._known: OrderedDict[int, Earlier | None] = OrderedDict()
+        self.bytes = 0
+        """Held now, by estimate."""
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, body: bytes) -> tuple[Earlier | None, int, Mark | None]:
+        """(the longest beginning that is known, where the first message after it begins, what to remember).
+
+        Looks at the last messages only, and no further back than the middle of the body."""
+        view, middle = memoryview(body), len(body) // 2
+        mark: tuple[int, int] | None = None
+        seen = False
+        at = len(body)
+        for _ in range(BOUNDARIES):
+            at = body.rfind(_OPENS, middle, at)
+            end = _end_before(body, at) if at > 0 else 0
+            if not end:
+                break
+            digest = xxhash.xxh3_128_intdigest(view[:end], self._seed)
+            if digest in self._known:
+                self._known.move_to_end(digest)
+                earlier, seen = self._known[digest], True
+                if earlier is not None:
+                    return earlier, at, Mark(*mark, at, earlier.head) if mark else None
+            mark = mark or (digest, end)
+        if mark is None:
+            return None, 0, None
+        if not seen:
+            self._put(mark[0], None)
+            return None, 0, None
+        opened = _MESSAGES.search(body, 0, mark[1])
+        return None, 0, Mark(mark[0], opened.end(), mark[1], body[: opened.end()]) if opened else None
+
+    def keep(self, mark: Mark, body: bytes, messages: int, earlier: Earlier) -> None:
+        """Remember what that beginning of `body` holds, which has so many messages from `mark.start` on. If it has
+        something else, that could be what nobody may miss in a body: then nothing is remembered."""
+        try:
+            elements = _ELEMENTS.decode(b"[" + body[mark.start : mark.end] + b"]")
+        except msgspec.DecodeError:
+            return
+        if len(elements) == messages:
+            self._put(mark.digest, earlier)
+
+    def drop(self, earlier: Earlier) -> None:
+        """It is not of use any more."""
+        if self._known.get(earlier.digest) is earlier:
+            self._put(earlier.digest, None)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._known.clear()
+        self.bytes = 0
+
+    def _put(self, digest: int, earlier: Earlier | None) -> None:
+        if digest in self._known:
+            self.bytes -= _size_bytes(self._known.pop(digest))
+        self._known[digest] = earlier
+        self.bytes += _size_bytes(earlier)
+        while self.bytes > self._most_bytes:
+            self.bytes -= _size_bytes(self._known.popitem(last=False)[1])
+
+
+def _size_bytes(earlier: Earlier | None) -> int:
+    if earlier is None:
+        return _ENTRY_BYTES
+    held = (earlier.head, earlier.tokens, earlier.hashes, earlier.rest)
+    return _ENTRY_BYTES + sum(map(sys.getsizeof, held)) + sys.getsizeof(earlier.roles)
+
+
+def _end_before(body: bytes, at: int) -> int:
+    """Where the message ends that the one at `at` follows; 0 where it is the first."""
+    for between in _BETWEEN:
+        if body.endswith(b"}" + between, 0, at):
+            return at - len(between)
+    return 0

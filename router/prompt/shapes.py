@@ -1,0 +1,259 @@
+"""Which text does a chat template put around contents that it only repeats?
+
+Most templates copy what people said to where it belongs: for one sequence of roles, everything else is always the same.
+So a template is rendered once for such a sequence, with blanks for contents. A blank goes wherever text goes; asked
+about what it holds ("does `</think>` stand in it?"), it gives the usual answer, no, and notes the question; whatever
+else would depend on a content gives up. What comes out is a form that is filled in without the template, exact wherever
+the same questions have the same answers. This file never sees a real content.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, TypeAlias
+
+import msgspec
+import xxhash
+from jinja2 import nodes
+
+MOST_MESSAGES = 512
+"""Longer conversations are left to the template: their forms would fill the memory."""
+
+Edits: TypeAlias = tuple[tuple[str, str | None], ...]
+"""What is done to a content before it is put in: methods of `str` that strip characters."""
+Question: TypeAlias = tuple[str, Edits, str]
+"""About a content, edited so; the answer must be no."""
+Render: TypeAlias = Callable[[list[dict[str, Any]]], str]
+
+_ASK: dict[str, Callable[[str, str], bool]] = {
+    "contains": lambda content, text: text in content,
+    "starts": str.startswith,
+    "ends": str.endswith,
+    "equals": lambda content, text: content == text,
+}
+_MARK = ' \uf8ff"<Aa{}\uf8fe\n'
+"""Stands for a blank in text; hardly anything can be done to it unseen: strip, escape, change its case."""
+_MARKED = re.compile(_MARK.format(r"(\d+)"))
+_PRIVATE = re.compile("[\uf8fe\uf8ff]")
+_HARMLESS_FILTERS = frozenset(
+    {"trim", "string", "default", "d", "length", "count", "first", "last", "list", "reverse"}
+    | {"selectattr", "rejectattr"}
+)
+"""They call methods of what they are given, or give back what they were given."""
+_QUOTED = re.compile(r"""'([^'\n]{1,64})'|"([^"\n]{1,64})\"""")
+_UNSTEADY = re.compile(r"strftime_now|now\(|\brandom\b")
+
+
+class Shape(msgspec.Struct, frozen=True, gc=False):
+    """A form: `literals[0]`, content, `literals[1]`, content, ..., `literals[-1]`."""
+
+    literals: tuple[str, ...]
+    edits: tuple[Edits, ...]
+    questions: tuple[tuple[Question, ...], ...]
+    """By content."""
+    prefixes: tuple[int, ...]
+    """`prefixes[n]` tells apart all that stands before content n: forms that have it in common agree on the text up to
+    there."""
+
+    def fill(self, contents: Sequence[str], first: int = 0) -> list[str] | None:
+        """The parts of the text from content `first` on, of which `contents` begin: contents and literals by turns, and
+        in front of the very first the literal before it. None where a content is unusual, and the template itself must
+        say."""
+        parts = [] if first else [self.literals[0]]
+        for content, edits, questions, literal in zip(
+            contents, self.edits[first:], self.questions[first:], self.literals[first + 1 :], strict=True
+        ):
+            if questions and any(_ASK[ask](_edited(content, before), text) for ask, before, text in questions):
+                return None
+            parts.append(_edited(content, edits) if edits else content)
+            parts.append(literal)
+        return parts
+
+
+def trace(render: Render, roles: Sequence[str]) -> Shape | None:
+    """The form of conversations with these roles; None where the template does more with contents than repeat each
+    once, in order. `render` must be of a template that `watch` has prepared."""
+    if len(roles) > MOST_MESSAGES:
+        return None
+    notes = _Notes([[] for _ in roles], [])
+    messages = [{"role": role, "content": notes.blank(number, ())} for number, role in enumerate(roles)]
+    try:
+        literals = _MARKED.split(render(messages))
+    except Exception:  # it refuses these roles, or would know more: the template itself will say
+        return None
+    found = [notes.blanks[int(number)] for number in literals[1::2]]
+    literals = literals[::2]
+    if [number for number, _ in found] != list(range(len(roles))) or any(map(_PRIVATE.search, literals)):
+        return None
+    edits = tuple([edits for _, edits in found])
+    questions = tuple([tuple(dict.fromkeys(asked)) for asked in notes.questions])
+    return Shape(tuple(literals), edits, questions, _prefixes(literals, edits, questions))
+
+
+def watch(template: Any, text: str) -> None:
+    """Let blanks be known wherever this template, compiled from that text, joins texts, filters or tests them.
+
+    `ContentMatters` where it would be in vain."""
+    environment = template.environment
+    if _UNSTEADY.search(text) or _PRIVATE.search(text) or _formats(environment.parse(text)):
+        raise ContentMatters("it formats texts, or does not always say the same")
+    environment.concat = _join
+    template.root_render_func.__globals__.update(str_join=_join, markup_join=_join)
+    for name, filtered in environment.filters.items():
+        if name not in _HARMLESS_FILTERS:
+            environment.filters[name] = _unless_blank(filtered)
+    environment.tests["sequence"] = _also_blank(environment.tests["sequence"])
+    environment.tests["iterable"] = _also_blank(environment.tests["iterable"])
+
+
+def probes(text: str) -> list[str]:
+    """Contents that a template of this text might treat in its own way: those made of the words that it knows."""
+    words = sorted({word for quoted in _QUOTED.findall(text) for word in quoted if word})
+    forms = [form for word in words for form in (word, f"{word}x", f"x{word}", f"x{word}y")]
+    return [*forms, *("", " ", "x", " x\n", "\n\nx\ty  ", "[1, 2]", '{"a": "b"}', "<b>&amp;</b>", "İx ß \u2028")]
+
+
+class ContentMatters(Exception):
+    """What the template says depends on a content in a way that is not understood here."""
+
+
+class _Notes(msgspec.Struct):
+    """What a template asked of its blanks, by content; and the blanks it was given: (content, edits)."""
+
+    questions: list[list[Question]]
+    blanks: list[tuple[int, Edits]]
+
+    def blank(self, content: int, edits: Edits) -> _Blank:
+        made = _Blank(_MARK.format(len(self.blanks)))
+        made.of = self, content, edits
+        self.blanks.append((content, edits))
+        return made
+
+
+class _Blank(str):  # noqa: PLW1641 - it has none: what it holds is not known
+    """A content that is not known, or, where it is `of` nothing, text with one in it."""
+
+    __slots__ = ("of",)
+    of: tuple[_Notes, int, Edits] | None
+
+    def _asked(self, ask: str, text: Any) -> bool:
+        if self.of is None or type(text) is not str:
+            raise ContentMatters
+        notes, content, edits = self.of
+        notes.questions[content].append((ask, edits, text))
+        return False
+
+    def _stripped(self, method: str, characters: Any) -> _Blank:
+        if self.of is None or not (characters is None or type(characters) is str):
+            raise ContentMatters
+        notes, content, edits = self.of
+        return notes.blank(content, (*edits, (method, characters)))
+
+    def strip(self, characters: Any = None, /) -> _Blank:
+        return self._stripped("strip", characters)
+
+    def lstrip(self, characters: Any = None, /) -> _Blank:
+        return self._stripped("lstrip", characters)
+
+    def rstrip(self, characters: Any = None, /) -> _Blank:
+        return self._stripped("rstrip", characters)
+
+    def startswith(self, text: Any, /) -> bool:  # type: ignore[override]
+        return self._asked("starts", text)
+
+    def endswith(self, text: Any, /) -> bool:  # type: ignore[override]
+        return self._asked("ends", text)
+
+    def __contains__(self, text: Any, /) -> bool:
+        return self._asked("contains", text)
+
+    def __eq__(self, text: object, /) -> bool:
+        return self._asked("equals", text)
+
+    def __ne__(self, text: object, /) -> bool:
+        return not self._asked("equals", text)
+
+    def __bool__(self) -> bool:
+        return not self._asked("equals", "")
+
+    def __add__(self, text: str, /) -> str:
+        return _join((self, text))
+
+    def __radd__(self, text: str, /) -> str:
+        return _join((text, self))
+
+    def __str__(self) -> str:
+        return self
+
+
+def _matters(*_: Any, **__: Any) -> NoReturn:
+    raise ContentMatters
+
+
+_KNOWN_TO_BLANKS = set(_Blank.__dict__) | {
+    *("__new__", "__init__", "__init_subclass__", "__subclasshook__", "__class__", "__getattribute__", "__setattr__"),
+    *("__delattr__", "__doc__", "__dir__", "__reduce__", "__reduce_ex__", "__getstate__", "__sizeof__"),
+    "__getnewargs__",
+}
+for _name in set(dir(str)) - _KNOWN_TO_BLANKS:
+    setattr(_Blank, _name, _matters)
+
+
+def _join(texts: Iterable[Any]) -> str:
+    """As `"".join`, but a blank in it stays one."""
+    texts = [text if isinstance(text, str) else str(text) for text in texts]
+    joined = str.join("", texts)
+    if not any(isinstance(text, _Blank) for text in texts):
+        return joined
+    mixed = _Blank(joined)
+    mixed.of = None
+    return mixed
+
+
+def _unless_blank(filtered: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(*given: Any, **named: Any) -> Any:
+        if _has_blank(given) or _has_blank(named.values()):
+            raise ContentMatters
+        return filtered(*given, **named)
+
+    return _as_marked(filtered, checked)
+
+
+def _also_blank(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, _Blank) or test(value)
+
+
+def _formats(parsed: nodes.Template) -> bool:
+    """Is there a `"%s" % ...`? What goes into it comes out unknown."""
+    formatted = [mod.left for mod in parsed.find_all(nodes.Mod)]
+    return any(isinstance(left, nodes.Const) and isinstance(left.value, str) for left in formatted)
+
+
+def _as_marked(filtered: Callable[..., Any], checked: Callable[..., Any]) -> Callable[..., Any]:
+    """With the notes that Jinja reads of a filter: what it wants to be passed."""
+    vars(checked).update(getattr(filtered, "__dict__", {}))
+    return checked
+
+
+def _has_blank(values: Iterable[Any]) -> bool:
+    for value in values:
+        if isinstance(value, _Blank) or hasattr(value, "__next__"):
+            return True
+        if isinstance(value, dict) and _has_blank(value.values()):
+            return True
+        if isinstance(value, list | tuple) and _has_blank(value):
+            return True
+    return False
+
+
+def _edited(content: str, edits: Edits) -> str:
+    for method, characters in edits:
+        content = getattr(content, method)(characters)
+    return content
+
+
+def _prefixes(literals: Sequence[str], edits: Sequence[Edits], questions: Sequence[Any]) -> tuple[int, ...]:
+    parts = [literals[0], *zip(edits, questions, literals[1:], strict=True)]
+    prefix = 0
+    return tuple([prefix := xxhash.xxh3_64_intdigest(msgspec.json.encode(part), prefix) for part in parts])
