@@ -18,13 +18,13 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from router.api.errors import error_body, error_headers, shape_of
 from router.api.exchange import Exchange, Held, Received
 from router.api.parse import (
-    WholeChat,
     may_be_object,
     model_of,
     parse_body,
     parse_chat,
     prompt_fields,
     steers_engines,
+    whole_prompt,
     without_engine_fields,
 )
 from router.config.limits import Limits
@@ -50,11 +50,10 @@ from router.proxy.forward import Forwarder
 from router.proxy.headers import HeaderList, header
 from router.proxy.relay import end_broken_stream
 from router.proxy.story import Story
-from router.types import Endpoint, InferenceRequest, Turns
+from router.types import Endpoint, InferenceRequest
 
 _READ = {endpoint.value: endpoint for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
-_ONLY_MESSAGES = {"messages"}
 _READABLE = frozenset({b"", b"identity"})
 """Encodings of a body that is as it is."""
 
@@ -168,7 +167,7 @@ class OpenAiEdge:
         base, adapter = self._resolve(parsed.model)
         prompt: Mapping[str, Any] = prompt_fields(endpoint, parsed)
         if turns is not None:
-            prompt, turns = _whole(body, prompt, turns, base)
+            prompt, turns = whole_prompt(body, prompt, turns, base)
         if not self._edge.trust_engine_fields and steers_engines(parsed):
             body, turns = without_engine_fields(body), None
         return InferenceRequest(
@@ -225,15 +224,6 @@ def _check_headers(headers: HeaderList, limits: Limits) -> None:
         raise BodyTooLarge(f"The body has {declared} bytes; at most {max_bytes} are taken.")
     if not {value for name, value in headers if name == b"content-encoding"} <= _READABLE:
         raise MalformedRequest("Send the body without content-encoding.")
-
-
-def _whole(body: bytes, fields: Mapping[str, Any], turns: Turns, model: str) -> tuple[Mapping[str, Any], Turns | None]:
-    """All fields of the prompt; and how it goes on, where there is no more to it than messages for that model."""
-    if turns.earlier is not None:
-        if fields.keys() != _ONLY_MESSAGES or turns.earlier.model != model:
-            return WholeChat(body), None
-        return WholeChat(body), turns
-    return fields, turns if fields.keys() == _ONLY_MESSAGES else None
 
 
 def _max_output_tokens(parsed: Any) -> int | None:

@@ -107,6 +107,7 @@ _DECODERS = {
 _ENGINE_FIELDS_OF = attrgetter(*sorted(ENGINE_FIELDS))
 _NO_ENGINE_FIELDS = (msgspec.UNSET,) * len(ENGINE_FIELDS)
 _PROMPT_FIELDS_OF = {endpoint: attrgetter(*names) for endpoint, names in _PROMPT_FIELDS.items()}
+_ONLY_MESSAGES = {"messages"}
 _RAW_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -152,6 +153,9 @@ class WholeChat(Mapping[str, Any]):
     def _fields(self) -> dict[str, Any]:
         return prompt_fields(Endpoint.CHAT, parse_body(Endpoint.CHAT, self._body))
 
+    def __bool__(self) -> bool:
+        return True
+
     def __getitem__(self, name: str) -> Any:
         return self._fields[name]
 
@@ -160,6 +164,15 @@ class WholeChat(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._fields)
+
+
+def whole_prompt(
+    body: bytes, fields: Mapping[str, Any], turns: Turns, model: str
+) -> tuple[Mapping[str, Any], Turns | None]:
+    """All fields of the prompt, of which `fields` were decoded; and how it goes on, where there is no more to it than
+    messages for the model that has read the earlier ones."""
+    goes_on = fields.keys() == _ONLY_MESSAGES and (turns.earlier is None or turns.earlier.model == model)
+    return WholeChat(body) if turns.earlier else fields, turns if goes_on else None
 
 
 def prompt_fields(endpoint: Endpoint, parsed: Any) -> dict[str, Any]:

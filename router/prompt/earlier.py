@@ -4,13 +4,15 @@ A conversation's next request repeats the last one, to the byte, and goes on. So
 stands in front of its last messages; where one is known, only what follows has to be decoded, put into the template's
 form, cut, encoded and hashed, however long the conversation is. Two bodies must have begun alike before anything is
 remembered: most prompts that share nothing with others never come back. This file never decodes a message.
+
+Threads: `keep` may run in any; all else is for the event loop's.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 import msgspec
 import xxhash
@@ -20,6 +22,8 @@ from router.types import Earlier, Mark
 BYTES = 64 * 1024 * 1024
 BOUNDARIES = 4
 """So many beginnings of a body are looked up: a turn usually adds two messages, or three where one was only seen."""
+SHORT_BYTES = 4096
+"""A body no longer than this is looked through to its beginning."""
 _ENTRY_BYTES = 400
 """Of one beginning in CPython besides what it holds: key, entry, heads of objects."""
 _OPENS = b'{"role":'
@@ -38,8 +42,11 @@ class EarlierTurns:
         self._seed = seed
         self._most_bytes = most_bytes
         self._known: OrderedDict[int, Earlier | None] = OrderedDict()
+        self._left: deque[tuple[Mark, bytes, int, Earlier, int]] = deque()
         self.bytes = 0
         """Held now, by estimate."""
+        self.age = 0
+        """How often everything was forgotten: what was begun before is not remembered any more."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -47,13 +54,14 @@ class EarlierTurns:
     def find(self, body: bytes) -> tuple[Earlier | None, int, Mark | None]:
         """(the longest beginning that is known, where the first message after it begins, what to remember).
 
-        Looks at the last messages only, and no further back than the middle of the body."""
-        view, middle = memoryview(body), len(body) // 2
+        Looks at the last messages only, and, of a long body, at its later half."""
+        self._take_in()
+        view, furthest = memoryview(body), min(len(body) // 2, max(len(body) - SHORT_BYTES, 0))
         mark: tuple[int, int] | None = None
         seen = False
         at = len(body)
         for _ in range(BOUNDARIES):
-            at = body.rfind(_OPENS, middle, at)
+            at = body.rfind(_OPENS, furthest, at)
             end = _end_before(body, at) if at > 0 else 0
             if not end:
                 break
@@ -62,7 +70,7 @@ class EarlierTurns:
                 self._known.move_to_end(digest)
                 earlier, seen = self._known[digest], True
                 if earlier is not None:
-                    return earlier, at, Mark(*mark, at, earlier.head) if mark else None
+                    return earlier, at, Mark(mark[0], at, mark[1], earlier.head) if mark else None
             mark = mark or (digest, end)
         if mark is None:
             return None, 0, None
@@ -72,15 +80,16 @@ class EarlierTurns:
         opened = _MESSAGES.search(body, 0, mark[1])
         return None, 0, Mark(mark[0], opened.end(), mark[1], body[: opened.end()]) if opened else None
 
-    def keep(self, mark: Mark, body: bytes, messages: int, earlier: Earlier) -> None:
-        """Remember what that beginning of `body` holds, which has so many messages from `mark.start` on. If it has
-        something else, that could be what nobody may miss in a body: then nothing is remembered."""
-        try:
-            elements = _ELEMENTS.decode(b"[" + body[mark.start : mark.end] + b"]")
-        except msgspec.DecodeError:
-            return
-        if len(elements) == messages:
-            self._put(mark.digest, earlier)
+    def keep(self, mark: Mark, body: bytes, messages: int, earlier: Earlier, age: int) -> None:
+        """Remember what that beginning of `body` holds, which has so many messages from `mark.start` on. Safe in any
+        thread: it is taken in before anything is looked up again."""
+        self._left.append((mark, body, messages, earlier, age))
+
+    def _take_in(self) -> None:
+        while self._left:
+            mark, body, messages, earlier, age = self._left.popleft()
+            if age == self.age and _message_count(body[mark.start : mark.end]) == messages:
+                self._put(mark.digest, earlier)
 
     def drop(self, earlier: Earlier) -> None:
         """It is not of use any more."""
@@ -89,6 +98,7 @@ class EarlierTurns:
 
     def clear(self) -> None:
         """Forget everything."""
+        self.age += 1
         self._known.clear()
         self.bytes = 0
 
@@ -106,6 +116,15 @@ def _size_bytes(earlier: Earlier | None) -> int:
         return _ENTRY_BYTES
     held = (earlier.head, earlier.tokens, earlier.hashes, earlier.rest)
     return _ENTRY_BYTES + sum(map(sys.getsizeof, held)) + sys.getsizeof(earlier.roles)
+
+
+def _message_count(listed: bytes) -> int:
+    """How many messages stand there; -1 where there is anything else between them, which could be what nobody may miss
+    in a body."""
+    try:
+        return len(_ELEMENTS.decode(b"[" + listed + b"]"))
+    except msgspec.DecodeError:
+        return -1
 
 
 def _end_before(body: bytes, at: int) -> int:

@@ -8,7 +8,6 @@ holds a block.
 from __future__ import annotations
 
 from array import array
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -17,13 +16,13 @@ from typing import Annotated, Any
 import msgspec
 
 from router.errors import MalformedRequest
-from router.hashing import TOKEN_BYTES, generation_seed, hash_array, hash_blocks, token_array
-from router.prompt.conversation import plain_contents
+from router.hashing import generation_seed, hash_array, hash_blocks, token_array
 from router.prompt.earlier import EarlierTurns
 from router.prompt.segments import Lookup, Sealed, Segment, SegmentCache
 from router.prompt.template import ChatTemplate, Unrenderable, checked
 from router.prompt.tokenizer import Tokenizer
-from router.types import BlockHash, Earlier, Endpoint, Generation, InferenceRequest, PromptPrefix, Turns
+from router.prompt.turns import ChatTurns, GoingOn, earlier_token_count
+from router.types import BlockHash, Endpoint, Generation, InferenceRequest, PromptPrefix
 
 CACHE_BYTES = 64 * 1024 * 1024
 SEEDS = 1024
@@ -33,26 +32,14 @@ _REWRITTEN = ("truncate_prompt_tokens", "suffix", "prompt_embeds")
 """Fields with which the engine changes the tokens in ways that are not reproduced here."""
 
 
-class Marked(msgspec.Struct, frozen=True, gc=False):
-    """What of a chat is to be remembered for its next turn."""
-
-    turns: Turns
-    body: bytes
-    roles: tuple[str, ...]
-    shape: int
-    text: str
-    """What they and the template say before the last content, behind the last place where what is known was cut."""
-
-
 class PendingPrompt(msgspec.Struct, frozen=True, gc=False):
     """A prompt between `begin` and `finish`: text that was looked up, or tokens as the client gave them."""
 
     generation: Generation
     seed: BlockHash
     prompt: Lookup | array[int]
-    earlier: Earlier | None = None
-    """What the text that was looked up goes on from."""
-    marked: Marked | None = None
+    going_on: GoingOn | None = None
+    """Of a chat: that only what is behind its known messages was looked up."""
 
     @property
     def text(self) -> str | None:
@@ -80,10 +67,9 @@ class Fingerprinter:
         cache_bytes: int = CACHE_BYTES,
         earlier: EarlierTurns | None = None,
     ) -> None:
-        self._tokenizer = tokenizer
-        self._earlier = EarlierTurns(0) if earlier is None else earlier
-        self._marked: deque[tuple[Marked, Earlier]] = deque()
         self._template = template
+        known = EarlierTurns(seed=0) if earlier is None else earlier
+        self._turns = ChatTurns(generation.model, template, known) if template else None
         self._generation = replace(generation, tokenizer=tokenizer.fingerprint)
         self._new_segments = partial(SegmentCache, tokenizer, cache_bytes)
         self.segments = self._new_segments()
@@ -99,17 +85,18 @@ class Fingerprinter:
     def forget_segments(self) -> None:
         """The tokenizer has changed its mind: encode everything anew. From the thread of `begin`."""
         self.segments = self._new_segments()
-        self._earlier.clear()
+        if self._turns is not None:
+            self._turns.forget()
 
     def begin(self, request: InferenceRequest) -> PendingPrompt:
         """Render the prompt and look up what is known of it.
 
         `MalformedRequest` if the engine would refuse it, `Unrenderable` if its tokens cannot be known here."""
-        self._take_in()
         generation, seed = self._seeded(request.adapter, request.salt)
-        if request.turns is not None and (going_on := self._go_on(request, request.turns)):
-            lookup, marked = going_on
-            return PendingPrompt(generation, seed, lookup, request.turns.earlier, marked)
+        going_on = self._turns.go_on(request) if self._turns and request.turns else None
+        if going_on is not None:
+            look_up = self.segments.going_on if going_on.earlier else self.segments.look_up
+            return PendingPrompt(generation, seed, look_up(going_on.text), going_on)
         prompt, framed = self._prompt(request)
         if isinstance(prompt, str):
             return PendingPrompt(generation, seed, self.segments.look_up(prompt, framed=framed))
@@ -120,79 +107,29 @@ class Fingerprinter:
         generation, seed, prompt = pending.generation, pending.seed, pending.prompt
         if not isinstance(prompt, Lookup):
             return PromptPrefix(generation, prompt, hash_blocks(prompt, generation.block_size_tokens, seed))
-        segments = self.segments.complete(prompt)
+        segments, going_on = self.segments.complete(prompt), pending.going_on
         tokens = prompt.head[:]
-        if pending.earlier is not None:
-            tokens.frombytes(pending.earlier.tokens)
+        if going_on and going_on.earlier:
+            tokens.frombytes(going_on.earlier.tokens)
         for segment in segments:
             tokens.frombytes(segment.tokens)
         tokens.extend(prompt.tail)
-        if pending.earlier is None:
+        if going_on and going_on.earlier:
+            hashes = going_on.hash_blocks(tokens, seed, generation.block_size_tokens)
+        else:
             hashes = _hash_path(tokens, segments, seed, generation.block_size_tokens)
             self.segments.keep(prompt, segments)
-        else:
-            hashes = _hash_on(tokens, pending.earlier, seed, generation.block_size_tokens)
-        if pending.marked is not None:
-            self._mark(pending, pending.marked, segments, tokens, hashes)
+        if going_on and going_on.marked and self._turns:
+            cut = self.segments.pieces(going_on.marked.text)[:-1]
+            known = earlier_token_count(going_on.earlier) + sum([part.token_count for part in segments[: len(cut)]])
+            self._turns.mark(
+                going_on.marked, tokens[:known], hashes[: known // generation.block_size_tokens], seed, cut
+            )
         return PromptPrefix(generation, tokens, hashes)
 
     def fingerprint(self, request: InferenceRequest) -> PromptPrefix:
         """`begin` and `finish` at once. Raises what `begin` raises."""
         return self.finish(self.begin(request))
-
-    def _go_on(self, request: InferenceRequest, turns: Turns) -> tuple[Lookup, Marked | None] | None:
-        """The text behind what is known of a chat, looked up, and what to remember of it; None where the template has
-        to see all of it."""
-        earlier, plain = turns.earlier, plain_contents(turns.messages)
-        if self._template is None or plain is None:
-            return None
-        roles, known = (earlier.roles + plain[0], len(earlier.roles)) if earlier else (plain[0], 0)
-        shape = self._template.shape(roles)
-        if earlier and (shape is None or shape.prefixes[known] != earlier.shape):
-            self._earlier.drop(earlier)
-            return None
-        parts = shape.fill(plain[1], known) if shape else None
-        if shape is None or parts is None:
-            return None
-        rest, marked = earlier.rest if earlier else "", None
-        if turns.mark:
-            marked = Marked(turns, request.body, roles[:-1], shape.prefixes[-2], rest + "".join(parts[:-2]))
-        text = rest + "".join(parts)
-        return self.segments.going_on(text) if earlier else self.segments.look_up(text), marked
-
-    def _mark(
-        self,
-        pending: PendingPrompt,
-        marked: Marked,
-        segments: Sequence[Segment],
-        tokens: array[int],
-        hashes: array[int],
-    ) -> None:
-        """Leave what is known of all messages but the last for the next `begin` to take in. Safe in any thread."""
-        mark = marked.turns.mark
-        *cut, rest = self.segments.pieces(marked.text) or [""]
-        known = len(pending.earlier.tokens) // TOKEN_BYTES if pending.earlier else 0
-        count = known + sum([segment.token_count for segment in segments[: len(cut)]])
-        if mark is None or not count:
-            return
-        earlier = Earlier(
-            digest=mark.digest,
-            head=mark.head,
-            model=self._generation.model,
-            roles=marked.roles,
-            shape=marked.shape,
-            tokens=tokens[:count].tobytes(),
-            seed=pending.seed,
-            hashes=hashes[: count // pending.generation.block_size_tokens].tobytes(),
-            rest=rest,
-        )
-        self._marked.append((marked, earlier))
-
-    def _take_in(self) -> None:
-        while self._marked:
-            marked, earlier = self._marked.popleft()
-            if marked.turns.mark:
-                self._earlier.keep(marked.turns.mark, marked.body, len(marked.turns.messages) - 1, earlier)
 
     def _seed(self, adapter: str, salt: str) -> tuple[Generation, BlockHash]:
         generation = replace(self._generation, adapter=adapter, salt=salt)
@@ -224,16 +161,6 @@ class Fingerprinter:
             return token_array(msgspec.convert(prompt, self._token_ids))
         except msgspec.ValidationError as error:
             raise MalformedRequest(f"prompt is not a list of token ids: {error}", param="prompt") from error
-
-
-def _hash_on(tokens: array[int], earlier: Earlier, seed: BlockHash, block_size_tokens: int) -> array[int]:
-    """Hashes of the full blocks in `tokens`, which begin with those of `earlier`."""
-    hashes = hash_array()
-    if earlier.seed == seed:
-        hashes.frombytes(earlier.hashes)
-    new = tokens[len(hashes) * block_size_tokens :]
-    hashes += hash_blocks(new, block_size_tokens, hashes[-1] if hashes else seed)
-    return hashes
 
 
 def _hash_path(tokens: array[int], segments: Sequence[Segment], seed: BlockHash, block_size_tokens: int) -> array[int]:

@@ -9,9 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.api.parse import ENGINE_FIELDS, may_be_object, model_of, parse_body, prompt_fields, without_engine_fields
+from router.api.parse import (
+    ENGINE_FIELDS,
+    may_be_object,
+    model_of,
+    parse_body,
+    parse_chat,
+    prompt_fields,
+    steers_engines,
+    whole_prompt,
+    without_engine_fields,
+)
 from router.errors import MalformedRequest
-from router.types import Endpoint
+from router.prompt.earlier import EarlierTurns
+from router.types import Earlier, Endpoint, Turns
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 endpoints = st.sampled_from(Endpoint)
@@ -181,3 +192,57 @@ def test_what_may_have_engine_fields_and_cannot_be_read_is_refused(body: bytes) 
     """Never passed on unread."""
     with pytest.raises(MalformedRequest):
         without_engine_fields(body)
+
+
+MESSAGE = '{"role":"user","content":"x"}'
+PARTS = st.lists(
+    st.sampled_from(
+        ["}", "]", ",", '"messages":[', '"rid":1', f"{MESSAGE},", f",{MESSAGE}", f'],"rid":1,"messages":[{MESSAGE}']
+    ),
+    max_size=9,
+).map("".join)
+
+
+def remembering(known: EarlierTurns, turns: Turns | None, body: bytes) -> None:
+    """As a reader of the prompt would, without knowing whether that is right."""
+    if turns is not None and (mark := turns.mark) is not None:
+        roles = ("user",) * (len(turns.messages) - 1)
+        found = Earlier(mark.digest, mark.head, "m", roles, 0, b"", 0, b"", "")
+        known.keep(mark, body, len(roles), found, known.age)
+
+
+@given(beginning=PARTS, middle=PARTS, ends=st.lists(PARTS, min_size=3, max_size=3))
+def test_reading_only_what_is_new_hides_nothing_of_a_body(beginning: str, middle: str, ends: list[str]) -> None:
+    """Whatever is written how often: fields that steer engines are seen, and what is wrong with it is said, as of the
+    whole."""
+    known = EarlierTurns(seed=1)
+    head = '{"model":"m",' + beginning + '"messages":[' + MESSAGE + middle
+    for end in [f",{MESSAGE}]}}", *(f",{MESSAGE}{end}]}}" for end in ends)]:
+        body = (head + end).encode()
+        try:
+            whole = parse_body(Endpoint.CHAT, body)
+        except MalformedRequest as error:
+            with pytest.raises(MalformedRequest) as said:
+                parse_chat(body, known)
+            assert (str(said.value), said.value.param) == (str(error), error.param)
+            continue
+        parsed, turns = parse_chat(body, known)
+        assert steers_engines(parsed) == steers_engines(whole)
+        remembering(known, turns, body)
+
+
+def test_a_chat_that_goes_on_is_decoded_behind_what_is_known() -> None:
+    """And whoever asks for its prompt gets all of it."""
+    known = EarlierTurns(seed=1)
+    said = [{"role": "user", "content": f"{i}"} for i in range(4)]
+    for _ in range(2):
+        body = chat(messages=said)
+        remembering(known, parse_chat(body, known)[1], body)
+    parsed, turns = parse_chat(chat(messages=said), known)
+    assert turns is not None
+    assert turns.earlier is not None
+    assert parsed.messages == turns.messages == said[3:]
+    prompt, goes_on = whole_prompt(chat(messages=said), prompt_fields(Endpoint.CHAT, parsed), turns, "m")
+    assert (dict(prompt), goes_on) == ({"messages": said}, turns)
+    assert whole_prompt(chat(messages=said), {"messages": said[3:]}, turns, "another")[1] is None
+    assert whole_prompt(chat(messages=said), {"messages": said[3:], "tools": []}, turns, "m")[1] is None

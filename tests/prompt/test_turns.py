@@ -1,0 +1,105 @@
+"""Chats that go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.api.parse import WholeChat, parse_chat
+from router.hashing import generation_seed, hash_blocks
+from router.prompt.earlier import EarlierTurns
+from router.prompt.fingerprint import Fingerprinter
+from router.prompt.template import ChatTemplate
+from router.prompt.tokenizer import Tokenizer
+from router.types import Endpoint, Generation, InferenceRequest
+
+BLOCK = 16
+MODEL = Generation(model="m", block_size_tokens=BLOCK)
+ASKING = """\
+{% for m in messages %}{% if m.role == 'assistant' and '</think>' in m.content %}\
+{{ '<｜Assistant｜>' + m.content.split('</think>')[-1].strip() }}\
+{% else %}{{ '<｜User｜>' if m.role == 'user' else '<｜Assistant｜>' }}{{ m.content | trim }}{% endif %}\
+{% if loop.last and m.role == 'user' %}<｜Assistant｜>{% endif %}{% endfor %}"""
+ROLES = ("system", "user", "assistant")
+PIECES = ("word " * 40, "<｜User｜>", "</think>", " ", "\n", "é", '{"role":', "x", "x-anthropic-billing-header: 1\n")
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(ROLES), "content": st.lists(st.sampled_from(PIECES), max_size=4).map("".join)}
+)
+STEP = st.tuples(st.integers(0, 2), st.lists(MESSAGE, min_size=1, max_size=3), st.sampled_from(["", "a"]))
+
+
+def body_of(messages: list[Any], **fields: Any) -> bytes:
+    return msgspec.json.encode({"model": "m", "messages": messages, **fields})
+
+
+def read(body: bytes, known: EarlierTurns, adapter: str = "") -> InferenceRequest:
+    """As the edge reads it."""
+    parsed, turns = parse_chat(body, known)
+    prompt = WholeChat(body) if turns and turns.earlier else {"messages": parsed.messages}
+    return InferenceRequest(
+        id="r", endpoint=Endpoint.CHAT, model="m", body=body, adapter=adapter, prompt=prompt, turns=turns
+    )
+
+
+@pytest.fixture(scope="module", params=["asking", "demo"])
+def chat_template(request: pytest.FixtureRequest, deepseek: Tokenizer, template: ChatTemplate) -> ChatTemplate:
+    return ChatTemplate(deepseek, ASKING) if request.param == "asking" else template
+
+
+@given(steps=st.lists(STEP, min_size=1, max_size=14))
+@settings(max_examples=40, deadline=None)
+def test_going_on_gives_the_prompt_of_the_whole(
+    chat_template: ChatTemplate, deepseek: Tokenizer, steps: list[tuple[int, list[Any], str]]
+) -> None:
+    """Three conversations by turns, with adapters, special tokens and what the template treats in its own way."""
+    known = EarlierTurns(seed=3)
+    going_on = Fingerprinter(deepseek, chat_template, MODEL, earlier=known)
+    conversations: list[list[Any]] = [[], [], []]
+    for which, new, adapter in steps:
+        conversations[which] += new
+        request = read(body_of(conversations[which], max_tokens=5), known, adapter)
+        found = going_on.fingerprint(request)
+        tokens = deepseek.encode(chat_template.render({"messages": conversations[which]}))
+        assert found.tokens == tokens
+        assert found.hashes == hash_blocks(tokens, BLOCK, generation_seed(found.generation))
+
+
+def grown(turns: int, words: int = 50) -> list[dict[str, str]]:
+    roles = ["system", *(["user", "assistant"] * turns), "user"]
+    return [{"role": role, "content": f"{i} " + "word " * words} for i, role in enumerate(roles)]
+
+
+def test_from_its_third_turn_on_only_new_messages_are_decoded(template: ChatTemplate, deepseek: Tokenizer) -> None:
+    """And encoded: however long the conversation is."""
+    known = EarlierTurns(seed=3)
+    fingerprinter = Fingerprinter(deepseek, template, MODEL, earlier=known)
+    decoded, looked_up = [], []
+    for turns in range(12):
+        request = read(body_of(grown(turns)), known)
+        decoded.append(len(request.turns.messages) if request.turns else 2 * turns + 2)
+        pending = fingerprinter.begin(request)
+        looked_up.append(pending.cold_characters)
+        fingerprinter.finish(pending)
+    assert decoded == [2, 4] + [3] * 10
+    assert max(looked_up[2:]) < 4 * max(len(message["content"]) for message in grown(12))
+
+
+def test_what_a_tokenizer_said_that_is_trusted_no_more_is_forgotten(
+    template: ChatTemplate, deepseek: Tokenizer
+) -> None:
+    """Also what is still being read meanwhile."""
+    known = EarlierTurns(seed=3)
+    fingerprinter = Fingerprinter(deepseek, template, MODEL, earlier=known)
+    for turns in range(3):
+        fingerprinter.fingerprint(read(body_of(grown(turns)), known))
+    last = fingerprinter.begin(read(body_of(grown(3)), known))
+    assert known.bytes
+    fingerprinter.forget_segments()
+    fingerprinter.finish(last)
+    for _ in range(2):
+        turns_seen = read(body_of(grown(4)), known).turns
+        assert turns_seen is None or turns_seen.earlier is None
