@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.api.parse import (
@@ -211,6 +211,7 @@ def remembering(known: EarlierTurns, turns: Turns | None, body: bytes) -> None:
         known.keep(mark, body, len(roles), found, known.age)
 
 
+@example("", f'],"rid":1,"messages":[{MESSAGE}', ["", "", ""])
 @given(beginning=PARTS, middle=PARTS, ends=st.lists(PARTS, min_size=3, max_size=3))
 def test_reading_only_what_is_new_hides_nothing_of_a_body(beginning: str, middle: str, ends: list[str]) -> None:
     """Whatever is written how often: fields that steer engines are seen, and what is wrong with it is said, as of the
