@@ -24,8 +24,10 @@ BOUNDARIES = 4
 """So many beginnings of a body are looked up: a turn usually adds two messages, or three where one was only seen."""
 SHORT_BYTES = 4096
 """A body no longer than this is looked through to its beginning."""
-_ENTRY_BYTES = 400
-"""Of one beginning in CPython besides what it holds: key, entry, heads of objects."""
+_SEEN_BYTES = 120
+"""What one beginning costs in CPython: key and entry."""
+_KNOWN_BYTES = 480
+"""The same with all that is known of it, besides tokens, hashes and rest."""
 _OPENS = b'{"role":'
 _MESSAGES = re.compile(rb'"messages"\s*:\s*\[\s*')
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
@@ -39,7 +41,7 @@ class EarlierTurns:
     Digests are XXH3-128 with a secret `seed`, so that nobody can make two bodies that are taken for one another."""
 
     def __init__(self, seed: int, most_bytes: int = BYTES) -> None:
-        self._seed = seed
+        self.seed = seed
         self._most_bytes = most_bytes
         self._known: OrderedDict[int, Earlier | None] = OrderedDict()
         self._left: deque[tuple[Mark, bytes, int, Earlier, int]] = deque()
@@ -65,7 +67,7 @@ class EarlierTurns:
             end = _end_before(body, at) if at > 0 else 0
             if not end:
                 break
-            digest = xxhash.xxh3_128_intdigest(view[:end], self._seed)
+            digest = xxhash.xxh3_128_intdigest(view[:end], self.seed)
             if digest in self._known:
                 self._known.move_to_end(digest)
                 earlier, seen = self._known[digest], True
@@ -113,9 +115,8 @@ class EarlierTurns:
 
 def _size_bytes(earlier: Earlier | None) -> int:
     if earlier is None:
-        return _ENTRY_BYTES
-    held = (earlier.head, earlier.tokens, earlier.hashes, earlier.rest)
-    return _ENTRY_BYTES + sum(map(sys.getsizeof, held)) + sys.getsizeof(earlier.roles)
+        return _SEEN_BYTES
+    return _KNOWN_BYTES + len(earlier.tokens) + len(earlier.hashes) + sys.getsizeof(earlier.rest)
 
 
 def _message_count(listed: bytes) -> int:

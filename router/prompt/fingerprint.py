@@ -71,7 +71,7 @@ class Fingerprinter:
         known = EarlierTurns(seed=0) if earlier is None else earlier
         self._turns = ChatTurns(generation.model, template, known) if template else None
         self._generation = replace(generation, tokenizer=tokenizer.fingerprint)
-        self._new_segments = partial(SegmentCache, tokenizer, cache_bytes)
+        self._new_segments = partial(SegmentCache, tokenizer, cache_bytes, known.seed)
         self.segments = self._new_segments()
         """What is remembered of prompts: its bytes, and where it cuts them, for those who watch."""
         self._token_ids = list[Annotated[int, msgspec.Meta(ge=0, lt=tokenizer.vocabulary_size)]]

@@ -1,9 +1,9 @@
 """How is a growing conversation encoded only once?
 
-Text is cut at special tokens (see `cuts.py`) into segments, and each segment's tokens are kept under (the segment
-before it, its text): exact, with no hash that could collide. A path of segments is a known prefix, and each segment
-also carries the block hashes that end inside it. Least recently used segments go first when the bytes run out; what
-loses its parent cannot be reached any more and ages out.
+Text is cut at special tokens (see `cuts.py`) into segments, and each segment's tokens are kept under a digest of its
+text, seeded by the segment before it: XXH3-128 with a secret, so that nobody can make two texts that are taken for one
+another. A path of segments is a known prefix, and each segment also carries the block hashes that end inside it. Least
+recently used segments go first when the bytes run out; what loses its parent cannot be reached any more and ages out.
 
 Threads: `look_up` is for one thread at a time, the event loop's. `complete` and `keep` may run in any thread meanwhile:
 the one only encodes, the other leaves new segments in a queue that the next `look_up` takes in. This file never renders
@@ -12,11 +12,11 @@ a template.
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections import OrderedDict, deque
 
 import msgspec
+import xxhash
 
 from router.errors import MalformedRequest
 from router.hashing import TOKEN_BYTES, token_array
@@ -25,8 +25,8 @@ from router.prompt.samples import TEXTS
 from router.prompt.tokenizer import Tokenizer
 from router.types import BlockHash
 
-SEGMENT_BYTES = 480
-"""What a segment costs in CPython besides its text, tokens and hashes: key, entry, objects' heads."""
+SEGMENT_BYTES = 280
+"""What a segment costs in CPython besides its tokens and hashes: key, entry, objects' heads."""
 SHORT_PIECE = 32
 """Characters of a piece that is remembered wherever it stands: `<|assistant|>` and the like."""
 SHORT_PIECES = 1024
@@ -79,10 +79,11 @@ class Lookup(msgspec.Struct, frozen=True, gc=False):
 class SegmentCache:
     """Tokens of the texts seen lately, by segment."""
 
-    def __init__(self, tokenizer: Tokenizer, cache_bytes: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, cache_bytes: int, seed: int = 0) -> None:
+        self._seed = seed
         self._tokenizer = tokenizer
         self._cache_bytes = cache_bytes
-        self._segments: OrderedDict[tuple[int, str], Segment] = OrderedDict()
+        self._segments: OrderedDict[int, Segment] = OrderedDict()
         self._fresh: deque[tuple[Lookup, list[Segment]]] = deque()
         self._next_id = _FIRST_ID
         self._short: dict[str, bytes] = {}
@@ -151,10 +152,10 @@ class SegmentCache:
     def _follow(self, root: int, pieces: list[str]) -> tuple[Segment, ...]:
         """The longest known path, marked as used: its end first, so that ends go before what they stand on."""
         known: list[Segment] = []
-        keys: list[tuple[int, str]] = []
+        keys: list[int] = []
         parent = root
         for piece in pieces:
-            key = (parent, piece)
+            key = self._key(parent, piece)
             segment = self._segments.get(key)
             if segment is None:
                 break
@@ -170,24 +171,30 @@ class SegmentCache:
             lookup, segments = self._fresh.popleft()
             parent = lookup.known[-1].id if lookup.known else lookup.root
             for piece, segment in zip(lookup.cold, segments, strict=True):
-                parent = self._insert((parent, piece), segment)
+                parent = self._insert(self._key(parent, piece), segment)
         while self.bytes > self._cache_bytes:
             self.bytes -= self._segments.popitem(last=False)[1].size_bytes
 
-    def _insert(self, key: tuple[int, str], segment: Segment) -> int:
+    def _key(self, parent: int, piece: str) -> int:
+        try:
+            return xxhash.xxh3_128_intdigest(piece.encode(), self._seed ^ parent)
+        except UnicodeEncodeError as error:
+            raise _half_a_pair(error) from error
+
+    def _insert(self, key: int, segment: Segment) -> int:
         """Take a segment in unless another request was quicker; the id that its children go under."""
         kept = self._segments.setdefault(key, segment)
         if kept is segment:
             segment.id = self._next_id
-            segment.size_bytes = _size_bytes(key[1], segment)
+            segment.size_bytes = _size_bytes(segment)
             self._next_id += 1
             self.bytes += segment.size_bytes
         return kept.id
 
 
-def _size_bytes(text: str, segment: Segment) -> int:
+def _size_bytes(segment: Segment) -> int:
     hashes = segment.sealed.hashes if segment.sealed else b""
-    return SEGMENT_BYTES + sys.getsizeof(text) + len(segment.tokens) + len(hashes)
+    return SEGMENT_BYTES + len(segment.tokens) + len(hashes)
 
 
 def _frame(tokenizer: Tokenizer) -> tuple[array[int], array[int]] | None:
@@ -208,4 +215,8 @@ def _check_encodable(text: str) -> None:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise MalformedRequest(f"the prompt holds half a surrogate pair: {error}") from error
+            raise _half_a_pair(error) from error
+
+
+def _half_a_pair(error: UnicodeEncodeError) -> MalformedRequest:
+    return MalformedRequest(f"the prompt holds half a surrogate pair: {error}")

@@ -97,7 +97,7 @@ def test_bytes_stay_under_the_cap_and_the_least_used_goes_first(deepseek: Tokeni
 
 def test_a_conversation_loses_its_end_before_its_start(deepseek: Tokenizer) -> None:
     """What is left of it is still a prefix."""
-    cache = SegmentCache(deepseek, 20_000)
+    cache = SegmentCache(deepseek, 9_000)
     text = "".join(turn(number) for number in range(10))
     tokens_of(cache, text)
     cache.look_up(text)
