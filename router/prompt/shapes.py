@@ -114,6 +114,11 @@ def probes(text: str) -> list[str]:
     return [*forms, *("", " ", "x", " x\n", "\n\nx\ty  ", "[1, 2]", '{"a": "b"}', "<b>&amp;</b>", "İx ß \u2028")]
 
 
+def is_watched(template: Any) -> bool:
+    """Was this very template prepared?"""
+    return template.environment.concat is _join
+
+
 class ContentMatters(Exception):
     """What the template says depends on a content in a way that is not understood here."""
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from router.errors import ConfigError, MalformedRequest
 from router.prompt.content_format import ContentFormat, detect_content_format
 from router.prompt.conversation import Unrenderable, normal_messages, plain_contents, without_developer
-from router.prompt.shapes import ContentMatters, Shape, probes, trace, watch
+from router.prompt.shapes import ContentMatters, Shape, is_watched, probes, trace, watch
 from router.prompt.tokenizer import Tokenizer
 from router.prompt.tools import normal_tools
 
@@ -91,15 +91,15 @@ class ChatTemplate:
 
     def _traced(self, roles: tuple[str, ...]) -> Shape | None:
         text = _TRACED + self._texts["default"]
+        if not is_watched(_compiled(text)):  # another copy, because so many templates were compiled since
+            watch(_compiled(text), text)
         return trace(lambda messages: self._worded(text, "default", messages, self._usual_variables), roles)
 
     def _is_repetitive(self) -> bool:
         """Does it repeat contents, so that forms can be had of it? Only where these were seen to be right."""
-        from transformers.utils.chat_template_utils import _compile_jinja_template
-
         text = self._texts["default"]
         try:
-            watch(_compile_jinja_template(_TRACED + text), text)
+            watch(_compiled(_TRACED + text), text)
         except ContentMatters:
             return False
         contents = probes(text)
@@ -162,12 +162,17 @@ def _set(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None and value != "auto"}
 
 
-def _compile(text: str) -> ContentFormat:
-    """Compile a template, which `transformers` remembers by its text, and tell which content it expects."""
+def _compiled(text: str) -> Any:
+    """By `transformers`, which remembers the last hundred."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
+    return _compile_jinja_template(text)
+
+
+def _compile(text: str) -> ContentFormat:
+    """Compile a template, which `transformers` remembers by its text, and tell which content it expects."""
     try:
-        compiled = _compile_jinja_template(text)
+        compiled = _compiled(text)
         _read_fields_quickly(compiled.environment)
         compiled.globals = dict(compiled.globals)  # copied for each rendering, and a ChainMap takes 7 us to copy
         return detect_content_format(compiled.environment.parse(text))
