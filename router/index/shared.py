@@ -9,6 +9,7 @@ depth, so that the depth at which a prefix stops being shared is found by bisect
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 
 from router.types import BlockHash
@@ -30,7 +31,7 @@ class SharedPrefixes:
     """Decayed counts of the prefixes of one model's traffic."""
 
     def __init__(self) -> None:
-        self._counts: dict[BlockHash, float] = {}
+        self._counts: Counter[BlockHash] = Counter()
         self._counted = 0.0
         self._seen = 0
 
@@ -60,8 +61,7 @@ class SharedPrefixes:
     def _count(self, hashes: Sequence[BlockHash]) -> None:
         if self._counted >= WINDOW_PROMPTS:
             self._counted /= 2
-            self._counts = {block: count / 2 for block, count in self._counts.items() if count >= 2.0}
+            halves = {block: count / 2 for block, count in self._counts.items() if count >= 2.0}
+            self._counts = Counter(halves)
         self._counted += 1
-        counts = self._counts
-        for block in hashes:
-            counts[block] = counts.get(block, 0.0) + 1
+        self._counts.update(hashes)

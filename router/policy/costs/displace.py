@@ -24,4 +24,6 @@ class Displace(CostTerm):
     reuse: NonNegativeFloat = 0.25
 
     def cost_ms(self, at: Placement) -> float:
-        return self.reuse * at.pod.speed.c1_ms_per_token * (at.prompt_tokens - max(at.own_tokens, at.shared_tokens))
+        own_tokens, shared_tokens = at.own_tokens, at.shared_tokens
+        held_tokens = own_tokens if own_tokens > shared_tokens else shared_tokens
+        return self.reuse * at.pod.speed.c1_ms_per_token * (at.prompt_tokens - held_tokens)

@@ -27,7 +27,7 @@ class Queue(CostTerm):
     foreign_request_tokens: NonNegativeInt = 1024
 
     def cost_ms(self, at: Placement) -> float:
-        foreign = at.load.foreign_waiting
-        if not foreign:
+        load = at.load
+        if load.waiting <= load.our_prompts:
             return ahead_ms(at)
-        return ahead_ms(at) + foreign * at.pod.speed.prefill_ms(self.foreign_request_tokens)
+        return ahead_ms(at) + load.foreign_waiting * at.pod.speed.prefill_ms(self.foreign_request_tokens)
