@@ -7,7 +7,6 @@ simulator and the tests call this very function. It never waits, draws a random 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import repeat
 
 from router.decision import Candidate, Cost, Direct, Pull, RouteDecision
 from router.errors import NoReadyPod
@@ -17,7 +16,7 @@ from router.policy.narrow import narrowed
 from router.policy.plans import BYTES_PER_TOKEN, Planner, expected_cached_tokens, most_promising, prompt_token_count
 from router.policy.spec import Policy
 from router.policy.split import split_candidates
-from router.policy.term import Placement
+from router.policy.term import Placement, prices_ms
 from router.types import Pod, PodId, PodStatus, Scene
 
 __all__ = ["BYTES_PER_TOKEN", "decide", "expected_cached_tokens", "expected_ttft_ms", "prompt_token_count"]
@@ -61,17 +60,14 @@ def _shortlisted(
 
 
 def _priced(placements: Sequence[Placement], policy: Policy) -> list[Candidate]:
-    """Term by term over all placements: half the price of going pod by pod."""
     names = policy.cost_names
-    columns = [list(map(term.cost_ms, placements)) for _, term in policy.costs]
-    prices: Iterable[tuple[float, ...]] = zip(*columns, strict=True) if columns else repeat((), len(placements))
     return [
         Candidate(
             Direct(at.pod, _pull(at.pull.sender, at) if at.pull else None),
             Cost(names, parts_ms, sum(parts_ms)),
             at.cached_tokens,
         )
-        for at, parts_ms in zip(placements, prices, strict=True)
+        for at, parts_ms in zip(placements, prices_ms(placements, policy.costs), strict=True)
     ]
 
 

@@ -41,7 +41,7 @@ _NOTHING: tuple[int, BlocksByTier] = 0, (0, 0, 0, 0)
 
 def prompt_token_count(scene: Scene) -> int:
     """Tokens of the prompt, estimated from the body where they are unknown."""
-    return scene.prompt.token_count if scene.prompt else len(scene.request.body) // BYTES_PER_TOKEN
+    return len(scene.prompt.tokens) if scene.prompt else len(scene.request.body) // BYTES_PER_TOKEN
 
 
 def expected_cached_tokens(scene: Scene, pod: Pod) -> int:
@@ -60,8 +60,9 @@ def expected_cached_tokens(scene: Scene, pod: Pod) -> int:
 def _usable_tokens(held: BlocksByTier, pod: Pod, prompt_tokens: int, block_tokens: int) -> int:
     if pod.trust is not PrefixTrust.TRUSTED:
         return 0
-    held_tokens, most_tokens = sum(held) * block_tokens, prompt_tokens - 1
-    usable_tokens = held_tokens if held_tokens < most_tokens else max(most_tokens, 0)
+    usable_tokens = sum(held) * block_tokens
+    if usable_tokens >= prompt_tokens:
+        usable_tokens = max(prompt_tokens - 1, 0)
     return usable_tokens - usable_tokens % (pod.block_size_tokens or block_tokens)
 
 
@@ -165,8 +166,10 @@ class Planner:
 
     def _weigh_missing(self, pod: Pod, costs: Costs) -> float:
         most = max(self.prompt_tokens - 1, 1)
-        none, all_but_one = (self._imagined(pod, tokens) for tokens in (0, most))
-        more_ms = sum([term.cost_ms(none) - term.cost_ms(all_but_one) for _, term in costs])
+        extremes = [self._imagined(pod, tokens) for tokens in (0, most)]
+        more_ms = sum(
+            [none_ms - all_but_one_ms for none_ms, all_but_one_ms in [t.costs_ms(extremes) for _, t in costs]]
+        )
         return more_ms / most / pod.speed.c1_ms_per_token
 
     def _imagined(self, pod: Pod, cached_tokens: int) -> Placement:

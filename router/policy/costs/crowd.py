@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import NonNegativeFloat
@@ -29,16 +30,21 @@ class Crowd(CostTerm):
     delays: ClassVar[bool] = False
     weight: NonNegativeFloat = 0.3
 
-    def cost_ms(self, at: Placement) -> float:
-        capacity_tokens = at.capacity_tokens
-        if not capacity_tokens:
-            return 0.0
-        used = at.load.kv_usage
-        told = at.load.running + at.load.waiting
-        if 0 < told < at.inflight.requests:
-            used *= at.inflight.requests / told
-        used += at.inflight.prefill_tokens / capacity_tokens
-        if not used:
-            return 0.0
-        crowding = used / (1 - used) if used < 1 - LEAST_FREE else (1 - LEAST_FREE) / LEAST_FREE
-        return self.weight * at.pod.speed.c1_ms_per_token * (at.prompt_tokens + at.output_tokens) * crowding
+    def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
+        weight = self.weight
+        return [
+            weight * at.pod.speed.c1_ms_per_token * (at.prompt_tokens + at.output_tokens) * _crowding(at)
+            if at.capacity_tokens
+            else 0.0
+            for at in placements
+        ]
+
+
+def _crowding(at: Placement) -> float:
+    """used / (1 - used)."""
+    load, inflight, used = at.load, at.inflight, at.load.kv_usage
+    told = load.running + load.waiting
+    if 0 < told < inflight.requests:
+        used *= inflight.requests / told
+    used += inflight.prefill_tokens / at.capacity_tokens
+    return used / (1 - used) if used < 1 - LEAST_FREE else (1 - LEAST_FREE) / LEAST_FREE
