@@ -11,13 +11,13 @@ how long it is. A dispatch renews every block of its prompt: whoever has a block
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
 import msgspec
 
+from router.index.runs import common_blocks
 from router.types import BlockHash, BlocksByTier, PodId
 
 SPARE_DISPATCHES = 1024
@@ -94,7 +94,7 @@ class PredictedIndex:
         found: dict[PodId, BlocksByTier] = {}
         runs, start, end = self._runs, 0, len(hashes)
         while start < end and (run := runs.get(hashes[start])) is not None:
-            common = _common(run.blocks, hashes, start)
+            common = common_blocks(run.blocks, hashes, start)
             for pod, (_, blocks) in run.held.items():
                 if blocks:
                     found[pod] = (start + (blocks if blocks < common else common), 0, 0, 0)
@@ -126,7 +126,7 @@ class PredictedIndex:
                 run, length = _Run(hashes[start:], run), end - start
                 runs[first] = run
             else:
-                length = _common(known.blocks, hashes, start)
+                length = common_blocks(known.blocks, hashes, start)
                 run = known if length == len(known.blocks) else self._cut(known, length)
             had = run.held.get(pod)
             if had is None:
@@ -185,11 +185,3 @@ class PredictedIndex:
             del self._runs[run.blocks[0]]
         oldest.run = run.parent
         return dropped
-
-
-def _common(run: Sequence[BlockHash], hashes: Sequence[BlockHash], start: int) -> int:
-    """How many of the run's blocks are those of `hashes` from `start` on. O(1) where it is all, else O(log)."""
-    most = min(len(run), len(hashes) - start)
-    if run[most - 1] == hashes[start + most - 1]:
-        return most
-    return bisect_left(range(most), True, key=lambda at: run[at] != hashes[start + at])
