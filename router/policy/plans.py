@@ -36,7 +36,7 @@ MOST_PULLING = 6
 """So many pods are looked at as receivers of KV: what they all would pull is about the same, their queues are not."""
 _IDLE = InFlight()
 _UNSEEN = StepBegan()
-_NOTHING: tuple[int, BlocksByTier] = 0, (0, 0, 0, 0)
+_NOTHING: BlocksByTier = (0, 0, 0, 0)
 
 
 def prompt_token_count(scene: Scene) -> int:
@@ -110,14 +110,17 @@ class Planner:
     def placements(self, statuses: Iterable[PodStatus]) -> list[Placement]:
         """On each pod with what it holds itself."""
         scene, block, now_s, links = self.scene, self._block, self.scene.now_s, self.scene.fleet.links
-        inflight, holders, steps = scene.inflight.get, scene.match.blocks.get, scene.steps.get
+        inflight, steps = scene.inflight.get, scene.steps.get
+        holders = scene.match.blocks if scene.prompt else {}
         prompt_tokens, shared_tokens, output_tokens = self.prompt_tokens, self._shared_tokens, self._output_tokens
         found: list[Placement] = []
         for status in statuses:
             pod = status.pod
             pod_id, speed = pod.id, pod.speed
-            work, held = inflight(pod_id, _IDLE), holders(pod_id)
-            cached_tokens, by_tier = self._cached(pod, held) if held else _NOTHING
+            work, cached_tokens, by_tier = inflight(pod_id, _IDLE), 0, _NOTHING
+            if held := holders.get(pod_id):
+                cached_tokens = _usable_tokens(held, pod, prompt_tokens, block)
+                by_tier = _by_tier(held, cached_tokens, block)
             decoding = work.requests - work.prefill_requests
             found.append(
                 Placement(
@@ -179,18 +182,6 @@ class Planner:
             self.scene.fleet.links, cached_tokens, (cached_tokens, 0, 0, 0), 0, pod.speed.c0_ms, _UNSEEN,
         )  # fmt: skip
 
-    def _cached(self, pod: Pod, held: BlocksByTier) -> tuple[int, BlocksByTier]:
-        """How many tokens of what it holds are usable, and what of them lies where: the nearest tier holds the head of
-        the prompt."""
-        block = self._block
-        cached_tokens = _usable_tokens(held, pod, self.prompt_tokens, block) if self.scene.prompt else 0
-        gpu = held[0] * block
-        if gpu >= cached_tokens:
-            return cached_tokens, (cached_tokens, 0, 0, 0)
-        cpu = min(held[1] * block, cached_tokens - gpu)
-        disk = min(held[2] * block, cached_tokens - gpu - cpu)
-        return cached_tokens, (gpu, cpu, disk, cached_tokens - gpu - cpu - disk)
-
     def _best_holder(self) -> tuple[Pod, int] | None:
         """Of those who can send it, who holds most of the prompt, and how much; of equal ones, who sends the least."""
         senders = _senders(self.scene.fleet)
@@ -218,6 +209,16 @@ class Planner:
 
     def _inflight(self, pod: PodId) -> InFlight:
         return self.scene.inflight.get(pod, _IDLE)
+
+
+def _by_tier(held: BlocksByTier, cached_tokens: int, block_tokens: int) -> BlocksByTier:
+    """What of the usable tokens lies where: the nearest tier holds the head of the prompt."""
+    gpu = held[0] * block_tokens
+    if gpu >= cached_tokens:
+        return cached_tokens, 0, 0, 0
+    cpu = min(held[1] * block_tokens, cached_tokens - gpu)
+    disk = min(held[2] * block_tokens, cached_tokens - gpu - cpu)
+    return gpu, cpu, disk, cached_tokens - gpu - cpu - disk
 
 
 def _transfer(link: Link, sender: Pod, kv_bytes: float, busy: InFlight, prefill_ms: float) -> Transfer:

@@ -31,20 +31,16 @@ class Crowd(CostTerm):
     weight: NonNegativeFloat = 0.3
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
-        weight = self.weight
-        return [
-            weight * at.pod.speed.c1_ms_per_token * (at.prompt_tokens + at.output_tokens) * _crowding(at)
-            if at.capacity_tokens
-            else 0.0
-            for at in placements
-        ]
-
-
-def _crowding(at: Placement) -> float:
-    """used / (1 - used)."""
-    load, inflight, used = at.load, at.inflight, at.load.kv_usage
-    told = load.running + load.waiting
-    if 0 < told < inflight.requests:
-        used *= inflight.requests / told
-    used += inflight.prefill_tokens / at.capacity_tokens
-    return used / (1 - used) if used < 1 - LEAST_FREE else (1 - LEAST_FREE) / LEAST_FREE
+        weight, costs_ms = self.weight, []
+        for at in placements:
+            capacity_tokens, load, work = at.capacity_tokens, at.load, at.inflight
+            if not capacity_tokens:
+                costs_ms.append(0.0)
+                continue
+            used, told = load.kv_usage, load.running + load.waiting
+            if 0 < told < work.requests:
+                used *= work.requests / told
+            used += work.prefill_tokens / capacity_tokens
+            crowding = used / (1 - used) if used < 1 - LEAST_FREE else (1 - LEAST_FREE) / LEAST_FREE
+            costs_ms.append(weight * at.pod.speed.c1_ms_per_token * (at.prompt_tokens + at.output_tokens) * crowding)
+        return costs_ms
