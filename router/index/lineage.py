@@ -89,8 +89,8 @@ class Lineage:
         ends = self._doors.get(door, 0) | self._older_doors.get(door, 0)
         nearest, farthest = (ends & -ends).bit_length() - 1, ends.bit_length() - 1
         first = max(everybodys, blocks - REACH_BLOCKS, shared - 1, shared - 1 + nearest)
-        inner = hashes[first : min(shared + farthest, blocks - 1)]
-        before = next(filter(self._tails.__contains__, reversed(inner)), None)
+        end = min(shared + farthest, blocks - 1)
+        before = next(filter(self._tails.__contains__, reversed(hashes[first:end])), None) if first < end else None
         if before is None:
             return (Ancestry(0, 0.0, shared) if shared > everybodys else _UNKNOWN), None
         last = self._tails[before]
