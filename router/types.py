@@ -320,8 +320,9 @@ class FleetSnapshot:
     version: int = 0
     pods: tuple[PodStatus, ...] = ()
     links: Links = Links()
-    found: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """What readers have found out about these very pods, by model: it holds as long as the snapshot does."""
+    found: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What readers have found out about these very pods: by model, or by who found it. It holds as long as the snapshot
+    does."""
 
     def find(self, pod: PodId) -> PodStatus | None:
         """Its row. O(log pods)."""

@@ -45,9 +45,10 @@ class Lineage:
 
     def __init__(self) -> None:
         self._tails: OrderedDict[BlockHash, _Last] = OrderedDict()
-        self._doors: set[BlockHash] = set()
-        """Those that prompts came through lately; when they are half of `DOORS`, they become the older ones."""
-        self._older_doors: set[BlockHash] = set()
+        self._doors: dict[BlockHash, int] = {}
+        """Those that prompts came through lately; when they are half of `DOORS`, they become the older ones. With how
+        many blocks behind it prompts ended that did not reach the next: a bit for each number."""
+        self._older_doors: dict[BlockHash, int] = {}
 
     def __len__(self) -> int:
         return len(self._tails) + len(self._doors | self._older_doors)
@@ -81,27 +82,40 @@ class Lineage:
     ) -> tuple[Ancestry, BlockHash | None]:
         """And the end of the latest prompt that it goes on from."""
         blocks, shared = len(hashes), self._shared(hashes)
+        if not shared:
+            return _UNKNOWN, None
         # What it goes on from reached as deep as was seen, and not twice as deep: there would be another door.
-        first = max(everybodys, blocks - REACH_BLOCKS, shared - 1)
-        inner = hashes[first : min(2 * shared, blocks) - 1] if shared else ()
-        if self._tails.keys().isdisjoint(inner):
+        door = hashes[shared - 1]
+        ends = self._doors.get(door, 0) | self._older_doors.get(door, 0)
+        nearest, farthest = (ends & -ends).bit_length() - 1, ends.bit_length() - 1
+        first = max(everybodys, blocks - REACH_BLOCKS, shared - 1, shared - 1 + nearest)
+        end = min(shared + farthest, blocks - 1)
+        before = next(filter(self._tails.__contains__, reversed(hashes[first:end])), None) if first < end else None
+        if before is None:
             return (Ancestry(0, 0.0, shared) if shared > everybodys else _UNKNOWN), None
-        before = next(filter(self._tails.__contains__, reversed(inner)))
         last = self._tails[before]
         turn = last.turn + 1
         return Ancestry(turn, last.gap_s + (now_s - last.at_s - last.gap_s) / turn), before
 
     def _shared(self, hashes: Sequence[BlockHash]) -> int:
         """The deepest door that has been opened."""
-        doors, older, shared, depth, blocks = self._doors, self._older_doors, 0, 1, len(hashes)
-        while depth <= blocks:
-            door = hashes[depth - 1]
-            if door in doors or door in older:
-                shared = depth
-            depth *= 2
-        return shared
+        doors, older, depth = self._doors, self._older_doors, _deepest_door(hashes)
+        while depth and (door := hashes[depth - 1]) not in doors and door not in older:
+            depth >>= 1
+        return depth
 
     def _open_doors(self, hashes: Sequence[BlockHash]) -> None:
-        self._doors.update([hashes[(1 << power) - 1] for power in range(len(hashes).bit_length())])
-        if len(self._doors) > DOORS // 2:
-            self._older_doors, self._doors = self._doors, set()
+        """Whoever came through one came through all before it: from the deepest on, as far as they were closed."""
+        doors, deepest = self._doors, _deepest_door(hashes)
+        depth = deepest
+        while depth and (door := hashes[depth - 1]) not in doors:
+            doors[door] = 0
+            depth >>= 1
+        doors[hashes[deepest - 1]] |= 1 << len(hashes) - deepest
+        if len(doors) > DOORS // 2:
+            self._older_doors, self._doors = doors, {}
+
+
+def _deepest_door(hashes: Sequence[BlockHash]) -> int:
+    """Its depth in blocks: the largest power of two that fits; 0 without blocks."""
+    return 1 << len(hashes).bit_length() >> 1

@@ -127,7 +127,7 @@ class HolderMasks:
     def walk(self, blocks: object) -> dict[PodId, BlocksByTier]:
         """For each holder of the first block: its leading run, counted in the nearest tier each block lies in."""
         found: dict[PodId, BlocksByTier] = {}
-        if not any(table.used for table in self._tables()):
+        if not self._table.used and self._other is None:
             return found
         hashes = as_hashes(blocks)
         if not len(hashes):

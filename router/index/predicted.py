@@ -11,13 +11,13 @@ how long it is. A dispatch renews every block of its prompt: whoever has a block
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
 import msgspec
 
+from router.index.runs import common_blocks
 from router.types import BlockHash, BlocksByTier, PodId
 
 SPARE_DISPATCHES = 1024
@@ -92,12 +92,12 @@ class PredictedIndex:
             if pod in self._pods:
                 self._expire(pod, now_s)
         found: dict[PodId, BlocksByTier] = {}
-        start = 0
-        while start < len(hashes) and (run := self._runs.get(hashes[start])) is not None:
-            common = _common(run.blocks, hashes, start)
+        runs, start, end = self._runs, 0, len(hashes)
+        while start < end and (run := runs.get(hashes[start])) is not None:
+            common = common_blocks(run.blocks, hashes, start)
             for pod, (_, blocks) in run.held.items():
                 if blocks:
-                    found[pod] = (start + min(blocks, common), 0, 0, 0)
+                    found[pod] = (start + (blocks if blocks < common else common), 0, 0, 0)
             start += common
             if common < len(run.blocks):
                 break
@@ -115,25 +115,28 @@ class PredictedIndex:
     # --- runs ---
 
     def _renew(self, pod: PodId, dispatched: _Dispatched, hashes: Sequence[BlockHash]) -> _Run | None:
-        """The pod has all of these by the present dispatch. Returns the last run of them."""
-        run, start = None, 0
-        while start < len(hashes):
-            run = self._run_at(hashes, start, run)
-            had = run.held.get(pod)
-            dispatched.runs += had is None
-            dispatched.blocks += len(run.blocks) - (had[1] if had else 0)
-            run.held[pod] = self._dispatches, len(run.blocks)
-            start += len(run.blocks)
-        return run
+        """The pod has all of these by the present dispatch. Returns the last run of them.
 
-    def _run_at(self, hashes: Sequence[BlockHash], start: int, parent: _Run | None) -> _Run:
-        """The run that begins there, cut where the prompt leaves it; a new one of all that follows if there is none."""
-        run = self._runs.get(hashes[start])
-        if run is None:
-            run = self._runs[hashes[start]] = _Run(hashes[start:], parent)
-            return run
-        common = _common(run.blocks, hashes, start)
-        return run if common == len(run.blocks) else self._cut(run, common)
+        A run is cut where the prompt leaves it; what follows the last one is a new one."""
+        runs, run, start, end, number = self._runs, None, 0, len(hashes), self._dispatches
+        while start < end:
+            first = hashes[start]
+            known = runs.get(first)
+            if known is None:
+                run, length = _Run(hashes[start:], run), end - start
+                runs[first] = run
+            else:
+                length = common_blocks(known.blocks, hashes, start)
+                run = known if length == len(known.blocks) else self._cut(known, length)
+            had = run.held.get(pod)
+            if had is None:
+                dispatched.runs += 1
+                dispatched.blocks += length
+            else:
+                dispatched.blocks += length - had[1]
+            run.held[pod] = number, length
+            start += length
+        return run
 
     def _cut(self, run: _Run, at: int) -> _Run:
         """Make two of it; returns the front. The rest keeps its identity, by which dispatches and runs behind it know
@@ -182,11 +185,3 @@ class PredictedIndex:
             del self._runs[run.blocks[0]]
         oldest.run = run.parent
         return dropped
-
-
-def _common(run: Sequence[BlockHash], hashes: Sequence[BlockHash], start: int) -> int:
-    """How many of the run's blocks are those of `hashes` from `start` on. O(1) where it is all, else O(log)."""
-    most = min(len(run), len(hashes) - start)
-    if run[most - 1] == hashes[start + most - 1]:
-        return most
-    return bisect_left(range(most), True, key=lambda at: run[at] != hashes[start + at])

@@ -20,9 +20,11 @@ def ahead_ms(at: Placement) -> float:
     if under_way is None:
         return waiting_ms
     began_s, inside_ms = under_way
-    step_ms = at.fixed_ms + inside_ms
-    rest_ms = max(0.0, step_ms - (at.now_s - began_s) * 1000) if began_s > -inf else step_ms / 2
-    return rest_ms + waiting_ms - inside_ms
+    rest_ms = at.fixed_ms + inside_ms
+    if began_s == -inf:
+        return rest_ms / 2 + waiting_ms - inside_ms
+    rest_ms -= (at.now_s - began_s) * 1000
+    return (rest_ms if rest_ms > 0 else 0.0) + waiting_ms - inside_ms
 
 
 def step_under_way(at: Placement) -> tuple[float, float] | None:

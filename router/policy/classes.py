@@ -8,11 +8,12 @@ policies and slice metrics; nothing is refused by them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
-from router.index.lineage import Ancestry, Lineage
+from router.index.lineage import Lineage
 from router.policy.match import HeaderPairs, Match
 from router.types import Scene
 
@@ -43,14 +44,6 @@ class ClassRule(_Section):
             raise ValueError("a class cannot depend on the class")
         return request
 
-    def fits(self, past: Ancestry, shared_tokens: int) -> bool:
-        """Does the prefix do what this class's do?"""
-        return (
-            past.turn >= self.min_turn
-            and shared_tokens >= self.min_shared_tokens
-            and (self.max_gap_s is None or past.gap_s <= self.max_gap_s)
-        )
-
 
 class ClassRules(_Section):
     """`config/classes.yaml`."""
@@ -80,7 +73,7 @@ class Classes:
     """The rules, and what was seen of prefixes."""
 
     def __init__(self, rules: ClassRules) -> None:
-        self._rules = [(rule, rule.request if rule.request.conditions else None) for rule in rules.rules]
+        self._rules = [_unpacked(rule) for rule in rules.rules]
         self._names = rules.names
         self._header = rules.header.lower().encode()
         self._lineage = Lineage()
@@ -96,9 +89,11 @@ class Classes:
         if said in self._names:
             return said
         shared_tokens = past.shared_blocks * prompt.block_size_tokens if prompt else 0
-        for rule, match in self._rules:
-            if rule.fits(past, shared_tokens) and (match is None or match.covers(request, "", prompt_tokens, headers)):
-                return rule.workload_class
+        turn, gap_s = past.turn, past.gap_s
+        for name, min_turn, max_gap_s, min_shared_tokens, match in self._rules:
+            fits = turn >= min_turn and gap_s <= max_gap_s and shared_tokens >= min_shared_tokens
+            if fits and (match is None or match.covers(request, "", prompt_tokens, headers)):
+                return name
         raise AssertionError("the last rule fits everything")
 
     def hear(self, hashes: Sequence[int], now_s: float) -> None:
@@ -106,7 +101,15 @@ class Classes:
         self._lineage.hear(hashes, now_s)
 
     def _said(self, headers: HeaderPairs) -> str:
-        for name, value in headers if self._header else ():
-            if name == self._header:
+        wanted = self._header
+        for name, value in headers if wanted else ():
+            if name == wanted:
                 return value.decode("latin-1")
         return ""
+
+
+def _unpacked(rule: ClassRule) -> tuple[str, int, float, int, Match | None]:
+    """Its class and its conditions, as `classify` reads them."""
+    max_gap_s = inf if rule.max_gap_s is None else rule.max_gap_s
+    match = rule.request if rule.request.conditions else None
+    return rule.workload_class, rule.min_turn, max_gap_s, rule.min_shared_tokens, match

@@ -7,8 +7,8 @@ simulator and the tests call this very function. It never waits, draws a random 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import repeat
-from typing import TypeAlias
+from functools import lru_cache
+from itertools import compress
 
 from router.decision import Candidate, Cost, Direct, Pull, RouteDecision
 from router.errors import NoReadyPod
@@ -18,11 +18,8 @@ from router.policy.narrow import narrowed
 from router.policy.plans import BYTES_PER_TOKEN, Planner, expected_cached_tokens, most_promising, prompt_token_count
 from router.policy.spec import Policy
 from router.policy.split import split_candidates
-from router.policy.term import Costs, Placement
-from router.types import Pod, PodStatus, Scene
-
-Prices: TypeAlias = tuple[float, ...]
-"""One for each term, in milliseconds."""
+from router.policy.term import Placement, prices_ms
+from router.types import Pod, PodId, PodStatus, Scene
 
 __all__ = ["BYTES_PER_TOKEN", "decide", "expected_cached_tokens", "expected_ttft_ms", "prompt_token_count"]
 
@@ -37,9 +34,9 @@ def decide(scene: Scene, policy: Policy) -> RouteDecision:
     pods = narrowed(scene, eligible(scene, prompt_tokens if scene.prompt else 0), policy)
     splitting = policy.splits and bool(pods.prefill)
     direct = planner.placements(_shortlisted(planner, pods.direct, policy, splitting))
-    if policy.pulls:
-        direct += planner.pulling(direct)
-    candidates = _cheapest_of_each_pod(direct, policy.costs)
+    candidates = _priced(direct, policy)
+    if policy.pulls and (pulling := planner.pulling(direct)):
+        candidates = _cheapest_of_each_pod([*candidates, *_priced(pulling, policy)])
     if policy.splits:
         candidates += split_candidates(planner, pods, policy)
     if not candidates:
@@ -50,7 +47,12 @@ def decide(scene: Scene, policy: Policy) -> RouteDecision:
 
 def expected_ttft_ms(cost: Cost) -> float:
     """Of a price, the part that the client waits for."""
-    return sum([ms for name, ms in zip(cost.names, cost.parts_ms, strict=True) if name in DELAYS])
+    return sum(compress(cost.parts_ms, _delaying(cost.names)))
+
+
+@lru_cache(maxsize=256)
+def _delaying(names: tuple[str, ...]) -> tuple[bool, ...]:
+    return tuple(name in DELAYS for name in names)
 
 
 def _shortlisted(
@@ -64,29 +66,28 @@ def _shortlisted(
     return most_promising(planner.scene, statuses, planner.prompt_tokens, most, weight)
 
 
-def _prices(placements: Sequence[Placement], costs: Costs) -> Iterable[Prices]:
-    """Term by term over all placements: half the price of going pod by pod."""
-    columns = [list(map(term.cost_ms, placements)) for _, term in costs]
-    return zip(*columns, strict=True) if columns else repeat((), len(placements))
+def _priced(placements: Sequence[Placement], policy: Policy) -> list[Candidate]:
+    names = policy.cost_names
+    return [
+        Candidate(
+            Direct(at.pod, _pull(at.pull.sender, at) if at.pull else None),
+            Cost(names, parts_ms, sum(parts_ms)),
+            at.cached_tokens,
+        )
+        for at, parts_ms in zip(placements, prices_ms(placements, policy.costs), strict=True)
+    ]
 
 
 def _pull(sender: Pod, at: Placement) -> Pull:
     return Pull(sender.id, at.cached_tokens, at.cached_tokens - at.own_tokens)
 
 
-def _cheapest_of_each_pod(placements: Sequence[Placement], costs: Costs) -> list[Candidate]:
+def _cheapest_of_each_pod(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Of each pod its own way, or the pull that is cheaper."""
-    best: dict[str, tuple[float, Prices, Placement]] = {}
-    for at, prices in zip(placements, _prices(placements, costs), strict=True):
-        total_ms, known = sum(prices), best.get(at.pod.id)
-        if known is None or total_ms < known[0]:
-            best[at.pod.id] = total_ms, prices, at
-    names = tuple([name for name, _ in costs])
-    return [
-        Candidate(
-            Direct(at.pod, _pull(at.pull.sender, at) if at.pull else None),
-            Cost(names, prices, total_ms),
-            at.cached_tokens,
-        )
-        for total_ms, prices, at in best.values()
-    ]
+    best: dict[PodId, Candidate] = {}
+    for candidate in candidates:
+        pod_id = candidate.plan.pod.id
+        known = best.get(pod_id)
+        if known is None or candidate.cost.total_ms < known.cost.total_ms:
+            best[pod_id] = candidate
+    return list(best.values())

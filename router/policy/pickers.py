@@ -89,9 +89,9 @@ def _cheapest_first(scene: Scene, candidates: Sequence[Candidate], indifference_
     """By price; the order among those that cost as much as the cheapest is the request's key's."""
     by_price = sorted(candidates, key=_total_ms)
     highest_ms = by_price[0].cost.total_ms + max(indifference_ms, SAME_PRICE_MS)
-    equal = bisect_right(by_price, highest_ms, key=_total_ms)
-    if equal == 1:
+    if len(by_price) == 1 or by_price[1].cost.total_ms > highest_ms:
         return by_price
+    equal = bisect_right(by_price, highest_ms, key=_total_ms)
     key = tie_key(scene)
     first = sorted(by_price[:equal], key=lambda candidate: rendezvous(key, candidate.plan.pod.id), reverse=True)
     return [*first, *by_price[equal:]]

@@ -6,7 +6,7 @@ file never prices anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -14,6 +14,7 @@ from router.policy.ring import tie_key
 from router.policy.term import Costs, Placement, Transfer
 from router.types import (
     BlocksByTier,
+    FleetSnapshot,
     InFlight,
     Link,
     Pod,
@@ -40,7 +41,7 @@ _NOTHING: BlocksByTier = (0, 0, 0, 0)
 
 def prompt_token_count(scene: Scene) -> int:
     """Tokens of the prompt, estimated from the body where they are unknown."""
-    return scene.prompt.token_count if scene.prompt else len(scene.request.body) // BYTES_PER_TOKEN
+    return len(scene.prompt.tokens) if scene.prompt else len(scene.request.body) // BYTES_PER_TOKEN
 
 
 def expected_cached_tokens(scene: Scene, pod: Pod) -> int:
@@ -53,11 +54,16 @@ def expected_cached_tokens(scene: Scene, pod: Pod) -> int:
     if held is None:
         return 0
     prompt = scene.prompt
-    if prompt is None or pod.trust is not PrefixTrust.TRUSTED:
+    return _usable_tokens(held, pod, len(prompt.tokens), prompt.block_size_tokens) if prompt else 0
+
+
+def _usable_tokens(held: BlocksByTier, pod: Pod, prompt_tokens: int, block_tokens: int) -> int:
+    if pod.trust is not PrefixTrust.TRUSTED:
         return 0
-    held_tokens, most_tokens = sum(held) * prompt.block_size_tokens, len(prompt.tokens) - 1
-    usable_tokens = held_tokens if held_tokens < most_tokens else max(most_tokens, 0)
-    return usable_tokens - usable_tokens % (pod.block_size_tokens or prompt.block_size_tokens)
+    usable_tokens = sum(held) * block_tokens
+    if usable_tokens >= prompt_tokens:
+        usable_tokens = max(prompt_tokens - 1, 0)
+    return usable_tokens - usable_tokens % (pod.block_size_tokens or block_tokens)
 
 
 def most_promising(
@@ -96,14 +102,45 @@ class Planner:
         self.scene = scene
         self.prompt_tokens = prompt_tokens
         self._block = scene.prompt.block_size_tokens if scene.prompt else 1
-        self._links = scene.fleet.links
         self._missing_weight: float | None = None
-        self._shared_tokens = _shared_tokens(scene)
+        shared_tokens = scene.shared_blocks * self._block if scene.prompt else 0
+        self._shared_tokens = min(shared_tokens, max(prompt_tokens - 1, 0))
         self._output_tokens = min(scene.request.max_output_tokens or DEFAULT_OUTPUT_TOKENS, MOST_OUTPUT_TOKENS)
 
     def placements(self, statuses: Iterable[PodStatus]) -> list[Placement]:
         """On each pod with what it holds itself."""
-        return [self._on(status) for status in statuses]
+        scene, block, now_s, links = self.scene, self._block, self.scene.now_s, self.scene.fleet.links
+        inflight, steps = scene.inflight.get, scene.steps.get
+        holders = scene.match.blocks if scene.prompt else {}
+        prompt_tokens, shared_tokens, output_tokens = self.prompt_tokens, self._shared_tokens, self._output_tokens
+        found: list[Placement] = []
+        for status in statuses:
+            pod = status.pod
+            pod_id, speed = pod.id, pod.speed
+            work, cached_tokens, by_tier = inflight(pod_id, _IDLE), 0, _NOTHING
+            if held := holders.get(pod_id):
+                cached_tokens = _usable_tokens(held, pod, prompt_tokens, block)
+                by_tier = _by_tier(held, cached_tokens, block)
+            decoding = work.requests - work.prefill_requests
+            found.append(
+                Placement(
+                    pod,
+                    status.load,
+                    work,
+                    prompt_tokens,
+                    cached_tokens,
+                    shared_tokens,
+                    output_tokens,
+                    now_s,
+                    links,
+                    cached_tokens,
+                    by_tier,
+                    (pod.capacity_blocks or 0) * block,
+                    speed.fixed_ms(decoding, work.decode_tokens) if decoding else speed.c0_ms,
+                    steps(pod_id, _UNSEEN),
+                )
+            )
+        return found
 
     def pulling(self, placements: Sequence[Placement]) -> list[Placement]:
         """The same with what a peer can send, where that is sooner there than computed: on those with least to do."""
@@ -132,8 +169,10 @@ class Planner:
 
     def _weigh_missing(self, pod: Pod, costs: Costs) -> float:
         most = max(self.prompt_tokens - 1, 1)
-        none, all_but_one = (self._imagined(pod, tokens) for tokens in (0, most))
-        more_ms = sum([term.cost_ms(none) - term.cost_ms(all_but_one) for _, term in costs])
+        extremes = [self._imagined(pod, tokens) for tokens in (0, most)]
+        more_ms = sum(
+            [none_ms - all_but_one_ms for none_ms, all_but_one_ms in [t.costs_ms(extremes) for _, t in costs]]
+        )
         return more_ms / most / pod.speed.c1_ms_per_token
 
     def _imagined(self, pod: Pod, cached_tokens: int) -> Placement:
@@ -143,66 +182,20 @@ class Planner:
             self.scene.fleet.links, cached_tokens, (cached_tokens, 0, 0, 0), 0, pod.speed.c0_ms, _UNSEEN,
         )  # fmt: skip
 
-    def _on(self, status: PodStatus) -> Placement:
-        scene, pod = self.scene, status.pod
-        pod_id, speed = pod.id, pod.speed
-        work = scene.inflight.get(pod_id, _IDLE)
-        decoding = work.requests - work.prefill_requests
-        cached_tokens, by_tier = 0, _NOTHING
-        if held := scene.match.blocks.get(pod_id):
-            cached_tokens = expected_cached_tokens(scene, pod)
-            by_tier = self._by_tier(held, cached_tokens)
-        return Placement(
-            pod,
-            status.load,
-            work,
-            self.prompt_tokens,
-            cached_tokens,
-            self._shared_tokens,
-            self._output_tokens,
-            scene.now_s,
-            self._links,
-            cached_tokens,
-            by_tier,
-            (pod.capacity_blocks or 0) * self._block,
-            speed.fixed_ms(decoding, work.decode_tokens) if decoding else speed.c0_ms,
-            scene.steps.get(pod_id, _UNSEEN),
-        )
-
-    def _by_tier(self, held: BlocksByTier, cached_tokens: int) -> BlocksByTier:
-        """What of the usable tokens lies where: the nearest tier holds the head of the prompt."""
-        gpu = held[0] * self._block
-        if gpu >= cached_tokens:
-            return cached_tokens, 0, 0, 0
-        cpu = min(held[1] * self._block, cached_tokens - gpu)
-        disk = min(held[2] * self._block, cached_tokens - gpu - cpu)
-        return gpu, cpu, disk, cached_tokens - gpu - cpu - disk
-
     def _best_holder(self) -> tuple[Pod, int] | None:
         """Of those who can send it, who holds most of the prompt, and how much; of equal ones, who sends the least."""
-        able: list[Pod] = []
-        least = 0
-        for missing, pod_id in sorted([(-sum(tiers), pod_id) for pod_id, tiers in self.scene.match.blocks.items()]):
-            if able and missing > least:
-                break
-            if pod := self._sender(pod_id):
-                least = missing
-                able.append(pod)
+        senders = _senders(self.scene.fleet)
+        if not senders:
+            return None
+        blocks = self.scene.match.blocks
+        able = [(-sum(held), self._pulls_of(pod_id), pod_id) for pod_id, held in blocks.items() if pod_id in senders]
         if not able:
             return None
-        pod = min(able, key=self._pulls_of)
-        return pod, expected_cached_tokens(self.scene, pod)
+        _, _, pod_id = min(able)
+        return senders[pod_id], expected_cached_tokens(self.scene, senders[pod_id])
 
-    def _sender(self, pod_id: PodId) -> Pod | None:
-        """That pod, if it can be told to send what it holds."""
-        status = self.scene.fleet.find(pod_id)
-        if status is None or status.state is not PodState.READY:
-            return None
-        pod = status.pod
-        return pod if pod.pulls and pod.trust is PrefixTrust.TRUSTED else None
-
-    def _pulls_of(self, holder: Pod) -> int:
-        return self._inflight(holder.id).pulls
+    def _pulls_of(self, holder: PodId) -> int:
+        return self._inflight(holder).pulls
 
     def _pulled(self, at: Placement, sender: Pod, tokens: int) -> Placement | None:
         pod = at.pod
@@ -216,6 +209,16 @@ class Planner:
 
     def _inflight(self, pod: PodId) -> InFlight:
         return self.scene.inflight.get(pod, _IDLE)
+
+
+def _by_tier(held: BlocksByTier, cached_tokens: int, block_tokens: int) -> BlocksByTier:
+    """What of the usable tokens lies where: the nearest tier holds the head of the prompt."""
+    gpu = held[0] * block_tokens
+    if gpu >= cached_tokens:
+        return cached_tokens, 0, 0, 0
+    cpu = min(held[1] * block_tokens, cached_tokens - gpu)
+    disk = min(held[2] * block_tokens, cached_tokens - gpu - cpu)
+    return gpu, cpu, disk, cached_tokens - gpu - cpu - disk
 
 
 def _transfer(link: Link, sender: Pod, kv_bytes: float, busy: InFlight, prefill_ms: float) -> Transfer:
@@ -232,8 +235,14 @@ def _speak_alike(pod: Pod, holder: Pod) -> bool:
     return bool(pod.pulls) and (pod.pulls, pod.engine, pod.version) == (holder.pulls, holder.engine, holder.version)
 
 
-def _shared_tokens(scene: Scene) -> int:
-    """Tokens of the shared prefix, short of the whole prompt."""
-    if scene.prompt is None:
-        return 0
-    return min(scene.shared_blocks * scene.prompt.block_size_tokens, max(scene.prompt.token_count - 1, 0))
+def _senders(fleet: FleetSnapshot) -> Mapping[PodId, Pod]:
+    """Who can be told to send what it holds. O(1), but for the first time of a snapshot."""
+    senders: dict[PodId, Pod] | None = fleet.found.get(_senders)
+    if senders is None:
+        senders = fleet.found[_senders] = {s.pod.id: s.pod for s in fleet.pods if _can_send(s)}
+    return senders
+
+
+def _can_send(status: PodStatus) -> bool:
+    pod = status.pod
+    return status.state is PodState.READY and bool(pod.pulls) and pod.trust is PrefixTrust.TRUSTED

@@ -77,6 +77,8 @@ class Policy:
     shadow: Shadow | None = None
     filters: Filters = ()
 
+    cost_names: tuple[str, ...] = field(init=False)
+    """Of `costs`: one value for all prices."""
     pulls: bool = field(init=False)
     """Whether it can price the fetching of KV from peers: what has no price is not planned."""
     splits: bool = field(init=False)
@@ -84,10 +86,11 @@ class Policy:
     _sides: Mapping[Side, Costs] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        names = {name for name, _ in self.costs}
+        names = tuple(name for name, _ in self.costs)
         by_side = {side: tuple(cost for cost in self.costs if cost[1].side is side) for side in Side}
         splits = self.considers_splits and "handoff" in names
-        for attribute, value in (("pulls", "transfer" in names), ("splits", splits), ("_sides", by_side)):
+        pulls = "transfer" in names
+        for attribute, value in (("cost_names", names), ("pulls", pulls), ("splits", splits), ("_sides", by_side)):
             object.__setattr__(self, attribute, value)
 
     def costs_of(self, side: Side) -> Costs:

@@ -15,12 +15,10 @@ from router.errors import NoReadyPod
 from router.policy.eligible import Eligible
 from router.policy.plans import Planner, most_promising
 from router.policy.spec import Policy
-from router.policy.term import Costs, Placement, Side
+from router.policy.term import Costs, Placement, Side, prices_ms
 from router.types import Pod, PodStatus, Role, Scene
 
 MOST_OF_A_SIDE = 3
-
-Parts = tuple[tuple[str, float], ...]
 
 
 def split_candidates(planner: Planner, pods: Eligible, policy: Policy) -> list[Candidate]:
@@ -39,12 +37,25 @@ def split_candidates(planner: Planner, pods: Eligible, policy: Policy) -> list[C
 
 def _pairs(planner: Planner, pods: Eligible, policy: Policy) -> list[Candidate]:
     """The best of both sides, as far as they fit together."""
-    costs = policy.costs_of(Side.PREFILL)
+    prefill_costs, decode_costs = policy.costs_of(Side.PREFILL), policy.costs_of(Side.DECODE)
     first = planner.placements(_cheapest_prefills(planner, pods.prefill, policy.costs))
     second = planner.placements(_least_decoding(planner.scene, pods.decode))
-    priced = [(at, tuple([(name, term.cost_ms(at)) for name, term in costs])) for at in first]
-    pairs = (_pair(planner, policy, one, parts, other) for one, parts in priced for other in second)
-    return [pair for pair in pairs if pair is not None]
+    pairs = [
+        (one, parts_ms, receiving)
+        for one, parts_ms in zip(first, prices_ms(first, prefill_costs), strict=True)
+        for other in second
+        if (receiving := _receiving(planner, one, other))
+    ]
+    prices = prices_ms([receiving for _, _, receiving in pairs], decode_costs)
+    names = tuple([name for name, _ in (*prefill_costs, *decode_costs)])
+    return [
+        Candidate(
+            Split(one.pod, other.pod, other.prompt_tokens - other.own_tokens),
+            Cost(names, prefill_ms + decode_ms, sum(prefill_ms + decode_ms)),
+            one.cached_tokens,
+        )
+        for (one, prefill_ms, other), decode_ms in zip(pairs, prices, strict=True)
+    ]
 
 
 def _of_one_kind(pods: Eligible) -> Iterator[Eligible]:
@@ -84,18 +95,10 @@ def _least_decoding(scene: Scene, statuses: Sequence[PodStatus]) -> list[PodStat
     return [statuses[at] for at in sorted(range(len(busy)), key=busy.__getitem__)[:MOST_OF_A_SIDE]]
 
 
-def _pair(
-    planner: Planner, policy: Policy, prefill: Placement, prefill_parts: Parts, decode: Placement
-) -> Candidate | None:
+def _receiving(planner: Planner, prefill: Placement, decode: Placement) -> Placement | None:
+    """The decode side, with what comes from the other; None where nothing can."""
     if not fit_together(prefill.pod, decode.pod):
         return None
     prefill_ms = prefill.pod.speed.prefill_ms(prefill.prompt_tokens, prefill.cached_tokens)
-    missing_tokens = decode.prompt_tokens - decode.own_tokens
-    handoff = planner.transfer(prefill.pod, decode.pod, missing_tokens, prefill_ms)
-    if handoff is None:
-        return None
-    receiving = replace(decode, cached_tokens=decode.prompt_tokens - 1, handoff=handoff)
-    costs = policy.costs_of(Side.DECODE)
-    parts = prefill_parts + tuple([(name, term.cost_ms(receiving)) for name, term in costs])
-    cost = Cost.of(parts, sum([ms for _, ms in parts]))
-    return Candidate(Split(prefill.pod, decode.pod, missing_tokens), cost, prefill.cached_tokens)
+    handoff = planner.transfer(prefill.pod, decode.pod, decode.prompt_tokens - decode.own_tokens, prefill_ms)
+    return replace(decode, cached_tokens=decode.prompt_tokens - 1, handoff=handoff) if handoff else None

@@ -66,8 +66,11 @@ class LocalStore:
         self, prefix: PromptPrefix, now_s: float, known: Mapping[PodId, BlocksByTier] | None = None
     ) -> dict[PodId, BlocksByTier]:
         """By pod the longest of what it announced, what was sent to it, and what is `known` otherwise."""
+        announced, predicted = self._announced.match(prefix), self._predicted.match(prefix.hashes, now_s)
+        if not announced and not known:
+            return predicted
         blocks = dict(known or {})
-        for more in (self._announced.match(prefix), self._predicted.match(prefix.hashes, now_s)):
+        for more in (announced, predicted):
             for pod, found in more.items():
                 if sum(found) > sum(blocks.get(pod, (0,))):
                     blocks[pod] = found

@@ -112,3 +112,20 @@ def test_what_another_worker_noted_is_gone_on_from_here() -> None:
     for _ in range(2):
         lineage.hear(blocks(("a", 15)), 5.0)
     assert lineage.observe(blocks(("a", 20)), 10.0).turn == 2
+
+
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), max_size=20))
+def test_a_prompt_goes_on_from_the_latest_that_ended_inside_it(prompts: list[list[int]]) -> None:
+    """Wherever that was behind the deepest door that was open, and whoever else ended there; each is gone on from
+    once."""
+    lineage, ends, doors = Lineage(), dict[int, int](), set[int]()
+    for at_s, path in enumerate(prompts):
+        hashes = blocks(*((str(step), 1) for step in path))
+        powers = [depth for depth in (1, 2, 4, 8) if depth <= len(hashes)]
+        shared = max((depth for depth in powers if hashes[depth - 1] in doors), default=0)
+        inside = [hash_ for hash_ in hashes[max(shared - 1, 0) : max(2 * shared - 1, 0)] if hash_ != hashes[-1]]
+        before = next((hash_ for hash_ in reversed(inside) if hash_ in ends), None)
+        turn = 0 if before is None else ends.pop(before) + 1
+        assert lineage.observe(hashes, float(at_s)).turn == turn
+        ends[hashes[-1]] = turn
+        doors.update(hashes[depth - 1] for depth in powers)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import count
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from router.index.shared import SharedPrefixes
+from router.index.shared import EVERY_PROMPT_UNTIL, SETTLED_PROMPTS, SharedPrefixes
 
 EIGHT_PODS = 1 / 8
 
@@ -66,9 +69,9 @@ def test_asking_what_is_shared_teaches_nothing() -> None:
     shared = SharedPrefixes()
     for number in range(20):
         shared.observe([1, 2, 100 + number], threshold=0.5)
-    counts = dict(shared._counts)
+    counts = {block: run.count for block, run in shared._runs.items()}
     assert {shared.shared([1, 2, 7], threshold=0.5) for _ in range(50)} == {2}
-    assert shared._counts == counts
+    assert {block: run.count for block, run in shared._runs.items()} == counts
 
 
 def test_memory_does_not_grow_with_traffic() -> None:
@@ -79,3 +82,16 @@ def test_memory_does_not_grow_with_traffic() -> None:
         shared.observe(blocks("system", next(tail), length=20), threshold=EIGHT_PODS)
         sizes.append(len(shared))
     assert max(sizes) == max(sizes[:3000])
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=EVERY_PROMPT_UNTIL), st.floats(0.01, 1.0))
+def test_of_blocks_each_is_counted(prompts: list[list[int]], threshold: float) -> None:
+    """However they are kept: a block is shared if it came in more than that share of the prompts, and twice."""
+    shared, counts = SharedPrefixes(), Counter[int]()
+    for number, path in enumerate(prompts, start=1):
+        hashes = [hash((*path[: at + 1], "block")) for at in range(len(path))]
+        counts.update(hashes)
+        heavy = [block for block in hashes if counts[block] > max(threshold * number, 2.0)]
+        told = shared.observe(hashes, threshold=threshold)
+        assert told == (len(heavy) if number >= SETTLED_PROMPTS else 0)
+        assert len(shared) == len(counts)

@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 TERM = '''"""What does it cost to send work over there?"""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import NonNegativeFloat
@@ -25,8 +26,8 @@ class Distance(CostTerm):
     home: str = "here"
     far_ms: NonNegativeFloat = 5.0
 
-    def cost_ms(self, at: Placement) -> float:
-        return 0.0 if at.pod.zone == self.home else self.far_ms
+    def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
+        return [0.0 if at.pod.zone == self.home else self.far_ms for at in placements]
 '''
 PRICES = """
 from io import StringIO

@@ -92,12 +92,12 @@ async def test_a_preview_decides_and_changes_nothing(open_city: OpenCity) -> Non
             await city.chat(opening("harbour") if number == 5 else opening(f"boat {number}"))
         body = {"model": "demo", "messages": opening("harbour"), "max_tokens": 8}
         seen = city.program.forwarder._shares._seen
-        counts = {name: list(shared._counts.items()) for name, shared in seen.items()}
+        counts = {name: [run.count for run in shared._runs.values()] for name, shared in seen.items()}
         before, blocks = await metrics(city), [engine.load for engine in city.engines]
         previews = [await city.client.post("/admin/preview", json=body) for _ in range(3)]
         found = [msgspec.json.decode(answer.content, type=Explained) for answer in previews]
         assert await metrics(city) == before and [engine.load for engine in city.engines] == blocks
-        assert counts == {name: list(shared._counts.items()) for name, shared in seen.items()}
+        assert counts == {name: [run.count for run in shared._runs.values()] for name, shared in seen.items()}
         assert not city.program.ledger.inflight()
         served = await city.chat(opening("harbour"))
         expected = (served.headers["x-warmroute-pod"], int(served.headers["x-warmroute-cached-tokens"]))

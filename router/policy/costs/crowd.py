@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import NonNegativeFloat
@@ -29,16 +30,17 @@ class Crowd(CostTerm):
     delays: ClassVar[bool] = False
     weight: NonNegativeFloat = 0.3
 
-    def cost_ms(self, at: Placement) -> float:
-        capacity_tokens = at.capacity_tokens
-        if not capacity_tokens:
-            return 0.0
-        used = at.load.kv_usage
-        told = at.load.running + at.load.waiting
-        if 0 < told < at.inflight.requests:
-            used *= at.inflight.requests / told
-        used += at.inflight.prefill_tokens / capacity_tokens
-        if not used:
-            return 0.0
-        crowding = used / (1 - used) if used < 1 - LEAST_FREE else (1 - LEAST_FREE) / LEAST_FREE
-        return self.weight * at.pod.speed.c1_ms_per_token * (at.prompt_tokens + at.output_tokens) * crowding
+    def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
+        weight, costs_ms = self.weight, []
+        for at in placements:
+            capacity_tokens, load, work = at.capacity_tokens, at.load, at.inflight
+            if not capacity_tokens:
+                costs_ms.append(0.0)
+                continue
+            used, told = load.kv_usage, load.running + load.waiting
+            if 0 < told < work.requests:
+                used *= work.requests / told
+            used += work.prefill_tokens / capacity_tokens
+            crowding = used / (1 - used) if used < 1 - LEAST_FREE else (1 - LEAST_FREE) / LEAST_FREE
+            costs_ms.append(weight * at.pod.speed.c1_ms_per_token * (at.prompt_tokens + at.output_tokens) * crowding)
+        return costs_ms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import NonNegativeFloat
@@ -23,9 +24,12 @@ class Decode(CostTerm):
     delays: ClassVar[bool] = False
     weight: NonNegativeFloat = 0.25
 
-    def cost_ms(self, at: Placement) -> float:
-        inflight, speed, running = at.inflight, at.pod.speed, at.load.running
-        decoding = inflight.requests - inflight.prefill_requests
-        running = decoding if decoding > running else running
-        step_ms = speed.d1_ms_per_request * running + speed.d2_ms_per_context_token * inflight.context_tokens
-        return self.weight * at.output_tokens * step_ms
+    def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
+        weight, costs_ms = self.weight, []
+        for at in placements:
+            inflight, speed, running = at.inflight, at.pod.speed, at.load.running
+            decoding = inflight.requests - inflight.prefill_requests
+            running = decoding if decoding > running else running
+            step_ms = speed.d1_ms_per_request * running + speed.d2_ms_per_context_token * inflight.context_tokens
+            costs_ms.append(weight * at.output_tokens * step_ms)
+        return costs_ms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import NonNegativeFloat
@@ -23,5 +24,10 @@ class Displace(CostTerm):
     delays: ClassVar[bool] = False
     reuse: NonNegativeFloat = 0.25
 
-    def cost_ms(self, at: Placement) -> float:
-        return self.reuse * at.pod.speed.c1_ms_per_token * (at.prompt_tokens - max(at.own_tokens, at.shared_tokens))
+    def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
+        reuse, costs_ms = self.reuse, []
+        for at in placements:
+            own_tokens, shared_tokens = at.own_tokens, at.shared_tokens
+            held_tokens = own_tokens if own_tokens > shared_tokens else shared_tokens
+            costs_ms.append(reuse * at.pod.speed.c1_ms_per_token * (at.prompt_tokens - held_tokens))
+        return costs_ms

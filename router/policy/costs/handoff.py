@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import PositiveInt
 
-from router.policy.term import CostTerm, Placement, Side
+from router.policy.term import CostTerm, Placement, Side, Transfer
 
 
 class Handoff(CostTerm):
@@ -22,10 +23,10 @@ class Handoff(CostTerm):
     delays: ClassVar[bool] = True
     layers: PositiveInt = 1
 
-    def cost_ms(self, at: Placement) -> float:
-        handoff = at.handoff
-        if handoff is None:
-            return 0.0
+    def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
+        return [self._visible_ms(at.handoff) if at.handoff else 0.0 for at in placements]
+
+    def _visible_ms(self, handoff: Transfer) -> float:
         moving_ms = handoff.transfer_ms - handoff.t0_ms
         hidden_ms = min(moving_ms, handoff.prefill_ms) * (self.layers - 1) / self.layers
         return handoff.transfer_ms - hidden_ms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from router.policy.term import CostTerm, Placement, Side
@@ -17,5 +18,5 @@ class Prefill(CostTerm):
     side: ClassVar[Side] = Side.PREFILL
     delays: ClassVar[bool] = True
 
-    def cost_ms(self, at: Placement) -> float:
-        return at.fixed_ms + at.pod.speed.compute_ms(at.cached_tokens, at.prompt_tokens)
+    def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
+        return [at.fixed_ms + at.pod.speed.compute_ms(at.cached_tokens, at.prompt_tokens) for at in placements]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import NonNegativeInt
@@ -26,8 +27,11 @@ class Queue(CostTerm):
     delays: ClassVar[bool] = True
     foreign_request_tokens: NonNegativeInt = 1024
 
-    def cost_ms(self, at: Placement) -> float:
-        foreign = at.load.foreign_waiting
-        if not foreign:
-            return ahead_ms(at)
-        return ahead_ms(at) + foreign * at.pod.speed.prefill_ms(self.foreign_request_tokens)
+    def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
+        return [
+            ahead_ms(at) + self._foreign_ms(at) if at.load.waiting > at.load.our_prompts else ahead_ms(at)
+            for at in placements
+        ]
+
+    def _foreign_ms(self, at: Placement) -> float:
+        return at.load.foreign_waiting * at.pod.speed.prefill_ms(self.foreign_request_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -24,7 +25,11 @@ class Replicate(CostTerm):
     delays: ClassVar[bool] = False
     credit: Annotated[float, Field(ge=0, le=1)] = 1.0
 
-    def cost_ms(self, at: Placement) -> float:
-        if at.shared_tokens <= at.cached_tokens:
-            return 0.0
-        return -self.credit * at.pod.speed.compute_ms(at.cached_tokens, at.shared_tokens)
+    def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
+        credit = self.credit
+        return [
+            -credit * at.pod.speed.compute_ms(at.cached_tokens, at.shared_tokens)
+            if at.shared_tokens > at.cached_tokens
+            else 0.0
+            for at in placements
+        ]

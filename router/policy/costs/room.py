@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import NonNegativeFloat
@@ -24,11 +25,11 @@ class Room(CostTerm):
     delays: ClassVar[bool] = True
     weight: NonNegativeFloat = 1.0
 
-    def cost_ms(self, at: Placement) -> float:
-        capacity_tokens = at.capacity_tokens
-        if not capacity_tokens:
-            return 0.0
-        inflight = at.inflight
+    def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
+        return [self._waiting_ms(at) if at.capacity_tokens else 0.0 for at in placements]
+
+    def _waiting_ms(self, at: Placement) -> float:
+        inflight, capacity_tokens = at.inflight, at.capacity_tokens
         used_tokens = at.load.kv_usage * capacity_tokens
         short_tokens = used_tokens + inflight.prefill_tokens + at.prompt_tokens + at.output_tokens - capacity_tokens
         if short_tokens <= 0:

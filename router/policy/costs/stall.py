@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import NonNegativeFloat
@@ -22,7 +23,12 @@ class Stall(CostTerm):
     delays: ClassVar[bool] = False
     weight: NonNegativeFloat = 0.02
 
-    def cost_ms(self, at: Placement) -> float:
-        inflight = at.inflight
-        running = max(inflight.requests - inflight.prefill_requests, at.load.running)
-        return self.weight * running * at.pod.speed.compute_ms(at.cached_tokens, at.prompt_tokens)
+    def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
+        weight = self.weight
+        return [
+            weight * _decoding(at) * at.pod.speed.compute_ms(at.cached_tokens, at.prompt_tokens) for at in placements
+        ]
+
+
+def _decoding(at: Placement) -> int:
+    return max(at.inflight.requests - at.inflight.prefill_requests, at.load.running)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from router.policy.term import CostTerm, Placement, Side
@@ -20,12 +21,13 @@ class TierRead(CostTerm):
     side: ClassVar[Side] = Side.PREFILL
     delays: ClassVar[bool] = True
 
-    def cost_ms(self, at: Placement) -> float:
-        gpu, cpu, disk, remote = at.held_tokens
-        if gpu == at.own_tokens:
-            return 0.0
-        links = at.links
-        return _read_ms(at, links.cpu, cpu) + _read_ms(at, links.disk, disk) + _read_ms(at, links.remote, remote)
+    def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
+        return [0.0 if at.held_tokens[0] == at.own_tokens else _reads_ms(at) for at in placements]
+
+
+def _reads_ms(at: Placement) -> float:
+    (_, cpu, disk, remote), links = at.held_tokens, at.links
+    return _read_ms(at, links.cpu, cpu) + _read_ms(at, links.disk, disk) + _read_ms(at, links.remote, remote)
 
 
 def _read_ms(at: Placement, link: Link | None, tokens: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from router.policy.ahead import ahead_ms
@@ -21,8 +22,5 @@ class Transfer(CostTerm):
     side: ClassVar[Side] = Side.PREFILL
     delays: ClassVar[bool] = True
 
-    def cost_ms(self, at: Placement) -> float:
-        pull = at.pull
-        if pull is None:
-            return 0.0
-        return max(0.0, pull.transfer_ms - ahead_ms(at))
+    def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
+        return [max(0.0, at.pull.transfer_ms - ahead_ms(at)) if at.pull else 0.0 for at in placements]

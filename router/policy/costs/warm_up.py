@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import NonNegativeFloat, PositiveFloat
@@ -25,9 +26,15 @@ class WarmUp(CostTerm):
     weight: NonNegativeFloat = 1.0
     slow_start_s: PositiveFloat = 10.0
 
-    def cost_ms(self, at: Placement) -> float:
-        since_s = at.pod.ready_since_s
-        if since_s is None or (age_s := at.now_s - since_s) >= self.slow_start_s:
-            return 0.0
+    def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
+        slow_start_s = self.slow_start_s
+        return [
+            0.0
+            if (since_s := at.pod.ready_since_s) is None or at.now_s - since_s >= slow_start_s
+            else self._slowed_ms(at, at.now_s - since_s)
+            for at in placements
+        ]
+
+    def _slowed_ms(self, at: Placement, age_s: float) -> float:
         share = 1.0 - max(age_s, 0.0) / self.slow_start_s
         return self.weight * share * at.inflight.queue_ms(at.now_s)

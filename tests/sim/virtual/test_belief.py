@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -78,10 +78,11 @@ def test_the_conversation_trace_shares_as_much_as_was_published(
 class QueueInFull(Queue):
     """The prefill times of all that is queued, however far the first of it is, as the paper adds them up."""
 
-    def cost_ms(self, at: Placement) -> float:
+    def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         """Of what stands before, nothing is taken off."""
-        untouched = structs.replace(at.inflight, head_ms=0.0)
-        return super().cost_ms(structs.replace(at, inflight=untouched))
+        return super().costs_ms(
+            [structs.replace(at, inflight=structs.replace(at.inflight, head_ms=0.0)) for at in placements]
+        )
 
 
 def as_published(policy: Policy) -> Policy:
