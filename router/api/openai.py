@@ -199,10 +199,15 @@ class OpenAiEdge:
 def _check_headers(headers: HeaderList, limits: Limits) -> None:
     if sum(map(len, chain.from_iterable(headers))) > limits.max_header_bytes:
         raise HeadersTooLarge(f"The headers have more than {limits.max_header_bytes} bytes.")
-    declared, max_bytes = header(headers, b"content-length"), limits.max_body_bytes
+    declared, readable, max_bytes = b"", True, limits.max_body_bytes
+    for name, value in headers:
+        if name == b"content-length":
+            declared = declared or value
+        elif name == b"content-encoding":
+            readable = readable and value in _READABLE
     if declared.isdigit() and int(declared) > max_bytes:
-        raise BodyTooLarge(f"The body has {declared} bytes; at most {max_bytes} are taken.")
-    if not {value for name, value in headers if name == b"content-encoding"} <= _READABLE:
+        raise BodyTooLarge(f"The body has {int(declared)} bytes; at most {max_bytes} are taken.")
+    if not readable:
         raise MalformedRequest("Send the body without content-encoding.")
 
 

@@ -53,18 +53,23 @@ async def relay(
     client: Downstream,
     reader: AnswerReader,
     extra_headers: HeaderList,
-    on_piece: Callable[[bool], None],
+    first_token: Callable[[], None],
+    stepped: Callable[[], None],
 ) -> None:
-    """Carry one answer over. `on_piece` is told of each piece, and whether it holds the first token.
+    """Carry one answer over. `stepped` is told of each piece, and before it `first_token` of the first that holds one.
 
     Raises `UpstreamError`; whether bytes went downstream stands in `client.started`."""
     pieces = [await reply.read()]
     if not is_stream(reply.headers):
         await _hold(reply, pieces)
 
+    feed, put = reader.feed, client.put
+
     def pass_on(piece: bytes) -> bool:
-        on_piece(reader.feed(piece))
-        return client.put(piece)
+        if feed(piece):
+            first_token()
+        stepped()
+        return put(piece)
 
     await client.start(reply.status, [*downstream_headers(reply.headers), *extra_headers])
     for piece in pieces:

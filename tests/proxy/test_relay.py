@@ -98,11 +98,16 @@ class Passage:
 
     def __init__(self, pod: Pod, extra: Iterable[tuple[bytes, bytes]] = ()) -> None:
         self.client, self.reader = Client(), AnswerReader()
-        self.first_tokens = 0
-        self.task = asyncio.ensure_future(relay(pod.reply, self.client, self.reader, list(extra), self._piece))
+        self.first_tokens = self.steps = 0
+        self.task = asyncio.ensure_future(
+            relay(pod.reply, self.client, self.reader, list(extra), self._token, self._step)
+        )
 
-    def _piece(self, first_token: bool) -> None:
-        self.first_tokens += first_token
+    def _token(self) -> None:
+        self.first_tokens += 1
+
+    def _step(self) -> None:
+        self.steps += 1
 
     async def until_waiting(self) -> None:
         """Let the relay run until it waits for the pod."""
@@ -120,6 +125,7 @@ async def test_pieces_pass_as_they_come() -> None:
         assert len(passage.client.pieces) == number
         assert passage.client.pieces[-1] == piece
         assert passage.first_tokens == (number >= 2)
+        assert passage.steps == number
     pod.end()
     await passage.task
     assert passage.client.finished
