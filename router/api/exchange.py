@@ -98,7 +98,7 @@ class Exchange:
     _served: bool = False
     """Is there, or was there, a task for it?"""
     _task: asyncio.Task[None] | None = None
-    _headers: HeaderList = field(default_factory=list)
+    _headers: HeaderList | None = None
     """Of the answer."""
     _head: bytes = b""
     _chunked: bool = False
@@ -111,7 +111,8 @@ class Exchange:
         self._first = True
         if self.expects_100 and not self.received.refusal and not self.pieces:
             self._line.transport.write(_CONTINUE)
-        self._begin()
+        if not self.more_body or self.received.refusal:
+            self._begin()
 
     def take(self, piece: bytes, max_bytes: int) -> RouterError | None:
         """Take a piece of the request's body. Why not, if that is too much; then nothing is held any more."""
@@ -138,13 +139,15 @@ class Exchange:
     def is_whole(self) -> None:
         """All of the request is here."""
         self.more_body = False
-        self._begin()
+        if self._first:
+            self._begin()
 
     def refuse(self, error: RouterError) -> None:
         """Answer with this error, without the rest of the request."""
         if not self._served:
             self.received.refusal = error
-            self._begin()
+            if self._first:
+                self._begin()
 
     def gone(self) -> None:
         """The client has closed its connection: whoever works for it stops at once."""
@@ -155,7 +158,7 @@ class Exchange:
                 self._line.tasks.discard(self._task)
 
     def _begin(self) -> None:
-        if self._first and not self._served and (not self.more_body or self.received.refusal):
+        if not self._served:
             self._served = True
             self.received.body = b"".join(self.pieces)
             self.pieces.clear()
@@ -172,11 +175,11 @@ class Exchange:
                 self._task = None  # a task that was cancelled keeps the frames it was in, and with them this exchange
             if not self.response_complete:
                 self._line.transport.close()
-            self.let_go()
+                self.let_go()
 
     # --- the answer ---
 
-    async def start(self, status: int, headers: HeaderList) -> None:
+    def start(self, status: int, headers: HeaderList) -> None:
         """Status and headers; they go out with what follows. Whoever begins to answer has read the body.
 
         Raises `ValueError` where a header would end its line."""
@@ -201,8 +204,8 @@ class Exchange:
 
     @property
     def streams(self) -> bool:
-        """Is the answer an event stream?"""
-        return is_stream(self._headers)
+        """Is the answer that has begun an event stream?"""
+        return self._headers is not None and is_stream(self._headers)
 
     def put(self, piece: bytes) -> bool:
         """A piece of body. False: the client is slow, and more must wait until it is `ready`."""
@@ -220,7 +223,7 @@ class Exchange:
         if self._line.flow.write_paused:
             await self._line.flow.drain()
 
-    async def finish(self) -> None:
+    def finish(self) -> None:
         """The answer is complete, unless less came than its head has promised: then only the connection can tell."""
         last = self._head + (b"0\r\n\r\n" if self._chunked else b"")
         if last:

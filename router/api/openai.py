@@ -96,13 +96,13 @@ class OpenAiEdge:
             await self._forwarder.forward(self.admit(client.received, request_id), client)
         except asyncio.CancelledError:
             if not client.disconnected:
-                await self._fail(client, Stopping("The router stops."), request_id)
+                self._fail(client, Stopping("The router stops."), request_id)
             raise
         except RouterError as error:
-            await self._fail(client, error, request_id)
+            self._fail(client, error, request_id)
         except Exception as error:
             log.exception("request failed", request_id=request_id)
-            await self._fail(client, error, request_id)
+            self._fail(client, error, request_id)
         finally:
             self._serving -= 1
 
@@ -134,16 +134,16 @@ class OpenAiEdge:
         lines = [STATUS_LINE[shape_of(error).status], *[b"%b: %b\r\n" % pair for pair in error_headers(error, body)]]
         return b"".join([*lines, b"connection: close\r\n\r\n", body])
 
-    async def _fail(self, client: Exchange, error: Exception, request_id: str) -> None:
+    def _fail(self, client: Exchange, error: Exception, request_id: str) -> None:
         body = error_body(error)
         if client.started:
             if client.streams and not client.response_complete and isinstance(error, UpstreamError | Stopping):
-                await end_broken_stream(client, body)
+                end_broken_stream(client, body)
             return
         headers = [*error_headers(error, body), (b"x-request-id", request_id.encode("latin-1", "replace"))]
-        await client.start(shape_of(error).status, headers)
+        client.start(shape_of(error).status, headers)
         client.put(body)
-        await client.finish()
+        client.finish()
 
     def inference(self, endpoint: Endpoint, headers: HeaderList, body: bytes, request_id: str) -> InferenceRequest:
         """A request that the router reads. Raises `ClientError` or `NoReadyPod`."""

@@ -107,7 +107,8 @@ class EdgeProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             self._patience.with_reading()
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         self._wait()
@@ -220,7 +221,8 @@ class EdgeProtocol(HttpToolsProtocol):
         exchange = Exchange(received, keep_alive, http_1_0, self.expect_100_continue, self._line, self._edge.serve)
         self.cycle = exchange
         if before is None or before.response_complete:
-            self._start_asgi_task(exchange, self.app)
+            self._serving = exchange
+            exchange.is_first()
         else:
             self.pipeline.appendleft((exchange, self.app))  # type: ignore[arg-type]
             if len(self.pipeline) >= MAX_AHEAD:

@@ -85,7 +85,9 @@ class Connection(asyncio.Protocol):
             self._give_up(f"not HTTP: {error}")
         sink = self._sink
         if sink is None:
-            self._hold(len(data))
+            self._buffered_bytes += len(data)
+            if self._buffered_bytes > READ_PAUSE_BYTES:
+                self._too_much()
             self._wake()
         elif not self._hand_on(sink) or self._complete or self._broken:
             self._wake()
@@ -161,7 +163,8 @@ class Connection(asyncio.Protocol):
                 raise self._cut_off("answer")
             await self._news()
         data = self._held()
-        self._go_on()
+        if self._paused:
+            self._go_on()
         return data
 
     async def pour(self, sink: Sink, ready: Ready) -> None:
@@ -198,14 +201,11 @@ class Connection(asyncio.Protocol):
         self._buffered_bytes = 0
         return data
 
-    def _hold(self, size_bytes: int) -> None:
-        """So much more has come, and nobody takes it yet."""
-        self._buffered_bytes += size_bytes
-        if self._buffered_bytes > READ_PAUSE_BYTES:
-            if not self._head_done:
-                self._give_up("headers without end")
-            elif self._chunks:
-                self._pause()
+    def _too_much(self) -> None:
+        if not self._head_done:
+            self._give_up("headers without end")
+        elif self._chunks:
+            self._pause()
 
     def _pause(self) -> None:
         if not self._paused and self._transport is not None and self.alive:
@@ -213,8 +213,8 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _go_on(self) -> None:
-        paused, self._paused = self._paused, False
-        if paused and self._transport is not None and self.alive:
+        self._paused = False
+        if self._transport is not None and self.alive:
             self._transport.resume_reading()
 
     @property

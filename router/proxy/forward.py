@@ -230,9 +230,9 @@ class Forwarder:
             booking.release()
             self._learn(story, candidate, booking)
 
-    async def relay(
+    def relay(
         self, story: Story, candidate: Candidate, reply: AnyReply, client: Downstream, booking: Booking
-    ) -> None:
+    ) -> Awaitable[None]:
         """The answer, byte for byte."""
         story.phases.enter("relay")
 
@@ -243,7 +243,7 @@ class Forwarder:
                 story.let_go()
 
         headers = self._route_headers(story, candidate)
-        await relay(reply, client, story.reader, headers, first_token, booking.stepped)
+        return relay(reply, client, story.reader, headers, first_token, booking.stepped)
 
     def settle(self, story: Story) -> None:
         """Count what happened; compare what was predicted with what the engine reported."""

@@ -76,7 +76,7 @@ class Client:
         self.free = asyncio.Event()
         self.free.set()
 
-    async def start(self, status: int, headers: HeaderList) -> None:
+    def start(self, status: int, headers: HeaderList) -> None:
         self.started, self.status, self.headers = True, status, headers
 
     def put(self, piece: bytes) -> bool:
@@ -88,7 +88,7 @@ class Client:
     async def ready(self) -> None:
         await self.free.wait()
 
-    async def finish(self) -> None:
+    def finish(self) -> None:
         assert self.started
         self.finished = True
 
@@ -252,9 +252,9 @@ async def test_a_whole_answer_has_its_bound() -> None:
 async def test_a_broken_stream_ends_with_an_error_event() -> None:
     """On a line of its own, wherever the pod stopped."""
     client = Client()
-    await client.start(200, [])
+    client.start(200, [])
     client.put(b'data: {"choi')
-    await end_broken_stream(client, b'{"error": {"message": "gone"}}')
+    end_broken_stream(client, b'{"error": {"message": "gone"}}')
     last = b"".join(client.pieces).split(b"\n\n")[-2]
     assert json.loads(last.removeprefix(b"data: ")) == {"error": {"message": "gone"}}
     assert client.finished
