@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import urllib.parse
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import httptools
@@ -181,13 +181,9 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._unread_bytes = 0
-        url = httptools.parse_url(self.url)
-        path = url.path.decode("ascii")
-        if "%" in path:
-            path = urllib.parse.unquote(path)
+        path, target = _path_and_target(self.url)
         method = self.parser.get_method().decode("ascii")
         if self._edge.takes(method, path):
-            target = url.path + b"?" + url.query if url.query else url.path
             self._open(Received(method, path, target, self.headers, self._peer()))
         else:
             self._hand_to_the_application()
@@ -254,6 +250,14 @@ class EdgeProtocol(HttpToolsProtocol):
             chain = b", ".join(forwarded).decode("latin-1")
             return self._proxies.trusted_hosts.get_trusted_client_address(chain)[0] or host
         return host
+
+
+@lru_cache(maxsize=64)
+def _path_and_target(url: bytes) -> tuple[str, bytes]:
+    """The path without its query, decoded; path and query, raw. Clients ask for a handful. Raises `HttpParserError`."""
+    parts = httptools.parse_url(url)
+    target = parts.path + b"?" + parts.query if parts.query else parts.path
+    return urllib.parse.unquote(parts.path.decode("ascii")), target
 
 
 @cache
