@@ -7,7 +7,6 @@ clients know them. A client that leaves cancels its story in whatever phase it i
 from __future__ import annotations
 
 import asyncio
-from itertools import chain
 from random import getrandbits
 from typing import Any
 
@@ -197,14 +196,15 @@ class OpenAiEdge:
 
 
 def _check_headers(headers: HeaderList, limits: Limits) -> None:
-    if sum(map(len, chain.from_iterable(headers))) > limits.max_header_bytes:
-        raise HeadersTooLarge(f"The headers have more than {limits.max_header_bytes} bytes.")
-    declared, readable, max_bytes = b"", True, limits.max_body_bytes
+    size_bytes, declared, readable, max_bytes = 0, b"", True, limits.max_body_bytes
     for name, value in headers:
+        size_bytes += len(name) + len(value)
         if name == b"content-length":
             declared = declared or value
         elif name == b"content-encoding":
             readable = readable and value in _READABLE
+    if size_bytes > limits.max_header_bytes:
+        raise HeadersTooLarge(f"The headers have more than {limits.max_header_bytes} bytes.")
     if declared.isdigit() and int(declared) > max_bytes:
         raise BodyTooLarge(f"The body has {int(declared)} bytes; at most {max_bytes} are taken.")
     if not readable:

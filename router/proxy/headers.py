@@ -71,7 +71,7 @@ def request_message(method: str, target: bytes, host: bytes, headers: HeaderList
     head = b"\r\n".join(lines)
     if not head.count(b"\r") == head.count(b"\n") == len(lines) - 1:
         raise MalformedRequest("The path or a header has a line break in it.")
-    return b"%b\r\n\r\n%b" % (head, body)
+    return head + b"\r\n\r\n" + body
 
 
 def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
