@@ -12,19 +12,19 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import msgspec
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from router.errors import BodyTooLarge, RouterError, Saturated
-from router.proxy.headers import HeaderList
+from router.proxy.headers import HeaderList, header
 from router.proxy.relay import is_stream
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _WITHOUT_BODY = frozenset({204, 304})
 
 
-@dataclass(slots=True)
-class Received:
+class Received(msgspec.Struct):
     """A request as it came. `refusal`: what is wrong with it before anybody has read its body."""
 
     method: str
@@ -88,16 +88,18 @@ class Exchange:
     began: bool = False
     """Has anybody begun to serve it?"""
     started: bool = False
-    streams: bool = False
     response_complete: bool = False
     disconnected: bool = False
+    more_body: bool = True
+    """Is there more to come of the request?"""
     pieces: list[bytes] = field(default_factory=list)
     held_bytes: int = 0
     _first: bool = False
-    _whole: bool = False
     _served: bool = False
     """Is there, or was there, a task for it?"""
     _task: asyncio.Task[None] | None = None
+    _headers: HeaderList | None = None
+    """Of the answer."""
     _head: bytes = b""
     _chunked: bool = False
     _expected_bytes: int | None = None
@@ -109,7 +111,8 @@ class Exchange:
         self._first = True
         if self.expects_100 and not self.received.refusal and not self.pieces:
             self._line.transport.write(_CONTINUE)
-        self._begin()
+        if not self.more_body or self.received.refusal:
+            self._begin()
 
     def take(self, piece: bytes, max_bytes: int) -> RouterError | None:
         """Take a piece of the request's body. Why not, if that is too much; then nothing is held any more."""
@@ -128,20 +131,23 @@ class Exchange:
 
     def let_go(self) -> None:
         """The body is needed no more. Again, it changes nothing."""
-        self.pieces.clear()
-        self._line.held.give_back(self.held_bytes)
-        self.held_bytes = 0
+        if self.held_bytes:
+            self.pieces.clear()
+            self._line.held.give_back(self.held_bytes)
+            self.held_bytes = 0
 
     def is_whole(self) -> None:
         """All of the request is here."""
-        self._whole = True
-        self._begin()
+        self.more_body = False
+        if self._first:
+            self._begin()
 
     def refuse(self, error: RouterError) -> None:
         """Answer with this error, without the rest of the request."""
         if not self._served:
             self.received.refusal = error
-            self._begin()
+            if self._first:
+                self._begin()
 
     def gone(self) -> None:
         """The client has closed its connection: whoever works for it stops at once."""
@@ -152,10 +158,10 @@ class Exchange:
                 self._line.tasks.discard(self._task)
 
     def _begin(self) -> None:
-        if self._first and not self._served and (self._whole or self.received.refusal):
+        if not self._served:
             self._served = True
-            pieces, self.pieces = self.pieces, []
-            self.received.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            self.received.body = b"".join(self.pieces)
+            self.pieces.clear()
             self._task = self._line.loop.create_task(self._run())
             self._line.tasks.add(self._task)
 
@@ -169,33 +175,37 @@ class Exchange:
                 self._task = None  # a task that was cancelled keeps the frames it was in, and with them this exchange
             if not self.response_complete:
                 self._line.transport.close()
-            self.let_go()
+                self.let_go()
 
     # --- the answer ---
 
-    async def start(self, status: int, headers: HeaderList) -> None:
+    def start(self, status: int, headers: HeaderList) -> None:
         """Status and headers; they go out with what follows. Whoever begins to answer has read the body.
 
         Raises `ValueError` where a header would end its line."""
         self.started = True
         self.received.body = b""
         self.let_go()
-        self.streams = is_stream(headers)
-        lines = [STATUS_LINE[status], *[b"%b: %b\r\n" % header for header in headers]]
-        length = next((value for name, value in headers if name == b"content-length"), None)
+        self._headers = headers
+        lines = [STATUS_LINE[status].rstrip(), *map(b": ".join, headers)]
         if self.received.method == "HEAD" or status in _WITHOUT_BODY:
             self._expected_bytes = 0
-        elif length is not None:
+        elif length := header(headers, b"content-length"):
             self._expected_bytes = int(length)
         elif not self.http_1_0:
             self._chunked = True
-            lines.append(b"transfer-encoding: chunked\r\n")
+            lines.append(b"transfer-encoding: chunked")
         if not self.keep_alive:
-            lines.append(b"connection: close\r\n")
-        head = b"".join(lines)
-        if not head.count(b"\r") == head.count(b"\n") == len(lines):
+            lines.append(b"connection: close")
+        head = b"\r\n".join(lines)
+        if not head.count(b"\r") == head.count(b"\n") == len(lines) - 1:
             raise ValueError("a header of the answer has a line break in it")
-        self._head = head + b"\r\n"
+        self._head = head + b"\r\n\r\n"
+
+    @property
+    def streams(self) -> bool:
+        """Is the answer that has begun an event stream?"""
+        return self._headers is not None and is_stream(self._headers)
 
     def put(self, piece: bytes) -> bool:
         """A piece of body. False: the client is slow, and more must wait until it is `ready`."""
@@ -213,7 +223,7 @@ class Exchange:
         if self._line.flow.write_paused:
             await self._line.flow.drain()
 
-    async def finish(self) -> None:
+    def finish(self) -> None:
         """The answer is complete, unless less came than its head has promised: then only the connection can tell."""
         last = self._head + (b"0\r\n\r\n" if self._chunked else b"")
         if last:
@@ -224,11 +234,6 @@ class Exchange:
         self._line.answered()
 
     # --- what uvicorn's protocol looks for in a cycle ---
-
-    @property
-    def more_body(self) -> bool:
-        """Is there more to come of the request?"""
-        return not self._whole
 
     @property
     def message_event(self) -> Exchange:

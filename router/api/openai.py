@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from itertools import chain
 from random import getrandbits
 from typing import Any
 
@@ -109,13 +108,13 @@ class OpenAiEdge:
             await self._forwarder.forward(self.admit(client.received, request_id), client)
         except asyncio.CancelledError:
             if not client.disconnected:
-                await self._fail(client, Stopping("The router stops."), request_id)
+                self._fail(client, Stopping("The router stops."), request_id)
             raise
         except RouterError as error:
-            await self._fail(client, error, request_id)
+            self._fail(client, error, request_id)
         except Exception as error:
             log.exception("request failed", request_id=request_id)
-            await self._fail(client, error, request_id)
+            self._fail(client, error, request_id)
         finally:
             self._serving -= 1
 
@@ -147,16 +146,16 @@ class OpenAiEdge:
         lines = [STATUS_LINE[shape_of(error).status], *[b"%b: %b\r\n" % pair for pair in error_headers(error, body)]]
         return b"".join([*lines, b"connection: close\r\n\r\n", body])
 
-    async def _fail(self, client: Exchange, error: Exception, request_id: str) -> None:
+    def _fail(self, client: Exchange, error: Exception, request_id: str) -> None:
         body = error_body(error)
         if client.started:
             if client.streams and not client.response_complete and isinstance(error, UpstreamError | Stopping):
-                await end_broken_stream(client, body)
+                end_broken_stream(client, body)
             return
         headers = [*error_headers(error, body), (b"x-request-id", request_id.encode("latin-1", "replace"))]
-        await client.start(shape_of(error).status, headers)
+        client.start(shape_of(error).status, headers)
         client.put(body)
-        await client.finish()
+        client.finish()
 
     def inference(self, endpoint: Endpoint, headers: HeaderList, body: bytes, request_id: str) -> InferenceRequest:
         """A request that the router reads. Raises `ClientError` or `NoReadyPod`."""
@@ -217,12 +216,18 @@ class OpenAiEdge:
 
 
 def _check_headers(headers: HeaderList, limits: Limits) -> None:
-    if sum(map(len, chain.from_iterable(headers))) > limits.max_header_bytes:
+    size_bytes, declared, readable, max_bytes = 0, b"", True, limits.max_body_bytes
+    for name, value in headers:
+        size_bytes += len(name) + len(value)
+        if name == b"content-length":
+            declared = declared or value
+        elif name == b"content-encoding":
+            readable = readable and value in _READABLE
+    if size_bytes > limits.max_header_bytes:
         raise HeadersTooLarge(f"The headers have more than {limits.max_header_bytes} bytes.")
-    declared, max_bytes = header(headers, b"content-length"), limits.max_body_bytes
     if declared.isdigit() and int(declared) > max_bytes:
-        raise BodyTooLarge(f"The body has {declared} bytes; at most {max_bytes} are taken.")
-    if not {value for name, value in headers if name == b"content-encoding"} <= _READABLE:
+        raise BodyTooLarge(f"The body has {int(declared)} bytes; at most {max_bytes} are taken.")
+    if not readable:
         raise MalformedRequest("Send the body without content-encoding.")
 
 

@@ -47,12 +47,14 @@ class Patience:
     def with_asking(self) -> None:
         """The client may begin a request."""
         self._whole_by_s, self._ask_by_s = inf, self._loop.time() + self._timeouts.keep_alive_s
-        self._set()
+        if self._timer is None:
+            self._set()
 
     def with_sending(self) -> None:
         """The client has begun a request."""
         self._ask_by_s, self._whole_by_s = inf, self._loop.time() + self._timeouts.request_s
-        self._set()
+        if self._timer is None:
+            self._set()
 
     def with_nothing(self) -> None:
         """It is our turn."""
@@ -62,7 +64,8 @@ class Patience:
         """More is held for the client than it takes at once; or all there is, and it may never read it."""
         self._held_bytes = self._transport.get_write_buffer_size()
         self._read_by_s = self._loop.time() + self._timeouts.write_s
-        self._set()
+        if self._timer is None:
+            self._set()
 
     def end(self) -> None:
         """The connection is gone."""
@@ -71,8 +74,7 @@ class Patience:
         self._late = _nobody
 
     def _set(self) -> None:
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._shortest_s, self._look)
+        self._timer = self._loop.call_later(self._shortest_s, self._look)
 
     def _look(self) -> None:
         self._timer = None

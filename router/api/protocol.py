@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import urllib.parse
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import httptools
@@ -51,6 +51,8 @@ class EdgeProtocol(HttpToolsProtocol):
         self._proxies = _proxies(",".join(allowed) if isinstance(allowed, list) else allowed)
         self._receiving = False
         """Has the client begun a request that is not whole?"""
+        self._turned = False
+        """Has it begun or ended one in what is being read?"""
         self._unread_bytes = 0
         """Since anything came of them: a head that does not end, or what should be none."""
         self._deaf = False
@@ -70,14 +72,21 @@ class EdgeProtocol(HttpToolsProtocol):
         if self._deaf:
             return
         self._unread_bytes += len(data)
-        self._read(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._read_on(memoryview(data)[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+        if self._turned:
+            self._turned = False
+            self._wait()
         if self._unread_bytes > self._limits.max_header_bytes:
             self._turn_away(HeadersTooLarge(f"The headers have more than {self._limits.max_header_bytes} bytes."))
 
-    def _read(self, data: bytes) -> None:
-        """As uvicorn has it; but a client that would rather speak something else is answered all the same, and what
-        follows is read on (RFC 9110 7.8), also in the same piece."""
-        rest = memoryview(data)
+    def _read_on(self, rest: memoryview) -> None:
+        """A client that would rather speak something else is answered all the same, and what follows is read on
+        (RFC 9110 7.8), also in the same piece."""
         while rest:
             try:
                 self.parser.feed_data(rest)
@@ -98,7 +107,8 @@ class EdgeProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             self._patience.with_reading()
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         self._wait()
@@ -164,21 +174,16 @@ class EdgeProtocol(HttpToolsProtocol):
     # --- httptools ---
 
     def on_message_begin(self) -> None:
-        self._receiving = True
-        self._wait()
+        self._receiving = self._turned = True
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
 
     def on_headers_complete(self) -> None:
         self._unread_bytes = 0
-        url = httptools.parse_url(self.url)
-        path = url.path.decode("ascii")
-        if "%" in path:
-            path = urllib.parse.unquote(path)
+        path, target = _path_and_target(self.url)
         method = self.parser.get_method().decode("ascii")
         if self._edge.takes(method, path):
-            target = url.path + b"?" + url.query if url.query else url.path
             self._open(Received(method, path, target, self.headers, self._peer()))
         else:
             self._hand_to_the_application()
@@ -196,12 +201,11 @@ class EdgeProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
-        self._unread_bytes, self._receiving = 0, False
+        self._unread_bytes, self._receiving, self._turned = 0, False, True
         if isinstance(self.cycle, Exchange):
             self.cycle.is_whole()
         else:
             super().on_message_complete()
-        self._wait()
 
     # --- exchanges ---
 
@@ -213,7 +217,8 @@ class EdgeProtocol(HttpToolsProtocol):
         exchange = Exchange(received, keep_alive, http_1_0, self.expect_100_continue, self._line, self._edge.serve)
         self.cycle = exchange
         if before is None or before.response_complete:
-            self._start_asgi_task(exchange, self.app)
+            self._serving = exchange
+            exchange.is_first()
         else:
             self.pipeline.appendleft((exchange, self.app))  # type: ignore[arg-type]
             if len(self.pipeline) >= MAX_AHEAD:
@@ -240,10 +245,19 @@ class EdgeProtocol(HttpToolsProtocol):
     def _peer(self) -> str:
         """Who asks: the client, or whom a proxy that we trust names."""
         host = self.client[0] if self.client else ""
-        forwarded = b", ".join([value for name, value in self.headers if name == b"x-forwarded-for"])
+        forwarded = [value for name, value in self.headers if name == b"x-forwarded-for"]
         if forwarded and host in self._proxies.trusted_hosts:
-            return self._proxies.trusted_hosts.get_trusted_client_address(forwarded.decode("latin-1"))[0] or host
+            chain = b", ".join(forwarded).decode("latin-1")
+            return self._proxies.trusted_hosts.get_trusted_client_address(chain)[0] or host
         return host
+
+
+@lru_cache(maxsize=64)
+def _path_and_target(url: bytes) -> tuple[str, bytes]:
+    """The path without its query, decoded; path and query, raw. Clients ask for a handful. Raises `HttpParserError`."""
+    parts = httptools.parse_url(url)
+    target = parts.path + b"?" + parts.query if parts.query else parts.path
+    return urllib.parse.unquote(parts.path.decode("ascii")), target
 
 
 @cache

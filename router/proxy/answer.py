@@ -15,6 +15,9 @@ _CACHED = re.compile(rb'"cached_tokens": ?(\d{1,12})\b')
 _PROMPT = re.compile(rb'"prompt_tokens": ?(\d{1,12})\b')
 _OUTPUT = re.compile(rb'"completion_tokens": ?(\d{1,12})\b')
 _USAGE = re.compile(rb'"usage": ?\{')
+_USAGE_SIGN = b'"usage"'
+_LONGEST_USAGE_BYTES = 16
+"""No match of `_USAGE` is longer, and none has a line's end in it."""
 _WINDOW_BYTES = 4096
 """How much of an answer is kept: longer than any usage object."""
 _SEARCH_BYTES = 64 * 1024
@@ -36,7 +39,8 @@ class AnswerReader:
     def feed(self, piece: bytes) -> bool:
         """Take one piece. True exactly once: when it brings the first token."""
         self.bytes += len(piece)
-        self._look_for_usage(piece)
+        if self._tail or self._usage or _USAGE_SIGN in piece or not piece.endswith(b"\n"):
+            self._look_for_usage(piece)
         return not self.has_token and self._look_for_token(piece)
 
     def _look_for_token(self, piece: bytes) -> bool:
@@ -48,14 +52,14 @@ class AnswerReader:
     def _look_for_usage(self, piece: bytes) -> None:
         """Keep the last usage object and what follows it; it may be cut across pieces, and need not come last."""
         window = self._tail + piece
-        at = window.rfind(b'"usage"')
+        at = window.rfind(_USAGE_SIGN)
         while at >= 0 and not _USAGE.match(window, at):  # null, in a later chunk
-            at = window.rfind(b'"usage"', 0, at)
+            at = window.rfind(_USAGE_SIGN, 0, at)
         if at >= 0:
             self._usage = window[at : at + _WINDOW_BYTES]
         elif self._usage and len(self._usage) < _WINDOW_BYTES:
             self._usage += piece
-        self._tail = window[-_WINDOW_BYTES // 8 :]
+        self._tail = b"" if window.endswith(b"\n") else window[-_LONGEST_USAGE_BYTES:]
 
     @property
     def cached_tokens(self) -> int | None:

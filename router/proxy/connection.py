@@ -14,8 +14,9 @@ from typing import TypeAlias, cast
 
 import httptools
 
-from router.errors import StaleConnection, UpstreamBroken
+from router.errors import StaleConnection, UpstreamBroken, UpstreamTimeout
 from router.proxy.headers import HeaderList
+from router.types import PodId
 
 Sink: TypeAlias = Callable[[bytes], bool]
 """Takes a piece of body; False: no more for now."""
@@ -23,9 +24,7 @@ Ready: TypeAlias = Callable[[], Awaitable[None]]
 """Returns when the sink takes pieces again."""
 
 READ_PAUSE_BYTES = 256 * 1024
-"""Unread body held for one request before the pod is told to wait."""
-MAX_HEAD_BYTES = 256 * 1024
-"""Of one answer: no engine needs more."""
+"""Held unread for one request before the pod is told to wait; or is given up, where all that is no more than a head."""
 _STATUSES = range(100, 600)
 
 
@@ -39,13 +38,14 @@ class UpstreamTimeouts:
 
 
 class Connection(asyncio.Protocol):
-    """One connection, one exchange at a time. Parser callbacks fill it, `head` and `read` drain it.
+    """One connection to `pod`, one exchange at a time. Parser callbacks fill it, `head` and `read` drain it.
 
     Deadlines cost next to nothing: one timer a connection looks whether somebody has waited for too long, no later
     than the shortest of them can be over, and is set anew by whoever waits when it has gone off."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: UpstreamTimeouts) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: UpstreamTimeouts, pod: PodId = "") -> None:
         self._loop = loop
+        self._pod = pod
         self._timeouts = timeouts
         self._shortest_s = min(timeouts.first_byte_s, timeouts.idle_s)
         self._timer: asyncio.TimerHandle | None = None
@@ -54,20 +54,21 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._lost = False
         self.idle_since_s = 0.0
+        self._chunks: list[bytes] = []
+        self.on_body = self._chunks.append
+        """For httptools: most of what comes is body, and costs no call of ours."""
+        self._parser = httptools.HttpResponseParser(self)
         self._reset()
 
     def _reset(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
         self.status = 0
         self.headers: HeaderList = []
-        self._chunks: list[bytes] = []
+        self._chunks.clear()
         self._buffered_bytes = 0
+        """What came since anybody has taken it, with all that is around a body."""
         self._paused = False
         self._head_done = False
-        self._head_bytes = 0
         self._complete = False
-        self._any_byte = False
-        self._ends_with_connection = True
         self._broken = ""
         self._sink: Sink | None = None
         """Where pieces go at once; None while they are held to be read."""
@@ -78,18 +79,17 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self._any_byte = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._broken = f"not HTTP: {error}"
-            self.close()
-        if not self._head_done:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._broken = "headers without end"
-                self.close()
-        if self._sink is None or not self._hand_on(self._sink) or self._complete or self._broken:
+            self._give_up(f"not HTTP: {error}")
+        sink = self._sink
+        if sink is None:
+            self._buffered_bytes += len(data)
+            if self._buffered_bytes > READ_PAUSE_BYTES:
+                self._too_much()
+            self._wake()
+        elif not self._hand_on(sink) or self._complete or self._broken:
             self._wake()
 
     def eof_received(self) -> bool:
@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
         self._lost = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._head_done and self._ends_with_connection and exc is None and not self._broken:
+        if self._head_done and exc is None and not self._broken and not _tells_its_end(self.headers):
             self._complete = True
         self._parser = None  # it leads back here: a cycle
         self._wake()
@@ -111,10 +111,7 @@ class Connection(asyncio.Protocol):
             raise UpstreamBroken("more bytes than one answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        self.headers.append((name, value))
-        if name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower()):
-            self._ends_with_connection = False
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
@@ -125,16 +122,9 @@ class Connection(asyncio.Protocol):
         self._head_done = True
         self._keep_alive = self._parser.should_keep_alive()
 
-    def on_body(self, body: bytes) -> None:
-        self._chunks.append(body)
-        self._buffered_bytes += len(body)
-        if self._buffered_bytes > READ_PAUSE_BYTES:
-            self._pause()
-
     def on_message_complete(self) -> None:
         if self.status < 200:  # 100 Continue, 103 Early Hints: the real answer follows
             self.headers = []
-            self._ends_with_connection = True
         else:
             self._complete = True
 
@@ -147,28 +137,34 @@ class Connection(asyncio.Protocol):
         self._transport.write(message)
 
     async def head(self) -> None:
-        """Wait for status and headers. Raises `TimeoutError`, `UpstreamBroken`, or `StaleConnection` when not a byte
-        came."""
+        """Wait until `status` and `headers` are here. Raises `UpstreamTimeout`, `UpstreamBroken`, or `StaleConnection`
+        when not a byte came; whatever it raises, the connection is closed."""
         self._deadline_s = self._loop.time() + self._timeouts.first_byte_s
-        while not self._head_done:
-            if self._lost or self._broken:
-                if not self._any_byte:
-                    raise StaleConnection("the pod closed the connection without an answer")
-                raise UpstreamBroken(self._broken or "the pod closed the connection inside its headers")
-            await self._wait()
+        try:
+            while not self._head_done:
+                if self._lost or self._broken:
+                    if not self._buffered_bytes:
+                        raise StaleConnection("the pod closed the connection without an answer", pod=self._pod)
+                    raise self._cut_off("headers")
+                await self._news()
+        except BaseException:
+            self.close()
+            raise
 
     async def read(self) -> bytes:
-        """The next piece of body, everything that has come; b"" at the end. Raises `TimeoutError`, `UpstreamBroken`."""
+        """The next piece of body, everything that has come; b"" at the end. Raises `UpstreamTimeout`,
+        `UpstreamBroken`."""
         if not self._chunks:
             self._deadline_s = self._loop.time() + self._timeouts.idle_s
         while not self._chunks:
             if self._complete:
                 return b""
             if self._lost or self._broken:
-                raise UpstreamBroken(self._broken or "the pod closed the connection inside its answer")
-            await self._wait()
+                raise self._cut_off("answer")
+            await self._news()
         data = self._held()
-        self._go_on()
+        if self._paused:
+            self._go_on()
         return data
 
     async def pour(self, sink: Sink, ready: Ready) -> None:
@@ -182,10 +178,10 @@ class Connection(asyncio.Protocol):
             if self._complete:
                 return
             if self._lost or self._broken:
-                raise UpstreamBroken(self._broken or "the pod closed the connection inside its answer")
+                raise self._cut_off("answer")
             self._sink = sink
             try:
-                await self._wait()
+                await self._news()
             finally:
                 self._sink = None
 
@@ -200,10 +196,16 @@ class Connection(asyncio.Protocol):
 
     def _held(self) -> bytes:
         """Take what has come."""
-        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        self._chunks = []
+        data = b"".join(self._chunks)
+        self._chunks.clear()
         self._buffered_bytes = 0
         return data
+
+    def _too_much(self) -> None:
+        if not self._head_done:
+            self._give_up("headers without end")
+        elif self._chunks:
+            self._pause()
 
     def _pause(self) -> None:
         if not self._paused and self._transport is not None and self.alive:
@@ -211,8 +213,8 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _go_on(self) -> None:
-        paused, self._paused = self._paused, False
-        if paused and self._transport is not None and self.alive:
+        self._paused = False
+        if self._transport is not None and self.alive:
             self._transport.resume_reading()
 
     @property
@@ -229,26 +231,47 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and not self._lost:
             self._transport.abort()
 
-    async def _wait(self) -> None:
-        self._waiter = self._loop.create_future()
+    def _give_up(self, why: str) -> None:
+        self._broken = why
+        self.close()
+
+    def _cut_off(self, part: str) -> UpstreamBroken:
+        why = self._broken or f"the pod closed the connection inside its {part}"
+        return UpstreamBroken(f"pod {self._pod}: {why}", pod=self._pod)
+
+    def _news(self) -> asyncio.Future[None]:
+        """Done when anything has come, the end of the connection too. Raises `UpstreamTimeout` at the deadline."""
+        self._waiter = waiter = self._loop.create_future()
         if self._timer is None:
             self._timer = self._loop.call_later(self._shortest_s, self._look)
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return waiter
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def _look(self) -> None:
         """Is whoever waits waiting for too long?"""
-        self._timer = None
-        if self._waiter is None or self._waiter.done():
+        self._timer, waiter = None, self._waiter
+        if waiter is None or waiter.done():
             return
         left_s = self._deadline_s - self._loop.time()
-        if left_s <= 0:
-            self._waiter.set_exception(TimeoutError())
-        else:
+        if left_s > 0:
             self._timer = self._loop.call_later(min(left_s, self._shortest_s), self._look)
+            return
+        self._waiter = None  # its exception knows the frames that know this connection: a cycle
+        waiter.set_exception(UpstreamTimeout(f"pod {self._pod} {self._silence()}", pod=self._pod))
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def _silence(self) -> str:
+        if self._head_done:
+            return f"was silent for {self._timeouts.idle_s:g} s"
+        return f"did not answer within {self._timeouts.first_byte_s:g} s"
+
+
+def _tells_its_end(headers: HeaderList) -> bool:
+    """Else a body ends with its connection."""
+    return any(
+        name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower())
+        for name, value in headers
+    )

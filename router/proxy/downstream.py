@@ -36,7 +36,7 @@ class Downstream(Protocol):
     def disconnected(self) -> bool:
         """Has the client left?"""
 
-    async def start(self, status: int, headers: HeaderList) -> None:
+    def start(self, status: int, headers: HeaderList) -> None:
         """Send status and headers."""
 
     def put(self, piece: bytes) -> bool:
@@ -45,5 +45,5 @@ class Downstream(Protocol):
     async def ready(self) -> None:
         """Wait until the client may take more."""
 
-    async def finish(self) -> None:
+    def finish(self) -> None:
         """End the answer."""

@@ -21,6 +21,7 @@ class Due:
 
     def __init__(self) -> None:
         self._steps: dict[int, list[Appointment]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def __len__(self) -> int:
         """How many stand."""
@@ -28,7 +29,9 @@ class Due:
 
     def after(self, wait_s: float, call: Callable[[], None]) -> Appointment:
         """Have it called once, in so many seconds; to call it off, clear what is returned. `call` must not raise."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        if loop is None:  # to ask for the loop is a system call
+            loop = self._loop = asyncio.get_running_loop()
         now_s = loop.time()
         step = int((now_s + wait_s) / STEP_S) + 1
         made = [call]

@@ -230,21 +230,20 @@ class Forwarder:
             booking.release()
             self._learn(story, candidate, booking)
 
-    async def relay(
+    def relay(
         self, story: Story, candidate: Candidate, reply: AnyReply, client: Downstream, booking: Booking
-    ) -> None:
+    ) -> Awaitable[None]:
         """The answer, byte for byte."""
         story.phases.enter("relay")
 
-        def on_piece(first_token: bool) -> None:
-            if first_token:
-                story.first_token_s = story.phases.elapsed_s()
-                booking.first_token()
-                if story.request.stream and not story.prefill_pod:
-                    story.let_go()
-            booking.stepped()
+        def first_token() -> None:
+            story.first_token_s = story.phases.elapsed_s()
+            booking.first_token()
+            if story.request.stream and not story.prefill_pod:
+                story.let_go()
 
-        await relay(reply, client, story.reader, self._route_headers(story, candidate), on_piece)
+        headers = self._route_headers(story, candidate)
+        return relay(reply, client, story.reader, headers, first_token, booking.stepped)
 
     def settle(self, story: Story) -> None:
         """Count what happened; compare what was predicted with what the engine reported."""

@@ -51,30 +51,27 @@ _NOT_UPSTREAM_UNTRUSTED = _NOT_UPSTREAM | ENGINE_CONTROL
 _NOT_DOWNSTREAM = HOP_BY_HOP | {b"date", b"server", b"x-request-id"}
 
 
-def upstream_headers(headers: Iterable[tuple[bytes, bytes]], *, trusted: bool) -> HeaderList:
+def upstream_headers(headers: HeaderList, *, trusted: bool) -> HeaderList:
     """The client's headers as a pod may see them."""
-    headers = list(headers)
     dropped = _with_named_by_connection(_NOT_UPSTREAM if trusted else _NOT_UPSTREAM_UNTRUSTED, headers)
-    return [(name, value) for name, value in headers if name not in dropped]
+    return [header for header in headers if header[0] not in dropped]
 
 
-def downstream_headers(headers: Iterable[tuple[bytes, bytes]]) -> HeaderList:
+def downstream_headers(headers: HeaderList) -> HeaderList:
     """The pod's headers as the client may see them."""
-    headers = list(headers)
     dropped = _with_named_by_connection(_NOT_DOWNSTREAM, headers)
-    return [(name, value) for name, value in headers if name not in dropped]
+    return [header for header in headers if header[0] not in dropped]
 
 
 def request_message(method: str, target: bytes, host: bytes, headers: HeaderList, body: bytes) -> bytes:
     """One whole HTTP/1.1 request. Raises `MalformedRequest` where target or headers would end a line on their own."""
-    lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method.encode(), target, host)]
-    lines += [b"%b: %b\r\n" % header for header in headers]
+    lines = [b"%b %b HTTP/1.1" % (method.encode(), target), b"host: " + host, *map(b": ".join, headers)]
     if body or method not in ("GET", "DELETE"):
-        lines.append(b"content-length: %d\r\n" % len(body))
-    head = b"".join(lines)
-    if not head.count(b"\r") == head.count(b"\n") == len(lines) + 1:
+        lines.append(b"content-length: %d" % len(body))
+    head = b"\r\n".join(lines)
+    if not head.count(b"\r") == head.count(b"\n") == len(lines) - 1:
         raise MalformedRequest("The path or a header has a line break in it.")
-    return head + b"\r\n" + body
+    return head + b"\r\n\r\n" + body
 
 
 def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:

@@ -120,10 +120,10 @@ class _Way:
     def disconnected(self) -> bool:
         return self._client.disconnected
 
-    async def start(self, status: int, headers: HeaderList) -> None:
+    def start(self, status: int, headers: HeaderList) -> None:
         """Nobody else gets through from now on."""
         self._starts(status)
-        await self._client.start(status, headers)
+        self._client.start(status, headers)
 
 
 def _repeatable(candidate: Candidate) -> bool:

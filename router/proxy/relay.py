@@ -53,32 +53,38 @@ async def relay(
     client: Downstream,
     reader: AnswerReader,
     extra_headers: HeaderList,
-    on_piece: Callable[[bool], None],
+    first_token: Callable[[], None],
+    stepped: Callable[[], None],
 ) -> None:
-    """Carry one answer over. `on_piece` is told of each piece, and whether it holds the first token.
+    """Carry one answer over. `stepped` is told of each piece, and before it `first_token` of the first that holds one.
 
     Raises `UpstreamError`; whether bytes went downstream stands in `client.started`."""
-    pieces = [await reply.read()]
-    if not is_stream(reply.headers):
-        await _hold(reply, pieces)
+    piece = await reply.read()
+    pieces, may_hold_bytes = [piece], 0 if is_stream(reply.headers) else HOLD_BYTES
+    while piece and (may_hold_bytes := may_hold_bytes - len(piece)) > 0:
+        piece = await reply.read()
+        pieces.append(piece)
+    feed, put = reader.feed, client.put
 
     def pass_on(piece: bytes) -> bool:
-        on_piece(reader.feed(piece))
-        return client.put(piece)
+        if feed(piece):
+            first_token()
+        stepped()
+        return put(piece)
 
-    await client.start(reply.status, [*downstream_headers(reply.headers), *extra_headers])
+    client.start(reply.status, [*downstream_headers(reply.headers), *extra_headers])
     for piece in pieces:
         if piece and not pass_on(piece):
             await client.ready()
     if pieces[-1]:
         await reply.pour(pass_on, client.ready)
-    await client.finish()
+    client.finish()
 
 
-async def end_broken_stream(client: Downstream, body: bytes) -> None:
+def end_broken_stream(client: Downstream, body: bytes) -> None:
     """Tell the reader of an event stream that it is incomplete, in the shape that SDKs raise on."""
     client.put(b"\n\ndata: " + body + b"\n\n")
-    await client.finish()
+    client.finish()
 
 
 def is_stream(headers: HeaderList) -> bool:
@@ -109,10 +115,3 @@ async def pour_read(reply: AnyReply, sink: Sink, ready: Ready) -> None:
     while piece := await reply.read():
         if not sink(piece):
             await ready()
-
-
-async def _hold(reply: AnyReply, pieces: list[bytes]) -> None:
-    held_bytes = len(pieces[0])
-    while pieces[-1] and held_bytes < HOLD_BYTES:
-        pieces.append(await reply.read())
-        held_bytes += len(pieces[-1])

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 
-from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamError, UpstreamTimeout
+from router.errors import ConnectFailed, StaleConnection, UpstreamBroken
 from router.proxy.connection import Connection, Ready, Sink, UpstreamTimeouts
 
 IDLE_EXPIRY_S = 3.0
@@ -24,38 +26,25 @@ MAX_IDLE_CONNECTIONS = 256
 class Reply:
     """One answer being read. Always `close()` it; a fully read one gives its connection back."""
 
+    __slots__ = ("_closed", "_connection", "_pool", "headers", "pod", "status")
+
     def __init__(self, pool: UpstreamPool, connection: Connection) -> None:
         self._pool = pool
         self._connection = connection
         self._closed = False
+        self.pod = pool.pod
+        """The id of the pod whose answer it is."""
         self.status = connection.status
         self.headers = connection.headers
 
-    async def read(self) -> bytes:
+    def read(self) -> Coroutine[Any, Any, bytes]:
         """The next piece of body; b"" at the end. Raises `UpstreamBroken` or `UpstreamTimeout`."""
-        try:
-            return await self._connection.read()
-        except (TimeoutError, UpstreamBroken) as error:
-            raise self._explained(error) from error
+        return self._connection.read()
 
-    async def pour(self, sink: Sink, ready: Ready) -> None:
+    def pour(self, sink: Sink, ready: Ready) -> Coroutine[Any, Any, None]:
         """Hand the rest of the body to `sink` as it comes; where that is False, no more until `ready` has returned.
         Raises like `read`."""
-        try:
-            await self._connection.pour(sink, ready)
-        except (TimeoutError, UpstreamBroken) as error:
-            raise self._explained(error) from error
-
-    def _explained(self, error: Exception) -> UpstreamError:
-        """The same, saying whose it is."""
-        if isinstance(error, TimeoutError):
-            return UpstreamTimeout(f"pod {self.pod} was silent for {self._pool.timeouts.idle_s:g} s", pod=self.pod)
-        return UpstreamBroken(f"pod {self.pod}: {error}", pod=self.pod)
-
-    @property
-    def pod(self) -> str:
-        """The id of the pod whose answer it is."""
-        return self._pool.pod
+        return self._connection.pour(sink, ready)
 
     def close(self) -> None:
         """Give the connection back. Again, it changes nothing: by then another exchange may have it."""
@@ -87,8 +76,10 @@ class UpstreamPool:
         """
         reused = self._take_idle()
         if reused is not None:
+            reused.send(message)
             try:
-                return await self._on(reused, message)
+                await reused.head()
+                return Reply(self, reused)
             except StaleConnection:
                 pass  # closed between two requests; the pod has most likely not seen this one
         return await self.exchange_once(lambda: message)
@@ -100,33 +91,18 @@ class UpstreamPool:
         """
         connection = await self._connect()
         try:
-            return await self._on(connection, message())
+            connection.send(message())
+            await connection.head()
         except StaleConnection as error:
             raise UpstreamBroken(f"pod {self.pod}: {error}", pod=self.pod) from error
         except BaseException:
             connection.close()
             raise
-
-    async def _on(self, connection: Connection, message: bytes) -> Reply:
-        done = False
-        try:
-            connection.send(message)
-            await connection.head()
-            done = True
-        except TimeoutError:
-            raise UpstreamTimeout(
-                f"pod {self.pod} did not answer within {self.timeouts.first_byte_s:g} s", pod=self.pod
-            ) from None
-        except UpstreamBroken as error:
-            raise UpstreamBroken(f"pod {self.pod}: {error}", pod=self.pod) from error
-        finally:
-            if not done:
-                connection.close()
         return Reply(self, connection)
 
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
-        opened = partial(Connection, loop, self.timeouts)
+        opened = partial(Connection, loop, self.timeouts, self.pod)
         try:
             async with asyncio.timeout(self.timeouts.connect_s):
                 if self._socket:
@@ -142,7 +118,7 @@ class UpstreamPool:
         return connection
 
     def _take_idle(self) -> Connection | None:
-        now_s = asyncio.get_running_loop().time()
+        now_s = time.monotonic()
         while self._idle:
             connection = self._idle.pop()
             if connection.alive and now_s - connection.idle_since_s < IDLE_EXPIRY_S:
@@ -155,12 +131,12 @@ class UpstreamPool:
         if not connection.reusable or len(self._idle) >= MAX_IDLE_CONNECTIONS:
             connection.close()
             return
-        connection.idle_since_s = asyncio.get_running_loop().time()
+        connection.idle_since_s = time.monotonic()
         self._idle.append(connection)
 
     def expire_idle(self) -> None:
         """Close connections that have been idle for too long; called now and then."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = time.monotonic()
         while self._idle and now_s - self._idle[0].idle_since_s >= IDLE_EXPIRY_S:
             self._idle.popleft().close()
 

@@ -84,9 +84,9 @@ def whole(body: bytes, status: int = 200, headers: HeaderList | None = None) -> 
 
     async def answer(client: Exchange) -> None:
         length = (b"content-length", b"%d" % len(body))
-        await client.start(status, [length] if headers is None else headers)
+        client.start(status, [length] if headers is None else headers)
         client.put(body)
-        await client.finish()
+        client.finish()
 
     return answer
 
@@ -272,10 +272,10 @@ async def test_a_body_is_held_until_its_answer_begins() -> None:
 
     async def answer(client: Exchange) -> None:
         held.append(edge.held.bytes)
-        await client.start(200, [(b"content-length", b"1")])
+        client.start(200, [(b"content-length", b"1")])
         held.append(edge.held.bytes)
         client.put(client.received.body + b"a")
-        await client.finish()
+        client.finish()
 
     edge = Edge(answer)
     async with connected(edge) as (reader, writer):
@@ -300,12 +300,12 @@ async def test_a_slow_client_holds_the_answer_up() -> None:
     piece = b"x" * 65536
 
     async def answer(client: Exchange) -> None:
-        await client.start(200, [(b"content-type", b"text/event-stream")])
+        client.start(200, [(b"content-type", b"text/event-stream")])
         while client.put(piece):
             pass
         paused.set()
         await client.ready()
-        await client.finish()
+        client.finish()
         done.set()
 
     async with connected(Edge(answer)) as (reader, writer):
@@ -321,12 +321,12 @@ async def test_an_answer_that_ends_too_soon_ends_the_connection() -> None:
     """With a length that is not kept, or an error after its begin, nothing else could tell."""
 
     async def short(client: Exchange) -> None:
-        await client.start(200, [(b"content-length", b"5")])
+        client.start(200, [(b"content-length", b"5")])
         client.put(b"abc")
-        await client.finish()
+        client.finish()
 
     async def broken(client: Exchange) -> None:
-        await client.start(200, [])
+        client.start(200, [])
         client.put(b"abc")
 
     for answer, expected in ((short, b"\r\n\r\nabc"), (broken, b"\r\n\r\n3\r\nabc\r\n")):
@@ -350,7 +350,7 @@ async def test_no_header_of_an_answer_can_make_another(value: bytes) -> None:
 
     async def answer(client: Exchange) -> None:
         try:
-            await client.start(200, [(b"x-pod", value)])
+            client.start(200, [(b"x-pod", value)])
         except ValueError as error:
             errors.append(error)
 
@@ -471,14 +471,14 @@ async def test_a_client_that_never_reads_is_given_up(streams: bool) -> None:
 
     async def answer(client: Exchange) -> None:
         await until_timers_are_gone()
-        await client.start(200, [])
+        client.start(200, [])
         while client.put(b"x" * 65536):
             pass
         put.set()
         if streams:
             await client.ready()
             raise AssertionError("nobody reads")
-        await client.finish()
+        client.finish()
 
     edge = Edge(answer, replace_limits(write_timeout_s=SOON_S))
     async with connected(edge) as (_, writer):

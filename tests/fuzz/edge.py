@@ -65,9 +65,9 @@ class Forwarder:
     async def forward(self, story: Story, client: Downstream) -> None:
         await self._legs.send(story.inbound, POD, story.request.body)
         self.forwarded.append(story.inbound)
-        await client.start(200, [(b"content-length", b"0")])
+        client.start(200, [(b"content-length", b"0")])
         client.put(b"")
-        await client.finish()
+        client.finish()
 
 
 class Watched(OpenAiEdge):
@@ -77,10 +77,10 @@ class Watched(OpenAiEdge):
         super().__init__(*parts)
         self.surprises: list[Exception] = []
 
-    async def _fail(self, client: Exchange, error: Exception, request_id: str) -> None:
+    def _fail(self, client: Exchange, error: Exception, request_id: str) -> None:
         if not isinstance(error, RouterError):
             self.surprises.append(error)
-        await super()._fail(client, error, request_id)
+        super()._fail(client, error, request_id)
 
 
 async def _own(_scope: Any, _receive: Any, send: Callable[[Any], Awaitable[None]]) -> None:

@@ -140,7 +140,7 @@ class Client:
     body: bytes = b""
     wrote: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def start(self, status: int, headers: HeaderList) -> None:
+    def start(self, status: int, headers: HeaderList) -> None:
         self.started, self.status, self.headers = True, status, headers
 
     def put(self, piece: bytes) -> bool:
@@ -151,7 +151,7 @@ class Client:
     async def ready(self) -> None:
         pass
 
-    async def finish(self) -> None:
+    def finish(self) -> None:
         self.finished = True
 
     @property

@@ -76,7 +76,7 @@ class Client:
         self.free = asyncio.Event()
         self.free.set()
 
-    async def start(self, status: int, headers: HeaderList) -> None:
+    def start(self, status: int, headers: HeaderList) -> None:
         self.started, self.status, self.headers = True, status, headers
 
     def put(self, piece: bytes) -> bool:
@@ -88,7 +88,7 @@ class Client:
     async def ready(self) -> None:
         await self.free.wait()
 
-    async def finish(self) -> None:
+    def finish(self) -> None:
         assert self.started
         self.finished = True
 
@@ -98,11 +98,16 @@ class Passage:
 
     def __init__(self, pod: Pod, extra: Iterable[tuple[bytes, bytes]] = ()) -> None:
         self.client, self.reader = Client(), AnswerReader()
-        self.first_tokens = 0
-        self.task = asyncio.ensure_future(relay(pod.reply, self.client, self.reader, list(extra), self._piece))
+        self.first_tokens = self.steps = 0
+        self.task = asyncio.ensure_future(
+            relay(pod.reply, self.client, self.reader, list(extra), self._token, self._step)
+        )
 
-    def _piece(self, first_token: bool) -> None:
-        self.first_tokens += first_token
+    def _token(self) -> None:
+        self.first_tokens += 1
+
+    def _step(self) -> None:
+        self.steps += 1
 
     async def until_waiting(self) -> None:
         """Let the relay run until it waits for the pod."""
@@ -120,6 +125,7 @@ async def test_pieces_pass_as_they_come() -> None:
         assert len(passage.client.pieces) == number
         assert passage.client.pieces[-1] == piece
         assert passage.first_tokens == (number >= 2)
+        assert passage.steps == number
     pod.end()
     await passage.task
     assert passage.client.finished
@@ -246,9 +252,9 @@ async def test_a_whole_answer_has_its_bound() -> None:
 async def test_a_broken_stream_ends_with_an_error_event() -> None:
     """On a line of its own, wherever the pod stopped."""
     client = Client()
-    await client.start(200, [])
+    client.start(200, [])
     client.put(b'data: {"choi')
-    await end_broken_stream(client, b'{"error": {"message": "gone"}}')
+    end_broken_stream(client, b'{"error": {"message": "gone"}}')
     last = b"".join(client.pieces).split(b"\n\n")[-2]
     assert json.loads(last.removeprefix(b"data: ")) == {"error": {"message": "gone"}}
     assert client.finished
