@@ -9,7 +9,6 @@ metric; `observe/metrics.py` reads what is measured here.
 from __future__ import annotations
 
 import time
-from itertools import pairwise
 
 PHASES = ("admit", "fingerprint", "match", "decide", "attempt", "relay", "settle")
 
@@ -17,24 +16,20 @@ PHASES = ("admit", "fingerprint", "match", "decide", "attempt", "relay", "settle
 class Phases:
     """The phases of one request: `enter` ends one and begins the next. A phase entered twice adds up."""
 
-    __slots__ = ("_entered", "started_s")
+    __slots__ = ("_began_s", "_phase", "started_s", "taken_s")
 
     def __init__(self) -> None:
-        self.started_s = time.perf_counter()
-        self._entered: list[tuple[str, float]] = []
+        self.started_s = self._began_s = time.perf_counter()
+        self._phase = ""
+        self.taken_s: dict[str, float] = {}
+        """Seconds by phase, of those that have ended."""
 
     def enter(self, phase: str) -> None:
         """Begin `phase`; "" only ends the current one."""
-        self._entered.append((phase, time.perf_counter()))
-
-    @property
-    def taken_s(self) -> dict[str, float]:
-        """Seconds by phase, of those that have ended."""
-        taken_s: dict[str, float] = {}
-        for (phase, began_s), (_, ended_s) in pairwise(self._entered):
-            if phase:
-                taken_s[phase] = taken_s.get(phase, 0.0) + ended_s - began_s
-        return taken_s
+        now_s, ended, taken_s = time.perf_counter(), self._phase, self.taken_s
+        if ended:
+            taken_s[ended] = taken_s.get(ended, 0.0) + now_s - self._began_s
+        self._phase, self._began_s = phase, now_s
 
     def elapsed_s(self) -> float:
         """Since the request arrived."""

@@ -140,7 +140,8 @@ class PrefillClock:
         if self._waiting and not (in_order and (self._spoilt or self._ends >= WINDOW_STARTS)):
             return None
         observation = self._observation(now_s)
-        self._begin(now_s)
+        if self._waiting:  # else a window begins with what is sent next
+            self._begin(now_s)
         return observation
 
     def gone(self, request: Hashable) -> None:
@@ -177,10 +178,11 @@ class PrefillClock:
     def _observation(self, now_s: float) -> PrefillObservation | None:
         if self._spoilt or not self._ends:
             return None
+        elapsed_ms = (now_s - self._began_s) * 1000
         return PrefillObservation(
-            *(self._starts, self._tokens, self._tokens2, (now_s - self._began_s) * 1000),
-            *(self._steps, self._step_requests, self._step_context_tokens),
-        )
+            self._starts, self._tokens, self._tokens2, elapsed_ms,
+            self._steps, self._step_requests, self._step_context_tokens,
+        )  # fmt: skip
 
 
 # --- what is learnt ---

@@ -7,7 +7,8 @@ simulator and the tests call this very function. It never waits, draws a random 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import repeat
+from functools import lru_cache
+from itertools import compress, repeat
 from typing import TypeAlias
 
 from router.decision import Candidate, Cost, Direct, Pull, RouteDecision
@@ -50,7 +51,12 @@ def decide(scene: Scene, policy: Policy) -> RouteDecision:
 
 def expected_ttft_ms(cost: Cost) -> float:
     """Of a price, the part that the client waits for."""
-    return sum([ms for name, ms in zip(cost.names, cost.parts_ms, strict=True) if name in DELAYS])
+    return sum(compress(cost.parts_ms, _delaying(cost.names)))
+
+
+@lru_cache
+def _delaying(names: tuple[str, ...]) -> tuple[bool, ...]:
+    return tuple(name in DELAYS for name in names)
 
 
 def _shortlisted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -249,17 +250,18 @@ def test_sums_are_those_of_the_open_leases_and_return_to_zero(
 def test_a_step_begins_when_tokens_came_out_last(make_pod: MakePod) -> None:
     """With what waited then; nobody knows before, nor once the pod is idle."""
     ledger, pod = Ledger(), make_pod("a")
-    assert ledger.step_of("a") == StepBegan()
+    assert (ledger.steps(), ledger.stepped_at_s("a")) == ({}, -math.inf)
     decoding = ledger.book(pod, 1000, 0, 5.0)
     ledger.first_token(decoding, 6.0)
     ledger.stepped("a", 6.0)
     assert ledger.steps() == {"a": StepBegan(6.0, 0.0)}
     waiting = ledger.book(pod, 500, 0, 6.01)
     ledger.stepped("a", 6.02)
-    assert ledger.step_of("a") == StepBegan(6.02, waiting.prefill_ms)
+    assert ledger.steps()["a"] == StepBegan(6.02, waiting.prefill_ms)
+    assert ledger.stepped_at_s("a") == 6.02
     for lease in (decoding, waiting):
         ledger.release(lease, 7.0)
-    assert ledger.steps() == {}
+    assert (ledger.steps(), ledger.stepped_at_s("a")) == ({}, -math.inf)
 
 
 def test_a_prompt_of_several_steps_keeps_the_first_of_them(make_pod: MakePod) -> None:
@@ -269,11 +271,11 @@ def test_a_prompt_of_several_steps_keeps_the_first_of_them(make_pod: MakePod) ->
     long, behind = ledger.book(pod, 30_000, 0, 5.0), ledger.book(pod, 10, 0, 5.0)
     for now_s in (5.1, 5.2, 5.3):
         ledger.stepped("a", now_s)
-    assert ledger.step_of("a") == StepBegan(5.1, long.prefill_ms + behind.prefill_ms)
+    assert ledger.steps()["a"] == StepBegan(5.1, long.prefill_ms + behind.prefill_ms)
     ledger.first_token(long, 5.4)
     ledger.stepped("a", 5.4)
-    assert ledger.step_of("a").at_s == 5.4
-    assert ledger.step_of("a").prefill_ms == pytest.approx(behind.prefill_ms)
+    assert ledger.steps()["a"].at_s == 5.4
+    assert ledger.steps()["a"].prefill_ms == pytest.approx(behind.prefill_ms)
 
 
 def test_steps_of_a_pod_without_requests_are_nobodys(make_pod: MakePod) -> None:
