@@ -21,7 +21,6 @@ from router.decision import Lease
 from router.types import InFlight, Pod, PodId, StepBegan
 
 _NOTHING = InFlight()
-_UNSEEN = StepBegan()
 
 
 class _Work(msgspec.Struct, gc=False):
@@ -38,6 +37,9 @@ class _Work(msgspec.Struct, gc=False):
     step_at_s: float = -inf
     step_prefill_ms: float = 0.0
     prefilling: dict[int, Lease] = msgspec.field(default_factory=dict)
+
+
+_IDLE = _Work()
 
 
 class Watch(msgspec.Struct, gc=False):
@@ -152,18 +154,15 @@ class Ledger:
         """The sums of all on one pod."""
         return self._sums_of_all().get(pod, _NOTHING)
 
-    def decoding(self, pod: PodId) -> tuple[int, int]:
-        """Of the sums of all on one pod, the requests that have their first token, and their prompt tokens. O(1)."""
-        own, others = self._pods.get(pod), self._others.get(pod, _NOTHING)
-        requests, tokens = others.requests - others.prefill_requests, others.decode_tokens
-        if own is None:
-            return requests, tokens
-        return requests + own.requests - len(own.prefilling), tokens + own.decode_tokens
-
-    def stepped_at_s(self, pod: PodId) -> float:
-        """When its step under way began; minus infinity where that was not seen. O(1)."""
-        work = self._pods.get(pod)
-        return -inf if work is None else work.step_at_s
+    def decoding(self, pod: PodId) -> tuple[int, int, float]:
+        """Of the sums of all on one pod, the requests that have their first token, and their prompt tokens; and when
+        its step under way began, minus infinity where that was not seen. O(1)."""
+        own, others = self._pods.get(pod, _IDLE), self._others.get(pod)
+        requests, tokens = own.requests - len(own.prefilling), own.decode_tokens
+        if others is not None:
+            requests += others.requests - others.prefill_requests
+            tokens += others.decode_tokens
+        return requests, tokens, own.step_at_s
 
     def own(self) -> Mapping[PodId, InFlight]:
         """This process's sums of every pod that has any, as they stand: later changes do not show in what was returned.

@@ -48,7 +48,7 @@ class Booking:
                 self._pull_began_s = now_s if ledger.on(plan.pod.id).requests == 1 else None
         computing = self._computing = self._prefilling or self._answering
         self._clock = clock(computing.pod)
-        beside, step_began_s = self._beside(computing.pod), ledger.stepped_at_s(computing.pod)
+        beside, step_began_s = self._beside(computing.pod)
         self._clock.sent(computing.id, prompt_tokens, cached_tokens, now_s, beside, step_began_s)
         if plan.pull is not None or ledger.others_prefill(computing.pod):
             self._clock.disturbed()
@@ -72,34 +72,41 @@ class Booking:
         if self._arrived:
             return
         now_s = time.monotonic()
-        if self._prefilling is None and self.observation is None:
+        if self._prefilling is None:
             self._learn(self._answering, now_s)
         if self._pull_began_s is not None:
             self.pulled_ms, self._pull_began_s = (now_s - self._pull_began_s) * 1000, None
-        self._ledger.first_token(self._answering, now_s)
-        self._sent()
+        self._arrives(now_s)
 
     def first_token_is_due(self) -> None:
         """It should be there by now; nobody sees it."""
-        self._clock.gone(self._answering.id)
-        self._pull_began_s = None
-        self.first_token()
+        if not self._arrived:
+            self._clock.gone(self._answering.id)
+            self._pull_began_s = None
+            self._arrives(time.monotonic())
 
     def release(self) -> None:
         """The attempt is over."""
         now_s = time.monotonic()
-        self._clock.gone(self._computing.id)
         if self._prefilling is not None:
+            self._clock.gone(self._prefilling.id)
             self._ledger.release(self._prefilling, now_s)
+        elif not self._arrived:
+            self._clock.gone(self._answering.id)
         self._ledger.release(self._answering, now_s)
         self._sent()
 
     def _learn(self, lease: Lease, now_s: float) -> None:
-        self.observation = self._clock.first_token(lease.id, now_s, self._beside(lease.pod))
+        self.observation = self._clock.first_token(lease.id, now_s, self._beside(lease.pod)[0])
 
-    def _beside(self, pod: PodId) -> Beside:
-        requests, context_tokens = self._ledger.decoding(pod)
-        return Beside(requests, context_tokens) if requests else ALONE
+    def _beside(self, pod: PodId) -> tuple[Beside, float]:
+        """Who decodes there, and when the step began in which they do."""
+        requests, context_tokens, step_began_s = self._ledger.decoding(pod)
+        return Beside(requests, context_tokens) if requests else ALONE, step_began_s
+
+    def _arrives(self, now_s: float) -> None:
+        self._ledger.first_token(self._answering, now_s)
+        self._sent()
 
     def _send(self, holder: PodId) -> None:
         self._sending = holder

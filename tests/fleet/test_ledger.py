@@ -250,7 +250,7 @@ def test_sums_are_those_of_the_open_leases_and_return_to_zero(
 def test_a_step_begins_when_tokens_came_out_last(make_pod: MakePod) -> None:
     """With what waited then; nobody knows before, nor once the pod is idle."""
     ledger, pod = Ledger(), make_pod("a")
-    assert (ledger.steps(), ledger.stepped_at_s("a")) == ({}, -math.inf)
+    assert (ledger.steps(), ledger.decoding("a")) == ({}, (0, 0, -math.inf))
     decoding = ledger.book(pod, 1000, 0, 5.0)
     ledger.first_token(decoding, 6.0)
     ledger.stepped("a", 6.0)
@@ -258,10 +258,10 @@ def test_a_step_begins_when_tokens_came_out_last(make_pod: MakePod) -> None:
     waiting = ledger.book(pod, 500, 0, 6.01)
     ledger.stepped("a", 6.02)
     assert ledger.steps()["a"] == StepBegan(6.02, waiting.prefill_ms)
-    assert ledger.stepped_at_s("a") == 6.02
+    assert ledger.decoding("a") == (1, 1000, 6.02)
     for lease in (decoding, waiting):
         ledger.release(lease, 7.0)
-    assert (ledger.steps(), ledger.stepped_at_s("a")) == ({}, -math.inf)
+    assert (ledger.steps(), ledger.decoding("a")) == ({}, (0, 0, -math.inf))
 
 
 def test_a_prompt_of_several_steps_keeps_the_first_of_them(make_pod: MakePod) -> None:
