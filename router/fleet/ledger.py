@@ -79,7 +79,13 @@ class Ledger:
         if prefills:
             prefill_tokens = prompt_tokens - cached_tokens
             prefill_ms = pod.speed.compute_ms(cached_tokens, prompt_tokens)
-        lease = Lease(next(self._ids), pod.id, prefill_tokens, prefill_ms, context_tokens=prompt_tokens)
+        lease = Lease(
+            id=next(self._ids),
+            pod=pod.id,
+            prefill_tokens=prefill_tokens,
+            prefill_ms=prefill_ms,
+            context_tokens=prompt_tokens,
+        )
         work = self._pods.get(pod.id)
         if work is None:
             work = self._pods[pod.id] = _Work()
@@ -94,7 +100,7 @@ class Ledger:
             work.prefill_ms += prefill_ms
         else:
             work.decode_tokens += prompt_tokens
-        self._has_changed(pod.id, work)
+        self._note(pod.id, work)
         return lease
 
     def first_token(self, lease: Lease, now_s: float) -> None:
@@ -103,7 +109,7 @@ class Ledger:
         if work is not None and lease.id in work.prefilling:
             self._without_prefill(work, lease, now_s)
             work.decode_tokens += lease.context_tokens
-            self._has_changed(lease.pod, work)
+            self._note(lease.pod, work)
 
     def stepped(self, pod: PodId, now_s: float) -> None:
         """Tokens of `pod` came out: a step of it has ended and the next one begins. O(1), for every piece of a stream.
@@ -135,20 +141,20 @@ class Ledger:
             work.decode_tokens -= lease.context_tokens
         work.requests -= 1
         work.context_tokens -= lease.context_tokens
-        self._has_changed(lease.pod, work)
+        self._note(lease.pod, work)
 
     def pull_began(self, holder: PodId) -> int:
         """`holder` sends KV to another pod from now on, until `pull_ended`. How many others it is sending."""
         work = self._pods.setdefault(holder, _Work())
         work.pulls += 1
-        self._has_changed(holder, work)
+        self._note(holder, work)
         return work.pulls - 1
 
     def pull_ended(self, holder: PodId) -> None:
         """One of its transfers is done, or given up."""
         work = self._pods[holder]
         work.pulls -= 1
-        self._has_changed(holder, work)
+        self._note(holder, work)
 
     def on(self, pod: PodId) -> InFlight:
         """The sums of all on one pod."""
@@ -270,18 +276,18 @@ class Ledger:
         # Sums of floats drift; an empty queue is exactly empty.
         work.prefill_ms = work.prefill_ms - lease.prefill_ms if work.prefilling else 0.0
 
-    def _has_changed(self, pod: PodId, work: _Work) -> None:
+    def _note(self, pod: PodId, work: _Work) -> None:
         """Its sums: between two readings of them, several times as a rule."""
         if work.requests or work.pulls:
             self._changed[pod] = work
         else:
-            self._is_idle(pod)
+            self._forget(pod)
         if self._watches:
             self._watch(pod)
         if self.told is not None:
             self.told(pod)
 
-    def _is_idle(self, pod: PodId) -> None:
+    def _forget(self, pod: PodId) -> None:
         del self._pods[pod]
         for rows in (self._inflight, self._changed, self._steps, self._stepped):
             rows.pop(pod, None)

@@ -34,7 +34,7 @@ class Failure(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class Outcome(msgspec.Struct, frozen=True, gc=False):
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What came of a request. `at_s` is the time of day at which it came; `served`: the candidate that was
     tried last."""
 
@@ -53,7 +53,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     phases_s: Mapping[str, float] = {}
 
 
-class Kept(msgspec.Struct, gc=False):
+class Kept(msgspec.Struct, kw_only=True, gc=False):
     """One decision; `outcome` comes when its request has ended. `at_s` is the time of day at which it was made."""
 
     at_s: float
@@ -117,8 +117,15 @@ Line: TypeAlias = Receipt | FleetLine
 
 def keep(scene: RecordedScene, decision: RouteDecision, policy: Policy, at_s: float, prompt: Any = None) -> Kept:
     """What stays of a decision."""
-    candidates = decision.candidates
-    return Kept(at_s, scene, policy, candidates[:KEPT_CANDIDATES], len(candidates), decision.reason, prompt)
+    return Kept(
+        at_s=at_s,
+        scene=scene,
+        policy=policy,
+        candidates=decision.candidates[:KEPT_CANDIDATES],
+        candidate_count=len(decision.candidates),
+        reason=decision.reason,
+        prompt=prompt,
+    )
 
 
 def receipt(outcome: Outcome, *, prompt: PromptPrefix | None = None) -> Receipt:

@@ -167,8 +167,17 @@ class Forwarder:
     def _scene(
         self, request: InferenceRequest, prompt: PromptPrefix | None, match: PrefixMatch, turn: int, shared_blocks: int
     ) -> Scene:
-        fleet, inflight, steps = self._fleet.snapshot, self._ledger.inflight(), self._ledger.steps()
-        return Scene(request, prompt, match, fleet, inflight, _now_s(), steps, turn, shared_blocks)
+        return Scene(
+            request=request,
+            prompt=prompt,
+            match=match,
+            fleet=self._fleet.snapshot,
+            inflight=self._ledger.inflight(),
+            steps=self._ledger.steps(),
+            now_s=_now_s(),
+            turn=turn,
+            shared_blocks=shared_blocks,
+        )
 
     def _policy_for(self, scene: Scene, headers: HeaderList, *, counted: bool = True) -> tuple[str, Policy]:
         """What kind of work it is, and who decides such requests."""

@@ -244,6 +244,57 @@ def test_sums_are_those_of_the_open_leases_and_return_to_zero(
     assert ledger.inflight() == {}
 
 
+_CHANGES = ["book", "decode", "first_token", "release", "stepped", "pull", "pulled", "worker", "replica"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(_CHANGES), st.integers(0, 5)), max_size=40), st.integers(1, 7))
+def test_however_seldom_the_sums_are_read_they_are_the_same(
+    make_pod: MakePod, changes: list[tuple[str, int]], every: int
+) -> None:
+    """In the same order of pods too, since they are written down."""
+    often, seldom = Ledger(), Ledger()
+    leases: list[tuple[Lease, Lease]] = []
+    pulls = {"a": 0, "b": 0}
+    for now_s, (what, number) in enumerate(changes):
+        name = "ab"[number % 2]
+        if what in ("book", "decode"):
+            of = [ledger.book(make_pod(name), 100, 30, now_s, prefills=what == "book") for ledger in (often, seldom)]
+            leases.append((of[0], of[1]))
+        elif what in ("first_token", "release") and leases:
+            for ledger, lease in zip((often, seldom), leases[number % len(leases)], strict=True):
+                (ledger.first_token if what == "first_token" else ledger.release)(lease, now_s)
+        elif what in ("pull", "pulled") and (what == "pull" or pulls[name]):
+            pulls[name] += 1 if what == "pull" else -1
+            for ledger in (often, seldom):
+                (ledger.pull_began if what == "pull" else ledger.pull_ended)(name)
+        for ledger in (often, seldom):
+            if what == "stepped":
+                ledger.stepped(name, now_s)
+            elif what == "worker":
+                ledger.worker(1, {name: InFlight(number) if number else None})
+            elif what == "replica":
+                ledger.others([{name: InFlight(number, number)}] if number else [])
+        _read(often)
+        if now_s % every == 0:
+            assert _read(seldom) == _read(often)
+    assert _read(seldom) == _read(often)
+
+
+def _read(ledger: Ledger) -> list[object]:
+    """All that can be read, in its order."""
+    alone = [(ledger.on(name), ledger.own_on(name), ledger.decoding(name)) for name in "ab"]
+    return [list(ledger.inflight().items()), list(ledger.own().items()), list(ledger.steps().items()), alone]
+
+
+def test_who_decodes_beside_a_prompt_is_counted_as_in_the_sums(make_pod: MakePod) -> None:
+    """Of this process and of the others; nobody on a pod that nobody uses."""
+    ledger = Ledger()
+    ledger.first_token(ledger.book(make_pod("a"), 100, 0, 1.0), 2.0)
+    ledger.book(make_pod("a"), 1000, 0, 3.0)
+    ledger.others([{"a": InFlight(3, 1, 10, 1.0, 50, decode_tokens=40), "b": InFlight(2, 1, decode_tokens=5)}])
+    assert [ledger.decoding(name) for name in "abc"] == [(3, 140, -math.inf), (1, 5, -math.inf), (0, 0, -math.inf)]
+
+
 # --- steps ---
 
 
