@@ -282,7 +282,7 @@ class Ledger:
             self._changed[pod] = work
         else:
             self._forget(pod)
-        if self._watches:
+        if pod in self._watches:
             self._watch(pod)
         if self.told is not None:
             self.told(pod)

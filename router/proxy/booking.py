@@ -94,7 +94,8 @@ class Booking:
         elif not self._arrived:
             self._clock.gone(self._answering.id)
         self._ledger.release(self._answering, now_s)
-        self._sent()
+        if not self._arrived:
+            self._sent()
 
     def _learn(self, lease: Lease, now_s: float) -> None:
         self.observation = self._clock.first_token(lease.id, now_s, self._beside(lease.pod)[0])

@@ -265,7 +265,7 @@ class Forwarder:
             self._breaker.first_token(*first_token, _now_s())
         if story.policy is not None:
             metrics.slices.settle(slice_of(story, story.policy, ended))
-        story.phases.enter("")
+        story.phases.end()
         metrics.observe_phases(ended.phases_s)
         self._journal.settled(ended, story.kept, story.decision, story.prompt)
 

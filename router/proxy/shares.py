@@ -17,7 +17,8 @@ class Shares:
         self._fleet = fleet
         self._seen: dict[str, SharedPrefixes] = {}
         self._counted = fleet.snapshot
-        self._ready: dict[str, int] = {}
+        self._thresholds: dict[str, float] = {}
+        """By model, with the pods of `_counted`."""
 
     def shared_blocks(self, model: str, prompt: PromptPrefix | None, *, counted: bool = True) -> int:
         """Leading blocks of the prompt; where it is `counted`, it is part of the traffic from now on."""
@@ -27,15 +28,15 @@ class Shares:
         if seen is None:
             seen = self._seen[model] = SharedPrefixes()
         learn = seen.observe if counted else seen.shared
-        return learn(prompt.hashes, threshold=HEAVY_SHARE / max(self._ready_pods(model), 1))
+        return learn(prompt.hashes, threshold=self._threshold(model))
 
-    def _ready_pods(self, model: str) -> int:
-        """Counted once a snapshot."""
+    def _threshold(self, model: str) -> float:
+        """Reckoned once a snapshot."""
         snapshot = self._fleet.snapshot
         if snapshot is not self._counted:
-            self._counted, self._ready = snapshot, {}
-        ready = self._ready.get(model)
-        if ready is None:
+            self._counted, self._thresholds = snapshot, {}
+        threshold = self._thresholds.get(model)
+        if threshold is None:
             ready = sum(s.state is PodState.READY and s.pod.serves(model) for s in snapshot.pods)
-            self._ready[model] = ready
-        return ready
+            threshold = self._thresholds[model] = HEAVY_SHARE / max(ready, 1)
+        return threshold

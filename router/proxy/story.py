@@ -74,7 +74,8 @@ class Story:
     @property
     def cached_tokens(self) -> int | None:
         """What the pod that computed the prompt found in its cache; None where it did not say."""
-        return self.handed_over_cached_tokens if self.prefill_pod else self.reader.cached_tokens
+        split = self.candidate is not None and isinstance(self.candidate.plan, Split)
+        return self.handed_over_cached_tokens if split else self.reader.cached_tokens
 
     def refused_by(self, dialect: str) -> str:
         """Why a dialect cannot split this request; empty where it can. Its body is read once for each dialect."""
