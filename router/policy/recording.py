@@ -90,8 +90,8 @@ class SceneFacts(msgspec.Struct, frozen=True, gc=False):
 
 
 class RecordedScene(SceneFacts, frozen=True, gc=False):
-    """A scene that keeps neither prompt nor body alive. It is made whole: that its last fields have defaults lets `record`
-    give all of them in their order."""
+    """A scene that keeps neither prompt nor body alive. Always made whole: that its last fields have defaults lets
+    `record` give all of them in their order."""
 
     match: Mapping[PodId, BlocksByTier] = {}
     inflight: Mapping[PodId, InFlight] = {}
