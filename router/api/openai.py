@@ -121,7 +121,6 @@ class OpenAiEdge:
     def admit(self, received: Received, request_id: str) -> Story:
         """Read and check the request. Raises `ClientError`, or `NoReadyPod` where its model has no pod yet."""
         phases = Phases()
-        phases.enter("admit")
         endpoint = _READ.get(received.path, Endpoint.OTHER)
         try:
             if received.refusal is not None:

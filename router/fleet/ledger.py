@@ -1,8 +1,9 @@
 """What has been sent to each pod that is not finished?
 
 A lease is booked before the first await that follows a decision and released whatever happens, so that the next
-decision already sees it. Sums are kept incrementally; what other replicas of the router and the other workers of this
-one have in flight is added to them. This file never waits, never reads a clock and never decides anything.
+decision already sees it. Sums are kept incrementally, and made into values when somebody reads them; what other
+replicas of the router and the other workers of this one have in flight is added to them. This file never waits, never
+reads a clock and never decides anything.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
 from itertools import count
+from math import inf
 from operator import attrgetter
 
 import msgspec
@@ -19,11 +21,11 @@ from router.decision import Lease
 from router.types import InFlight, Pod, PodId, StepBegan
 
 _NOTHING = InFlight()
-_UNSEEN = StepBegan()
 
 
 class _Work(msgspec.Struct, gc=False):
-    """Of one pod. `prefilling`: its leases without a first token, in the order in which they were booked."""
+    """Of one pod. `prefilling`: its leases without a first token, in the order in which they were booked; `step_at_s`
+    and `step_prefill_ms`: its step under way, as `StepBegan` has it."""
 
     requests: int = 0
     prefill_tokens: int = 0
@@ -32,7 +34,12 @@ class _Work(msgspec.Struct, gc=False):
     decode_tokens: int = 0
     pulls: int = 0
     head_since_s: float = 0.0
+    step_at_s: float = -inf
+    step_prefill_ms: float = 0.0
     prefilling: dict[int, Lease] = msgspec.field(default_factory=dict)
+
+
+_IDLE = _Work()
 
 
 class Watch(msgspec.Struct, gc=False):
@@ -49,13 +56,17 @@ class Ledger:
         self._open: set[int] = set()
         self._pods: dict[PodId, _Work] = {}
         self._inflight: dict[PodId, InFlight] = {}
+        self._changed: dict[PodId, _Work] = {}
+        """Whose sums in `_inflight` are old."""
         self._steps: dict[PodId, StepBegan] = {}
+        self._stepped: dict[PodId, _Work] = {}
+        """Whose steps in `_steps` are."""
         self._replicas: Mapping[PodId, InFlight] = {}
         self._workers: dict[int, dict[PodId, InFlight]] = {}
         self._others: dict[PodId, InFlight] = {}
         """Of replicas and workers together."""
         self._total: dict[PodId, InFlight] = {}
-        """Own and others', kept up only while there are others."""
+        """Own and others', kept up only while there are others, and with `_inflight`."""
         self._watches: dict[PodId, Watch] = {}
         self.told: Callable[[PodId], None] | None = None
         """Hears of every pod whose own sums have changed."""
@@ -64,11 +75,15 @@ class Ledger:
         """A place on `pod` for a prompt of which `cached_tokens` leading tokens need no compute. O(1).
 
         With `prefills` off the pod only decodes: another one computes the prompt for it."""
+        prefill_tokens, prefill_ms = 0, 0.0
+        if prefills:
+            prefill_tokens = prompt_tokens - cached_tokens
+            prefill_ms = pod.speed.compute_ms(cached_tokens, prompt_tokens)
         lease = Lease(
             id=next(self._ids),
             pod=pod.id,
-            prefill_tokens=prompt_tokens - cached_tokens if prefills else 0,
-            prefill_ms=pod.speed.compute_ms(cached_tokens, prompt_tokens) if prefills else 0.0,
+            prefill_tokens=prefill_tokens,
+            prefill_ms=prefill_ms,
             context_tokens=prompt_tokens,
         )
         work = self._pods.get(pod.id)
@@ -81,11 +96,11 @@ class Ledger:
             if not work.prefilling:
                 work.head_since_s = now_s
             work.prefilling[lease.id] = lease
-            work.prefill_tokens += lease.prefill_tokens
-            work.prefill_ms += lease.prefill_ms
+            work.prefill_tokens += prefill_tokens
+            work.prefill_ms += prefill_ms
         else:
             work.decode_tokens += prompt_tokens
-        self._publish(pod.id, work)
+        self._note(pod.id, work)
         return lease
 
     def first_token(self, lease: Lease, now_s: float) -> None:
@@ -94,21 +109,24 @@ class Ledger:
         if work is not None and lease.id in work.prefilling:
             self._without_prefill(work, lease, now_s)
             work.decode_tokens += lease.context_tokens
-            self._publish(lease.pod, work)
+            self._note(lease.pod, work)
 
     def stepped(self, pod: PodId, now_s: float) -> None:
         """Tokens of `pod` came out: a step of it has ended and the next one begins. O(1), for every piece of a stream.
 
         A prompt that takes several steps keeps the first of them."""
         work = self._pods.get(pod)
-        if work is None:
-            return
-        known = self._steps.get(pod)
-        if known is None or not work.prefilling or known.at_s < work.head_since_s:
-            self._steps[pod] = StepBegan(now_s, work.prefill_ms)
+        if work is not None and (not work.prefilling or work.step_at_s < work.head_since_s):
+            work.step_at_s = now_s
+            work.step_prefill_ms = work.prefill_ms
+            self._stepped[pod] = work
 
     def steps(self) -> Mapping[PodId, StepBegan]:
-        """The step under way of every pod that streams, as far as it was seen. One shallow copy of a dict."""
+        """The step under way of every pod that streams, as far as it was seen. One shallow copy of a dict, and a value
+        for every pod that has stepped since the last one."""
+        for pod, work in self._stepped.items():
+            self._steps[pod] = StepBegan(work.step_at_s, work.step_prefill_ms)
+        self._stepped.clear()
         return dict(self._steps)
 
     def release(self, lease: Lease, now_s: float) -> None:
@@ -123,42 +141,49 @@ class Ledger:
             work.decode_tokens -= lease.context_tokens
         work.requests -= 1
         work.context_tokens -= lease.context_tokens
-        self._publish(lease.pod, work)
+        self._note(lease.pod, work)
 
     def pull_began(self, holder: PodId) -> int:
         """`holder` sends KV to another pod from now on, until `pull_ended`. How many others it is sending."""
         work = self._pods.setdefault(holder, _Work())
         work.pulls += 1
-        self._publish(holder, work)
+        self._note(holder, work)
         return work.pulls - 1
 
     def pull_ended(self, holder: PodId) -> None:
         """One of its transfers is done, or given up."""
         work = self._pods[holder]
         work.pulls -= 1
-        self._publish(holder, work)
+        self._note(holder, work)
 
     def on(self, pod: PodId) -> InFlight:
-        """The sums of all on one pod. O(1)."""
-        return (self._total if self._others else self._inflight).get(pod, _NOTHING)
+        """The sums of all on one pod."""
+        return self._sums_of_all().get(pod, _NOTHING)
 
-    def step_of(self, pod: PodId) -> StepBegan:
-        """Its step under way."""
-        return self._steps.get(pod, _UNSEEN)
+    def decoding(self, pod: PodId) -> tuple[int, int, float]:
+        """Of the sums of all on one pod, the requests that have their first token, and their prompt tokens; and when
+        its step under way began, minus infinity where that was not seen. O(1)."""
+        own, others = self._pods.get(pod, _IDLE), self._others.get(pod)
+        requests, tokens = own.requests - len(own.prefilling), own.decode_tokens
+        if others is not None:
+            requests += others.requests - others.prefill_requests
+            tokens += others.decode_tokens
+        return requests, tokens, own.step_at_s
 
     def own(self) -> Mapping[PodId, InFlight]:
         """This process's sums of every pod that has any, as they stand: later changes do not show in what was returned.
 
-        One shallow copy of a dict: O(busy pods), 2 us at 500."""
-        return dict(self._inflight)
+        One shallow copy of a dict: O(busy pods), 2 us at 500; and a value for every pod that has changed since anybody
+        read the sums of any."""
+        return dict(self._sums_of_own())
 
     def own_on(self, pod: PodId) -> InFlight | None:
-        """This process's sums of one pod; None where it has nothing there. O(1)."""
-        return self._inflight.get(pod)
+        """This process's sums of one pod; None where it has nothing there."""
+        return self._sums_of_own().get(pod)
 
     def requests_of_router(self, pod: PodId) -> int:
         """Leases of all workers of this router on one pod."""
-        rows = (self._inflight, *self._workers.values())
+        rows = (self._sums_of_own(), *self._workers.values())
         return sum(row[pod].requests for row in rows if pod in row)
 
     def others(self, replicas: Iterable[Mapping[PodId, InFlight]]) -> None:
@@ -200,13 +225,26 @@ class Ledger:
             del self._watches[pod]
 
     def inflight(self) -> Mapping[PodId, InFlight]:
-        """The sums of all, as they stand. One shallow copy of a dict."""
-        return dict(self._total if self._others else self._inflight)
+        """The sums of all, as they stand. As `own`."""
+        return dict(self._sums_of_all())
+
+    def _sums_of_all(self) -> Mapping[PodId, InFlight]:
+        own = self._sums_of_own()
+        return self._total if self._others else own
+
+    def _sums_of_own(self) -> Mapping[PodId, InFlight]:
+        for pod, work in self._changed.items():
+            self._inflight[pod] = _sums(work)
+            if self._others:
+                self._add_up(pod)
+        self._changed.clear()
+        return self._inflight
 
     def _take_in(self, pods: Iterable[PodId]) -> None:
         """What others have on these pods has changed."""
+        own = self._sums_of_own()
         if not self._others:
-            self._total = dict(self._inflight)
+            self._total = dict(own)
         for pod in pods:
             rows = [rows[pod] for rows in (self._replicas, *self._workers.values()) if pod in rows]
             if rows:
@@ -238,18 +276,23 @@ class Ledger:
         # Sums of floats drift; an empty queue is exactly empty.
         work.prefill_ms = work.prefill_ms - lease.prefill_ms if work.prefilling else 0.0
 
-    def _publish(self, pod: PodId, work: _Work) -> None:
-        if not work.requests and not work.pulls:
-            del self._pods[pod]
-            self._inflight.pop(pod, None)
-            self._steps.pop(pod, None)
+    def _note(self, pod: PodId, work: _Work) -> None:
+        """Its sums: between two readings of them, several times as a rule."""
+        if work.requests or work.pulls:
+            self._changed[pod] = work
         else:
-            self._inflight[pod] = _sums(work)
-        if self._others:
-            self._add_up(pod)
-        self._watch(pod)
+            self._forget(pod)
+        if pod in self._watches:
+            self._watch(pod)
         if self.told is not None:
             self.told(pod)
+
+    def _forget(self, pod: PodId) -> None:
+        del self._pods[pod]
+        for rows in (self._inflight, self._changed, self._steps, self._stepped):
+            rows.pop(pod, None)
+        if self._others:
+            self._add_up(pod)
 
 
 def _sums(work: _Work) -> InFlight:

@@ -46,9 +46,11 @@ class Journal:
         """Keep it; the oldest goes. `workload` is the class of the request."""
         prompt = dict(scene.request.prompt) if self._prompts else None
         kept = keep(record(scene, workload), decision, policy, time.time(), prompt)
+        known = len(self._kept)
         self._kept[scene.request.id] = kept
-        self._kept.move_to_end(scene.request.id)
-        if len(self._kept) > self._size:
+        if len(self._kept) == known:
+            self._kept.move_to_end(scene.request.id)
+        elif known >= self._size:
             self._kept.popitem(last=False)
         return kept
 

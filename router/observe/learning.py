@@ -77,12 +77,16 @@ class Learning:
         self.priors.pop(pod.id, None)
         self.calibration.forget(class_key(pod), pod.id)
 
+    def listens(self, pod: Pod, now_s: float) -> bool:
+        """Whether its class has not just been learnt from."""
+        return now_s - self._taught_s.get(class_key(pod), -inf) >= LESSON_S
+
     def prefilled(self, pod: Pod, seen: PrefillObservation, now_s: float, *, heard: bool = False) -> None:
         """Learn from what the pod computed, unless its class has just been learnt from; `heard`: another worker has
         seen it, and chosen."""
         prior, key = self.priors.get(pod.id), class_key(pod)
         if not heard:
-            if now_s - self._taught_s.get(key, -inf) < LESSON_S:
+            if not self.listens(pod, now_s):
                 return
             self._taught_s[key] = now_s
         if prior is not None:

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from router.observe.phase import PHASES
 from router.observe.slices import Slices
-from router.observe.tally import Counter, Histogram, Labels, Level, Readings
+from router.observe.tally import Counter, Histogram, Labels, Level, Readings, observe_each
 from router.policy.calibration import CalibrationRow
 from router.policy.review import Comparison
 from router.types import FleetSnapshot, InFlight, PodId
@@ -164,8 +164,9 @@ class Metrics:
 
     def observe_ttft(self, model: str, expected_ms: float, actual_ms: float) -> None:
         """Add one streamed answer."""
-        self.ttft_predicted_s.labels(model).observe(expected_ms / 1000)
-        self.ttft_error.labels(model).observe(abs(actual_ms - expected_ms) / max(actual_ms, 1e-3))
+        by = (model,)
+        self.ttft_predicted_s.of[by].observe(expected_ms / 1000)
+        self.ttft_error.of[by].observe(abs(actual_ms - expected_ms) / max(actual_ms, 1e-3))
 
     def observe_regret(self, model: str, regret_ms: float) -> None:
         """Add one look back."""
@@ -282,20 +283,30 @@ class Metrics:
         for name, version in versions.items():
             self.policy_info.labels(name, version, set_version).set(1)
 
+    def observe_request(
+        self, endpoint: str, model: str, result: str, duration_ms: float, ttft_ms: float | None
+    ) -> None:
+        """Add one that has ended; `ttft_ms` of a streamed one."""
+        by = (model,)
+        self.requests.of[endpoint, model, result].value += 1
+        self.duration_s.of[by].observe(duration_ms / 1000)
+        if ttft_ms is not None:
+            self.ttft_s.of[by].observe(ttft_ms / 1000)
+
     def observe_phases(self, taken_s: Mapping[str, float]) -> None:
         """Add one request's times by phase."""
-        for phase, seconds in taken_s.items():
-            self._phases[phase].observe(seconds)
+        observe_each(self._phases, taken_s)
 
     def observe_prediction(
         self, model: str, prompt_tokens: int, predicted_tokens: int, actual_tokens: int | None
     ) -> None:
         """Add one served prompt: what we expected to be cached, and what the engine said was."""
-        self.prompt_tokens.labels(model).inc(prompt_tokens)
-        self.cached_predicted.labels(model).inc(predicted_tokens)
+        by = (model,)
+        self.prompt_tokens.of[by].value += prompt_tokens
+        self.cached_predicted.of[by].value += predicted_tokens
         if actual_tokens is not None:
-            self.cached_actual.labels(model).inc(actual_tokens)
-            self.cached_error.labels(model).observe(abs(actual_tokens - predicted_tokens))
+            self.cached_actual.of[by].value += actual_tokens
+            self.cached_error.of[by].observe(abs(actual_tokens - predicted_tokens))
 
     def observe_fleet(self, fleet: FleetSnapshot, inflight: Mapping[PodId, InFlight], block_holders: int) -> None:
         """Take the gauges that are read off other owners; called before each rendering."""

@@ -8,34 +8,35 @@ metric; `observe/metrics.py` reads what is measured here.
 
 from __future__ import annotations
 
-import time
-from itertools import pairwise
+from collections import defaultdict
+from time import perf_counter
 
 PHASES = ("admit", "fingerprint", "match", "decide", "attempt", "relay", "settle")
 
 
 class Phases:
-    """The phases of one request: `enter` ends one and begins the next. A phase entered twice adds up."""
+    """The phases of one request, from its arrival, with which the first begins: `enter` ends one and begins the next. A
+    phase entered twice adds up."""
 
-    __slots__ = ("_entered", "started_s")
+    __slots__ = ("_began_s", "_phase", "started_s", "taken_s")
 
     def __init__(self) -> None:
-        self.started_s = time.perf_counter()
-        self._entered: list[tuple[str, float]] = []
+        self.started_s = self._began_s = perf_counter()
+        self._phase = PHASES[0]
+        self.taken_s: dict[str, float] = defaultdict(float)
+        """Seconds by phase, of those that have ended."""
 
     def enter(self, phase: str) -> None:
-        """Begin `phase`; "" only ends the current one."""
-        self._entered.append((phase, time.perf_counter()))
+        """End the one under way and begin `phase`."""
+        now_s = perf_counter()
+        self.taken_s[self._phase] += now_s - self._began_s
+        self._phase = phase
+        self._began_s = now_s
 
-    @property
-    def taken_s(self) -> dict[str, float]:
-        """Seconds by phase, of those that have ended."""
-        taken_s: dict[str, float] = {}
-        for (phase, began_s), (_, ended_s) in pairwise(self._entered):
-            if phase:
-                taken_s[phase] = taken_s.get(phase, 0.0) + ended_s - began_s
-        return taken_s
+    def end(self) -> None:
+        """End the one under way, the last."""
+        self.taken_s[self._phase] += perf_counter() - self._began_s
 
     def elapsed_s(self) -> float:
         """Since the request arrived."""
-        return time.perf_counter() - self.started_s
+        return perf_counter() - self.started_s

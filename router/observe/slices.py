@@ -78,7 +78,6 @@ class Slices:
             registry=r,
         )
         self._bound: dict[tuple[str, str], _Bound] = {}
-        self._counted: dict[tuple[str, str, str], Count] = {}
         self.tenants = Tenants()
 
     def settle(self, one: Slice) -> None:
@@ -86,19 +85,15 @@ class Slices:
         tenant = self.tenants.label(one.tenant[:LONGEST_NAME])
         while self.tenants.fallen:
             self._drop(self.tenants.fallen.pop())
-        key = one.workload, tenant, one.result
-        counted = self._counted.get(key)
-        if counted is None:
-            counted = self._counted[key] = self._requests.labels(*key)
-        counted.inc()
+        self._requests.of[one.workload, tenant, one.result].value += 1
         bound = self._bound.get((one.workload, one.policy)) or self._bind(one.workload, one.policy)
         if one.ttft_s is not None:
             bound.ttft_s.observe(one.ttft_s)
             if one.slo_ttft_ms is not None:
                 self._slo.labels(one.policy, "true" if one.ttft_s * 1000 <= one.slo_ttft_ms else "false").inc()
         if one.cached_tokens is not None:
-            bound.prompt_tokens.inc(one.prompt_tokens)
-            bound.cached_tokens.inc(one.cached_tokens)
+            bound.prompt_tokens.value += one.prompt_tokens
+            bound.cached_tokens.value += one.cached_tokens
 
     def _bind(self, workload: str, policy: str) -> _Bound:
         by = workload, policy
@@ -108,8 +103,7 @@ class Slices:
 
     def _drop(self, tenant: str) -> None:
         """It counts among the others from now on: its own series end."""
-        for key in [key for key in self._counted if key[1] == tenant]:
-            del self._counted[key]
+        for key in [key for key in self._requests.of if key[1] == tenant]:
             self._requests.remove(*key)
 
 

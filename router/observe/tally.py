@@ -8,14 +8,16 @@ locks, because only the event loop counts, and a bucket found by bisection. What
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.utils import floatToGoString
 
 Labels = tuple[str, ...]
+_Child = TypeVar("_Child")
 
 
 class Count:
@@ -75,71 +77,84 @@ class Readings:
 class Spread:
     """How many values lay between the bounds, each of which counts as below itself; and their sum."""
 
-    __slots__ = ("_bounds", "counts", "total")
+    __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
+        self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
     def observe(self, value: float) -> None:
         """Add one value."""
-        self.counts[bisect_left(self._bounds, value)] += 1
+        self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
 
+def observe_each(spreads: Mapping[str, Spread], values: Mapping[str, float]) -> None:
+    """Add one value to each spread that `values` names."""
+    for name, value in values.items():
+        spread = spreads[name]
+        spread.counts[bisect_left(spread.bounds, value)] += 1
+        spread.total += value
+
+
+class _Children(dict[Labels, _Child]):
+    """What is counted by each set of values: there from when it is first asked for."""
+
+    def __init__(self, make: Callable[[], _Child]) -> None:
+        self._make = make
+
+    def __missing__(self, values: Labels) -> _Child:
+        child = self[values] = self._make()
+        return child
+
+
 class Counter:
-    """Counts by the values of `names`."""
+    """Counts by the values of `names`; `of` has them without a call."""
 
     def __init__(self, name: str, about: str, names: Sequence[str], *, registry: CollectorRegistry) -> None:
         self._described = name, about, names
-        self._children: dict[Labels, Count] = {}
+        self.of = _Children(Count)
         registry.register(self)
 
     def labels(self, *values: str) -> Count:
         """The count of these values."""
-        child = self._children.get(values)
-        if child is None:
-            child = self._children[values] = Count()
-        return child
+        return self.of[values]
 
     def remove(self, *values: str) -> None:
         """These values are not counted any more."""
-        self._children.pop(values, None)
+        self.of.pop(values, None)
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """For the registry."""
         name, about, names = self._described
         family = CounterMetricFamily(name, about, labels=names)
-        for values, child in self._children.items():
+        for values, child in self.of.items():
             family.add_metric(values, child.value)
         yield family
 
 
 class Histogram:
-    """Spreads by the values of `names`; `buckets` are upper bounds, rising."""
+    """Spreads by the values of `names`, `of` them without a call; `buckets` are upper bounds, rising."""
 
     def __init__(
         self, name: str, about: str, names: Sequence[str], *, buckets: Sequence[float], registry: CollectorRegistry
     ) -> None:
         self._described = name, about, names
         self._bounds = tuple(map(float, buckets))
-        self._children: dict[Labels, Spread] = {}
+        self.of = _Children(lambda: Spread(self._bounds))
         registry.register(self)
 
     def labels(self, *values: str) -> Spread:
         """The spread of these values."""
-        child = self._children.get(values)
-        if child is None:
-            child = self._children[values] = Spread(self._bounds)
-        return child
+        return self.of[values]
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """For the registry."""
         name, about, names = self._described
         family = HistogramMetricFamily(name, about, labels=names)
         bounds = [_written(bound) for bound in (*self._bounds, float("inf"))]
-        for values, child in self._children.items():
+        for values, child in self.of.items():
             family.add_metric(values, list(zip(bounds, accumulate(child.counts), strict=True)), child.total)
         yield family
 

@@ -127,7 +127,8 @@ class PrefillClock:
         if not self._waiting:
             seen = beside.requests > 0 and now_s - step_began_s < LONGEST_STEP_S
             self._begin(step_began_s if seen else now_s)
-            self._add_step(beside, 1.0 if seen else 0.5)
+            if beside.requests:
+                self._add_step(beside, 1.0 if seen else 0.5)
         self._waiting[request] = (n - p, n * n - p * p)
 
     def first_token(self, request: Hashable, now_s: float, beside: Beside = ALONE) -> PrefillObservation | None:
@@ -140,7 +141,8 @@ class PrefillClock:
         if self._waiting and not (in_order and (self._spoilt or self._ends >= WINDOW_STARTS)):
             return None
         observation = self._observation(now_s)
-        self._begin(now_s)
+        if self._waiting:  # else a window begins with what is sent next
+            self._begin(now_s)
         return observation
 
     def gone(self, request: Hashable) -> None:
@@ -162,25 +164,27 @@ class PrefillClock:
     def _count(self, tokens: int, tokens2: int, now_s: float, beside: Beside) -> None:
         if now_s - self._last_s > SAME_STEP_S:
             self._ends += 1
-            self._starts += not beside.requests
-            self._add_step(beside, 1.0)
+            if beside.requests:
+                self._add_step(beside, 1.0)
+            else:
+                self._starts += 1
         self._tokens += tokens
         self._tokens2 += tokens2
         self._last_s = now_s
 
     def _add_step(self, beside: Beside, share: float) -> None:
-        if beside.requests:
-            self._steps += share
-            self._step_requests += share * beside.requests
-            self._step_context_tokens += share * beside.context_tokens
+        self._steps += share
+        self._step_requests += share * beside.requests
+        self._step_context_tokens += share * beside.context_tokens
 
     def _observation(self, now_s: float) -> PrefillObservation | None:
         if self._spoilt or not self._ends:
             return None
+        elapsed_ms = (now_s - self._began_s) * 1000
         return PrefillObservation(
-            *(self._starts, self._tokens, self._tokens2, (now_s - self._began_s) * 1000),
-            *(self._steps, self._step_requests, self._step_context_tokens),
-        )
+            self._starts, self._tokens, self._tokens2, elapsed_ms,
+            self._steps, self._step_requests, self._step_context_tokens,
+        )  # fmt: skip
 
 
 # --- what is learnt ---

@@ -62,7 +62,7 @@ class LoadRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return PodLoad(self.running, self.waiting, self.kv_usage, our_prompts=self.our_prompts)
 
 
-class SceneFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class SceneFacts(msgspec.Struct, frozen=True, gc=False):
     """What policies read of a request and its prompt; its headers are not kept."""
 
     request_id: str
@@ -89,13 +89,14 @@ class SceneFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     degraded: bool = False
 
 
-class RecordedScene(SceneFacts, frozen=True, kw_only=True, gc=False):
-    """A scene that keeps neither prompt nor body alive."""
+class RecordedScene(SceneFacts, frozen=True, gc=False):
+    """A scene that keeps neither prompt nor body alive. Always made whole: that its last fields have defaults lets
+    `record` give all of them in their order."""
 
-    match: Mapping[PodId, BlocksByTier]
-    inflight: Mapping[PodId, InFlight]
-    steps: Mapping[PodId, StepBegan]
-    fleet: FleetSnapshot
+    match: Mapping[PodId, BlocksByTier] = {}
+    inflight: Mapping[PodId, InFlight] = {}
+    steps: Mapping[PodId, StepBegan] = {}
+    fleet: FleetSnapshot = FleetSnapshot()
 
     def scene(self) -> Scene:
         """One in which every policy decides as in the recorded one."""
@@ -151,34 +152,23 @@ def _key_at(blocks: int, shared_blocks: int) -> int:
 
 
 def record(scene: Scene, workload: str = "") -> RecordedScene:
-    """What is kept of it; `workload` is its class. O(1): nothing is copied, since all of it is immutable."""
-    request, prompt = scene.request, scene.prompt
-    hashes = prompt.hashes if prompt else ()
-    blocks = len(hashes)
+    """What is kept of it; `workload` is its class. O(1): nothing is copied, since all of it is immutable.
+
+    In the order of the fields: by their names it takes four times as long."""
+    request, prompt, match = scene.request, scene.prompt, scene.match
+    prompt_tokens, block_size_tokens, blocks, key, body_bytes = None, 1, 0, 0, 0
+    if prompt is None:
+        body_bytes = len(request.body)
+    else:
+        prompt_tokens, block_size_tokens = len(prompt.tokens), prompt.generation.block_size_tokens
+        blocks = len(prompt.hashes)
+        key = prompt.hashes[_key_at(blocks, scene.shared_blocks)] if blocks else 0
     return RecordedScene(
-        request_id=request.id,
-        endpoint=request.endpoint,
-        model=request.model,
-        adapter=request.adapter,
-        session=request.session,
-        tenant=request.tenant,
-        workload=workload,
-        stream=request.stream,
-        max_output_tokens=request.max_output_tokens,
-        body_bytes=0 if prompt else len(request.body),
-        prompt_tokens=prompt.token_count if prompt else None,
-        block_size_tokens=prompt.block_size_tokens if prompt else 1,
-        blocks=blocks,
-        key=hashes[_key_at(blocks, scene.shared_blocks)] if blocks else 0,
-        shared_blocks=scene.shared_blocks,
-        turn=scene.turn,
-        now_s=scene.now_s,
-        degraded=scene.match.degraded,
-        match=scene.match.blocks,
-        inflight=scene.inflight,
-        steps=scene.steps,
-        fleet=scene.fleet,
-    )
+        request.id, request.endpoint, request.model, request.adapter, request.session, request.tenant, workload,
+        request.stream, request.max_output_tokens, body_bytes, prompt_tokens, block_size_tokens, blocks, key,
+        scene.shared_blocks, scene.turn, scene.now_s, match.degraded,
+        match.blocks, scene.inflight, scene.steps, scene.fleet,
+    )  # fmt: skip
 
 
 # --- written down ---

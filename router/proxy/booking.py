@@ -12,14 +12,14 @@ from collections.abc import Callable
 from router.decision import Candidate, Lease, Split
 from router.fleet.ledger import Ledger
 from router.policy.calibration import ALONE, Beside, PrefillClock, PrefillObservation
-from router.types import InFlight, PodId
+from router.types import PodId
 
 
 class Booking:
     """The places of one attempt. `first_token` and `release` may be called again, or late, and then change nothing."""
 
     __slots__ = (
-        *("_answering", "_arrived", "_clock", "_ledger", "_prefilling", "_pull_began_s", "_sending"),
+        *("_answering", "_arrived", "_clock", "_computing", "_ledger", "_prefilling", "_pull_began_s", "_sending"),
         *("observation", "pulled_ms", "sent_beside"),
     )
 
@@ -46,10 +46,10 @@ class Booking:
             if plan.pull is not None:
                 self._send(plan.pull.holder)
                 self._pull_began_s = now_s if ledger.on(plan.pod.id).requests == 1 else None
-        computing = self._computing
+        computing = self._computing = self._prefilling or self._answering
         self._clock = clock(computing.pod)
-        beside, step = _beside(ledger.on(computing.pod)), ledger.step_of(computing.pod)
-        self._clock.sent(computing.id, prompt_tokens, cached_tokens, now_s, beside, step.at_s)
+        beside, step_began_s = self._beside(computing.pod)
+        self._clock.sent(computing.id, prompt_tokens, cached_tokens, now_s, beside, step_began_s)
         if plan.pull is not None or ledger.others_prefill(computing.pod):
             self._clock.disturbed()
 
@@ -57,10 +57,6 @@ class Booking:
     def prefill_ms(self) -> float:
         """The prefill that was booked, wherever."""
         return self._computing.prefill_ms
-
-    @property
-    def _computing(self) -> Lease:
-        return self._prefilling or self._answering
 
     def handed_over(self) -> None:
         """The prefill pod has answered: from now on it only sends KV."""
@@ -73,35 +69,45 @@ class Booking:
 
     def first_token(self) -> None:
         """The prompt is computed, and all KV is where it is needed."""
+        if self._arrived:
+            return
         now_s = time.monotonic()
-        if self._prefilling is None and self.observation is None:
+        if self._prefilling is None:
             self._learn(self._answering, now_s)
         if self._pull_began_s is not None:
             self.pulled_ms, self._pull_began_s = (now_s - self._pull_began_s) * 1000, None
-        self._ledger.first_token(self._answering, now_s)
-        self._sent()
-
-    def stepped(self) -> None:
-        """Tokens came out of the pod that answers."""
-        self._ledger.stepped(self._answering.pod, time.monotonic())
+        self._arrives(now_s)
 
     def first_token_is_due(self) -> None:
         """It should be there by now; nobody sees it."""
-        self._clock.gone(self._answering.id)
-        self._pull_began_s = None
-        self.first_token()
+        if not self._arrived:
+            self._clock.gone(self._answering.id)
+            self._pull_began_s = None
+            self._arrives(time.monotonic())
 
     def release(self) -> None:
         """The attempt is over."""
         now_s = time.monotonic()
-        self._clock.gone(self._computing.id)
         if self._prefilling is not None:
+            self._clock.gone(self._prefilling.id)
             self._ledger.release(self._prefilling, now_s)
+        elif not self._arrived:
+            self._clock.gone(self._answering.id)
         self._ledger.release(self._answering, now_s)
-        self._sent()
+        if not self._arrived:
+            self._sent()
 
     def _learn(self, lease: Lease, now_s: float) -> None:
-        self.observation = self._clock.first_token(lease.id, now_s, _beside(self._ledger.on(lease.pod)))
+        self.observation = self._clock.first_token(lease.id, now_s, self._beside(lease.pod)[0])
+
+    def _beside(self, pod: PodId) -> tuple[Beside, float]:
+        """Who decodes there, and when the step began in which they do."""
+        requests, context_tokens, step_began_s = self._ledger.decoding(pod)
+        return Beside(requests, context_tokens) if requests else ALONE, step_began_s
+
+    def _arrives(self, now_s: float) -> None:
+        self._ledger.first_token(self._answering, now_s)
+        self._sent()
 
     def _send(self, holder: PodId) -> None:
         self._sending = holder
@@ -112,8 +118,3 @@ class Booking:
         if self._sending is not None:
             self._ledger.pull_ended(self._sending)
             self._sending = None
-
-
-def _beside(work: InFlight) -> Beside:
-    decoding = work.requests - work.prefill_requests
-    return Beside(decoding, work.decode_tokens) if decoding else ALONE

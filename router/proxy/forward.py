@@ -46,6 +46,8 @@ from router.proxy.upstream import UpstreamPool
 from router.stores.store import PrefixStore
 from router.types import InferenceRequest, Pod, PodId, PrefixMatch, PromptPrefix, Scene
 
+_now_s = time.monotonic
+
 UNARY_PREFILL_SLACK = 1.5
 """An unstreamed answer does not show its first token; its prefill counts as done after this times its price."""
 
@@ -235,6 +237,7 @@ class Forwarder:
     ) -> Awaitable[None]:
         """The answer, byte for byte."""
         story.phases.enter("relay")
+        stepped, pod = self._ledger.stepped, candidate.plan.pod.id
 
         def first_token() -> None:
             story.first_token_s = story.phases.elapsed_s()
@@ -242,43 +245,45 @@ class Forwarder:
             if story.request.stream and not story.prefill_pod:
                 story.let_go()
 
+        def step() -> None:
+            stepped(pod, _now_s())
+
         headers = self._route_headers(story, candidate)
-        return relay(reply, client, story.reader, headers, first_token, booking.stepped)
+        return relay(reply, client, story.reader, headers, first_token, step)
 
     def settle(self, story: Story) -> None:
         """Count what happened; compare what was predicted with what the engine reported."""
         story.phases.enter("settle")
-        metrics, model = self._metrics, story.request.model if story.decision else "unknown"
+        metrics, model, chosen = self._metrics, story.request.model if story.decision else "unknown", story.candidate
         metrics.in_flight.dec()
-        metrics.requests.labels(story.request.endpoint.value, model, story.result).inc()
-        metrics.duration_s.labels(model).observe(story.phases.elapsed_s())
-        if story.request.stream and story.first_token_s is not None:
-            metrics.ttft_s.labels(model).observe(story.first_token_s)
-            if story.decision and story.candidate and story.prompt:
-                self._learning.settle(model, story.decision, story.candidate, story.first_token_s * 1000)
+        ended = outcome_of(story)
+        metrics.observe_request(ended.endpoint, model, ended.result, ended.e2e_ms, ended.ttft_ms)
+        if chosen is not None and story.prompt is not None:
+            if ended.ttft_ms is not None and story.decision is not None:
+                self._learning.settle(model, story.decision, chosen, ended.ttft_ms)
+            if ended.result == "ok":
+                metrics.observe_prediction(model, ended.prompt_tokens, chosen.cached_tokens, ended.cached_tokens)
         if first_token := timed(story):
             self._breaker.first_token(*first_token, _now_s())
-        cached_tokens = story.cached_tokens
-        if story.result == "ok" and story.candidate is not None and story.prompt is not None:
-            metrics.observe_prediction(model, story.prompt_tokens, story.candidate.cached_tokens, cached_tokens)
         if story.policy is not None:
-            metrics.slices.settle(slice_of(story, story.policy, cached_tokens))
-        story.phases.enter("")
-        phases_s = story.phases.taken_s
-        metrics.observe_phases(phases_s)
-        self._journal.settled(outcome_of(story, cached_tokens, phases_s), story.kept, story.decision, story.prompt)
+            metrics.slices.settle(slice_of(story, story.policy, ended))
+        story.phases.end()
+        metrics.observe_phases(ended.phases_s)
+        self._journal.settled(ended, story.kept, story.decision, story.prompt)
 
     def _learn(self, story: Story, candidate: Candidate, booking: Booking) -> None:
         """What this attempt has shown of the speed of the pod that computed its prompt."""
         if booking.pulled_ms is not None:
             self._pulls.learn(self._learning, candidate, booking.pulled_ms, booking.sent_beside)
-        seen, found = booking.observation, story.cached_tokens
+        seen = booking.observation
         if seen is None or story.prompt is None:
             return
-        if found is not None:
-            seen = seen.corrected(candidate.cached_tokens, found)
-        plan = candidate.plan
-        self._learning.prefilled(plan.prefill if isinstance(plan, Split) else plan.pod, seen, _now_s())
+        plan, now_s = candidate.plan, _now_s()
+        pod = plan.prefill if isinstance(plan, Split) else plan.pod
+        if self._learning.listens(pod, now_s):
+            if (found := story.cached_tokens) is not None:
+                seen = seen.corrected(candidate.cached_tokens, found)
+            self._learning.prefilled(pod, seen, now_s)
 
     # --- which candidate ---
 
@@ -317,7 +322,7 @@ class Forwarder:
     def _judge(self, reply: AnyReply) -> None:
         """An answer was relayed: whoever has nothing but server errors to say is no better than who says nothing."""
         well = reply.status < 500
-        self._metrics.sent.labels(reply.pod, "ok" if well else "server_error").inc()
+        self._metrics.sent.of[reply.pod, "ok" if well else "server_error"].value += 1
         if well:
             self._breaker.success(reply.pod)
         else:
@@ -373,7 +378,3 @@ class Forwarder:
 
 def _needs(plan: Plan, pods: tuple[PodId, ...]) -> bool:
     return plan.pod.id in pods or (isinstance(plan, Split) and plan.prefill.id in pods)
-
-
-def _now_s() -> float:
-    return time.monotonic()

@@ -6,7 +6,6 @@ Filled in phase by phase, settled into metrics and an outcome at its end. This f
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -75,7 +74,8 @@ class Story:
     @property
     def cached_tokens(self) -> int | None:
         """What the pod that computed the prompt found in its cache; None where it did not say."""
-        return self.handed_over_cached_tokens if self.prefill_pod else self.reader.cached_tokens
+        split = self.candidate is not None and isinstance(self.candidate.plan, Split)
+        return self.handed_over_cached_tokens if split else self.reader.cached_tokens
 
     def refused_by(self, dialect: str) -> str:
         """Why a dialect cannot split this request; empty where it can. Its body is read once for each dialect."""
@@ -86,15 +86,15 @@ class Story:
         return self._refusals[dialect]
 
 
-def slice_of(story: Story, policy: Policy, cached_tokens: int | None) -> Slice:
-    """The story by what it was and who decided it; `cached_tokens` as the story has them."""
+def slice_of(story: Story, policy: Policy, ended: Outcome) -> Slice:
+    """The story by what it was and who decided it, `ended` as its outcome says."""
     return Slice(
         story.workload,
         policy.name,
         story.request.tenant,
-        story.result,
+        ended.result,
         story.prompt_tokens,
-        cached_tokens,
+        ended.cached_tokens,
         story.first_token_s if story.request.stream else None,
         policy.slo_ttft_ms,
     )
@@ -110,22 +110,22 @@ def timed(story: Story) -> tuple[PodId, float, float] | None:
     return candidate.pod.id, expected_ttft_ms(candidate.cost), first_token_s * 1000
 
 
-def outcome_of(story: Story, cached_tokens: int | None, phases_s: Mapping[str, float]) -> Outcome:
-    """What came of it, in numbers; `cached_tokens` and `phases_s` as the story has them."""
-    prompt, reader = story.prompt, story.reader
+def outcome_of(story: Story) -> Outcome:
+    """What came of it, in numbers: as it stands, but that the phase under way is added when it ends."""
+    request, prompt, reader, first_token_s = story.request, story.prompt, story.reader, story.first_token_s
     elapsed_s = story.phases.elapsed_s()
     return Outcome(
-        id=story.request.id,
+        id=request.id,
         at_s=time.time() - elapsed_s,
-        model=story.request.model,
-        endpoint=story.request.endpoint.value,
+        model=request.model,
+        endpoint=request.endpoint,
         result=story.result,
-        prompt_tokens=prompt.token_count if prompt else reader.prompt_tokens or 0,
+        prompt_tokens=len(prompt.tokens) if prompt else reader.prompt_tokens or 0,
         output_tokens=reader.output_tokens,
-        cached_tokens=cached_tokens,
-        ttft_ms=story.first_token_s * 1000 if story.request.stream and story.first_token_s is not None else None,
+        cached_tokens=story.cached_tokens,
+        ttft_ms=first_token_s * 1000 if request.stream and first_token_s is not None else None,
         e2e_ms=elapsed_s * 1000,
         served=story.candidate,
         failures=story.failures,
-        phases_s=phases_s,
+        phases_s=story.phases.taken_s,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -243,23 +244,76 @@ def test_sums_are_those_of_the_open_leases_and_return_to_zero(
     assert ledger.inflight() == {}
 
 
+_CHANGES = ["book", "decode", "first_token", "release", "release", "stepped", "pull", "pulled", "worker", "replica"]
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(st.sampled_from(_CHANGES), st.integers(0, 2)), max_size=30), st.integers(1, 30))
+def test_however_seldom_the_sums_are_read_they_are_the_same(
+    make_pod: MakePod, changes: list[tuple[str, int]], every: int
+) -> None:
+    """In the same order of pods too, since they are written down."""
+    often, seldom = Ledger(), Ledger()
+    leases: list[tuple[Lease, Lease]] = []
+    pulls = {"a": 0, "b": 0}
+    for now_s, (what, number) in enumerate(changes):
+        name = "ab"[number % 2]
+        if what in ("book", "decode"):
+            of = [ledger.book(make_pod(name), 100, 30, now_s, prefills=what == "book") for ledger in (often, seldom)]
+            leases.append((of[0], of[1]))
+        elif what in ("first_token", "release") and leases:
+            for ledger, lease in zip((often, seldom), leases[number % len(leases)], strict=True):
+                (ledger.first_token if what == "first_token" else ledger.release)(lease, now_s)
+        elif what in ("pull", "pulled") and (what == "pull" or pulls[name]):
+            pulls[name] += 1 if what == "pull" else -1
+            for ledger in (often, seldom):
+                (ledger.pull_began if what == "pull" else ledger.pull_ended)(name)
+        for ledger in (often, seldom):
+            if what == "stepped":
+                ledger.stepped(name, now_s)
+            elif what == "worker":
+                ledger.worker(1, {name: InFlight(number) if number else None})
+            elif what == "replica":
+                ledger.others([{name: InFlight(number, number)}] if number else [])
+        _read(often)
+        if now_s % every == 0:
+            assert _read(seldom) == _read(often)
+    assert _read(seldom) == _read(often)
+
+
+def _read(ledger: Ledger) -> list[object]:
+    """All that can be read, in its order."""
+    alone = [(ledger.on(name), ledger.own_on(name), ledger.decoding(name)) for name in "ab"]
+    return [list(ledger.inflight().items()), list(ledger.own().items()), list(ledger.steps().items()), alone]
+
+
+def test_who_decodes_beside_a_prompt_is_counted_as_in_the_sums(make_pod: MakePod) -> None:
+    """Of this process and of the others; nobody on a pod that nobody uses."""
+    ledger = Ledger()
+    ledger.first_token(ledger.book(make_pod("a"), 100, 0, 1.0), 2.0)
+    ledger.book(make_pod("a"), 1000, 0, 3.0)
+    ledger.others([{"a": InFlight(3, 1, 10, 1.0, 50, decode_tokens=40), "b": InFlight(2, 1, decode_tokens=5)}])
+    assert [ledger.decoding(name) for name in "abc"] == [(3, 140, -math.inf), (1, 5, -math.inf), (0, 0, -math.inf)]
+
+
 # --- steps ---
 
 
 def test_a_step_begins_when_tokens_came_out_last(make_pod: MakePod) -> None:
     """With what waited then; nobody knows before, nor once the pod is idle."""
     ledger, pod = Ledger(), make_pod("a")
-    assert ledger.step_of("a") == StepBegan()
+    assert (ledger.steps(), ledger.decoding("a")) == ({}, (0, 0, -math.inf))
     decoding = ledger.book(pod, 1000, 0, 5.0)
     ledger.first_token(decoding, 6.0)
     ledger.stepped("a", 6.0)
     assert ledger.steps() == {"a": StepBegan(6.0, 0.0)}
     waiting = ledger.book(pod, 500, 0, 6.01)
     ledger.stepped("a", 6.02)
-    assert ledger.step_of("a") == StepBegan(6.02, waiting.prefill_ms)
+    assert ledger.steps()["a"] == StepBegan(6.02, waiting.prefill_ms)
+    assert ledger.decoding("a") == (1, 1000, 6.02)
     for lease in (decoding, waiting):
         ledger.release(lease, 7.0)
-    assert ledger.steps() == {}
+    assert (ledger.steps(), ledger.decoding("a")) == ({}, (0, 0, -math.inf))
 
 
 def test_a_prompt_of_several_steps_keeps_the_first_of_them(make_pod: MakePod) -> None:
@@ -269,11 +323,11 @@ def test_a_prompt_of_several_steps_keeps_the_first_of_them(make_pod: MakePod) ->
     long, behind = ledger.book(pod, 30_000, 0, 5.0), ledger.book(pod, 10, 0, 5.0)
     for now_s in (5.1, 5.2, 5.3):
         ledger.stepped("a", now_s)
-    assert ledger.step_of("a") == StepBegan(5.1, long.prefill_ms + behind.prefill_ms)
+    assert ledger.steps()["a"] == StepBegan(5.1, long.prefill_ms + behind.prefill_ms)
     ledger.first_token(long, 5.4)
     ledger.stepped("a", 5.4)
-    assert ledger.step_of("a").at_s == 5.4
-    assert ledger.step_of("a").prefill_ms == pytest.approx(behind.prefill_ms)
+    assert ledger.steps()["a"].at_s == 5.4
+    assert ledger.steps()["a"].prefill_ms == pytest.approx(behind.prefill_ms)
 
 
 def test_steps_of_a_pod_without_requests_are_nobodys(make_pod: MakePod) -> None:

@@ -64,6 +64,15 @@ def test_of_many_observations_a_hundred_a_second_are_learnt_from() -> None:
     assert list(often.calibration.rows()) == list(seldom.calibration.rows()) != []
 
 
+def test_whether_there_is_anything_to_learn_is_known_beforehand() -> None:
+    """For whoever would have to work it out: of a pod's class, nothing for a while after a lesson."""
+    made = learning()
+    assert made.listens(pod("a"), 0.0)
+    made.prefilled(pod("a"), PrefillObservation(1, 1000, 10**6, 500.0), 0.0)
+    assert [made.listens(pod("b"), now_s) for now_s in (0.0, LESSON_S / 2, LESSON_S)] == [False, False, True]
+    assert made.listens(pod("b", "a100x8"), 0.0)
+
+
 def test_a_pod_that_was_not_configured_teaches_nothing() -> None:
     """It may have gone meanwhile: there is no prior to start from."""
     made = learning()

@@ -17,6 +17,28 @@ def exposed(registry: theirs.CollectorRegistry) -> list[str]:
     return [line for line in lines if "_created" not in line]
 
 
+@given(st.dictionaries(st.sampled_from("abc"), st.floats(-2, 20) | st.sampled_from(BOUNDS)))
+def test_values_that_are_added_together_are_as_if_one_by_one(values: dict[str, float]) -> None:
+    """And only to the spreads that are named."""
+    together, alone = ({name: ours.Spread(BOUNDS) for name in "abc"} for _ in range(2))
+    ours.observe_each(together, values)
+    for name, value in values.items():
+        alone[name].observe(value)
+    assert [(s.counts, s.total) for s in together.values()] == [(s.counts, s.total) for s in alone.values()]
+
+
+def test_a_series_is_there_from_when_it_is_first_asked_for() -> None:
+    """With a call or without, it is the same one; what is not counted any more begins anew."""
+    registry = theirs.CollectorRegistry()
+    counter = ours.Counter("sent", "Sent.", ["pod", "result"], registry=registry)
+    assert registry.get_sample_value("sent_total", {"pod": "a", "result": "ok"}) is None
+    counter.of["a", "ok"].value += 2
+    counter.labels("a", "ok").inc()
+    assert registry.get_sample_value("sent_total", {"pod": "a", "result": "ok"}) == 3
+    counter.remove("a", "ok")
+    assert counter.labels("a", "ok").value == 0
+
+
 @given(st.lists(st.tuples(st.sampled_from(["a", 'b"\n']), st.floats(-2, 20) | st.sampled_from(BOUNDS))))
 def test_what_is_exposed_is_what_prometheus_client_would_expose(seen: list[tuple[str, float]]) -> None:
     """Names, labels, buckets, sums; values on a bound too."""

@@ -101,6 +101,17 @@ def test_nothing_of_the_prompt_is_kept() -> None:
         kept.scene().prompt.hashes[7]  # type: ignore[union-attr]
 
 
+def test_every_fact_is_recorded_under_its_own_name() -> None:
+    """Those of the request that are strings too, each of which could stand for another."""
+    said = {name: name for name in ("adapter", "session", "tenant")}
+    asked = request("me", **said, stream=True, max_output_tokens=7)
+    kept = record(scene(*ready(pod("a")), request=asked, prompt=None, turn=3, now_s=4.0, shared_blocks=5), "chat")
+    facts = {name: getattr(kept, name) for name in (*said, "request_id", "model", "workload", "endpoint")}
+    assert facts == {**said, "request_id": "me", "model": MODEL, "workload": "chat", "endpoint": asked.endpoint}
+    assert (kept.stream, kept.max_output_tokens, kept.body_bytes) == (True, 7, 400)
+    assert (kept.turn, kept.now_s, kept.shared_blocks, kept.degraded) == (3, 4.0, 5, False)
+
+
 def test_a_prompt_that_was_not_read_keeps_its_length() -> None:
     """By which its tokens are guessed."""
     kept = record(scene(*ready(pod("a")), request=request(body=b"x" * 400), prompt=None))

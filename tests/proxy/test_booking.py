@@ -90,3 +90,17 @@ def test_a_pull_to_an_idle_pod_shows_how_long_it_took(others: int) -> None:
     assert (booking.pulled_ms is None) is bool(others)
     unseen.first_token_is_due()
     assert unseen.pulled_ms is None
+
+
+def test_a_first_token_that_comes_after_it_was_due_changes_nothing() -> None:
+    """Nor does one that comes twice, or after the end: only the first tells how long it took."""
+    ledger, clock = Ledger(), PrefillClock()
+    booking = Booking(ledger, Candidate(PLANS[0], Cost.of((), 1.0), 64), 100, lambda _: clock)
+    booking.first_token_is_due()
+    for again in (booking.first_token, booking.first_token_is_due):
+        again()
+        assert ledger.inflight()["a"].prefill_requests == 0
+    assert booking.observation is None
+    booking.release()
+    booking.first_token()
+    assert (ledger.inflight(), booking.observation, clock.first_token(1, 1e9)) == ({}, None, None)

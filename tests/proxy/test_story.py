@@ -43,13 +43,13 @@ def test_cached_tokens_are_those_of_the_pod_that_computed_the_prompt(
 ) -> None:
     """A decode pod's own count is of what it was handed: that is no hit."""
     story = told(plan, handed_over)
-    assert outcome_of(story, story.cached_tokens, {}).cached_tokens == cached
+    assert outcome_of(story).cached_tokens == cached
 
 
 def test_a_receipt_names_both_pods() -> None:
     """The one that answered, and the one that computed the prompt where that was another."""
     stories = [told(plan, 16) for plan in (Split(pod("p"), pod("d")), Direct(pod("d")))]
-    split, direct = (receipt(outcome_of(story, 16, {})) for story in stories)
+    split, direct = (receipt(outcome_of(story)) for story in stories)
     assert (split.pod, split.prefill_pod, split.predicted_cached_tokens) == ("d", "p", 7)
     assert (direct.pod, direct.prefill_pod) == ("d", "")
 

@@ -1,0 +1,31 @@
+"""Seconds by phase."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.observe.phase import PHASES, Phases
+
+
+@given(st.lists(st.sampled_from(PHASES), max_size=20))
+def test_the_phases_share_the_time_since_the_request_arrived(entered: list[str]) -> None:
+    """Each once, however often it was entered; the one under way when it ends."""
+    phases, began = Phases(), [PHASES[0], *entered]
+    for phase in entered:
+        phases.enter(phase)
+    assert set(phases.taken_s) == set(began[:-1])
+    phases.end()
+    assert set(phases.taken_s) == set(began)
+    assert min(phases.taken_s.values()) > 0.0
+    assert sum(phases.taken_s.values()) <= phases.elapsed_s() + 1e-9
+
+
+def test_a_phase_that_is_entered_again_adds_up() -> None:
+    """What it took before stays."""
+    phases = Phases()
+    phases.enter("relay")
+    before_s = phases.taken_s["admit"]
+    phases.enter("admit")
+    phases.end()
+    assert phases.taken_s["admit"] > before_s > 0.0
