@@ -7,8 +7,8 @@ One shared HTTP client and one deadline for the whole exchange. A question that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias
 
 import httpx
 import msgspec
@@ -19,6 +19,10 @@ from router.types import Pod
 
 _JSON = {"content-type": "application/json"}
 _READ = httpx.ByteStream(b"")
+
+
+Get: TypeAlias = Callable[[Pod, str, float], Awaitable[bytes]]
+"""The body of a pod's answer to a GET of a path, within so many seconds. Raises `Unanswered`."""
 
 
 class Unanswered(Exception):

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from router.engines.catalog import ENGINES
-from router.feeds.ask import Unanswered
+from router.feeds.ask import Get, Unanswered
 from router.feeds.each_pod import each_pod, pause
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
-from router.types import Pod, PodId, PodLoad, PodState
-
-Get: TypeAlias = Callable[[Pod, str, float], Awaitable[bytes]]
-"""The body of a pod's answer to a GET of a path, within so many seconds. Raises `Unanswered`."""
+from router.types import PodId, PodLoad, PodState
 
 _WITH_WORK = (PodState.READY, PodState.DRAINING)
 

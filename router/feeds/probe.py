@@ -13,12 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import httpx
 import structlog
 
 from router.engines.adapter import PodFacts
 from router.engines.catalog import ENGINES
-from router.feeds.ask import Unanswered, get
+from router.feeds.ask import Get, Unanswered
 from router.feeds.each_pod import each_pod, pause
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
@@ -50,7 +49,7 @@ class ProbeFeed:
         self,
         fleet: Fleet,
         breaker: Breaker,
-        client: httpx.AsyncClient,
+        get: Get,
         described: Described,
         *,
         interval_s: float,
@@ -58,7 +57,7 @@ class ProbeFeed:
     ) -> None:
         self._fleet = fleet
         self._breaker = breaker
-        self._client = client
+        self._get = get
         self._described = described
         self._interval_s = interval_s
         self._timeout_s = timeout_s
@@ -82,7 +81,7 @@ class ProbeFeed:
 
     async def _probe(self, pod: Pod, seen: _Seen) -> None:
         try:
-            await get(self._client, pod, ENGINES[pod.engine].health_path, self._timeout_s)
+            await self._get(pod, ENGINES[pod.engine].health_path, self._timeout_s)
         except Unanswered as error:
             seen.refused = seen.refused or error.refused
             self._breaker.probe_failed(pod.id, time.monotonic())
@@ -124,6 +123,6 @@ class ProbeFeed:
 
     async def _body(self, pod: Pod, path: str) -> bytes | None:
         try:
-            return await get(self._client, pod, path, self._timeout_s)
+            return await self._get(pod, path, self._timeout_s)
         except Unanswered:
             return None

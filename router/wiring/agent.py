@@ -27,7 +27,7 @@ from router.config.schema import (
 )
 from router.engines.adapter import KvEventSource, PodFacts
 from router.errors import ConfigError
-from router.feeds.ask import open_client
+from router.feeds.ask import get, open_client
 from router.feeds.discovery.static import StaticDiscovery, configured_pods
 from router.feeds.kv_streams import KvStreams
 from router.feeds.probe import ProbeFeed
@@ -97,7 +97,7 @@ class Agent:
         probe = ProbeFeed(
             self.fleet,
             self._breaker,
-            self._client,
+            partial(get, self._client),
             self._on_described,
             interval_s=feeds.health_interval_s,
             timeout_s=feeds.health_timeout_s,

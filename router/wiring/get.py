@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from router.errors import UpstreamError
-from router.feeds.ask import Unanswered
-from router.feeds.load import Get
+from router.errors import ConnectFailed, UpstreamError
+from router.feeds.ask import Get, Unanswered
 from router.proxy.question import ask
 from router.proxy.upstream import UpstreamPool
 from router.types import Pod
@@ -23,6 +22,7 @@ def get_over(pool_of: Callable[[Pod], UpstreamPool]) -> Get:
         try:
             return await ask(pool_of(pod), path, timeout_s)
         except UpstreamError as error:
-            raise Unanswered(str(error)) from error
+            nobody = isinstance(error, ConnectFailed) and not isinstance(error.__cause__, TimeoutError)
+            raise Unanswered(str(error), refused=nobody) from error
 
     return get

@@ -205,15 +205,15 @@ class Program:
 
     def _feeds(self) -> Mapping[str, Any]:
         feeds = self._config.feeds
+        get, turns = get_over(self.pools.of), self.beside.turns if self.beside else None
         probe = ProbeFeed(
             self.fleet,
             self.breaker,
-            self.client,
+            get,
             self._on_described,
             interval_s=feeds.health_interval_s,
             timeout_s=feeds.health_timeout_s,
         )
-        get, turns = get_over(self.pools.of), self.beside.turns if self.beside else None
         load = LoadFeed(
             self.fleet, self.ledger, get, interval_s=feeds.load_interval_s, timeout_s=feeds.load_timeout_s, turns=turns
         )

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from router.decision import Lease
-from router.feeds.ask import get
-from router.feeds.load import Get, LoadFeed, Turns
+from router.feeds.ask import Get, get
+from router.feeds.load import LoadFeed, Turns
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.lifecycle import PodEvent

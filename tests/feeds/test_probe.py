@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.engines.adapter import KvEventSource, PodFacts
+from router.feeds.ask import get
 from router.feeds.probe import ProbeFeed
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
@@ -40,7 +42,8 @@ class World:
         self.described: list[tuple[int, PodState, PodFacts]] = []
         self.fleet.sync([pod])
         self.pod = network["a"]
-        self.probes = ProbeFeed(self.fleet, self.breaker, network.client, self._take, interval_s=0.001, timeout_s=0.05)
+        asked = partial(get, network.client)
+        self.probes = ProbeFeed(self.fleet, self.breaker, asked, self._take, interval_s=0.001, timeout_s=0.05)
 
     def _take(self, pod: Pod, facts: PodFacts) -> None:
         self.described.append((pod.epoch, self.fleet.snapshot.pods[0].state, facts))

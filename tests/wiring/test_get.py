@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from router.feeds.ask import Unanswered
-from router.feeds.load import Get
+from router.feeds.ask import Get, Unanswered
 from router.proxy import question
 from router.proxy.upstream import UpstreamPool
 from router.types import Pod, PodSpeed
@@ -75,8 +74,9 @@ async def trickling(call: Call) -> None:
 async def test_what_does_not_come_to_its_end_in_time_is_no_answer(script: Script) -> None:
     """Neither before its first byte nor inside; and the pod sees the end of it."""
     async with serving(script) as (pod, pool):
-        with pytest.raises(Unanswered):
+        with pytest.raises(Unanswered) as caught:
             await over(pool)(POD, "/metrics", 0.05)
+        assert not caught.value.refused
         await pod.wait_for_ends()
 
 
@@ -84,8 +84,9 @@ async def test_a_pod_where_nobody_listens_does_not_answer() -> None:
     """A refused connection."""
     async with serving(silent) as (pod, _):
         port = pod.port
-    with pytest.raises(Unanswered, match="cannot be reached"):
+    with pytest.raises(Unanswered, match="cannot be reached") as caught:
         await over(UpstreamPool("a", f"http://127.0.0.1:{port}", GENEROUS))(POD, "/metrics", PATIENCE_S)
+    assert caught.value.refused
 
 
 async def test_an_answer_too_long_to_be_one_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
