@@ -25,6 +25,7 @@ from router.config.schema import Edge
 from router.errors import RouterError
 from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
+from router.prompt.earlier import EarlierTurns
 from router.proxy.downstream import Downstream, Inbound
 from router.proxy.headers import ENGINE_CONTROL, HOP_BY_HOP
 from router.proxy.legs import Legs
@@ -105,7 +106,7 @@ async def _connection(pieces: list[bytes]) -> tuple[list[Inbound], list[bytes]]:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
     pool, wire = ToPod(), Wire()
     forwarder = Forwarder(pool)
-    edge = Watched(cast(Any, forwarder), FLEET, METRICS, Edge(), LIMITS, frozenset())
+    edge = Watched(cast(Any, forwarder), FLEET, METRICS, Edge(), LIMITS, frozenset(), EarlierTurns(seed=1))
     config = uvicorn.Config(
         App(edge, cast(FastAPI, _own)), http=EdgeProtocol, ws="none", lifespan="off", log_config=None, access_log=False
     )
