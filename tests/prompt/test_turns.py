@@ -68,6 +68,33 @@ def test_going_on_gives_the_prompt_of_the_whole(
         assert found.hashes == hash_blocks(tokens, BLOCK, generation_seed(found.generation))
 
 
+FIRST = '{"role":"system","content":"' + "system " * 60 + '"}'
+LAST = f'{{"role":"user","content":"{"x" * 60}"}}'
+OTHERS = '{"content":"' + "other " * 60 + '","role":"user"},{"content":"e","role":"user"}'
+USUAL = f'{{"model":"m","messages":[{FIRST},{LAST}]}}'
+NAMED_TWICE = {
+    "again": f'{{"model":"m","messages":[{FIRST},{LAST}],"messages":[{OTHERS}]}}',
+    "again, escaped": f'{{"model":"m","messages":[{FIRST},{LAST}],"\\u006d\\u0065ssages":[{OTHERS}]}}',
+    "first inside a field": f'{{"model":"m","metadata":{{"messages":[{FIRST},{LAST}]}},"messages":[{OTHERS}]}}',
+    "last inside a field": f'{{"model":"m","\\u006dessages":[{OTHERS}],"metadata":{{"messages":[{FIRST},{LAST}]}}}}',
+    "first as the end of a name": f'{{"model":"m","my\\"messages":[{FIRST},{LAST}],"messages":[{OTHERS}]}}',
+}
+
+
+@pytest.mark.parametrize("name", NAMED_TWICE)
+def test_bodies_that_name_messages_twice_tell_lies_about_no_prompt(
+    template: ChatTemplate, deepseek: Tokenizer, name: str
+) -> None:
+    """Neither about their own nor about others that begin with the same bytes."""
+    odd = NAMED_TWICE[name]
+    for order in ([odd, odd, odd, USUAL], [USUAL, USUAL, odd]):
+        known = EarlierTurns(seed=3)
+        fingerprinter = Fingerprinter(deepseek, template, MODEL, earlier=known)
+        for body in order:
+            found = fingerprinter.fingerprint(read(body.encode(), known))
+            assert found.tokens == deepseek.encode(template.render(msgspec.json.decode(body)))
+
+
 def grown(turns: int, words: int = 50) -> list[dict[str, str]]:
     roles = ["system", *(["user", "assistant"] * turns), "user"]
     return [{"role": role, "content": f"{i} " + "word " * words} for i, role in enumerate(roles)]
