@@ -103,9 +103,13 @@ class EarlierTurns:
             if age == self.age and _message_count(body[mark.start : mark.end]) == messages:
                 self._put(mark.digest, earlier)
 
+    def holds(self, earlier: Earlier) -> bool:
+        """Is it remembered still?"""
+        return self._known.get(earlier.digest) is earlier
+
     def drop(self, earlier: Earlier) -> None:
         """It is not of use any more."""
-        if self._known.get(earlier.digest) is earlier:
+        if self.holds(earlier):
             self._put(earlier.digest, None)
 
     def clear(self) -> None:
@@ -131,8 +135,8 @@ def _size_bytes(earlier: Earlier | None) -> int:
 
 
 def _head(body: bytes, end: int) -> bytes:
-    """What stands in front of the first of the body's own messages, not of others inside some field, nor of a list whose
-    name only ends so; empty where it is not found at once."""
+    """What stands in front of the first of the body's own messages, not of others inside some field, nor of a list
+    whose name only ends so; empty where it is not found at once."""
     at = body.find(_NAME, 0, end)
     opened = _MESSAGES.match(body, at, end) if at > 0 and body[at - 1 : at] != b"\\" else None
     head = body[: opened.end()] if opened else b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import msgspec
@@ -130,3 +131,18 @@ def test_what_a_tokenizer_said_that_is_trusted_no_more_is_forgotten(
     for _ in range(2):
         turns_seen = read(body_of(grown(4)), known).turns
         assert turns_seen is None or turns_seen.earlier is None
+
+
+def test_what_a_tokenizer_said_before_it_failed_is_forgotten(template: ChatTemplate, deepseek: Tokenizer) -> None:
+    """Whoever noticed it, and also by requests that were parsed before."""
+    known, failing = EarlierTurns(seed=3), copy(deepseek)
+    failing.backend = "fastokens"
+    fingerprinter = Fingerprinter(failing, template, MODEL, earlier=known)
+    for turns in range(3):
+        fingerprinter.fingerprint(read(body_of(grown(turns)), known))
+    request = read(body_of(grown(3)), known)
+    assert request.turns is not None
+    assert request.turns.earlier is not None
+    failing.distrust("it failed")
+    assert fingerprinter.begin(request).going_on is None
+    assert read(body_of(grown(3)), known).turns is None
