@@ -273,3 +273,5 @@ def test_a_chat_that_goes_on_is_decoded_behind_what_is_known() -> None:
     assert (dict(prompt), goes_on) == ({"messages": said}, turns)
     assert whole_prompt(chat(messages=said), {"messages": said[3:]}, turns, "another")[1] is None
     assert whole_prompt(chat(messages=said), {"messages": said[3:], "tools": []}, turns, "m")[1] is None
+    with pytest.raises(MalformedRequest):
+        parse_chat(chat(messages=said, continue_final_message=True, add_generation_prompt=True), known)

@@ -25,6 +25,10 @@ ASKING = """\
 {{ '<｜Assistant｜>' + m.content.split('</think>')[-1].strip() }}\
 {% else %}{{ '<｜User｜>' if m.role == 'user' else '<｜Assistant｜>' }}{{ m.content | trim }}{% endif %}\
 {% if loop.last and m.role == 'user' %}<｜Assistant｜>{% endif %}{% endfor %}"""
+LOOKING_BACK = """\
+{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}\
+{% set ns.last = loop.index0 %}{% endif %}{% endfor %}\
+{% for m in messages %}{{ '<｜User｜>' if loop.index0 >= ns.last else '<｜Assistant｜>' }}{{ m.content }}{% endfor %}"""
 ROLES = ("system", "user", "assistant")
 PIECES = ("word " * 40, "<｜User｜>", "</think>", " ", "\n", "é", '{"role":', "x", "x-anthropic-billing-header: 1\n")
 MESSAGE = st.fixed_dictionaries(
@@ -46,9 +50,10 @@ def read(body: bytes, known: EarlierTurns, adapter: str = "") -> InferenceReques
     )
 
 
-@pytest.fixture(scope="module", params=["asking", "demo"])
+@pytest.fixture(scope="module", params=["asking", "looking back", "demo"])
 def chat_template(request: pytest.FixtureRequest, deepseek: Tokenizer, template: ChatTemplate) -> ChatTemplate:
-    return ChatTemplate(deepseek, ASKING) if request.param == "asking" else template
+    texts = {"asking": ASKING, "looking back": LOOKING_BACK}
+    return ChatTemplate(deepseek, texts[request.param]) if request.param in texts else template
 
 
 @given(steps=st.lists(STEP, min_size=1, max_size=14))
@@ -78,6 +83,7 @@ NAMED_TWICE = {
     "again, escaped": f'{{"model":"m","messages":[{FIRST},{LAST}],"\\u006d\\u0065ssages":[{OTHERS}]}}',
     "first inside a field": f'{{"model":"m","metadata":{{"messages":[{FIRST},{LAST}]}},"messages":[{OTHERS}]}}',
     "last inside a field": f'{{"model":"m","\\u006dessages":[{OTHERS}],"metadata":{{"messages":[{FIRST},{LAST}]}}}}',
+    "last as the end of a name": f'{{"model":"m","\\u006dessages":[{OTHERS}],"my\\"messages":[{FIRST},{LAST}]}}',
     "first as the end of a name": f'{{"model":"m","my\\"messages":[{FIRST},{LAST}],"messages":[{OTHERS}]}}',
 }
 
@@ -114,6 +120,18 @@ def test_from_its_third_turn_on_only_new_messages_are_decoded(template: ChatTemp
         fingerprinter.finish(pending)
     assert decoded == [2, 4] + [3] * 10
     assert max(looked_up[2:]) < 4 * max(len(message["content"]) for message in grown(12))
+
+
+def test_each_turn_is_read_as_of_the_whole(chat_template: ChatTemplate, deepseek: Tokenizer) -> None:
+    """Also where a later turn changes what stands before earlier ones, and for whatever adapter."""
+    known = EarlierTurns(seed=3)
+    fingerprinter = Fingerprinter(deepseek, chat_template, MODEL, earlier=known)
+    for turns in range(8):
+        for adapter in ("", "a"):
+            found = fingerprinter.fingerprint(read(body_of(grown(turns)), known, adapter))
+            tokens = deepseek.encode(chat_template.render({"messages": grown(turns)}))
+            assert found.tokens == tokens
+            assert found.hashes == hash_blocks(tokens, BLOCK, generation_seed(found.generation))
 
 
 def test_what_a_tokenizer_said_that_is_trusted_no_more_is_forgotten(
