@@ -38,7 +38,8 @@ _PART_FIELDS = _MEDIA_FIELDS | {"type", "text", "refusal", "thinking", "closed",
 
 _PLAIN_FIELDS = {"role", "content"}
 _PLAIN_ROLES = ("system", "user", "assistant")
-_SPEAKERS = frozenset(_PLAIN_ROLES)
+_SPEAKERS = {role: role for role in _PLAIN_ROLES}
+"""One word for all who remember it, instead of one for each message that was decoded."""
 _DICTS, _STRINGS = {dict}, {str}
 _BILLING = "x-anthropic-billing-header"
 """A line that Claude Code puts first in its system prompt and changes on every request."""
@@ -60,12 +61,10 @@ def plain_contents(messages: Any) -> tuple[tuple[str, ...], list[str]] | None:
     if type(messages) is not list or set(map(type, messages)) != _DICTS or set(map(len, messages)) != {2}:
         return None
     try:
-        roles, contents = tuple([said["role"] for said in messages]), [said["content"] for said in messages]
-    except KeyError:
+        roles, contents = tuple([_SPEAKERS[said["role"]] for said in messages]), [said["content"] for said in messages]
+    except (KeyError, TypeError):
         return None
-    if set(map(type, contents)) != _STRINGS or set(map(type, roles)) != _STRINGS or not _SPEAKERS.issuperset(roles):
-        return None
-    return roles, contents
+    return (roles, contents) if set(map(type, contents)) == _STRINGS else None
 
 
 def without_developer(conversation: list[Message]) -> list[Message]:

@@ -24,12 +24,19 @@ BOUNDARIES = 4
 """So many beginnings of a body are looked up: a turn usually adds two messages, or three where one was only seen."""
 SHORT_BYTES = 4096
 """A body no longer than this is looked through to its beginning."""
-_SEEN_BYTES = 120
+_SEEN_BYTES = 150
 """What one beginning costs in CPython: key and entry."""
 _KNOWN_BYTES = 480
-"""The same with all that is known of it, besides tokens, hashes and rest."""
+"""The same with all that is known of it, besides head, roles, tokens, hashes and rest."""
+_ROLE_BYTES = 8
+"""A reference: the words are everybody's."""
 _OPENS = b'{"role":'
-_MESSAGES = re.compile(rb'"messages"\s*:\s*\[\s*')
+_NAME = b'"messages"'
+_MESSAGES = re.compile(_NAME + rb"\s{0,9}:\s{0,9}\[\s{0,99}")
+_NAME_MESSAGES = (_NAME, b"\\u006", b"\\u007")
+"""One of these stands in whatever names the messages, also with escaped letters."""
+_UNREADABLE = (msgspec.DecodeError, RecursionError)
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 _BETWEEN = (b",", b", ")
 """What clients write between two messages."""
@@ -56,7 +63,8 @@ class EarlierTurns:
     def find(self, body: bytes) -> tuple[Earlier | None, int, Mark | None]:
         """(the longest beginning that is known, where the first message after it begins, what to remember).
 
-        Looks at the last messages only, and, of a long body, at its later half."""
+        Looks at the last messages only, and, of a long body, at its later half. Nothing is known of a body that names
+        its messages again behind that: the last ones so named count, and may be others."""
         self._take_in()
         view, furthest = memoryview(body), min(len(body) // 2, max(len(body) - SHORT_BYTES, 0))
         mark: tuple[int, int] | None = None
@@ -71,6 +79,8 @@ class EarlierTurns:
             if digest in self._known:
                 self._known.move_to_end(digest)
                 earlier, seen = self._known[digest], True
+                if earlier is not None and _named_again(body, at):
+                    return None, 0, None
                 if earlier is not None:
                     return earlier, at, Mark(mark[0], at, mark[1], earlier.head) if mark else None
             mark = mark or (digest, end)
@@ -79,8 +89,8 @@ class EarlierTurns:
         if not seen:
             self._put(mark[0], None)
             return None, 0, None
-        opened = _MESSAGES.search(body, 0, mark[1])
-        return None, 0, Mark(mark[0], opened.end(), mark[1], body[: opened.end()]) if opened else None
+        head = b"" if _named_again(body, mark[1]) else _head(body, mark[1])
+        return None, 0, Mark(mark[0], len(head), mark[1], head) if head else None
 
     def keep(self, mark: Mark, body: bytes, messages: int, earlier: Earlier, age: int) -> None:
         """Remember what that beginning of `body` holds, which has so many messages from `mark.start` on. Safe in any
@@ -93,9 +103,13 @@ class EarlierTurns:
             if age == self.age and _message_count(body[mark.start : mark.end]) == messages:
                 self._put(mark.digest, earlier)
 
+    def holds(self, earlier: Earlier) -> bool:
+        """Is it remembered still?"""
+        return self._known.get(earlier.digest) is earlier
+
     def drop(self, earlier: Earlier) -> None:
         """It is not of use any more."""
-        if self._known.get(earlier.digest) is earlier:
+        if self.holds(earlier):
             self._put(earlier.digest, None)
 
     def clear(self) -> None:
@@ -116,7 +130,26 @@ class EarlierTurns:
 def _size_bytes(earlier: Earlier | None) -> int:
     if earlier is None:
         return _SEEN_BYTES
-    return _KNOWN_BYTES + len(earlier.tokens) + len(earlier.hashes) + sys.getsizeof(earlier.rest)
+    flat = len(earlier.head) + len(earlier.tokens) + len(earlier.hashes)
+    return _KNOWN_BYTES + flat + _ROLE_BYTES * len(earlier.roles) + sys.getsizeof(earlier.rest)
+
+
+def _head(body: bytes, end: int) -> bytes:
+    """What stands in front of the first of the body's own messages, not of others inside some field, nor of a list
+    whose name only ends so; empty where it is not found at once."""
+    at = body.find(_NAME, 0, end)
+    opened = _MESSAGES.match(body, at, end) if at > 0 and body[at - 1 : at] != b"\\" else None
+    head = body[: opened.end()] if opened else b""
+    try:
+        _OBJECT.decode(head + b"]}")
+    except _UNREADABLE:
+        return b""
+    return head
+
+
+def _named_again(body: bytes, at: int) -> bool:
+    """Might there be another list of messages behind that place?"""
+    return any(body.find(name, at) >= 0 for name in _NAME_MESSAGES)
 
 
 def _message_count(listed: bytes) -> int:
@@ -124,7 +157,7 @@ def _message_count(listed: bytes) -> int:
     in a body."""
     try:
         return len(_ELEMENTS.decode(b"[" + listed + b"]"))
-    except msgspec.DecodeError:
+    except _UNREADABLE:
         return -1
 
 

@@ -68,6 +68,7 @@ class Fingerprinter:
         earlier: EarlierTurns | None = None,
     ) -> None:
         self._template = template
+        self._tokenizer, self._backend = tokenizer, tokenizer.backend
         known = EarlierTurns(seed=0) if earlier is None else earlier
         self._turns = ChatTurns(generation.model, template, known) if template else None
         self._generation = replace(generation, tokenizer=tokenizer.fingerprint)
@@ -84,6 +85,7 @@ class Fingerprinter:
 
     def forget_segments(self) -> None:
         """The tokenizer has changed its mind: encode everything anew. From the thread of `begin`."""
+        self._backend = self._tokenizer.backend
         self.segments = self._new_segments()
         if self._turns is not None:
             self._turns.forget()
@@ -92,6 +94,8 @@ class Fingerprinter:
         """Render the prompt and look up what is known of it.
 
         `MalformedRequest` if the engine would refuse it, `Unrenderable` if its tokens cannot be known here."""
+        if self._tokenizer.backend != self._backend:  # the other one failed meanwhile
+            self.forget_segments()
         generation, seed = self._seeded(request.adapter, request.salt)
         going_on = self._turns.go_on(request) if self._turns and request.turns else None
         if going_on is not None:

@@ -15,7 +15,8 @@ from typing import Any, NoReturn, TypeAlias
 
 import msgspec
 import xxhash
-from jinja2 import nodes
+from jinja2 import Undefined, nodes
+from jinja2.visitor import NodeTransformer
 
 MOST_MESSAGES = 512
 """Longer conversations are left to the template: their forms would fill the memory."""
@@ -42,6 +43,8 @@ _HARMLESS_FILTERS = frozenset(
 )
 """They call methods of what they are given, or give back what they were given."""
 _QUOTED = re.compile(r"""'([^'\n]{1,64})'|"([^"\n]{1,64})\"""")
+_SCOPES = {"_loop_vars", "_block_vars"}
+"""What Jinja itself passes to whatever is called."""
 _UNSTEADY = re.compile(r"strftime_now|now\(|\brandom\b")
 
 
@@ -83,11 +86,12 @@ def trace(render: Render, roles: Sequence[str]) -> Shape | None:
     except Exception:  # it refuses these roles, or would know more: the template itself will say
         return None
     found = [notes.blanks[int(number)] for number in literals[1::2]]
-    literals = literals[::2]
+    same: dict[Any, Any] = {}  # most of a form is the same from turn to turn: kept once
+    literals = [same.setdefault(literal, literal) for literal in literals[::2]]
     if [number for number, _ in found] != list(range(len(roles))) or any(map(_PRIVATE.search, literals)):
         return None
-    edits = tuple([edits for _, edits in found])
-    questions = tuple([tuple(dict.fromkeys(asked)) for asked in notes.questions])
+    edits = tuple([same.setdefault(edits, edits) for _, edits in found])
+    questions = tuple([same.setdefault(asked, asked) for asked in map(_each_once, notes.questions)])
     return Shape(tuple(literals), edits, questions, _prefixes(literals, edits, questions))
 
 
@@ -96,13 +100,19 @@ def watch(template: Any, text: str) -> None:
 
     `ContentMatters` where it would be in vain."""
     environment = template.environment
-    if _UNSTEADY.search(text) or _PRIVATE.search(text) or _formats(environment.parse(text)):
+    parsed = environment.parse(text)
+    if _UNSTEADY.search(text) or _PRIVATE.search(text) or _formats(parsed):
         raise ContentMatters("it formats texts, or does not always say the same")
+    watched = template.from_code(environment, environment.compile(_SearchAsTest().visit(parsed)), template.globals)
+    template.root_render_func, template.blocks = watched.root_render_func, watched.blocks
     environment.concat = _join
+    environment.call = _unless_of_text(environment.call)
     template.root_render_func.__globals__.update(str_join=_join, markup_join=_join)
     for name, filtered in environment.filters.items():
         if name not in _HARMLESS_FILTERS:
             environment.filters[name] = _unless_blank(filtered)
+    environment.tests["in"] = _unless_in_text(environment.tests["in"])
+    environment.tests["sameas"] = _unless_blank(environment.tests["sameas"])
     environment.tests["sequence"] = _also_blank(environment.tests["sequence"])
     environment.tests["iterable"] = _also_blank(environment.tests["iterable"])
 
@@ -225,14 +235,50 @@ def _unless_blank(filtered: Callable[..., Any]) -> Callable[..., Any]:
     return _as_marked(filtered, checked)
 
 
+def _unless_of_text(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Methods of plain text see only the marks of the blanks that they are given."""
+
+    def checked(context: Any, called: Any, /, *given: Any, **named: Any) -> Any:
+        of_text = isinstance(getattr(called, "__self__", None), str)
+        if of_text and _has_blank([*given, *(named[name] for name in named.keys() - _SCOPES)]):
+            raise ContentMatters
+        return call(context, called, *given, **named)
+
+    return checked
+
+
+def _unless_in_text(test: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    """So does a search for a blank in plain text."""
+
+    def checked(value: Any, searched: Any) -> bool:
+        if isinstance(value, _Blank) and isinstance(searched, str):
+            raise ContentMatters
+        return test(value, searched)
+
+    return checked
+
+
+class _SearchAsTest(NodeTransformer):
+    """`a in b` as the test `in`, which says the same and can be replaced."""
+
+    def visit_Compare(self, compare: nodes.Compare) -> nodes.Node:  # noqa: N802 - the visitor's own names
+        self.generic_visit(compare)
+        if not any(asked.op in ("in", "notin") for asked in compare.ops):
+            return compare
+        if len(compare.ops) > 1:
+            raise ContentMatters("it searches in a chain of comparisons")
+        [asked], line = compare.ops, compare.lineno
+        found = nodes.Test(compare.expr, "in", [asked.expr], [], None, None, lineno=line)
+        return found if asked.op == "in" else nodes.Not(found, lineno=line)
+
+
 def _also_blank(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, _Blank) or test(value)
 
 
 def _formats(parsed: nodes.Template) -> bool:
-    """Is there a `"%s" % ...`? What goes into it comes out unknown."""
-    formatted = [mod.left for mod in parsed.find_all(nodes.Mod)]
-    return any(isinstance(left, nodes.Const) and isinstance(left.value, str) for left in formatted)
+    """Might there be a `"%s" % ...`, not only a number's remainder? What goes into it comes out unknown."""
+    return any(not isinstance(mod.right, nodes.Const) for mod in parsed.find_all(nodes.Mod))
 
 
 def _as_marked(filtered: Callable[..., Any], checked: Callable[..., Any]) -> Callable[..., Any]:
@@ -243,11 +289,15 @@ def _as_marked(filtered: Callable[..., Any], checked: Callable[..., Any]) -> Cal
 
 def _has_blank(values: Iterable[Any]) -> bool:
     for value in values:
-        if isinstance(value, _Blank) or hasattr(value, "__next__"):
+        if isinstance(value, dict):
+            value = value.values()
+        elif isinstance(value, _Blank):
             return True
-        if isinstance(value, dict) and _has_blank(value.values()):
+        elif isinstance(value, str | Undefined) or not hasattr(value, "__iter__"):
+            continue
+        elif not isinstance(value, list | tuple):  # who knows what comes out of it
             return True
-        if isinstance(value, list | tuple) and _has_blank(value):
+        if _has_blank(value):
             return True
     return False
 
@@ -256,6 +306,10 @@ def _edited(content: str, edits: Edits) -> str:
     for method, characters in edits:
         content = getattr(content, method)(characters)
     return content
+
+
+def _each_once(asked: Iterable[Question]) -> tuple[Question, ...]:
+    return tuple(dict.fromkeys(asked))
 
 
 def _prefixes(literals: Sequence[str], edits: Sequence[Edits], questions: Sequence[Any]) -> tuple[int, ...]:

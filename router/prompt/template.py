@@ -31,8 +31,9 @@ _ONLY_MESSAGES = {"messages"}
 _DEVELOPER = re.compile(r"""(["'])developer\1""")
 SHAPES = 1024
 """Sequences of roles whose forms are remembered."""
-_TRACED = "{#traced#}"
-"""Before a template's text, it makes another template that says the same: one whose blanks are watched."""
+_TRACED = "{#traced#}\n"
+"""Before a template's text, it makes another template that says the same: one whose blanks are watched. The newline
+goes with the comment (`trim_blocks`), so that the text begins a line as ever."""
 _TRIED_ROLES = (("user",), ("system", "user"), ("user", "assistant", "user"), ("system", "user", "assistant", "user"))
 
 

@@ -64,6 +64,8 @@ class ChatTurns:
         if turns is None or plain is None:
             return None
         (roles, contents), earlier = plain, turns.earlier
+        if earlier is not None and not self._known.holds(earlier):
+            return None
         known = 0
         if earlier is not None:
             roles, known = earlier.roles + roles, len(earlier.roles)

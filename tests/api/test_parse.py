@@ -195,9 +195,26 @@ def test_what_may_have_engine_fields_and_cannot_be_read_is_refused(body: bytes) 
 
 
 MESSAGE = '{"role":"user","content":"x"}'
+OTHER = '{"content":"y","role":"user"}'
 PARTS = st.lists(
     st.sampled_from(
-        ["}", "]", ",", '"messages":[', '"rid":1', f"{MESSAGE},", f",{MESSAGE}", f'],"rid":1,"messages":[{MESSAGE}']
+        [
+            *(
+                "}",
+                "]",
+                ",",
+                '"messages":[',
+                '"rid":1',
+                f"{MESSAGE},",
+                f",{MESSAGE}",
+                f'],"rid":1,"messages":[{MESSAGE}',
+            ),
+            *(
+                f'],"messages":[{OTHER},{OTHER}',
+                f'],"\\u006dessages":[{OTHER}',
+                f'"a\\"messages":[{MESSAGE},{MESSAGE}],',
+            ),
+        ]
     ),
     max_size=9,
 ).map("".join)
@@ -206,16 +223,24 @@ PARTS = st.lists(
 def remembering(known: EarlierTurns, turns: Turns | None, body: bytes) -> None:
     """As a reader of the prompt would, without knowing whether that is right."""
     if turns is not None and (mark := turns.mark) is not None:
-        roles = ("user",) * (len(turns.messages) - 1)
-        found = Earlier(mark.digest, mark.head, "m", roles, 0, b"", 0, b"", "")
-        known.keep(mark, body, len(roles), found, known.age)
+        said = turns.messages[:-1]
+        before = read_before(turns)
+        found = Earlier(mark.digest, mark.head, "m", (), 0, json.dumps([*before, *said]).encode(), 0, b"", "")
+        known.keep(mark, body, len(said), found, known.age)
 
 
+def read_before(turns: Turns | None) -> list[Any]:
+    """The messages that are known already; their JSON stands for their tokens."""
+    return json.loads(turns.earlier.tokens) if turns and turns.earlier else []
+
+
+@example("", "", [f'],"messages":[{OTHER},{OTHER}'] * 3)
+@example("", "", ["", "", f'],"messages":[{OTHER},{OTHER}'])
 @example("", f'],"rid":1,"messages":[{MESSAGE}', ["", "", ""])
 @given(beginning=PARTS, middle=PARTS, ends=st.lists(PARTS, min_size=3, max_size=3))
 def test_reading_only_what_is_new_hides_nothing_of_a_body(beginning: str, middle: str, ends: list[str]) -> None:
-    """Whatever is written how often: fields that steer engines are seen, and what is wrong with it is said, as of the
-    whole."""
+    """Whatever is written how often: fields that steer engines are seen, the same messages are read, and what is wrong
+    with it is said, as of the whole."""
     known = EarlierTurns(seed=1)
     head = '{"model":"m",' + beginning + '"messages":[' + MESSAGE + middle
     for end in [f",{MESSAGE}]}}", *(f",{MESSAGE}{end}]}}" for end in ends)]:
@@ -229,6 +254,7 @@ def test_reading_only_what_is_new_hides_nothing_of_a_body(beginning: str, middle
             continue
         parsed, turns = parse_chat(body, known)
         assert steers_engines(parsed) == steers_engines(whole)
+        assert [*read_before(turns), *parsed.messages] == whole.messages
         remembering(known, turns, body)
 
 
@@ -247,3 +273,5 @@ def test_a_chat_that_goes_on_is_decoded_behind_what_is_known() -> None:
     assert (dict(prompt), goes_on) == ({"messages": said}, turns)
     assert whole_prompt(chat(messages=said), {"messages": said[3:]}, turns, "another")[1] is None
     assert whole_prompt(chat(messages=said), {"messages": said[3:], "tools": []}, turns, "m")[1] is None
+    with pytest.raises(MalformedRequest):
+        parse_chat(chat(messages=said, continue_final_message=True, add_generation_prompt=True), known)

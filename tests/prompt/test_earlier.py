@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
+import msgspec
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.prompt.earlier import EarlierTurns
@@ -74,6 +75,17 @@ def test_what_is_more_than_messages_is_not_remembered() -> None:
     assert known.find(bodies[2])[0] is None
 
 
+def test_memory_counts_what_stands_before_the_messages() -> None:
+    """And the roles: of many short messages they are most."""
+    known = EarlierTurns(seed=1)
+    body = json.dumps({"metadata": "x" * 3000, "messages": [{"role": "user", "content": "a"}] * 2}).encode()
+    mark = marked(known, body, body)
+    seen = known.bytes
+    known.keep(mark, body, 1, msgspec.structs.replace(earlier_of(mark), roles=("user",) * 500), known.age)
+    known.find(body)
+    assert known.bytes - seen > 3000 + 8 * 500
+
+
 def test_memory_is_bounded_by_bytes_and_the_least_recently_used_go() -> None:
     """Also where each beginning is seen only once."""
     known = EarlierTurns(seed=1, most_bytes=26_000)
@@ -113,6 +125,7 @@ def test_only_the_last_messages_are_looked_at() -> None:
     assert len(known) == 0
 
 
+@example(b'{"x":' + b"[" * 100_000 + b',"messages":[{"role":"user"},{"role":"user"}]')
 @given(body=st.binary(max_size=80) | st.text('{}[]":, rolemsag\\', max_size=80).map(str.encode))
 def test_any_bytes_may_come(body: bytes) -> None:
     """What is not JSON is no beginning of anything, or is found out by whoever decodes it."""

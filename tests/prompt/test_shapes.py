@@ -47,6 +47,12 @@ REPEATING = {
         "{% if m.content is string %}{{ m.content }}{% elif m.content is iterable %}"
         "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}|"
     ),
+    "calls a function with it": each(
+        "{{ '<' + m.role + '>' }}{% set twice = joiner(m.content) %}{{ twice() }}{{ twice() }}"
+    ),
+    "begins with an empty line": "\n\n  {% if true %}\n" + each("{{ m.content }};") + "{% endif %}",
+    "finds it in a list": each("{{ '-' if m.content in ['stop', 'go'] else m.content }}|"),
+    "misses it in a list": each("{{ m.content if m.content not in ['stop', 'go'] else '-' }}|"),
     "compares": each("{% if m.content == 'stop' %}STOP{% else %}{{ m.content }}{% endif %}|"),
 }
 DOING_MORE = {
@@ -68,6 +74,18 @@ DOING_MORE = {
     "formats": each("{% set x = '%s!' % m.content %}{{ 'Y' if 'y' in x else x }}"),
     "formats by a tuple": each("{% set x = '%s%s' % (m.content, 1) %}{{ 'Y' if 'y' in x else x }}"),
     "formats by a method": each("{% set x = '{}'.format(m.content) %}{{ 'Y' if 'y' in x else x }}"),
+    "formats by a text that it made": each(
+        "{% set f = 'a' + '%s' %}{% set x = f % (m.content,) %}{{ x if x | length < 99 }}"
+    ),
+    "looks for it in a text": each("{{ 'Y' if m.content and m.content in m.role else m.content }}"),
+    "tests for it in a text": each("{{ 'Y' if m.content and m.content is in(m.role) else m.content }}"),
+    "looks for it in a chain": each("{{ 'Y' if '' < m.content in m.role else m.content }}"),
+    "is it the same": each("{{ 'Y' if m.content is sameas m.role else m.content }}"),
+    "begins with it": each("{{ 'Y' if m.content and m.role.startswith(m.content) else m.content }}"),
+    "joins by a method": each("{% set x = ''.join([m.content]) %}{{ x if x | length < 99 else 'long' }}"),
+    "splits by it": each("{{ m.role.split(sep=m.content or 'x') | length }}{{ m.content }}"),
+    "joins its fields": each("{% set x = m.values() | join %}{{ x if x | length < 99 else 'long' }}"),
+    "puts it in": each("{% set x = 'c'.replace('c', m.content) %}{{ x if x | length < 99 else 'long' }}"),
     "looks it up": each("{{ {'y': 1}[m.content] or m.content }}"),
     "orders": "{% for m in messages | sort(attribute='content') %}{{ m.content }}{% endfor %}",
     "walks": each("{% for c in m.content %}{{ c }}{% endfor %}"),
@@ -102,7 +120,7 @@ def templates(deepseek: Tokenizer) -> dict[str, ChatTemplate]:
 @pytest.fixture(scope="module")
 def asked(deepseek: Tokenizer) -> dict[str, ChatTemplate]:
     """The same, but of a kind that is always rendered: it names the time, though it never says it."""
-    unsteady = "{% if false %}{{ strftime_now('%Y') }}{% endif %}"
+    unsteady = "{% if false %}{{ strftime_now('%Y') }}{% endif %}\n"
     return {name: ChatTemplate(deepseek, unsteady + text) for name, text in (REPEATING | DOING_MORE).items()}
 
 
@@ -165,6 +183,14 @@ def test_a_form_is_filled_from_any_content_on(templates: dict[str, ChatTemplate]
     whole, behind = shape.fill(["a", "b", "c"]), shape.fill(["b", "c"], first=1)
     assert whole is not None
     assert behind == whole[3:]
+
+
+def test_what_forms_repeat_is_kept_once(templates: dict[str, ChatTemplate]) -> None:
+    """A long one is little more than references."""
+    shape = templates["asks for thoughts"].shape(("user", "assistant") * 9)
+    assert shape is not None
+    for parts in (shape.literals[1:-1], shape.edits, shape.questions):
+        assert len(set(map(id, parts))) == len(set(parts)) <= 2
 
 
 def test_conversations_without_end_have_no_form(templates: dict[str, ChatTemplate]) -> None:

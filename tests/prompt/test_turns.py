@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import msgspec
@@ -24,6 +25,10 @@ ASKING = """\
 {{ '<｜Assistant｜>' + m.content.split('</think>')[-1].strip() }}\
 {% else %}{{ '<｜User｜>' if m.role == 'user' else '<｜Assistant｜>' }}{{ m.content | trim }}{% endif %}\
 {% if loop.last and m.role == 'user' %}<｜Assistant｜>{% endif %}{% endfor %}"""
+LOOKING_BACK = """\
+{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}\
+{% set ns.last = loop.index0 %}{% endif %}{% endfor %}\
+{% for m in messages %}{{ '<｜User｜>' if loop.index0 >= ns.last else '<｜Assistant｜>' }}{{ m.content }}{% endfor %}"""
 ROLES = ("system", "user", "assistant")
 PIECES = ("word " * 40, "<｜User｜>", "</think>", " ", "\n", "é", '{"role":', "x", "x-anthropic-billing-header: 1\n")
 MESSAGE = st.fixed_dictionaries(
@@ -45,9 +50,10 @@ def read(body: bytes, known: EarlierTurns, adapter: str = "") -> InferenceReques
     )
 
 
-@pytest.fixture(scope="module", params=["asking", "demo"])
+@pytest.fixture(scope="module", params=["asking", "looking back", "demo"])
 def chat_template(request: pytest.FixtureRequest, deepseek: Tokenizer, template: ChatTemplate) -> ChatTemplate:
-    return ChatTemplate(deepseek, ASKING) if request.param == "asking" else template
+    texts = {"asking": ASKING, "looking back": LOOKING_BACK}
+    return ChatTemplate(deepseek, texts[request.param]) if request.param in texts else template
 
 
 @given(steps=st.lists(STEP, min_size=1, max_size=14))
@@ -66,6 +72,34 @@ def test_going_on_gives_the_prompt_of_the_whole(
         tokens = deepseek.encode(chat_template.render({"messages": conversations[which]}))
         assert found.tokens == tokens
         assert found.hashes == hash_blocks(tokens, BLOCK, generation_seed(found.generation))
+
+
+FIRST = '{"role":"system","content":"' + "system " * 60 + '"}'
+LAST = f'{{"role":"user","content":"{"x" * 60}"}}'
+OTHERS = '{"content":"' + "other " * 60 + '","role":"user"},{"content":"e","role":"user"}'
+USUAL = f'{{"model":"m","messages":[{FIRST},{LAST}]}}'
+NAMED_TWICE = {
+    "again": f'{{"model":"m","messages":[{FIRST},{LAST}],"messages":[{OTHERS}]}}',
+    "again, escaped": f'{{"model":"m","messages":[{FIRST},{LAST}],"\\u006d\\u0065ssages":[{OTHERS}]}}',
+    "first inside a field": f'{{"model":"m","metadata":{{"messages":[{FIRST},{LAST}]}},"messages":[{OTHERS}]}}',
+    "last inside a field": f'{{"model":"m","\\u006dessages":[{OTHERS}],"metadata":{{"messages":[{FIRST},{LAST}]}}}}',
+    "last as the end of a name": f'{{"model":"m","\\u006dessages":[{OTHERS}],"my\\"messages":[{FIRST},{LAST}]}}',
+    "first as the end of a name": f'{{"model":"m","my\\"messages":[{FIRST},{LAST}],"messages":[{OTHERS}]}}',
+}
+
+
+@pytest.mark.parametrize("name", NAMED_TWICE)
+def test_bodies_that_name_messages_twice_tell_lies_about_no_prompt(
+    template: ChatTemplate, deepseek: Tokenizer, name: str
+) -> None:
+    """Neither about their own nor about others that begin with the same bytes."""
+    odd = NAMED_TWICE[name]
+    for order in ([odd, odd, odd, USUAL], [USUAL, USUAL, odd]):
+        known = EarlierTurns(seed=3)
+        fingerprinter = Fingerprinter(deepseek, template, MODEL, earlier=known)
+        for body in order:
+            found = fingerprinter.fingerprint(read(body.encode(), known))
+            assert found.tokens == deepseek.encode(template.render(msgspec.json.decode(body)))
 
 
 def grown(turns: int, words: int = 50) -> list[dict[str, str]]:
@@ -88,6 +122,18 @@ def test_from_its_third_turn_on_only_new_messages_are_decoded(template: ChatTemp
     assert max(looked_up[2:]) < 4 * max(len(message["content"]) for message in grown(12))
 
 
+def test_each_turn_is_read_as_of_the_whole(chat_template: ChatTemplate, deepseek: Tokenizer) -> None:
+    """Also where a later turn changes what stands before earlier ones, and for whatever adapter."""
+    known = EarlierTurns(seed=3)
+    fingerprinter = Fingerprinter(deepseek, chat_template, MODEL, earlier=known)
+    for turns in range(8):
+        for adapter in ("", "a"):
+            found = fingerprinter.fingerprint(read(body_of(grown(turns)), known, adapter))
+            tokens = deepseek.encode(chat_template.render({"messages": grown(turns)}))
+            assert found.tokens == tokens
+            assert found.hashes == hash_blocks(tokens, BLOCK, generation_seed(found.generation))
+
+
 def test_what_a_tokenizer_said_that_is_trusted_no_more_is_forgotten(
     template: ChatTemplate, deepseek: Tokenizer
 ) -> None:
@@ -103,3 +149,18 @@ def test_what_a_tokenizer_said_that_is_trusted_no_more_is_forgotten(
     for _ in range(2):
         turns_seen = read(body_of(grown(4)), known).turns
         assert turns_seen is None or turns_seen.earlier is None
+
+
+def test_what_a_tokenizer_said_before_it_failed_is_forgotten(template: ChatTemplate, deepseek: Tokenizer) -> None:
+    """Whoever noticed it, and also by requests that were parsed before."""
+    known, failing = EarlierTurns(seed=3), copy(deepseek)
+    failing.backend = "fastokens"
+    fingerprinter = Fingerprinter(failing, template, MODEL, earlier=known)
+    for turns in range(3):
+        fingerprinter.fingerprint(read(body_of(grown(turns)), known))
+    request = read(body_of(grown(3)), known)
+    assert request.turns is not None
+    assert request.turns.earlier is not None
+    failing.distrust("it failed")
+    assert fingerprinter.begin(request).going_on is None
+    assert read(body_of(grown(3)), known).turns is None
