@@ -45,13 +45,14 @@ _BETWEEN = (b",", b", ")
 class EarlierTurns:
     """Beginnings of bodies, of all models together; the least recently used go when the bytes run out.
 
-    Digests are XXH3-128 with a secret `seed`, so that nobody can make two bodies that are taken for one another."""
+    Digests are XXH3-128 with a secret `seed`: whoever does not know it will hardly make two bodies that are taken for
+    one another, and would win no more than a wrong guess of what is cached."""
 
     def __init__(self, seed: int, most_bytes: int = BYTES) -> None:
         self.seed = seed
         self._most_bytes = most_bytes
         self._known: OrderedDict[int, Earlier | None] = OrderedDict()
-        self._left: deque[tuple[Mark, bytes, int, Earlier, int]] = deque()
+        self._left: deque[tuple[int, bytes, int, Earlier, int]] = deque()
         self.bytes = 0
         """Held now, by estimate."""
         self.age = 0
@@ -95,13 +96,13 @@ class EarlierTurns:
     def keep(self, mark: Mark, body: bytes, messages: int, earlier: Earlier, age: int) -> None:
         """Remember what that beginning of `body` holds, which has so many messages from `mark.start` on. Safe in any
         thread: it is taken in before anything is looked up again."""
-        self._left.append((mark, body, messages, earlier, age))
+        self._left.append((mark.digest, body[mark.start : mark.end], messages, earlier, age))
 
     def _take_in(self) -> None:
         while self._left:
-            mark, body, messages, earlier, age = self._left.popleft()
-            if age == self.age and _message_count(body[mark.start : mark.end]) == messages:
-                self._put(mark.digest, earlier)
+            digest, listed, messages, earlier, age = self._left.popleft()
+            if age == self.age and _message_count(listed) == messages:
+                self._put(digest, earlier)
 
     def holds(self, earlier: Earlier) -> bool:
         """Is it remembered still?"""

@@ -1,9 +1,10 @@
 """How is a growing conversation encoded only once?
 
 Text is cut at special tokens (see `cuts.py`) into segments, and each segment's tokens are kept under a digest of its
-text, seeded by the segment before it: XXH3-128 with a secret, so that nobody can make two texts that are taken for one
-another. A path of segments is a known prefix, and each segment also carries the block hashes that end inside it. Least
-recently used segments go first when the bytes run out; what loses its parent cannot be reached any more and ages out.
+text, seeded by the segment before it and by a secret: whoever does not know that will hardly make two texts that are
+taken for one another, and would win no more than a wrong guess of what is cached. A path of segments is a known prefix,
+and each segment also carries the block hashes that end inside it. Least recently used segments go first when the bytes
+run out; what loses its parent cannot be reached any more and ages out.
 
 Threads: `look_up` is for one thread at a time, the event loop's. `complete` and `keep` may run in any thread meanwhile:
 the one only encodes, the other leaves new segments in a queue that the next `look_up` takes in. This file never renders

@@ -18,7 +18,7 @@ import xxhash
 from jinja2 import Undefined, nodes
 from jinja2.visitor import NodeTransformer
 
-MOST_MESSAGES = 512
+MOST_MESSAGES = 256
 """Longer conversations are left to the template: their forms would fill the memory."""
 
 Edits: TypeAlias = tuple[tuple[str, str | None], ...]
