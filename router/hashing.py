@@ -65,6 +65,12 @@ def hash_blocks(tokens: array[int], block_size_tokens: int, parent: BlockHash) -
     return hash_array([parent := digest(block, parent) for (block,) in blocks])
 
 
+def hash_rest(known: array[int], tokens: array[int], block_size_tokens: int, seed: BlockHash) -> array[int]:
+    """Hashes of all full blocks in `tokens`, of which the first are `known`, and are not computed again."""
+    rest = tokens[len(known) * block_size_tokens :]
+    return known + hash_blocks(rest, block_size_tokens, known[-1] if known else seed)
+
+
 def _little_endian(tokens: array[int]) -> array[int]:
     if sys.byteorder == "little":
         return tokens

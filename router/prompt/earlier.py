@@ -80,9 +80,9 @@ class EarlierTurns:
             if digest in self._known:
                 self._known.move_to_end(digest)
                 earlier, seen = self._known[digest], True
-                if earlier is not None and _named_again(body, at):
-                    return None, 0, None
                 if earlier is not None:
+                    if _named_again(body, at):
+                        return None, 0, None
                     return earlier, at, Mark(mark[0], at, mark[1], earlier.head) if mark else None
             mark = mark or (digest, end)
         if mark is None:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import msgspec
 
 from router.errors import MalformedRequest
-from router.hashing import generation_seed, hash_array, hash_blocks, token_array
+from router.hashing import generation_seed, hash_array, hash_blocks, hash_rest, token_array
 from router.prompt.earlier import EarlierTurns
 from router.prompt.segments import Lookup, Sealed, Segment, SegmentCache
 from router.prompt.template import ChatTemplate, Unrenderable, checked
@@ -180,7 +180,7 @@ def _hash_path(tokens: array[int], segments: Sequence[Segment], seed: BlockHash,
         hashes.frombytes(sealed.hashes)
         known += 1
     start = len(hashes)
-    hashes += hash_blocks(tokens[start * block_size_tokens :], block_size_tokens, hashes[-1] if hashes else seed)
+    hashes = hash_rest(hashes, tokens, block_size_tokens, seed)
     end_tokens = sum([segment.token_count for segment in segments[:known]])
     for segment in segments[known:]:
         end_tokens += segment.token_count

@@ -4,7 +4,7 @@ Most templates copy what people said to where it belongs: for one sequence of ro
 So a template is rendered once for such a sequence, with blanks for contents. A blank goes wherever text goes; asked
 about what it holds ("does `</think>` stand in it?"), it gives the usual answer, no, and notes the question; whatever
 else would depend on a content gives up. What comes out is a form that is filled in without the template, exact wherever
-the same questions have the same answers. This file never sees a real content.
+the same questions have the same answers. This file never renders by itself.
 """
 
 from __future__ import annotations

@@ -60,24 +60,16 @@ class ChatTemplate:
         self._default_kwargs = dict(default_kwargs or {})
         self._know_developers = {name for name, text in self._texts.items() if _DEVELOPER.search(text)}
         self._usual_variables = self._variables({})
-        self._shape = lru_cache(SHAPES)(self._traced) if self._is_repetitive() else _shapeless
+        self.shape = lru_cache(SHAPES)(self._traced) if self._is_repetitive() else _shapeless
+        """The form of conversations with these roles and nothing else; None where there is none."""
 
     def render(self, body: Mapping[str, Any]) -> str:
         """The prompt of a chat request's body. `MalformedRequest` where the engine would refuse it, with the
         template's own message; `Unrenderable` where it holds more than text."""
         plain = plain_contents(body["messages"]) if body.keys() == _ONLY_MESSAGES else None
-        parts = self.fill(*plain) if plain else None
+        shape = self.shape(plain[0]) if plain else None
+        parts = shape.fill(plain[1]) if plain and shape else None
         return self._render(body) if parts is None else "".join(parts)
-
-    def fill(self, roles: tuple[str, ...], contents: Sequence[str]) -> list[str] | None:
-        """The prompt of nothing but what was said, as literals and contents by turns; None where only the template
-        itself can tell."""
-        shape = self._shape(roles)
-        return shape.fill(contents) if shape else None
-
-    def shape(self, roles: tuple[str, ...]) -> Shape | None:
-        """The form of conversations with these roles and nothing else; None where there is none."""
-        return self._shape(roles)
 
     def _render(self, body: Mapping[str, Any]) -> str:
         variables = self._usual_variables if body.keys() == _ONLY_MESSAGES else self._variables(body)
@@ -92,19 +84,17 @@ class ChatTemplate:
 
     def _traced(self, roles: tuple[str, ...]) -> Shape | None:
         text = _TRACED + self._texts["default"]
-        if not is_watched(_compiled(text)):  # another copy, because so many templates were compiled since
+        if not is_watched(_compiled(text)):  # the first, or another copy because many were compiled since
             watch(_compiled(text), text)
         return trace(lambda messages: self._worded(text, "default", messages, self._usual_variables), roles)
 
     def _is_repetitive(self) -> bool:
         """Does it repeat contents, so that forms can be had of it? Only where these were seen to be right."""
-        text = self._texts["default"]
         try:
-            watch(_compiled(_TRACED + text), text)
+            shapes = {roles: shape for roles in _TRIED_ROLES if (shape := self._traced(roles))}
         except ContentMatters:
             return False
-        contents = probes(text)
-        shapes = {roles: shape for roles in _TRIED_ROLES if (shape := self._traced(roles))}
+        contents = probes(self._texts["default"])
         return bool(shapes) and all(self._agree(roles, shape, contents) for roles, shape in shapes.items())
 
     def _agree(self, roles: Sequence[str], shape: Shape, contents: Sequence[str]) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from router.hashing import TOKEN_BYTES, hash_array, hash_blocks
+from router.hashing import TOKEN_BYTES, hash_array, hash_rest
 from router.prompt.conversation import plain_contents
 from router.prompt.earlier import EarlierTurns
 from router.prompt.template import ChatTemplate
@@ -41,12 +41,10 @@ class GoingOn(msgspec.Struct, frozen=True, gc=False):
 
     def hash_blocks(self, tokens: array[int], seed: BlockHash, block_size_tokens: int) -> array[int]:
         """Hashes of the full blocks in `tokens`, the whole prompt's."""
-        hashes = hash_array()
+        known = hash_array()
         if self.earlier is not None and self.earlier.seed == seed:
-            hashes.frombytes(self.earlier.hashes)
-        new = tokens[len(hashes) * block_size_tokens :]
-        hashes += hash_blocks(new, block_size_tokens, hashes[-1] if hashes else seed)
-        return hashes
+            known.frombytes(self.earlier.hashes)
+        return hash_rest(known, tokens, block_size_tokens, seed)
 
 
 class ChatTurns:
