@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 
 from loadtest.bodies import MODEL
-from loadtest.peers.catalog import PEERS, Peer, Place, Pod
+from loadtest.peers.catalog import PEERS, Peer, Place, Pod, answers
 from loadtest.peers.processes import launched, used
 from router.cli.mock_engine import TOKENIZER
 from router.cli.stage import Child, FleetPlan, all_pods_trusted, free_port, router_config
@@ -160,7 +160,8 @@ def routed(name: str, pods: Mocks, folder: Path, limits: Mapping[str, int] | Non
         return
     folder.mkdir()
     place = Place(free_port(), [Pod(f"http://127.0.0.1:{port}", "", "") for port in pods.ports], PLAN, folder)
-    peer = Peer(None, partial(_warmroute, limits or {}), all_pods_trusted) if name == OURS else PEERS[name]
+    ours = Peer(None, partial(_warmroute, limits or {}), all_pods_trusted)
+    peer = ours if name == OURS else {**PEERS, **FLOORS}[name]
     with launched(name, peer.command(place), folder, peer.variables) as child:
         to = Routed(place.port, child.process.pid)
         asyncio.run(_until_ready(child, peer, to.url))
@@ -172,6 +173,18 @@ def _warmroute(limits: Mapping[str, int], place: Place) -> list[str]:
     config = router_config(place.urls, place.plan) | {"feeds": {"parity": False}, "limits": limits}
     path.write_text(json.dumps(config))
     return [sys.executable, "-m", "router.cli", "serve", "--config", str(path), "--port", str(place.port)]
+
+
+def _floor(options: Sequence[str], place: Place) -> list[str]:
+    script = Path(__file__).with_name("floor.py")
+    return [sys.executable, str(script), "--port", str(place.port), *options, *place.urls]
+
+
+FLOORS: Mapping[str, Peer] = {
+    "floor": Peer(None, partial(_floor, []), answers),
+    "floor-tokens": Peer(None, partial(_floor, ["--tokens"]), answers),
+}
+"""What Python needs for nothing but passing requests on: `floor.py`."""
 
 
 async def _until_ready(child: Child, peer: Peer, url: str) -> None:
