@@ -4,8 +4,8 @@
     python loadtest/hotpath.py --bench BENCH --routers warmroute,nginx,sglang-router --rounds 3
 
 CPU microseconds of the router's whole process tree (utime + stime) for each request, or each streamed chunk, while a C
-generator keeps it busy in front of four C mock upstreams that cost next to nothing. Medians over rounds in which the
-routers take turns.
+generator keeps it busy, or asks at an even pace, in front of four C mock upstreams that cost next to nothing. Medians
+over rounds in which the routers take turns.
 
 Each prompt is really rendered, tokenized (with the tokenizer of DeepSeek), hashed, matched with what was sent before
 (the mock publishes no events) and priced by `cost_aware`; a run whose predictions say that this did not happen fails.
@@ -52,6 +52,8 @@ class Load:
     connections: int = 32
     stream: bool = False
     chunk_pause_us: int = 0
+    per_s: int = 0
+    """Evenly so many; 0: as fast as they are answered."""
     cached: tuple[float, float] = (0.8, 1.0)
 
     @property
@@ -65,6 +67,7 @@ LOADS: Mapping[str, Load] = {
     "2K warm": Load(warm_chats, 2_000, 16_000),
     "8K fresh": Load(fresh_chats, 8_000, 5_000, cached=NOTHING),
     "8K warm": Load(warm_chats, 8_000, 8_000),
+    "2K warm, 200 a s": Load(warm_chats, 2_000, 1_200, per_s=200),
     "chunk": Load(warm_chats, 2_000, 1_024, connections=256, stream=True, chunk_pause_us=20_000),
     "chunk, burst": Load(warm_chats, 2_000, 4_096, stream=True),
 }
@@ -135,8 +138,8 @@ def play(name: str, loads: Mapping[str, Load], rig: Rig, pods: Mocks, folder: Pa
 
 
 def send(rig: Rig, title: str, load: Load, to: Routed, *options: object) -> Answer:
-    """All requests of that load, as fast as they are answered where no option says otherwise."""
-    options = (*options, "-s") if load.stream else options
+    """All requests of that load, as fast as they are answered where nothing says otherwise."""
+    options = (*options, *(("-s",) if load.stream else ()), *(("-r", load.per_s) if load.per_s else ()))
     return rig.run(title, to.port, connections=load.connections, requests=load.requests, options=options)
 
 
