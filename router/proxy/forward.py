@@ -268,7 +268,7 @@ class Forwarder:
         if story.policy is not None:
             metrics.slices.settle(slice_of(story, story.policy, ended))
         story.phases.end()
-        metrics.observe_phases(ended.phases_s)
+        metrics.phase_s.observe_row(ended.phases_s)
         self._journal.settled(ended, story.kept, story.decision, story.prompt)
 
     def _learn(self, story: Story, candidate: Candidate, booking: Booking) -> None:
