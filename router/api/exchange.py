@@ -8,8 +8,8 @@ task. To uvicorn's protocol an exchange is one of its cycles. This file parses n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
@@ -17,11 +17,12 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from router.errors import BodyTooLarge, RouterError, Saturated
-from router.proxy.headers import HeaderList, header
+from router.proxy.headers import HeaderList
 from router.proxy.relay import is_stream
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _WITHOUT_BODY = frozenset({204, 304})
+_STATUS_LINES = {status: line.rstrip() for status, line in STATUS_LINE.items()}
 
 
 class Received(msgspec.Struct):
@@ -33,6 +34,8 @@ class Received(msgspec.Struct):
     target: bytes
     """Path and query, raw."""
     headers: HeaderList
+    named: Mapping[bytes, bytes]
+    """Of these, the first of each name."""
     peer: str
     body: bytes = b""
     refusal: RouterError | None = None
@@ -75,8 +78,7 @@ class Line:
 Serve: TypeAlias = Callable[["Exchange"], Coroutine[Any, Any, None]]
 
 
-@dataclass(slots=True, eq=False)
-class Exchange:
+class Exchange(msgspec.Struct, eq=False):
     """One request and its answer. `http_1_0`: the client knows no chunks, a body may end with the connection."""
 
     received: Received
@@ -92,7 +94,7 @@ class Exchange:
     disconnected: bool = False
     more_body: bool = True
     """Is there more to come of the request?"""
-    pieces: list[bytes] = field(default_factory=list)
+    pieces: list[bytes] = []
     held_bytes: int = 0
     _first: bool = False
     _served: bool = False
@@ -187,10 +189,10 @@ class Exchange:
         self.received.body = b""
         self.let_go()
         self._headers = headers
-        lines = [STATUS_LINE[status].rstrip(), *map(b": ".join, headers)]
+        lines = [_STATUS_LINES[status], *map(b": ".join, headers)]
         if self.received.method == "HEAD" or status in _WITHOUT_BODY:
             self._expected_bytes = 0
-        elif length := header(headers, b"content-length"):
+        elif length := dict(headers).get(b"content-length"):
             self._expected_bytes = int(length)
         elif not self.http_1_0:
             self._chunked = True
@@ -209,14 +211,16 @@ class Exchange:
 
     def put(self, piece: bytes) -> bool:
         """A piece of body. False: the client is slow, and more must wait until it is `ready`."""
-        if self._expected_bytes is not None:
+        if self._chunked:
+            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+        elif self._expected_bytes is not None:
             piece = piece[: self._expected_bytes]
             self._expected_bytes -= len(piece)
-        elif self._chunked:
-            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
-        head, self._head = self._head, b""
-        self._line.transport.write(head + piece if head else piece)
-        return not self._line.flow.write_paused
+        if self._head:
+            piece, self._head = self._head + piece, b""
+        line = self._line
+        line.transport.write(piece)
+        return not line.flow.write_paused
 
     async def ready(self) -> None:
         """Wait until the client may take more."""

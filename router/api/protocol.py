@@ -24,6 +24,7 @@ from router.api.app import App
 from router.api.exchange import Exchange, Line, Received
 from router.api.patience import ClientTimeouts, Patience
 from router.errors import HeadersTooLarge, MalformedRequest, RequestTimeout, RouterError, Saturated
+from router.proxy.headers import first_values
 
 MAX_AHEAD = 4
 """Requests a client may send ahead of its answers. That it has left is noticed only while its connection is read."""
@@ -57,9 +58,12 @@ class EdgeProtocol(HttpToolsProtocol):
         """Since anything came of them: a head that does not end, or what should be none."""
         self._deaf = False
         """Nothing more is taken of this client."""
+        self._host = ""
+        """The client's own; proxies may speak for others."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._host = self.client[0] if self.client else ""
         self._line = Line(transport, self.flow, self.tasks, self.loop, self.on_response_complete, self._edge.held)
         limits = self._limits
         timeouts = ClientTimeouts(self.timeout_keep_alive, limits.request_timeout_s, limits.write_timeout_s)
@@ -166,7 +170,7 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def _refused_in_its_turn(self) -> Exchange:
         """In place of the last request, which is the application's and waits behind others."""
-        received = Received("", "", b"", [], self._peer())
+        received = Received("", "", b"", [], {}, self._host)
         self.cycle = exchange = Exchange(received, False, True, False, self._line, self._edge.serve)
         self.pipeline[0] = exchange, self.app  # type: ignore[assignment]
         return exchange
@@ -176,15 +180,20 @@ class EdgeProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._receiving = self._turned = True
         self.url = b""
-        self.expect_100_continue = False
         self.headers = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._unread_bytes = 0
         path, target = _path_and_target(self.url)
         method = self.parser.get_method().decode("ascii")
+        named = first_values(self.headers)
+        self.expect_100_continue = named.get(b"expect", b"").lower() == b"100-continue"
         if self._edge.takes(method, path):
-            self._open(Received(method, path, target, self.headers, self._peer()))
+            peer = self._forwarded_for() if b"x-forwarded-for" in named else self._host
+            self._open(Received(method, path, target, self.headers, named, peer))
         else:
             self._hand_to_the_application()
 
@@ -242,14 +251,14 @@ class EdgeProtocol(HttpToolsProtocol):
         if 0 < len(self.pipeline) < MAX_AHEAD:
             self.flow.resume_reading()
 
-    def _peer(self) -> str:
-        """Who asks: the client, or whom a proxy that we trust names."""
-        host = self.client[0] if self.client else ""
+    def _forwarded_for(self) -> str:
+        """Whom a proxy that we trust names, or the client."""
+        trusted = self._proxies.trusted_hosts
+        if self._host not in trusted:
+            return self._host
         forwarded = [value for name, value in self.headers if name == b"x-forwarded-for"]
-        if forwarded and host in self._proxies.trusted_hosts:
-            chain = b", ".join(forwarded).decode("latin-1")
-            return self._proxies.trusted_hosts.get_trusted_client_address(chain)[0] or host
-        return host
+        chain = b", ".join(forwarded).decode("latin-1")
+        return trusted.get_trusted_client_address(chain)[0] or self._host
 
 
 @lru_cache(maxsize=64)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 # The first chat chunk carries only a role and an empty content: it is not the first token.
 _FIRST_TOKEN = re.compile(rb'"(?:content|reasoning_content|reasoning|text|arguments)": ?"[^"]')
 # Quotes inside generated text are escaped in JSON, so that a model cannot write these patterns into its answer.
@@ -26,26 +28,25 @@ _LONGEST_SIGN_BYTES = 32
 """No match of `_FIRST_TOKEN` is longer."""
 
 
-class AnswerReader:
+class AnswerReader(msgspec.Struct, gc=False):
     """Fed with every piece of one answer, in order."""
 
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.has_token = False
-        self._head = b""
-        self._tail = b""
-        self._usage = b""
+    has_token: bool = False
+    _searched_bytes: int = 0
+    _head: bytes = b""
+    _tail: bytes = b""
+    _usage: bytes = b""
 
     def feed(self, piece: bytes) -> bool:
         """Take one piece. True exactly once: when it brings the first token."""
-        self.bytes += len(piece)
         if self._tail or self._usage or _USAGE_SIGN in piece or not piece.endswith(b"\n"):
             self._look_for_usage(piece)
         return not self.has_token and self._look_for_token(piece)
 
     def _look_for_token(self, piece: bytes) -> bool:
         window = self._head + piece
-        self.has_token = self.bytes > _SEARCH_BYTES or _FIRST_TOKEN.search(window) is not None
+        self._searched_bytes += len(piece)
+        self.has_token = self._searched_bytes > _SEARCH_BYTES or _FIRST_TOKEN.search(window) is not None
         self._head = b"" if self.has_token else window[-_LONGEST_SIGN_BYTES:]
         return self.has_token
 
