@@ -26,6 +26,8 @@ from router.api.patience import ClientTimeouts, Patience
 from router.errors import HeadersTooLarge, MalformedRequest, RequestTimeout, RouterError, Saturated
 from router.proxy.headers import first_values
 
+LINGER_S = 0.2
+"""When the server stops, a connection is kept for so long since something was last asked or answered on it."""
 MAX_AHEAD = 4
 """Requests a client may send ahead of its answers. That it has left is noticed only while its connection is read."""
 
@@ -45,7 +47,7 @@ class EdgeProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         assert isinstance(config.app, App)
-        self._edge, allowed = config.app.edge, config.forwarded_allow_ips
+        self._served, self._edge, allowed = config.app, config.app.edge, config.forwarded_allow_ips
         self._limits = self._edge.limits
         self._serving: Exchange | None = None
         """The exchange whose turn it is or was; those after it wait in the pipeline."""
@@ -129,6 +131,14 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def _unset_keepalive_if_required(self) -> None:
         """uvicorn's timer is never set."""
+
+    def shutdown(self) -> None:
+        """uvicorn's name for: the server stops. The next answer that begins says so; where none does, nothing was asked
+        for a moment: most likely nothing is on its way."""
+        cycle = self.cycle
+        if cycle is not None and not (isinstance(cycle, Exchange) and cycle.started):
+            cycle.keep_alive = False
+        self._patience.hurry(LINGER_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -221,7 +231,7 @@ class EdgeProtocol(HttpToolsProtocol):
     def _open(self, received: Received) -> None:
         received.refusal = self._edge.refusal(received)
         http_1_0 = self.parser.get_http_version() == "1.0"
-        keep_alive = not http_1_0 and self.parser.should_keep_alive()
+        keep_alive = not http_1_0 and not self._served.stops and self.parser.should_keep_alive()
         before = self.cycle
         exchange = Exchange(received, keep_alive, http_1_0, self.expect_100_continue, self._line, self._edge.serve)
         self.cycle = exchange
@@ -230,6 +240,8 @@ class EdgeProtocol(HttpToolsProtocol):
             exchange.is_first()
         else:
             self.pipeline.appendleft((exchange, self.app))  # type: ignore[arg-type]
+            if self._served.stops and isinstance(before, Exchange) and not before.started:
+                before.keep_alive = True  # the last that was sent ahead is to say that the connection ends
             if len(self.pipeline) >= MAX_AHEAD:
                 self.flow.pause_reading()
 
@@ -248,6 +260,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, expects_100
         self.headers += headers
         super().on_headers_complete()
+        self.cycle.keep_alive = self.cycle.keep_alive and not self._served.stops
         if 0 < len(self.pipeline) < MAX_AHEAD:
             self.flow.resume_reading()
 
