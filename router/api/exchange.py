@@ -116,20 +116,21 @@ class Exchange(msgspec.Struct, eq=False):
         if not self.more_body or self.received.refusal:
             self._begin()
 
-    def take(self, piece: bytes, max_bytes: int) -> RouterError | None:
-        """Take a piece of the request's body. Why not, if that is too much; then nothing is held any more."""
+    def take(self, piece: bytes, max_bytes: int) -> None:
+        """Take a piece of the body. If that is too much, nothing is held any more and the request is refused."""
+        if self.received.refusal is not None:
+            return
         size_bytes = len(piece)
-        refusal: RouterError | None = None
-        if self.held_bytes + size_bytes > max_bytes:
-            refusal = BodyTooLarge(f"The body is larger than the {max_bytes} bytes that are taken.")
-        elif not self._line.held.take(size_bytes):
-            refusal = Saturated("The bodies of other requests fill the memory that they may.")
-        if refusal is None:
+        fits = self.held_bytes + size_bytes <= max_bytes
+        if fits and self._line.held.take(size_bytes):
             self.held_bytes += size_bytes
             self.pieces.append(piece)
+            return
+        self.let_go()
+        if fits:
+            self.refuse(Saturated("The bodies of other requests fill the memory that they may."))
         else:
-            self.let_go()
-        return refusal
+            self.refuse(BodyTooLarge(f"The body is larger than the {max_bytes} bytes that are taken."))
 
     def let_go(self) -> None:
         """The body is needed no more. Again, it changes nothing."""

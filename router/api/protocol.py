@@ -209,14 +209,12 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._unread_bytes = 0
-        if not isinstance(self.cycle, Exchange):
+        cycle = self.cycle
+        if not isinstance(cycle, Exchange):
             super().on_body(body)
             return
-        if not self.cycle.received.refusal:
-            refusal = self.cycle.take(body, self._limits.max_body_bytes)
-            if refusal is not None:
-                self.cycle.refuse(refusal)
-        if self.pipeline and self.cycle.held_bytes > HIGH_WATER_LIMIT:
+        cycle.take(body, self._limits.max_body_bytes)
+        if self.pipeline and cycle.held_bytes > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
