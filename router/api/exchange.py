@@ -41,25 +41,11 @@ class Received(msgspec.Struct):
     refusal: RouterError | None = None
 
 
-class Held:
-    """Bytes of bodies that are held for all clients together, `most_bytes` of them at a time."""
+class Held(msgspec.Struct):
+    """Bytes of bodies that the exchanges of all clients hold together, `most_bytes` of them at a time."""
 
-    __slots__ = ("_most_bytes", "bytes")
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self.bytes = 0
-
-    def take(self, size_bytes: int) -> bool:
-        """Is there room for so many more? If so, it is taken, until `give_back`."""
-        if self.bytes + size_bytes > self._most_bytes:
-            return False
-        self.bytes += size_bytes
-        return True
-
-    def give_back(self, size_bytes: int) -> None:
-        """So many are held no more."""
-        self.bytes -= size_bytes
+    most_bytes: int
+    bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -120,23 +106,23 @@ class Exchange(msgspec.Struct, eq=False):
         """Take a piece of the body. If that is too much, nothing is held any more and the request is refused."""
         if self.received.refusal is not None:
             return
-        size_bytes = len(piece)
-        fits = self.held_bytes + size_bytes <= max_bytes
-        if fits and self._line.held.take(size_bytes):
-            self.held_bytes += size_bytes
-            self.pieces.append(piece)
-            return
-        self.let_go()
-        if fits:
+        held, size_bytes = self._line.held, len(piece)
+        if self.held_bytes + size_bytes > max_bytes:
+            self.let_go()
+            self.refuse(BodyTooLarge(f"The body is larger than the {max_bytes} bytes that are taken."))
+        elif held.bytes + size_bytes > held.most_bytes:
+            self.let_go()
             self.refuse(Saturated("The bodies of other requests fill the memory that they may."))
         else:
-            self.refuse(BodyTooLarge(f"The body is larger than the {max_bytes} bytes that are taken."))
+            held.bytes += size_bytes
+            self.held_bytes += size_bytes
+            self.pieces.append(piece)
 
     def let_go(self) -> None:
         """The body is needed no more. Again, it changes nothing."""
         if self.held_bytes:
             self.pieces.clear()
-            self._line.held.give_back(self.held_bytes)
+            self._line.held.bytes -= self.held_bytes
             self.held_bytes = 0
 
     def is_whole(self) -> None:
