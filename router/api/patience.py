@@ -104,7 +104,7 @@ class Patience:
                 self._whole_by_s = inf
                 self._late()
             elif now_s >= self._ask_by_s:
-                if unread(self._transport.get_extra_info("socket")):
+                if not self._transport.is_closing() and unread(self._transport.get_extra_info("socket")):
                     self._timer = self._loop.call_later(AGAIN_S, self._look)
                 else:
                     self._transport.close()

@@ -65,6 +65,9 @@ class Wire:
     def get_extra_info(self, _name: str) -> socket.socket:
         return self.socket
 
+    def is_closing(self) -> bool:
+        return bool(self.ended)
+
     def close(self) -> None:
         self.ended = "closed"
 
