@@ -36,14 +36,16 @@ class App:
 
     def __init__(self, edge: OpenAiEdge, own: FastAPI) -> None:
         self.edge = edge
+        self.stops = False
+        """Whoever asks from now on should ask another router next time."""
         self._own = own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._own(scope, receive, send)
 
     def stop_being_ready(self) -> None:
-        """From now on `/readyz` says no."""
-        self._own.state.stops = True
+        """From now on `/readyz` says no, and so does every answer: the connection that it came over ends with it."""
+        self.stops = self._own.state.stops = True
 
 
 def own_app(

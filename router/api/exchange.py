@@ -8,8 +8,8 @@ task. To uvicorn's protocol an exchange is one of its cycles. This file parses n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
@@ -17,11 +17,12 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from router.errors import BodyTooLarge, RouterError, Saturated
-from router.proxy.headers import HeaderList, header
+from router.proxy.headers import HeaderList
 from router.proxy.relay import is_stream
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _WITHOUT_BODY = frozenset({204, 304})
+_STATUS_LINES = {status: line.rstrip() for status, line in STATUS_LINE.items()}
 
 
 class Received(msgspec.Struct):
@@ -33,30 +34,18 @@ class Received(msgspec.Struct):
     target: bytes
     """Path and query, raw."""
     headers: HeaderList
+    named: Mapping[bytes, bytes]
+    """Of these, the first of each name."""
     peer: str
     body: bytes = b""
     refusal: RouterError | None = None
 
 
-class Held:
-    """Bytes of bodies that are held for all clients together, `most_bytes` of them at a time."""
+class Held(msgspec.Struct):
+    """Bytes of bodies that the exchanges of all clients hold together, `most_bytes` of them at a time."""
 
-    __slots__ = ("_most_bytes", "bytes")
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self.bytes = 0
-
-    def take(self, size_bytes: int) -> bool:
-        """Is there room for so many more? If so, it is taken, until `give_back`."""
-        if self.bytes + size_bytes > self._most_bytes:
-            return False
-        self.bytes += size_bytes
-        return True
-
-    def give_back(self, size_bytes: int) -> None:
-        """So many are held no more."""
-        self.bytes -= size_bytes
+    most_bytes: int
+    bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -75,8 +64,7 @@ class Line:
 Serve: TypeAlias = Callable[["Exchange"], Coroutine[Any, Any, None]]
 
 
-@dataclass(slots=True, eq=False)
-class Exchange:
+class Exchange(msgspec.Struct, eq=False):
     """One request and its answer. `http_1_0`: the client knows no chunks, a body may end with the connection."""
 
     received: Received
@@ -92,7 +80,7 @@ class Exchange:
     disconnected: bool = False
     more_body: bool = True
     """Is there more to come of the request?"""
-    pieces: list[bytes] = field(default_factory=list)
+    pieces: list[bytes] = []
     held_bytes: int = 0
     _first: bool = False
     _served: bool = False
@@ -114,26 +102,27 @@ class Exchange:
         if not self.more_body or self.received.refusal:
             self._begin()
 
-    def take(self, piece: bytes, max_bytes: int) -> RouterError | None:
-        """Take a piece of the request's body. Why not, if that is too much; then nothing is held any more."""
-        size_bytes = len(piece)
-        refusal: RouterError | None = None
+    def take(self, piece: bytes, max_bytes: int) -> None:
+        """Take a piece of the body. If that is too much, nothing is held any more and the request is refused."""
+        if self.received.refusal is not None:
+            return
+        held, size_bytes = self._line.held, len(piece)
         if self.held_bytes + size_bytes > max_bytes:
-            refusal = BodyTooLarge(f"The body is larger than the {max_bytes} bytes that are taken.")
-        elif not self._line.held.take(size_bytes):
-            refusal = Saturated("The bodies of other requests fill the memory that they may.")
-        if refusal is None:
+            self.let_go()
+            self.refuse(BodyTooLarge(f"The body is larger than the {max_bytes} bytes that are taken."))
+        elif held.bytes + size_bytes > held.most_bytes:
+            self.let_go()
+            self.refuse(Saturated("The bodies of other requests fill the memory that they may."))
+        else:
+            held.bytes += size_bytes
             self.held_bytes += size_bytes
             self.pieces.append(piece)
-        else:
-            self.let_go()
-        return refusal
 
     def let_go(self) -> None:
         """The body is needed no more. Again, it changes nothing."""
         if self.held_bytes:
             self.pieces.clear()
-            self._line.held.give_back(self.held_bytes)
+            self._line.held.bytes -= self.held_bytes
             self.held_bytes = 0
 
     def is_whole(self) -> None:
@@ -187,10 +176,10 @@ class Exchange:
         self.received.body = b""
         self.let_go()
         self._headers = headers
-        lines = [STATUS_LINE[status].rstrip(), *map(b": ".join, headers)]
+        lines = [_STATUS_LINES[status], *map(b": ".join, headers)]
         if self.received.method == "HEAD" or status in _WITHOUT_BODY:
             self._expected_bytes = 0
-        elif length := header(headers, b"content-length"):
+        elif length := dict(headers).get(b"content-length"):
             self._expected_bytes = int(length)
         elif not self.http_1_0:
             self._chunked = True
@@ -209,14 +198,16 @@ class Exchange:
 
     def put(self, piece: bytes) -> bool:
         """A piece of body. False: the client is slow, and more must wait until it is `ready`."""
-        if self._expected_bytes is not None:
+        if self._chunked:
+            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+        elif self._expected_bytes is not None:
             piece = piece[: self._expected_bytes]
             self._expected_bytes -= len(piece)
-        elif self._chunked:
-            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
-        head, self._head = self._head, b""
-        self._line.transport.write(head + piece if head else piece)
-        return not self._line.flow.write_paused
+        if self._head:
+            piece, self._head = self._head + piece, b""
+        line = self._line
+        line.transport.write(piece)
+        return not line.flow.write_paused
 
     async def ready(self) -> None:
         """Wait until the client may take more."""

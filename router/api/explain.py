@@ -9,7 +9,7 @@ This file never forwards a request and never decides anything itself.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -19,10 +19,10 @@ from starlette.exceptions import HTTPException
 from router.api.local import only_local
 from router.errors import BodyTooLarge
 from router.observe.receipts import Kept, explained
-from router.proxy.headers import HeaderList
+from router.proxy.headers import HeaderList, first_values
 from router.types import Endpoint, InferenceRequest
 
-Read = Callable[[Endpoint, HeaderList, bytes, str], InferenceRequest]
+Read = Callable[[Endpoint, Mapping[bytes, bytes], bytes, str], InferenceRequest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ExplainRoutes:
             only_local(request)
             headers: HeaderList = list(request.scope["headers"])
             body = await _body(request, self.max_body_bytes)
-            asked = self.read(Endpoint.CHAT, headers, body, f"preview-{uuid.uuid4().hex}")
+            asked = self.read(Endpoint.CHAT, first_values(headers), body, f"preview-{uuid.uuid4().hex}")
             return _json(explained_json(await self.preview(asked, headers)))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from itertools import chain
 from random import getrandbits
 from typing import Any
 
@@ -46,7 +47,7 @@ from router.observe.phase import Phases
 from router.prompt.earlier import EarlierTurns
 from router.proxy.downstream import Inbound
 from router.proxy.forward import Forwarder
-from router.proxy.headers import HeaderList, header
+from router.proxy.headers import HeaderList
 from router.proxy.relay import end_broken_stream
 from router.proxy.story import Story
 from router.types import Endpoint, InferenceRequest
@@ -86,23 +87,30 @@ class OpenAiEdge:
 
     def takes(self, method: str, path: str) -> bool:
         """Is this path the pods' business?"""
+        if path in _READ:
+            return True
         if path == "/v1/models" or path.startswith("/v1/models/"):
             return False
         return path.startswith("/v1/") or (method == "POST" and path in self._edge.extra_paths)
 
     def refusal(self, received: Received) -> RouterError | None:
         """What is wrong with a request of which only the head is known."""
-        try:
-            if received.method not in _METHODS or (received.path in _READ and received.method != "POST"):
-                raise MethodNotAllowed(f"{received.path} does not take {received.method}.")
-            _check_headers(received.headers, self.limits)
-        except RouterError as error:
-            return error
+        headers, named, limits = received.headers, received.named, self.limits
+        if received.method != "POST" and (received.method not in _METHODS or received.path in _READ):
+            return MethodNotAllowed(f"{received.path} does not take {received.method}.")
+        if sum(map(len, chain.from_iterable(headers))) > limits.max_header_bytes:
+            return HeadersTooLarge(f"The headers have more than {limits.max_header_bytes} bytes.")
+        declared = named.get(b"content-length", b"")
+        if declared.isdigit() and int(declared) > limits.max_body_bytes:
+            return BodyTooLarge(f"The body has {int(declared)} bytes; at most {limits.max_body_bytes} are taken.")
+        if b"content-encoding" in named and not _readable(headers):
+            return MalformedRequest("Send the body without content-encoding.")
         return None
 
     async def serve(self, client: Exchange) -> None:
         """Answer one request. Cancel it when the client leaves."""
-        request_id = header(client.received.headers, b"x-request-id") or f"req-{getrandbits(128):032x}"
+        given_id = client.received.named.get(b"x-request-id")
+        request_id = given_id.decode("latin-1") if given_id else f"req-{getrandbits(128):032x}"
         self._serving += 1
         try:
             await self._forwarder.forward(self.admit(client.received, request_id), client)
@@ -128,11 +136,12 @@ class OpenAiEdge:
             if self._serving > self.limits.max_in_flight:
                 raise Saturated(f"{self.limits.max_in_flight} requests are being served already.")
             build = self._pass_through if endpoint is Endpoint.OTHER else self.inference
-            request = build(endpoint, received.headers, received.body, request_id)
+            request = build(endpoint, received.named, received.body, request_id)
         except RouterError as error:
             self._metrics.requests.labels(endpoint.value, "", type(error).__name__).inc()
             raise
-        return Story(Inbound(request, received.method, received.target, received.headers, received.peer), phases)
+        inbound = Inbound(request_id, received.method, received.target, received.headers, received.peer)
+        return Story(request, inbound, phases)
 
     def abandoned(self, received: Received) -> None:
         """A client left before its request was whole or its turn came."""
@@ -156,7 +165,9 @@ class OpenAiEdge:
         client.put(body)
         client.finish()
 
-    def inference(self, endpoint: Endpoint, headers: HeaderList, body: bytes, request_id: str) -> InferenceRequest:
+    def inference(
+        self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
+    ) -> InferenceRequest:
         """A request that the router reads. Raises `ClientError` or `NoReadyPod`."""
         if endpoint is Endpoint.CHAT:
             parsed, turns = parse_chat(body, self._earlier)
@@ -175,15 +186,17 @@ class OpenAiEdge:
             adapter=adapter,
             body=body,
             stream=bool(getattr(parsed, "stream", False)),
-            tenant=header(headers, self._tenant_header),
-            session=header(headers, self._session_header) or getattr(parsed, "session_id", None) or "",
+            tenant=named.get(self._tenant_header, b"").decode("latin-1"),
+            session=named.get(self._session_header, b"").decode("latin-1") or getattr(parsed, "session_id", None) or "",
             salt=getattr(parsed, "cache_salt", None) or "",
             max_output_tokens=_max_output_tokens(parsed),
             prompt=prompt,
             turns=turns,
         )
 
-    def _pass_through(self, endpoint: Endpoint, headers: HeaderList, body: bytes, request_id: str) -> InferenceRequest:
+    def _pass_through(
+        self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
+    ) -> InferenceRequest:
         """A path that the router does not read: it only needs to know the model."""
         model = model_of(body) or self._only_model()
         base, adapter = self._resolve(model)
@@ -195,8 +208,8 @@ class OpenAiEdge:
             model=base,
             adapter=adapter,
             body=body,
-            tenant=header(headers, self._tenant_header),
-            session=header(headers, self._session_header),
+            tenant=named.get(self._tenant_header, b"").decode("latin-1"),
+            session=named.get(self._session_header, b"").decode("latin-1"),
         )
 
     def _resolve(self, model: str) -> tuple[str, str]:
@@ -214,20 +227,8 @@ class OpenAiEdge:
         return served.pop()
 
 
-def _check_headers(headers: HeaderList, limits: Limits) -> None:
-    size_bytes, declared, readable, max_bytes = 0, b"", True, limits.max_body_bytes
-    for name, value in headers:
-        size_bytes += len(name) + len(value)
-        if name == b"content-length":
-            declared = declared or value
-        elif name == b"content-encoding":
-            readable = readable and value in _READABLE
-    if size_bytes > limits.max_header_bytes:
-        raise HeadersTooLarge(f"The headers have more than {limits.max_header_bytes} bytes.")
-    if declared.isdigit() and int(declared) > max_bytes:
-        raise BodyTooLarge(f"The body has {int(declared)} bytes; at most {max_bytes} are taken.")
-    if not readable:
-        raise MalformedRequest("Send the body without content-encoding.")
+def _readable(headers: HeaderList) -> bool:
+    return all(value in _READABLE for name, value in headers if name == b"content-encoding")
 
 
 def _max_output_tokens(parsed: Any) -> int | None:

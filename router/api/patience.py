@@ -2,15 +2,21 @@
 
 One timer a connection for whatever the client has to do next: ask, send the rest of its request, or read what was sent
 to it. It goes off no later than the shortest of these waits can be over and looks whether one is, so that a request
-costs no timer of its own. This file never reads or writes a byte.
+costs no timer of its own. A connection on which nothing is asked is closed only if nothing waits in its socket: the one
+request that can still be lost is one that crosses our end on its way. This file never reads or writes a byte.
 """
 
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
+from typing import Protocol
+
+AGAIN_S = 0.005
+"""After so long the event loop has come to what had not been read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,7 @@ class Patience:
         self._loop = loop
         self._transport = transport
         self._timeouts = timeouts
+        self._keep_alive_s = timeouts.keep_alive_s
         self._late = late
         self._shortest_s = min(timeouts.keep_alive_s, timeouts.request_s, timeouts.write_s)
         self._ask_by_s = inf
@@ -46,7 +53,7 @@ class Patience:
 
     def with_asking(self) -> None:
         """The client may begin a request."""
-        self._whole_by_s, self._ask_by_s = inf, self._loop.time() + self._timeouts.keep_alive_s
+        self._whole_by_s, self._ask_by_s = inf, self._loop.time() + self._keep_alive_s
         if self._timer is None:
             self._set()
 
@@ -66,6 +73,15 @@ class Patience:
         self._read_by_s = self._loop.time() + self._timeouts.write_s
         if self._timer is None:
             self._set()
+
+    def hurry(self, keep_alive_s: float) -> None:
+        """From now on the silence between two requests may be no longer than this."""
+        self._keep_alive_s, self._shortest_s = keep_alive_s, min(self._shortest_s, keep_alive_s)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._set()
+        if self._ask_by_s < inf:
+            self.with_asking()
 
     def end(self) -> None:
         """The connection is gone."""
@@ -88,7 +104,10 @@ class Patience:
                 self._whole_by_s = inf
                 self._late()
             elif now_s >= self._ask_by_s:
-                self._transport.close()
+                if not self._transport.is_closing() and unread(self._transport.get_extra_info("socket")):
+                    self._timer = self._loop.call_later(AGAIN_S, self._look)
+                else:
+                    self._transport.close()
                 return
             next_s = min(self._ask_by_s, self._whole_by_s)
         if next_s < inf:
@@ -101,6 +120,21 @@ class Patience:
         elif now_s >= self._read_by_s:
             self._read_by_s = inf
             self._transport.abort()
+
+
+class HasFile(Protocol):
+    """A socket."""
+
+    def fileno(self) -> int:
+        """Its file descriptor."""
+
+
+def unread(*sockets: HasFile) -> bool:
+    """Has anything come, or anybody who connects, that the event loop has not come to yet?"""
+    poll = select.poll()
+    for one in sockets:
+        poll.register(one, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _nobody() -> None:

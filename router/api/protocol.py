@@ -24,7 +24,10 @@ from router.api.app import App
 from router.api.exchange import Exchange, Line, Received
 from router.api.patience import ClientTimeouts, Patience
 from router.errors import HeadersTooLarge, MalformedRequest, RequestTimeout, RouterError, Saturated
+from router.proxy.headers import first_values
 
+LINGER_S = 0.2
+"""When the server stops, a connection is kept for so long since something was last asked or answered on it."""
 MAX_AHEAD = 4
 """Requests a client may send ahead of its answers. That it has left is noticed only while its connection is read."""
 
@@ -44,7 +47,7 @@ class EdgeProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         assert isinstance(config.app, App)
-        self._edge, allowed = config.app.edge, config.forwarded_allow_ips
+        self._served, self._edge, allowed = config.app, config.app.edge, config.forwarded_allow_ips
         self._limits = self._edge.limits
         self._serving: Exchange | None = None
         """The exchange whose turn it is or was; those after it wait in the pipeline."""
@@ -57,9 +60,12 @@ class EdgeProtocol(HttpToolsProtocol):
         """Since anything came of them: a head that does not end, or what should be none."""
         self._deaf = False
         """Nothing more is taken of this client."""
+        self._host = ""
+        """The client's own; proxies may speak for others."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._host = self.client[0] if self.client else ""
         self._line = Line(transport, self.flow, self.tasks, self.loop, self.on_response_complete, self._edge.held)
         limits = self._limits
         timeouts = ClientTimeouts(self.timeout_keep_alive, limits.request_timeout_s, limits.write_timeout_s)
@@ -126,6 +132,14 @@ class EdgeProtocol(HttpToolsProtocol):
     def _unset_keepalive_if_required(self) -> None:
         """uvicorn's timer is never set."""
 
+    def shutdown(self) -> None:
+        """uvicorn's name for: the server stops. The next answer that begins says so; where none does, nothing was asked
+        for a moment: most likely nothing is on its way."""
+        cycle = self.cycle
+        if cycle is not None and not (isinstance(cycle, Exchange) and cycle.started):
+            cycle.keep_alive = False
+        self._patience.hurry(LINGER_S)
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._patience.end()
@@ -166,7 +180,7 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def _refused_in_its_turn(self) -> Exchange:
         """In place of the last request, which is the application's and waits behind others."""
-        received = Received("", "", b"", [], self._peer())
+        received = Received("", "", b"", [], {}, self._host)
         self.cycle = exchange = Exchange(received, False, True, False, self._line, self._edge.serve)
         self.pipeline[0] = exchange, self.app  # type: ignore[assignment]
         return exchange
@@ -176,28 +190,31 @@ class EdgeProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._receiving = self._turned = True
         self.url = b""
-        self.expect_100_continue = False
         self.headers = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._unread_bytes = 0
         path, target = _path_and_target(self.url)
         method = self.parser.get_method().decode("ascii")
+        named = first_values(self.headers)
+        self.expect_100_continue = named.get(b"expect", b"").lower() == b"100-continue"
         if self._edge.takes(method, path):
-            self._open(Received(method, path, target, self.headers, self._peer()))
+            peer = self._forwarded_for() if b"x-forwarded-for" in named else self._host
+            self._open(Received(method, path, target, self.headers, named, peer))
         else:
             self._hand_to_the_application()
 
     def on_body(self, body: bytes) -> None:
         self._unread_bytes = 0
-        if not isinstance(self.cycle, Exchange):
+        cycle = self.cycle
+        if not isinstance(cycle, Exchange):
             super().on_body(body)
             return
-        if not self.cycle.received.refusal:
-            refusal = self.cycle.take(body, self._limits.max_body_bytes)
-            if refusal is not None:
-                self.cycle.refuse(refusal)
-        if self.pipeline and self.cycle.held_bytes > HIGH_WATER_LIMIT:
+        cycle.take(body, self._limits.max_body_bytes)
+        if self.pipeline and cycle.held_bytes > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
@@ -212,7 +229,7 @@ class EdgeProtocol(HttpToolsProtocol):
     def _open(self, received: Received) -> None:
         received.refusal = self._edge.refusal(received)
         http_1_0 = self.parser.get_http_version() == "1.0"
-        keep_alive = not http_1_0 and self.parser.should_keep_alive()
+        keep_alive = not http_1_0 and not self._served.stops and self.parser.should_keep_alive()
         before = self.cycle
         exchange = Exchange(received, keep_alive, http_1_0, self.expect_100_continue, self._line, self._edge.serve)
         self.cycle = exchange
@@ -221,6 +238,8 @@ class EdgeProtocol(HttpToolsProtocol):
             exchange.is_first()
         else:
             self.pipeline.appendleft((exchange, self.app))  # type: ignore[arg-type]
+            if self._served.stops and isinstance(before, Exchange) and not before.started:
+                before.keep_alive = True  # the last that was sent ahead is to say that the connection ends
             if len(self.pipeline) >= MAX_AHEAD:
                 self.flow.pause_reading()
 
@@ -239,17 +258,18 @@ class EdgeProtocol(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, expects_100
         self.headers += headers
         super().on_headers_complete()
+        self.cycle.keep_alive = self.cycle.keep_alive and not self._served.stops
         if 0 < len(self.pipeline) < MAX_AHEAD:
             self.flow.resume_reading()
 
-    def _peer(self) -> str:
-        """Who asks: the client, or whom a proxy that we trust names."""
-        host = self.client[0] if self.client else ""
+    def _forwarded_for(self) -> str:
+        """Whom a proxy that we trust names, or the client."""
+        trusted = self._proxies.trusted_hosts
+        if self._host not in trusted:
+            return self._host
         forwarded = [value for name, value in self.headers if name == b"x-forwarded-for"]
-        if forwarded and host in self._proxies.trusted_hosts:
-            chain = b", ".join(forwarded).decode("latin-1")
-            return self._proxies.trusted_hosts.get_trusted_client_address(chain)[0] or host
-        return host
+        chain = b", ".join(forwarded).decode("latin-1")
+        return trusted.get_trusted_client_address(chain)[0] or self._host
 
 
 @lru_cache(maxsize=64)

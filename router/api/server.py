@@ -1,8 +1,9 @@
 """How does the router stop?
 
 On SIGTERM it first says that it is not ready and goes on serving for a while, so that load balancers stop sending;
-then no connection is taken any more, and running answers may finish. On SIGINT somebody is waiting at a terminal: at
-once. This file never ends an answer.
+each answer then ends its connection, so that its client asks elsewhere. After that no connection is taken any more,
+running answers may finish, and kept connections end when nothing was asked on them for a moment. On SIGINT somebody is
+waiting at a terminal: at once. This file never ends an answer.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import cast
 import uvicorn
 
 from router.api.app import App
+from router.api.patience import unread
+
+MOST_LOOKS = 100
 
 
 class DrainingServer(uvicorn.Server):
@@ -37,4 +41,15 @@ class DrainingServer(uvicorn.Server):
         """Let load balancers notice, then stop."""
         if self._drains:
             await asyncio.sleep(self._delay_s)
+        cast(App, self.config.app).stop_being_ready()
+        await self._take_who_waits()
         await super().shutdown(sockets)
+
+    async def _take_who_waits(self) -> None:
+        """Whoever has connected and was not taken yet would be reset. To take them costs the event loop two turns."""
+        listening, quiet_looks = [sock for server in self.servers for sock in server.sockets], 0
+        for _ in range(MOST_LOOKS):
+            quiet_looks = 0 if unread(*listening) else quiet_looks + 1
+            if quiet_looks == 2:
+                return
+            await asyncio.sleep(0)

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from router.observe.phase import PHASES
 from router.observe.slices import Slices
-from router.observe.tally import Counter, Histogram, Labels, Level, Readings, observe_each
+from router.observe.tally import Counter, Histogram, Labels, Level, Readings, RowHistogram
 from router.policy.calibration import CalibrationRow
 from router.policy.review import Comparison
 from router.types import FleetSnapshot, InFlight, PodId
@@ -47,8 +47,8 @@ class Metrics:
         self.duration_s = Histogram(
             "warmroute_request_duration_seconds", "Arrival to end.", ["model"], buckets=_SECONDS, registry=r
         )
-        self.phase_s = Histogram(
-            "warmroute_phase_seconds", "Time in each phase.", ["phase"], buckets=_PHASE_SECONDS, registry=r
+        self.phase_s = RowHistogram(
+            "warmroute_phase_seconds", "Time in each phase.", "phase", PHASES, buckets=_PHASE_SECONDS, registry=r
         )
         self.loop_lag_s = Histogram(
             "warmroute_loop_lag_seconds",
@@ -71,7 +71,6 @@ class Metrics:
         self._declare_shadow(r)
         self._declare_policies(r)
         self.slices = Slices(r, _SECONDS)
-        self._phases = {phase: self.phase_s.labels(phase) for phase in PHASES}
 
     def _declare_prompts(self, r: CollectorRegistry) -> None:
         """What was read of prompts, and how much of them was expected and found in caches."""
@@ -292,10 +291,6 @@ class Metrics:
         self.duration_s.of[by].observe(duration_ms / 1000)
         if ttft_ms is not None:
             self.ttft_s.of[by].observe(ttft_ms / 1000)
-
-    def observe_phases(self, taken_s: Mapping[str, float]) -> None:
-        """Add one request's times by phase."""
-        observe_each(self._phases, taken_s)
 
     def observe_prediction(
         self, model: str, prompt_tokens: int, predicted_tokens: int, actual_tokens: int | None

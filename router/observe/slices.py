@@ -82,9 +82,10 @@ class Slices:
 
     def settle(self, one: Slice) -> None:
         """Add one request."""
-        tenant = self.tenants.label(one.tenant[:LONGEST_NAME])
-        while self.tenants.fallen:
-            self._drop(self.tenants.fallen.pop())
+        tenants = self.tenants
+        tenant = tenants.label(one.tenant[:LONGEST_NAME])
+        while tenants.fallen:
+            self._drop(tenants.fallen.pop())
         self._requests.of[one.workload, tenant, one.result].value += 1
         bound = self._bound.get((one.workload, one.policy)) or self._bind(one.workload, one.policy)
         if one.ttft_s is not None:

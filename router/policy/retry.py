@@ -32,6 +32,8 @@ from router.errors import (
 WINDOW_S = 60.0
 """How long a request counts, as a time constant: longer than most answers take, so that those that one dead pod leaves
 behind can all be tried again."""
+FADE_EVERY_S = 0.1
+"""Requests that come sooner after one another count as if they had come together."""
 FLOOR = 20
 """Retries in such a time that are allowed however few requests there are."""
 
@@ -76,7 +78,8 @@ class RetryBudget:
 
     def asked(self, now_s: float) -> None:
         """One more request came in."""
-        self._fade(now_s)
+        if now_s - self._at_s > FADE_EVERY_S:
+            self._fade(now_s)
         self._requests += 1
 
     def left(self, now_s: float) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 # The first chat chunk carries only a role and an empty content: it is not the first token.
 _FIRST_TOKEN = re.compile(rb'"(?:content|reasoning_content|reasoning|text|arguments)": ?"[^"]')
 # Quotes inside generated text are escaped in JSON, so that a model cannot write these patterns into its answer.
@@ -26,26 +28,25 @@ _LONGEST_SIGN_BYTES = 32
 """No match of `_FIRST_TOKEN` is longer."""
 
 
-class AnswerReader:
+class AnswerReader(msgspec.Struct, gc=False):
     """Fed with every piece of one answer, in order."""
 
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.has_token = False
-        self._head = b""
-        self._tail = b""
-        self._usage = b""
+    has_token: bool = False
+    _searched_bytes: int = 0
+    _head: bytes = b""
+    _tail: bytes = b""
+    _usage: bytes = b""
 
     def feed(self, piece: bytes) -> bool:
         """Take one piece. True exactly once: when it brings the first token."""
-        self.bytes += len(piece)
         if self._tail or self._usage or _USAGE_SIGN in piece or not piece.endswith(b"\n"):
             self._look_for_usage(piece)
         return not self.has_token and self._look_for_token(piece)
 
     def _look_for_token(self, piece: bytes) -> bool:
         window = self._head + piece
-        self.has_token = self.bytes > _SEARCH_BYTES or _FIRST_TOKEN.search(window) is not None
+        self._searched_bytes += len(piece)
+        self.has_token = self._searched_bytes > _SEARCH_BYTES or _FIRST_TOKEN.search(window) is not None
         self._head = b"" if self.has_token else window[-_LONGEST_SIGN_BYTES:]
         return self.has_token
 
@@ -64,19 +65,17 @@ class AnswerReader:
     @property
     def cached_tokens(self) -> int | None:
         """What the engine's usage said, or None when it did not say."""
-        return _first_int(_CACHED, self._usage)
+        found = _CACHED.search(self._usage)
+        return int(found[1]) if found else None
 
     @property
     def prompt_tokens(self) -> int | None:
         """The engine's own count of prompt tokens, or None."""
-        return _first_int(_PROMPT, self._usage)
+        found = _PROMPT.search(self._usage)
+        return int(found[1]) if found else None
 
     @property
     def output_tokens(self) -> int | None:
         """The engine's own count of tokens in the answer, or None."""
-        return _first_int(_OUTPUT, self._usage)
-
-
-def _first_int(pattern: re.Pattern[bytes], text: bytes) -> int | None:
-    found = pattern.search(text)
-    return int(found[1]) if found else None
+        found = _OUTPUT.search(self._usage)
+        return int(found[1]) if found else None

@@ -50,7 +50,7 @@ class Connection(asyncio.Protocol):
         self._shortest_s = min(timeouts.first_byte_s, timeouts.idle_s)
         self._timer: asyncio.TimerHandle | None = None
         self._deadline_s = 0.0
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport
         self._waiter: asyncio.Future[None] | None = None
         self._lost = False
         self.idle_since_s = 0.0
@@ -133,7 +133,6 @@ class Connection(asyncio.Protocol):
     def send(self, message: bytes) -> None:
         """Begin an exchange: write the whole request."""
         self._reset()
-        assert self._transport is not None
         self._transport.write(message)
 
     async def head(self) -> None:
@@ -162,14 +161,17 @@ class Connection(asyncio.Protocol):
             if self._lost or self._broken:
                 raise self._cut_off("answer")
             await self._news()
-        data = self._held()
+        piece = b"".join(self._chunks)
+        self._chunks.clear()
+        self._buffered_bytes = 0
         if self._paused:
             self._go_on()
-        return data
+        return piece
 
     async def pour(self, sink: Sink, ready: Ready) -> None:
         """Hand pieces to `sink` as they come, from within `data_received`, to the end. Raises like `read`."""
         while True:
+            self._buffered_bytes = 0
             self._hand_on(sink)
             if self._paused:
                 await ready()
@@ -188,18 +190,16 @@ class Connection(asyncio.Protocol):
     def _hand_on(self, sink: Sink) -> bool:
         """Give the sink what is held. False where it wants no more; then the pod is told to wait."""
         self._deadline_s = self._loop.time() + self._timeouts.idle_s
-        if not self._chunks or sink(self._held()):
+        chunks = self._chunks
+        if not chunks:
+            return True
+        piece = b"".join(chunks)
+        chunks.clear()
+        if sink(piece):
             return True
         self._sink = None
         self._pause()
         return False
-
-    def _held(self) -> bytes:
-        """Take what has come."""
-        data = b"".join(self._chunks)
-        self._chunks.clear()
-        self._buffered_bytes = 0
-        return data
 
     def _too_much(self) -> None:
         if not self._head_done:
@@ -208,13 +208,13 @@ class Connection(asyncio.Protocol):
             self._pause()
 
     def _pause(self) -> None:
-        if not self._paused and self._transport is not None and self.alive:
+        if not self._paused and self.alive:
             self._paused = True
             self._transport.pause_reading()
 
     def _go_on(self) -> None:
         self._paused = False
-        if self._transport is not None and self.alive:
+        if self.alive:
             self._transport.resume_reading()
 
     @property
@@ -224,11 +224,11 @@ class Connection(asyncio.Protocol):
 
     @property
     def alive(self) -> bool:
-        return not self._lost and self._transport is not None and not self._transport.is_closing()
+        return not self._lost and not self._transport.is_closing()
 
     def close(self) -> None:
         """Close at once; the pod stops working on whatever is unfinished."""
-        if self._transport is not None and not self._lost:
+        if not self._lost:
             self._transport.abort()
 
     def _give_up(self, why: str) -> None:

@@ -1,7 +1,7 @@
 """What does the proxy need of the client's side?
 
-The protocol that `api` implements over ASGI and that tests implement over lists, and the parsed request with what only
-the transport knows. Nothing here reads or writes.
+The protocol that `api` implements over ASGI and that tests implement over lists, and of a request what only the
+transport knows. Nothing here reads or writes.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from typing import Protocol
 import msgspec
 
 from router.proxy.headers import HeaderList
-from router.types import InferenceRequest
 
 
 class Inbound(msgspec.Struct, frozen=True, gc=False):
-    """One downstream request: its meaning, and its form for forwarding."""
+    """One downstream request in its form for forwarding: all but its body."""
 
-    request: InferenceRequest
+    id: str
     method: str
     target: bytes
     """Path and query, raw."""

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from router.decision import Candidate, Plan, RouteDecision, Split
 from router.errors import NoReadyPod, RouterError, UpstreamBroken, UpstreamError
@@ -109,7 +110,7 @@ class Forwarder:
 
     async def forward(self, story: Story, client: Downstream) -> None:
         """Serve one request. Raises `RouterError` where no answer could be given, or could not be finished."""
-        self._metrics.in_flight.inc()
+        self._metrics.in_flight.value += 1
         try:
             story.prompt = await self.fingerprint(story)
             match = await self.match(story)
@@ -237,7 +238,6 @@ class Forwarder:
     ) -> Awaitable[None]:
         """The answer, byte for byte."""
         story.phases.enter("relay")
-        stepped, pod = self._ledger.stepped, candidate.plan.pod.id
 
         def first_token() -> None:
             story.first_token_s = story.phases.elapsed_s()
@@ -245,17 +245,15 @@ class Forwarder:
             if story.request.stream and not story.prefill_pod:
                 story.let_go()
 
-        def step() -> None:
-            stepped(pod, _now_s())
-
         headers = self._route_headers(story, candidate)
-        return relay(reply, client, story.reader, headers, first_token, step)
+        stepped = partial(self._ledger.stepped, candidate.plan.pod.id)
+        return relay(reply, client, story.reader, headers, first_token, stepped)
 
     def settle(self, story: Story) -> None:
         """Count what happened; compare what was predicted with what the engine reported."""
         story.phases.enter("settle")
         metrics, model, chosen = self._metrics, story.request.model if story.decision else "unknown", story.candidate
-        metrics.in_flight.dec()
+        metrics.in_flight.value -= 1
         ended = outcome_of(story)
         metrics.observe_request(ended.endpoint, model, ended.result, ended.e2e_ms, ended.ttft_ms)
         if chosen is not None and story.prompt is not None:
@@ -268,7 +266,7 @@ class Forwarder:
         if story.policy is not None:
             metrics.slices.settle(slice_of(story, story.policy, ended))
         story.phases.end()
-        metrics.observe_phases(ended.phases_s)
+        metrics.phase_s.observe_row(ended.phases_s)
         self._journal.settled(ended, story.kept, story.decision, story.prompt)
 
     def _learn(self, story: Story, candidate: Candidate, booking: Booking) -> None:
@@ -303,12 +301,14 @@ class Forwarder:
         attempts = story.policy.attempts if story.policy else None
         if story.tries >= (attempts or 1 + self._forwarding.retries):
             return None
-        candidates = story.decision.candidates
-        rest = candidates[candidates.index(story.candidate) + 1 :] if story.candidate else candidates
-        for avoided in (story.failed_pods, ()):
-            for candidate in rest:
-                if not _needs(candidate.plan, avoided) and self._splits.obstacle(story, candidate.plan) is None:
-                    return candidate
+        rest: Sequence[Candidate] = story.decision.candidates
+        if story.candidate is not None:
+            rest = rest[rest.index(story.candidate) + 1 :]
+        if failed := story.failed_pods:
+            rest = sorted(rest, key=lambda candidate: _needs(candidate.plan, failed))
+        for candidate in rest:
+            if self._splits.obstacle(story, candidate.plan) is None:
+                return candidate
         return None
 
     def _blame(self, story: Story, candidate: Candidate, error: UpstreamError) -> None:
@@ -364,15 +364,17 @@ class Forwarder:
         return self._due.after(expected_s, booking.first_token_is_due)
 
     def _route_headers(self, story: Story, candidate: Candidate) -> HeaderList:
-        headers = [(b"x-request-id", story.request.id.encode("latin-1", "replace"))]
-        if self._forwarding.route_headers and story.decision:
-            headers += [
-                (b"x-warmroute-pod", candidate.pod.id.encode()),
-                (b"x-warmroute-policy", story.decision.policy.encode()),
-                (b"x-warmroute-cached-tokens", b"%d" % candidate.cached_tokens),
-            ]
-            if isinstance(candidate.plan, Split):
-                headers.append((b"x-warmroute-prefill-pod", candidate.plan.prefill.id.encode()))
+        request_id, plan = (b"x-request-id", story.request.id.encode("latin-1", "replace")), candidate.plan
+        if not self._forwarding.route_headers or story.decision is None:
+            return [request_id]
+        headers = [
+            request_id,
+            (b"x-warmroute-pod", plan.pod.id.encode()),
+            (b"x-warmroute-policy", story.decision.policy.encode()),
+            (b"x-warmroute-cached-tokens", b"%d" % candidate.cached_tokens),
+        ]
+        if isinstance(plan, Split):
+            headers.append((b"x-warmroute-prefill-pod", plan.prefill.id.encode()))
         return headers
 
 

@@ -6,7 +6,7 @@ steer an engine pass only from trusted clients. This file never reads a body.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from router.errors import MalformedRequest
 
@@ -53,13 +53,17 @@ _NOT_DOWNSTREAM = HOP_BY_HOP | {b"date", b"server", b"x-request-id"}
 
 def upstream_headers(headers: HeaderList, *, trusted: bool) -> HeaderList:
     """The client's headers as a pod may see them."""
-    dropped = _with_named_by_connection(_NOT_UPSTREAM if trusted else _NOT_UPSTREAM_UNTRUSTED, headers)
+    dropped = _NOT_UPSTREAM if trusted else _NOT_UPSTREAM_UNTRUSTED
+    if b"connection" in dict(headers):
+        dropped |= _named_by_connection(headers)
     return [header for header in headers if header[0] not in dropped]
 
 
 def downstream_headers(headers: HeaderList) -> HeaderList:
     """The pod's headers as the client may see them."""
-    dropped = _with_named_by_connection(_NOT_DOWNSTREAM, headers)
+    dropped = _NOT_DOWNSTREAM
+    if b"connection" in dict(headers):
+        dropped |= _named_by_connection(headers)
     return [header for header in headers if header[0] not in dropped]
 
 
@@ -74,6 +78,11 @@ def request_message(method: str, target: bytes, host: bytes, headers: HeaderList
     return head + b"\r\n\r\n" + body
 
 
+def first_values(headers: HeaderList) -> Mapping[bytes, bytes]:
+    """The first value of each name, for whoever asks for several."""
+    return dict(reversed(headers))
+
+
 def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
     """First value of a header, or ""."""
     for key, value in headers:
@@ -82,9 +91,7 @@ def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
     return ""
 
 
-def _with_named_by_connection(names: frozenset[bytes], headers: HeaderList) -> frozenset[bytes]:
-    """`names`, and those that the sender has declared to be hop-by-hop."""
-    for name, value in headers:
-        if name == b"connection":
-            names |= {token.strip().lower() for token in value.split(b",")}
-    return names
+def _named_by_connection(headers: HeaderList) -> set[bytes]:
+    """What the sender has declared to be hop-by-hop."""
+    tokens = b",".join([value for name, value in headers if name == b"connection"]).split(b",")
+    return {token.strip().lower() for token in tokens}

@@ -34,8 +34,10 @@ class Legs:
 
     def _message(self, inbound: Inbound, pod: Pod, pool: UpstreamPool, body: bytes) -> bytes:
         headers = upstream_headers(inbound.headers, trusted=self._trusted)
-        headers.append((b"x-request-id", inbound.request.id.encode("latin-1", "replace")))
-        headers.append((b"x-forwarded-for", inbound.peer.encode()))
+        headers += (
+            (b"x-request-id", inbound.id.encode("latin-1", "replace")),
+            (b"x-forwarded-for", inbound.peer.encode()),
+        )
         for name, value in ENGINES[pod.engine].extra_headers(pod).items():
             headers.append((name.encode(), value.encode()))
         return request_message(inbound.method, pool.path_prefix + inbound.target, pool.host_header, headers, body)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
+from time import monotonic
 from typing import Protocol
 
 from router.errors import UpstreamBroken
@@ -54,9 +55,10 @@ async def relay(
     reader: AnswerReader,
     extra_headers: HeaderList,
     first_token: Callable[[], None],
-    stepped: Callable[[], None],
+    stepped: Callable[[float], None],
 ) -> None:
-    """Carry one answer over. `stepped` is told of each piece, and before it `first_token` of the first that holds one.
+    """Carry one answer over. `stepped` is told when each piece came, and before it `first_token` of the first that
+    holds one.
 
     Raises `UpstreamError`; whether bytes went downstream stands in `client.started`."""
     piece = await reply.read()
@@ -69,7 +71,7 @@ async def relay(
     def pass_on(piece: bytes) -> bool:
         if feed(piece):
             first_token()
-        stepped()
+        stepped(monotonic())
         return put(piece)
 
     client.start(reply.status, [*downstream_headers(reply.headers), *extra_headers])
@@ -89,10 +91,7 @@ def end_broken_stream(client: Downstream, body: bytes) -> None:
 
 def is_stream(headers: HeaderList) -> bool:
     """Is this answer an event stream?"""
-    for name, value in headers:  # noqa: SIM110 - a generator costs a call a header
-        if name == b"content-type" and value.startswith(b"text/event-stream"):
-            return True
-    return False
+    return dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
 
 
 async def read_all(reply: AnyReply, most_bytes: float = inf) -> bytes:

@@ -6,8 +6,8 @@ Filled in phase by phase, settled into metrics and an outcome at its end. This f
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 
+import msgspec
 from msgspec.structs import replace
 
 from router.decision import Candidate, Direct, RouteDecision, Split
@@ -22,13 +22,12 @@ from router.proxy.downstream import Inbound
 from router.types import InferenceRequest, PodId, PromptPrefix
 
 
-@dataclass(slots=True)
-class Story:
+class Story(msgspec.Struct, eq=False):
     """One request, from the door to the last byte."""
 
+    request: InferenceRequest
     inbound: Inbound
-    request: InferenceRequest = field(init=False)
-    phases: Phases = field(default_factory=Phases)
+    phases: Phases = msgspec.field(default_factory=Phases)
     prompt: PromptPrefix | None = None
     workload: str = ""
     """Its class; empty until it is decided."""
@@ -36,7 +35,7 @@ class Story:
     decision: RouteDecision | None = None
     kept: Kept | None = None
     candidate: Candidate | None = None
-    reader: AnswerReader = field(default_factory=AnswerReader)
+    reader: AnswerReader = msgspec.field(default_factory=AnswerReader)
     status: int = 0
     first_token_s: float | None = None
     handed_over_cached_tokens: int | None = None
@@ -45,23 +44,22 @@ class Story:
     failed_pods: tuple[PodId, ...] = ()
     failures: tuple[Failure, ...] = ()
     result: str = "error"
-    _body_bytes: int = field(init=False, default=0)
+    _body_bytes: int = 0
+    """Of what was let go."""
     _refusals: dict[str, str] | None = None
-
-    def __post_init__(self) -> None:
-        self.request = self.inbound.request
-        self._body_bytes = len(self.request.body)
 
     @property
     def prompt_tokens(self) -> int:
         """Estimated from the body where the prompt could not be read."""
-        return self.prompt.token_count if self.prompt else self._body_bytes // BYTES_PER_TOKEN
+        if self.prompt:
+            return self.prompt.token_count
+        return (self._body_bytes or len(self.request.body)) // BYTES_PER_TOKEN
 
     def let_go(self) -> None:
         """The answer has begun, so that no other pod will be asked: for as long as it takes, only the length and the
         hashes of the prompt are kept, a twentieth of the whole."""
+        self._body_bytes = self._body_bytes or len(self.request.body)
         self.request = replace(self.request, body=b"", prompt={}, turns=None)
-        self.inbound = replace(self.inbound, request=self.request)
         if self.prompt is not None:
             self.prompt = replace(self.prompt, tokens=range(self.prompt.token_count))
 
@@ -102,10 +100,10 @@ def slice_of(story: Story, policy: Policy, ended: Outcome) -> Slice:
 
 def timed(story: Story) -> tuple[PodId, float, float] | None:
     """(pod, expected, actual milliseconds) of the first token, where one pod alone answers for the difference."""
-    first_token_s, candidate = story.first_token_s, story.candidate
-    if first_token_s is None or candidate is None or story.prompt is None or story.tries != 1:
+    if not story.request.stream or story.tries != 1 or story.prompt is None:
         return None
-    if not story.request.stream or not isinstance(candidate.plan, Direct) or candidate.plan.pull:
+    first_token_s, candidate = story.first_token_s, story.candidate
+    if first_token_s is None or candidate is None or not isinstance(candidate.plan, Direct) or candidate.plan.pull:
         return None
     return candidate.pod.id, expected_ttft_ms(candidate.cost), first_token_s * 1000
 

@@ -10,13 +10,12 @@ import asyncio
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 from urllib.parse import urlsplit
 
 from router.errors import ConnectFailed, StaleConnection, UpstreamBroken
-from router.proxy.connection import Connection, Ready, Sink, UpstreamTimeouts
+from router.proxy.connection import Connection, UpstreamTimeouts
 
 IDLE_EXPIRY_S = 3.0
 """uvicorn-based engines close an idle connection after 5 s; ours must go first."""
@@ -26,7 +25,7 @@ MAX_IDLE_CONNECTIONS = 256
 class Reply:
     """One answer being read. Always `close()` it; a fully read one gives its connection back."""
 
-    __slots__ = ("_closed", "_connection", "_pool", "headers", "pod", "status")
+    __slots__ = ("_closed", "_connection", "_pool", "headers", "pod", "pour", "read", "status")
 
     def __init__(self, pool: UpstreamPool, connection: Connection) -> None:
         self._pool = pool
@@ -36,15 +35,8 @@ class Reply:
         """The id of the pod whose answer it is."""
         self.status = connection.status
         self.headers = connection.headers
-
-    def read(self) -> Coroutine[Any, Any, bytes]:
-        """The next piece of body; b"" at the end. Raises `UpstreamBroken` or `UpstreamTimeout`."""
-        return self._connection.read()
-
-    def pour(self, sink: Sink, ready: Ready) -> Coroutine[Any, Any, None]:
-        """Hand the rest of the body to `sink` as it comes; where that is False, no more until `ready` has returned.
-        Raises like `read`."""
-        return self._connection.pour(sink, ready)
+        self.read = connection.read
+        self.pour = connection.pour
 
     def close(self) -> None:
         """Give the connection back. Again, it changes nothing: by then another exchange may have it."""

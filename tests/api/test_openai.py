@@ -30,7 +30,7 @@ def asked(edge: OpenAiEdge, **fields: Any) -> tuple[bytes, Any]:
     messages = [{"role": "user", "content": text} for text in "abc"]
     body = json.dumps({"model": "m", "messages": messages, **fields}).encode()
     for _ in range(2):
-        request = edge.inference(Endpoint.CHAT, [], body, "r")
+        request = edge.inference(Endpoint.CHAT, {}, body, "r")
     return request.body, request.turns
 
 

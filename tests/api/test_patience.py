@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 
 from router.api.patience import ClientTimeouts, Patience
+
+QUIET = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+"""Nothing ever comes."""
+
+
+class Timer:
+    """One that was set, or has gone off."""
+
+    def __init__(self, timers: list[Any], own: Any) -> None:
+        self._timers, self._own = timers, own
+
+    def cancel(self) -> None:
+        self._timers.remove(self._own)
 
 
 class Clock:
@@ -24,8 +38,8 @@ class Clock:
 
     def call_later(self, delay_s: float, act: Callable[[], None]) -> Any:
         self.set += 1
-        self.timers.append((self.now_s + delay_s, act))
-        return self
+        self.timers.append(timer := (self.now_s + delay_s, act))
+        return Timer(self.timers, timer)
 
     def turn(self, by_s: float) -> None:
         """Let so much time pass, timer by timer."""
@@ -43,9 +57,16 @@ class Wire:
     def __init__(self) -> None:
         self.held_bytes = 0
         self.ended = ""
+        self.socket = QUIET
 
     def get_write_buffer_size(self) -> int:
         return self.held_bytes
+
+    def get_extra_info(self, _name: str) -> socket.socket:
+        return self.socket
+
+    def is_closing(self) -> bool:
+        return bool(self.ended)
 
     def close(self) -> None:
         self.ended = "closed"
@@ -93,6 +114,37 @@ def test_a_request_has_its_own_time_however_long_the_silence_before_it(scene: Sc
     assert not scene.late
     scene.clock.turn(100)
     assert (scene.late, scene.ended) == (1, "")
+
+
+def test_a_client_is_not_hung_up_on_while_what_it_asks_is_unread(scene: Scene) -> None:
+    """The event loop has not come to it: closed now, its request would be lost."""
+    with (pair := socket.socketpair())[0], pair[1]:
+        scene.wire.socket = pair[0]
+        pair[1].send(b"POST")
+        scene.patience.with_asking()
+        scene.clock.turn(80)
+        assert scene.ended == ""
+        pair[0].recv(4)
+        scene.clock.turn(1)
+        assert scene.ended == "closed"
+
+
+def test_a_client_that_is_hurried_has_less_time_to_ask(scene: Scene) -> None:
+    """Now and after its next answer; for everything else it has as long as ever."""
+    scene.patience.with_asking()
+    scene.clock.turn(1)
+    scene.patience.hurry(0.2)
+    scene.clock.turn(0.1)
+    scene.patience.with_sending()
+    scene.clock.turn(9.9)
+    assert (scene.late, scene.ended) == (0, "")
+    scene.patience.with_nothing()
+    scene.clock.turn(1000)
+    scene.patience.with_asking()
+    scene.clock.turn(0.1)
+    assert (scene.late, scene.ended) == (0, "")
+    scene.clock.turn(0.2)
+    assert scene.ended == "closed"
 
 
 def test_while_it_is_our_turn_nobody_is_late(scene: Scene) -> None:

@@ -457,6 +457,102 @@ async def test_a_request_announced_before_the_answer_ended_must_come_in_time() -
         assert (await reader.read()).startswith(b"HTTP/1.1 999 RequestTimeout")
 
 
+def stops(edge: Edge) -> None:
+    """The server says that it is not ready."""
+    for protocol in edge.connections:
+        protocol.config.app.stop_being_ready()
+
+
+def ends(edge: Edge) -> None:
+    """And then takes nobody any more."""
+    stops(edge)
+    for protocol in list(edge.connections):
+        protocol.shutdown()
+
+
+@pytest.mark.parametrize("path", [b"/v1/x", b"/own"])
+async def test_the_answers_of_a_server_that_stops_end_their_connections(path: bytes) -> None:
+    """So that clients ask elsewhere, before they must."""
+    edge = Edge(echo)
+    async with connected(edge) as (reader, writer):
+        writer.write(post(b"a"))
+        assert b"connection: close" not in (await read_answer(reader))[0]
+        stops(edge)
+        writer.write(post(b"", path=path))
+        assert b"connection: close" in (await read_answer(reader))[0]
+        assert await reader.read() == b""
+
+
+async def test_what_was_sent_ahead_of_a_server_that_stops_is_answered() -> None:
+    """The last answer ends the connection."""
+    edge, go_on = Edge(echo), asyncio.Event()
+
+    async def answer(client: Exchange) -> None:
+        await go_on.wait()
+        await echo(client)
+
+    edge.answer = answer
+    async with connected(edge) as (reader, writer):
+        writer.write(post(b"a"))
+        await edge.began.wait()
+        stops(edge)
+        writer.write(post(b"b") + post(b"c"))
+        [protocol] = edge.connections
+        while len(protocol.pipeline) < 2:
+            await asyncio.sleep(0)
+        go_on.set()
+        answers = [await read_answer(reader) for _ in range(3)]
+        assert [body for _, body in answers] == [b"a", b"b", b"c"]
+        assert [b"connection: close" in head for head, _ in answers] == [False, False, True]
+        assert await reader.read() == b""
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+async def test_who_asks_in_the_last_moment_of_a_server_is_answered(asked: int) -> None:
+    """A request that was on its way when the server took nobody any more; also a first one."""
+    edge = Edge(echo)
+    async with connected(edge) as (reader, writer):
+        for _ in range(asked):
+            writer.write(post(b"a"))
+            await read_answer(reader)
+        while not edge.connections:
+            await asyncio.sleep(0)
+        ends(edge)
+        writer.write(post(b"b"))
+        head, body = await read_answer(reader)
+        assert (body, b"connection: close" in head) == (b"b", True)
+        assert await reader.read() == b""
+
+
+async def test_a_connection_without_a_request_ends_soon_when_the_server_does() -> None:
+    """Its answer may be under way when the server takes nobody any more, and has not said so."""
+    edge, go_on = Edge(echo), asyncio.Event()
+
+    async def answer(client: Exchange) -> None:
+        client.start(200, [(b"content-length", b"2")])
+        client.put(b"a")
+        await go_on.wait()
+        client.put(b"b")
+        client.finish()
+
+    edge.answer = answer
+    async with connected(edge) as (reader, writer):
+        writer.write(post(b""))
+        assert (await reader.readuntil(b"\r\n\r\na")).startswith(b"HTTP/1.1 200")
+        ends(edge)
+        go_on.set()
+        assert await reader.readexactly(1) == b"b"
+        edge.answer = echo
+        writer.write(post(b"c"))
+        assert (await read_answer(reader))[1] == b"c"
+        assert await reader.read() == b""
+    async with connected(edge := Edge(echo)) as (reader, writer):
+        while not edge.connections:
+            await asyncio.sleep(0)
+        ends(edge)
+        assert await reader.read() == b""
+
+
 async def until_timers_are_gone() -> None:
     """All that were set before have gone off."""
     gone = asyncio.Event()

@@ -26,7 +26,7 @@ from router.errors import RouterError
 from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
 from router.prompt.earlier import EarlierTurns
-from router.proxy.downstream import Downstream, Inbound
+from router.proxy.downstream import Downstream
 from router.proxy.headers import ENGINE_CONTROL, HOP_BY_HOP
 from router.proxy.legs import Legs
 from router.proxy.story import Story
@@ -61,11 +61,11 @@ class Forwarder:
 
     def __init__(self, pool: ToPod) -> None:
         self._legs = Legs(lambda pod: cast(UpstreamPool, pool), trust_engine_fields=False)
-        self.forwarded: list[Inbound] = []
+        self.forwarded: list[Story] = []
 
     async def forward(self, story: Story, client: Downstream) -> None:
         await self._legs.send(story.inbound, POD, story.request.body)
-        self.forwarded.append(story.inbound)
+        self.forwarded.append(story)
         client.start(200, [(b"content-length", b"0")])
         client.put(b"")
         client.finish()
@@ -100,7 +100,7 @@ FLEET = _fleet()
 POOL = ToPod
 
 
-async def _connection(pieces: list[bytes]) -> tuple[list[Inbound], list[bytes]]:
+async def _connection(pieces: list[bytes]) -> tuple[list[Story], list[bytes]]:
     """What went on to the pod, as values and as bytes, of a client that sends these and leaves."""
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
@@ -139,26 +139,26 @@ async def _until(over: Callable[[], bool]) -> None:
 def requests(data: bytes) -> None:
     """Bytes of a client's connection."""
     whole = asyncio.run(_connection([data]))
-    for inbound, message in zip(*whole, strict=True):
-        _is_one_request(inbound, message)
+    for story, message in zip(*whole, strict=True):
+        _is_one_request(story, message)
     for pieces in in_pieces(data):
         cut = asyncio.run(_connection(pieces))
         assert [_said(each) for each in cut[0]] == [_said(each) for each in whole[0]], "another meaning in pieces"
 
 
-def _said(inbound: Inbound) -> tuple[object, ...]:
-    return inbound.method, inbound.target, inbound.headers, inbound.request.body
+def _said(story: Story) -> tuple[object, ...]:
+    return story.inbound.method, story.inbound.target, story.inbound.headers, story.request.body
 
 
-def _is_one_request(inbound: Inbound, message: bytes) -> None:
+def _is_one_request(story: Story, message: bytes) -> None:
     """As h11 reads it, which may also refuse it."""
     try:
         head, body, rest = _by_h11(message)
     except h11.RemoteProtocolError:
         return
     assert not rest, "a second request"
-    assert (head.method, head.target) == (inbound.method.encode(), POOL.path_prefix + inbound.target)
-    assert body == inbound.request.body
+    assert (head.method, head.target) == (story.inbound.method.encode(), POOL.path_prefix + story.inbound.target)
+    assert body == story.request.body
     names = [name for name, _ in head.headers]
     assert not HOP_BY_HOP & {*names}
     assert names.count(b"host") == 1 and names.count(b"content-length") <= 1

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TypeAlias
 
 import h11
+from msgspec.structs import astuple
 
 from router.engines.handoff import prefill_answer
 from router.engines.handoff.usage import UsageCorrection
@@ -126,9 +127,9 @@ def _told(pieces: list[bytes]) -> tuple[object, ...]:
     reader = AnswerReader()
     first = [reader.feed(piece) for piece in pieces]
     assert sum(first) == reader.has_token
-    kept = sum(len(value) for value in vars(reader).values() if isinstance(value, bytes))
+    kept = sum(len(value) for value in astuple(reader) if isinstance(value, bytes))
     assert kept <= MOST_KEPT_BYTES + max(map(len, pieces), default=0)
-    return reader.has_token, reader.bytes, reader.prompt_tokens, reader.cached_tokens, reader.output_tokens
+    return reader.has_token, reader.prompt_tokens, reader.cached_tokens, reader.output_tokens
 
 
 def _corrected(pieces: list[bytes], *, stream: bool) -> bytes:

@@ -14,7 +14,7 @@ def test_the_phases_share_the_time_since_the_request_arrived(entered: list[str])
     phases, began = Phases(), [PHASES[0], *entered]
     for phase in entered:
         phases.enter(phase)
-    assert set(phases.taken_s) == set(began[:-1])
+    assert not phases.taken_s
     phases.end()
     assert set(phases.taken_s) == set(began)
     assert min(phases.taken_s.values()) > 0.0
@@ -22,10 +22,10 @@ def test_the_phases_share_the_time_since_the_request_arrived(entered: list[str])
 
 
 def test_a_phase_that_is_entered_again_adds_up() -> None:
-    """What it took before stays."""
+    """Nothing of the time since the request arrived is left out."""
     phases = Phases()
-    phases.enter("relay")
-    before_s = phases.taken_s["admit"]
-    phases.enter("admit")
+    for phase in ("relay", "admit", "relay"):
+        phases.enter(phase)
+    before_s = phases.elapsed_s()
     phases.end()
-    assert phases.taken_s["admit"] > before_s > 0.0
+    assert sum(phases.taken_s.values()) >= before_s

@@ -17,14 +17,19 @@ def exposed(registry: theirs.CollectorRegistry) -> list[str]:
     return [line for line in lines if "_created" not in line]
 
 
-@given(st.dictionaries(st.sampled_from("abc"), st.floats(-2, 20) | st.sampled_from(BOUNDS)))
-def test_values_that_are_added_together_are_as_if_one_by_one(values: dict[str, float]) -> None:
-    """And only to the spreads that are named."""
-    together, alone = ({name: ours.Spread(BOUNDS) for name in "abc"} for _ in range(2))
-    ours.observe_each(together, values)
-    for name, value in values.items():
-        alone[name].observe(value)
-    assert [(s.counts, s.total) for s in together.values()] == [(s.counts, s.total) for s in alone.values()]
+@given(st.lists(st.dictionaries(st.sampled_from("ab"), st.integers(-2, 20) | st.sampled_from(BOUNDS)), max_size=5))
+def test_rows_are_as_if_each_value_was_added_alone(rows: list[dict[str, float]]) -> None:
+    """However many are held when somebody reads, and only to what they name."""
+    expected, found = theirs.CollectorRegistry(), theirs.CollectorRegistry()
+    alone = ours.Histogram("took", "Took.", ["phase"], buckets=BOUNDS, registry=expected)
+    together = ours.RowHistogram("took", "Took.", "phase", "ab", buckets=BOUNDS, registry=found)
+    alone.labels("a"), alone.labels("b")
+    for row in rows * ours.MOST_ROWS:
+        together.observe_row(row)
+        for phase, value in row.items():
+            alone.labels(phase).observe(value)
+    assert exposed(found) == exposed(expected)
+    assert exposed(found) == exposed(expected)
 
 
 def test_a_series_is_there_from_when_it_is_first_asked_for() -> None:

@@ -224,14 +224,14 @@ class Town:
             stream=bool(body.get("stream")),
         )
         inbound = Inbound(
-            request=request,
+            id=request.id,
             method="POST",
             target=endpoint.value.encode(),
             headers=headers or [(b"content-type", b"application/json")],
             peer="192.0.2.1",
         )
         candidates = tuple(Candidate(plan, Cost.of((), 10.0), 7) for plan in plans)
-        return Story(inbound, prompt=prompt, decision=RouteDecision("by hand", "1", candidates))
+        return Story(request, inbound, prompt=prompt, decision=RouteDecision("by hand", "1", candidates))
 
     async def serve(self, story: Story, client: Client | None = None) -> Client:
         """Attempt in order, under a deadline."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from router.proxy.answer import AnswerReader
 
@@ -52,7 +53,7 @@ def test_wherever_a_stream_is_cut_the_same_is_learnt(cut: int) -> None:
     """Inside a word, a number or a character."""
     reader, first = read(STREAM[:cut], STREAM[cut:])
     assert first == [0 if cut >= first_token_at(STREAM) else 1]
-    assert (reader.prompt_tokens, reader.cached_tokens, reader.bytes) == (2016, 1920, len(STREAM))
+    assert (reader.prompt_tokens, reader.cached_tokens) == (2016, 1920)
 
 
 def test_a_usage_that_says_nothing_takes_no_earlier_one_away() -> None:
@@ -138,9 +139,8 @@ def test_memory_does_not_grow_with_the_answer() -> None:
     reader = AnswerReader()
     for _ in range(200):
         reader.feed(b"x" * 10_000)
-    kept = [value for value in vars(reader).values() if isinstance(value, bytes)]
+    kept = [value for value in astuple(reader) if isinstance(value, bytes)]
     assert sum(map(len, kept)) < 100_000
-    assert reader.bytes == 2_000_000
 
 
 SIGNS = [b'"usage": {', b'"usage"', b'"cached_tokens": ', b'"prompt_tokens":', b"9" * 5000, b"12", b'"content":"', b"}"]

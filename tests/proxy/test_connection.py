@@ -153,7 +153,6 @@ async def test_small_messages_are_sent_at_once() -> None:
     async with await asyncio.start_server(never, "127.0.0.1", 0) as server:
         pool = UpstreamPool("a", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", TIMEOUTS)
         connection = await pool._connect()
-        assert connection._transport
         sock = connection._transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         connection.close()
