@@ -18,6 +18,7 @@ from router.types import BlockChange, BlockHash, BlocksRemoved, BlocksStored, Ge
 
 _COUNT_BITS = 16
 _COUNT = (1 << _COUNT_BITS) - 1
+_ONE = 1 << _COUNT_BITS * Tier.GPU
 
 _TIERS_OF = tuple(tuple(tier for tier in Tier if bits >> tier & 1) for bits in range(1 << len(Tier)))
 
@@ -41,7 +42,8 @@ class HolderBlocks:
         self._blocks: Shards[int, Blocks] = shards()
         """Engine hash to the router blocks that one engine block consists of."""
         self._copies: Shards[int, int] = shards()
-        """Engine hash to how many physical copies it has, 16 bits a tier: engines announce a hash once for each.
+        """Engine hash to how many physical copies it has, 16 bits a tier, where that is not one in the GPU, as of most:
+        engines announce a hash once for each.
 
         vLLM requests with `kv_cache_report_mode=full` announce hits as well. They look the same and so are counted as
         copies: such blocks outlive their removal here."""
@@ -98,14 +100,15 @@ class HolderBlocks:
         one = 1 << _COUNT_BITS * event.tier
         for engine_hash, blocks in self._named(event):
             shard = engine_hash % SHARDS
-            counted = self._copies[shard]
-            copies = counted.get(engine_hash, 0)
-            if copies // one & _COUNT < _COUNT:  # engines asked to report hits in full announce them again and again
+            known, counted = self._blocks[shard], self._copies[shard]
+            copies = counted.get(engine_hash, _ONE) if engine_hash in known else 0
+            # Engines that are asked to report hits in full announce them again and again.
+            if copies // one & _COUNT < _COUNT and copies + one != _ONE:
                 counted[engine_hash] = copies + one
             if not copies // one & _COUNT:
                 # A hash that already stands for blocks keeps them, even if an engine that does not hash all that
                 # tells caches apart now announces others under it: a removal must take away what was added.
-                self._add(self._blocks[shard].setdefault(engine_hash, blocks), event.tier, fresh)
+                self._add(known.setdefault(engine_hash, blocks), event.tier, fresh)
         return [BlockChange(event.tier, True, fresh)] if fresh else []
 
     def _named(self, event: BlocksStored) -> Iterable[tuple[int, Blocks]]:
@@ -165,17 +168,20 @@ class HolderBlocks:
         gone: list[BlockHash] = []
         for engine_hash in event.block_hashes:
             self._waiting.pop((engine_hash, event.tier), None)
-            counted, known = self._copies[engine_hash % SHARDS], self._blocks[engine_hash % SHARDS]
-            copies = counted.get(engine_hash, 0)
+            shard = engine_hash % SHARDS
+            known, counted = self._blocks[shard], self._copies[shard]
+            copies = counted.get(engine_hash, _ONE) if engine_hash in known else 0
             if not copies >> shift & _COUNT:
                 continue
             copies -= 1 << shift
             if not copies >> shift & _COUNT:
                 self._drop(known[engine_hash], event.tier, gone)
-            if copies:
+            if not copies:
+                del known[engine_hash]
+            if copies > _ONE:
                 counted[engine_hash] = copies
             else:
-                del counted[engine_hash], known[engine_hash]
+                counted.pop(engine_hash, None)
         return [BlockChange(event.tier, False, gone)] if gone else []
 
     def _drop(self, blocks: Blocks, tier: Tier, gone: list[BlockHash]) -> None:

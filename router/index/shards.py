@@ -11,8 +11,9 @@ from typing import TypeAlias, TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 
-SHARDS = 251
-"""A prime: numbers of any pattern are spread evenly. They grow at about the same time, so that there must be many."""
+SHARDS = 89
+"""A prime: numbers of any pattern are spread evenly. All grow at about the same time, a few with each event; of more,
+hardly any would be in the CPU's caches when it is asked for."""
 
 Shards: TypeAlias = list[dict[K, V]]
 """Key `k`, an int, is in dict `k % SHARDS`."""
