@@ -14,8 +14,8 @@ from typing import TypeAlias
 LOOK_S = 0.01
 """Between two looks. A stall of half of it is met by one of two."""
 IDLE_LOOK_S, IDLE_LOOKS = 0.05, 100
-"""Between two looks after so many at which nobody was being served: nobody is made to wait then, and half of what an
-idle router costs is that it wakes up to look."""
+"""Between two looks after so many at which nobody was being served: nobody is made to wait then, and a router that has
+nothing to do mostly woke up to look."""
 
 
 def call_later(delay_s: float, call: Callable[[float], None]) -> asyncio.TimerHandle:
