@@ -27,6 +27,7 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -40,8 +41,8 @@ from router.cli.open_files import allow_all_open_files
 from router.cli.stage import end_on_sigterm
 
 TITLE = "stalls"
-WIDEST = 140
-"""Columns of text that the table needs; a narrow terminal folds its lines."""
+WIDTH = 100
+"""Columns of text that the table has room in; a narrow terminal folds its lines."""
 PROMPT_TOKENS = 2_000
 BODIES = 512
 REQUESTS_PER_S = 100
@@ -137,7 +138,7 @@ def main(
         with idle_loop(rig.folder) as idle, mocks(rig.mock, PODS) as pods:
             pods.told(chunks=4)
             found = asyncio.run(_all(wanted, seconds, rig, pods.ports, idle, holds=holds))
-    Console(width=max(Console().width, WIDEST)).print(table(found))
+    Console(width=max(Console().width, WIDTH)).print(table(found))
     if out is not None:
         out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
 
@@ -203,10 +204,12 @@ async def _loaded(rig: Rig, port: int, seconds: float) -> int:
 
 def table(found: Sequence[Seen]) -> Table:
     """A row an activity."""
-    names = ("looks", *(f"<{bound}" for bound in BOUNDS_MS), "worst", "idle <5", "idle worst")
-    names += ("own >5", "worst own", "holds >5", "longest hold", "failed")
-    right = (Column(name, justify="right") for name in names)
-    shown = Table(Column("activity", no_wrap=True), *right, title="how late the loop came, ms")
+    names = ("looks", *(f"<{bound}" for bound in BOUNDS_MS), "worst", "idle\n<5", "idle\nworst")
+    names += ("own\n>5", "own\nworst", "holds\n>5", "holds\nworst", "failed")
+    right = (Column(name, justify="right", no_wrap=True) for name in names)
+    shown = Table(
+        Column("activity", no_wrap=True), *right, title="how late the loop came, ms", box=SIMPLE_HEAD, padding=(0, 0)
+    )
     for one in found:
         router, idle = one.router, one.idle
         within = (f"{count / max(router.looks, 1):.1%}" for count in router.within)

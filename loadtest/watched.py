@@ -29,6 +29,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from router.cli import main as warmroute
+from router.observe import loop_lag
 from router.observe.loop_lag import LoopLag
 
 HOLD_S = 0.002
@@ -69,7 +70,8 @@ class Watch:
         self._cpu_s = self._search_s = 0.0
 
     def looks(self) -> None:
-        """From now on, write each down."""
+        """From now on, write each down; there are as many when nobody is served."""
+        loop_lag.IDLE_LOOK_S = loop_lag.LOOK_S
         look = LoopLag._look
 
         def watched(self_: LoopLag, late_s: float) -> None:
@@ -137,7 +139,7 @@ def main() -> None:
             del sys.argv[1]
             watch.holds()
         if sys.argv[1] == "idle":
-            uvloop.run(LoopLag(lambda _late_s: None).run())
+            uvloop.run(LoopLag(lambda _late_s: None, lambda: False).run())
         else:
             warmroute()
 

@@ -32,7 +32,7 @@ class EventStore(Protocol):
 
 
 class KvStreams:
-    """Streams by pod; itself the `KvSink` of all of them."""
+    """Streams by pod; itself the `StreamSink` of all of them."""
 
     def __init__(self, fleet: Fleet, store: EventStore, metrics: Metrics) -> None:
         self._fleet = fleet
@@ -76,11 +76,13 @@ class KvStreams:
             self.leave(pod)
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # --- KvSink ---
+    # --- StreamSink ---
 
     def apply(self, pod: PodId, events: tuple[KvEvent, ...]) -> None:
         self._store.apply(pod, events)
-        self._metrics.kv_events.labels(pod).inc(len(events))
+
+    def applied(self, pod: PodId, events: int) -> None:
+        self._metrics.kv_events.labels(pod).inc(events)
 
     def restarted(self, pod: PodId) -> None:
         """A new life of the engine: its cache is empty and must prove itself anew."""

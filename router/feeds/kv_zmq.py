@@ -34,7 +34,7 @@ class KvSink(Protocol):
     """Who is told."""
 
     def apply(self, pod: PodId, events: tuple[KvEvent, ...]) -> None:
-        """Events of one message, in order."""
+        """Events of one message, in order; a long one in pieces."""
 
     def restarted(self, pod: PodId) -> None:
         """The engine began a new life: what it had is gone."""
@@ -43,11 +43,18 @@ class KvSink(Protocol):
         """Whether every message of this life was seen."""
 
 
+class StreamSink(KvSink, Protocol):
+    """Who is also told what the pieces were of."""
+
+    def applied(self, pod: PodId, events: int) -> None:
+        """A message of so many events has been taken in."""
+
+
 class KvFeed:
     """One publisher's stream. `run` never returns by itself."""
 
     def __init__(
-        self, pod: PodId, source: KvEventSource, sink: KvSink, *, replay_idle_ms: int = REPLAY_IDLE_MS
+        self, pod: PodId, source: KvEventSource, sink: StreamSink, *, replay_idle_ms: int = REPLAY_IDLE_MS
     ) -> None:
         self._pod = pod
         self._source = source
@@ -173,6 +180,7 @@ class KvFeed:
             if number:
                 await asyncio.sleep(0)  # requests are waiting
             self._sink.apply(self._pod, some)
+        self._sink.applied(self._pod, len(events))
 
     def _parse(self, frames: Frames[bytes]) -> tuple[int, bytes] | None:
         try:

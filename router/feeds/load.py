@@ -19,6 +19,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.types import PodId, PodLoad, PodState
 
+IDLE_FACTOR = 2
 _WITH_WORK = (PodState.READY, PodState.DRAINING)
 
 
@@ -62,7 +63,15 @@ class LoadFeed:
             await pause(news, self._interval_s * turns.number)
         while True:
             await self.scrape(pod_id)
-            await pause(news, self._interval_s * (turns.workers() if turns else 1))
+            await pause(news, self.interval_s(pod_id))
+
+    def interval_s(self, pod_id: PodId) -> float:
+        """Until this worker's next scrape of it. Who has nothing to do, by its own account and by ours, is asked half
+        as often: fleets are idle for hours, and only work that is not ours goes unnoticed for as long."""
+        status = self._fleet.status(pod_id)
+        works = status is not None and (status.load.running > 0 or status.load.waiting > 0)
+        works = works or self._ledger.requests_of_router(pod_id) > 0
+        return self._interval_s * (self._turns.workers() if self._turns else 1) * (1 if works else IDLE_FACTOR)
 
     async def scrape(self, pod_id: PodId) -> None:
         """One scrape of one pod, if it can have work.

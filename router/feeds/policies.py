@@ -1,6 +1,6 @@
 """Which policies are in force, and when do others take their place?
 
-Looks at the policy files a few times a second (also through the links of a mounted ConfigMap), and at once on SIGHUP
+Looks at the policy files twice a second (also through the links of a mounted ConfigMap), and at once on SIGHUP
 or an admin call. The whole set is built and checked before it is swapped in; while anything is wrong with it, the last
 good one decides, and log, metric and /readyz name file and line. What was learnt about pods, prefixes and load lives
 elsewhere and survives. This file never decides a request.
@@ -21,8 +21,8 @@ from router.errors import ConfigError
 from router.observe.metrics import Metrics
 from router.policy.policy_set import PolicySet
 
-POLL_S = 0.2
-"""A change is taken up once it has stood for so long: an editor may still be writing."""
+LOOK_S, STEADY_S = 0.5, 0.2
+"""Between two looks; and a change is taken up once it has stood for so long: an editor may still be writing."""
 
 Review = Callable[[PolicySet, PolicySet], Awaitable[str | None]]
 """What would change between an old set and a new one, in a sentence; None for nothing to say."""
@@ -78,7 +78,7 @@ class PolicyFeed:
         with _on_hangup(hung_up.set):
             while True:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(POLL_S):
+                    async with asyncio.timeout(LOOK_S):
                         await hung_up.wait()
                 if hung_up.is_set():
                     hung_up.clear()
@@ -90,7 +90,7 @@ class PolicyFeed:
         """Take up what has changed, once it stands still."""
         seen = await asyncio.to_thread(self._stamped)
         if seen != self._stamp:
-            await self._sleep(POLL_S)
+            await self._sleep(STEADY_S)
             if await asyncio.to_thread(self._stamped) == seen:
                 await self.reload()
 

@@ -12,9 +12,6 @@ from router.index.holder import HolderBlocks
 from router.index.masks import HolderMasks
 from router.types import BlocksByTier, BlocksCleared, Generation, KvEvent, PodId, PromptPrefix
 
-SLICE_BLOCKS = 512
-"""Of a holder that is gone; freed with each event and lookup, in 0.1 ms."""
-
 
 class BlockMap:
     """All holders' blocks. `apply` events in order, `match` prompts."""
@@ -23,7 +20,7 @@ class BlockMap:
         self._masks = HolderMasks()
         self._holders: dict[PodId, tuple[int, HolderBlocks]] = {}
         self._left: deque[HolderBlocks] = deque()
-        """Of holders that are gone; freed a slice at a time."""
+        """Of holders that are gone; a shard of theirs is freed with each event and lookup."""
 
     @property
     def block_holders(self) -> int:
@@ -72,6 +69,6 @@ class BlockMap:
         return self._masks.walk(prefix.hashes)
 
     def _free(self) -> None:
-        """The next slice."""
-        if self._left and self._left[0].shed(SLICE_BLOCKS):
+        """The next shard."""
+        if self._left and self._left[0].shed():
             self._left.popleft()

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from router.hashing import generation_seed, hash_blocks, token_array
+from router.index.shards import SHARDS, Shards, shards
 from router.types import BlockChange, BlockHash, BlocksRemoved, BlocksStored, Generation, Tier
 
 _COUNT_BITS = 16
 _COUNT = (1 << _COUNT_BITS) - 1
+_ONE = 1 << _COUNT_BITS * Tier.GPU
 
 _TIERS_OF = tuple(tuple(tier for tier in Tier if bits >> tier & 1) for bits in range(1 << len(Tier)))
 
@@ -37,16 +39,17 @@ class HolderBlocks:
         self.refused = ""
         """Why this holder's events cannot be indexed, or ""."""
         self._elsewhere = elsewhere
-        self._blocks: dict[int, Blocks] = {}
+        self._blocks: Shards[int, Blocks] = shards()
         """Engine hash to the router blocks that one engine block consists of."""
-        self._copies: dict[int, int] = {}
-        """Engine hash to how many physical copies it has, 16 bits a tier: engines announce a hash once for each.
+        self._copies: Shards[int, int] = shards()
+        """Engine hash to how many physical copies it has, 16 bits a tier, where that is not one in the GPU, as of most:
+        engines announce a hash once for each.
 
         vLLM requests with `kv_cache_report_mode=full` announce hits as well. They look the same and so are counted as
         copies: such blocks outlive their removal here."""
         self._standing = Counter[tuple[BlockHash, Tier]]()
         """Router blocks that stand under several engine hashes at once: under how many beyond the first."""
-        self._held: dict[BlockHash, int] = {}
+        self._held: Shards[BlockHash, int] = shards()
         """Router block to its tiers, a bit each."""
         self._waiting: dict[tuple[int, Tier], int] = {}
         """Copies of engine hashes that `elsewhere` does not know yet."""
@@ -55,14 +58,15 @@ class HolderBlocks:
 
     def blocks_of(self, engine_hash: int) -> Blocks | None:
         """The router blocks behind an engine hash of this holder."""
-        return self._blocks.get(engine_hash)
+        return self._blocks[engine_hash % SHARDS].get(engine_hash)
 
     def held(self) -> dict[Tier, list[BlockHash]]:
         """Everything that is held."""
         by_tier: dict[Tier, list[BlockHash]] = {}
-        for block, tiers in self._held.items():
-            for tier in _TIERS_OF[tiers]:
-                by_tier.setdefault(tier, []).append(block)
+        for shard in self._held:
+            for block, tiers in shard.items():
+                for tier in _TIERS_OF[tiers]:
+                    by_tier.setdefault(tier, []).append(block)
         return by_tier
 
     def apply(self, event: BlocksStored | BlocksRemoved) -> list[BlockChange]:
@@ -82,12 +86,11 @@ class HolderBlocks:
             changes += self._store(event)
         return changes
 
-    def shed(self, blocks: int) -> bool:
-        """Let go of so many more blocks, for good: True once none is left. A million at once take 50 ms to free."""
+    def shed(self) -> bool:
+        """Let go of one more shard, for good: True once none is left. A million blocks at once take 50 ms to free."""
         for known in (self._blocks, self._copies, self._held):
-            for _ in range(min(blocks, len(known))):
-                known.popitem()
-        return not (self._blocks or self._copies or self._held)
+            known.pop()
+        return not self._held
 
     # --- storing ---
 
@@ -96,13 +99,16 @@ class HolderBlocks:
         fresh: list[BlockHash] = []
         one = 1 << _COUNT_BITS * event.tier
         for engine_hash, blocks in self._named(event):
-            copies = self._copies.get(engine_hash, 0)
-            if copies // one & _COUNT < _COUNT:  # engines asked to report hits in full announce them again and again
-                self._copies[engine_hash] = copies + one
+            shard = engine_hash % SHARDS
+            known, counted = self._blocks[shard], self._copies[shard]
+            copies = counted.get(engine_hash, _ONE) if engine_hash in known else 0
+            # Engines that are asked to report hits in full announce them again and again.
+            if copies // one & _COUNT < _COUNT and copies + one != _ONE:
+                counted[engine_hash] = copies + one
             if not copies // one & _COUNT:
                 # A hash that already stands for blocks keeps them, even if an engine that does not hash all that
                 # tells caches apart now announces others under it: a removal must take away what was added.
-                self._add(self._blocks.setdefault(engine_hash, blocks), event.tier, fresh)
+                self._add(known.setdefault(engine_hash, blocks), event.tier, fresh)
         return [BlockChange(event.tier, True, fresh)] if fresh else []
 
     def _named(self, event: BlocksStored) -> Iterable[tuple[int, Blocks]]:
@@ -126,7 +132,7 @@ class HolderBlocks:
     def _known(self, event: BlocksStored) -> Iterable[tuple[int, Blocks]]:
         """A placeholder: blocks announced before now also lie in this tier."""
         for engine_hash in event.block_hashes:
-            blocks = self._blocks.get(engine_hash)
+            blocks = self.blocks_of(engine_hash)
             if blocks is None and self._elsewhere is not None:
                 blocks = self._elsewhere(engine_hash)
             if blocks is not None:
@@ -139,12 +145,13 @@ class HolderBlocks:
     def _parent(self, event: BlocksStored) -> BlockHash | None:
         if event.parent_hash is None:
             return generation_seed(replace(self.generation, adapter=event.adapter, salt=event.salt))
-        blocks = self._blocks.get(event.parent_hash)
+        blocks = self.blocks_of(event.parent_hash)
         return blocks[-1] if blocks else None
 
     def _add(self, blocks: Blocks, tier: Tier, fresh: list[BlockHash]) -> None:
-        held, bit = self._held, 1 << tier
+        bit = 1 << tier
         for block in blocks:
+            held = self._held[block % SHARDS]
             tiers = held.get(block, 0)
             if tiers & bit:
                 self._standing[block, tier] += 1
@@ -161,16 +168,20 @@ class HolderBlocks:
         gone: list[BlockHash] = []
         for engine_hash in event.block_hashes:
             self._waiting.pop((engine_hash, event.tier), None)
-            copies = self._copies.get(engine_hash, 0)
+            shard = engine_hash % SHARDS
+            known, counted = self._blocks[shard], self._copies[shard]
+            copies = counted.get(engine_hash, _ONE) if engine_hash in known else 0
             if not copies >> shift & _COUNT:
                 continue
             copies -= 1 << shift
             if not copies >> shift & _COUNT:
-                self._drop(self._blocks[engine_hash], event.tier, gone)
-            if copies:
-                self._copies[engine_hash] = copies
+                self._drop(known[engine_hash], event.tier, gone)
+            if not copies:
+                del known[engine_hash]
+            if copies > _ONE:
+                counted[engine_hash] = copies
             else:
-                del self._copies[engine_hash], self._blocks[engine_hash]
+                counted.pop(engine_hash, None)
         return [BlockChange(event.tier, False, gone)] if gone else []
 
     def _drop(self, blocks: Blocks, tier: Tier, gone: list[BlockHash]) -> None:
@@ -180,7 +191,8 @@ class HolderBlocks:
                     self._standing[block, tier] = standing - 1
                 continue
             gone.append(block)
-            if tiers := self._held[block] & ~(1 << tier):
-                self._held[block] = tiers
+            held = self._held[block % SHARDS]
+            if tiers := held[block] & ~(1 << tier):
+                held[block] = tiers
             else:
-                del self._held[block]
+                del held[block]

@@ -9,9 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import TypeAlias
 
 LOOK_S = 0.01
 """Between two looks. A stall of half of it is met by one of two."""
+IDLE_LOOK_S, IDLE_LOOKS = 0.05, 100
+"""Between two looks after so many at which nobody was being served: nobody is made to wait then, and a router that has
+nothing to do mostly woke up to look."""
 
 
 def call_later(delay_s: float, call: Callable[[float], None]) -> asyncio.TimerHandle:
@@ -21,11 +25,17 @@ def call_later(delay_s: float, call: Callable[[float], None]) -> asyncio.TimerHa
     return asyncio.get_running_loop().call_later(delay_s, lambda: call(max(0.0, time.monotonic() - due_s)))
 
 
-class LoopLag:
-    """Tells `observe` how late, in seconds, the loop came to each look."""
+Later: TypeAlias = Callable[[float, Callable[[float], None]], asyncio.TimerHandle]
 
-    def __init__(self, observe: Callable[[float], None]) -> None:
+
+class LoopLag:
+    """Tells `observe` how late, in seconds, the loop came to each look. `serves`: is anybody being served?"""
+
+    def __init__(self, observe: Callable[[float], None], serves: Callable[[], bool], later: Later = call_later) -> None:
         self._observe = observe
+        self._serves = serves
+        self._later = later
+        self._idle_looks = 0
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -36,8 +46,9 @@ class LoopLag:
             self._timer.cancel()
 
     def _look_later(self) -> None:
-        self._timer = call_later(LOOK_S, self._look)
+        self._timer = self._later(LOOK_S if self._idle_looks < IDLE_LOOKS else IDLE_LOOK_S, self._look)
 
     def _look(self, late_s: float) -> None:
         self._observe(late_s)
+        self._idle_looks = 0 if self._serves() else self._idle_looks + 1
         self._look_later()

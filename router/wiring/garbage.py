@@ -21,6 +21,8 @@ NEVER = 1_000_000
 SEARCH_S, MIDDLE_EVERY = 0.05, 4
 """Between two searches by the clock, and how many until those that outlived one are searched as well. At 1,000 requests
 a second one takes 0.2 ms; a middle one takes the longer, the rarer it comes."""
+IDLE_SEARCH_S = 0.25
+"""Where nobody is served, little is left behind, and a router that only waits should cost next to nothing."""
 QUIET_S, BUSY_S = 60.0, 600.0
 """After so long all are searched where nobody is served, and after so long whoever is. Nothing that is done for
 requests and pods is known to leave cycles; this is for what is not known."""
@@ -40,15 +42,17 @@ async def search_by_the_clock(
     serves: Callable[[], bool], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> None:
     """Until cancelled; nothing is searched where the collector is off. `serves`: is anybody being served?"""
-    searches = idle = 0
+    searches, since_all_s, idle_s = 0, 0.0, 0.0
     while True:
-        await sleep(SEARCH_S)
+        pause_s = IDLE_SEARCH_S if idle_s > IDLE_S else SEARCH_S
+        await sleep(pause_s)
         if not gc.isenabled():
             continue
-        searches += 1
-        idle = 0 if serves() else idle + 1
-        if searches * SEARCH_S > (QUIET_S if idle * SEARCH_S > IDLE_S else BUSY_S):
+        since_all_s += pause_s
+        idle_s = 0.0 if serves() else idle_s + pause_s
+        if since_all_s > (QUIET_S if idle_s > IDLE_S else BUSY_S):
             gc.collect()
-            searches = 0
+            since_all_s = 0.0
         else:
+            searches += 1
             gc.collect(0 if searches % MIDDLE_EVERY else 1)

@@ -57,10 +57,10 @@ class Orders:
         return self._fleet.event(pod_id, event)
 
     async def reload(self) -> Reload:
-        """Read the policies anew; the others do so at once, too."""
-        done = await self.reload_here()
-        self._tell(POLICIES, done.version)
-        return done
+        """Read the policies anew; the others do so at once, too. They are told before anything is read: of two workers
+        that are asked at once, the one that was asked first hears of the other's order, and reads again."""
+        self._tell(POLICIES, "")
+        return await self.reload_here()
 
     async def reload_here(self) -> Reload:
         """In this worker alone: the others hear of it themselves."""

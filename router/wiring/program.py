@@ -224,8 +224,8 @@ class Program:
             "handoff facts": self.handoff_facts.run,
             "idle": self._sweep_idle,
             "policies": self.policies.run,
-            "loop lag": LoopLag(self.metrics.loop_lag_s.labels().observe).run,
-            "garbage": lambda: search_by_the_clock(lambda: self.metrics.in_flight.value > 0),
+            "loop lag": LoopLag(self.metrics.loop_lag_s.labels().observe, self.metrics.serves).run,
+            "garbage": lambda: search_by_the_clock(self.metrics.serves),
         }
         if feeds.parity:
             parity = ParityFeed(

@@ -45,12 +45,17 @@ class Told:
         self.lives: list[list[int]] = [[]]
         """Numbers of the events, by life of the engine."""
         self.complete: bool | None = None
+        self.events = 0
         self._news = asyncio.Event()
 
     def apply(self, pod: PodId, events: tuple[KvEvent, ...]) -> None:
         assert pod == POD
         self.lives[-1] += [event.block_hashes[0] for event in events if isinstance(event, BlocksRemoved)]
         self._news.set()
+
+    def applied(self, pod: PodId, events: int) -> None:
+        assert pod == POD
+        self.events += events
 
     def restarted(self, pod: PodId) -> None:
         assert pod == POD
@@ -102,6 +107,13 @@ async def test_others_have_their_turn_while_a_long_message_is_taken_in() -> None
     await KvFeed(POD, NOWHERE, told).take(message(0, encode_batch([long], "map", 0.0)))
     serving.cancel()
     assert turns >= 3 and told.lives == [[0, PIECE_BLOCKS, 2 * PIECE_BLOCKS, 3 * PIECE_BLOCKS]]
+
+
+async def test_a_long_event_counts_as_one() -> None:
+    """However many pieces it is taken in as."""
+    long = BlocksRemoved(block_hashes=tuple(range(4 * PIECE_BLOCKS)))
+    told, _ = await told_by(message(0), message(1, encode_batch([long, event(1)], "map", 0.0)))
+    assert told.events == 3
 
 
 async def test_a_repeated_message_counts_once() -> None:

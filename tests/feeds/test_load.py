@@ -63,6 +63,26 @@ async def test_a_slow_pod_delays_no_other(network: Network, make_pod: MakePod, r
     assert load(fleet, "slow") == PodLoad()
 
 
+@pytest.mark.parametrize("workers", [1, 4])
+async def test_a_pod_that_has_nothing_to_do_is_asked_half_as_often(
+    network: Network, make_pod: MakePod, workers: int
+) -> None:
+    """By its own account and by ours: whoever waits or computes, or was just sent something, is asked as configured."""
+    pod, ledger = make_pod("a"), Ledger()
+    fleet = fleet_of(pod)
+    turns = Turns(0, lambda: workers, lambda _pod, _load: None)
+    feed = LoadFeed(fleet, ledger, asking(network), interval_s=0.25, timeout_s=1.0, turns=turns)
+    assert feed.interval_s("a") == 0.5 * workers
+    lease = ledger.book(pod, 100, 0, 0.0)
+    assert feed.interval_s("a") == 0.25 * workers
+    ledger.release(lease, 0.1)
+    for busy in (PodLoad(1, 0, 0.1, 1.0), PodLoad(0, 1, 0.1, 1.0)):
+        fleet.observe_load("a", busy)
+        assert feed.interval_s("a") == 0.25 * workers
+    fleet.observe_load("a", PodLoad(0, 0, 0.9, 2.0))
+    assert feed.interval_s("a") == 0.5 * workers
+
+
 async def test_a_failed_scrape_changes_nothing(network: Network, make_pod: MakePod) -> None:
     """The last load stays with its age, and a pod is not ejected for its /metrics."""
     fleet = fleet_of(make_pod("a"))

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.hashing import generation_seed, hash_blocks, token_array
-from router.index.blockmap import SLICE_BLOCKS, BlockMap
+from router.index.blockmap import BlockMap
 from router.index.events import PIECE_BLOCKS, in_pieces
+from router.index.shards import SHARDS
 from router.types import (
     BlocksByTier,
     BlocksCleared,
@@ -108,14 +109,13 @@ def test_a_long_event_is_taken_in_by_and_by(blocks: int, gone: int) -> None:
 
 def test_what_a_holder_had_is_freed_by_and_by() -> None:
     """All of it, though nothing of it is found any more at once."""
-    blocks = 4 * SLICE_BLOCKS
-    tokens = tuple(range(2 * blocks))
-    found = after(BlocksStored(block_hashes=tuple(range(blocks)), parent_hash=None, tokens=tokens, block_size_tokens=2))
+    found = after(stored(71, 72, 73, 74))
     known = ref(found._holders["a"][1])
     found.forget("a")
-    for left in (True, True, True, False):
-        assert held(found, prompt(tokens)) == (0, 0, 0, 0)
-        assert bool(known()) is left
+    for left in range(SHARDS, 0, -1):
+        assert known() is not None, f"{left} shards were not freed one by one"
+        assert held(found) == (0, 0, 0, 0)
+    assert known() is None
 
 
 def test_an_orphan_is_counted_and_left_out() -> None:

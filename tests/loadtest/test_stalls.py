@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from loadtest.activities import ACTIVITIES
 from loadtest.stalls import Looks, Seen, Share, seen, share, table
 from loadtest.watched import Hold, Look
 
@@ -42,13 +43,10 @@ def test_a_line_that_is_being_written_is_read_the_next_time(tmp_path: Path) -> N
 
 
 def test_the_table_has_a_row_an_activity() -> None:
-    """Shares of its own looks; failed requests are not hidden."""
-    out = io.StringIO()
-    found = Seen(
-        "reload", Share(200, (100, 150, 199, 200), 7.5), Share(50, (49, 50, 50, 50), 1.2), 1, 6.0, 0, 3.0, (), 2
-    )
-    Console(file=out, width=200).print(table([found]))
-    (row,) = (line for line in out.getvalue().splitlines() if "reload" in line)
-    cells = [cell.strip() for cell in row.strip("│").split("│")]
-    assert cells[1:9] == ["200", "50.0%", "75.0%", "99.5%", "100.0%", "7.5", "100.0%", "1.2"]
-    assert cells[9:] == ["1", "6.0", "0", "3.0", "2"]
+    """Shares of its own looks; failed requests are not hidden. The worst that is seen fits into a hundred columns."""
+    out, longest = io.StringIO(), max(ACTIVITIES, key=len)
+    router, idle = Share(40_000, (20_000, 30_000, 39_800, 40_000), 1234.5), Share(50, (49, 50, 50, 50), 123.4)
+    Console(file=out, width=100).print(table([Seen(longest, router, idle, 12, 678.9, 10, 345.6, (), 21)]))
+    (row,) = (line.split() for line in out.getvalue().splitlines() if longest in line)
+    assert row[1:9] == ["40,000", "50.0%", "75.0%", "99.5%", "100.0%", "1234.5", "100.0%", "123.4"]
+    assert row[9:] == ["12", "678.9", "10", "345.6", "21"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import pytest
 
-from router.observe.loop_lag import LOOK_S, LoopLag, call_later
+from router.observe.loop_lag import IDLE_LOOK_S, IDLE_LOOKS, LOOK_S, LoopLag, call_later
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +33,7 @@ async def test_a_call_is_told_how_late_it_comes() -> None:
 async def test_a_stall_shows_in_the_looks_that_go_on_after_it() -> None:
     """The first look is late by it, and others follow until the feed ends."""
     seen: list[float] = []
-    feed = asyncio.create_task(LoopLag(seen.append).run())
+    feed = asyncio.create_task(LoopLag(seen.append, lambda: True).run())
     await asyncio.sleep(0)
     hold_up(LOOK_S + STALL_S)
     while len(seen) < 3:
@@ -44,3 +45,23 @@ async def test_a_stall_shows_in_the_looks_that_go_on_after_it() -> None:
     last = len(seen)
     await asyncio.sleep(3 * LOOK_S)
     assert len(seen) == last
+
+
+async def test_while_nobody_is_served_it_looks_less_often() -> None:
+    """Not for a moment between two requests; and as often as ever from the first look that finds somebody served."""
+    waits: list[float] = []
+    calls: list[Callable[[float], None]] = []
+
+    def later(delay_s: float, call: Callable[[float], None]) -> asyncio.TimerHandle:
+        waits.append(delay_s)
+        calls.append(call)
+        return asyncio.get_running_loop().call_later(60.0, call, 0.0)
+
+    served = iter([True, *[False] * (IDLE_LOOKS - 1), True, *[False] * (IDLE_LOOKS + 1), True])
+    feed = asyncio.create_task(LoopLag(lambda _late_s: None, lambda: next(served), later).run())
+    await asyncio.sleep(0)
+    for _ in range(2 * IDLE_LOOKS + 3):
+        calls.pop()(0.0)
+    assert waits == [LOOK_S] * (2 * IDLE_LOOKS + 1) + [IDLE_LOOK_S] * 2 + [LOOK_S]
+    feed.cancel()
+    await asyncio.gather(feed, return_exceptions=True)

@@ -171,13 +171,15 @@ async def test_route_headers_can_be_switched_off(open_city: OpenCity) -> None:
 
 
 async def test_readiness_needs_a_ready_pod_and_liveness_does_not(open_city: OpenCity) -> None:
-    """/readyz falls when the last pod is ejected, and a request then says which pods there are."""
+    """/readyz falls when the last pod is ejected, and a request then says which pods there are. The router
+    itself lives, which /health says as well, as engines call it."""
     async with open_city(pods=1) as city:
         assert (await city.client.get("/readyz")).status_code == 200
         city.engines[0].inject(Fault(kind=FaultKind.UNHEALTHY, count=None))
         await city.until(lambda: city.ready() == 0)
         assert (await city.client.get("/readyz")).status_code == 503
-        assert (await city.client.get("/livez")).status_code == 200
+        for path in ("/livez", "/health"):
+            assert (await city.client.get(path)).status_code == 200
         answer = await city.chat(opening("x"))
         assert answer.status_code == 503
         assert "ejected" in answer.json()["error"]["message"]

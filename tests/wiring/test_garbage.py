@@ -12,7 +12,7 @@ from weakref import ref
 
 import pytest
 
-from router.wiring.garbage import BUSY_S, QUIET_S, SEARCH_S, YOUNG_OBJECTS, search_by_the_clock
+from router.wiring.garbage import BUSY_S, IDLE_S, IDLE_SEARCH_S, QUIET_S, SEARCH_S, YOUNG_OBJECTS, search_by_the_clock
 
 pytestmark = pytest.mark.anyio
 
@@ -82,6 +82,22 @@ async def test_the_old_are_searched_when_nobody_is_served_or_late(busy: tuple[bo
     finally:
         searches.cancel()
     assert slept_s == pytest.approx(after_s, rel=0.01)
+
+
+async def test_where_nobody_is_served_it_wakes_up_less_often() -> None:
+    """And as often as ever once somebody is found to be served."""
+    served = iter([False] * 30 + [True] * 30)
+    slept_s: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept_s.append(seconds)
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await search_by_the_clock(partial(next, served), sleep)
+    idle = slept_s.index(IDLE_SEARCH_S)
+    assert sum(slept_s[:idle]) == pytest.approx(IDLE_S, abs=2 * SEARCH_S)
+    assert slept_s[:idle] == [SEARCH_S] * idle
+    assert slept_s[idle:] == [IDLE_SEARCH_S] * (31 - idle) + [SEARCH_S] * 30
 
 
 async def test_where_the_collector_is_off_nothing_is_searched() -> None:

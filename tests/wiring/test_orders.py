@@ -74,6 +74,16 @@ def test_nobody_is_told_of_a_pod_that_is_none() -> None:
 
 
 @pytest.mark.anyio
+async def test_the_others_are_told_before_policies_are_read() -> None:
+    """Of two who read at once, the one that was asked first hears of the other, and reads again what that has seen."""
+    one, when_told = Worker(), list[bool]()
+    read_by_then = b'warmroute_policy_reloads_total{result="ok"} 1.0'
+    one.orders.told = lambda subject, wanted: when_told.append(read_by_then in one.policies._metrics.render())
+    await one.orders.reload()
+    assert (when_told, read_by_then in one.policies._metrics.render()) == ([False], True)
+
+
+@pytest.mark.anyio
 async def test_policies_are_read_anew_everywhere() -> None:
     """Each worker reads the files itself."""
     one, two = Worker(), Worker()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, nextafter
 from typing import Protocol
 
 import msgspec
@@ -37,9 +38,9 @@ GATHER_S = 0.001
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """What somebody wants of a pod; the one with the highest number counts."""
+    """What somebody wants of a pod, or of the policies, and when that was said; the latest counts."""
 
-    number: int
+    at_s: float
     wanted: str
 
 
@@ -125,7 +126,8 @@ class SharedView:
     def order(self, subject: str, wanted: str) -> None:
         """Somebody orders this here; the others obey."""
         known = self._orders.get(subject)
-        self._orders[subject] = self._news.orders[subject] = Order(known.number + 1 if known else 1, wanted)
+        at_s = max(self._clock(), nextafter(known.at_s, inf)) if known else self._clock()
+        self._orders[subject] = self._news.orders[subject] = Order(at_s, wanted)
         self._due_soon()
 
     def ordered(self, subject: str) -> str:

@@ -249,6 +249,19 @@ def test_orders_are_obeyed_once_by_all_others_and_by_those_who_come_later() -> N
     assert [worker.view.ordered("drain a") for worker in town.workers] == ["undrain", "undrain"]
 
 
+@pytest.mark.parametrize("first, second", [("drain", "undrain"), ("undrain", "drain")])
+def test_of_two_orders_whose_workers_have_not_heard_of_each_other_the_later_counts(first: str, second: str) -> None:
+    """Even if it came within the time in which news is gathered."""
+    town = Town()
+    one, two = town.workers
+    one.view.order("drain a", first)
+    town.now_s += GATHER_S / 2
+    two.view.order("drain a", second)
+    town.settle()
+    assert one.view.ordered("drain a") == two.view.ordered("drain a") == second
+    assert (one.obeyed, two.obeyed) == ([("drain a", second)], [])
+
+
 def test_two_orders_at_once_end_alike_everywhere() -> None:
     """Which one counts does not depend on who hears what first."""
     town = Town()

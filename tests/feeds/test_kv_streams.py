@@ -1,0 +1,19 @@
+"""What is known of the pods' streams, beside their events."""
+
+from __future__ import annotations
+
+from router.feeds.kv_streams import KvStreams
+from router.fleet.fleet import Fleet
+from router.observe.metrics import Metrics
+from router.stores.local import LocalStore
+from router.types import BlocksRemoved
+
+
+def test_events_are_counted_by_pod_and_not_their_pieces() -> None:
+    """As many as the engine announced."""
+    metrics = Metrics()
+    streams = KvStreams(Fleet(), LocalStore(), metrics)
+    for blocks in ((1, 2), (3, 4)):
+        streams.apply("a", (BlocksRemoved(block_hashes=blocks),))
+    streams.applied("a", 1)
+    assert metrics.kv_events.labels("a").value == 1.0
