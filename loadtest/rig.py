@@ -153,14 +153,21 @@ class Routed:
 
 
 @contextmanager
-def routed(name: str, pods: Mocks, folder: Path, limits: Mapping[str, int] | None = None) -> Iterator[Routed]:
-    """The router of that name before the pods, until the block is left; `limits` are those of our configuration."""
+def routed(
+    name: str,
+    pods: Mocks,
+    folder: Path,
+    limits: Mapping[str, int] | None = None,
+    program: Sequence[str] = ("-m", "router.cli", "serve"),
+) -> Iterator[Routed]:
+    """The router of that name before the pods, until the block is left; `limits` are those of our configuration, and
+    `program` is what Python runs of ours."""
     if name == DIRECT:
         yield Routed(pods.ports[0])
         return
     folder.mkdir()
     place = Place(free_port(), [Pod(f"http://127.0.0.1:{port}", "", "") for port in pods.ports], PLAN, folder)
-    ours = Peer(None, partial(_warmroute, limits or {}), all_pods_trusted)
+    ours = Peer(None, partial(_warmroute, limits or {}, program), all_pods_trusted)
     peer = ours if name == OURS else {**PEERS, **FLOORS}[name]
     with launched(name, peer.command(place), folder, peer.variables) as child:
         to = Routed(place.port, child.process.pid)
@@ -168,11 +175,11 @@ def routed(name: str, pods: Mocks, folder: Path, limits: Mapping[str, int] | Non
         yield to
 
 
-def _warmroute(limits: Mapping[str, int], place: Place) -> list[str]:
+def _warmroute(limits: Mapping[str, int], program: Sequence[str], place: Place) -> list[str]:
     path = place.folder / "warmroute.yaml"
     config = router_config(place.urls, place.plan) | {"feeds": {"parity": False}, "limits": limits}
     path.write_text(json.dumps(config))
-    return [sys.executable, "-m", "router.cli", "serve", "--config", str(path), "--port", str(place.port)]
+    return [sys.executable, *program, "--config", str(path), "--port", str(place.port)]
 
 
 def _floor(options: Sequence[str], place: Place) -> list[str]:
