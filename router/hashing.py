@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from struct import iter_unpack
+from typing import Any
 
 import xxhash
 
-from router.types import BlockHash, Generation
+from router.types import BlockHash, Generation, Piece
 
 TOKEN_BYTES = 4
 _TOKEN_TYPE = "I"
@@ -29,10 +30,41 @@ _HASH_TYPE = "Q"
 
 def token_array(tokens: Iterable[int] = ()) -> array[int]:
     """Tokens as a flat u32 array, the form that hashing reads without copying."""
-    return array(_TOKEN_TYPE, tokens)
+    return tokens.flat() if isinstance(tokens, SharedTokens) else array(_TOKEN_TYPE, tokens)
 
 
-def hash_array(blocks: Iterable[BlockHash] = ()) -> array[int]:
+class SharedTokens(Sequence[int]):  # noqa: PLW1641 - as an array, it has none
+    """A prompt's tokens of which the first are shared with others: put together only when somebody reads them, because
+    hardly anybody needs more than their number."""
+
+    __slots__ = ("_count", "_own", "_shared")
+
+    def __init__(self, shared: Piece, own: array[int]) -> None:
+        self._shared, self._own, self._count = shared, own, shared.end_tokens + len(own)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.flat()[index]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.flat())
+
+    def __eq__(self, other: object) -> bool:
+        return self.flat() == (other.flat() if isinstance(other, SharedTokens) else other)
+
+    def flat(self) -> array[int]:
+        """All of them, copied."""
+        pieces = [self._own.tobytes()]
+        piece: Piece | None = self._shared
+        while piece is not None:
+            pieces.append(piece.tokens)
+            piece = piece.before
+        return array(_TOKEN_TYPE, b"".join(reversed(pieces)))
+
+
+def hash_array(blocks: Iterable[BlockHash] | bytes = ()) -> array[int]:
     """Block hashes as a flat u64 array: a fifth of the memory of a list of ints, and nothing in it for the garbage
     collector to look at (two thousand prompts as lists hold everybody up for 30 ms)."""
     return array(_HASH_TYPE, blocks)
@@ -65,10 +97,10 @@ def hash_blocks(tokens: array[int], block_size_tokens: int, parent: BlockHash) -
     return hash_array([parent := digest(block, parent) for (block,) in blocks])
 
 
-def hash_rest(known: array[int], tokens: array[int], block_size_tokens: int, seed: BlockHash) -> array[int]:
-    """Hashes of all full blocks in `tokens`, of which the first are `known`, and are not computed again."""
-    rest = tokens[len(known) * block_size_tokens :]
-    return known + hash_blocks(rest, block_size_tokens, known[-1] if known else seed)
+def hash_rest(known: array[int], rest: array[int], block_size_tokens: int, seed: BlockHash) -> array[int]:
+    """Hashes of all full blocks: `known` ones, which become the first, and those of the tokens behind them."""
+    known.extend(hash_blocks(rest, block_size_tokens, known[-1] if known else seed))
+    return known
 
 
 def _little_endian(tokens: array[int]) -> array[int]:

@@ -68,6 +68,16 @@ class PrefixTrust(StrEnum):
     MISMATCH = "mismatch"
 
 
+class Piece(msgspec.Struct, gc=False, eq=False):
+    """Tokens of whole blocks as `hashing.token_array` lays them out, the pieces before them, and how many tokens that
+    makes. Prompts that begin alike share pieces; `users` counts what is remembered of them."""
+
+    tokens: bytes
+    before: Piece | None
+    end_tokens: int
+    users: int = 0
+
+
 class Earlier(msgspec.Struct, frozen=True, gc=False):
     """The first messages of a chat, known by the bytes that its body begins with: what their prompt begins with."""
 
@@ -80,11 +90,13 @@ class Earlier(msgspec.Struct, frozen=True, gc=False):
     roles: tuple[str, ...]
     shape: int
     """Tells apart what the template puts around them."""
-    tokens: bytes
-    """Of their text up to the last place where it may be cut, as `hashing.token_array` lays them out."""
+    piece: Piece
+    """The last full blocks of their text up to the last place where it may be cut."""
+    tail: bytes
+    """Tokens behind these, less than a block."""
     seed: BlockHash
     hashes: bytes
-    """Of the full blocks in `tokens`, as `hashing.hash_array` lays them out, from that seed."""
+    """Of all full blocks, as `hashing.hash_array` lays them out, from that seed."""
     rest: str
     """Their text behind that place."""
 

@@ -26,8 +26,10 @@ SHORT_BYTES = 4096
 """A body no longer than this is looked through to its beginning."""
 _SEEN_BYTES = 150
 """What one beginning costs in CPython: key and entry."""
-_KNOWN_BYTES = 480
+_KNOWN_BYTES = 560
 """The same with all that is known of it, besides head, roles, tokens, hashes and rest."""
+_PIECE_BYTES = 150
+"""A piece besides its tokens."""
 _ROLE_BYTES = 8
 """A reference: the words are everybody's."""
 _OPENS = b'{"role":'
@@ -121,17 +123,34 @@ class EarlierTurns:
 
     def _put(self, digest: int, earlier: Earlier | None) -> None:
         if digest in self._known:
-            self.bytes -= _size_bytes(self._known.pop(digest))
+            self._let_go(self._known.pop(digest))
         self._known[digest] = earlier
         self.bytes += _size_bytes(earlier)
+        piece = earlier.piece if earlier else None
+        while piece is not None:
+            piece.users += 1
+            if piece.users > 1:  # it holds those before it
+                break
+            self.bytes += _PIECE_BYTES + len(piece.tokens)
+            piece = piece.before
         while self.bytes > self._most_bytes:
-            self.bytes -= _size_bytes(self._known.popitem(last=False)[1])
+            self._let_go(self._known.popitem(last=False)[1])
+
+    def _let_go(self, earlier: Earlier | None) -> None:
+        self.bytes -= _size_bytes(earlier)
+        piece = earlier.piece if earlier else None
+        while piece is not None:
+            piece.users -= 1
+            if piece.users:
+                break
+            self.bytes -= _PIECE_BYTES + len(piece.tokens)
+            piece = piece.before
 
 
 def _size_bytes(earlier: Earlier | None) -> int:
     if earlier is None:
         return _SEEN_BYTES
-    flat = len(earlier.head) + len(earlier.tokens) + len(earlier.hashes)
+    flat = len(earlier.head) + len(earlier.tail) + len(earlier.hashes)
     return _KNOWN_BYTES + flat + _ROLE_BYTES * len(earlier.roles) + sys.getsizeof(earlier.rest)
 
 

@@ -16,13 +16,13 @@ from typing import Annotated, Any
 import msgspec
 
 from router.errors import MalformedRequest
-from router.hashing import generation_seed, hash_array, hash_blocks, hash_rest, token_array
+from router.hashing import SharedTokens, generation_seed, hash_array, hash_blocks, hash_rest, token_array
 from router.prompt.earlier import EarlierTurns
 from router.prompt.segments import Lookup, Sealed, Segment, SegmentCache
 from router.prompt.template import ChatTemplate, Unrenderable, checked
 from router.prompt.tokenizer import Tokenizer
-from router.prompt.turns import ChatTurns, GoingOn, earlier_token_count
-from router.types import BlockHash, Endpoint, Generation, InferenceRequest, PromptPrefix
+from router.prompt.turns import ChatTurns, GoingOn
+from router.types import BlockHash, Earlier, Endpoint, Generation, InferenceRequest, PromptPrefix
 
 CACHE_BYTES = 64 * 1024 * 1024
 SEEDS = 1024
@@ -70,7 +70,8 @@ class Fingerprinter:
         self._template = template
         self._tokenizer, self._backend = tokenizer, tokenizer.backend
         known = EarlierTurns(seed=0) if earlier is None else earlier
-        self._turns = ChatTurns(generation.model, template, known) if template else None
+        block_size_tokens = generation.block_size_tokens
+        self._turns = ChatTurns(generation.model, block_size_tokens, template, known) if template else None
         self._generation = replace(generation, tokenizer=tokenizer.fingerprint)
         self._new_segments = partial(SegmentCache, tokenizer, cache_bytes, known.seed)
         self.segments = self._new_segments()
@@ -99,8 +100,10 @@ class Fingerprinter:
         generation, seed = self._seeded(request.adapter, request.salt)
         going_on = self._turns.go_on(request) if self._turns and request.turns else None
         if going_on is not None:
-            look_up = self.segments.going_on if going_on.earlier else self.segments.look_up
-            return PendingPrompt(generation, seed, look_up(going_on.text), going_on)
+            if going_on.earlier is None:
+                return PendingPrompt(generation, seed, self.segments.look_up(going_on.text), going_on)
+            looked_up = self.segments.going_on(going_on.text, token_array(going_on.earlier.tail))
+            return PendingPrompt(generation, seed, looked_up, going_on)
         prompt, framed = self._prompt(request)
         if isinstance(prompt, str):
             return PendingPrompt(generation, seed, self.segments.look_up(prompt, framed=framed))
@@ -113,23 +116,20 @@ class Fingerprinter:
             return PromptPrefix(generation, prompt, hash_blocks(prompt, generation.block_size_tokens, seed))
         segments, going_on = self.segments.complete(prompt), pending.going_on
         tokens = prompt.head[:]
-        if going_on and going_on.earlier:
-            tokens.frombytes(going_on.earlier.tokens)
         for segment in segments:
             tokens.frombytes(segment.tokens)
         tokens.extend(prompt.tail)
-        if going_on and going_on.earlier:
-            hashes = going_on.hash_blocks(tokens, seed, generation.block_size_tokens)
-        else:
+        if going_on is None or going_on.earlier is None:
+            whole: Sequence[int] = tokens
             hashes = _hash_path(tokens, segments, seed, generation.block_size_tokens)
             self.segments.keep(prompt, segments)
+        else:
+            whole, hashes = _go_on(going_on.earlier, tokens, seed, generation.block_size_tokens)
         if going_on and going_on.marked and self._turns:
             cut = self.segments.pieces(going_on.marked.text)[:-1]
-            known = earlier_token_count(going_on.earlier) + sum([part.token_count for part in segments[: len(cut)]])
-            self._turns.mark(
-                going_on.marked, tokens[:known], hashes[: known // generation.block_size_tokens], seed, cut
-            )
-        return PromptPrefix(generation, tokens, hashes)
+            known = len(prompt.head) + sum([part.token_count for part in segments[: len(cut)]])
+            self._turns.mark(going_on.marked, going_on.earlier, cut, tokens[:known], hashes, seed)
+        return PromptPrefix(generation, whole, hashes)
 
     def fingerprint(self, request: InferenceRequest) -> PromptPrefix:
         """`begin` and `finish` at once. Raises what `begin` raises."""
@@ -167,6 +167,16 @@ class Fingerprinter:
             raise MalformedRequest(f"prompt is not a list of token ids: {error}", param="prompt") from error
 
 
+def _go_on(
+    earlier: Earlier, own: array[int], seed: BlockHash, block_size_tokens: int
+) -> tuple[SharedTokens, array[int]]:
+    """Tokens and hashes of a prompt that goes on from the last full block that is known with its `own` tokens."""
+    whole = SharedTokens(earlier.piece, own)
+    if earlier.seed != seed:
+        return whole, hash_blocks(whole.flat(), block_size_tokens, seed)
+    return whole, hash_rest(hash_array(earlier.hashes), own, block_size_tokens, seed)
+
+
 def _hash_path(tokens: array[int], segments: Sequence[Segment], seed: BlockHash, block_size_tokens: int) -> array[int]:
     """Hashes of the full blocks in `tokens`: those that known segments carry, then computed ones, which the other
     segments carry from now on. A segment may carry any blocks that end before it does: the count leaves out the
@@ -180,7 +190,7 @@ def _hash_path(tokens: array[int], segments: Sequence[Segment], seed: BlockHash,
         hashes.frombytes(sealed.hashes)
         known += 1
     start = len(hashes)
-    hashes = hash_rest(hashes, tokens, block_size_tokens, seed)
+    hashes = hash_rest(hashes, tokens[start * block_size_tokens :], block_size_tokens, seed)
     end_tokens = sum([segment.token_count for segment in segments[:known]])
     for segment in segments[known:]:
         end_tokens += segment.token_count

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from router.hashing import TOKEN_BYTES, hash_array, hash_rest
 from router.prompt.conversation import plain_contents
 from router.prompt.earlier import EarlierTurns
 from router.prompt.template import ChatTemplate
-from router.types import BlockHash, Earlier, InferenceRequest, Mark
+from router.types import BlockHash, Earlier, InferenceRequest, Mark, Piece
 
 
 class Marked(msgspec.Struct, frozen=True, gc=False):
@@ -39,19 +38,13 @@ class GoingOn(msgspec.Struct, frozen=True, gc=False):
     earlier: Earlier | None
     marked: Marked | None
 
-    def hash_blocks(self, tokens: array[int], seed: BlockHash, block_size_tokens: int) -> array[int]:
-        """Hashes of the full blocks in `tokens`, the whole prompt's."""
-        known = hash_array()
-        if self.earlier is not None and self.earlier.seed == seed:
-            known.frombytes(self.earlier.hashes)
-        return hash_rest(known, tokens, block_size_tokens, seed)
-
 
 class ChatTurns:
     """Chats of one model. Threads: `mark` may run in any; all else is for the event loop's."""
 
-    def __init__(self, model: str, template: ChatTemplate, known: EarlierTurns) -> None:
+    def __init__(self, model: str, block_size_tokens: int, template: ChatTemplate, known: EarlierTurns) -> None:
         self._model = model
+        self._block_size_tokens = block_size_tokens
         self._template = template
         self._known = known
 
@@ -81,30 +74,37 @@ class ChatTurns:
             marked = Marked(turns.mark, request.body, new, roles[:-1], shape.prefixes[-2], text, self._known.age)
         return GoingOn(rest + "".join(parts), earlier, marked)
 
-    def mark(self, marked: Marked, tokens: array[int], hashes: array[int], seed: BlockHash, cut: Sequence[str]) -> None:
-        """Remember the tokens of all that was known and of the pieces that were `cut` off the marked text, and the
-        hashes of their full blocks."""
-        if not tokens:
+    def mark(
+        self,
+        marked: Marked,
+        earlier: Earlier | None,
+        cut: Sequence[str],
+        tokens: array[int],
+        hashes: array[int],
+        seed: BlockHash,
+    ) -> None:
+        """Remember the pieces that were `cut` off the marked text. Their `tokens` begin behind the last full block of
+        what is known from `earlier`; `hashes` begin with those of all that."""
+        block = self._block_size_tokens
+        piece, full = earlier.piece if earlier else None, len(tokens) // block * block
+        if full:
+            piece = Piece(tokens[:full].tobytes(), piece, (piece.end_tokens if piece else 0) + full)
+        if piece is None:
             return
-        mark, rest = marked.mark, marked.text[sum(map(len, cut)) :]
-        earlier = Earlier(
-            digest=mark.digest,
-            head=mark.head,
+        found = Earlier(
+            digest=marked.mark.digest,
+            head=marked.mark.head,
             model=self._model,
             roles=marked.roles,
             shape=marked.shape,
-            tokens=tokens.tobytes(),
+            piece=piece,
+            tail=tokens[full:].tobytes(),
             seed=seed,
-            hashes=hashes.tobytes(),
-            rest=rest,
+            hashes=memoryview(hashes)[: piece.end_tokens // block].tobytes(),
+            rest=marked.text[sum(map(len, cut)) :],
         )
-        self._known.keep(mark, marked.body, marked.messages, earlier, marked.age)
+        self._known.keep(marked.mark, marked.body, marked.messages, found, marked.age)
 
     def forget(self) -> None:
         """What was known does not hold any more."""
         self._known.clear()
-
-
-def earlier_token_count(earlier: Earlier | None) -> int:
-    """How many tokens are known."""
-    return len(earlier.tokens) // TOKEN_BYTES if earlier else 0

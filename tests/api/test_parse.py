@@ -22,7 +22,7 @@ from router.api.parse import (
 )
 from router.errors import MalformedRequest
 from router.prompt.earlier import EarlierTurns
-from router.types import Earlier, Endpoint, Turns
+from router.types import Earlier, Endpoint, Piece, Turns
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 endpoints = st.sampled_from(Endpoint)
@@ -225,13 +225,14 @@ def remembering(known: EarlierTurns, turns: Turns | None, body: bytes) -> None:
     if turns is not None and (mark := turns.mark) is not None:
         said = turns.messages[:-1]
         before = read_before(turns)
-        found = Earlier(mark.digest, mark.head, "m", (), 0, json.dumps([*before, *said]).encode(), 0, b"", "")
+        piece = Piece(json.dumps([*before, *said]).encode(), None, 1)
+        found = Earlier(mark.digest, mark.head, "m", (), 0, piece, b"", 0, b"", "")
         known.keep(mark, body, len(said), found, known.age)
 
 
 def read_before(turns: Turns | None) -> list[Any]:
     """The messages that are known already; their JSON stands for their tokens."""
-    return json.loads(turns.earlier.tokens) if turns and turns.earlier else []
+    return json.loads(turns.earlier.piece.tokens) if turns and turns.earlier else []
 
 
 @example("", "", [f'],"messages":[{OTHER},{OTHER}'] * 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import permutations
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.prompt.earlier import EarlierTurns
-from router.types import Earlier, Mark
+from router.types import Earlier, Mark, Piece
 
 
 def body_of(*contents: str, spaced: bool = False, **fields: Any) -> bytes:
@@ -20,8 +21,9 @@ def body_of(*contents: str, spaced: bool = False, **fields: Any) -> bytes:
     return json.dumps({"model": "m", "messages": messages, **fields}, separators=separators).encode()
 
 
-def earlier_of(mark: Mark, tokens: bytes = b"abcd") -> Earlier:
-    return Earlier(mark.digest, mark.head, "m", ("user",), 7, tokens, 5, b"", "")
+def earlier_of(mark: Mark, piece: Piece | None = None) -> Earlier:
+    piece = piece or Piece(b"abcd", None, 1)
+    return Earlier(mark.digest, mark.head, "m", ("user",), 7, piece, b"", 5, b"", "")
 
 
 def marked(known: EarlierTurns, *bodies: bytes) -> Mark:
@@ -41,9 +43,10 @@ def test_a_beginning_is_worth_remembering_when_it_comes_again(spaced: bool, text
     assert known.find(first) == (None, 0, None)
     mark = marked(known, second)
     last = second[mark.end :].lstrip(b", ")
-    known.keep(mark, second, len(texts) - 1, earlier_of(mark), known.age)
+    earlier = earlier_of(mark)
+    known.keep(mark, second, len(texts) - 1, earlier, known.age)
     found, at, more = known.find(body_of(*texts[:-1], "third" * 60, spaced=spaced, max_tokens=5))
-    assert (found, more) == (earlier_of(mark), None)
+    assert (found, more) == (earlier, None)
     assert json.loads(mark.head + last) == {"model": "m", "messages": [json.loads(second)["messages"][-1]]}
     assert at == second.index(last)
 
@@ -54,10 +57,11 @@ def test_a_conversation_is_remembered_turn_by_turn() -> None:
     turns = ["system " * 9, "question", "answer", "question 2", "answer 2", "question 3", "answer 3", "question 4"]
     known.find(body_of(*turns[:4]))
     mark = marked(known, body_of(*turns[:6]))
-    known.keep(mark, body_of(*turns[:6]), 5, earlier_of(mark), known.age)
+    earlier = earlier_of(mark)
+    known.keep(mark, body_of(*turns[:6]), 5, earlier, known.age)
     body = body_of(*turns)
     found, at, more = known.find(body)
-    assert found == earlier_of(mark)
+    assert found is earlier
     assert more is not None
     assert json.loads(b"[" + body[at : more.end] + b"]") == json.loads(body)["messages"][5:7]
     assert (more.start, more.head) == (at, mark.head)
@@ -92,13 +96,35 @@ def test_memory_is_bounded_by_bytes_and_the_least_recently_used_go() -> None:
     kept = [body_of("system", f"{i}" * 20, "x" * 90) for i in range(3)]
     marks = [marked(known, body, body) for body in kept]
     for body, mark in zip(kept, marks, strict=True):
-        known.keep(mark, body, 2, earlier_of(mark, tokens=b"t" * 8_000), known.age)
+        known.keep(mark, body, 2, earlier_of(mark, Piece(b"t" * 8_000, None, 2_000)), known.age)
     for i in range(500):
         known.find(body_of("once", f"only {i}", "y" * 90))
         assert known.find(kept[1])[0] is not None
         assert known.bytes <= 26_000
     assert known.find(kept[0])[0] is None
     assert len(known) < 200
+
+
+def test_turns_that_share_tokens_count_them_once() -> None:
+    """As long as any of them is remembered, whichever goes first."""
+    for order in permutations(range(3)):
+        known = EarlierTurns(seed=1)
+        bodies = [body_of("system", f"{i}" * 20, "x" * 90) for i in range(3)]
+        marks = [marked(known, body, body) for body in bodies]
+        first = Piece(b"f" * 8_000, None, 2_000)
+        pieces = [Piece(b"g" * 4_000, first, 3_000), first, Piece(b"h" * 4_000, first, 3_000)]
+        before = known.bytes
+        kept = [earlier_of(mark, piece) for mark, piece in zip(marks, pieces, strict=True)]
+        for body, mark, earlier in zip(bodies, marks, kept, strict=True):
+            known.keep(mark, body, 2, earlier, known.age)
+            known.find(body)
+        assert 16_000 < known.bytes - before < 16_000 + 3 * 1_000
+        for i in order[:2]:
+            known.drop(kept[i])
+        left = 8_000 + (4_000 if order[2] != 1 else 0)
+        assert left < known.bytes - before < left + 1_000
+        known.drop(kept[order[2]])
+        assert known.bytes == before
 
 
 def test_what_is_forgotten_has_to_be_read_again() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.api.parse import WholeChat, parse_chat
-from router.hashing import generation_seed, hash_blocks
+from router.hashing import SharedTokens, generation_seed, hash_blocks, token_array
 from router.prompt.earlier import EarlierTurns
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
@@ -164,3 +164,18 @@ def test_what_a_tokenizer_said_before_it_failed_is_forgotten(template: ChatTempl
     failing.distrust("it failed")
     assert fingerprinter.begin(request).going_on is None
     assert read(body_of(grown(3)), known).turns is None
+
+
+def test_turns_share_the_tokens_that_they_begin_with(template: ChatTemplate, deepseek: Tokenizer) -> None:
+    """A long conversation is remembered once, and whoever reads its tokens gets all of them."""
+    known = EarlierTurns(seed=3)
+    fingerprinter = Fingerprinter(deepseek, template, MODEL, earlier=known)
+    for turns in range(30):
+        found = fingerprinter.fingerprint(read(body_of(grown(turns)), known))
+    read(body_of(grown(30)), known)
+    assert len(found.tokens) * 4 < known.bytes < len(found.tokens) * 4 * 2 + 30 * 4_000
+    assert isinstance(found.tokens, SharedTokens)
+    flat = token_array(found.tokens)
+    assert len(flat) == len(found.tokens) == found.token_count
+    assert list(found.tokens) == flat.tolist()
+    assert found.tokens[-3:] == flat[-3:]
