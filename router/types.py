@@ -69,8 +69,8 @@ class PrefixTrust(StrEnum):
 
 
 class Piece(msgspec.Struct, gc=False, eq=False):
-    """Tokens of whole blocks as `hashing.token_array` lays them out, the pieces before them, and how many tokens that
-    makes. Prompts that begin alike share pieces; `users` counts what is remembered of them."""
+    """Tokens of whole blocks, the pieces before them, and how many tokens that makes. Prompts share pieces; `users`
+    counts what is remembered of them."""
 
     tokens: bytes
     before: Piece | None
@@ -79,12 +79,11 @@ class Piece(msgspec.Struct, gc=False, eq=False):
 
 
 class Earlier(msgspec.Struct, frozen=True, gc=False):
-    """The first messages of a chat, known by the bytes that its body begins with: what their prompt begins with."""
+    """The first messages of a chat, known by the `digest` of the bytes that its body begins with, of which `head` is
+    what stands before them: what their prompt begins with."""
 
     digest: int
-    """Of these bytes."""
     head: bytes
-    """Of the body, up to its first message."""
     model: str
     """Which it was sent to: another has another template and tokenizer."""
     roles: tuple[str, ...]
@@ -92,8 +91,7 @@ class Earlier(msgspec.Struct, frozen=True, gc=False):
     """Tells apart what the template puts around them."""
     piece: Piece
     """The last full blocks of their text up to the last place where it may be cut."""
-    tail: bytes
-    """Tokens behind these, less than a block."""
+    tail: bytes  # tokens behind these, less than a block
     seed: BlockHash
     hashes: bytes
     """Of all full blocks, as `hashing.hash_array` lays them out, from that seed."""
@@ -102,22 +100,21 @@ class Earlier(msgspec.Struct, frozen=True, gc=False):
 
 
 class Mark(msgspec.Struct, frozen=True, gc=False):
-    """A beginning of a body that is worth remembering: everything in front of its last message."""
+    """All of a body in front of its last message, from its first on, or from the first behind those that are known."""
 
     digest: int
     start: int
-    """Where its first message begins, or the first after those that are known already."""
     end: int
     head: bytes
 
 
 class Turns(msgspec.Struct, frozen=True, gc=False):
-    """How a chat's `messages` follow on the `earlier` ones, if there are any, which were not decoded."""
+    """How a chat's `messages` follow on the `earlier` ones, if there are any, which were not decoded. All but the last
+    may be remembered as `mark`."""
 
     messages: Sequence[Mapping[str, Any]]
     earlier: Earlier | None = None
     mark: Mark | None = None
-    """As what all but the last of them may be remembered."""
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -384,7 +381,6 @@ class StepBegan(msgspec.Struct, frozen=True, gc=False):
 
 
 # --- the decision ---------------------------------------------------------------------------------------
-#
 # What is made for every pod of every decision is a msgspec struct: frozen like the rest, and six times as cheap.
 
 
