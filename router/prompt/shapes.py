@@ -107,10 +107,12 @@ def watch(template: Any, text: str) -> None:
     template.root_render_func, template.blocks = watched.root_render_func, watched.blocks
     environment.concat = _join
     environment.call = _unless_of_text(environment.call)
+    environment.getitem = _unless_found_by_blank(environment.getitem)
     template.root_render_func.__globals__.update(str_join=_join, markup_join=_join)
     for name, filtered in environment.filters.items():
         if name not in _HARMLESS_FILTERS:
             environment.filters[name] = _unless_blank(filtered)
+    environment.filters["trim"] = _unless_by_blank(environment.filters["trim"])
     environment.tests["in"] = _unless_in_text(environment.tests["in"])
     environment.tests["sameas"] = _unless_blank(environment.tests["sameas"])
     environment.tests["sequence"] = _also_blank(environment.tests["sequence"])
@@ -146,7 +148,7 @@ class _Notes(msgspec.Struct):
         return made
 
 
-class _Blank(str):  # noqa: PLW1641 - it has none: what it holds is not known
+class _Blank(str):
     """A content that is not known, or, where it is `of` nothing, text with one in it."""
 
     __slots__ = ("of",)
@@ -192,6 +194,9 @@ class _Blank(str):  # noqa: PLW1641 - it has none: what it holds is not known
     def __bool__(self) -> bool:
         return not self._asked("equals", "")
 
+    def __hash__(self) -> int:
+        raise ContentMatters  # Jinja takes a `TypeError` for a key that is not there
+
     def __add__(self, text: str, /) -> str:
         return _join((self, text))
 
@@ -233,6 +238,28 @@ def _unless_blank(filtered: Callable[..., Any]) -> Callable[..., Any]:
         return filtered(*given, **named)
 
     return _as_marked(filtered, checked)
+
+
+def _unless_found_by_blank(getitem: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """What is not there under a blank's mark may be there under a content: as a key, or by the name of a method."""
+
+    def checked(searched: Any, key: Any) -> Any:
+        if isinstance(key, _Blank):
+            raise ContentMatters
+        return getitem(searched, key)
+
+    return checked
+
+
+def _unless_by_blank(trim: Callable[..., str]) -> Callable[..., str]:
+    """What may be a blank is what is trimmed, not what of."""
+
+    def checked(value: Any, *given: Any, **named: Any) -> str:
+        if _has_blank([*given, *named.values()]):
+            raise ContentMatters
+        return trim(value, *given, **named)
+
+    return checked
 
 
 def _unless_of_text(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -197,3 +197,18 @@ def test_conversations_without_end_have_no_form(templates: dict[str, ChatTemplat
     """Nobody fills the memory with them."""
     assert templates["chatml"].shape(("user",) * (MOST_MESSAGES + 1)) is None
     assert templates["chatml"].shape(("user",) * MOST_MESSAGES) is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        each("{{ (names or {})[m.content] or '-' }}{{ m.content }}"),
+        each("{{ (names or '') | trim(m.content) }}{{ m.content }}"),
+    ],
+)
+def test_a_content_by_which_something_of_the_engines_own_is_found_is_never_a_blank(
+    deepseek: Tokenizer, text: str
+) -> None:
+    for names in ({"hello": "GREETING"}, "hello there"):
+        template = ChatTemplate(deepseek, text, default_kwargs={"names": names})
+        assert template.shape(("user",)) is None
