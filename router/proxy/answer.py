@@ -65,17 +65,19 @@ class AnswerReader(msgspec.Struct, gc=False):
     @property
     def cached_tokens(self) -> int | None:
         """What the engine's usage said, or None when it did not say."""
-        found = _CACHED.search(self._usage)
-        return int(found[1]) if found else None
+        return _first_int(_CACHED, self._usage)
 
     @property
     def prompt_tokens(self) -> int | None:
         """The engine's own count of prompt tokens, or None."""
-        found = _PROMPT.search(self._usage)
-        return int(found[1]) if found else None
+        return _first_int(_PROMPT, self._usage)
 
     @property
     def output_tokens(self) -> int | None:
         """The engine's own count of tokens in the answer, or None."""
-        found = _OUTPUT.search(self._usage)
-        return int(found[1]) if found else None
+        return _first_int(_OUTPUT, self._usage)
+
+
+def _first_int(pattern: re.Pattern[bytes], text: bytes) -> int | None:
+    found = pattern.search(text)
+    return int(found[1]) if found else None
