@@ -1,0 +1,40 @@
+"""Lets a CLI command take its options as one dataclass instead of many parameters.
+
+Typer reads a command's options from the signature of its function. `with_options` builds that signature from the
+fields of a dataclass and calls the command with an instance. A field is declared as a Typer parameter is:
+`port: Annotated[int, typer.Option(help="...")] = 8080`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
+from inspect import Parameter, Signature
+from typing import Any, TypeVar, get_type_hints
+
+OptionsT = TypeVar("OptionsT")
+
+
+def with_options(options: type[OptionsT]) -> Callable[[Callable[[OptionsT], None]], Callable[..., None]]:
+    """Decorate a command that takes one `options` instance.
+
+    Defaults must be immutable: `default_factory` is not supported."""
+
+    def decorate(command: Callable[[OptionsT], None]) -> Callable[..., None]:
+        def run(**values: Any) -> None:
+            command(options(**values))
+
+        hints = get_type_hints(options, include_extras=True)
+        parameters = [
+            Parameter(field.name, Parameter.KEYWORD_ONLY, default=_default(field), annotation=hints[field.name])
+            for field in fields(options)  # type: ignore[arg-type]
+        ]
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def _default(field: Field[Any]) -> Any:
+    return Parameter.empty if field.default is MISSING else field.default
