@@ -146,7 +146,7 @@ class Breaker:
             *(late.tokens, late.backoff_s, late.probe_at_s),
         )
 
-    def hear(self, pod_id: PodId, held: Held | None, now_s: float) -> None:
+    def apply_remote(self, pod_id: PodId, held: Held | None, now_s: float) -> None:
         """Another worker of this router holds this against the pod, and nothing else. What it ejects, we eject."""
         if self._fleet.status(pod_id) is None:
             return

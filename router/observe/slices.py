@@ -73,7 +73,7 @@ class Slices:
         )
         self._slo = Counter(
             "warmroute_policy_slo_requests",
-            "Streamed requests of policies with admission.ttft_ms, by whether the first token came in time.",
+            "Streamed requests of policies with slo.ttft_ms, by whether the first token came in time.",
             ["policy", "met"],
             registry=r,
         )

@@ -42,18 +42,18 @@ FILTERS: Mapping[str, type[Filter]] = _classes(
 COSTS: Mapping[str, type[CostTerm]] = _classes(
     CostTerm,  # type: ignore[type-abstract]
     {
-        "queue": "costs.queue.Queue",
-        "prefill": "costs.prefill.Prefill",
-        "replicate": "costs.replicate.Replicate",
-        "tier_read": "costs.tier_read.TierRead",
-        "transfer": "costs.transfer.Transfer",
-        "handoff": "costs.handoff.Handoff",
-        "decode": "costs.decode.Decode",
-        "room": "costs.room.Room",
-        "crowd": "costs.crowd.Crowd",
-        "stall": "costs.stall.Stall",
-        "displace": "costs.displace.Displace",
-        "warm_up": "costs.warm_up.WarmUp",
+        "queue": "costs.queue.QueueTerm",
+        "prefill": "costs.prefill.PrefillTerm",
+        "hot_prefix_credit": "costs.hot_prefix_credit.HotPrefixCreditTerm",
+        "tier_read": "costs.tier_read.TierReadTerm",
+        "transfer": "costs.transfer.TransferTerm",
+        "handoff": "costs.handoff.HandoffTerm",
+        "decode": "costs.decode.DecodeTerm",
+        "kv_wait": "costs.kv_wait.KvWaitTerm",
+        "kv_pressure": "costs.kv_pressure.KvPressureTerm",
+        "decode_interference": "costs.decode_interference.DecodeInterferenceTerm",
+        "eviction": "costs.eviction.EvictionTerm",
+        "warm_up": "costs.warm_up.WarmUpTerm",
     },
 )
 

@@ -96,9 +96,9 @@ class Classes:
                 return name
         raise AssertionError("the last rule fits everything")
 
-    def hear(self, hashes: Sequence[int], now_s: float) -> None:
+    def apply_remote(self, hashes: Sequence[int], now_s: float) -> None:
         """Another worker of this router has classified a prompt of these blocks."""
-        self._lineage.hear(hashes, now_s)
+        self._lineage.apply_remote(hashes, now_s)
 
     def _said(self, headers: HeaderPairs) -> str:
         wanted = self._header

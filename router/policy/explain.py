@@ -271,15 +271,15 @@ def _room(_scene: Scene, at: Placement) -> Iterator[Row]:
 
 GROUPS: Sequence[tuple[Side, frozenset[str], Callable[[Scene, Placement], Iterator[Row]]]] = (
     (Side.PREFILL, frozenset(), _prompt),
-    (Side.PREFILL, frozenset({"replicate", "displace", "tier_read"}), _held),
-    (Side.PREFILL, frozenset({"queue", "prefill", "replicate", "displace", "stall"}), _speed),
+    (Side.PREFILL, frozenset({"hot_prefix_credit", "eviction", "tier_read"}), _held),
+    (Side.PREFILL, frozenset({"queue", "prefill", "hot_prefix_credit", "eviction", "decode_interference"}), _speed),
     (Side.PREFILL, frozenset({"queue", "transfer"}), _queue),
     (Side.PREFILL, frozenset({"tier_read"}), _tiers),
     (Side.PREFILL, frozenset({"transfer"}), _pull),
-    (Side.PREFILL, frozenset({"stall"}), _beside),
+    (Side.PREFILL, frozenset({"decode_interference"}), _beside),
     (Side.DECODE, frozenset({"handoff"}), _handoff),
-    (Side.DECODE, frozenset({"decode", "room"}), _decoding),
-    (Side.DECODE, frozenset({"room"}), _room),
+    (Side.DECODE, frozenset({"decode", "kv_wait"}), _decoding),
+    (Side.DECODE, frozenset({"kv_wait"}), _room),
 )
 """Which side reads them, which terms do (none: all), and what they are."""
 KNOWN = frozenset[str]().union(*(readers for _, readers, _ in GROUPS))

@@ -15,7 +15,7 @@
     shortlist: 16
     retry: {attempts: 2}                # and {hedge_after_ms: 2000}: ask another pod beside a slow one
     pd: {on_no_prefill: fail}
-    admission: {ttft_ms: 2000}
+    slo: {ttft_ms: 2000}
     shadow: {policy: cost_aware, rate: 0.1}
 
 This file never reads a file: `config` brings it parsed data.
@@ -143,7 +143,7 @@ class PdSpec(_Section):
     """Whether pairs of pods are considered; they also need the cost term `handoff`, or they have no price."""
 
 
-class AdmissionSpec(_Section):
+class SloSpec(_Section):
     """What the requests of this policy are promised. Nothing is refused by it."""
 
     ttft_ms: PositiveFloat | None = None
@@ -184,7 +184,7 @@ class PolicySpec(_Section):
     """How many pods are priced in full: those with the least outstanding work and uncached prompt. 0 for all."""
     retry: RetrySpec = RetrySpec()
     pd: PdSpec = PdSpec()
-    admission: AdmissionSpec = AdmissionSpec()
+    slo: SloSpec = SloSpec()
     shadow: ShadowSpec | None = None
 
     @field_validator("picker")
@@ -217,7 +217,7 @@ class PolicySpec(_Section):
             percent=self.percent,
             attempts=self.retry.attempts,
             hedge_after_ms=self.retry.hedge_after_ms,
-            slo_ttft_ms=self.admission.ttft_ms,
+            slo_ttft_ms=self.slo.ttft_ms,
             shadow=Shadow(self.shadow.policy, self.shadow.rate) if self.shadow else None,
             filters=tuple((name, cast(Filter, one)) for name, one in _chosen(self.filters)),
         )

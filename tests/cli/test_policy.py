@@ -51,7 +51,7 @@ def test_a_difference_is_told_field_by_field_with_units(typed: Typed, tmp_path: 
     mine = write(
         tmp_path,
         "mine",
-        "extends: cost_aware\ncosts: {displace: {reuse: 2}, stall: {}, transfer: null}\nshortlist: 8\n"
+        "extends: cost_aware\ncosts: {eviction: {reuse: 2}, decode_interference: {}, transfer: null}\nshortlist: 8\n"
         "picker: {lowest_cost: {indifference_ms: 5}}\nmatch: {prompt_tokens: {min: 100}}\n"
         "filters: {max_waiting: {requests: 3}}\n",
     )
@@ -59,15 +59,16 @@ def test_a_difference_is_told_field_by_field_with_units(typed: Typed, tmp_path: 
     assert ended.code == 1
     assert ended.out.splitlines() == [
         "costs.transfer: priced -> nothing   (How long does a pull of KV from another pod keep this request waiting?)",
-        "costs.displace.reuse: 1.5 -> 2.0",
+        "costs.eviction.reuse: 1.5 -> 2.0",
         "picker.lowest_cost.indifference_ms: 1.0 ms -> 5.0 ms",
         "shortlist: 12 pods -> 8 pods",
         "match.prompt_tokens.min: nothing -> 100 tokens",
         "filters.max_waiting: nothing -> filters   (At which engines do requests pile up?)",
         "filters.max_waiting.strict: nothing -> False",
         "filters.max_waiting.requests: nothing -> 3 requests",
-        "costs.stall: nothing -> priced   (What does this prompt cost those who are already decoding on the pod?)",
-        "costs.stall.weight: nothing -> 0.02",
+        "costs.decode_interference: nothing -> priced   "
+        "(What does this prompt cost those who are already decoding on the pod?)",
+        "costs.decode_interference.weight: nothing -> 0.02",
     ]
 
 

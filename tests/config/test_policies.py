@@ -72,7 +72,7 @@ def test_a_policy_says_only_where_it_differs_from_what_it_extends(tmp_path: Path
     costs = "costs:\n  queue: null\n  decode: {weight: 2}\n  prefill: {}\n"
     mine = f"name: mine\nabout: y\nextends: base\n{costs}picker:\n  in_turn: {{}}\n"
     policy = folder_with(tmp_path, base=BASE, mine=mine).read().default
-    assert repr(policy.costs) == "(('prefill', Prefill()), ('decode', Decode(weight=2.0)))"
+    assert repr(policy.costs) == "(('prefill', PrefillTerm()), ('decode', DecodeTerm(weight=2.0)))"
     assert (repr(policy.picker), policy.shortlist, policy.name) == ("InTurn()", 4, "mine")
 
 
@@ -95,10 +95,10 @@ def test_shipped_policies_stand_behind_the_folder(tmp_path: Path) -> None:
 
 def test_a_shipped_policy_is_tuned_under_its_own_name(tmp_path: Path) -> None:
     """What extends its own name extends the shipped one; whoever names it gets the tuned one."""
-    tuned = "name: cost_aware\nabout: y\nextends: cost_aware\ncosts: {displace: {reuse: 3}}\n"
+    tuned = "name: cost_aware\nabout: y\nextends: cost_aware\ncosts: {eviction: {reuse: 3}}\n"
     found = folder_with(tmp_path, cost_aware=tuned, mine="name: mine\nabout: y\nextends: cost_aware\n").read()
     shipped_one = load_policies(shipped("policies"))["cost_aware"]
-    assert repr(dict(found.default.costs)["displace"]) == "Displace(reuse=3.0)"
+    assert repr(dict(found.default.costs)["eviction"]) == "EvictionTerm(reuse=3.0)"
     assert [name for name, _ in found.default.costs] == [name for name, _ in shipped_one.costs]
 
 

@@ -206,8 +206,8 @@ def test_lateness_can_be_left_alone(fleet: Fleet) -> None:
 def test_what_another_worker_holds_against_a_pod_counts_here(fleet: Fleet) -> None:
     """Its failures go on here; a pod that is not there is nobody's."""
     breaker = Breaker(fleet, failures_to_eject=3)
-    breaker.hear("a", Held(failures=2), 0.0)
-    breaker.hear("nobody", Held(failures=2), 0.0)
+    breaker.apply_remote("a", Held(failures=2), 0.0)
+    breaker.apply_remote("nobody", Held(failures=2), 0.0)
     assert set(breaker.held()) == {"a"}
     breaker.failure("a", 0.0)
     assert state(fleet, "a") is PodState.EJECTED
@@ -217,12 +217,12 @@ def test_what_another_worker_holds_against_a_pod_counts_here(fleet: Fleet) -> No
 def test_a_pod_that_another_worker_has_ejected_is_ejected_here(fleet: Fleet, held: Held) -> None:
     """For as long; once, however often it is told, and not when that time is over."""
     breaker = Breaker(fleet)
-    breaker.hear("a", held, 10.0)
+    breaker.apply_remote("a", held, 10.0)
     assert state(fleet, "a") is PodState.EJECTED
     assert not breaker.may_probe("a", 11.9)
     assert breaker.may_probe("a", 12.0)
     fleet.event("a", PodEvent.PROBE_OK)
-    breaker.hear("a", held, 11.0)
+    breaker.apply_remote("a", held, 11.0)
     assert state(fleet, "a") is PodState.READY
-    breaker.hear("b", held, 13.0)
+    breaker.apply_remote("b", held, 13.0)
     assert state(fleet, "b") is PodState.READY

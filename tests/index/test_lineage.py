@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.index.lineage import CONVERSATIONS, DOORS, REACH_BLOCKS, Ancestry, Lineage
+from router.index.lineage import CONVERSATIONS, MAX_DEPTH_MARKERS, REACH_BLOCKS, Ancestry, Lineage
 
 
 def blocks(*pieces: tuple[str, int]) -> list[int]:
@@ -47,7 +47,7 @@ def test_questions_about_one_document_share_it() -> None:
     lineage = Lineage()
     told = [lineage.observe(blocks(("document", 100), (f"q{n}", 3)), 0.0) for n in range(3)]
     assert [one.shared_blocks for one in told] == [0, 64, 64]
-    assert lineage.observe(blocks(("document", 100), ("q9", 3)), 0.0, everybodys=80).shared_blocks == 0
+    assert lineage.observe(blocks(("document", 100), ("q9", 3)), 0.0, global_prefix_blocks=80).shared_blocks == 0
 
 
 def test_a_prompt_that_grew_beyond_reach_is_new() -> None:
@@ -74,20 +74,20 @@ def test_memory_is_bounded_by_what_was_seen(lengths: list[int]) -> None:
 def test_memory_is_bounded_whatever_comes() -> None:
     """The oldest leave first; half of the beginnings at the least stay."""
     lineage = Lineage()
-    for number in range(CONVERSATIONS + DOORS):
+    for number in range(CONVERSATIONS + MAX_DEPTH_MARKERS):
         lineage.observe([number * 2 + 1, number * 2 + 2], 0.0)
         if number % 97 == 0:
-            assert len(lineage) <= CONVERSATIONS + DOORS + 2
-    assert len(lineage) >= CONVERSATIONS + DOORS // 2
+            assert len(lineage) <= CONVERSATIONS + MAX_DEPTH_MARKERS + 2
+    assert len(lineage) >= CONVERSATIONS + MAX_DEPTH_MARKERS // 2
 
 
 def test_a_beginning_that_is_used_stays_remembered() -> None:
     """However many others come and go meanwhile."""
     lineage = Lineage()
     lineage.observe([-1, -2, -3], 0.0)
-    for number in range(DOORS):
+    for number in range(MAX_DEPTH_MARKERS):
         lineage.observe([number * 2 + 1, number * 2 + 2], 0.0)
-        if number % (DOORS // 8) == 0:
+        if number % (MAX_DEPTH_MARKERS // 8) == 0:
             assert lineage.observe([-1, -2, -4 - number], 0.0).shared_blocks == 2
 
 
@@ -106,11 +106,11 @@ def test_what_another_worker_noted_is_gone_on_from_here() -> None:
     """However often it was told."""
     lineage = Lineage()
     for _ in range(2):
-        lineage.hear(blocks(("a", 10)), 0.0)
-    lineage.hear([], 0.0)
+        lineage.apply_remote(blocks(("a", 10)), 0.0)
+    lineage.apply_remote([], 0.0)
     assert lineage.observe(blocks(("a", 15)), 4.0) == Ancestry(1, 4.0)
     for _ in range(2):
-        lineage.hear(blocks(("a", 15)), 5.0)
+        lineage.apply_remote(blocks(("a", 15)), 5.0)
     assert lineage.observe(blocks(("a", 20)), 10.0).turn == 2
 
 
@@ -118,14 +118,14 @@ def test_what_another_worker_noted_is_gone_on_from_here() -> None:
 def test_a_prompt_goes_on_from_the_latest_that_ended_inside_it(prompts: list[list[int]]) -> None:
     """Wherever that was behind the deepest door that was open, and whoever else ended there; each is gone on from
     once."""
-    lineage, ends, doors = Lineage(), dict[int, int](), set[int]()
+    lineage, ends, depth_markers = Lineage(), dict[int, int](), set[int]()
     for at_s, path in enumerate(prompts):
         hashes = blocks(*((str(step), 1) for step in path))
         powers = [depth for depth in (1, 2, 4, 8) if depth <= len(hashes)]
-        shared = max((depth for depth in powers if hashes[depth - 1] in doors), default=0)
+        shared = max((depth for depth in powers if hashes[depth - 1] in depth_markers), default=0)
         inside = [hash_ for hash_ in hashes[max(shared - 1, 0) : max(2 * shared - 1, 0)] if hash_ != hashes[-1]]
         before = next((hash_ for hash_ in reversed(inside) if hash_ in ends), None)
         turn = 0 if before is None else ends.pop(before) + 1
         assert lineage.observe(hashes, float(at_s)).turn == turn
         ends[hashes[-1]] = turn
-        doors.update(hashes[depth - 1] for depth in powers)
+        depth_markers.update(hashes[depth - 1] for depth in powers)

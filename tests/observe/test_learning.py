@@ -32,9 +32,9 @@ def learning() -> Learning:
     return made
 
 
-def candidate(name: str, queue_ms: float, displace_ms: float = 0.0) -> Candidate:
-    parts = (("queue", queue_ms), ("displace", displace_ms))
-    return Candidate(Direct(pod(name)), Cost.of(parts, queue_ms + displace_ms))
+def candidate(name: str, queue_ms: float, eviction_ms: float = 0.0) -> Candidate:
+    parts = (("queue", queue_ms), ("eviction", eviction_ms))
+    return Candidate(Direct(pod(name)), Cost.of(parts, queue_ms + eviction_ms))
 
 
 def sample(made: Learning, name: str) -> float:
@@ -100,7 +100,7 @@ def test_a_move_without_kv_or_link_teaches_nothing() -> None:
 def test_only_what_the_client_waits_for_is_compared_with_what_came() -> None:
     """A price also holds what others lose."""
     made = learning()
-    chosen = candidate("a", 100.0, displace_ms=900.0)
+    chosen = candidate("a", 100.0, eviction_ms=900.0)
     made.settle("m", RouteDecision("p", "v", (chosen,)), chosen, 125.0)
     assert sample(made, "warmroute_time_to_first_token_predicted_seconds_sum") == pytest.approx(0.1)
     assert sample(made, "warmroute_time_to_first_token_error_ratio_sum") == pytest.approx(0.2)

@@ -20,7 +20,7 @@ def test_every_member_says_what_it_is_for(kind: type[Configurable]) -> None:
 
 def test_what_a_client_waits_for_is_said_by_the_terms() -> None:
     """The rest is what it is worth to spare somebody else."""
-    assert {"queue", "prefill", "tier_read", "transfer", "handoff", "room"} == DELAYS
+    assert {"queue", "prefill", "tier_read", "transfer", "handoff", "kv_wait"} == DELAYS
 
 
 @pytest.mark.parametrize("place", ["pickers.LowestCost", "filters.pods.Pods"])

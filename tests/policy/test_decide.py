@@ -151,7 +151,14 @@ def test_a_queue_that_is_being_worked_on_draws_the_request_back() -> None:
 
 def test_of_a_price_the_client_waits_for_what_is_no_concern_of_others() -> None:
     """Its own queue, prefill and transfers; not what it displaces, stalls or is given credit for."""
-    parts = {"queue": 1.0, "replicate": -500.0, "prefill": 10.0, "displace": 7000.0, "transfer": 100.0, "stall": 9.0}
+    parts = {
+        "queue": 1.0,
+        "hot_prefix_credit": -500.0,
+        "prefill": 10.0,
+        "eviction": 7000.0,
+        "transfer": 100.0,
+        "decode_interference": 9.0,
+    }
     assert expected_ttft_ms(Cost.of(tuple(parts.items()), sum(parts.values()))) == 111.0
 
 
@@ -189,7 +196,7 @@ def test_of_queue_and_prefill_a_shortlist_loses_nothing(seen: Scene, most: int) 
 @given(seen=scenes(linked=False), most=st.integers(1, 6))
 def test_a_shortlist_loses_no_more_than_its_glance_leaves_out(seen: Scene, most: int) -> None:
     """Of any policy: two pods that look alike differ by what was not looked at."""
-    terms = ("queue", "prefill", "replicate", "displace", "decode", "room", "stall")
+    terms = ("queue", "prefill", "hot_prefix_credit", "eviction", "decode", "kv_wait", "decode_interference")
     try:
         full, short = (decide(seen, policy(*terms, shortlist=limit)).candidates for limit in (0, most))
     except (ClientError, FleetError):

@@ -109,9 +109,9 @@ def test_the_sentence_admits_that_price_did_not_decide() -> None:
 
 def test_terms_come_with_formula_and_parameters() -> None:
     """As their docstrings and the policy say."""
-    (note,) = explained(scene(*ready(pod("a"))), policy(costs={"displace": {"reuse": 2.0}})).terms
-    assert (note.name, note.parameters) == ("displace", {"reuse": 2.0})
-    assert note.formula == "displace = reuse * c1 * (n - what the pod holds of it)"
+    (note,) = explained(scene(*ready(pod("a"))), policy(costs={"eviction": {"reuse": 2.0}})).terms
+    assert (note.name, note.parameters) == ("eviction", {"reuse": 2.0})
+    assert note.formula == "eviction = reuse * c1 * (n - what the pod holds of it)"
     (note,) = explained(scene(*ready(pod("a"))), policy("transfer")).terms
     first, second = note.formula.splitlines()
     assert first.startswith("T_x = t0 + ") and second == "transfer = max(0, T_x - queue)"

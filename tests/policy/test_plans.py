@@ -253,7 +253,7 @@ def test_a_pull_is_chosen_only_where_it_is_cheaper(seen: Scene) -> None:
 def test_a_pull_that_is_dearer_by_the_whole_price_is_not_kept() -> None:
     """2.6 ms against 33 of compute, of which all are credited where everybody will want that prefix."""
     seen = asked(peer("holder"), peer("idle"), held={"holder": BLOCKS}, inflight={"holder": InFlight(1, 1, 0, 500.0)})
-    crediting = policy("queue", "prefill", "replicate", "transfer")
+    crediting = policy("queue", "prefill", "hot_prefix_credit", "transfer")
     for shared_blocks, pull in ((0, Pull("holder", 1600, 1600)), (BLOCKS, None)):
         best = decide(structs.replace(seen, shared_blocks=shared_blocks), crediting).candidates[0]
         assert (best.pod.id, best.plan.pull) == ("idle", pull)
@@ -307,7 +307,7 @@ def test_what_a_missing_token_costs_is_what_all_terms_say() -> None:
     """c1 and the mean of c2 over the prompt, and once more c1 where it displaces another."""
     seen = scene(*ready(pod("a")), prompt=prompt(1001))
     attention = SPEED.c2_ms_per_token2 * 1000 / SPEED.c1_ms_per_token
-    for terms, expected in (({"prefill": {}}, 1.0), ({"prefill": {}, "displace": {"reuse": 1.0}}, 2.0), ({}, 0.0)):
+    for terms, expected in (({"prefill": {}}, 1.0), ({"prefill": {}, "eviction": {"reuse": 1.0}}, 2.0), ({}, 0.0)):
         assert Planner(seen, 1001).missing_weight(pod("a"), policy(costs=terms).costs) == pytest.approx(
             expected + bool(terms) * attention
         )

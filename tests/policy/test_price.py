@@ -15,7 +15,7 @@ from tests.policy.scenes import POLICIES, holding, pod, policy, ready, scene, sc
 
 PRICED = [
     *(POLICIES[name] for name in ("cost_aware", "cost_aware_pd", "least_load")),
-    policy("queue", "prefill", "transfer", "tier_read", "handoff", "room", "stall"),
+    policy("queue", "prefill", "transfer", "tier_read", "handoff", "kv_wait", "decode_interference"),
 ]
 
 

@@ -25,7 +25,10 @@ from router.policy.spec import Policy
 from router.types import InFlight, PodLoad, PodState, PodStatus, Scene, StepBegan
 from tests.policy.scenes import MODEL, POLICIES, pod, policy, prompt, ready, request, scene, scenes
 
-ALL = [*POLICIES.values(), policy("queue", "prefill", "transfer", "handoff", "room", "stall", shortlist=2)]
+ALL = [
+    *POLICIES.values(),
+    policy("queue", "prefill", "transfer", "handoff", "kv_wait", "decode_interference", shortlist=2),
+]
 
 
 def decided(seen: Scene, by: Policy) -> bytes:

@@ -36,7 +36,7 @@ def test_every_filter_term_and_picker_is_described_with_its_fields() -> None:
 
 def test_a_fields_unit_is_in_its_name_or_in_that_of_its_mapping() -> None:
     """Plain numbers have none."""
-    assert [unit_of(key) for key in ("admission.ttft_ms", "match.prompt_tokens.min", "costs.decode.weight")] == [
+    assert [unit_of(key) for key in ("slo.ttft_ms", "match.prompt_tokens.min", "costs.decode.weight")] == [
         "ms",
         "tokens",
         "",

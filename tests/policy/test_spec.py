@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.policy.catalog import COSTS, PICKERS
-from router.policy.costs.decode import Decode
+from router.policy.costs.decode import DecodeTerm
 from router.policy.pickers import LowestCost
 from router.policy.spec import Shadow, ValidationError, parse_policy
 from router.policy.term import Side
@@ -35,7 +35,7 @@ def test_a_policy_is_its_terms_and_its_picker() -> None:
     policy = parse_policy(PLAIN)
     assert policy.name == "mine"
     assert [name for name, _ in policy.costs] == ["queue", "decode"]
-    assert dict(policy.costs)["decode"] == Decode(weight=0.5)
+    assert dict(policy.costs)["decode"] == DecodeTerm(weight=0.5)
     assert policy.picker == LowestCost()
 
 
@@ -114,8 +114,17 @@ def test_every_cost_is_priced_on_one_side_of_a_split() -> None:
     """In the order of the catalog: what is computed where the prompt is, what is waited for where the answer is."""
     found = parse_policy(changed("costs", value={name: {} for name in COSTS}))
     computing, answering = ([name for name, _ in found.costs_of(side)] for side in (Side.PREFILL, Side.DECODE))
-    assert computing == ["queue", "prefill", "replicate", "tier_read", "transfer", "stall", "displace", "warm_up"]
-    assert answering == ["handoff", "decode", "room", "crowd"]
+    assert computing == [
+        "queue",
+        "prefill",
+        "hot_prefix_credit",
+        "tier_read",
+        "transfer",
+        "decode_interference",
+        "eviction",
+        "warm_up",
+    ]
+    assert answering == ["handoff", "decode", "kv_wait", "kv_pressure"]
     assert sorted([*computing, *answering]) == sorted(COSTS)
 
 
@@ -140,7 +149,7 @@ def test_what_a_file_says_of_its_use_is_on_the_policy() -> None:
     said = parse_policy(
         PLAIN
         | {"match": {"tenant": "acme"}, "percent": 5, "retry": {"attempts": 1}}
-        | {"admission": {"ttft_ms": 800}, "shadow": {"policy": "least_load", "rate": 0.25}}
+        | {"slo": {"ttft_ms": 800}, "shadow": {"policy": "least_load", "rate": 0.25}}
     )
     assert said.match is not None and said.match.tenant == ("acme",)
     assert (said.percent, said.attempts, said.slo_ttft_ms) == (5, 1, 800)
@@ -155,7 +164,7 @@ def test_what_a_file_says_of_its_use_is_on_the_policy() -> None:
         {"retry": {"attempts": 12}},
         {"shadow": {"policy": "x", "rate": 1.5}},
         {"shadow": {"rate": 0.5}},
-        {"admission": {"ttft_ms": 0}},
+        {"slo": {"ttft_ms": 0}},
     ],
 )
 def test_use_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:

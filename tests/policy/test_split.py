@@ -175,7 +175,7 @@ def test_a_pod_full_of_running_requests_is_spared_by_a_split() -> None:
     busy = {"d0": InFlight(40, context_tokens=40_000)}
     seen = asked(*ready(*apart()), inflight=busy, links=Links(elsewhere=replace(LINK, t0_ms=20.0)))
     assert isinstance(decide(seen, BY_PRICE).candidates[0].plan, Direct)
-    stalling = policy("queue", "prefill", "stall", "handoff")
+    stalling = policy("queue", "prefill", "decode_interference", "handoff")
     assert isinstance(decide(seen, stalling).candidates[0].plan, Split)
 
 
@@ -228,7 +228,17 @@ def divided(draw: st.DrawFn) -> Scene:
     )
 
 
-ALL = policy("queue", "prefill", "replicate", "displace", "tier_read", "handoff", "decode", "room", "stall")
+ALL = policy(
+    "queue",
+    "prefill",
+    "hot_prefix_credit",
+    "eviction",
+    "tier_read",
+    "handoff",
+    "decode",
+    "kv_wait",
+    "decode_interference",
+)
 
 
 @settings(max_examples=60)

@@ -21,7 +21,7 @@ from tests.stories.conftest import Chat, City, OpenCity
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
 TURNS = "name: {name}\nabout: x\nmatch: {match}\npicker:\n  in_turn: {{}}\n"
-DEFAULT = "name: mine\nabout: x\nextends: cost_aware\ncosts:\n  displace:\n    reuse: {reuse}\n"
+DEFAULT = "name: mine\nabout: x\nextends: cost_aware\ncosts:\n  eviction:\n    reuse: {reuse}\n"
 
 
 def chat(number: int) -> Chat:
@@ -78,7 +78,7 @@ async def test_one_edited_number_decides_within_a_second_and_no_request_fails(
         await city.until(lambda: city.program.policies.current().default.version != before.version)
         assert asyncio.get_running_loop().time() - at_s < 1.0
         now = dict(city.program.policies.current().default.costs)
-        assert repr(now["displace"]) == "Displace(reuse=7.0)"
+        assert repr(now["eviction"]) == "EvictionTerm(reuse=7.0)"
         asked = len(answers)
         await city.until(lambda: len(answers) > asked + 20)
         assert {answer.status_code for answer in answers} == {200}
@@ -135,13 +135,13 @@ async def test_a_broken_file_changes_nothing_but_a_metric_and_a_message_with_its
     """/readyz says file and line and stays ready; what is repaired is taken up."""
     async with open_city(policy="mine", policies=folder) as city, under_load(city) as answers:
         good = version(city)
-        (folder / "mine.yaml").write_text(default().replace("displace", "dispalce"))
+        (folder / "mine.yaml").write_text(default().replace("eviction", "evicton"))
         await city.until(lambda: bool(city.program.policies.error))
         assert version(city) == good
         assert await metric(city, "warmroute_policy_reload_failed") == "1.0"
         ready = await city.client.get("/readyz")
         assert ready.status_code == 200
-        assert "mine.yaml:5: costs.dispalce: unknown key; did you mean 'displace'?" in ready.json()["policies"]["error"]
+        assert "mine.yaml:5: costs.evicton: unknown key; did you mean 'eviction'?" in ready.json()["policies"]["error"]
         (folder / "mine.yaml").write_text(default(reuse=2.0))
         await city.until(lambda: version(city) != good)
         assert await metric(city, "warmroute_policy_reload_failed") == "0.0"
@@ -176,7 +176,7 @@ async def test_a_hangup_and_an_admin_call_read_the_files_at_once(open_city: Open
         os.kill(os.getpid(), signal.SIGHUP)
         await city.until(lambda: not city.program.policies.error)
         shown = (await city.client.get("/admin/policies")).json()
-        assert shown["active"][0]["costs"]["displace"] == "Displace(reuse=9.0)"
+        assert shown["active"][0]["costs"]["eviction"] == "EvictionTerm(reuse=9.0)"
         assert shown["error"] is None
 
 
@@ -219,7 +219,7 @@ async def test_a_policy_says_how_often_it_is_tried(
 
 async def test_targets_are_counted_as_met_or_not(open_city: OpenCity, folder: Path) -> None:
     """Streamed answers under a policy that promises something."""
-    (folder / "mine.yaml").write_text(default() + "admission: {ttft_ms: 60000}\n")
+    (folder / "mine.yaml").write_text(default() + "slo: {ttft_ms: 60000}\n")
     async with open_city(policy="mine", policies=folder) as city:
         await city.chat(chat(1), stream=True)
         await city.chat(chat(1))

@@ -206,7 +206,7 @@ class SharedView:
             self._learn_all(found.calibration)
         self._hear_work(worker, found.work)
         for pod, held in found.held.items():
-            owners.breaker.hear(pod, held, now_s)
+            owners.breaker.apply_remote(pod, held, now_s)
         for sent in found.dispatched:
             self._hear_dispatch(sent)
         for lesson in found.lessons:
@@ -240,7 +240,7 @@ class SharedView:
         owners, blocks, now_s = self._owners, hash_array(), self._clock()
         blocks.frombytes(sent.blocks)
         owners.local.hear(sent.pod, blocks, now_s, ttl_s=sent.ttl_s, capacity_blocks=sent.capacity_blocks)
-        owners.classes.hear(blocks, now_s)
+        owners.classes.apply_remote(blocks, now_s)
 
     def _hear_lesson(self, lesson: Lesson) -> None:
         fleet, learning = self._owners.fleet, self._owners.learning

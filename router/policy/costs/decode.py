@@ -10,7 +10,7 @@ from pydantic import NonNegativeFloat
 from router.policy.term import CostTerm, Placement, Side
 
 
-class Decode(CostTerm):
+class DecodeTerm(CostTerm):
     """Slow-down of this request's own decoding by its neighbours, over its expected output:
 
         decode = weight * output_tokens * (d1 * running + d2 * context tokens of our requests there)

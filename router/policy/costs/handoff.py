@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 from router.policy.term import CostTerm, Placement, Side, Transfer
 
 
-class Handoff(CostTerm):
+class HandoffTerm(CostTerm):
     """The part of a handoff that the client waits for:
 
         T_x = t0 + kv_bytes_per_token * (n - p_decode) / B * (1 + transfers that the prefill pod is sending already)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from router.policy.term import CostTerm, Placement, Side
 
 
-class Prefill(CostTerm):
+class PrefillTerm(CostTerm):
     """T_prefill(n, p) = F + c1 (n - p) + c2 (n^2 - p^2), with n prompt tokens of which p need no compute there.
 
     F is the fixed part of the step that computes them: c0, or d0 + d1 b + d2 context where b requests decode in it.

@@ -11,7 +11,7 @@ from router.policy.ahead import ahead_ms
 from router.policy.term import CostTerm, Placement, Side
 
 
-class Queue(CostTerm):
+class QueueTerm(CostTerm):
     """Work that stands before this request, in milliseconds:
 
         queue = max(0, F + W_in - time since that step began) + W_behind

@@ -9,7 +9,7 @@ from router.policy.term import CostTerm, Placement, Side
 from router.types import Link
 
 
-class TierRead(CostTerm):
+class TierReadTerm(CostTerm):
     """Cached KV that lies in the pod's CPU or disk tier or in a store must be read first, tier by tier:
 
         tier_read = sum over tiers: t0(tier) + kv_bytes_per_token * tokens there / B(tier)

@@ -9,7 +9,7 @@ from router.policy.ahead import ahead_ms
 from router.policy.term import CostTerm, Placement, Side
 
 
-class Transfer(CostTerm):
+class TransferTerm(CostTerm):
     """KV that comes from a peer travels while the pod still works on what stands before, and is paid as far as it takes
     longer than that:
 

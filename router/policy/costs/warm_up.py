@@ -10,7 +10,7 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from router.policy.term import CostTerm, Placement, Side
 
 
-class WarmUp(CostTerm):
+class WarmUpTerm(CostTerm):
     """What waits there counts for more at first, and ever less so:
 
         warm_up = weight * (1 - age_s / slow_start_s) * queue_ms        until slow_start_s; then 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.policy.costs.handoff import Handoff
+from router.policy.costs.handoff import HandoffTerm
 from router.policy.term import Transfer
 from tests.policy.costs.placements import at
 from tests.policy.scenes import pod
@@ -12,7 +12,7 @@ from tests.policy.scenes import pod
 
 def exposed_ms(layers: int, prefill_ms: float, transfer_ms: float = 42.0) -> float:
     """Of a transfer that needs 2 ms to begin."""
-    return Handoff(layers=layers).cost_ms(at(handoff=Transfer(pod("p"), 2.0, transfer_ms, prefill_ms)))
+    return HandoffTerm(layers=layers).cost_ms(at(handoff=Transfer(pod("p"), 2.0, transfer_ms, prefill_ms)))
 
 
 def test_at_once_the_client_waits_for_all_of_it() -> None:
@@ -37,4 +37,4 @@ def test_more_layers_never_cost_more_and_the_start_and_a_layer_are_always_paid()
 
 def test_a_request_that_is_served_whole_hands_nothing_over() -> None:
     """Zero."""
-    assert Handoff().cost_ms(at()) == 0.0
+    assert HandoffTerm().cost_ms(at()) == 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.policy.costs.tier_read import TierRead
+from router.policy.costs.tier_read import TierReadTerm
 from router.types import Link, Links
 from tests.policy.costs.placements import at
 
@@ -25,9 +25,9 @@ LINKS = Links(cpu=Link(1.0, 20_000.0), disk=Link(5.0, 4_000.0), remote=Link(50.0
 def test_each_tier_is_read_over_its_own_link(held: tuple[int, int, int, int], expected_ms: float) -> None:
     """t0 + tokens * bytes / B, tier by tier; the GPU needs none."""
     placed = at(cached_tokens=sum(held), held_tokens=held, links=LINKS)
-    assert TierRead().cost_ms(placed) == pytest.approx(expected_ms)
+    assert TierReadTerm().cost_ms(placed) == pytest.approx(expected_ms)
 
 
 def test_a_read_of_which_nothing_is_known_costs_nothing() -> None:
     """A tier without a link is taken for as near as the GPU."""
-    assert TierRead().cost_ms(at(cached_tokens=500, held_tokens=(100, 400, 0, 0))) == 0.0
+    assert TierReadTerm().cost_ms(at(cached_tokens=500, held_tokens=(100, 400, 0, 0))) == 0.0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.policy.costs.warm_up import WarmUp
+from router.policy.costs.warm_up import WarmUpTerm
 from router.policy.decide import decide
 from router.policy.term import Placement
 from router.types import InFlight
@@ -30,14 +30,14 @@ def begun(age_s: float | None) -> Placement:
 )
 def test_a_queue_counts_double_at_first_and_ever_less(age_s: float | None, share: float) -> None:
     """A clock that goes back changes nothing."""
-    assert WarmUp(weight=1.0, slow_start_s=10.0).cost_ms(begun(age_s)) == pytest.approx(share * 40.0)
+    assert WarmUpTerm(weight=1.0, slow_start_s=10.0).cost_ms(begun(age_s)) == pytest.approx(share * 40.0)
 
 
 @given(ages=st.tuples(st.floats(0, 20), st.floats(0, 20)))
 def test_the_older_is_never_dearer(ages: tuple[float, float]) -> None:
     """It only ever fades."""
     young, old = sorted(ages)
-    assert WarmUp().cost_ms(begun(young)) >= WarmUp().cost_ms(begun(old))
+    assert WarmUpTerm().cost_ms(begun(young)) >= WarmUpTerm().cost_ms(begun(old))
 
 
 @pytest.mark.parametrize(("work", "expected"), [({}, {"old", "new"}), ({"new": BUSY, "old": BUSY}, {"old"})])

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from msgspec import structs
 
-from router.policy.costs.queue import Queue
+from router.policy.costs.queue import QueueTerm
 from router.policy.spec import Policy
 from router.policy.term import Placement
 from router.sim.virtual.fleet import Conditions
@@ -75,7 +75,7 @@ def test_the_conversation_trace_shares_as_much_as_was_published(
     assert round(result.cached_share, 3) == pytest.approx(0.374, abs=0.002)
 
 
-class QueueInFull(Queue):
+class QueueInFull(QueueTerm):
     """The prefill times of all that is queued, however far the first of it is, as the paper adds them up."""
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
@@ -87,7 +87,7 @@ class QueueInFull(Queue):
 
 def as_published(policy: Policy) -> Policy:
     """The same with a queue in full."""
-    costs = [(name, QueueInFull() if isinstance(term, Queue) else term) for name, term in policy.costs]
+    costs = [(name, QueueInFull() if isinstance(term, QueueTerm) else term) for name, term in policy.costs]
     return replace(policy, costs=costs)
 
 

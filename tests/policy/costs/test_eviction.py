@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.policy.costs.displace import Displace
+from router.policy.costs.eviction import EvictionTerm
 from router.policy.term import Transfer
 from tests.policy.costs.placements import at
 from tests.policy.scenes import pod
@@ -12,18 +12,18 @@ from tests.policy.scenes import pod
 
 def test_what_the_pod_does_not_hold_pushes_out_as_much() -> None:
     """reuse * c1 * (n - own), by hand: half of 600 tokens of 0.02 ms."""
-    assert Displace(reuse=0.5).cost_ms(at(prompt_tokens=1000, cached_tokens=400)) == pytest.approx(6.0)
+    assert EvictionTerm(reuse=0.5).cost_ms(at(prompt_tokens=1000, cached_tokens=400)) == pytest.approx(6.0)
 
 
 def test_a_copy_that_is_pulled_needs_its_room_too() -> None:
     """Only what the pod holds itself is there already."""
     pulling = at(cached_tokens=900, own_tokens=400, pull=Transfer(pod("holder"), 1.0, 5.0))
-    assert Displace(reuse=0.5).cost_ms(pulling) == Displace(reuse=0.5).cost_ms(at(cached_tokens=400))
+    assert EvictionTerm(reuse=0.5).cost_ms(pulling) == EvictionTerm(reuse=0.5).cost_ms(at(cached_tokens=400))
 
 
 def test_a_prefix_that_all_share_is_held_against_nobody() -> None:
     """It must be on every pod once; whoever holds more of the prompt has nothing from it."""
-    term = Displace(reuse=1.0)
+    term = EvictionTerm(reuse=1.0)
     assert term.cost_ms(at(shared_tokens=800)) == term.cost_ms(at(shared_tokens=800, cached_tokens=800))
     assert term.cost_ms(at(shared_tokens=800, cached_tokens=900)) == term.cost_ms(at(cached_tokens=900))
 
@@ -32,4 +32,4 @@ def test_a_prefix_that_all_share_is_held_against_nobody() -> None:
 def test_nobody_comes_back_less_than_never(reuse: float) -> None:
     """And nobody for ever."""
     with pytest.raises(ValueError, match="reuse"):
-        Displace(reuse=reuse)
+        EvictionTerm(reuse=reuse)

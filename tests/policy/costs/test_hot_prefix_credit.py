@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.policy.costs.prefill import Prefill
-from router.policy.costs.replicate import Replicate
+from router.policy.costs.hot_prefix_credit import HotPrefixCreditTerm
+from router.policy.costs.prefill import PrefillTerm
 from tests.policy.costs.placements import at
 from tests.policy.scenes import speeds
 
@@ -20,8 +20,8 @@ def test_it_never_gives_back_more_than_prefill_took(
     """What the pod lacks of the shared prefix, and no more."""
     shared, cached = (data.draw(st.integers(0, prompt_tokens - 1)) for _ in range(2))
     placement = at(speed=speed, prompt_tokens=prompt_tokens, cached_tokens=cached, shared_tokens=shared)
-    given_back = -Replicate(credit=credit).cost_ms(placement)
-    assert 0 <= given_back <= Prefill().cost_ms(placement)
+    given_back = -HotPrefixCreditTerm(credit=credit).cost_ms(placement)
+    assert 0 <= given_back <= PrefillTerm().cost_ms(placement)
     if cached >= shared:
         assert given_back == 0
 
@@ -29,7 +29,7 @@ def test_it_never_gives_back_more_than_prefill_took(
 def test_full_credit_makes_a_pod_without_the_shared_prefix_as_good_as_one_with_it() -> None:
     """So that an idle fleet does not send everything to one pod."""
     costs = [
-        Prefill().cost_ms(placement) + Replicate().cost_ms(placement)
+        PrefillTerm().cost_ms(placement) + HotPrefixCreditTerm().cost_ms(placement)
         for placement in (at(shared_tokens=800), at(shared_tokens=800, cached_tokens=800))
     ]
     assert costs[0] == pytest.approx(costs[1])
@@ -39,4 +39,4 @@ def test_full_credit_makes_a_pod_without_the_shared_prefix_as_good_as_one_with_i
 def test_a_credit_is_a_share(credit: float) -> None:
     """More than all of it would pay for being cold."""
     with pytest.raises(ValueError, match="credit"):
-        Replicate(credit=credit)
+        HotPrefixCreditTerm(credit=credit)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.policy.costs.crowd import Crowd
+from router.policy.costs.kv_pressure import KvPressureTerm
 from router.types import InFlight, PodLoad
 from tests.policy.costs.placements import at
 from tests.policy.scenes import SPEED
@@ -21,15 +21,15 @@ def test_a_pod_half_full_costs_the_weight_in_prompts() -> None:
         load=PodLoad(kv_usage=0.4),
         inflight=InFlight(requests=1, prefill_requests=1, prefill_tokens=1000),
     )
-    assert Crowd().cost_ms(half) == pytest.approx(0.3 * SPEED.c1_ms_per_token * 1100)
-    assert Crowd(weight=0.6).cost_ms(half) == pytest.approx(0.6 * SPEED.c1_ms_per_token * 1100)
+    assert KvPressureTerm().cost_ms(half) == pytest.approx(0.3 * SPEED.c1_ms_per_token * 1100)
+    assert KvPressureTerm(weight=0.6).cost_ms(half) == pytest.approx(0.6 * SPEED.c1_ms_per_token * 1100)
 
 
 def test_requests_that_the_engine_has_not_told_of_fill_it_as_those_do_that_it_has() -> None:
     """Four run by its last word and eight of ours are there: twice as much is taken to be in use."""
     known = at(capacity_tokens=10_000, load=PodLoad(running=8, kv_usage=0.6), inflight=InFlight(requests=8))
     told_half = at(capacity_tokens=10_000, load=PodLoad(running=4, kv_usage=0.3), inflight=InFlight(requests=8))
-    assert Crowd().cost_ms(told_half) == pytest.approx(Crowd().cost_ms(known))
+    assert KvPressureTerm().cost_ms(told_half) == pytest.approx(KvPressureTerm().cost_ms(known))
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 100_000))
@@ -40,7 +40,9 @@ def test_the_fuller_the_dearer_and_nineteen_times_its_weight_at_the_most(
 
     def price(kv_usage: float) -> float:
         inflight = InFlight(requests=1, prefill_requests=1, prefill_tokens=waiting)
-        return Crowd(weight=1.0).cost_ms(at(capacity_tokens=10_000, load=PodLoad(kv_usage=kv_usage), inflight=inflight))
+        return KvPressureTerm(weight=1.0).cost_ms(
+            at(capacity_tokens=10_000, load=PodLoad(kv_usage=kv_usage), inflight=inflight)
+        )
 
     placed = at(capacity_tokens=10_000)
     most = 19 * SPEED.c1_ms_per_token * (placed.prompt_tokens + placed.output_tokens)
@@ -49,4 +51,4 @@ def test_the_fuller_the_dearer_and_nineteen_times_its_weight_at_the_most(
 
 def test_where_the_capacity_is_unknown_nothing_is_guessed() -> None:
     """However full it says it is."""
-    assert Crowd().cost_ms(at(load=PodLoad(kv_usage=1.0))) == 0.0
+    assert KvPressureTerm().cost_ms(at(load=PodLoad(kv_usage=1.0))) == 0.0

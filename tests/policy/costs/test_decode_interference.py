@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.policy.costs.stall import Stall
+from router.policy.costs.decode_interference import DecodeInterferenceTerm
 from router.types import InFlight, PodLoad
 from tests.policy.costs.placements import at
 
@@ -15,16 +15,18 @@ def test_everybody_who_decodes_waits_as_long_as_the_prompt_is_computed() -> None
     """weight * requests * (c1 (n - p) + c2 (n^2 - p^2)), by hand."""
     placed = at(inflight=DECODING, prompt_tokens=1000, cached_tokens=600)
     compute_ms = 0.02 * 400 + 4e-7 * (1_000_000 - 360_000)
-    assert Stall(weight=0.1).cost_ms(placed) == pytest.approx(0.1 * 5 * compute_ms)
+    assert DecodeInterferenceTerm(weight=0.1).cost_ms(placed) == pytest.approx(0.1 * 5 * compute_ms)
 
 
 def test_the_larger_of_scrape_and_ledger_counts() -> None:
     """A scrape lags; a ledger does not see other routers."""
-    costs = [Stall().cost_ms(at(inflight=DECODING, load=PodLoad(running=running))) for running in (0, 5, 10)]
+    costs = [
+        DecodeInterferenceTerm().cost_ms(at(inflight=DECODING, load=PodLoad(running=running))) for running in (0, 5, 10)
+    ]
     assert costs[0] == costs[1]
     assert costs[2] == pytest.approx(2 * costs[1])
 
 
 def test_on_a_pod_where_nobody_decodes_it_costs_nothing() -> None:
     """As on one that only prefills."""
-    assert Stall().cost_ms(at(inflight=InFlight(requests=4, prefill_requests=4))) == 0.0
+    assert DecodeInterferenceTerm().cost_ms(at(inflight=InFlight(requests=4, prefill_requests=4))) == 0.0

@@ -10,10 +10,10 @@ from pydantic import Field
 from router.policy.term import CostTerm, Placement, Side
 
 
-class Replicate(CostTerm):
+class HotPrefixCreditTerm(CostTerm):
     """Credit for computing a prefix that the traffic shares anyway:
 
-        replicate = -credit * (T_prefill(n, cached) - T_prefill(n, max(cached, shared)))
+        hot_prefix_credit = -credit * (T_prefill(n, cached) - T_prefill(n, max(cached, shared)))
 
     A prefix that carries more than one pod's fair share of the traffic must live on several pods. Its first
     computation on another pod is then paid once and used by all that follow, so that this request should not be

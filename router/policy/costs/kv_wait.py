@@ -10,11 +10,11 @@ from pydantic import NonNegativeFloat
 from router.policy.term import CostTerm, Placement, Side
 
 
-class Room(CostTerm):
+class KvWaitTerm(CostTerm):
     """A prompt is admitted when the KV of what runs has made room for it:
 
         short = KV in use + prompts before it + n - capacity        in tokens, 0 where everything fits
-        room = weight * short / KV in use * output_tokens * step_ms
+        kv_wait = weight * short / KV in use * output_tokens * step_ms
 
     Requests end one by one over the time that one of them runs, and give their KV back as they do: so a share of it is
     free after that share of the time. KV in use is what the engine last said, prompts before it are those that have no

@@ -13,10 +13,10 @@ LEAST_FREE = 0.05
 """A pod is never taken to be fuller than this leaves."""
 
 
-class Crowd(CostTerm):
+class KvPressureTerm(CostTerm):
     """KV of what runs cannot be evicted: the fuller a pod is of it, the less is left for what others come back for:
 
-        crowd = weight * c1 * (n + output_tokens) * used / (1 - used)
+        kv_pressure = weight * c1 * (n + output_tokens) * used / (1 - used)
         used = KV in use * max(1, our requests / requests that the engine told of) + prompts before it
 
     with KV as shares of the capacity; what the engine told is up to a second old. With `weight` 0.3, a pod that is half

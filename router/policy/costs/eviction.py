@@ -10,10 +10,10 @@ from pydantic import NonNegativeFloat
 from router.policy.term import CostTerm, Placement, Side
 
 
-class Displace(CostTerm):
+class EvictionTerm(CostTerm):
     """A full cache loses as many tokens as a request brings, and some of them somebody would have come back for:
 
-        displace = reuse * c1 * (n - what the pod holds of it)
+        eviction = reuse * c1 * (n - what the pod holds of it)
 
     `reuse` is how often a token at the end of the cache's line would have been asked for before it had left anyway.
     Copies that a pull brings count as well: a second copy of a prefix is room for one prefix less. What all traffic

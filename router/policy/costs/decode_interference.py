@@ -10,10 +10,10 @@ from pydantic import NonNegativeFloat
 from router.policy.term import CostTerm, Placement, Side
 
 
-class Stall(CostTerm):
+class DecodeInterferenceTerm(CostTerm):
     """While a prompt is computed, everybody who decodes on the pod waits for the same time in all:
 
-        stall = weight * requests decoding there * (T_prefill(n, p) - c0)
+        decode_interference = weight * requests decoding there * (T_prefill(n, p) - c0)
 
     `weight` is how many milliseconds of this request's first token one millisecond of somebody else's is worth. It is
     what speaks for a prefill pod, where nobody decodes. Source: reference/cost-model.md 4.1 (a step's time).
