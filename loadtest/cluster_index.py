@@ -62,13 +62,12 @@ class Scene:
     pods: list[str]
     redis: RedisProcess
     folder: Path
-    reads: str
     started: int = 0
 
     def config(self) -> Path:
         """What routers and publisher are started with."""
         config = router_config(self.pods, PLAN)
-        config["index"] = {"redis": {"url": self.redis.url, "reads": self.reads}}
+        config["index"] = {"redis": {"url": self.redis.url}}
         path = self.folder / "cluster.yaml"
         path.write_text(json.dumps(config))
         return path
@@ -155,7 +154,7 @@ async def replicas(scene: Scene, rounds: int, seconds: float) -> Table:
             served = (await with_replicas(scene, count, seed, seconds)).served
             found.append(cached_share(served))
             errors[count] += sum(bool(one.error) for one in served)
-    table = Table("routers", "cached share", "against one router", "errors", title=f"replicas, {scene.reads}")
+    table = Table("routers", "cached share", "against one router", "errors", title="replicas")
     one = statistics.median(shares[1])
     for count, found in shares.items():
         share = statistics.median(found)
@@ -231,7 +230,7 @@ async def run(args: argparse.Namespace) -> None:
     console = Console()
     with TemporaryDirectory(prefix="warmroute-cluster-") as folder, redis_process("valkey") as server:
         async with mock_fleet(PLAN, Path(folder)) as pods:
-            scene = Scene(pods, server, Path(folder), args.reads)
+            scene = Scene(pods, server, Path(folder))
             wanted = args.scenes.split(",")
             if "replicas" in wanted:
                 console.print(await replicas(scene, args.rounds, args.seconds))
@@ -245,7 +244,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=12.0, help="how long new sessions arrive in each run")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--reads", choices=["replica", "direct"], default="replica")
     parser.add_argument("--scenes", default="replicas,restart,redis")
     asyncio.run(run(parser.parse_args()))
 

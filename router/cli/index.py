@@ -28,13 +28,12 @@ from router.config.schema import ModelConfig, RouterConfig
 from router.engines.catalog import ENGINES
 from router.errors import ConfigError
 from router.feeds.ask import open_client
+from router.index.holders import hashes_by_generation
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import TokenizerSource, load_tokenizer
 from router.publisher.verify import Verdict, verify_holder
 from router.stores.connection import Client, Connection
-from router.stores.direct import DirectStore
-from router.stores.local import LocalStore
 from router.stores.registry import Registry
 from router.stores.schema import HolderRow, Keys, scope_of
 from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
@@ -180,15 +179,12 @@ def lookup_command(
 
 async def _lookup(opened: _Opened, request: InferenceRequest) -> int:
     prefix = _fingerprint(opened.config, request)
-    store = DirectStore(opened.connection, opened.keys, LocalStore(), deadline_s=5.0)
-    for generation in await opened.registry.generations():
-        store.list_holders(generation, await opened.registry.rows(generation), 0.0)
     table = Table("holder", "revision", "blocks", "gpu", "cpu", "disk", "remote")
-    for generation, hashes in store.holders.hashes(prefix):
-        for name, run in await store.runs(generation, hashes):
-            known = store.holders.get(name)
-            assert known is not None
-            table.add_row(known.id, generation.revision, str(sum(run)), *(str(blocks) for blocks in run))
+    for generation, hashes in hashes_by_generation(prefix, await opened.registry.generations()):
+        for holder, row in sorted((await opened.registry.rows(generation)).items()):
+            run = await opened.registry.leading_run(generation, holder, row, hashes)
+            if any(run):
+                table.add_row(holder, generation.revision, str(sum(run)), *map(str, run))
     print(f"{prefix.token_count} tokens, {len(prefix.hashes)} blocks of {prefix.block_size_tokens}")
     if not table.rows:
         print("Nobody holds the first block. `warmroute index holders` shows who publishes, and for which tokenizer.")

@@ -189,10 +189,6 @@ class RedisIndex(Strict):
     """Longest wait for one answer, off the request path."""
     holder_lifetime_s: PositiveFloat = 15.0
     """A holder whose publisher is silent for this long is out of the index."""
-    reads: Literal["replica", "direct"] = "replica"
-    """`replica`: keep a copy in memory. `direct`: ask Redis for each prompt."""
-    deadline_ms: PositiveFloat = 5.0
-    """With `direct`: longest wait for an answer before a request goes on without it."""
     max_bytes: PositiveInt = 2 * 1024**3
     """Memory of the copy's table: 16 to 54 bytes a block and holder at up to 64 holders."""
     max_age_s: PositiveFloat = 300.0

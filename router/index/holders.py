@@ -104,12 +104,7 @@ class Holders:
     def hashes(self, prefix: PromptPrefix) -> Iterator[tuple[Generation, Sequence[BlockHash]]]:
         """The prompt's hashes under every generation in which the same tokens are the same blocks: its own and, while
         a model is being replaced under its name, the other revisions that are served."""
-        asked = prefix.generation
-        yield replace(asked, adapter="", salt=""), prefix.hashes
-        for other in self._generations:
-            if _same_tokens(other, asked) and not _same_weights(other, asked):
-                seed = generation_seed(replace(other, adapter=asked.adapter, salt=asked.salt))
-                yield other, hash_blocks(token_array(prefix.tokens), other.block_size_tokens, seed)
+        return hashes_by_generation(prefix, self._generations)
 
     def by_pod(self, walks: Iterable[Mapping[HolderName, BlocksByTier]]) -> dict[PodId, BlocksByTier]:
         """Leading blocks by pod and tier: a pod's own, and behind them what a store within its reach has."""
@@ -148,6 +143,19 @@ class Holders:
             more = blocks - (gpu + cpu + disk + remote)
             if more > 0:
                 found[pod.id] = gpu, cpu, disk, remote + more
+
+
+def hashes_by_generation(
+    prefix: PromptPrefix, generations: Iterable[Generation]
+) -> Iterator[tuple[Generation, Sequence[BlockHash]]]:
+    """The prompt's hashes under its own generation, and under each of `generations` that has the same tokenization but
+    other weights."""
+    asked = prefix.generation
+    yield replace(asked, adapter="", salt=""), prefix.hashes
+    for other in generations:
+        if _same_tokens(other, asked) and not _same_weights(other, asked):
+            seed = generation_seed(replace(other, adapter=asked.adapter, salt=asked.salt))
+            yield other, hash_blocks(token_array(prefix.tokens), other.block_size_tokens, seed)
 
 
 def holder_name(generation: Generation, holder: HolderId) -> HolderName:

@@ -155,13 +155,6 @@ class Connection:
         except NoScriptError:
             return await self.client.eval(lua, len(keys), *keys, *args)
 
-    async def read_script(self, lua: str, keys: Sequence[str], args: Sequence[object]) -> Any:
-        """The same for a script that only reads, so that a user who may not write can run it."""
-        try:
-            return await self.client.evalsha_ro(_digest(lua), len(keys), *keys, *args)
-        except NoScriptError:
-            return await self.client.eval_ro(lua, len(keys), *keys, *args)
-
     async def announce(self, key: str, member: bytes | str) -> None:
         """Put a member into a sorted set by the time of day."""
         await self.client.zadd(key, {member: time.time()})

@@ -20,10 +20,11 @@ from router.stores.schema import (
     decode_entry,
     decode_generation,
     decode_row,
+    pack_blocks,
     scope_of,
     unpack_blocks,
 )
-from router.types import BlockHash, Generation, Tier
+from router.types import BlockHash, BlocksByTier, Generation, Tier
 
 SCAN_BLOCKS = 2048
 """Blocks of one SSCAN: about half a millisecond of the server's time, and as much of ours."""
@@ -81,6 +82,24 @@ class Registry:
                 cursor, members = await self._redis.sscan(key, max(cursor, 0), count=SCAN_BLOCKS)
                 if members:
                     yield tier, unpack_blocks(b"".join(set(members)))
+
+    async def leading_run(
+        self, generation: Generation, holder: HolderId, row: HolderRow, hashes: Sequence[BlockHash]
+    ) -> BlocksByTier:
+        """How many leading blocks of a prompt the holder has, each counted in its nearest tier."""
+        if not hashes:
+            return 0, 0, 0, 0
+        scope, members = scope_of(generation), [pack_blocks([block]) for block in hashes]
+        held = [
+            await self._redis.smismember(self._keys.blocks(scope, holder, row.epoch, tier), members) for tier in Tier
+        ]
+        counts = [0] * len(Tier)
+        for in_tiers in zip(*held, strict=True):
+            if 1 not in in_tiers:
+                break
+            counts[in_tiers.index(1)] += 1
+        gpu, cpu, disk, remote = counts
+        return gpu, cpu, disk, remote
 
     # --- the log ---
 

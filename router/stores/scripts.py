@@ -129,39 +129,6 @@ return 'ok'
 )
 """A holder's publisher leaves, and takes with it what nobody would look after."""
 
-WALK: Final = """
--- KEYS for each holder: row, blocks of its tiers; ARGV hashes, then for each holder: epoch and its tiers' digits
-local total, members = #ARGV[1] / 8, {}
-local function upto(last)
-  for i = #members + 1, last do members[i] = string.sub(ARGV[1], i * 8 - 7, i * 8) end
-end
-local runs, key = {}, 1
-for h = 2, #ARGV, 2 do
-  local row, tiers = KEYS[key], ARGV[h + 1]
-  local counts, alive = {0, 0, 0, 0}, redis.call('HGET', row, 'epoch') == ARGV[h]
-  local at, size = 1, 1
-  while alive and at <= total do
-    local last = math.min(at + size - 1, total)
-    upto(last)
-    local held = {}
-    for t = 1, #tiers do held[t] = redis.call('SMISMEMBER', KEYS[key + t], unpack(members, at, last)) end
-    for i = 1, last - at + 1 do
-      local nearest
-      for t = 1, #tiers do
-        if held[t][i] == 1 then nearest = string.byte(tiers, t) - 47 break end
-      end
-      if not nearest then alive = false break end
-      counts[nearest] = counts[nearest] + 1
-    end
-    at, size = last + 1, math.min(size * 8, 512)
-  end
-  for t = 1, 4 do runs[#runs + 1] = counts[t] end
-  key = key + 1 + #tiers
-end
-return runs
-"""
-"""Every holder's leading run of one prompt, by tier; each walk ends at the first block that is missing."""
-
 EXCHANGE: Final = (
     _NOW
     + """

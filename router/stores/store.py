@@ -1,7 +1,7 @@
 """What does the router ask of an index, wherever it lives?
 
 One protocol. `local.py` answers from what this router heard itself; `replica.py` adds the cluster's index, copied into
-memory; `direct.py` asks Redis for each prompt. A match is never an error: a store that cannot answer says `degraded`.
+memory. A match is never an error: a store that cannot answer says `degraded`.
 """
 
 from __future__ import annotations

@@ -18,14 +18,12 @@ import structlog
 from router.config.schema import RedisIndex
 from router.feeds.kv_redis import IndexFeed
 from router.feeds.receipt_stream import ReceiptStream
-from router.feeds.registry import RegistryFeed
 from router.feeds.workload import WorkloadFeed
 from router.fleet.ledger import Ledger
 from router.index.cluster import ClusterIndex
 from router.observe.metrics import Metrics
 from router.stores.calibration import SharedCalibration
 from router.stores.connection import Connection, RedisAddress, Secret, Tls, parse_url
-from router.stores.direct import DirectStore
 from router.stores.local import LocalStore
 from router.stores.registry import Registry
 from router.stores.replica import ReplicaStore
@@ -77,18 +75,11 @@ class Cluster:
         address = redis_address(config)
         self._connection = Connection(address, timeout_s=config.timeout_s)
         registry = Registry(self._connection, keys)
-        self._feed: IndexFeed | RegistryFeed
-        self.store: ReplicaStore | DirectStore
-        if config.reads == "replica":
-            index = ClusterIndex(
-                lifetime_s=config.holder_lifetime_s, max_bytes=config.max_bytes, scatter=secrets.randbits(64)
-            )
-            self.store = replica = ReplicaStore(index, local, max_age_s=config.max_age_s)
-            self._feed = IndexFeed(registry, replica, wanted)
-        else:
-            deadline_s = config.deadline_ms / 1000
-            self.store = direct = DirectStore(self._connection, keys, local, deadline_s=deadline_s)
-            self._feed = RegistryFeed(registry, direct, wanted)
+        index = ClusterIndex(
+            lifetime_s=config.holder_lifetime_s, max_bytes=config.max_bytes, scatter=secrets.randbits(64)
+        )
+        self.store = ReplicaStore(index, local, max_age_s=config.max_age_s)
+        self._feed = IndexFeed(registry, self.store, wanted)
         siblings = f"{socket.gethostname()}:{place.folder.name}:" if place else None
         router = f"{siblings or socket.gethostname() + ':'}{os.getpid()}:{secrets.token_hex(4)}"
         work = Workload(self._connection, keys, router, lifetime_s=WORK_LIFETIME_S, siblings=siblings)
@@ -116,14 +107,13 @@ class Cluster:
         """Take the gauges; called before each rendering."""
         metrics.replicas.set(self._work.replicas)
         metrics.index_holder.clear()
-        if isinstance(self.store, ReplicaStore) and isinstance(self._feed, IndexFeed):
-            index = self.store.index
-            metrics.index_age_s.set(self.store.age_s(time.monotonic()))
-            metrics.index_bytes.set(index.bytes)
-            metrics.index_left_out.set(index.left_out)
-            metrics.index_reads.set(self._feed.holders_read)
-            for holder in index.holders:
-                metrics.index_holder.labels(holder.generation.model, holder.id).set(holder.complete)
+        index = self.store.index
+        metrics.index_age_s.set(self.store.age_s(time.monotonic()))
+        metrics.index_bytes.set(index.bytes)
+        metrics.index_left_out.set(index.left_out)
+        metrics.index_reads.set(self._feed.holders_read)
+        for holder in index.holders:
+            metrics.index_holder.labels(holder.generation.model, holder.id).set(holder.complete)
 
     async def close(self) -> None:
         """Give all sockets back."""

@@ -35,7 +35,6 @@ from router.index.holders import HolderFacts
 from router.index.masks import HolderMasks
 from router.publisher.holder import PublishedHolder, Timing
 from router.stores.connection import Connection, parse_url
-from router.stores.direct import DirectStore
 from router.stores.local import LocalStore
 from router.stores.publication import Answer, Publication
 from router.stores.registry import Registry
@@ -200,7 +199,7 @@ async def fill(redis: RedisProcess, block_holders: int) -> list[array[int]]:
     return [array("Q", np.concatenate([shared, pick.choice(tails)]).tobytes()) for _ in range(LOOKUPS)]
 
 
-def bind_all(store: ReplicaStore | DirectStore) -> None:
+def bind_all(store: ReplicaStore) -> None:
     """The router's pods are the holders."""
     for number in range(HOLDERS):
         pod = Pod(id=f"pod{number}", url=f"http://pod{number}", engine="vllm", speed=PodSpeed(1, 1, 1))
@@ -224,7 +223,7 @@ async def lookups(redis: RedisProcess, block_holders: int) -> list[tuple[str, fl
     registry, rows = Registry(connection, Keys()), []
     empty = token_array()
 
-    async def ask(store: ReplicaStore | DirectStore, prompt: array[int]) -> None:
+    async def ask(store: ReplicaStore, prompt: array[int]) -> None:
         match = await store.match(PromptPrefix(GENERATION, empty, prompt), 0.0)
         assert not match.degraded and len(match.blocks) == HOLDERS
 
@@ -237,10 +236,6 @@ async def lookups(redis: RedisProcess, block_holders: int) -> list[tuple[str, fl
     running.cancel()
     copy.contact(0.0)
     rows.append(("replica", *await timed(lambda prompt: ask(copy, prompt), prompts)))
-    direct = DirectStore(connection, Keys(), LocalStore(), deadline_s=1.0)
-    bind_all(direct)
-    direct.list_holders(GENERATION, await registry.rows(GENERATION), 0.0)
-    rows.append(("direct, one round trip", *await timed(lambda prompt: ask(direct, prompt), prompts)))
     server_bytes = (await connection.client.info("memory"))["used_memory"]
     print(
         f"{block_holders:,} pairs: copied in {loading_s:.1f} s; bytes a pair: replica "

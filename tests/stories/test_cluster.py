@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import msgspec
@@ -49,7 +49,6 @@ class Town:
     redis: RedisProcess
     tokenizer: Tokenizer
     stack: AsyncExitStack
-    reads: Literal["replica", "direct"] = "replica"
     receipts: Receipts = field(default_factory=Receipts)
     agents: list[Agent] = field(default_factory=list)
     lives: list[AsyncExitStack] = field(default_factory=list)
@@ -59,7 +58,7 @@ class Town:
             models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE),),
             pods=tuple(PodConfig(url=each.url, speed=SPEED) for each in self.fleet.engines),
             feeds=Feeds(health_interval_s=0.1, load_interval_s=0.05, parity_retest_s=0.2),
-            index=Index(redis=RedisIndex(url=self.redis.url, reads=self.reads, holder_lifetime_s=3.0, **redis)),
+            index=Index(redis=RedisIndex(url=self.redis.url, holder_lifetime_s=3.0, **redis)),
             publish=Publish(heartbeat_s=0.5, gather_ms=5, reload_spread_s=0.1),
             receipts=self.receipts,
         )
@@ -91,17 +90,16 @@ class Town:
         await self.lives.pop().aclose()
 
 
-@pytest.fixture(params=["replica", "direct"])
+@pytest.fixture
 async def town(
-    request: pytest.FixtureRequest,
     redis: RedisProcess,
     tokenizer: Tokenizer,
     engine_config: Callable[..., MockEngineConfig],
 ) -> AsyncIterator[Town]:
-    """Two engines and a publisher, for each way to read."""
+    """Two engines and a publisher."""
     async with asyncio.timeout(DEADLINE_S), AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(MockFleet([engine_config()] * 2))
-        town = Town(fleet, redis, tokenizer, stack, request.param)
+        town = Town(fleet, redis, tokenizer, stack)
         await town.publisher()
         yield town
 
