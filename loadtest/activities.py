@@ -29,12 +29,12 @@ import zmq
 from loadtest.bodies import MODEL
 from loadtest.peers.processes import launched
 from loadtest.rig import PLAN
-from router.cli.stage import all_pods_trusted, free_port, router_config
+from router.cli.child_processes import all_pods_trusted, free_port, router_config
 from router.config.schema import ModelConfig
 from router.config.shipped import shipped
 from router.index.cluster import EntryKind
 from router.index.holders import HolderFacts
-from router.sim.mock.events import encode_batch
+from router.sim.mock.event_publisher import encode_batch
 from router.stores.connection import Connection, parse_url
 from router.stores.publication import Answer, Publication
 from router.stores.registry import Registry

@@ -18,8 +18,8 @@ from rich.console import Console
 
 from loadtest.progress import OnProgress, shown
 from loadtest.record import Run, run_of
-from router.cli.drive import Results
-from router.cli.stage import FleetPlan, StageError, clear_caches, mock_fleet, running_router
+from router.cli.child_processes import FleetPlan, StageError, clear_caches, mock_fleet, running_router
+from router.cli.load_driver import DriveResults
 from router.config.policies import choose_policy, load_policies
 from router.config.shipped import shipped
 
@@ -33,8 +33,8 @@ class Load:
 
     rate_per_s: float
     planned: int
-    play: Callable[[str, str, OnProgress], Awaitable[Results]]
-    ideal: Callable[[Results], int]
+    play: Callable[[str, str, OnProgress], Awaitable[DriveResults]]
+    ideal: Callable[[DriveResults], int]
 
 
 async def against_fleet(loads: Sequence[Load], policies: Sequence[str], plan: FleetPlan, console: Console) -> list[Run]:
@@ -77,6 +77,6 @@ async def first_model(url: str) -> str:
         raise StageError(f"{url}/v1/models names no model ({error!r}); say --model") from error
 
 
-async def _played(load: Load, url: str, model: str, name: str, console: Console) -> Results:
+async def _played(load: Load, url: str, model: str, name: str, console: Console) -> DriveResults:
     async with shown(console, f"{name}, {load.rate_per_s:g}/s", load.planned) as on_progress:
         return await load.play(url, model, on_progress)

@@ -27,8 +27,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from router.cli.drive import drive
-from router.cli.stage import (
+from router.cli.child_processes import (
     FleetPlan,
     all_pods_trusted,
     child,
@@ -38,6 +37,7 @@ from router.cli.stage import (
     mock_fleet,
     router_config,
 )
+from router.cli.load_driver import drive
 from router.config.priors import load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.config.shipped import shipped

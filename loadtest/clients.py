@@ -28,9 +28,9 @@ from loadtest.against import first_model
 from loadtest.foreign import CLIENTS, Ask, Client, ClientError
 from loadtest.record import Row, Run, record_of
 from loadtest.run import command, finish
+from router.cli.child_processes import StageError
 from router.cli.figures import Objective
-from router.cli.mock_engine import TOKENIZER_PACKAGE
-from router.cli.stage import StageError
+from router.cli.mock_engine_command import TOKENIZER_PACKAGE
 from router.report.plots import PlotsUnavailable
 
 TAIL_LINES = 15

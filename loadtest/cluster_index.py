@@ -33,9 +33,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from router.cli.drive import Results, Served, drive
-from router.cli.figures import cached_share
-from router.cli.stage import (
+from router.cli.child_processes import (
     Child,
     FleetPlan,
     all_pods_trusted,
@@ -46,6 +44,8 @@ from router.cli.stage import (
     mock_fleet,
     router_config,
 )
+from router.cli.figures import cached_share
+from router.cli.load_driver import DriveResults, RequestResult, drive
 from router.sim.workload import sessions
 from router.stores.connection import Connection, parse_url
 from tests.redis_process import RedisProcess, redis_process
@@ -137,7 +137,7 @@ async def slow_matches(urls: Sequence[str], bound: str) -> tuple[int, int]:
 # --- scenes -------------------------------------------------------------------------------------------------
 
 
-async def with_replicas(scene: Scene, replicas: int, seed: int, seconds: float) -> Results:
+async def with_replicas(scene: Scene, replicas: int, seed: int, seconds: float) -> DriveResults:
     """The mix over so many routers."""
     mix = sessions(seed, duration_s=seconds, sessions_per_s=SESSIONS_PER_S)
     async with fresh(scene), AsyncExitStack() as stack:
@@ -184,7 +184,7 @@ async def restart(scene: Scene, seconds: float) -> Table:
     return table
 
 
-def is_blind(one: Served) -> bool:
+def is_blind(one: RequestResult) -> bool:
     """Nothing was expected where the engine found something."""
     return not one.error and one.predicted_cached_tokens == 0 and one.cached_tokens >= PREDICTION_SLACK_TOKENS
 

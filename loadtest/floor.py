@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import MODEL
 from router.api.parse import parse_chat, prompt_fields, whole_prompt
-from router.cli.mock_engine import TOKENIZER
+from router.cli.mock_engine_command import TOKENIZER
 from router.prompt.earlier import EarlierTurns
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate

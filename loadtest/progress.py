@@ -16,10 +16,10 @@ from typing import TypeAlias
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from router.cli.drive import Served
 from router.cli.figures import percentile, ttfts_ms
+from router.cli.load_driver import RequestResult
 
-OnProgress: TypeAlias = Callable[[Served], None]
+OnProgress: TypeAlias = Callable[[RequestResult], None]
 REFRESH_S = 0.5
 LINE_EVERY_S = 5.0
 RECENT = 200
@@ -32,9 +32,9 @@ class Seen:
 
     done: int = 0
     errors: int = 0
-    recent: deque[Served] = field(default_factory=lambda: deque(maxlen=RECENT))
+    recent: deque[RequestResult] = field(default_factory=lambda: deque(maxlen=RECENT))
 
-    def __call__(self, one: Served) -> None:
+    def __call__(self, one: RequestResult) -> None:
         """One more."""
         self.done += 1
         self.errors += bool(one.error)

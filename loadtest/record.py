@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from router.cli.drive import Results, Served
 from router.cli.figures import Figures, Objective, figures
+from router.cli.load_driver import DriveResults, RequestResult
 
 
 class RecordError(Exception):
@@ -54,9 +54,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     requests: list[Row]
     figures: dict[str, Any] = {}
 
-    def results(self) -> Results:
+    def results(self) -> DriveResults:
         """The requests as they were measured, without their texts."""
-        return Results(tuple(map(_served, self.requests)), self.wall_s)
+        return DriveResults(tuple(map(_served, self.requests)), self.wall_s)
 
     def judged(self, objective: Objective) -> Figures:
         """Its figures."""
@@ -89,7 +89,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_of(
-    name: str, rate_per_s: float, planned: int, results: Results, pods: list[str], ideal_cached_tokens: int | None
+    name: str, rate_per_s: float, planned: int, results: DriveResults, pods: list[str], ideal_cached_tokens: int | None
 ) -> Run:
     """What was measured, in the file's shape."""
     return Run(
@@ -132,7 +132,7 @@ def read_record(path: Path) -> Record:
         raise RecordError(f"{path} is no result of a load test: {error}") from error
 
 
-def _row(one: Served) -> Row:
+def _row(one: RequestResult) -> Row:
     return Row(
         kind=one.kind,
         due_s=round(one.due_s, 4),
@@ -148,9 +148,9 @@ def _row(one: Served) -> Row:
     )
 
 
-def _served(row: Row) -> Served:
+def _served(row: Row) -> RequestResult:
     late_s = row.late_ms / 1000
-    return Served(
+    return RequestResult(
         kind=row.kind,
         asked={},
         sent_s=row.due_s + late_s,

@@ -26,14 +26,14 @@ from loadtest.against import Load, against_fleet, against_url
 from loadtest.progress import OnProgress
 from loadtest.record import Run, record_of
 from loadtest.run import command, finish
-from router.cli.drive import Driver, Results
+from router.cli.child_processes import FleetPlan, StageError, end_on_sigterm
 from router.cli.figures import Objective
-from router.cli.mock_engine import TOKENIZER, need_tokenizer
-from router.cli.stage import FleetPlan, StageError, end_on_sigterm
+from router.cli.load_driver import DriveResults, LoadDriver
+from router.cli.mock_engine_command import TOKENIZER, need_tokenizer
 from router.errors import ConfigError
 from router.prompt.tokenizer import load_tokenizer
 from router.report.plots import PlotsUnavailable
-from router.sim.mock.words import WORDS
+from router.sim.mock.vocabulary import WORDS
 from router.types import Endpoint
 
 TRACE_BLOCK_TOKENS = 512
@@ -94,9 +94,9 @@ async def replay(
     prose: Prose,
     due_s: Sequence[float],
     max_tokens: int,
-) -> Results:
+) -> DriveResults:
     """Every request when it is due, whether the router keeps up or not."""
-    driver = Driver([url], on_progress)
+    driver = LoadDriver([url], on_progress)
 
     async def one(request: TraceRequest, at_s: float) -> None:
         await driver.until(at_s - PREPARED_S)

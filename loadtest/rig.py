@@ -24,8 +24,8 @@ import httpx
 from loadtest.bodies import MODEL
 from loadtest.peers.catalog import PEERS, Peer, Place, Pod, answers
 from loadtest.peers.processes import launched, used
-from router.cli.mock_engine import TOKENIZER
-from router.cli.stage import Child, FleetPlan, all_pods_trusted, free_port, router_config
+from router.cli.child_processes import Child, FleetPlan, all_pods_trusted, free_port, router_config
+from router.cli.mock_engine_command import TOKENIZER
 from router.prompt.tokenizer import Tokenizer, load_tokenizer
 
 PODS = 4

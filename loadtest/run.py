@@ -29,10 +29,10 @@ from loadtest.record import Record, Run, record_of, write_record
 from loadtest.report import write_report
 from loadtest.scenario import Scenario, load_scenario, ours
 from loadtest.summary import judged, table, warnings
-from router.cli.drive import Results, drive
+from router.cli.child_processes import StageError, end_on_sigterm
 from router.cli.figures import ideal_cached_tokens
-from router.cli.mock_engine import TOKENIZER, need_tokenizer
-from router.cli.stage import StageError, end_on_sigterm
+from router.cli.load_driver import DriveResults, drive
+from router.cli.mock_engine_command import TOKENIZER, need_tokenizer
 from router.errors import ConfigError
 from router.prompt.tokenizer import load_tokenizer
 from router.report.plots import PlotsUnavailable
@@ -45,7 +45,7 @@ def load_of(scenario: Scenario) -> Load:
     """The scenario, ready to be played."""
     mix = scenario.drawn()
 
-    async def play(url: str, model: str, on_progress: OnProgress) -> Results:
+    async def play(url: str, model: str, on_progress: OnProgress) -> DriveResults:
         return await drive(url, model, mix, on_progress)
 
     return Load(scenario.arrivals.per_s, _requests(mix), play, _ideal)
@@ -121,7 +121,7 @@ def _recorded(scenario: Scenario, settings: dict[str, Any], runs: list[Run]) -> 
     return record_of(scenario.name, scenario.about, command(), settings, scenario.good(), runs)
 
 
-def _ideal(results: Results) -> int:
+def _ideal(results: DriveResults) -> int:
     return ideal_cached_tokens(results.served, load_tokenizer(TOKENIZER))
 
 

@@ -16,8 +16,8 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
+from router.cli.child_processes import FleetPlan
 from router.cli.figures import Objective
-from router.cli.stage import FleetPlan
 from router.config.load import Strict, load
 from router.errors import ConfigError
 from router.sim.workload import Mix, Session, Shape, Shared, poisson

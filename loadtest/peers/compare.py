@@ -34,9 +34,9 @@ from loadtest.peers.environments import NotInstalled, install, program, version
 from loadtest.peers.figures import PodTokens, Round, cached_share, imbalance, markdown, table
 from loadtest.peers.processes import launched, used
 from loadtest.peers.traffic import Traffic, TrafficOfRound, session_traffic, trace_traffic
+from router.cli.child_processes import Child, FleetPlan, StageError, clear_caches, end_on_sigterm, free_port, mock_fleet
 from router.cli.figures import percentile, ttfts_ms
-from router.cli.mock_engine import need_tokenizer
-from router.cli.stage import Child, FleetPlan, StageError, clear_caches, end_on_sigterm, free_port, mock_fleet
+from router.cli.mock_engine_command import need_tokenizer
 from router.errors import ConfigError
 
 DEFAULT_PEERS = ",".join(name for name in PEERS if name != "litellm")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from loadtest.replay_trace import Prose, due_times_s, ideal_cached_tokens, read_trace, replay
-from router.cli.drive import Results, drive
-from router.cli.mock_engine import TOKENIZER
+from router.cli.load_driver import DriveResults, drive
+from router.cli.mock_engine_command import TOKENIZER
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer, load_tokenizer
 from router.sim.infinite import InfiniteCache
@@ -27,8 +27,8 @@ TRACE_MAX_TOKENS = 64
 class Traffic:
     """`play` it against a URL; `ideal_cached_tokens` of an infinite cache that was asked what was asked."""
 
-    play: Callable[[str], Awaitable[Results]]
-    ideal_cached_tokens: Callable[[Results], int]
+    play: Callable[[str], Awaitable[DriveResults]]
+    ideal_cached_tokens: Callable[[DriveResults], int]
 
 
 TrafficOfRound: TypeAlias = Callable[[int], Traffic]
@@ -51,13 +51,13 @@ def trace_traffic(path: Path, requests: int, speedup: float, model: str) -> Traf
     ordered = [request for _, request in sorted(zip(due_s, lines, strict=True), key=lambda pair: pair[0])]
     ideal = ideal_cached_tokens(ordered)
 
-    def play(url: str) -> Awaitable[Results]:
+    def play(url: str) -> Awaitable[DriveResults]:
         return replay(url, model, lambda _: None, lines, prose, due_s, TRACE_MAX_TOKENS)
 
     return lambda _: Traffic(play, lambda _: ideal)
 
 
-def ideal_of_chats(results: Results) -> int:
+def ideal_of_chats(results: DriveResults) -> int:
     """Those that failed found nothing and left nothing."""
     (tokenizer, template), infinite = _language(), InfiniteCache()
     return sum(

@@ -27,7 +27,7 @@ from router.cli.demo import demo_command
 from router.cli.explain import explain_command
 from router.cli.index import index_app
 from router.cli.inspect import check_command, policies_command, show_command
-from router.cli.mock_engine import mock_engine_command
+from router.cli.mock_engine_command import mock_engine_command
 from router.cli.plan import plan_command
 from router.cli.policy import policy_app
 from router.cli.prior import prior_command

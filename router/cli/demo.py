@@ -23,10 +23,18 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from router.cli.drive import Results, Served, drive
+from router.cli.child_processes import (
+    FleetPlan,
+    StageError,
+    clear_caches,
+    end_on_sigterm,
+    free_port,
+    mock_fleet,
+    running_router,
+)
 from router.cli.figures import Figures, cached_share, figures, ideal_cached_tokens, percentile, table, ttfts_ms
-from router.cli.mock_engine import TOKENIZER, need_tokenizer
-from router.cli.stage import FleetPlan, StageError, clear_caches, end_on_sigterm, free_port, mock_fleet, running_router
+from router.cli.load_driver import DriveResults, RequestResult, drive
+from router.cli.mock_engine_command import TOKENIZER, need_tokenizer
 from router.config.policies import choose_policy, load_policies
 from router.config.shipped import shipped
 from router.prompt.tokenizer import load_tokenizer
@@ -46,7 +54,7 @@ class Show:
     console: Console
     progress: Progress
     total: int
-    served: dict[TaskID, list[Served]] = field(default_factory=dict)
+    served: dict[TaskID, list[RequestResult]] = field(default_factory=dict)
 
     def begin(self, policy: str) -> TaskID:
         """Its router is being started."""
@@ -56,7 +64,7 @@ class Show:
         self.served[task] = []
         return task
 
-    def took(self, task: TaskID, one: Served) -> None:
+    def took(self, task: TaskID, one: RequestResult) -> None:
         """One more request is done."""
         served = self.served[task]
         served.append(one)
@@ -114,7 +122,7 @@ async def _until_done(
 
 async def _compare(
     console: Console, policies: Sequence[str], mix: Sequence[Session], plan: FleetPlan, pods: list[str], folder: Path
-) -> dict[str, Results]:
+) -> dict[str, DriveResults]:
     """The same mix under each policy: a fresh router and empty caches each time."""
     columns = (
         TextColumn("{task.description:<17}"),
@@ -134,7 +142,7 @@ async def _compare(
     return results
 
 
-def _judge(results: dict[str, Results], pods: int) -> list[Figures]:
+def _judge(results: dict[str, DriveResults], pods: int) -> list[Figures]:
     """Figures of each policy, against an infinite cache that is asked the same in the same order."""
     tokenizer = load_tokenizer(TOKENIZER)
     names = [f"pod-{n}" for n in range(pods)]
@@ -144,7 +152,7 @@ def _judge(results: dict[str, Results], pods: int) -> list[Figures]:
     ]
 
 
-def _so_far(served: Sequence[Served]) -> str:
+def _so_far(served: Sequence[RequestResult]) -> str:
     ttft_ms = ttfts_ms(served)
     return (
         f"cached {cached_share(served):5.1%}, "
@@ -162,7 +170,7 @@ def _introduce(console: Console, mix: Sequence[Session], plan: FleetPlan) -> Non
     )
 
 
-def _complain(console: Console, results: dict[str, Results]) -> None:
+def _complain(console: Console, results: dict[str, DriveResults]) -> None:
     """The first few failures by name; the table only counts them."""
     for policy, result in results.items():
         for one in [one for one in result.served if one.error][:3]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from router.cli.drive import Results, Served
+from router.cli.load_driver import DriveResults, RequestResult
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.sim.infinite import InfiniteCache
@@ -38,7 +38,7 @@ class Objective:
     ttft_ms: float = math.inf
     tpot_ms: float = math.inf
 
-    def met_by(self, one: Served) -> bool:
+    def met_by(self, one: RequestResult) -> bool:
         """A failed request never meets it, nor does one without a single token."""
         if one.error or one.ttft_s is None:
             return False
@@ -87,7 +87,7 @@ class Figures:
 
 def figures(
     policy: str,
-    results: Results,
+    results: DriveResults,
     ideal_cached_tokens: float,
     pods: Iterable[str],
     objective: Objective = Objective(),  # noqa: B008 (frozen)
@@ -121,7 +121,7 @@ def figures(
     )
 
 
-def ideal_cached_tokens(served: Iterable[Served], tokenizer: Tokenizer) -> int:
+def ideal_cached_tokens(served: Iterable[RequestResult], tokenizer: Tokenizer) -> int:
     """What an infinite cache would have saved of these chats, asked in this order; failed ones were never computed."""
     cache, template = InfiniteCache(), ChatTemplate(tokenizer)
     return sum(
@@ -131,25 +131,25 @@ def ideal_cached_tokens(served: Iterable[Served], tokenizer: Tokenizer) -> int:
     )
 
 
-def cached_share(served: Iterable[Served]) -> float:
+def cached_share(served: Iterable[RequestResult]) -> float:
     """Cached prompt tokens of all prompt tokens."""
     served = list(served)
     return sum(one.cached_tokens for one in served) / max(sum(one.prompt_tokens for one in served), 1)
 
 
-def ttfts_ms(served: Iterable[Served]) -> list[float]:
+def ttfts_ms(served: Iterable[RequestResult]) -> list[float]:
     """Times to first token."""
     return [one.ttft_s * 1000 for one in served if one.ttft_s is not None]
 
 
-def tpot_ms(one: Served) -> float | None:
+def tpot_ms(one: RequestResult) -> float | None:
     """Time per output token after the first; None of fewer than two."""
     if one.ttft_s is None or one.output_tokens < 2:
         return None
     return (one.e2e_s - one.ttft_s) * 1000 / (one.output_tokens - 1)
 
 
-def due_for_s(results: Results) -> float:
+def due_for_s(results: DriveResults) -> float:
     """From the first moment at which a request was due to the last."""
     due_s = [one.due_s for one in results.served]
     return max(due_s) - min(due_s) if due_s else 0.0

@@ -16,13 +16,13 @@ from typing import Any, Self
 import uvicorn
 from uvicorn.server import ServerState
 
-from router.sim.mock.app import EngineApp
-from router.sim.mock.config import HandoffConfig, HandoffDialect, KvEventConfig, MockEngineConfig
-from router.sim.mock.events import KvPublisher
-from router.sim.mock.exchange import EngineProtocol
+from router.sim.mock.event_publisher import KvPublisher
 from router.sim.mock.faults import Fault, FaultBoard, FaultKind
-from router.sim.mock.handoff.legs import Handoffs
-from router.sim.mock.steps import StepLoop
+from router.sim.mock.handoff_service import HandoffService
+from router.sim.mock.http_exchange import EngineProtocol
+from router.sim.mock.mock_app import EngineApp
+from router.sim.mock.mock_config import HandoffConfig, HandoffDialect, KvEventConfig, MockEngineConfig
+from router.sim.mock.step_loop import StepLoop
 from router.types import KvEvent, PodLoad
 
 __all__ = [
@@ -49,7 +49,7 @@ class MockEngine:
         self._kv_events = config.kv_events
         self._publisher: KvPublisher | None = None
         self._steps = StepLoop(config, self._publish)
-        self._handoffs = Handoffs(config, self._steps, self.faults, lambda: (config.host, self.side_port))
+        self._handoffs = HandoffService(config, self._steps, self.faults, lambda: (config.host, self.side_port))
         app = EngineApp(config, self._steps, self.faults, self._handoffs, self._event_sources, self.inject)
         self._http = uvicorn.Config(
             app, lifespan="off", ws="none", proxy_headers=False, access_log=False, log_config=None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
 
-from router.sim.mock.words import WORDS
+from router.sim.mock.vocabulary import WORDS
 
 Message: TypeAlias = dict[str, str]
 Span: TypeAlias = tuple[int, int]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
-from router.cli.drive import Results, Served
 from router.cli.figures import Objective, bars, figures, percentile, table, tpot_ms
+from router.cli.load_driver import DriveResults, RequestResult
 
 
-def served(pod: str, prompt: int, cached: int, ttft_s: float, predicted: int | None = None, error: str = "") -> Served:
-    return Served(
+def served(
+    pod: str, prompt: int, cached: int, ttft_s: float, predicted: int | None = None, error: str = ""
+) -> RequestResult:
+    return RequestResult(
         kind="chat",
         asked={},
         sent_s=0.0,
@@ -26,7 +28,7 @@ def served(pod: str, prompt: int, cached: int, ttft_s: float, predicted: int | N
 def test_shares_are_by_token_and_work_is_what_had_to_be_computed() -> None:
     """One pod computed 110 tokens, one 60, one nothing; an infinite cache would have saved 200 of 300."""
     two = (served("pod-0", 200, 100, 0.1), served("pod-1", 100, 50, 0.3, predicted=64))
-    row = figures("cost_aware", Results(two, 1.0), 200, ["pod-0", "pod-1", "pod-2"])
+    row = figures("cost_aware", DriveResults(two, 1.0), 200, ["pod-0", "pod-1", "pod-2"])
     assert row.cached_share == 0.5
     assert row.of_ideal == 0.75
     assert row.work_by_pod == {"pod-0": 110, "pod-1": 60, "pod-2": 0}
@@ -38,17 +40,17 @@ def test_shares_are_by_token_and_work_is_what_had_to_be_computed() -> None:
 def test_failed_requests_are_counted_and_leave_every_other_figure_alone() -> None:
     """Half an answer must not improve a share."""
     good, bad = served("pod-0", 100, 0, 0.1), served("pod-0", 100, 100, 0.001, error="broken")
-    row = figures("cost_aware", Results((good, bad), 1.0), 0, ["pod-0"])
+    row = figures("cost_aware", DriveResults((good, bad), 1.0), 0, ["pod-0"])
     assert (row.requests, row.errors, row.cached_share, row.ttft_p50_ms) == (2, 1, 0.0, 100)
 
 
-def answered(due_s: float, ttft_s: float, e2e_s: float, late_s: float = 0.0, error: str = "") -> Served:
-    return Served("chat", {}, due_s + late_s, late_s, ttft_s=ttft_s, e2e_s=e2e_s, output_tokens=11, error=error)
+def answered(due_s: float, ttft_s: float, e2e_s: float, late_s: float = 0.0, error: str = "") -> RequestResult:
+    return RequestResult("chat", {}, due_s + late_s, late_s, ttft_s=ttft_s, e2e_s=e2e_s, output_tokens=11, error=error)
 
 
 def test_goodput_is_what_met_the_objective_while_requests_were_due() -> None:
     """Of five due over 2 s one is slow to begin, one slow to go on, one failed: one good answer a second."""
-    results = Results(
+    results = DriveResults(
         (
             answered(1.0, 0.1, 0.2),
             answered(1.5, 0.9, 1.0),
@@ -67,7 +69,7 @@ def test_goodput_is_what_met_the_objective_while_requests_were_due() -> None:
 
 def test_one_token_has_no_time_per_further_token() -> None:
     """Nothing to divide by; the first token's objective still holds."""
-    one = Served("chat", {}, 0.0, ttft_s=0.1, e2e_s=0.2, output_tokens=1)
+    one = RequestResult("chat", {}, 0.0, ttft_s=0.1, e2e_s=0.2, output_tokens=1)
     assert tpot_ms(one) is None
     assert Objective(ttft_ms=200, tpot_ms=1).met_by(one)
 
@@ -75,21 +77,21 @@ def test_one_token_has_no_time_per_further_token() -> None:
 def test_a_driver_that_is_late_by_much_of_what_it_measures_says_so() -> None:
     """60 ms of lateness are nothing beside 10 s and everything beside 100 ms; 2 ms never matter."""
     for late_s, ttft_s, expected in ((0.06, 10.0, False), (0.06, 0.1, True), (0.002, 0.001, False)):
-        row = figures("cost_aware", Results((answered(0.0, ttft_s, 20.0, late_s),), 1.0), 0, [])
+        row = figures("cost_aware", DriveResults((answered(0.0, ttft_s, 20.0, late_s),), 1.0), 0, [])
         assert row.late_p99_ms == late_s * 1000
         assert row.driver_was_late is expected
 
 
 def test_an_unknown_ideal_leaves_its_columns_empty() -> None:
     """Against a router whose tokenizer we have not, nobody knows what could have been saved."""
-    row = figures("as it is", Results((served("pod-0", 100, 50, 0.1),), 1.0), math.nan, [])
+    row = figures("as it is", DriveResults((served("pod-0", 100, 50, 0.1),), 1.0), math.nan, [])
     shown = table([row], "t")
     assert list(shown.columns[2].cells) == [""]
 
 
 def test_nothing_served_is_no_crash() -> None:
     """Every request failed: shares are zero and times unknown."""
-    row = figures("cost_aware", Results((), 1.0), 0, ["pod-0"])
+    row = figures("cost_aware", DriveResults((), 1.0), 0, ["pod-0"])
     assert row.cached_share == 0.0
     assert math.isnan(row.ttft_p50_ms)
     assert row.max_over_mean == 1.0

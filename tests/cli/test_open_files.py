@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from router.cli.child_processes import child, free_port
 from router.cli.open_files import allow_all_open_files
-from router.cli.stage import child, free_port
 
 FEW = 256
 

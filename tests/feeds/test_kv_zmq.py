@@ -15,9 +15,9 @@ import zmq.asyncio
 from router.engines.adapter import KvEventSource
 from router.feeds.kv_zmq import END_OF_REPLAY, KvFeed, binds
 from router.index.events import PIECE_BLOCKS
-from router.sim.mock.config import EventEncoding, KvEventConfig
-from router.sim.mock.events import KvPublisher, encode_batch
+from router.sim.mock.event_publisher import KvPublisher, encode_batch
 from router.sim.mock.faults import FaultBoard
+from router.sim.mock.mock_config import EventEncoding, KvEventConfig
 from router.types import BlocksRemoved, KvEvent, PodId
 
 pytestmark = pytest.mark.anyio

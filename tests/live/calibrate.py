@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from router.cli.drive import Driver, Served
+from router.cli.load_driver import LoadDriver, RequestResult
 from router.types import Endpoint, PodSpeed
 from tests.live.engines import EngineProcess
 
@@ -73,7 +73,7 @@ def asked(prompt: Sequence[int], output_tokens: int) -> dict[str, Any]:
 
 async def calibrate(pod: EngineProcess, random: Random) -> Calibration:
     """Of an idle pod, in about 20 s. The first answers, while it warms up, are not looked at."""
-    driver = Driver([pod.url], lambda _: None)
+    driver = LoadDriver([pod.url], lambda _: None)
     try:
         for _ in range(4):
             await _ask(driver, made_up(random, 64))
@@ -120,7 +120,7 @@ def _least_squares(measured_ms: Medians) -> list[float]:
     return [max(float(one), 0.0) for one in found]
 
 
-async def _prefills(driver: Driver, random: Random) -> Medians:
+async def _prefills(driver: LoadDriver, random: Random) -> Medians:
     """Time to first token by (prompt tokens, cached tokens)."""
     found: dict[tuple[int, ...], list[float]] = defaultdict(list)
     for _ in range(REPEATS):
@@ -134,7 +134,7 @@ async def _prefills(driver: Driver, random: Random) -> Medians:
     return {key: median(ms) for key, ms in found.items()}
 
 
-async def _gaps(driver: Driver, random: Random) -> Medians:
+async def _gaps(driver: LoadDriver, random: Random) -> Medians:
     """Time between tokens by (answers at once, tokens of each, halfway through its answer)."""
     found: dict[tuple[int, ...], float] = {}
     for batch, tokens in BATCHES:
@@ -148,7 +148,7 @@ async def _gaps(driver: Driver, random: Random) -> Medians:
     return found
 
 
-async def _ask(driver: Driver, prompt: Sequence[int], output_tokens: int = 1) -> Served:
+async def _ask(driver: LoadDriver, prompt: Sequence[int], output_tokens: int = 1) -> RequestResult:
     one = await driver.send(Endpoint.COMPLETIONS, asked(prompt, output_tokens), "calibration")
     assert not one.error, one.error
     return one

@@ -17,7 +17,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from router.cli.drive import Driver, Served
+from router.cli.load_driver import LoadDriver, RequestResult
 from router.config.policies import load_policies
 from router.config.shipped import shipped
 from router.hashing import hash_blocks, token_array
@@ -130,11 +130,11 @@ class Figures:
         return f"hit {self.hit_share:6.1%}  TTFT" + "".join(f"  {name} {ms:5.0f} ms" for name, ms in times)
 
 
-async def send_all(url: str, requests: Sequence[Request]) -> list[Served]:
+async def send_all(url: str, requests: Sequence[Request]) -> list[RequestResult]:
     """Each at its time, whatever became of those before; in the order of `requests`."""
-    driver = Driver([url], lambda _: None)
+    driver = LoadDriver([url], lambda _: None)
 
-    async def send(one: Request) -> Served:
+    async def send(one: Request) -> RequestResult:
         await driver.until(one.due_s)
         return await driver.send(Endpoint.COMPLETIONS, asked(one.prompt, one.output_tokens), "any", one.due_s)
 
@@ -144,7 +144,7 @@ async def send_all(url: str, requests: Sequence[Request]) -> list[Served]:
         driver.close()
 
 
-def ttft_ms(one: Served) -> float:
+def ttft_ms(one: RequestResult) -> float:
     """From when it was really sent: the simulator is told that time."""
     assert one.ttft_s is not None
     return (one.ttft_s - one.late_s) * 1000

@@ -13,8 +13,8 @@ from loadtest.against import Load, against_url, first_model
 from loadtest.progress import OnProgress
 from loadtest.run import load_of
 from loadtest.scenario import load_scenario
-from router.cli.drive import Results
-from router.cli.stage import StageError
+from router.cli.child_processes import StageError
+from router.cli.load_driver import DriveResults
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
@@ -58,8 +58,8 @@ async def test_a_scenario_is_played_against_a_url_as_it_is() -> None:
 async def test_the_ideal_is_asked_only_where_it_can_be_known() -> None:
     """Its tokenizer must be ours."""
 
-    async def play(url: str, model: str, on_progress: OnProgress) -> Results:
-        return Results((), 1.0)
+    async def play(url: str, model: str, on_progress: OnProgress) -> DriveResults:
+        return DriveResults((), 1.0)
 
     load = Load(1.0, 0, play, lambda _: 17)
     (run,) = await against_url([load], "http://127.0.0.1:1", "tiny", Console(quiet=True), ideal_known=True)

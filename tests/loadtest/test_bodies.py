@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from loadtest.bodies import MARKER, PREFIXES, Prose, fresh_chats, packed, warm_chats
-from router.cli.mock_engine import TOKENIZER
+from router.cli.mock_engine_command import TOKENIZER
 from router.prompt.tokenizer import Tokenizer, load_tokenizer
 
 

@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 
 from loadtest.progress import RECENT, Seen, shown
-from router.cli.drive import Served
+from router.cli.load_driver import RequestResult
 
 
-def served(ttft_s: float, error: str = "") -> Served:
-    return Served("chat", {}, 0.0, 0.002, ttft_s=None if error else ttft_s, error=error)
+def served(ttft_s: float, error: str = "") -> RequestResult:
+    return RequestResult("chat", {}, 0.0, 0.002, ttft_s=None if error else ttft_s, error=error)
 
 
 def test_times_are_those_of_recent_requests_and_failures_those_of_all() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.record import Record, RecordError, read_record, run_of, write_record
-from router.cli.drive import Results, Served
+from router.cli.load_driver import DriveResults, RequestResult
 
 
 def test_a_record_survives_its_file(tmp_path: Path, make_record: Callable[..., Record]) -> None:
@@ -30,7 +30,7 @@ def test_figures_lie_beside_the_rows_for_other_programs(tmp_path: Path, make_rec
 
 def test_what_was_measured_comes_back_as_it_was() -> None:
     """Everything but the texts, which would fill the disk."""
-    one = Served(
+    one = RequestResult(
         kind="chat",
         asked={"messages": ["long"]},
         sent_s=1.25,
@@ -45,7 +45,7 @@ def test_what_was_measured_comes_back_as_it_was() -> None:
         e2e_s=0.5,
         text="long",
     )
-    (back,) = run_of("cost_aware", 5.0, 1, Results((one,), 2.0), ["pod-1"], 32).results().served
+    (back,) = run_of("cost_aware", 5.0, 1, DriveResults((one,), 2.0), ["pod-1"], 32).results().served
     assert (back.due_s, back.late_s, back.ttft_s, back.e2e_s) == (1.0, 0.25, 0.125, 0.5)
     assert (back.pod, back.prompt_tokens, back.cached_tokens, back.predicted_cached_tokens) == ("pod-1", 40, 32, 16)
     assert (back.asked, back.text) == ({}, "")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from loadtest.replay_trace import Prose, TraceRequest, due_times_s, ideal_cached_tokens, read_trace
-from router.cli.mock_engine import TOKENIZER
+from router.cli.mock_engine_command import TOKENIZER
 from router.prompt.tokenizer import load_tokenizer
 
 

@@ -16,7 +16,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from router.sim.mock.config import HandoffConfig, KvEventConfig, MockEngineConfig
+from router.sim.mock.mock_config import HandoffConfig, KvEventConfig, MockEngineConfig
 from router.sim.mock_engine import Fault, FaultKind, MockEngine, MockFleet, serve
 from router.types import PodLoad
 
@@ -202,7 +202,7 @@ def test_serve_runs_until_it_is_told_to_stop(make_config: MakeConfig) -> None:
 
 
 async def test_a_dead_engine_comes_back_empty(running: Running) -> None:
-    """Refusal and restart in one."""
+    """EngineError and restart in one."""
     async with running() as (engine, client):
         await client.post(CHAT, json=ask("a"))
         assert (await client.post("/_fault", json={"kind": "die"})).status_code == 200

@@ -18,7 +18,7 @@ from router.config.schema import Feeds, ModelConfig, PodConfig, RouterConfig
 from router.config.shipped import shipped
 from router.engines.catalog import DIALECTS
 from router.prompt.tokenizer import Tokenizer
-from router.sim.mock.handoff.store import BlockStore
+from router.sim.mock.shared_block_store import SharedBlockStore
 from router.sim.mock_engine import Fault, FaultKind, HandoffConfig, MockEngine, MockEngineConfig, MockFleet
 from router.types import Pod, PodSpeed, PodState, Role
 from router.wiring import Program
@@ -70,7 +70,7 @@ def open_pair(engine_config: MakeEngine, tokenizer: Tokenizer) -> OpenPair:
 
     @asynccontextmanager
     async def opened(dialect: str, *, decodes: int = 1, **engine: Any) -> AsyncIterator[Pair]:
-        store = BlockStore()
+        store = SharedBlockStore()
         roles = [Role.PREFILL] + [Role.DECODE] * decodes
         configs = [
             engine_config(handoff=HandoffConfig(dialect=dialect, role=role, store=store), **engine)  # type: ignore[arg-type]

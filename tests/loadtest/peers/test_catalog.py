@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.peers import catalog
 from loadtest.peers.catalog import PEERS, Place, Pod, answers, counts_healthy_workers, nginx_conf
-from router.cli.stage import FleetPlan
+from router.cli.child_processes import FleetPlan
 
 PODS = [Pod(f"http://127.0.0.1:{9000 + n}", f"tcp://127.0.0.1:{n}", f"tcp://127.0.0.1:{100 + n}") for n in range(2)]
 

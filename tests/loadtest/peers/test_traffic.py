@@ -6,18 +6,18 @@ import json
 from pathlib import Path
 
 from loadtest.peers.traffic import ideal_of_chats, trace_traffic
-from router.cli.drive import Results, Served
+from router.cli.load_driver import DriveResults, RequestResult
 
 SYSTEM = "You answer briefly and name the block that you mean, its pod, and the tier on which it lies. " * 4
 
 
-def asked(question: str, text: str = "A block.", error: str = "") -> Served:
+def asked(question: str, text: str = "A block.", error: str = "") -> RequestResult:
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-    return Served("chat", {"model": "demo", "messages": messages}, 0.0, text=text, error=error)
+    return RequestResult("chat", {"model": "demo", "messages": messages}, 0.0, text=text, error=error)
 
 
-def ideal(*served: Served) -> int:
-    return ideal_of_chats(Results(served, 1.0))
+def ideal(*served: RequestResult) -> int:
+    return ideal_of_chats(DriveResults(served, 1.0))
 
 
 def test_what_was_asked_before_need_not_be_computed_again() -> None:
@@ -40,5 +40,5 @@ def test_a_trace_is_the_same_in_every_round_with_the_ideal_of_its_ids(tmp_path: 
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join([json.dumps(line)] * 2))
     of_round = trace_traffic(path, 2, 2.0, "demo")
-    nothing = Results((), 0.0)
+    nothing = DriveResults((), 0.0)
     assert [of_round(number).ideal_cached_tokens(nothing) for number in range(2)] == [1008, 1008]

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.sim.mock.config import HandoffConfig, HandoffDialect, MockEngineConfig
+from router.sim.mock.mock_config import HandoffConfig, HandoffDialect, MockEngineConfig
 from router.sim.mock_engine import MockFleet
 from router.types import Role
 from tests.sim.mock.handoff.pair import OpenPair, Pair

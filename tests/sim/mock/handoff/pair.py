@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.sim.mock.config import HandoffConfig
+from router.sim.mock.mock_config import HandoffConfig
 from router.sim.mock_engine import MockEngine
 from router.types import PodLoad
 

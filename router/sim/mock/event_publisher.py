@@ -16,8 +16,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from router.sim.mock.config import EventEncoding, KvEventConfig
 from router.sim.mock.faults import FaultBoard, FaultKind
+from router.sim.mock.mock_config import EventEncoding, KvEventConfig
 from router.types import BlocksRemoved, BlocksStored, KvEvent
 
 SEND_HIGH_WATER_MARK = 100_000

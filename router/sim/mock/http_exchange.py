@@ -36,7 +36,7 @@ class EngineProtocol(HttpToolsProtocol):
         self.scope["extensions"] = {_TRANSPORT: {"transport": self.transport}}
 
 
-class Exchange:
+class HttpExchange:
     """One request and its answer."""
 
     def __init__(

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from router.sim.mock.handoff.counters import HandoffCounters
+from router.sim.mock.handoff_counters import HandoffCounters
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class PinnedKv:
     """The KV of one prefill leg. `digest` tells of which prompt it is."""
 
     key: str
@@ -28,14 +28,14 @@ class Kept:
     """True once a decode leg has it, False once nobody will ever have it."""
 
 
-class Pins:
+class PinTable:
     """What one life of an engine keeps for others."""
 
     def __init__(self, lease_s: float, counters: HandoffCounters) -> None:
         self._lease_s = lease_s
         self._counters = counters
-        self._waiting: dict[str, tuple[Kept, asyncio.TimerHandle]] = {}
-        self._taken: dict[Kept, None] = {}
+        self._waiting: dict[str, tuple[PinnedKv, asyncio.TimerHandle]] = {}
+        self._taken: dict[PinnedKv, None] = {}
         self._arrival = asyncio.Event()
 
     @property
@@ -43,7 +43,7 @@ class Pins:
         """Whatever still has blocks in use: what waits to be taken, and what is on its way."""
         return (*self._waiting, *(kept.key for kept in self._taken))
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: PinnedKv) -> None:
         """From now on `take` finds it. A key that is in use already loses what it had."""
         if kept.key in self._waiting:
             self._drop(kept.key)
@@ -52,7 +52,7 @@ class Pins:
         self._arrival.set()
         self._arrival = asyncio.Event()
 
-    async def take(self, key: str, *, wait: bool) -> Kept | None:
+    async def take(self, key: str, *, wait: bool) -> PinnedKv | None:
         """The KV under a key, which nobody can take again; None where there is none, unless told to `wait` for it."""
         while wait and key not in self._waiting:
             await self._arrival.wait()
@@ -63,13 +63,13 @@ class Pins:
         self._taken[kept] = None
         return kept
 
-    def free(self, kept: Kept) -> None:
+    def free(self, kept: PinnedKv) -> None:
         """What was taken has arrived, or never will: its blocks are free again."""
         if kept in self._taken:
             del self._taken[kept]
             _end(kept, delivered=True)
 
-    def drop(self, kept: Kept) -> None:
+    def drop(self, kept: PinnedKv) -> None:
         """Nobody needs it any more."""
         if kept.key in self._waiting and self._waiting[kept.key][0] is kept:
             self._drop(kept.key)
@@ -96,7 +96,7 @@ class Pins:
         _end(kept, delivered=False)
 
 
-def _end(kept: Kept, *, delivered: bool) -> None:
+def _end(kept: PinnedKv, *, delivered: bool) -> None:
     kept.release()
     if not kept.delivered.done():
         kept.delivered.set_result(delivered)

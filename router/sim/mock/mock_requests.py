@@ -17,8 +17,8 @@ import msgspec
 from router.errors import ClientError
 from router.hashing import token_array
 from router.prompt.template import Unrenderable
-from router.sim.mock.config import MockEngineConfig
-from router.sim.mock.words import Answer, Vocabulary
+from router.sim.mock.mock_config import MockEngineConfig
+from router.sim.mock.vocabulary import GeneratedText, Vocabulary
 from router.types import Endpoint
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -26,7 +26,7 @@ _Prompts: TypeAlias = str | list[int | str | list[int]]
 """One text, one list of token ids, or a list of either."""
 
 
-class Refusal(Exception):
+class EngineError(Exception):
     """The engine answers with an error. `param` names the field at fault."""
 
     def __init__(self, status: HTTPStatus, message: str, *, param: str | None = None) -> None:
@@ -88,14 +88,14 @@ _HANDOFF_FIELDS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class GenerationRequest:
     """One generation, checked; the answer is already known, only its time is not."""
 
     id: str
     endpoint: Endpoint
     model: str
     prompt: array[int]
-    answer: Answer
+    answer: GeneratedText
     adapter: str = ""
     salt: str = ""
     stream: bool = False
@@ -106,7 +106,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingAsk:
+class EmbeddingRequest:
     """Texts to embed, as tokens."""
 
     model: str
@@ -114,19 +114,19 @@ class EmbeddingAsk:
     base64: bool
 
 
-class AskReader:
-    """Reads bodies for one engine. Every method raises `Refusal` for what the engine would refuse."""
+class RequestParser:
+    """Reads bodies for one engine. Every method raises `EngineError` for what the engine would refuse."""
 
     def __init__(self, config: MockEngineConfig) -> None:
         self._config = config
         self._vocabulary = Vocabulary(config.tokenizer)
 
-    def chat(self, body: bytes, request_id: str) -> Ask:
+    def chat(self, body: bytes, request_id: str) -> GenerationRequest:
         """A chat: rendered by the template; special tokens come from there alone."""
         raw = _decoded(body)
         asked = _checked(raw, _Chat)
         if not asked.messages:
-            raise Refusal(HTTPStatus.BAD_REQUEST, "messages must not be empty", param="messages")
+            raise EngineError(HTTPStatus.BAD_REQUEST, "messages must not be empty", param="messages")
         handed = self._handed_tokens(asked)
         if handed is None:
             prompt = self._encode(self._render(raw), bool(asked.add_special_tokens))
@@ -135,26 +135,26 @@ class AskReader:
         limit = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
         return self._ask(f"chatcmpl-{request_id}", Endpoint.CHAT, asked, prompt, limit)
 
-    def completion(self, body: bytes, request_id: str) -> Ask:
+    def completion(self, body: bytes, request_id: str) -> GenerationRequest:
         """A completion of one prompt, as text or as tokens."""
         asked = _checked(_decoded(body), _Completion)
         prompts = self._prompts(asked.prompt, asked.add_special_tokens is not False)
         if len(prompts) != 1:
-            raise Refusal(HTTPStatus.BAD_REQUEST, "this engine takes one prompt a request", param="prompt")
+            raise EngineError(HTTPStatus.BAD_REQUEST, "this engine takes one prompt a request", param="prompt")
         return self._ask(f"cmpl-{request_id}", Endpoint.COMPLETIONS, asked, prompts[0], asked.max_tokens)
 
-    def garbled(self, ask: Ask) -> Ask:
+    def garbled(self, ask: GenerationRequest) -> GenerationRequest:
         """The same request, as it is answered on KV that is not of its prompt."""
         return replace(ask, answer=self._vocabulary.garbled(ask.answer))
 
-    def embedding(self, body: bytes) -> EmbeddingAsk:
+    def embedding(self, body: bytes) -> EmbeddingRequest:
         """Texts to embed."""
         asked = _checked(_decoded(body), _Embedding)
         model, _ = self._model(asked.model)
         inputs = self._prompts(asked.input, True)
         for tokens in inputs:
             self._check_length(len(tokens), 0)
-        return EmbeddingAsk(model, inputs, asked.encoding_format == "base64")
+        return EmbeddingRequest(model, inputs, asked.encoding_format == "base64")
 
     def tokens(self, body: bytes) -> array[int]:
         """What `/tokenize` is asked for: a prompt with special tokens, or messages without."""
@@ -165,16 +165,16 @@ class AskReader:
             return self._encode(self._render(raw), bool(asked.add_special_tokens))
         if asked.prompt is not None:
             return self._encode(asked.prompt, asked.add_special_tokens is not False)
-        raise Refusal(HTTPStatus.BAD_REQUEST, "either prompt or messages is required", param="prompt")
+        raise EngineError(HTTPStatus.BAD_REQUEST, "either prompt or messages is required", param="prompt")
 
     def _ask(
         self, ask_id: str, endpoint: Endpoint, asked: _Generation, prompt: array[int], max_tokens: int | None
-    ) -> Ask:
+    ) -> GenerationRequest:
         model, adapter = self._model(asked.model)
         _check_options(asked, max_tokens)
         self._check_length(len(prompt), max_tokens or 1)
         answer = self._vocabulary.answer(prompt, max_tokens, self._config.max_model_len - len(prompt))
-        return Ask(
+        return GenerationRequest(
             id=ask_id,
             endpoint=endpoint,
             model=model,
@@ -200,14 +200,14 @@ class AskReader:
             return name or self._config.models[0], ""
         if name in self._config.adapters:
             return name, name
-        raise Refusal(HTTPStatus.NOT_FOUND, f"The model `{name}` does not exist.", param="model")
+        raise EngineError(HTTPStatus.NOT_FOUND, f"The model `{name}` does not exist.", param="model")
 
     def _check_length(self, prompt_tokens: int, output_tokens: int) -> None:
         if not prompt_tokens:
-            raise Refusal(HTTPStatus.BAD_REQUEST, "the prompt has no tokens", param="prompt")
+            raise EngineError(HTTPStatus.BAD_REQUEST, "the prompt has no tokens", param="prompt")
         limit = self._config.max_model_len
         if prompt_tokens + output_tokens > limit:
-            raise Refusal(
+            raise EngineError(
                 HTTPStatus.BAD_REQUEST,
                 f"This model's maximum context length is {limit} tokens. However, you requested {output_tokens} output "
                 f"tokens and your prompt contains {prompt_tokens} input tokens.",
@@ -218,9 +218,11 @@ class AskReader:
         try:
             return self._config.render(raw)
         except ClientError as error:
-            raise Refusal(HTTPStatus.BAD_REQUEST, str(error), param=error.param) from error
+            raise EngineError(HTTPStatus.BAD_REQUEST, str(error), param=error.param) from error
         except Unrenderable as error:
-            raise Refusal(HTTPStatus.BAD_REQUEST, f"this engine reads only text: {error}", param="messages") from error
+            raise EngineError(
+                HTTPStatus.BAD_REQUEST, f"this engine reads only text: {error}", param="messages"
+            ) from error
 
     def _prompts(self, given: _Prompts, add_special_tokens: bool) -> tuple[array[int], ...]:
         if isinstance(given, str):
@@ -239,35 +241,37 @@ def _decoded(body: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refusal(HTTPStatus.BAD_REQUEST, f"the body is not a JSON object: {error}") from error
+        raise EngineError(HTTPStatus.BAD_REQUEST, f"the body is not a JSON object: {error}") from error
 
 
 def _checked(raw: Mapping[str, Any], shape: type[_Body]) -> _Body:
     try:
         return msgspec.convert(raw, shape)
     except msgspec.ValidationError as error:
-        raise Refusal(HTTPStatus.BAD_REQUEST, str(error)) from error
+        raise EngineError(HTTPStatus.BAD_REQUEST, str(error)) from error
 
 
 def _check_options(asked: _Generation, max_tokens: int | None) -> None:
     if asked.n not in (None, 1):
-        raise Refusal(HTTPStatus.BAD_REQUEST, "this engine gives one choice a request: n must be 1", param="n")
+        raise EngineError(HTTPStatus.BAD_REQUEST, "this engine gives one choice a request: n must be 1", param="n")
     if max_tokens is not None and max_tokens < 1:
-        raise Refusal(HTTPStatus.BAD_REQUEST, f"max_tokens must be at least 1, got {max_tokens}.", param="max_tokens")
+        raise EngineError(
+            HTTPStatus.BAD_REQUEST, f"max_tokens must be at least 1, got {max_tokens}.", param="max_tokens"
+        )
     if max_tokens is not None and (asked.min_tokens or 0) > max_tokens:
-        raise Refusal(
+        raise EngineError(
             HTTPStatus.BAD_REQUEST,
             f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {asked.min_tokens}.",
             param="min_tokens",
         )
     if asked.stream_options is not None and not asked.stream:
-        raise Refusal(HTTPStatus.BAD_REQUEST, "Stream options can only be defined when `stream=True`.")
+        raise EngineError(HTTPStatus.BAD_REQUEST, "Stream options can only be defined when `stream=True`.")
     if asked.cache_salt == "":
-        raise Refusal(HTTPStatus.BAD_REQUEST, "cache_salt must be a non-empty string", param="cache_salt")
+        raise EngineError(HTTPStatus.BAD_REQUEST, "cache_salt must be a non-empty string", param="cache_salt")
 
 
 def _token_ids(given: object) -> array[int]:
     try:
         return token_array(given)  # type: ignore[arg-type]  # what is no list of u32 is refused here
     except (TypeError, OverflowError) as error:
-        raise Refusal(HTTPStatus.BAD_REQUEST, f"not a list of token ids: {error}", param="prompt") from error
+        raise EngineError(HTTPStatus.BAD_REQUEST, f"not a list of token ids: {error}", param="prompt") from error

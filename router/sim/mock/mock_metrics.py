@@ -8,8 +8,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 
-from router.sim.mock.config import MockEngineConfig
-from router.sim.mock.handoff.counters import HandoffCounters
+from router.sim.mock.handoff_counters import HandoffCounters
+from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.pod import SimPod
 
 TTFT_BUCKETS_S = (
@@ -19,7 +19,7 @@ TTFT_BUCKETS_S = (
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
-class Histogram:
+class EngineHistogram:
     """Counts by upper bound, and their sum."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
@@ -43,7 +43,7 @@ class Histogram:
         yield f"{name}_sum{{{labels}}} {self._sum}"
 
 
-def metrics_body(config: MockEngineConfig, pod: SimPod, ttft_s: Histogram, handoff: HandoffCounters) -> bytes:
+def metrics_body(config: MockEngineConfig, pod: SimPod, ttft_s: EngineHistogram, handoff: HandoffCounters) -> bytes:
     """The exposition text. Counters have the suffix `_total`; prefix cache figures are in tokens."""
     labels = _labels({"model_name": config.models[0], "engine": "0"})
     lines: list[str] = []

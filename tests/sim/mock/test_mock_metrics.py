@@ -7,16 +7,16 @@ from collections.abc import Callable
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.hashing import token_array
-from router.sim.mock.config import HandoffConfig, MockEngineConfig
-from router.sim.mock.handoff.counters import HandoffCounters
-from router.sim.mock.metrics import Histogram, metrics_body
+from router.sim.mock.handoff_counters import HandoffCounters
+from router.sim.mock.mock_config import HandoffConfig, MockEngineConfig
+from router.sim.mock.mock_metrics import EngineHistogram, metrics_body
 from router.sim.pod import SimPod, SimRequest
 
 NOTHING = HandoffCounters()
 
 
 def scraped(
-    config: MockEngineConfig, pod: SimPod, ttft_s: Histogram, handoff: HandoffCounters = NOTHING
+    config: MockEngineConfig, pod: SimPod, ttft_s: EngineHistogram, handoff: HandoffCounters = NOTHING
 ) -> dict[str, float]:
     """Every sample by name (and bucket), through the parser of Prometheus' own client."""
     samples: dict[str, float] = {}
@@ -34,7 +34,7 @@ def test_the_pod_is_told_under_vllms_names(make_config: Callable[..., MockEngine
         pod.submit(SimRequest(id=name, prompt=token_array(range(33)), output=[1, 2]))
         pod.step()
     pod.submit(SimRequest(id="c", prompt=token_array(range(100, 133)), output=[1]))
-    seen = scraped(config, pod, Histogram((1.0,)))
+    seen = scraped(config, pod, EngineHistogram((1.0,)))
     assert seen["vllm:num_requests_running"] == 1 and seen["vllm:num_requests_waiting"] == 1
     assert seen["vllm:kv_cache_usage_perc"] == 3 / 8
     assert seen["vllm:prefix_cache_queries_total"] == 66 and seen["vllm:prefix_cache_hits_total"] == 32
@@ -45,7 +45,9 @@ def test_the_pod_is_told_under_vllms_names(make_config: Callable[..., MockEngine
 def test_the_cache_describes_itself(make_config: Callable[..., MockEngineConfig]) -> None:
     """Block size and capacity are labels, as a router that configures itself reads them."""
     config = make_config(models=('a "quoted" \\ name',))
-    families = text_string_to_metric_families(metrics_body(config, SimPod(config.pod), Histogram(()), NOTHING).decode())
+    families = text_string_to_metric_families(
+        metrics_body(config, SimPod(config.pod), EngineHistogram(()), NOTHING).decode()
+    )
     labels = {sample.name: sample.labels for family in families for sample in family.samples}
     info = labels["vllm:cache_config_info"]
     assert (info["block_size"], info["num_gpu_blocks"], info["kv_cache_size_tokens"]) == ("16", "256", "4096")
@@ -55,7 +57,7 @@ def test_the_cache_describes_itself(make_config: Callable[..., MockEngineConfig]
 def test_buckets_are_cumulative(make_config: Callable[..., MockEngineConfig]) -> None:
     """A value on a bound belongs to it; +Inf counts all."""
     config = make_config()
-    ttft_s = Histogram((0.5, 1.0))
+    ttft_s = EngineHistogram((0.5, 1.0))
     for value in (0.5, 0.7, 3.0):
         ttft_s.observe(value)
     seen = scraped(config, SimPod(config.pod), ttft_s)
@@ -73,7 +75,7 @@ def test_transfers_are_told_where_there_is_a_connector(make_config: Callable[...
         pod = SimPod(config.pod)
         pod.submit(SimRequest(id="a", prompt=token_array(range(40)), output=[1], loaded_tokens=30))
         pod.step()
-        told[dialect] = scraped(config, pod, Histogram(()), handoff)
+        told[dialect] = scraped(config, pod, EngineHistogram(()), handoff)
     assert [seen["vllm:num_requests_waiting"] for seen in told.values()] == [2, 2, 2]
     assert "vllm:external_prefix_cache_hits_total" not in told[""]
     assert told["mooncake"]["vllm:external_prefix_cache_queries_total"] == 40

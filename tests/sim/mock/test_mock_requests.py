@@ -9,23 +9,23 @@ from typing import Any
 
 import pytest
 
-from router.sim.mock.asks import AskReader, Refusal
-from router.sim.mock.config import HandoffConfig, KvEventConfig, MockEngineConfig, Tokenizer
+from router.sim.mock.mock_config import HandoffConfig, KvEventConfig, MockEngineConfig, TextEncoder
+from router.sim.mock.mock_requests import EngineError, RequestParser
 from router.types import Endpoint
 
 USER = [{"role": "user", "content": "hello there"}]
 
 
 @pytest.fixture(scope="module")
-def reader(make_config: Callable[..., MockEngineConfig]) -> AskReader:
-    return AskReader(make_config(adapters=("lora",), max_model_len=100))
+def reader(make_config: Callable[..., MockEngineConfig]) -> RequestParser:
+    return RequestParser(make_config(adapters=("lora",), max_model_len=100))
 
 
 def body(**fields: Any) -> bytes:
     return json.dumps(fields).encode()
 
 
-def test_a_chat_is_rendered_and_tokenized_without_special_tokens(reader: AskReader, tokenizer: Tokenizer) -> None:
+def test_a_chat_is_rendered_and_tokenized_without_special_tokens(reader: RequestParser, tokenizer: TextEncoder) -> None:
     """Special tokens of a chat come from its template alone, unless asked for."""
     rendered = "<user> hello there <end> <assistant>"
     ask = reader.chat(body(messages=USER), "7")
@@ -35,7 +35,7 @@ def test_a_chat_is_rendered_and_tokenized_without_special_tokens(reader: AskRead
     assert special.prompt == tokenizer.encode(rendered, add_special_tokens=True)
 
 
-def test_a_completion_is_tokenized_with_special_tokens(reader: AskReader, tokenizer: Tokenizer) -> None:
+def test_a_completion_is_tokenized_with_special_tokens(reader: RequestParser, tokenizer: TextEncoder) -> None:
     """Text gets them unless told otherwise; token ids are taken as they are."""
     asks = [
         reader.completion(body(prompt="a b"), "7"),
@@ -52,20 +52,20 @@ def test_a_completion_is_tokenized_with_special_tokens(reader: AskReader, tokeni
     assert asks[0].id == "cmpl-7"
 
 
-def test_an_adapter_is_a_model_of_its_own(reader: AskReader) -> None:
+def test_an_adapter_is_a_model_of_its_own(reader: RequestParser) -> None:
     """It seeds the cache, and so does a salt; the base model has neither."""
     ask = reader.chat(body(messages=USER, model="lora", cache_salt="s"), "7")
     assert (ask.model, ask.adapter, ask.salt) == ("lora", "lora", "s")
     assert reader.chat(body(messages=USER, model="tiny"), "7").adapter == ""
 
 
-def test_max_completion_tokens_goes_before_max_tokens(reader: AskReader) -> None:
+def test_max_completion_tokens_goes_before_max_tokens(reader: RequestParser) -> None:
     """The newer field wins where a client sends both."""
     ask = reader.chat(body(messages=USER, max_tokens=9, max_completion_tokens=3), "7")
     assert len(ask.answer.tokens) == 3
 
 
-def test_stream_options_are_read(reader: AskReader) -> None:
+def test_stream_options_are_read(reader: RequestParser) -> None:
     """Usage in the stream, and token ids, only on request; null means not asked."""
     ask = reader.chat(body(messages=USER, stream=True, stream_options={"include_usage": True}), "7")
     assert (ask.stream, ask.include_usage, ask.return_token_ids) == (True, True, False)
@@ -92,30 +92,30 @@ def test_stream_options_are_read(reader: AskReader) -> None:
     ],
 )
 def test_a_wrong_chat_is_a_bad_request(
-    reader: AskReader, wrong: dict[str, Any], message: str, param: str | None
+    reader: RequestParser, wrong: dict[str, Any], message: str, param: str | None
 ) -> None:
     """Status 400 with the field at fault; validation errors too, as vLLM answers them."""
-    with pytest.raises(Refusal, match=message) as refused:
+    with pytest.raises(EngineError, match=message) as refused:
         reader.chat(body(**({"messages": USER} | wrong)), "7")
     assert (refused.value.status, refused.value.param) == (HTTPStatus.BAD_REQUEST, param)
 
 
 @pytest.mark.parametrize("prompt", [[-1], [1, "a"], ["a", "b"], [[1], [2]], [], "", [2**32], 3])
-def test_a_wrong_prompt_is_a_bad_request(reader: AskReader, prompt: Any) -> None:
+def test_a_wrong_prompt_is_a_bad_request(reader: RequestParser, prompt: Any) -> None:
     """Neither text nor one list of token ids, or nothing at all."""
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(EngineError) as refused:
         reader.completion(body(prompt=prompt, add_special_tokens=False), "7")
     assert refused.value.status is HTTPStatus.BAD_REQUEST
 
 
-def test_what_is_no_json_object_is_a_bad_request(reader: AskReader) -> None:
+def test_what_is_no_json_object_is_a_bad_request(reader: RequestParser) -> None:
     """Garbage, JSON of another kind, or text that is not UTF-8."""
     for raw in (b"{", b"[]", b"", b'{"model":"\xed\xa0\x80"}'):
-        with pytest.raises(Refusal, match="not a JSON object"):
+        with pytest.raises(EngineError, match="not a JSON object"):
             reader.chat(raw, "7")
 
 
-def test_an_unknown_model_is_not_found(reader: AskReader) -> None:
+def test_an_unknown_model_is_not_found(reader: RequestParser) -> None:
     """404, and for every endpoint that names a model."""
     reads: list[Callable[[], object]] = [
         lambda: reader.chat(body(messages=USER, model="x"), "7"),
@@ -124,25 +124,25 @@ def test_an_unknown_model_is_not_found(reader: AskReader) -> None:
         lambda: reader.tokens(body(prompt="a", model="x")),
     ]
     for read in reads:
-        with pytest.raises(Refusal, match="The model `x` does not exist") as refused:
+        with pytest.raises(EngineError, match="The model `x` does not exist") as refused:
             read()
         assert refused.value.status is HTTPStatus.NOT_FOUND
 
 
-def test_tokenize_defaults_to_special_tokens_for_text_and_to_none_for_chats(reader: AskReader) -> None:
+def test_tokenize_defaults_to_special_tokens_for_text_and_to_none_for_chats(reader: RequestParser) -> None:
     """The same defaults as the generating endpoints, so that the answer equals their prompt."""
     assert reader.tokens(body(prompt="a b")) == reader.completion(body(prompt="a b"), "7").prompt
     assert reader.tokens(body(messages=USER)) == reader.chat(body(messages=USER), "7").prompt
-    with pytest.raises(Refusal, match="prompt or messages"):
+    with pytest.raises(EngineError, match="prompt or messages"):
         reader.tokens(body(model="tiny"))
 
 
-def test_embeddings_take_texts_and_tokens(reader: AskReader) -> None:
+def test_embeddings_take_texts_and_tokens(reader: RequestParser) -> None:
     """One input or several; none may exceed the model."""
     ask = reader.embedding(body(input=["a b", "c"], encoding_format="base64"))
     assert [len(tokens) for tokens in ask.inputs] == [3, 2] and ask.base64
     assert [tokens.tolist() for tokens in reader.embedding(body(input=[[1], [2, 3]])).inputs] == [[1], [2, 3]]
-    with pytest.raises(Refusal, match="maximum context length"):
+    with pytest.raises(EngineError, match="maximum context length"):
         reader.embedding(body(input=list(range(101))))
 
 
@@ -150,13 +150,13 @@ def test_a_prompt_that_is_tokens_already_skips_the_template(make_config: Callabl
     """Among the transfer params, as vLLM since 0.27 takes it, and only there; TensorRT-LLM has a field of its own."""
     handed = body(messages=USER, kv_transfer_params={"prompt_token_ids": [5, 6]})
     beside = body(messages=USER, prompt_token_ids=[5, 6])
-    new, old = AskReader(make_config()), AskReader(make_config(kv_events=KvEventConfig(encoding="array")))
-    other = AskReader(make_config(handoff=HandoffConfig(dialect="trtllm")))
+    new, old = RequestParser(make_config()), RequestParser(make_config(kv_events=KvEventConfig(encoding="array")))
+    other = RequestParser(make_config(handoff=HandoffConfig(dialect="trtllm")))
     read = [len(reader.chat(given, "7").prompt) for reader in (new, old, other) for given in (handed, beside)]
     assert read == [2, 5, 5, 5, 5, 2]
 
 
-def test_the_fields_of_every_dialect_are_kept(reader: AskReader) -> None:
+def test_the_fields_of_every_dialect_are_kept(reader: RequestParser) -> None:
     """Those that are given; what they mean is not decided here."""
     params = {"do_remote_decode": True}
     asked = reader.chat(body(messages=USER, kv_transfer_params=params, bootstrap_room=0, bootstrap_host=None), "7")

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from router.errors import ConfigError
-from router.sim.mock.handoff.store import BlockStore
+from router.sim.mock.shared_block_store import SharedBlockStore
 from router.sim.pod import SimPodConfig
 from router.types import Link, PodSpeed, Role
 
 
-class Tokenizer(Protocol):
+class TextEncoder(Protocol):
     """What the mock needs of a tokenizer; the router's own is one."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> array[int]:
@@ -73,7 +73,7 @@ class HandoffConfig:
     side_port: int | None = None
     """Where peers reach this engine (nixl 5600, mooncake and SGLang 8998, p2p 5710); None: on its HTTP port, 0: on any
     free one."""
-    store: BlockStore = field(default_factory=BlockStore)
+    store: SharedBlockStore = field(default_factory=SharedBlockStore)
     """For shared_store: engines that are given one and the same share their blocks."""
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class MockEngineConfig:
 
     models: tuple[str, ...]
     """Served names; the first is the base model."""
-    tokenizer: Tokenizer
+    tokenizer: TextEncoder
     render: Render
     speed: PodSpeed
     adapters: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from typing import Literal
 import xxhash
 
 from router.errors import ConfigError
-from router.sim.mock.config import Tokenizer
+from router.sim.mock.mock_config import TextEncoder
 
 _LIST = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
@@ -32,22 +32,22 @@ _U64 = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GeneratedText:
     """A whole answer, known before its first token is due: `texts[i]` is what token i adds."""
 
     tokens: tuple[int, ...]
     texts: tuple[str, ...]
     finish_reason: Literal["stop", "length", "not_finished"]
 
-    def first(self, finish_reason: Literal["length", "not_finished"]) -> Answer:
+    def first(self, finish_reason: Literal["length", "not_finished"]) -> GeneratedText:
         """Its first token alone."""
-        return Answer(self.tokens[:1], self.texts[:1], finish_reason)
+        return GeneratedText(self.tokens[:1], self.texts[:1], finish_reason)
 
 
 class Vocabulary:
     """The words that this tokenizer turns into one token each. `ConfigError` where there is none."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: TextEncoder) -> None:
         self._opening = _opening_word(tokenizer)
         self._following: list[tuple[int, str]] = []
         opening_token, opening_text = self._opening
@@ -58,7 +58,7 @@ class Vocabulary:
         if not self._following:
             raise ConfigError("mock engine: this tokenizer has none of the answer words as one token")
 
-    def answer(self, prompt: array[int], max_tokens: int | None, room_tokens: int) -> Answer:
+    def answer(self, prompt: array[int], max_tokens: int | None, room_tokens: int) -> GeneratedText:
         """The answer to `prompt`: exactly `max_tokens` long where given, else of a length that the prompt decides, cut
         where the context has no more room."""
         seed = xxhash.xxh3_64_intdigest(prompt.tobytes())
@@ -67,13 +67,13 @@ class Vocabulary:
         chosen = [self._opening, *self._choose(seed, length - 1)]
         stopped = max_tokens is None and length == natural
         tokens, texts = zip(*chosen, strict=True)
-        return Answer(tokens, texts, "stop" if stopped else "length")
+        return GeneratedText(tokens, texts, "stop" if stopped else "length")
 
-    def garbled(self, answer: Answer) -> Answer:
+    def garbled(self, answer: GeneratedText) -> GeneratedText:
         """What comes out instead where the KV is of something else: as long, and wrong from its first token."""
         seed = xxhash.xxh3_64_intdigest("".join(answer.texts).encode(), _GARBLED)
         tokens, texts = zip(*self._choose(seed, len(answer.tokens)), strict=True)
-        return Answer(tokens, texts, answer.finish_reason)
+        return GeneratedText(tokens, texts, answer.finish_reason)
 
     def _choose(self, state: int, count: int) -> Iterator[tuple[int, str]]:
         for _ in range(count):
@@ -81,7 +81,7 @@ class Vocabulary:
             yield self._following[(state >> 33) % len(self._following)]
 
 
-def _opening_word(tokenizer: Tokenizer) -> tuple[int, str]:
+def _opening_word(tokenizer: TextEncoder) -> tuple[int, str]:
     """An answer opens without a space, which chat templates may strip."""
     for word in WORDS:
         tokens = tokenizer.encode(word.capitalize(), add_special_tokens=False)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from router.cli.mock_engine import TOKENIZER
+from router.cli.mock_engine_command import TOKENIZER
 
 READY_WITHIN_S = 60.0
 STOP_WITHIN_S = 10.0

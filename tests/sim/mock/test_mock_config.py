@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.errors import ConfigError
-from router.sim.mock.config import HandoffConfig, KvEventConfig, MockEngineConfig
+from router.sim.mock.mock_config import HandoffConfig, KvEventConfig, MockEngineConfig
 from router.types import Role
 
 MakeConfig = Callable[..., MockEngineConfig]

@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from router.sim.mock.config import MockEngineConfig
-from router.sim.mock.metrics import TTFT_BUCKETS_S, Histogram
+from router.sim.mock.mock_config import MockEngineConfig
+from router.sim.mock.mock_metrics import TTFT_BUCKETS_S, EngineHistogram
 from router.sim.pod import RequestId, SimPod, SimRequest, Step
 from router.types import KvEvent
 
 
-class ReplyLost(Exception):
+class StreamLost(Exception):
     """The rest of this reply will not come: it was cancelled, or the engine restarted."""
 
 
-class Reply:
+class TokenStream:
     """The tokens of one answer as they come out. One reader."""
 
     __slots__ = (
@@ -39,10 +39,10 @@ class Reply:
         self._waiter: asyncio.Future[None] | None = None
 
     async def wait_for(self, tokens: int) -> int:
-        """Wait until at least `tokens` are ready; how many there are. `ReplyLost` if they will never be."""
+        """Wait until at least `tokens` are ready; how many there are. `StreamLost` if they will never be."""
         while self.ready_tokens < tokens:
             if self._lost:
-                raise ReplyLost
+                raise StreamLost
             self._wanted = tokens
             self._waiter = self._loop.create_future()
             await self._waiter
@@ -71,23 +71,23 @@ class StepLoop:
         self._config = config
         self._publish = publish
         self._scale_s_per_ms = config.time_scale / 1000
-        self._replies: dict[RequestId, Reply] = {}
+        self._replies: dict[RequestId, TokenStream] = {}
         self._timer: asyncio.Handle | None = None
         self._due_s = 0.0
         self.pod = SimPod(config.pod)
-        self.ttft_s = Histogram(TTFT_BUCKETS_S)
+        self.ttft_s = EngineHistogram(TTFT_BUCKETS_S)
 
-    def submit(self, request: SimRequest) -> Reply:
+    def submit(self, request: SimRequest) -> TokenStream:
         """Queue a request and, if the engine idles, start a step. `ValueError` as `SimPod.submit`."""
         loop = asyncio.get_running_loop()
         self.pod.submit(request)
-        reply = self._replies[request.id] = Reply(request.id, loop)
+        reply = self._replies[request.id] = TokenStream(request.id, loop)
         if self._timer is None:
             self._due_s = loop.time()
             self._begin(loop)
         return reply
 
-    def cancel(self, reply: Reply) -> None:
+    def cancel(self, reply: TokenStream) -> None:
         """Drop a request, its blocks at once, also those that it left pinned. Nothing else happens if it ended."""
         if self._replies.get(reply.id, reply) is reply:
             self._replies.pop(reply.id, None)
@@ -101,7 +101,7 @@ class StepLoop:
             self._timer = None
         lost, self._replies = self._replies, {}
         self.pod = SimPod(self._config.pod)
-        self.ttft_s = Histogram(TTFT_BUCKETS_S)
+        self.ttft_s = EngineHistogram(TTFT_BUCKETS_S)
         for reply in lost.values():
             reply.lose()
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from router.cli.slow_reader import slow_exchange
+from router.cli.slow_client import slow_exchange
 from router.errors import ConnectFailed, UpstreamBroken
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

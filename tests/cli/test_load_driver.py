@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from router.cli.drive import Driver, Results, Served, drive
+from router.cli.load_driver import DriveResults, LoadDriver, RequestResult, drive
 from router.sim.workload import Session, Turn
 from router.types import Endpoint
 
@@ -66,8 +66,10 @@ async def canned(*answers: tuple[int, bytes]) -> AsyncIterator[tuple[str, Canned
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", router
 
 
-async def driven(sessions: Sequence[Session], *answers: tuple[int, bytes]) -> tuple[Results, Canned, list[Served]]:
-    seen: list[Served] = []
+async def driven(
+    sessions: Sequence[Session], *answers: tuple[int, bytes]
+) -> tuple[DriveResults, Canned, list[RequestResult]]:
+    seen: list[RequestResult] = []
     async with canned(*answers) as (url, router):
         results = await drive(url, "demo", sessions, seen.append)
     return results, router, seen
@@ -168,7 +170,7 @@ async def test_who_was_due_during_a_stall_is_sent_during_it_and_carries_it() -> 
 async def test_a_driver_that_sends_late_adds_its_lateness_to_every_time_and_tells() -> None:
     """Due an hour ago and sent now: the one who asked has waited an hour."""
     async with canned((200, stream("Yes"))) as (url, _):
-        driver = Driver([url], lambda _: None)
+        driver = LoadDriver([url], lambda _: None)
         one = await driver.send(Endpoint.CHAT, {"model": "demo", "messages": []}, "chat", due_s=-3600.0)
         driver.close()
     assert one.late_s >= 3600

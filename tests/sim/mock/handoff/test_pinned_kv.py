@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.sim.mock.handoff.counters import HandoffCounters
-from router.sim.mock.handoff.pins import Kept, Pins
+from router.sim.mock.handoff_counters import HandoffCounters
+from router.sim.mock.pinned_kv import PinnedKv, PinTable
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 HOURS_S = 9999.0
 
 
-def kept_as(key: str, released: Counter[str]) -> Kept:
-    return Kept(key, 1, 48, (1, 2, 3), 0, lambda: released.update([key]))
+def kept_as(key: str, released: Counter[str]) -> PinnedKv:
+    return PinnedKv(key, 1, 48, (1, 2, 3), 0, lambda: released.update([key]))
 
 
 async def test_what_is_kept_is_taken_once_and_freed_on_arrival() -> None:
     """While it is on its way its blocks are still in use, but nobody else gets it."""
-    released, pins = Counter[str](), Pins(HOURS_S, HandoffCounters())
+    released, pins = Counter[str](), PinTable(HOURS_S, HandoffCounters())
     pins.keep(kept_as("a", released))
     taken = await pins.take("a", wait=False)
     assert taken is not None
@@ -37,7 +37,7 @@ async def test_what_is_kept_is_taken_once_and_freed_on_arrival() -> None:
 async def test_a_lease_ends_by_itself() -> None:
     """It is counted, the blocks are free, and whoever waits for the delivery hears that there is none."""
     released, counters = Counter[str](), HandoffCounters()
-    pins = Pins(0.0, counters)
+    pins = PinTable(0.0, counters)
     kept = kept_as("a", released)
     pins.keep(kept)
     assert await kept.delivered is False
@@ -48,7 +48,7 @@ async def test_a_lease_ends_by_itself() -> None:
 async def test_what_is_on_its_way_is_under_no_lease() -> None:
     """The decode leg keeps it alive."""
     counters = HandoffCounters()
-    pins = Pins(0.0, counters)
+    pins = PinTable(0.0, counters)
     for key in "ab":
         pins.keep(kept_as(key, Counter()))
     await pins.take("a", wait=False)
@@ -62,7 +62,7 @@ async def test_what_is_on_its_way_is_under_no_lease() -> None:
 
 async def test_a_decode_leg_can_come_first() -> None:
     """It waits for its own key, whatever else arrives."""
-    pins = Pins(HOURS_S, HandoffCounters())
+    pins = PinTable(HOURS_S, HandoffCounters())
     waiting = asyncio.ensure_future(pins.take("b", wait=True))
     for key in "ab":
         await asyncio.sleep(0)
@@ -74,7 +74,7 @@ async def test_a_decode_leg_can_come_first() -> None:
 
 async def test_a_key_that_is_used_again_loses_what_it_had() -> None:
     """The first one's blocks are free; its lease does not end the second one."""
-    released, pins = Counter[str](), Pins(HOURS_S, HandoffCounters())
+    released, pins = Counter[str](), PinTable(HOURS_S, HandoffCounters())
     first, second = kept_as("a", released), kept_as("a", released)
     pins.keep(first)
     pins.keep(second)
@@ -87,14 +87,14 @@ async def test_a_key_that_is_used_again_loses_what_it_had() -> None:
 def test_every_block_is_given_back_exactly_once(acts: list[tuple[str, str]]) -> None:
     """In whatever order things are kept, taken, freed, dropped and forgotten."""
     released = Counter[int]()
-    kept: list[Kept] = []
+    kept: list[PinnedKv] = []
 
     async def play() -> None:
-        pins = Pins(HOURS_S, HandoffCounters())
-        taken: list[Kept] = []
+        pins = PinTable(HOURS_S, HandoffCounters())
+        taken: list[PinnedKv] = []
         for act, key in acts:
             if act == "keep":
-                kept.append(Kept(key, 1, 16, (), 0, partial(released.update, [len(kept)])))
+                kept.append(PinnedKv(key, 1, 16, (), 0, partial(released.update, [len(kept)])))
                 pins.keep(kept[-1])
             elif act == "take" and (found := await pins.take(key, wait=False)):
                 taken.append(found)

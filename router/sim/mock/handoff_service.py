@@ -19,14 +19,24 @@ import msgspec
 import xxhash
 
 from router.sim.kvcache import BlockTable, chain_seed
-from router.sim.mock.asks import Ask, Refusal
-from router.sim.mock.config import MockEngineConfig
-from router.sim.mock.exchange import ClientGone, Exchange
 from router.sim.mock.faults import DECODE_FAULTS, FaultBoard
-from router.sim.mock.handoff.counters import HandoffCounters
-from router.sim.mock.handoff.pins import Kept, Pins
-from router.sim.mock.handoff.wires import FromStore, Here, Leg, Loaded, Offer, Probe, Take, Told, wire_of
-from router.sim.mock.steps import Reply, StepLoop
+from router.sim.mock.handoff_counters import HandoffCounters
+from router.sim.mock.handoff_dialects import (
+    DecodeLeg,
+    HandoffFields,
+    HandoffLeg,
+    LoadedKv,
+    PeerAddress,
+    PeerLookup,
+    PrefillLeg,
+    StoreLookup,
+    dialect_of,
+)
+from router.sim.mock.http_exchange import ClientGone, HttpExchange
+from router.sim.mock.mock_config import MockEngineConfig
+from router.sim.mock.mock_requests import EngineError, GenerationRequest
+from router.sim.mock.pinned_kv import PinnedKv, PinTable
+from router.sim.mock.step_loop import StepLoop, TokenStream
 from router.types import BlockHash
 
 CONNECT_TIMEOUT_S = 5.0
@@ -60,7 +70,7 @@ class _ProbeAnswer(msgspec.Struct):
     blocks: int
 
 
-class Handoffs:
+class HandoffService:
     """One engine's part in handoffs. `address` is where peers reach it, known once it listens."""
 
     def __init__(
@@ -72,22 +82,22 @@ class Handoffs:
         self._steps = steps
         self._faults = faults
         self._address = address
-        self._wire = wire_of(config.handoff)
+        self._wire = dialect_of(config.handoff)
         self._client: httpx.AsyncClient | None = None
         self._engine_id = uuid.uuid4().hex
         self.counters = HandoffCounters()
-        self.pins = Pins(self._config.lease_s, self.counters)
+        self.pins = PinTable(self._config.lease_s, self.counters)
 
     @property
-    def here(self) -> Here:
+    def here(self) -> PeerAddress:
         """Where peers reach this engine in this life."""
-        return Here(*self._address(), self._engine_id)
+        return PeerAddress(*self._address(), self._engine_id)
 
     def restart(self) -> None:
         """A new life: nothing is kept, and nobody who knew the old one finds it."""
         self.pins.forget()
         self.counters = HandoffCounters()
-        self.pins = Pins(self._config.lease_s, self.counters)
+        self.pins = PinTable(self._config.lease_s, self.counters)
         self._engine_id = uuid.uuid4().hex
 
     async def close(self) -> None:
@@ -96,65 +106,65 @@ class Handoffs:
             await self._client.aclose()
             self._client = None
 
-    def leg(self, ask: Ask, request_id: str) -> Leg:
-        """Which part of a handoff is this request? Raises `Refusal` for what the engine would refuse."""
+    def leg(self, ask: GenerationRequest, request_id: str) -> HandoffLeg:
+        """Which part of a handoff is this request? Raises `EngineError` for what the engine would refuse."""
         wrong = self._wire.forbids.intersection(ask.handoff)
         if wrong:
-            raise Refusal(HTTPStatus.BAD_REQUEST, f"Extra inputs are not permitted: {', '.join(sorted(wrong))}")
+            raise EngineError(HTTPStatus.BAD_REQUEST, f"Extra inputs are not permitted: {', '.join(sorted(wrong))}")
         return self._wire.leg(ask, request_id)
 
-    def shown_cached_tokens(self, ask: Ask, reply: Reply, loaded: Loaded) -> int:
+    def shown_cached_tokens(self, ask: GenerationRequest, reply: TokenStream, loaded: LoadedKv) -> int:
         """What usage says."""
         return self._wire.shown_cached_tokens(ask, reply.cached_tokens, loaded)
 
     # --- the decode side --------------------------------------------------------------------------------------
 
-    async def receive(self, ask: Ask, leg: Leg) -> Loaded:
-        """Wait for KV from elsewhere. `Refusal` where the engine fails without it."""
+    async def receive(self, ask: GenerationRequest, leg: HandoffLeg) -> LoadedKv:
+        """Wait for KV from elsewhere. `EngineError` where the engine fails without it."""
         table = BlockTable(ask.prompt, ask.adapter, ask.salt)
         cached_blocks = len(self._steps.pod.cache.match(table))
         counters = self.counters
         counters.receiving += 1
         try:
             async with asyncio.timeout(self._config.wait_s):
-                if isinstance(leg, Take):
+                if isinstance(leg, DecodeLeg):
                     return await self._take(ask, leg, cached_blocks * self._block_size_tokens)
-                if isinstance(leg, Probe):
+                if isinstance(leg, PeerLookup):
                     return await self._probe(leg, table, cached_blocks)
-                if isinstance(leg, FromStore):
+                if isinstance(leg, StoreLookup):
                     return await self._read_store(table, cached_blocks)
-                return Loaded()
+                return LoadedKv()
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             return self._failed(error)
         finally:
             counters.receiving -= 1
 
-    async def _take(self, ask: Ask, leg: Take, cached_tokens: int) -> Loaded:
+    async def _take(self, ask: GenerationRequest, leg: DecodeLeg, cached_tokens: int) -> LoadedKv:
         if self._faults.strike(DECODE_FAULTS) is not None:
             raise httpx.TransportError("this engine was told to lose the KV of a decode leg")
         body = _TakeBody(leg.key, leg.engine_id, self._wire.waits, cached_tokens)
         answer = await self._post(f"{leg.url}/_kv/take", body)
         if answer.status_code == HTTPStatus.NOT_FOUND and self._wire.reads_blindly:
-            return Loaded(len(ask.prompt), garbled=True)
+            return LoadedKv(len(ask.prompt), garbled=True)
         found = msgspec.json.decode(answer.raise_for_status().content, type=_TakeAnswer)
-        return Loaded(found.tokens, found.digest != _digest(ask), found.cached_tokens)
+        return LoadedKv(found.tokens, found.digest != _digest(ask), found.cached_tokens)
 
-    async def _probe(self, leg: Probe, table: BlockTable, cached_blocks: int) -> Loaded:
+    async def _probe(self, leg: PeerLookup, table: BlockTable, cached_blocks: int) -> LoadedKv:
         body = _ProbeBody(table.hashes, cached_blocks)
         answer = (await self._post(f"{leg.url}/_kv/probe", body)).raise_for_status()
-        return Loaded(msgspec.json.decode(answer.content, type=_ProbeAnswer).blocks * self._block_size_tokens)
+        return LoadedKv(msgspec.json.decode(answer.content, type=_ProbeAnswer).blocks * self._block_size_tokens)
 
-    async def _read_store(self, table: BlockTable, cached_blocks: int) -> Loaded:
+    async def _read_store(self, table: BlockTable, cached_blocks: int) -> LoadedKv:
         held = self._config.store.leading_blocks(table.hashes)
         if held > cached_blocks:
             await asyncio.sleep(self._transfer_s((held - cached_blocks) * self._block_size_tokens))
-        return Loaded(held * self._block_size_tokens)
+        return LoadedKv(held * self._block_size_tokens)
 
-    def _failed(self, error: Exception) -> Loaded:
+    def _failed(self, error: Exception) -> LoadedKv:
         self.counters.failed += 1
         if self._wire.recomputes:
-            return Loaded()
-        raise Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal server error") from error
+            return LoadedKv()
+        raise EngineError(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal server error") from error
 
     async def _post(self, url: str, body: msgspec.Struct) -> httpx.Response:
         """Each on a connection of its own, so that none outlives the peer's life in which it was made."""
@@ -169,15 +179,17 @@ class Handoffs:
 
     # --- the prefill side -------------------------------------------------------------------------------------
 
-    async def settle(self, exchange: Exchange, ask: Ask, leg: Leg, reply: Reply, *, keeps: bool) -> Told:
+    async def settle(
+        self, exchange: HttpExchange, ask: GenerationRequest, leg: HandoffLeg, reply: TokenStream, *, keeps: bool
+    ) -> HandoffFields:
         """A request is computed. If it was a prefill leg, its pinned blocks wait for others, unless it `keeps` none.
 
         What its answer says of that.
         """
-        if isinstance(leg, FromStore):
+        if isinstance(leg, StoreLookup):
             self._store(ask)
-        if not isinstance(leg, Offer):
-            return Told()
+        if not isinstance(leg, PrefillLeg):
+            return HandoffFields()
         if not keeps or not self._wire.offers(ask.answer.finish_reason):
             self._steps.cancel(reply)
             return self._wire.told(ask, None, self.here)
@@ -187,9 +199,9 @@ class Handoffs:
             await self._deliver(exchange, kept)
         return told
 
-    def _keep(self, ask: Ask, leg: Offer, reply: Reply) -> Kept:
+    def _keep(self, ask: GenerationRequest, leg: PrefillLeg, reply: TokenStream) -> PinnedKv:
         cache, table = self._steps.pod.cache, self._steps.pod.detach(reply.id)
-        kept = Kept(
+        kept = PinnedKv(
             key=leg.key,
             digest=_digest(ask, garbled=table.garbled),
             tokens=table.computed_tokens,
@@ -200,31 +212,31 @@ class Handoffs:
         self.pins.keep(kept)
         return kept
 
-    async def _deliver(self, exchange: Exchange, kept: Kept) -> None:
+    async def _deliver(self, exchange: HttpExchange, kept: PinnedKv) -> None:
         try:
             delivered = await exchange.unless_gone(_outcome(kept))
         except ClientGone:
             self.pins.drop(kept)
             raise
         if not delivered:
-            raise Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "no decode leg came for this KV")
+            raise EngineError(HTTPStatus.INTERNAL_SERVER_ERROR, "no decode leg came for this KV")
 
-    def _store(self, ask: Ask) -> None:
+    def _store(self, ask: GenerationRequest) -> None:
         table = BlockTable(ask.prompt, ask.adapter, ask.salt)
         table.hash_up_to(len(ask.prompt) // self._block_size_tokens, self._block_size_tokens)
         self._config.store.put(table.hashes)
 
     # --- what peers and routers ask -----------------------------------------------------------------------------
 
-    async def answer_take(self, exchange: Exchange) -> None:
+    async def answer_take(self, exchange: HttpExchange) -> None:
         """`POST /_kv/take`: what is kept under a key, once, after its transfer; 404 where there is nothing."""
         asked = _read(await exchange.body(), _TakeBody)
         pins = self.pins
         if asked.engine_id not in ("", self._engine_id):
-            raise Refusal(HTTPStatus.NOT_FOUND, "that was another life of this engine")
+            raise EngineError(HTTPStatus.NOT_FOUND, "that was another life of this engine")
         kept = await exchange.unless_gone(pins.take(asked.key, wait=asked.wait))
         if kept is None:
-            raise Refusal(HTTPStatus.NOT_FOUND, "nothing is kept under this key")
+            raise EngineError(HTTPStatus.NOT_FOUND, "nothing is kept under this key")
         try:
             await exchange.pause(self._transfer_s(max(0, kept.tokens - asked.cached_tokens)))
         finally:
@@ -232,7 +244,7 @@ class Handoffs:
         answer = _TakeAnswer(kept.digest, kept.tokens, kept.cached_tokens)
         await exchange.answer(HTTPStatus.OK, msgspec.json.encode(answer))
 
-    async def answer_probe(self, exchange: Exchange) -> None:
+    async def answer_probe(self, exchange: HttpExchange) -> None:
         """`POST /_kv/probe`: how many of these blocks are cached here, after the time of their transfer."""
         asked = _read(await exchange.body(), _ProbeBody)
         held = self._steps.pod.cache.leading_blocks(asked.hashes)
@@ -240,7 +252,7 @@ class Handoffs:
             await exchange.pause(self._transfer_s((held - asked.cached_blocks) * self._block_size_tokens))
         await exchange.answer(HTTPStatus.OK, msgspec.json.encode(_ProbeAnswer(held)))
 
-    async def answer_query(self, exchange: Exchange) -> None:
+    async def answer_query(self, exchange: HttpExchange) -> None:
         """`GET /query`: by data-parallel rank, who Mooncake's decode legs must ask for; there is one rank."""
         here = self.here
         worker = {"0": {"0": f"tcp://{here.host}:{here.port}"}}
@@ -252,7 +264,7 @@ class Handoffs:
         return self._config.link.transfer_ms(tokens * self._config.kv_bytes_per_token) * self._scale_s_per_ms
 
 
-def _digest(ask: Ask, *, garbled: bool = False) -> int:
+def _digest(ask: GenerationRequest, *, garbled: bool = False) -> int:
     """Of what decides a prompt's KV; of nothing that any prompt has where the KV is wrong already."""
     return 0 if garbled else xxhash.xxh3_64_intdigest(ask.prompt.tobytes(), chain_seed(ask.adapter, ""))
 
@@ -261,8 +273,8 @@ def _read(body: bytes, shape: type[_Body]) -> _Body:
     try:
         return msgspec.json.decode(body, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refusal(HTTPStatus.BAD_REQUEST, str(error)) from error
+        raise EngineError(HTTPStatus.BAD_REQUEST, str(error)) from error
 
 
-async def _outcome(kept: Kept) -> bool:
+async def _outcome(kept: PinnedKv) -> bool:
     return await kept.delivered

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from router.sim.mock.handoff.store import BlockStore
+from router.sim.mock.shared_block_store import SharedBlockStore
 
 
 def test_only_what_leads_without_a_gap_is_found() -> None:
     """A block behind one that is missing is of no use."""
-    store = BlockStore()
+    store = SharedBlockStore()
     store.put([1, 2, 4])
     assert [store.leading_blocks(hashes) for hashes in ([1, 2, 3, 4], [2], [3], [])] == [2, 1, 0, 0]

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from router.cli.slow_reader import slow_exchange
+from router.cli.slow_client import slow_exchange
 from router.errors import ConnectFailed, RouterError, UpstreamBroken
 from router.proxy.connection import UpstreamTimeouts
 from router.proxy.headers import HeaderList, header, request_message
@@ -30,35 +30,35 @@ TIMEOUTS = UpstreamTimeouts(connect_s=5.0, first_byte_s=120.0, idle_s=120.0)
 _HEADERS = [(b"content-type", b"application/json")]
 
 
-class _Delta(msgspec.Struct):
+class _StreamDelta(msgspec.Struct):
     content: str | None = None
 
 
-class _Choice(msgspec.Struct):
-    delta: _Delta | None = None
+class _StreamChoice(msgspec.Struct):
+    delta: _StreamDelta | None = None
     text: str | None = None
 
 
-class _Details(msgspec.Struct):
+class _CachedDetails(msgspec.Struct):
     cached_tokens: int = 0
 
 
-class _Usage(msgspec.Struct):
+class _StreamUsage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    prompt_tokens_details: _Details | None = None
+    prompt_tokens_details: _CachedDetails | None = None
 
 
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
+class _StreamChunk(msgspec.Struct):
+    choices: list[_StreamChoice] = []
+    usage: _StreamUsage | None = None
     error: Any = None
 
 
-_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+_decode_chunk = msgspec.json.Decoder(_StreamChunk).decode
 
 
-class Answer(Protocol):
+class StreamedResponse(Protocol):
     """An answer being read, by whatever client."""
 
     status: int
@@ -72,7 +72,7 @@ class Answer(Protocol):
 
 
 @dataclass(slots=True)
-class Served:
+class RequestResult:
     """One request, and what came of it. `sent_s` counts from the begin of the drive; `late_s` of it passed after the
     request was due. `ttft_s` and `e2e_s` count from when it was due."""
 
@@ -99,21 +99,21 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class DriveResults:
     """All requests in the order in which they were sent."""
 
-    served: tuple[Served, ...]
+    served: tuple[RequestResult, ...]
     wall_s: float
 
 
 @dataclass(slots=True)
-class Driver:
+class LoadDriver:
     """Sends requests to routers in turn and remembers them. `on_progress` is called after each. A router that refuses
     the connection is passed over, as a balancer would."""
 
     urls: Sequence[str]
-    on_progress: Callable[[Served], None]
-    served: list[Served] = field(default_factory=list)
+    on_progress: Callable[[RequestResult], None]
+    served: list[RequestResult] = field(default_factory=list)
     started_s: float = field(default_factory=time.perf_counter)
     _pools: deque[UpstreamPool] = field(init=False)
 
@@ -135,12 +135,12 @@ class Driver:
         kind: str,
         due_s: float | None = None,
         read_pause_s: float = 0.0,
-    ) -> Served:
+    ) -> RequestResult:
         """One streamed request, due now or at an earlier moment. Never raises for what goes wrong with it: `error`
         says it. With a pause, a client of its own reads the answer in small pieces, pausing after each."""
         body = msgspec.json.encode({**asked, "stream": True, "stream_options": {"include_usage": True}})
         sent_s = self.elapsed_s()
-        one = Served(kind, asked, sent_s, late_s=0.0 if due_s is None else sent_s - due_s)
+        one = RequestResult(kind, asked, sent_s, late_s=0.0 if due_s is None else sent_s - due_s)
         self.served.append(one)
         self._pools.rotate()
         for pool in tuple(self._pools):
@@ -158,16 +158,16 @@ class Driver:
         self.on_progress(one)
         return one
 
-    def results(self) -> Results:
+    def results(self) -> DriveResults:
         """What was measured so far."""
-        return Results(tuple(self.served), self.elapsed_s())
+        return DriveResults(tuple(self.served), self.elapsed_s())
 
     def close(self) -> None:
         """Close idle connections."""
         for pool in self._pools:
             pool.close()
 
-    async def _take_all(self, reply: Answer, one: Served) -> None:
+    async def _take_all(self, reply: StreamedResponse, one: RequestResult) -> None:
         try:
             one.status = reply.status
             one.pod = header(reply.headers, b"x-warmroute-pod")
@@ -180,7 +180,7 @@ class Driver:
         finally:
             reply.close()
 
-    async def _read_stream(self, reply: Answer, one: Served) -> None:
+    async def _read_stream(self, reply: StreamedResponse, one: RequestResult) -> None:
         buffered, ended, said = b"", False, []
         while data := await reply.read():
             *frames, buffered = (buffered + data).split(b"\n\n")
@@ -194,7 +194,7 @@ class Driver:
         if not ended:
             raise UpstreamBroken("the stream ended without its end mark")
 
-    def _take(self, chunk: _Chunk, one: Served) -> str:
+    def _take(self, chunk: _StreamChunk, one: RequestResult) -> str:
         """What this frame adds to the answer; the first that adds anything ends the time to first token."""
         if chunk.error is not None:
             raise UpstreamBroken(f"error inside the stream: {chunk.error}")
@@ -212,10 +212,10 @@ async def drive(
     urls: str | Sequence[str],
     model: str,
     sessions: Iterable[Session],
-    on_progress: Callable[[Served], None] = lambda _: None,
-) -> Results:
+    on_progress: Callable[[RequestResult], None] = lambda _: None,
+) -> DriveResults:
     """Play all sessions against the router at `urls`, or against several in turn. A session ends at its first error."""
-    driver = Driver([urls] if isinstance(urls, str) else urls, on_progress)
+    driver = LoadDriver([urls] if isinstance(urls, str) else urls, on_progress)
     try:
         async with asyncio.TaskGroup() as group:
             for session in sessions:
@@ -225,7 +225,7 @@ async def drive(
         driver.close()
 
 
-async def _play(driver: Driver, model: str, session: Session) -> None:
+async def _play(driver: LoadDriver, model: str, session: Session) -> None:
     answers: list[str] = []
     free_s = session.start_s
     for turn in session.turns:
@@ -239,14 +239,14 @@ async def _play(driver: Driver, model: str, session: Session) -> None:
         free_s = one.due_s + one.e2e_s
 
 
-async def _whole(reply: Answer) -> bytes:
+async def _whole(reply: StreamedResponse) -> bytes:
     body = b""
     while data := await reply.read():
         body += data
     return body
 
 
-def _chunk(payload: bytes) -> _Chunk:
+def _chunk(payload: bytes) -> _StreamChunk:
     try:
         return _decode_chunk(payload)
     except msgspec.DecodeError as error:

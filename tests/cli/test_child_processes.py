@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router.cli.stage import Child, FleetPlan, StageError, mock_fleet
+from router.cli.child_processes import Child, FleetPlan, StageError, mock_fleet
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 

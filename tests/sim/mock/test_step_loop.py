@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from router.hashing import token_array
-from router.sim.mock.config import MockEngineConfig
-from router.sim.mock.steps import Reply, ReplyLost, StepLoop
+from router.sim.mock.mock_config import MockEngineConfig
+from router.sim.mock.step_loop import StepLoop, StreamLost, TokenStream
 from router.sim.pod import SimRequest
 from router.types import BlocksStored, KvEvent, PodLoad, PodSpeed
 
@@ -134,7 +134,7 @@ def test_a_cancelled_reply_is_lost_and_the_others_go_on(make_config: MakeConfig)
         assert steps.pod.load.running == 1 and steps.pod.load.waiting == 1
         steps.cancel(gone)
         assert steps.pod.load.running + steps.pod.load.waiting == 1
-        with pytest.raises(ReplyLost):
+        with pytest.raises(StreamLost):
             await reader
         assert await stays.wait_for(2) == 2
         assert steps.pod.load == PodLoad()
@@ -165,7 +165,7 @@ def test_a_restart_loses_every_reply_and_forgets_everything(make_config: MakeCon
         reply = steps.submit(request("b", 40, 9))
         await asyncio.sleep(0.001)
         steps.restart()
-        with pytest.raises(ReplyLost):
+        with pytest.raises(StreamLost):
             await reply.wait_for(1)
         assert (steps.pod.load, steps.pod.counters.prompt_tokens) == (PodLoad(), 0)
         fresh = steps.submit(request("a", 40, 1))
@@ -178,7 +178,7 @@ def test_a_reader_gets_all_that_is_ready() -> None:
     """A slow reader is not woken for each token; one that asks for too much still waits."""
 
     async def story() -> None:
-        reply = Reply("a", asyncio.get_running_loop())
+        reply = TokenStream("a", asyncio.get_running_loop())
         reader = asyncio.ensure_future(reply.wait_for(3))
         for _ in range(2):
             reply.advance()

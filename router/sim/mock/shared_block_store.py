@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from router.types import BlockHash
 
 
-class BlockStore:
+class SharedBlockStore:
     """A set of blocks without a limit, for the engines of one process."""
 
     def __init__(self) -> None:

@@ -12,18 +12,18 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from router.sim.mock.exchange import EVENT_STREAM, ClientGone, EngineProtocol, Exchange
+from router.sim.mock.http_exchange import EVENT_STREAM, ClientGone, EngineProtocol, HttpExchange
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 DEADLINE_S = 30.0
 
 
 @asynccontextmanager
-async def answering(story: Callable[[Exchange], Awaitable[None]]) -> AsyncIterator[httpx.AsyncClient]:
+async def answering(story: Callable[[HttpExchange], Awaitable[None]]) -> AsyncIterator[httpx.AsyncClient]:
     """A server that plays `story` for each request, and a client of it."""
 
     async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
-        await story(Exchange(scope, receive, send))
+        await story(HttpExchange(scope, receive, send))
 
     config, state = uvicorn.Config(app, lifespan="off", proxy_headers=False, log_config=None), ServerState()
     loop = asyncio.get_running_loop()
@@ -40,7 +40,7 @@ async def answering(story: Callable[[Exchange], Awaitable[None]]) -> AsyncIterat
 async def test_a_request_is_read_whole_and_answered_whole() -> None:
     """Method, path, headers, a body of many packets; an answer with its length."""
 
-    async def story(exchange: Exchange) -> None:
+    async def story(exchange: HttpExchange) -> None:
         seen = (exchange.method, exchange.path, exchange.header(b"x-request-id"), exchange.header(b"x-none"))
         assert seen == ("POST", "/a/b", "seven", None)
         await exchange.answer(201, b"%d" % len(await exchange.body()))
@@ -54,7 +54,7 @@ async def test_a_request_is_read_whole_and_answered_whole() -> None:
 async def test_a_cut_sends_what_was_written_and_no_end() -> None:
     """The client has the first piece, then learns that the body is incomplete."""
 
-    async def story(exchange: Exchange) -> None:
+    async def story(exchange: HttpExchange) -> None:
         await exchange.begin(200, EVENT_STREAM)
         await exchange.write(b"data: 1\n\n")
         await exchange.cut()
@@ -71,7 +71,7 @@ async def test_a_cut_sends_what_was_written_and_no_end() -> None:
 async def test_a_reset_comes_before_any_header() -> None:
     """A TCP reset, not an orderly end: the client's read fails."""
 
-    async with answering(Exchange.reset) as client:
+    async with answering(HttpExchange.reset) as client:
         with pytest.raises(httpx.ReadError):
             await client.get("/")
 
@@ -80,7 +80,7 @@ async def test_a_client_that_leaves_is_noticed_while_the_engine_works() -> None:
     """Once, and only if it leaves before the block ends."""
     left, reached = asyncio.Event(), asyncio.Event()
 
-    async def story(exchange: Exchange) -> None:
+    async def story(exchange: HttpExchange) -> None:
         await exchange.body()
         with exchange.when_gone(left.set):
             reached.set()
@@ -98,7 +98,7 @@ async def test_a_client_that_stays_is_not_taken_for_one_that_left() -> None:
     """Neither during the answer nor after it."""
     left: list[str] = []
 
-    async def story(exchange: Exchange) -> None:
+    async def story(exchange: HttpExchange) -> None:
         with exchange.when_gone(lambda: left.append(exchange.path)):
             await exchange.body()
             await asyncio.sleep(0)
@@ -122,7 +122,7 @@ async def test_work_is_given_up_when_the_client_leaves() -> None:
         finally:
             told.append("cleaned up")
 
-    async def story(exchange: Exchange) -> None:
+    async def story(exchange: HttpExchange) -> None:
         assert await exchange.unless_gone(asyncio.sleep(0, 7)) == 7
         try:
             await exchange.unless_gone(work())

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from router.errors import ConfigError
 from router.hashing import token_array
-from router.sim.mock.config import Tokenizer
-from router.sim.mock.words import LONGEST_NATURAL_TOKENS, SHORTEST_NATURAL_TOKENS, Vocabulary
+from router.sim.mock.mock_config import TextEncoder
+from router.sim.mock.vocabulary import LONGEST_NATURAL_TOKENS, SHORTEST_NATURAL_TOKENS, Vocabulary
 
 PROMPTS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20).map(token_array)
 
@@ -49,7 +49,7 @@ class DeepseekTokenizer:
 
 
 @pytest.fixture(scope="module")
-def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+def vocabulary(tokenizer: TextEncoder) -> Vocabulary:
     return Vocabulary(tokenizer)
 
 

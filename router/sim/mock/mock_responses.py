@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import xxhash
 
-from router.sim.mock.asks import Ask, EmbeddingAsk, Refusal
-from router.sim.mock.config import MockEngineConfig
-from router.sim.mock.handoff.wires import Told
+from router.sim.mock.handoff_dialects import HandoffFields
+from router.sim.mock.mock_config import MockEngineConfig
+from router.sim.mock.mock_requests import EmbeddingRequest, EngineError, GenerationRequest
 from router.types import Endpoint
 
 DONE = b"data: [DONE]\n\n"
@@ -30,19 +30,19 @@ _ERROR_TYPES = {
     HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
 }
 
-_NOTHING = Told()
+_NOTHING = HandoffFields()
 
 encode = msgspec.json.Encoder().encode
 
 
-def error_body(refusal: Refusal) -> bytes:
+def error_body(refusal: EngineError) -> bytes:
     """`{"error": {message, type, param, code}}`, with the HTTP status as an int for code."""
     status = refusal.status
     kind = _ERROR_TYPES.get(status, status.phrase)
     return encode({"error": {"message": str(refusal), "type": kind, "param": refusal.param, "code": int(status)}})
 
 
-def error_frames(refusal: Refusal) -> bytes:
+def error_frames(refusal: EngineError) -> bytes:
     """The same in a stream that has begun already: its status stays 200."""
     return b"data: " + error_body(refusal) + b"\n\n" + DONE
 
@@ -61,7 +61,7 @@ def tokens_body(tokens: array[int], max_model_len: int) -> bytes:
     return encode({"count": len(listed), "max_model_len": max_model_len, "tokens": listed, "token_strs": None})
 
 
-def embedding_body(ask: EmbeddingAsk, embedding_id: str, created_s: int) -> bytes:
+def embedding_body(ask: EmbeddingRequest, embedding_id: str, created_s: int) -> bytes:
     """One vector for each input, the same for the same tokens."""
     data = [
         {"object": "embedding", "index": index, "embedding": _vector(tokens, ask.base64)}
@@ -81,7 +81,7 @@ def embedding_body(ask: EmbeddingAsk, embedding_id: str, created_s: int) -> byte
     )
 
 
-def usage(ask: Ask, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+def usage(ask: GenerationRequest, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
     """Token counts; `cached_tokens` is always told, as with `--enable-prompt-tokens-details`."""
     prompt_tokens = len(ask.prompt)
     return {
@@ -95,7 +95,7 @@ def usage(ask: Ask, completion_tokens: int, cached_tokens: int) -> dict[str, Any
     }
 
 
-def unary_body(ask: Ask, created_s: int, cached_tokens: int, told: Told = _NOTHING) -> bytes:
+def unary_body(ask: GenerationRequest, created_s: int, cached_tokens: int, told: HandoffFields = _NOTHING) -> bytes:
     """The whole answer in one body. `told` is what a prefill leg says beyond the usual."""
     text = "".join(ask.answer.texts)
     chat = ask.endpoint is Endpoint.CHAT
@@ -114,7 +114,7 @@ def unary_body(ask: Ask, created_s: int, cached_tokens: int, told: Told = _NOTHI
 class StreamFrames:
     """The SSE frames of one streamed answer."""
 
-    def __init__(self, ask: Ask, created_s: int) -> None:
+    def __init__(self, ask: GenerationRequest, created_s: int) -> None:
         self._ask = ask
         self._chat = ask.endpoint is Endpoint.CHAT
         self._created_s = created_s
@@ -155,7 +155,7 @@ class StreamFrames:
         return _sse(_envelope(self._ask, self._created_s, self._object, choice) | extra)
 
 
-def _envelope(ask: Ask, created_s: int, kind: str, *choices: dict[str, Any]) -> dict[str, Any]:
+def _envelope(ask: GenerationRequest, created_s: int, kind: str, *choices: dict[str, Any]) -> dict[str, Any]:
     return {"id": ask.id, "object": kind, "created": created_s, "model": ask.model, "choices": choices}
 
 

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 from router.hashing import token_array
-from router.sim.mock.answers import (
+from router.sim.mock.handoff_dialects import HandoffFields
+from router.sim.mock.mock_config import MockEngineConfig
+from router.sim.mock.mock_requests import EmbeddingRequest, EngineError, GenerationRequest
+from router.sim.mock.mock_responses import (
     DONE,
     EMBEDDING_DIMENSIONS,
     StreamFrames,
@@ -24,18 +27,15 @@ from router.sim.mock.answers import (
     tokens_body,
     unary_body,
 )
-from router.sim.mock.asks import Ask, EmbeddingAsk, Refusal
-from router.sim.mock.config import MockEngineConfig
-from router.sim.mock.handoff.wires import Told
-from router.sim.mock.words import Answer
+from router.sim.mock.vocabulary import GeneratedText
 from router.types import Endpoint
 
-CHAT = Ask(
+CHAT = GenerationRequest(
     id="chatcmpl-7",
     endpoint=Endpoint.CHAT,
     model="tiny",
     prompt=token_array([1, 2, 3]),
-    answer=Answer((7, 8), ("Time", " year"), "length"),
+    answer=GeneratedText((7, 8), ("Time", " year"), "length"),
     stream=True,
 )
 COMPLETION = replace(CHAT, id="cmpl-7", endpoint=Endpoint.COMPLETIONS)
@@ -47,7 +47,7 @@ USAGE = {
 }
 
 
-def frames_of(ask: Ask) -> list[dict[str, Any]]:
+def frames_of(ask: GenerationRequest) -> list[dict[str, Any]]:
     """The decoded frames of a whole stream, end mark checked and dropped."""
     frames = StreamFrames(ask, 100)
     stream = b"".join([*frames.tokens(0, 1), *frames.tokens(1, 2), frames.closing(1)])
@@ -95,7 +95,7 @@ def test_a_completion_stream_has_no_role() -> None:
 
 
 @pytest.mark.parametrize("ask", [CHAT, COMPLETION])
-def test_usage_in_a_stream_is_one_more_frame_without_choices(ask: Ask) -> None:
+def test_usage_in_a_stream_is_one_more_frame_without_choices(ask: GenerationRequest) -> None:
     """Right before the end mark, and only where asked for."""
     assert all("usage" not in frame for frame in frames_of(ask))
     last = frames_of(replace(ask, include_usage=True))[-1]
@@ -103,7 +103,7 @@ def test_usage_in_a_stream_is_one_more_frame_without_choices(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("ask", [CHAT, COMPLETION])
-def test_a_stream_tells_the_prompt_with_its_first_frame_and_each_token_with_its_own(ask: Ask) -> None:
+def test_a_stream_tells_the_prompt_with_its_first_frame_and_each_token_with_its_own(ask: GenerationRequest) -> None:
     """So that a reader can learn the exact tokenization from the stream."""
     frames = frames_of(replace(ask, return_token_ids=True))
     told = [frame.get("prompt_token_ids") or frame["choices"][0].get("prompt_token_ids") for frame in frames]
@@ -113,9 +113,9 @@ def test_a_stream_tells_the_prompt_with_its_first_frame_and_each_token_with_its_
 
 def test_an_error_names_its_class_and_repeats_the_status_as_an_integer() -> None:
     """vLLM's `code` is a number, its `type` a class name where it has one."""
-    body = json.loads(error_body(Refusal(HTTPStatus.NOT_FOUND, "no such model", param="model")))
+    body = json.loads(error_body(EngineError(HTTPStatus.NOT_FOUND, "no such model", param="model")))
     assert body == {"error": {"message": "no such model", "type": "NotFoundError", "param": "model", "code": 404}}
-    overload = json.loads(error_body(Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "busy")))["error"]
+    overload = json.loads(error_body(EngineError(HTTPStatus.SERVICE_UNAVAILABLE, "busy")))["error"]
     assert (overload["type"], overload["code"], overload["param"]) == ("Service Unavailable", 503, None)
 
 
@@ -138,21 +138,23 @@ def test_tokenize_counts() -> None:
 def test_embeddings_depend_on_the_tokens_alone_in_either_encoding() -> None:
     """The same vector as floats and as base64 of little-endian 32-bit floats."""
     inputs = (token_array([1]), token_array([2]), token_array([1]))
-    one, other, again = json.loads(embedding_body(EmbeddingAsk("tiny", inputs, False), "7", 100))["data"]
+    one, other, again = json.loads(embedding_body(EmbeddingRequest("tiny", inputs, False), "7", 100))["data"]
     assert one["embedding"] == again["embedding"] != other["embedding"]
-    packed = json.loads(embedding_body(EmbeddingAsk("tiny", inputs, True), "7", 100))["data"][0]["embedding"]
+    packed = json.loads(embedding_body(EmbeddingRequest("tiny", inputs, True), "7", 100))["data"][0]["embedding"]
     numbers = struct.unpack(f"<{EMBEDDING_DIMENSIONS}f", base64.b64decode(packed))
     assert numbers == pytest.approx(one["embedding"])
 
 
 def test_an_error_in_a_stream_is_a_frame_of_its_own() -> None:
     """The same object, then the end mark."""
-    refusal = Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal server error")
+    refusal = EngineError(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal server error")
     error, end, rest = error_frames(refusal).split(b"\n\n")
     assert error == b"data: " + error_body(refusal) and (end + b"\n\n", rest) == (DONE, b"")
 
 
 def test_a_prefill_leg_tells_more() -> None:
     """At the top of its answer, and in its choice."""
-    answer = json.loads(unary_body(CHAT, 100, 1, Told({"kv_transfer_params": None}, {"disaggregated_params": {}})))
+    answer = json.loads(
+        unary_body(CHAT, 100, 1, HandoffFields({"kv_transfer_params": None}, {"disaggregated_params": {}}))
+    )
     assert answer["kv_transfer_params"] is None and answer["choices"][0]["disaggregated_params"] == {}

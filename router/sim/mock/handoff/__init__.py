@@ -1,1 +1,0 @@
-"""How KV passes from one engine stand-in to another."""
