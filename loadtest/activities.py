@@ -156,11 +156,11 @@ async def staged(kind: Kind, ports: Sequence[int], folder: Path, *, holds: bool)
 
 def _config(kind: Kind, ports: Sequence[int], endpoint: str, redis: str) -> dict[str, Any]:
     config = router_config([f"http://127.0.0.1:{port}" for port in ports], PLAN)
-    config |= {"policy": POLICY, "feeds": {"parity": False, "load_interval_s": 0.25}}
+    config |= {"policy": POLICY, "probes": {"self_test": False, "load_interval_s": 0.25}}
     for pod in config["pods"][:FOLLOWED]:
         pod["kv_events"] = {"endpoint": endpoint}
     if redis:
-        config["index"] = {"redis": {"url": redis, "holder_lifetime_s": LIFETIME_S}}
+        config["index"] = {"redis": {"url": redis, "holder_ttl_s": LIFETIME_S}}
     if kind is Kind.WORKERS:
         config["listen"] = {"workers": 2}
     return config

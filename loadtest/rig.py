@@ -1,7 +1,7 @@
 """How do a load generator, a router and pods that cost next to nothing come together?
 
 The C programs `lg.c` and `mock.c` of a folder are compiled, mocks run many in a process, and one router of any make
-stands before them; `DIRECT` is none at all. Ours trusts its pods unseen (`feeds.parity: false`), because the mocks'
+stands before them; `DIRECT` is none at all. Ours trusts its pods unseen (`probes.self_test: false`), because the mocks'
 answers name 300 prompt tokens whatever was asked. This file measures nothing.
 """
 
@@ -177,7 +177,7 @@ def routed(
 
 def _warmroute(limits: Mapping[str, int], program: Sequence[str], place: Place) -> list[str]:
     path = place.folder / "warmroute.yaml"
-    config = router_config(place.urls, place.plan) | {"feeds": {"parity": False}, "limits": limits}
+    config = router_config(place.urls, place.plan) | {"probes": {"self_test": False}, "limits": limits}
     path.write_text(json.dumps(config))
     return [sys.executable, *program, "--config", str(path), "--port", str(place.port)]
 

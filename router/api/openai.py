@@ -91,7 +91,7 @@ class OpenAiEdge:
             return True
         if path == "/v1/models" or path.startswith("/v1/models/"):
             return False
-        return path.startswith("/v1/") or (method == "POST" and path in self._edge.extra_paths)
+        return path.startswith("/v1/") or (method == "POST" and path in self._edge.passthrough_paths)
 
     def refusal(self, received: Received) -> RouterError | None:
         """What is wrong with a request of which only the head is known."""

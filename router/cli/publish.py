@@ -31,7 +31,7 @@ def publish_command(
     """Publish until SIGTERM, then leave the index."""
     chosen = _with_options(
         load(config, RouterConfig),
-        pods=[{"url": url, "engine": engine, "advertise": advertise} for url in pod or []],
+        pods=[{"url": url, "engine": engine, "advertised_url": advertise} for url in pod or []],
         redis=redis,
         publish={"host": host, "port": port},
     )
@@ -54,8 +54,8 @@ def publish_command(
 def _with_options(
     config: RouterConfig, *, pods: list[dict[str, Any]], redis: str | None, publish: dict[str, Any]
 ) -> RouterConfig:
-    if len(pods) > 1 and any(pod["advertise"] for pod in pods):
-        raise ConfigError("--advertise is for one pod; name several under pods[] with advertise each")
+    if len(pods) > 1 and any(pod["advertised_url"] for pod in pods):
+        raise ConfigError("--advertise is for one pod; name several under pods[] with advertised_url each")
     data: dict[str, Any] = config.model_dump()
     data["pods"] = pods or data["pods"]
     if redis is not None:

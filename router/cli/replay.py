@@ -42,7 +42,7 @@ def replay_command(
     decided = Decided(receipts)
     found = _review(decided, policy, policies or shipped("policies"), default, most)
     if not found.decisions:
-        raise ConfigError(f"{receipts}: no recorded scenes: see receipts.scenes")
+        raise ConfigError(f"{receipts}: no recorded scenes: see receipts.replay_data")
     if decided.without_fleet:
         print(f"{decided.without_fleet} scenes are left out: the lines of their fleets are missing", file=sys.stderr)
     if json:

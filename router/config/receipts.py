@@ -21,7 +21,7 @@ class Receipts(Strict):
     """One line of JSON a request is appended to it."""
     redis_maxlen: NonNegativeInt = 0
     """Above 0, the same lines go to a stream of `index.redis`, which keeps about so many."""
-    scenes: bool = True
+    replay_data: bool = True
     """With the lines, what `warmroute replay` needs to decide again."""
     prompts: bool = False
     """With all of it, the prompts."""

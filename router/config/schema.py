@@ -114,7 +114,7 @@ class PodConfig(Strict):
     kv_events: KvEvents | Literal["auto", "off"] = "auto"
     """`auto` asks the engine; engines that do not publish are routed by what the router itself sent them. With a
     cluster index, `auto` leaves the pod's events to `warmroute publish`."""
-    advertise: HttpUrl | None = None
+    advertised_url: HttpUrl | None = None
     """For `warmroute publish`: the pod's URL as the routers know it, where that is another."""
     host: str = ""
     rack: str = ""
@@ -137,26 +137,26 @@ class Edge(Strict):
     """Answer with x-warmroute-pod, x-warmroute-policy and x-warmroute-cached-tokens."""
     trust_engine_fields: bool = False
     """Let clients send kv_transfer_params, bootstrap_* and data-parallel headers. Off: they are stripped."""
-    extra_paths: tuple[str, ...] = ()
+    passthrough_paths: tuple[str, ...] = ()
     """Paths outside /v1 to pass through by model, such as /tokenize. Engines leave them unauthenticated."""
     session_header: str = "x-session-id"
     tenant_header: str = "x-tenant-id"
 
 
-class Feeds(Strict):
+class Probes(Strict):
     """How often the router asks the pods how they are."""
 
     health_interval_s: PositiveFloat = 1.0
     health_timeout_s: PositiveFloat = 2.0
     failures_to_eject: PositiveInt = 3
-    late_factor: Annotated[float, Field(gt=1)] = 10.0
+    slow_ttft_factor: Annotated[float, Field(gt=1)] = 10.0
     """A first token is late that takes so many times as long as expected (of which half a second is the least)."""
-    late_to_eject: NonNegativeInt = 8
+    slow_ttfts_to_eject: NonNegativeInt = 8
     """So many late ones, one after another, eject a pod while most others are on time; 0: never."""
     load_interval_s: PositiveFloat = 0.25
     load_timeout_s: PositiveFloat = 2.0
-    parity_retest_s: PositiveFloat = 30.0
-    parity: bool = True
+    self_test_interval_s: PositiveFloat = 30.0
+    self_test: bool = True
     """Prove at join that tokens and hashes agree. Off: every pod is trusted."""
 
 
@@ -187,11 +187,11 @@ class RedisIndex(Strict):
     """Begins every key. Routers and publishers of one fleet have the same."""
     timeout_s: PositiveFloat = 2.0
     """Longest wait for one answer, off the request path."""
-    holder_lifetime_s: PositiveFloat = 15.0
+    holder_ttl_s: PositiveFloat = 15.0
     """A holder whose publisher is silent for this long is out of the index."""
-    max_bytes: PositiveInt = 2 * 1024**3
+    max_replica_bytes: PositiveInt = 2 * 1024**3
     """Memory of the copy's table: 16 to 54 bytes a block and holder at up to 64 holders."""
-    max_age_s: PositiveFloat = 300.0
+    max_stale_s: PositiveFloat = 300.0
     """How old a copy may be that is still used while Redis is away."""
     ready_timeout_s: NonNegativeFloat = 10.0
     """How long to wait at the start for the index and the pods' self-tests before serving without them."""
@@ -206,9 +206,9 @@ class Index(Strict):
     tokens_cache_bytes: PositiveInt = 64 * 1024 * 1024
     predicted_ttl_s: PositiveFloat = 30.0
     """How long a dispatched prompt counts as cached on a pod whose events will confirm it."""
-    silent_ttl_s: PositiveFloat = 1200.0
+    no_events_ttl_s: PositiveFloat = 1200.0
     """The same for pods that publish no events."""
-    silent_capacity_tokens: PositiveInt = 400_000
+    no_events_capacity_tokens: PositiveInt = 400_000
     """KV capacity assumed of such a pod while its metrics do not tell."""
 
 
@@ -220,12 +220,12 @@ class MooncakeStore(Strict):
     """The master's HTTP admin port."""
     model: str
     """The model of this configuration whose KV is in there."""
-    pool: str = ""
+    key_prefix: str = ""
     """What its keys begin with: as a rule the name or path that the engines loaded the model by. Default: `model`."""
     id: str = "mooncake"
     group: int = 0
-    poll_s: PositiveFloat = 2.0
-    reach: str = "*"
+    poll_interval_s: PositiveFloat = 2.0
+    readable_by: str = "*"
     """Who can read it: `*` every pod of the model, or the name of a host."""
 
 
@@ -235,7 +235,7 @@ class LmcacheServers(Strict):
     kind: Literal["lmcache"]
     model: str
     """The model of this configuration."""
-    loaded_as: str = ""
+    engine_model_name: str = ""
     """The name or path that the engines loaded it by. Default: `model`."""
     group: int = 0
 
@@ -249,13 +249,13 @@ class StandardBackend(Strict):
     model: str
     url: HttpUrl | None = None
     """The pod whose cache it is; or ..."""
-    reach: str = ""
+    readable_by: str = ""
     """... who can read it, as of a store."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> StandardBackend:
-        if (self.url is None) is (not self.reach):
-            raise ValueError("say either url (a pod's cache) or reach (a store)")
+        if (self.url is None) is (not self.readable_by):
+            raise ValueError("say either url (a pod's cache) or readable_by (a store)")
         return self
 
 
@@ -282,9 +282,9 @@ class Publish(Strict):
     port: Annotated[int, Field(ge=0, le=65535)] = 9470
     """Where the publisher answers: health, metrics, events in."""
     heartbeat_s: PositiveFloat = 5.0
-    gather_ms: PositiveFloat = 20.0
+    flush_interval_ms: PositiveFloat = 20.0
     """How long changes are gathered before they are written."""
-    reload_spread_s: NonNegativeFloat = 1.0
+    reload_jitter_s: NonNegativeFloat = 1.0
     """Publishers that lost the same Redis come back within this time, not at once."""
 
 
@@ -301,7 +301,7 @@ class RouterConfig(Strict):
     links: LinksConfig = LinksConfig()
     limits: Limits = Limits()
     edge: Edge = Edge()
-    feeds: Feeds = Feeds()
+    probes: Probes = Probes()
     index: Index = Index()
     publish: Publish = Publish()
     log_format: Literal["console", "json"] = "console"

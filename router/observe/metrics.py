@@ -195,7 +195,7 @@ class Metrics:
         )
         self.index_bytes = Gauge("warmroute_index_bytes", "Memory of the copy's table.", registry=r)
         self.index_left_out = Gauge(
-            "warmroute_index_blocks_left_out", "Blocks that did not fit into index.redis.max_bytes.", registry=r
+            "warmroute_index_blocks_left_out", "Blocks that did not fit into index.redis.max_replica_bytes.", registry=r
         )
         self.index_reads = Gauge(
             "warmroute_index_holders_read", "Times that a holder's blocks were read anew.", registry=r

@@ -62,8 +62,8 @@ class Forwarding:
     route_headers: bool
     trust_engine_fields: bool
     predicted_ttl_s: float
-    silent_ttl_s: float
-    silent_capacity_tokens: int
+    no_events_ttl_s: float
+    no_events_capacity_tokens: int
 
 
 class Forwarder:
@@ -353,8 +353,8 @@ class Forwarder:
         if self._publishes_events(pod.id):
             self._store.record(pod.id, prompt, _now_s(), ttl_s=keep.predicted_ttl_s, capacity_blocks=None)
             return
-        capacity = pod.capacity_blocks or keep.silent_capacity_tokens // prompt.block_size_tokens
-        self._store.record(pod.id, prompt, _now_s(), ttl_s=keep.silent_ttl_s, capacity_blocks=capacity)
+        capacity = pod.capacity_blocks or keep.no_events_capacity_tokens // prompt.block_size_tokens
+        self._store.record(pod.id, prompt, _now_s(), ttl_s=keep.no_events_ttl_s, capacity_blocks=capacity)
 
     def _first_token_due(self, story: Story, candidate: Candidate, booking: Booking) -> Appointment | None:
         """An unstreamed answer does not show its first token: its prefill counts as done when it should be."""

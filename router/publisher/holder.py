@@ -45,13 +45,13 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How eagerly to write. `reload_spread_s`: publishers that all lost the same Redis come back within this time."""
+    """How eagerly to write. `reload_jitter_s`: publishers that all lost the same Redis come back within this time."""
 
     lifetime_s: float = 15.0
     beat_s: float = 5.0
     gather_s: float = 0.02
     start_s: float = 3.0
-    reload_spread_s: float = 1.0
+    reload_jitter_s: float = 1.0
 
 
 @dataclass(slots=True)
@@ -243,7 +243,7 @@ class PublishedHolder:
         if answer is Answer.FENCED:
             await self._stand_by()
         else:
-            await asyncio.sleep(random.uniform(0, self._timing.reload_spread_s))
+            await asyncio.sleep(random.uniform(0, self._timing.reload_jitter_s))
 
     async def _stand_by(self) -> None:
         if self.standing is not Standing.STANDBY:

@@ -66,10 +66,10 @@ class Agent:
         redis = config.index.redis
         self._connection = Connection(redis_address(redis), timeout_s=redis.timeout_s)
         timing = Timing(
-            lifetime_s=redis.holder_lifetime_s,
-            beat_s=min(config.publish.heartbeat_s, redis.holder_lifetime_s / 3),
-            gather_s=config.publish.gather_ms / 1000,
-            reload_spread_s=config.publish.reload_spread_s,
+            lifetime_s=redis.holder_ttl_s,
+            beat_s=min(config.publish.heartbeat_s, redis.holder_ttl_s / 3),
+            gather_s=config.publish.flush_interval_ms / 1000,
+            reload_jitter_s=config.publish.reload_jitter_s,
         )
         ttl = config.publish.ttl
         ttl_s = {Tier.CPU: ttl.cpu, Tier.DISK: ttl.disk, Tier.REMOTE: ttl.remote}
@@ -77,7 +77,7 @@ class Agent:
         self.publisher = Publisher(self._connection, keys, dict(generations), self._facts, timing, ttl_s)
         self.metrics = Metrics()
         self.fleet = Fleet()
-        self._breaker = Breaker(self.fleet, failures_to_eject=config.feeds.failures_to_eject)
+        self._breaker = Breaker(self.fleet, failures_to_eject=config.probes.failures_to_eject)
         self._client = open_client()
         self._streams = KvStreams(self.fleet, self.publisher, self.metrics)
         self._pods = {pod.url: _as_routers_know_it(pod) for pod in config.pods}
@@ -93,14 +93,14 @@ class Agent:
 
     @asynccontextmanager
     async def _life(self, _app: FastAPI) -> AsyncIterator[None]:
-        feeds = self._config.feeds
+        probes = self._config.probes
         probe = ProbeFeed(
             self.fleet,
             self._breaker,
             partial(get, self._client),
             self._on_described,
-            interval_s=feeds.health_interval_s,
-            timeout_s=feeds.health_timeout_s,
+            interval_s=probes.health_interval_s,
+            timeout_s=probes.health_timeout_s,
         )
         pods = [pod for config in self._pods.values() for pod in configured_pods(config, _NO_SPEED)]
         discovery = StaticDiscovery(pods)
@@ -130,19 +130,19 @@ class Agent:
         elif isinstance(store, LmcacheServers):
             self._add_lmcache(store)
         else:
-            facts = HolderFacts(url=store.url or "", reach=store.reach, source="standard")
+            facts = HolderFacts(url=store.url or "", reach=store.readable_by, source="standard")
             self.standard.add(store.backend, StoreSink(self.publisher, store.model, lambda _holder: facts))
 
     def _add_mooncake(self, store: MooncakeStore) -> None:
-        facts = HolderFacts(reach=store.reach, source="mooncake")
+        facts = HolderFacts(reach=store.readable_by, source="mooncake")
         source = MooncakeSource(
             store.id,
             store.url,
-            store.pool or store.model,
+            store.key_prefix or store.model,
             StoreSink(self.publisher, store.model, lambda _holder: facts),
             self._client,
             group=store.group,
-            poll_every_s=store.poll_s,
+            poll_every_s=store.poll_interval_s,
         )
         self._sources[f"mooncake {store.id}"] = source.run
 
@@ -153,7 +153,7 @@ class Agent:
             return HolderFacts(reach=coordinator.host_of(holder) or ALL_PODS, source="lmcache")
 
         sink = StoreSink(self.publisher, store.model, facts_of)
-        coordinator = Coordinator(store.loaded_as or store.model, sink, store.group)
+        coordinator = Coordinator(store.engine_model_name or store.model, sink, store.group)
         self._routes.append(lmcache_routes(coordinator))
         self._sources[f"lmcache {store.model}"] = partial(expire_silent, coordinator)
 
@@ -187,7 +187,7 @@ class Agent:
         """The pod as the routers know it."""
         config = self._pods[pod.url]
         return HolderFacts(
-            url=config.advertise or pod.url,
+            url=config.advertised_url or pod.url,
             rank=-1 if pod.dp_rank is None else pod.dp_rank,
             host=pod.host,
             rack=pod.rack,
@@ -202,9 +202,9 @@ class Agent:
 
 def _as_routers_know_it(pod: PodConfig) -> PodConfig:
     """Under the id that follows from the URL that routers use: beside every pod, this process sees the same one."""
-    if pod.id or pod.advertise is None:
+    if pod.id or pod.advertised_url is None:
         return pod
-    parts = urlsplit(pod.advertise)
+    parts = urlsplit(pod.advertised_url)
     return pod.model_copy(update={"id": parts.netloc + parts.path})
 
 

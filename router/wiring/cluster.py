@@ -76,9 +76,9 @@ class Cluster:
         self._connection = Connection(address, timeout_s=config.timeout_s)
         registry = Registry(self._connection, keys)
         index = ClusterIndex(
-            lifetime_s=config.holder_lifetime_s, max_bytes=config.max_bytes, scatter=secrets.randbits(64)
+            lifetime_s=config.holder_ttl_s, max_bytes=config.max_replica_bytes, scatter=secrets.randbits(64)
         )
-        self.store = ReplicaStore(index, local, max_age_s=config.max_age_s)
+        self.store = ReplicaStore(index, local, max_age_s=config.max_stale_s)
         self._feed = IndexFeed(registry, self.store, wanted)
         siblings = f"{socket.gethostname()}:{place.folder.name}:" if place else None
         router = f"{siblings or socket.gethostname() + ':'}{os.getpid()}:{secrets.token_hex(4)}"

@@ -24,6 +24,6 @@ def forwarding_of(config: RouterConfig) -> Forwarding:
         route_headers=config.edge.route_headers,
         trust_engine_fields=config.edge.trust_engine_fields,
         predicted_ttl_s=config.index.predicted_ttl_s,
-        silent_ttl_s=config.index.silent_ttl_s,
-        silent_capacity_tokens=config.index.silent_capacity_tokens,
+        no_events_ttl_s=config.index.no_events_ttl_s,
+        no_events_capacity_tokens=config.index.no_events_capacity_tokens,
     )

@@ -41,7 +41,7 @@ class Records:
             stream = cluster.receipts(config.redis_maxlen, metrics.receipts_lost.labels().inc)
             sinks.append(stream.write)
             self.feeds["receipts"] = stream.run
-        writer = ReceiptWriter(sinks, scenes=config.scenes) if sinks else None
+        writer = ReceiptWriter(sinks, scenes=config.replay_data) if sinks else None
         self.journal = Journal(size=config.keep, prompts=config.prompts, writer=writer, shadows=shadows)
 
     async def review(self, old: PolicySet, new: PolicySet) -> str | None:

@@ -101,12 +101,12 @@ class Program:
         self.ledger = Ledger()
         self.breaker = Breaker(
             self.fleet,
-            failures_to_eject=config.feeds.failures_to_eject,
-            late_factor=config.feeds.late_factor,
-            late_to_eject=config.feeds.late_to_eject,
+            failures_to_eject=config.probes.failures_to_eject,
+            late_factor=config.probes.slow_ttft_factor,
+            late_to_eject=config.probes.slow_ttfts_to_eject,
         )
         self.client = open_client()
-        self.handoff_facts = HandoffFacts(self.fleet, self.client, timeout_s=config.feeds.health_timeout_s)
+        self.handoff_facts = HandoffFacts(self.fleet, self.client, timeout_s=config.probes.health_timeout_s)
         self.pools = Pools(timeouts_of(config))
         self.prompts = Prompts(config, self.pools.of, self._ready_pods, self.metrics, load)
         redis = config.index.redis
@@ -197,25 +197,30 @@ class Program:
 
     async def _join(self) -> None:
         """Those that serve already."""
-        joining = Joining(self.fleet, parity=self._config.feeds.parity)
+        joining = Joining(self.fleet, parity=self._config.probes.self_test)
         if self.cluster and self._config.index.redis:
             await joining.cluster(self.cluster, self._config.index.redis.ready_timeout_s)
         if self.beside:
             await joining.workers(self.beside)
 
     def _feeds(self) -> Mapping[str, Any]:
-        feeds = self._config.feeds
+        probes = self._config.probes
         get, turns = get_over(self.pools.of), self.beside.turns if self.beside else None
         probe = ProbeFeed(
             self.fleet,
             self.breaker,
             get,
             self._on_described,
-            interval_s=feeds.health_interval_s,
-            timeout_s=feeds.health_timeout_s,
+            interval_s=probes.health_interval_s,
+            timeout_s=probes.health_timeout_s,
         )
         load = LoadFeed(
-            self.fleet, self.ledger, get, interval_s=feeds.load_interval_s, timeout_s=feeds.load_timeout_s, turns=turns
+            self.fleet,
+            self.ledger,
+            get,
+            interval_s=probes.load_interval_s,
+            timeout_s=probes.load_timeout_s,
+            turns=turns,
         )
         running = {
             "discovery": self._discover,
@@ -227,14 +232,14 @@ class Program:
             "loop lag": LoopLag(self.metrics.loop_lag_s.labels().observe, self.metrics.serves).run,
             "garbage": lambda: search_by_the_clock(self.metrics.serves),
         }
-        if feeds.parity:
+        if probes.self_test:
             parity = ParityFeed(
                 self.fleet,
                 self.store,
                 self.client,
                 self.prompts.of_probe,
                 self._publishes_events,
-                retest_s=feeds.parity_retest_s,
+                retest_s=probes.self_test_interval_s,
             )
             running["parity"] = parity.run
         feeds_of_cluster = self.cluster.feeds if self.cluster else {}
@@ -317,8 +322,8 @@ class Program:
             return
         described = self.fleet.status(pod.id)
         self.kv_streams.follow(described.pod if described else pod, generation, self._kv_source(pod, facts))
-        if not self._config.feeds.parity:
-            self.fleet.trust(pod.id, PrefixTrust.TRUSTED, "trusted by configuration (feeds.parity: false)")
+        if not self._config.probes.self_test:
+            self.fleet.trust(pod.id, PrefixTrust.TRUSTED, "trusted by configuration (probes.self_test: false)")
 
     def _kv_source(self, pod: Pod, facts: PodFacts) -> KvEventSource | None:
         """Where its events are: as configured, or as the engine says."""

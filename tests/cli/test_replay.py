@@ -86,7 +86,7 @@ def test_a_file_without_scenes_says_what_is_missing(typed: Typed, tmp_path: Path
     """And a file that is none, where."""
     path = tmp_path / "receipts.jsonl"
     path.write_text('{"kind":"receipt","at_s":1.0,"model":"m","endpoint":"chat"}\n')
-    assert "no recorded scenes: see receipts.scenes" in typed("replay", path, "--policy", "cost_aware").err
+    assert "no recorded scenes: see receipts.replay_data" in typed("replay", path, "--policy", "cost_aware").err
     path.write_text("none\n")
     ended = typed("replay", path, "--policy", "cost_aware")
     assert ended.code == 2 and "receipts.jsonl:1: no receipt" in ended.err

@@ -259,5 +259,5 @@ def _config(dialect: str, prefill_url: str, decode_url: str) -> dict[str, Any]:
         "models": [{"name": "tiny", "tokenizer": str(MODEL)}],
         "pods": [pod(prefill_url, "prefill", 1.0), pod(decode_url, "decode", 1000.0)],
         "links": {"elsewhere": {"t0_ms": 1.0, "gb_per_s": 100.0}},
-        "feeds": {"failures_to_eject": 1000},
+        "probes": {"failures_to_eject": 1000},
     }

@@ -199,8 +199,8 @@ class Town:
                 route_headers=True,
                 trust_engine_fields=False,
                 predicted_ttl_s=60.0,
-                silent_ttl_s=60.0,
-                silent_capacity_tokens=1000,
+                no_events_ttl_s=60.0,
+                no_events_capacity_tokens=1000,
             ),
         )
 

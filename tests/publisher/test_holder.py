@@ -33,8 +33,8 @@ SCOPE = scope_of(GENERATION)
 POD = "pod"
 FACTS = HolderFacts(url="http://pod")
 ROW, LOG = KEYS.holder(SCOPE, POD), KEYS.log(SCOPE)
-LASTING = Timing(lifetime_s=8.0, beat_s=0.1, gather_s=0.002, start_s=0.05, reload_spread_s=0.02)
-SHORT = Timing(lifetime_s=0.5, beat_s=0.1, gather_s=0.002, start_s=0.05, reload_spread_s=0.02)
+LASTING = Timing(lifetime_s=8.0, beat_s=0.1, gather_s=0.002, start_s=0.05, reload_jitter_s=0.02)
+SHORT = Timing(lifetime_s=0.5, beat_s=0.1, gather_s=0.002, start_s=0.05, reload_jitter_s=0.02)
 
 
 def stored(chat: int, blocks: int = 3, tier: Tier = Tier.GPU) -> BlocksStored:

@@ -32,7 +32,7 @@ BLOCK = 2
 PODS = ("a", "b")
 PROMPTS = ((1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 9, 9, 9, 9), (5, 5, 5, 5))
 GENERATIONS = tuple(Generation(model="m", revision=name, block_size_tokens=BLOCK) for name in ("r1", "r2"))
-TIMING = Timing(lifetime_s=30, beat_s=0.03, gather_s=0.0, start_s=5, reload_spread_s=0.0)
+TIMING = Timing(lifetime_s=30, beat_s=0.03, gather_s=0.0, start_s=5, reload_jitter_s=0.0)
 NAMESPACES = count()
 
 Chain = tuple[int, ...]

@@ -18,7 +18,7 @@ from router.api.server import DrainingServer
 from router.config.limits import Limits
 from router.config.priors import load_priors
 from router.config.receipts import Receipts
-from router.config.schema import Edge, Feeds, ModelConfig, PodConfig, RouterConfig
+from router.config.schema import Edge, ModelConfig, PodConfig, Probes, RouterConfig
 from router.config.shipped import shipped
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer, TokenizerSource, load_tokenizer
@@ -114,7 +114,7 @@ def open_city(engine_config: Callable[..., MockEngineConfig], tokenizer: Tokeniz
         model: dict[str, Any] | None = None,
         edge: Edge | None = None,
         limits: Limits | None = None,
-        feeds: dict[str, Any] | None = None,
+        probes: dict[str, Any] | None = None,
         receipts: Path | None = None,
         wait: bool = True,
         host: str = "127.0.0.1",
@@ -129,8 +129,8 @@ def open_city(engine_config: Callable[..., MockEngineConfig], tokenizer: Tokeniz
                 edge=edge or Edge(),
                 limits=limits or Limits(),
                 receipts=Receipts(file=str(receipts) if receipts else None),
-                feeds=Feeds(
-                    **{"health_interval_s": 0.1, "load_interval_s": 0.05, "parity_retest_s": 0.2, **(feeds or {})}
+                probes=Probes(
+                    **{"health_interval_s": 0.1, "load_interval_s": 0.05, "self_test_interval_s": 0.2, **(probes or {})}
                 ),
             )
             priors = load_priors(shipped("config") / "models")

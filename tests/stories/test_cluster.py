@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 
 from router.config.priors import load_priors
 from router.config.receipts import Receipts
-from router.config.schema import Feeds, Index, ModelConfig, PodConfig, Publish, RedisIndex, RouterConfig
+from router.config.schema import Index, ModelConfig, PodConfig, Probes, Publish, RedisIndex, RouterConfig
 from router.config.shipped import shipped
 from router.observe.receipts import Receipt
 from router.policy.recording import FleetLine
@@ -57,9 +57,9 @@ class Town:
         return RouterConfig(
             models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE),),
             pods=tuple(PodConfig(url=each.url, speed=SPEED) for each in self.fleet.engines),
-            feeds=Feeds(health_interval_s=0.1, load_interval_s=0.05, parity_retest_s=0.2),
-            index=Index(redis=RedisIndex(url=self.redis.url, holder_lifetime_s=3.0, **redis)),
-            publish=Publish(heartbeat_s=0.5, gather_ms=5, reload_spread_s=0.1),
+            probes=Probes(health_interval_s=0.1, load_interval_s=0.05, self_test_interval_s=0.2),
+            index=Index(redis=RedisIndex(url=self.redis.url, holder_ttl_s=3.0, **redis)),
+            publish=Publish(heartbeat_s=0.5, flush_interval_ms=5, reload_jitter_s=0.1),
             receipts=self.receipts,
         )
 

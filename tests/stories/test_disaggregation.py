@@ -14,7 +14,7 @@ import pytest
 
 from router.config.links import LinkFigures, LinksConfig
 from router.config.priors import load_priors
-from router.config.schema import Feeds, ModelConfig, PodConfig, RouterConfig
+from router.config.schema import ModelConfig, PodConfig, Probes, RouterConfig
 from router.config.shipped import shipped
 from router.engines.catalog import DIALECTS
 from router.prompt.tokenizer import Tokenizer
@@ -91,7 +91,7 @@ def open_pair(engine_config: MakeEngine, tokenizer: Tokenizer) -> OpenPair:
                     for each, role in zip(fleet.engines, roles, strict=True)
                 ),
                 links=LinksConfig(elsewhere=LinkFigures(t0_ms=0.1, gb_per_s=100.0)),
-                feeds=Feeds(health_interval_s=0.1, load_interval_s=0.05, parity=dialect != "bootstrap"),
+                probes=Probes(health_interval_s=0.1, load_interval_s=0.05, self_test=dialect != "bootstrap"),
             )
             priors = load_priors(shipped("config") / "models")
             program = Program(config, shipped("policies"), priors, load=lambda source, *, fast: tokenizer)

@@ -158,7 +158,7 @@ async def test_a_pod_that_answers_nothing_but_server_errors_is_ejected(open_city
 
 async def test_a_pod_whose_first_tokens_come_far_too_late_is_ejected(open_city: OpenCity) -> None:
     """Its health says nothing, and no request fails: only the clock tells."""
-    async with open_city(pods=3, feeds={"late_factor": 1.01, "late_to_eject": 2}) as city:
+    async with open_city(pods=3, probes={"slow_ttft_factor": 1.01, "slow_ttfts_to_eject": 2}) as city:
         at = await holder_of(city, "snails")
         city.engines[at].inject(Fault(kind=FaultKind.SLOW, pause_s=0.6, count=None))
         ejected: list[str] = []

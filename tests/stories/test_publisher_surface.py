@@ -76,7 +76,7 @@ async def test_another_revision_is_taken_by_http(town: Town) -> None:
 
 async def test_anybodys_tier_can_send_its_events(town: Town) -> None:
     """One object, a list or JSON lines; again changes nothing; a bad one is named; a gap makes a holder incomplete."""
-    store = StandardBackend(kind="standard", backend="shelf", model="demo", reach="*")
+    store = StandardBackend(kind="standard", backend="shelf", model="demo", readable_by="*")
     agent = await town.publisher(stores=(store,))
     async with surface(agent) as client:
         lines = "\n".join(json.dumps(event(number)) for number in (1, 2))

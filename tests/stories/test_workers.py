@@ -87,7 +87,7 @@ async def router(engine_config: Callable[..., MockEngineConfig], tmp_path: Path)
             "listen": {"port": port, "workers": WORKERS},
             "models": [model],
             "pods": [{"url": engine.url, "speed": speed} for engine in fleet.engines],
-            "feeds": {"health_interval_s": 0.1, "load_interval_s": 0.05},
+            "probes": {"health_interval_s": 0.1, "load_interval_s": 0.05},
             "limits": {"drain_delay_s": 0.0, "retries": 0},
         }
         config.write_text(json.dumps(parts))

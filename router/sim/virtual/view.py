@@ -46,13 +46,13 @@ from router.types import (
 class Knowledge:
     """What reaches a router, and how it fills the gaps: defaults are those of `config/router.yaml`.
 
-    Without `events` all that is known of a pod's cache is what was sent there, for `silent_ttl_s`.
+    Without `events` all that is known of a pod's cache is what was sent there, for `no_events_ttl_s`.
     """
 
     events: bool = True
     predicted_ttl_s: float = 30.0
-    silent_ttl_s: float = 1200.0
-    silent_capacity_tokens: int = 400_000
+    no_events_ttl_s: float = 1200.0
+    no_events_capacity_tokens: int = 400_000
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
@@ -141,8 +141,10 @@ class RouterView:
     ) -> Lease:
         """A prompt is on its way to that pod; or, with `prefills` off, its KV."""
         knowledge = self._knowledge
-        capacity = None if knowledge.events else knowledge.silent_capacity_tokens // self._generation.block_size_tokens
-        ttl_s = knowledge.predicted_ttl_s if knowledge.events else knowledge.silent_ttl_s
+        capacity = (
+            None if knowledge.events else knowledge.no_events_capacity_tokens // self._generation.block_size_tokens
+        )
+        ttl_s = knowledge.predicted_ttl_s if knowledge.events else knowledge.no_events_ttl_s
         self._predicted.record(pod, hashes, now_s, ttl_s=ttl_s, capacity_blocks=capacity)
         return self.ledger.book(self.pods[pod], prompt_tokens, cached_tokens, now_s, prefills=prefills)
 

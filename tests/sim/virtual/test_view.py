@@ -30,7 +30,7 @@ def router(policies: dict[str, Policy]) -> RouterView:
 @pytest.fixture
 def deaf(policies: dict[str, Policy]) -> RouterView:
     """Without events; remembers 3 blocks a pod."""
-    return view(policies["cost_aware"], Knowledge(events=False, silent_ttl_s=60.0, silent_capacity_tokens=50))
+    return view(policies["cost_aware"], Knowledge(events=False, no_events_ttl_s=60.0, no_events_capacity_tokens=50))
 
 
 def decision(router: RouterView, now_s: float = 0.0) -> RouteDecision:
@@ -145,5 +145,5 @@ def test_a_new_process_knows_nothing(router: RouterView) -> None:
 def test_its_defaults_are_those_of_the_router() -> None:
     """What is simulated is what is served."""
     index, knowledge = Index(), Knowledge()
-    for name in ("predicted_ttl_s", "silent_ttl_s", "silent_capacity_tokens"):
+    for name in ("predicted_ttl_s", "no_events_ttl_s", "no_events_capacity_tokens"):
         assert getattr(knowledge, name) == getattr(index, name)
