@@ -22,7 +22,7 @@
     |   +-- HandoffFailed           502  no KV came from the other pod; the next candidate does without
     +-- ConfigError                 a config or policy file is wrong; names file, line and key
 
-This file never maps an error to a response; `api/errors.py` does, in one table that a test proves complete.
+This file never maps an error to a response; `api/error_responses.py` does, in one table that a test proves complete.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from router.api.errors import error_body, error_headers, shape_of
-from router.api.explain import ExplainRoutes
+from router.api.error_responses import error_body, error_headers, response_for
+from router.api.explain_routes import ExplainRoutes
 from router.api.local import only_local
-from router.api.openai import OpenAiEdge
+from router.api.openai_edge import OpenAiEdge
 from router.config.schema import PodConfig
 from router.errors import ConfigError, MalformedRequest, MethodNotAllowed, RouterError, UnknownEndpoint
 from router.fleet.fleet import Fleet
@@ -36,16 +36,16 @@ class App:
 
     def __init__(self, edge: OpenAiEdge, own: FastAPI) -> None:
         self.edge = edge
-        self.stops = False
+        self.is_stopping = False
         """Whoever asks from now on should ask another router next time."""
         self._own = own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._own(scope, receive, send)
 
-    def stop_being_ready(self) -> None:
+    def begin_stopping(self) -> None:
         """From now on `/readyz` says no, and so does every answer: the connection that it came over ends with it."""
-        self.stops = self._own.state.stops = True
+        self.is_stopping = self._own.state.is_stopping = True
 
 
 def own_app(
@@ -61,7 +61,7 @@ def own_app(
 ) -> FastAPI:
     """What the router itself answers."""
     app = FastAPI(title="warmroute", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    app.state.stops = False
+    app.state.is_stopping = False
     _health(app, fleet, describe_policies)
     _models(app, fleet)
     _admin(app, describe_pods, add_pod, remove_pod)
@@ -85,7 +85,7 @@ def _health(app: FastAPI, fleet: Fleet, describe_policies: Callable[[], dict[str
     @app.get("/readyz")
     async def readyz() -> JSONResponse:
         states = [status.state.value for status in fleet.snapshot.pods]
-        stops, any_ready = app.state.stops, PodState.READY.value in states
+        stops, any_ready = app.state.is_stopping, PodState.READY.value in states
         ready = any_ready and not stops
         detail = {
             "status": "stopping" if stops else "ready" if ready else "no pod is ready",
@@ -188,4 +188,4 @@ def _errors(app: FastAPI) -> None:
 def _error_response(error: Exception) -> Response:
     body = error_body(error)
     headers = {name.decode(): value.decode() for name, value in error_headers(error, body)}
-    return Response(body, status_code=shape_of(error).status, headers=headers)
+    return Response(body, status_code=response_for(error).status, headers=headers)

@@ -25,7 +25,7 @@ _WITHOUT_BODY = frozenset({204, 304})
 _STATUS_LINES = {status: line.rstrip() for status, line in STATUS_LINE.items()}
 
 
-class Received(msgspec.Struct):
+class ReceivedRequest(msgspec.Struct):
     """A request as it came. `refusal`: what is wrong with it before anybody has read its body."""
 
     method: str
@@ -41,15 +41,15 @@ class Received(msgspec.Struct):
     refusal: RouterError | None = None
 
 
-class Held(msgspec.Struct):
-    """Bytes of bodies that the exchanges of all clients hold together, `most_bytes` of them at a time."""
+class BodyMemory(msgspec.Struct):
+    """Bytes of bodies that the exchanges of all clients hold together, `max_bytes` of them at a time."""
 
-    most_bytes: int
+    max_bytes: int
     bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class ClientConnection:
     """What an exchange needs of the connection that it is on."""
 
     transport: asyncio.Transport
@@ -58,7 +58,7 @@ class Line:
     loop: asyncio.AbstractEventLoop
     answered: Callable[[], None]
     """To be told when an answer is complete."""
-    held: Held
+    held: BodyMemory
 
 
 Serve: TypeAlias = Callable[["Exchange"], Coroutine[Any, Any, None]]
@@ -67,11 +67,11 @@ Serve: TypeAlias = Callable[["Exchange"], Coroutine[Any, Any, None]]
 class Exchange(msgspec.Struct, eq=False):
     """One request and its answer. `http_1_0`: the client knows no chunks, a body may end with the connection."""
 
-    received: Received
+    received: ReceivedRequest
     keep_alive: bool
     http_1_0: bool
     expects_100: bool
-    _line: Line
+    _connection: ClientConnection
     _serve: Serve
     began: bool = False
     """Has anybody begun to serve it?"""
@@ -94,11 +94,11 @@ class Exchange(msgspec.Struct, eq=False):
 
     # --- the request ---
 
-    def is_first(self) -> None:
+    def take_turn(self) -> None:
         """No other exchange on this connection is before this one."""
         self._first = True
         if self.expects_100 and not self.received.refusal and not self.pieces:
-            self._line.transport.write(_CONTINUE)
+            self._connection.transport.write(_CONTINUE)
         if not self.more_body or self.received.refusal:
             self._begin()
 
@@ -106,26 +106,26 @@ class Exchange(msgspec.Struct, eq=False):
         """Take a piece of the body. If that is too much, nothing is held any more and the request is refused."""
         if self.received.refusal is not None:
             return
-        held, size_bytes = self._line.held, len(piece)
+        held, size_bytes = self._connection.held, len(piece)
         if self.held_bytes + size_bytes > max_bytes:
-            self.let_go()
+            self.release_body()
             self.refuse(BodyTooLarge(f"The body is larger than the {max_bytes} bytes that are taken."))
-        elif held.bytes + size_bytes > held.most_bytes:
-            self.let_go()
+        elif held.bytes + size_bytes > held.max_bytes:
+            self.release_body()
             self.refuse(Saturated("The bodies of other requests fill the memory that they may."))
         else:
             held.bytes += size_bytes
             self.held_bytes += size_bytes
             self.pieces.append(piece)
 
-    def let_go(self) -> None:
+    def release_body(self) -> None:
         """The body is needed no more. Again, it changes nothing."""
         if self.held_bytes:
             self.pieces.clear()
-            self._line.held.bytes -= self.held_bytes
+            self._connection.held.bytes -= self.held_bytes
             self.held_bytes = 0
 
-    def is_whole(self) -> None:
+    def complete_request(self) -> None:
         """All of the request is here."""
         self.more_body = False
         if self._first:
@@ -138,21 +138,21 @@ class Exchange(msgspec.Struct, eq=False):
             if self._first:
                 self._begin()
 
-    def gone(self) -> None:
+    def disconnect(self) -> None:
         """The client has closed its connection: whoever works for it stops at once."""
         self.disconnected = True
         if self._task is not None and not self.response_complete:
             self._task.cancel()
             if not self.began:  # a task that is cancelled before its first step never runs, not even its `finally`
-                self._line.tasks.discard(self._task)
+                self._connection.tasks.discard(self._task)
 
     def _begin(self) -> None:
         if not self._served:
             self._served = True
             self.received.body = b"".join(self.pieces)
             self.pieces.clear()
-            self._task = self._line.loop.create_task(self._run())
-            self._line.tasks.add(self._task)
+            self._task = self._connection.loop.create_task(self._run())
+            self._connection.tasks.add(self._task)
 
     async def _run(self) -> None:
         self.began = True
@@ -160,11 +160,11 @@ class Exchange(msgspec.Struct, eq=False):
             await self._serve(self)
         finally:
             if self._task is not None:
-                self._line.tasks.discard(self._task)
+                self._connection.tasks.discard(self._task)
                 self._task = None  # a task that was cancelled keeps the frames it was in, and with them this exchange
             if not self.response_complete:
-                self._line.transport.close()
-                self.let_go()
+                self._connection.transport.close()
+                self.release_body()
 
     # --- the answer ---
 
@@ -174,7 +174,7 @@ class Exchange(msgspec.Struct, eq=False):
         Raises `ValueError` where a header would end its line."""
         self.started = True
         self.received.body = b""
-        self.let_go()
+        self.release_body()
         self._headers = headers
         lines = [_STATUS_LINES[status], *map(b": ".join, headers)]
         if self.received.method == "HEAD" or status in _WITHOUT_BODY:
@@ -205,24 +205,24 @@ class Exchange(msgspec.Struct, eq=False):
             self._expected_bytes -= len(piece)
         if self._head:
             piece, self._head = self._head + piece, b""
-        line = self._line
+        line = self._connection
         line.transport.write(piece)
         return not line.flow.write_paused
 
     async def ready(self) -> None:
         """Wait until the client may take more."""
-        if self._line.flow.write_paused:
-            await self._line.flow.drain()
+        if self._connection.flow.write_paused:
+            await self._connection.flow.drain()
 
     def finish(self) -> None:
         """The answer is complete, unless less came than its head has promised: then only the connection can tell."""
         last = self._head + (b"0\r\n\r\n" if self._chunked else b"")
         if last:
-            self._line.transport.write(last)
+            self._connection.transport.write(last)
         self.response_complete = True
         if not self.keep_alive or self._expected_bytes:
-            self._line.transport.close()
-        self._line.answered()
+            self._connection.transport.close()
+        self._connection.answered()
 
     # --- what uvicorn's protocol looks for in a cycle ---
 

@@ -183,7 +183,7 @@ def prompt_fields(endpoint: Endpoint, parsed: Any) -> dict[str, Any]:
     return {name: value for name, value in named if value is not None}
 
 
-def steers_engines(parsed: Any) -> bool:
+def has_engine_fields(parsed: Any) -> bool:
     """Does the body have any of `ENGINE_FIELDS`, however its keys are written?"""
     return bool(_ENGINE_FIELDS_OF(parsed) != _NO_ENGINE_FIELDS)
 
@@ -201,7 +201,7 @@ def without_engine_fields(body: bytes) -> bytes:
     return body if len(kept) == len(fields) else msgspec.json.encode(kept)
 
 
-def may_be_object(body: bytes) -> bool:
+def may_be_json_object(body: bytes) -> bool:
     """Could an engine find a JSON object in it? They guess the encoding: it may be UTF-16, or have a byte order mark,
     and then `without_engine_fields` refuses it."""
     return json.detect_encoding(body) != "utf-8" or body.lstrip()[:1] == b"{"

@@ -21,8 +21,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from router.api.app import App
-from router.api.exchange import Exchange, Line, Received
-from router.api.patience import ClientTimeouts, Patience
+from router.api.client_deadlines import ClientDeadlines, ClientTimeouts
+from router.api.exchange import ClientConnection, Exchange, ReceivedRequest
 from router.errors import HeadersTooLarge, MalformedRequest, RequestTimeout, RouterError, Saturated
 from router.proxy.headers import first_values
 
@@ -58,7 +58,7 @@ class EdgeProtocol(HttpToolsProtocol):
         """Has it begun or ended one in what is being read?"""
         self._unread_bytes = 0
         """Since anything came of them: a head that does not end, or what should be none."""
-        self._deaf = False
+        self._rejected = False
         """Nothing more is taken of this client."""
         self._host = ""
         """The client's own; proxies may speak for others."""
@@ -66,16 +66,18 @@ class EdgeProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._host = self.client[0] if self.client else ""
-        self._line = Line(transport, self.flow, self.tasks, self.loop, self.on_response_complete, self._edge.held)
+        self._connection = ClientConnection(
+            transport, self.flow, self.tasks, self.loop, self.on_response_complete, self._edge.body_memory
+        )
         limits = self._limits
         timeouts = ClientTimeouts(self.timeout_keep_alive, limits.request_timeout_s, limits.write_timeout_s)
-        self._patience = Patience(self.loop, transport, timeouts, self._too_late)
+        self._deadlines = ClientDeadlines(self.loop, transport, timeouts, self._too_late)
         self._wait()
         if len(self.connections) > limits.max_connections:
-            self._turn_away(Saturated(f"{limits.max_connections} clients are connected already."))
+            self._reject_client(Saturated(f"{limits.max_connections} clients are connected already."))
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
+        if self._rejected:
             return
         self._unread_bytes += len(data)
         try:
@@ -88,7 +90,7 @@ class EdgeProtocol(HttpToolsProtocol):
             self._turned = False
             self._wait()
         if self._unread_bytes > self._limits.max_header_bytes:
-            self._turn_away(HeadersTooLarge(f"The headers have more than {self._limits.max_header_bytes} bytes."))
+            self._reject_client(HeadersTooLarge(f"The headers have more than {self._limits.max_header_bytes} bytes."))
 
     def _read_on(self, rest: memoryview) -> None:
         """A client that would rather speak something else is answered all the same, and what follows is read on
@@ -105,13 +107,13 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._patience.with_reading()
+        self._deadlines.await_reading()
 
     def on_response_complete(self) -> None:
         """As uvicorn has it, but with one timer for many requests."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
-            self._patience.with_reading()
+            self._deadlines.await_reading()
             return
         if self.flow.read_paused:
             self.flow.resume_reading()
@@ -123,11 +125,11 @@ class EdgeProtocol(HttpToolsProtocol):
         """For whatever the client has to do next."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete and (self.pipeline or not cycle.more_body):
-            self._patience.with_nothing()
+            self._deadlines.disarm()
         elif self._receiving:
-            self._patience.with_sending()
+            self._deadlines.await_rest_of_request()
         else:
-            self._patience.with_asking()
+            self._deadlines.await_request()
 
     def _unset_keepalive_if_required(self) -> None:
         """uvicorn's timer is never set."""
@@ -138,31 +140,31 @@ class EdgeProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is not None and not (isinstance(cycle, Exchange) and cycle.started):
             cycle.keep_alive = False
-        self._patience.hurry(LINGER_S)
+        self._deadlines.shorten(LINGER_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._patience.end()
+        self._deadlines.end()
         if self._serving is not None:
-            self._serving.gone()
+            self._serving.disconnect()
         for cycle in dict.fromkeys((self._serving, self.cycle, *(cycle for cycle, _ in self.pipeline))):
             if isinstance(cycle, Exchange) and not cycle.began:
-                cycle.let_go()
+                cycle.release_body()
                 self._edge.abandoned(cycle.received)
-        self._line.answered = _unheard  # it leads back here: a cycle
+        self._connection.answered = _unheard  # it leads back here: a cycle
 
     # --- clients that are given up ---
 
     def _too_late(self) -> None:
-        self._turn_away(RequestTimeout(f"The request was not whole within {self._limits.request_timeout_s:g} s."))
+        self._reject_client(RequestTimeout(f"The request was not whole within {self._limits.request_timeout_s:g} s."))
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's name for: this is not HTTP."""
-        self._turn_away(MalformedRequest(msg))
+        self._reject_client(MalformedRequest(msg))
 
-    def _turn_away(self, error: RouterError) -> None:
+    def _reject_client(self, error: RouterError) -> None:
         """Take nothing more of this client. What it has asked for already is answered; then the connection ends."""
-        self._deaf = True
+        self._rejected = True
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             cycle.keep_alive = False
@@ -174,14 +176,14 @@ class EdgeProtocol(HttpToolsProtocol):
                 cycle.refuse(error)
                 return
         elif cycle is None or not cycle.more_body:
-            self.transport.write(self._edge.only_answer(error))
+            self.transport.write(self._edge.standalone_error(error))
         self.transport.close()
-        self._patience.with_reading()
+        self._deadlines.await_reading()
 
     def _refused_in_its_turn(self) -> Exchange:
         """In place of the last request, which is the application's and waits behind others."""
-        received = Received("", "", b"", [], {}, self._host)
-        self.cycle = exchange = Exchange(received, False, True, False, self._line, self._edge.serve)
+        received = ReceivedRequest("", "", b"", [], {}, self._host)
+        self.cycle = exchange = Exchange(received, False, True, False, self._connection, self._edge.serve)
         self.pipeline[0] = exchange, self.app  # type: ignore[assignment]
         return exchange
 
@@ -201,9 +203,9 @@ class EdgeProtocol(HttpToolsProtocol):
         method = self.parser.get_method().decode("ascii")
         named = first_values(self.headers)
         self.expect_100_continue = named.get(b"expect", b"").lower() == b"100-continue"
-        if self._edge.takes(method, path):
+        if self._edge.is_proxied(method, path):
             peer = self._forwarded_for() if b"x-forwarded-for" in named else self._host
-            self._open(Received(method, path, target, self.headers, named, peer))
+            self._open(ReceivedRequest(method, path, target, self.headers, named, peer))
         else:
             self._hand_to_the_application()
 
@@ -220,25 +222,27 @@ class EdgeProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._unread_bytes, self._receiving, self._turned = 0, False, True
         if isinstance(self.cycle, Exchange):
-            self.cycle.is_whole()
+            self.cycle.complete_request()
         else:
             super().on_message_complete()
 
     # --- exchanges ---
 
-    def _open(self, received: Received) -> None:
+    def _open(self, received: ReceivedRequest) -> None:
         received.refusal = self._edge.refusal(received)
         http_1_0 = self.parser.get_http_version() == "1.0"
-        keep_alive = not http_1_0 and not self._served.stops and self.parser.should_keep_alive()
+        keep_alive = not http_1_0 and not self._served.is_stopping and self.parser.should_keep_alive()
         before = self.cycle
-        exchange = Exchange(received, keep_alive, http_1_0, self.expect_100_continue, self._line, self._edge.serve)
+        exchange = Exchange(
+            received, keep_alive, http_1_0, self.expect_100_continue, self._connection, self._edge.serve
+        )
         self.cycle = exchange
         if before is None or before.response_complete:
             self._serving = exchange
-            exchange.is_first()
+            exchange.take_turn()
         else:
             self.pipeline.appendleft((exchange, self.app))  # type: ignore[arg-type]
-            if self._served.stops and isinstance(before, Exchange) and not before.started:
+            if self._served.is_stopping and isinstance(before, Exchange) and not before.started:
                 before.keep_alive = True  # the last that was sent ahead is to say that the connection ends
             if len(self.pipeline) >= MAX_AHEAD:
                 self.flow.pause_reading()
@@ -247,7 +251,7 @@ class EdgeProtocol(HttpToolsProtocol):
         """It is this one's turn."""
         if isinstance(cycle, Exchange):
             self._serving = cycle
-            cycle.is_first()
+            cycle.take_turn()
         else:
             super()._start_asgi_task(cycle, app)
 
@@ -258,7 +262,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, expects_100
         self.headers += headers
         super().on_headers_complete()
-        self.cycle.keep_alive = self.cycle.keep_alive and not self._served.stops
+        self.cycle.keep_alive = self.cycle.keep_alive and not self._served.is_stopping
         if 0 < len(self.pipeline) < MAX_AHEAD:
             self.flow.resume_reading()
 

@@ -17,9 +17,9 @@ from typing import cast
 import uvicorn
 
 from router.api.app import App
-from router.api.patience import unread
+from router.api.client_deadlines import has_unread
 
-MOST_LOOKS = 100
+MAX_POLLS = 100
 
 
 class DrainingServer(uvicorn.Server):
@@ -34,22 +34,22 @@ class DrainingServer(uvicorn.Server):
         """uvicorn's name for: this signal came."""
         if sig == signal.SIGTERM and not self.should_exit:
             self._drains = True
-            cast(App, self.config.app).stop_being_ready()
+            cast(App, self.config.app).begin_stopping()
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let load balancers notice, then stop."""
         if self._drains:
             await asyncio.sleep(self._delay_s)
-        cast(App, self.config.app).stop_being_ready()
+        cast(App, self.config.app).begin_stopping()
         await self._take_who_waits()
         await super().shutdown(sockets)
 
     async def _take_who_waits(self) -> None:
         """Whoever has connected and was not taken yet would be reset. To take them costs the event loop two turns."""
         listening, quiet_looks = [sock for server in self.servers for sock in server.sockets], 0
-        for _ in range(MOST_LOOKS):
-            quiet_looks = 0 if unread(*listening) else quiet_looks + 1
+        for _ in range(MAX_POLLS):
+            quiet_looks = 0 if has_unread(*listening) else quiet_looks + 1
             if quiet_looks == 2:
                 return
             await asyncio.sleep(0)

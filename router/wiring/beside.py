@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from router.api.explain import explained_json
+from router.api.explain_routes import explained_json
 from router.feeds.beside.bus import Bus
 from router.feeds.beside.view import Owners, SharedView
 from router.feeds.load import Turns

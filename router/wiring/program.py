@@ -16,8 +16,8 @@ import structlog
 from fastapi import FastAPI
 
 from router.api.app import App, own_app
-from router.api.explain import ExplainRoutes
-from router.api.openai import OpenAiEdge
+from router.api.explain_routes import ExplainRoutes
+from router.api.openai_edge import OpenAiEdge
 from router.api.policies import add_policy_calls
 from router.config.classes import load_classes
 from router.config.links import build_links, load_link_classes
@@ -159,7 +159,7 @@ class Program:
             frozenset(model.name for model in self._config.models),
             self.prompts.earlier,
         )
-        find, most_bytes = self.records.journal.find, self._config.limits.max_body_bytes
+        find, max_bytes = self.records.journal.find, self._config.limits.max_body_bytes
         own = own_app(
             self.fleet,
             self._render_metrics,
@@ -167,7 +167,7 @@ class Program:
             self.orders.add,
             self.orders.remove,
             self.orders.drain,
-            ExplainRoutes(find, self._find_elsewhere, edge.inference, self.forwarder.preview, most_bytes),
+            ExplainRoutes(find, self._find_elsewhere, edge.inference, self.forwarder.preview, max_bytes),
             self._life,
             self._describe_policies,
         )

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from router.api.parse import (
     ENGINE_FIELDS,
-    may_be_object,
+    has_engine_fields,
+    may_be_json_object,
     model_of,
     parse_body,
     parse_chat,
     prompt_fields,
-    steers_engines,
     whole_prompt,
     without_engine_fields,
 )
@@ -174,7 +174,7 @@ def test_engine_fields_do_not_hide_in_another_encoding(encoding: str) -> None:
     """Python's JSON, with which engines read bodies, guesses it; ours does not, and refuses."""
     body = ' {"rid": "x"}'.encode(encoding)
     assert json.loads(body) == {"rid": "x"}
-    assert may_be_object(body)
+    assert may_be_json_object(body)
     with pytest.raises(MalformedRequest):
         without_engine_fields(body)
 
@@ -182,14 +182,14 @@ def test_engine_fields_do_not_hide_in_another_encoding(encoding: str) -> None:
 @pytest.mark.parametrize("body", [b"", b"--boundary\r\n", b"model=m", b"[1]"])
 def test_what_no_engine_reads_as_an_object_needs_no_reading_here(body: bytes) -> None:
     """Forms with files, above all."""
-    assert not may_be_object(body)
+    assert not may_be_json_object(body)
 
 
 @pytest.mark.parametrize(
     "body", [b'{"rid": 1', b'["rid"]', b'{"x": ' + DEEP + b', "rid": 1}', b'{"\xff": 1, "rid": 1}']
 )
 def test_what_may_have_engine_fields_and_cannot_be_read_is_refused(body: bytes) -> None:
-    """Never passed on unread."""
+    """Never passed on without being read."""
     with pytest.raises(MalformedRequest):
         without_engine_fields(body)
 
@@ -254,7 +254,7 @@ def test_reading_only_what_is_new_hides_nothing_of_a_body(beginning: str, middle
             assert (str(said.value), said.value.param) == (str(error), error.param)
             continue
         parsed, turns = parse_chat(body, known)
-        assert steers_engines(parsed) == steers_engines(whole)
+        assert has_engine_fields(parsed) == has_engine_fields(whole)
         assert [*read_before(turns), *parsed.messages] == whole.messages
         remembering(known, turns, body)
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
 from router.api.app import App
-from router.api.exchange import Exchange, Held, Received
-from router.api.openai import OpenAiEdge
+from router.api.exchange import BodyMemory, Exchange, ReceivedRequest
+from router.api.openai_edge import OpenAiEdge
 from router.api.protocol import EdgeProtocol
 from router.config.limits import Limits
 from router.errors import BodyTooLarge, HeadersTooLarge, MalformedRequest, RequestTimeout, RouterError, Saturated
@@ -42,23 +42,23 @@ class Edge:
     answer: Answer
     limits: Limits = LIMITS
     abandoned_paths: list[str] = field(default_factory=list)
-    seen: list[Received] = field(default_factory=list)
+    seen: list[ReceivedRequest] = field(default_factory=list)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     began: asyncio.Event = field(default_factory=asyncio.Event)
     connections: set[Any] = field(default_factory=set)
-    held: Held = field(default_factory=lambda: Held(2 * MOST_BYTES))
+    body_memory: BodyMemory = field(default_factory=lambda: BodyMemory(2 * MOST_BYTES))
 
-    def takes(self, method: str, path: str) -> bool:
+    def is_proxied(self, method: str, path: str) -> bool:
         return path.startswith("/v1/")
 
-    def refusal(self, received: Received) -> RouterError | None:
+    def refusal(self, received: ReceivedRequest) -> RouterError | None:
         declared = dict(received.headers).get(b"content-length", b"0")
         return BodyTooLarge("too large") if int(declared) > MOST_BYTES else None
 
-    def abandoned(self, received: Received) -> None:
+    def abandoned(self, received: ReceivedRequest) -> None:
         self.abandoned_paths.append(received.path)
 
-    def only_answer(self, error: RouterError) -> bytes:
+    def standalone_error(self, error: RouterError) -> bytes:
         return b"HTTP/1.1 999 %b\r\n\r\n" % type(error).__name__.encode()
 
     async def serve(self, client: Exchange) -> None:
@@ -251,19 +251,19 @@ async def test_bodies_together_have_a_limit_and_leave_nothing_behind() -> None:
     async with connected(edge) as (_, one), connected(edge) as (_, other), connected(edge) as (reader, writer):
         one.write(post(b"x" * MOST_BYTES))
         other.write(post(b"x" * MOST_BYTES)[:-1])
-        while edge.held.bytes < 2 * MOST_BYTES - 1:
+        while edge.body_memory.bytes < 2 * MOST_BYTES - 1:
             await asyncio.sleep(0)
         writer.write(post(b"xx"))
         assert (await read_answer(reader))[1] == b"refused"
         assert isinstance(edge.seen[-1].refusal, Saturated)
         one.transport.abort()
         other.transport.abort()
-        while edge.held.bytes:
+        while edge.body_memory.bytes:
             await asyncio.sleep(0)
         edge.answer = echo
         writer.write(post(b"x" * MOST_BYTES))
         assert (await read_answer(reader))[1] == b"x" * MOST_BYTES
-    assert edge.held.bytes == 0
+    assert edge.body_memory.bytes == 0
 
 
 async def test_a_body_is_held_until_its_answer_begins() -> None:
@@ -271,9 +271,9 @@ async def test_a_body_is_held_until_its_answer_begins() -> None:
     held: list[int] = []
 
     async def answer(client: Exchange) -> None:
-        held.append(edge.held.bytes)
+        held.append(edge.body_memory.bytes)
         client.start(200, [(b"content-length", b"1")])
-        held.append(edge.held.bytes)
+        held.append(edge.body_memory.bytes)
         client.put(client.received.body + b"a")
         client.finish()
 
@@ -460,7 +460,7 @@ async def test_a_request_announced_before_the_answer_ended_must_come_in_time() -
 def stops(edge: Edge) -> None:
     """The server says that it is not ready."""
     for protocol in edge.connections:
-        protocol.config.app.stop_being_ready()
+        protocol.config.app.begin_stopping()
 
 
 def ends(edge: Edge) -> None:

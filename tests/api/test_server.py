@@ -11,7 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from router.api.app import App
-from router.api.openai import OpenAiEdge
+from router.api.openai_edge import OpenAiEdge
 from router.api.protocol import EdgeProtocol
 from router.api.server import DrainingServer
 from tests.api.test_protocol import DEADLINE_S, Edge, echo, post, read_answer

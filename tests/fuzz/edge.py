@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 
 from router.api.app import App
 from router.api.exchange import Exchange
-from router.api.openai import OpenAiEdge
+from router.api.openai_edge import OpenAiEdge
 from router.api.parse import ENGINE_FIELDS
 from router.api.protocol import EdgeProtocol
 from router.config.limits import Limits
@@ -123,7 +123,7 @@ async def _connection(pieces: list[bytes]) -> tuple[list[Story], list[bytes]]:
     wire.open = False
     protocol.connection_lost(None)
     await _until(lambda: not protocol.tasks)
-    assert edge.held.bytes == 0, "bodies of requests that are over are held"
+    assert edge.body_memory.bytes == 0, "bodies of requests that are over are held"
     assert not problems and not edge.surprises, (problems, edge.surprises)
     return forwarder.forwarded, pool.messages
 

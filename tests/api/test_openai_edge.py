@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from router.api.openai import OpenAiEdge
+from router.api.openai_edge import OpenAiEdge
 from router.config.limits import Limits
 from router.config.schema import Edge
 from router.fleet.fleet import Fleet

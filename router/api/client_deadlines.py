@@ -29,7 +29,7 @@ class ClientTimeouts:
     write_s: float
 
 
-class Patience:
+class ClientDeadlines:
     """With one client. `late` is called when a request is not whole in time; everything else ends the connection."""
 
     def __init__(
@@ -51,37 +51,37 @@ class Patience:
         self._held_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def with_asking(self) -> None:
+    def await_request(self) -> None:
         """The client may begin a request."""
         self._whole_by_s, self._ask_by_s = inf, self._loop.time() + self._keep_alive_s
         if self._timer is None:
             self._set()
 
-    def with_sending(self) -> None:
+    def await_rest_of_request(self) -> None:
         """The client has begun a request."""
         self._ask_by_s, self._whole_by_s = inf, self._loop.time() + self._timeouts.request_s
         if self._timer is None:
             self._set()
 
-    def with_nothing(self) -> None:
+    def disarm(self) -> None:
         """It is our turn."""
         self._ask_by_s = self._whole_by_s = inf
 
-    def with_reading(self) -> None:
+    def await_reading(self) -> None:
         """More is held for the client than it takes at once; or all there is, and it may never read it."""
         self._held_bytes = self._transport.get_write_buffer_size()
         self._read_by_s = self._loop.time() + self._timeouts.write_s
         if self._timer is None:
             self._set()
 
-    def hurry(self, keep_alive_s: float) -> None:
+    def shorten(self, keep_alive_s: float) -> None:
         """From now on the silence between two requests may be no longer than this."""
         self._keep_alive_s, self._shortest_s = keep_alive_s, min(self._shortest_s, keep_alive_s)
         if self._timer is not None:
             self._timer.cancel()
         self._set()
         if self._ask_by_s < inf:
-            self.with_asking()
+            self.await_request()
 
     def end(self) -> None:
         """The connection is gone."""
@@ -104,7 +104,7 @@ class Patience:
                 self._whole_by_s = inf
                 self._late()
             elif now_s >= self._ask_by_s:
-                if not self._transport.is_closing() and unread(self._transport.get_extra_info("socket")):
+                if not self._transport.is_closing() and has_unread(self._transport.get_extra_info("socket")):
                     self._timer = self._loop.call_later(AGAIN_S, self._look)
                 else:
                     self._transport.close()
@@ -129,7 +129,7 @@ class HasFile(Protocol):
         """Its file descriptor."""
 
 
-def unread(*sockets: HasFile) -> bool:
+def has_unread(*sockets: HasFile) -> bool:
     """Has anything come, or anybody who connects, that the event loop has not come to yet?"""
     poll = select.poll()
     for one in sockets:

@@ -15,15 +15,15 @@ from typing import Any
 import structlog
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from router.api.errors import error_body, error_headers, shape_of
-from router.api.exchange import Exchange, Held, Received
+from router.api.error_responses import error_body, error_headers, response_for
+from router.api.exchange import BodyMemory, Exchange, ReceivedRequest
 from router.api.parse import (
-    may_be_object,
+    has_engine_fields,
+    may_be_json_object,
     model_of,
     parse_body,
     parse_chat,
     prompt_fields,
-    steers_engines,
     whole_prompt,
     without_engine_fields,
 )
@@ -78,14 +78,14 @@ class OpenAiEdge:
         self._metrics = metrics
         self._edge = edge
         self.limits = limits
-        self.held = Held(limits.max_held_bytes)
+        self.body_memory = BodyMemory(limits.max_held_bytes)
         self._serving = 0
         self._configured = configured
         self._earlier = earlier
         self._session_header = edge.session_header.lower().encode()
         self._tenant_header = edge.tenant_header.lower().encode()
 
-    def takes(self, method: str, path: str) -> bool:
+    def is_proxied(self, method: str, path: str) -> bool:
         """Is this path the pods' business?"""
         if path in _READ:
             return True
@@ -93,7 +93,7 @@ class OpenAiEdge:
             return False
         return path.startswith("/v1/") or (method == "POST" and path in self._edge.passthrough_paths)
 
-    def refusal(self, received: Received) -> RouterError | None:
+    def refusal(self, received: ReceivedRequest) -> RouterError | None:
         """What is wrong with a request of which only the head is known."""
         headers, named, limits = received.headers, received.named, self.limits
         if received.method != "POST" and (received.method not in _METHODS or received.path in _READ):
@@ -126,7 +126,7 @@ class OpenAiEdge:
         finally:
             self._serving -= 1
 
-    def admit(self, received: Received, request_id: str) -> Story:
+    def admit(self, received: ReceivedRequest, request_id: str) -> Story:
         """Read and check the request. Raises `ClientError`, or `NoReadyPod` where its model has no pod yet."""
         phases = Phases()
         endpoint = _READ.get(received.path, Endpoint.OTHER)
@@ -143,15 +143,18 @@ class OpenAiEdge:
         inbound = Inbound(request_id, received.method, received.target, received.headers, received.peer)
         return Story(request, inbound, phases)
 
-    def abandoned(self, received: Received) -> None:
+    def abandoned(self, received: ReceivedRequest) -> None:
         """A client left before its request was whole or its turn came."""
         self._metrics.requests.labels(_READ.get(received.path, Endpoint.OTHER).value, "", "client_gone").inc()
 
-    def only_answer(self, error: RouterError) -> bytes:
+    def standalone_error(self, error: RouterError) -> bytes:
         """All that is said to a client of which no request could be read."""
         self._metrics.requests.labels(Endpoint.OTHER.value, "", type(error).__name__).inc()
         body = error_body(error)
-        lines = [STATUS_LINE[shape_of(error).status], *[b"%b: %b\r\n" % pair for pair in error_headers(error, body)]]
+        lines = [
+            STATUS_LINE[response_for(error).status],
+            *[b"%b: %b\r\n" % pair for pair in error_headers(error, body)],
+        ]
         return b"".join([*lines, b"connection: close\r\n\r\n", body])
 
     def _fail(self, client: Exchange, error: Exception, request_id: str) -> None:
@@ -161,7 +164,7 @@ class OpenAiEdge:
                 end_broken_stream(client, body)
             return
         headers = [*error_headers(error, body), (b"x-request-id", request_id.encode("latin-1", "replace"))]
-        client.start(shape_of(error).status, headers)
+        client.start(response_for(error).status, headers)
         client.put(body)
         client.finish()
 
@@ -177,7 +180,7 @@ class OpenAiEdge:
         prompt: Mapping[str, Any] = prompt_fields(endpoint, parsed)
         if turns is not None:
             prompt, turns = whole_prompt(body, prompt, turns, base)
-        if not self._edge.trust_engine_fields and steers_engines(parsed):
+        if not self._edge.trust_engine_fields and has_engine_fields(parsed):
             body, turns = without_engine_fields(body), None
         return InferenceRequest(
             id=request_id,
@@ -200,7 +203,7 @@ class OpenAiEdge:
         """A path that the router does not read: it only needs to know the model."""
         model = model_of(body) or self._only_model()
         base, adapter = self._resolve(model)
-        if not self._edge.trust_engine_fields and may_be_object(body):
+        if not self._edge.trust_engine_fields and may_be_json_object(body):
             body = without_engine_fields(body)
         return InferenceRequest(
             id=request_id,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from router import errors
-from router.api.errors import SHAPES, error_body, shape_of
+from router.api.error_responses import RESPONSES, error_body, response_for
 from router.errors import ConfigError, MalformedRequest, RouterError
 
 
@@ -19,13 +19,13 @@ def subclasses(root: type[RouterError]) -> Iterator[type[RouterError]]:
 
 def test_the_table_names_every_error_that_a_request_can_meet() -> None:
     """A wrong configuration is found before any request."""
-    assert set(subclasses(RouterError)) - {ConfigError} == set(SHAPES)
+    assert set(subclasses(RouterError)) - {ConfigError} == set(RESPONSES)
 
 
 def test_statuses_are_those_that_the_error_tree_draws() -> None:
     """Docstring and table cannot part ways."""
     drawn = {name: int(status) for name, status in re.findall(r"\+-- (\w+) +(\d{3})\b", str(errors.__doc__))}
-    assert drawn == {error.__name__: shape.status for error, shape in SHAPES.items() if error.__name__ in drawn}
+    assert drawn == {error.__name__: shape.status for error, shape in RESPONSES.items() if error.__name__ in drawn}
     assert len(drawn) >= 10
 
 
@@ -38,5 +38,5 @@ def test_a_body_has_openais_four_fields() -> None:
 def test_an_unexpected_error_tells_the_client_nothing() -> None:
     """Its text may hold anything."""
     error = ValueError("a secret")
-    assert shape_of(error).status == 500
+    assert response_for(error).status == 500
     assert b"secret" not in error_body(error)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from router.api.patience import ClientTimeouts, Patience
+from router.api.client_deadlines import ClientDeadlines, ClientTimeouts
 
 QUIET = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 """Nothing ever comes."""
@@ -80,7 +80,7 @@ class Scene:
         self.clock, self.wire, self.late = Clock(), Wire(), 0
         loop, transport = cast(asyncio.AbstractEventLoop, self.clock), cast(asyncio.Transport, self.wire)
         timeouts = ClientTimeouts(keep_alive_s=75.0, request_s=10.0, write_s=20.0)
-        self.patience = Patience(loop, transport, timeouts, self._too_late)
+        self.deadlines = ClientDeadlines(loop, transport, timeouts, self._too_late)
 
     @property
     def ended(self) -> str:
@@ -98,7 +98,7 @@ def scene() -> Scene:
 
 def test_a_client_that_asks_nothing_is_hung_up_on(scene: Scene) -> None:
     """Not a second too early."""
-    scene.patience.with_asking()
+    scene.deadlines.await_request()
     scene.clock.turn(74.9)
     assert scene.ended == ""
     scene.clock.turn(0.2)
@@ -107,9 +107,9 @@ def test_a_client_that_asks_nothing_is_hung_up_on(scene: Scene) -> None:
 
 def test_a_request_has_its_own_time_however_long_the_silence_before_it(scene: Scene) -> None:
     """And being late is said once."""
-    scene.patience.with_asking()
+    scene.deadlines.await_request()
     scene.clock.turn(70)
-    scene.patience.with_sending()
+    scene.deadlines.await_rest_of_request()
     scene.clock.turn(9.9)
     assert not scene.late
     scene.clock.turn(100)
@@ -121,7 +121,7 @@ def test_a_client_is_not_hung_up_on_while_what_it_asks_is_unread(scene: Scene) -
     with (pair := socket.socketpair())[0], pair[1]:
         scene.wire.socket = pair[0]
         pair[1].send(b"POST")
-        scene.patience.with_asking()
+        scene.deadlines.await_request()
         scene.clock.turn(80)
         assert scene.ended == ""
         pair[0].recv(4)
@@ -131,16 +131,16 @@ def test_a_client_is_not_hung_up_on_while_what_it_asks_is_unread(scene: Scene) -
 
 def test_a_client_that_is_hurried_has_less_time_to_ask(scene: Scene) -> None:
     """Now and after its next answer; for everything else it has as long as ever."""
-    scene.patience.with_asking()
+    scene.deadlines.await_request()
     scene.clock.turn(1)
-    scene.patience.hurry(0.2)
+    scene.deadlines.shorten(0.2)
     scene.clock.turn(0.1)
-    scene.patience.with_sending()
+    scene.deadlines.await_rest_of_request()
     scene.clock.turn(9.9)
     assert (scene.late, scene.ended) == (0, "")
-    scene.patience.with_nothing()
+    scene.deadlines.disarm()
     scene.clock.turn(1000)
-    scene.patience.with_asking()
+    scene.deadlines.await_request()
     scene.clock.turn(0.1)
     assert (scene.late, scene.ended) == (0, "")
     scene.clock.turn(0.2)
@@ -149,8 +149,8 @@ def test_a_client_that_is_hurried_has_less_time_to_ask(scene: Scene) -> None:
 
 def test_while_it_is_our_turn_nobody_is_late(scene: Scene) -> None:
     """An answer takes as long as it takes."""
-    scene.patience.with_sending()
-    scene.patience.with_nothing()
+    scene.deadlines.await_rest_of_request()
+    scene.deadlines.disarm()
     scene.clock.turn(1000)
     assert (scene.late, scene.ended) == (0, "")
     assert not scene.clock.timers
@@ -159,7 +159,7 @@ def test_while_it_is_our_turn_nobody_is_late(scene: Scene) -> None:
 def test_a_client_that_takes_nothing_is_cut_off(scene: Scene) -> None:
     """Closing would wait for it for ever."""
     scene.wire.held_bytes = 1000
-    scene.patience.with_reading()
+    scene.deadlines.await_reading()
     scene.clock.turn(19.9)
     assert scene.ended == ""
     scene.clock.turn(0.2)
@@ -169,7 +169,7 @@ def test_a_client_that_takes_nothing_is_cut_off(scene: Scene) -> None:
 def test_a_client_that_takes_a_little_is_waited_for(scene: Scene) -> None:
     """Each byte gives it its time again."""
     scene.wire.held_bytes = 10
-    scene.patience.with_reading()
+    scene.deadlines.await_reading()
     for _ in range(9):
         scene.wire.held_bytes -= 1
         scene.clock.turn(15)
@@ -181,7 +181,7 @@ def test_a_client_that_takes_a_little_is_waited_for(scene: Scene) -> None:
 def test_what_is_held_when_nothing_is_asked_must_be_read_first(scene: Scene) -> None:
     """An idle connection with bytes on it is not idle; afterwards it is."""
     scene.wire.held_bytes = 10
-    scene.patience.with_asking()
+    scene.deadlines.await_request()
     scene.clock.turn(5)
     scene.wire.held_bytes = 0
     scene.clock.turn(69)
@@ -193,8 +193,8 @@ def test_what_is_held_when_nothing_is_asked_must_be_read_first(scene: Scene) -> 
 def test_many_requests_share_few_timers(scene: Scene) -> None:
     """One look in the shortest of the waits."""
     for _ in range(1000):
-        scene.patience.with_sending()
-        scene.patience.with_nothing()
-        scene.patience.with_asking()
+        scene.deadlines.await_rest_of_request()
+        scene.deadlines.disarm()
+        scene.deadlines.await_request()
         scene.clock.turn(0.01)
     assert scene.clock.set <= 3
