@@ -14,11 +14,11 @@ from router.api.parse import (
     ENGINE_FIELDS,
     ChatBody,
     CompletionBody,
+    has_engine_fields,
     model_of,
     parse_body,
     parse_chat,
     prompt_fields,
-    steers_engines,
     without_engine_fields,
 )
 from router.engines.handoff.body import STEERING_FIELDS, edited
@@ -62,7 +62,7 @@ def _is_read_as_by_engines(endpoint: Endpoint, data: bytes, said: dict[str, Any]
     if not said:
         return  # what is skipped is not looked into: an engine will say so itself
     assert parsed.model == said["model"]
-    assert steers_engines(parsed) == bool(ENGINE_FIELDS & said.keys())
+    assert has_engine_fields(parsed) == bool(ENGINE_FIELDS & said.keys())
     exact = json.loads(data)
     for name, value in prompt_fields(endpoint, parsed).items():
         if name in ("messages", "tools", "prompt", "documents", "chat_template_kwargs"):
@@ -74,7 +74,7 @@ def _goes_on_like_the_whole(data: bytes) -> None:
     whole, known = parse_body(Endpoint.CHAT, data), EarlierTurns(seed=1)
     for _ in range(3):
         parsed, turns = parse_chat(data, known)
-        assert steers_engines(parsed) == steers_engines(whole)
+        assert has_engine_fields(parsed) == has_engine_fields(whole)
         assert parsed.model == whole.model
         assert repr(parsed.messages) == repr(whole.messages[-len(parsed.messages) :])
         if turns is not None and (mark := turns.mark) is not None:
