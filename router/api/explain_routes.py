@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 
 from router.api.local import only_local
 from router.errors import BodyTooLarge
-from router.observe.receipts import Kept, explained
+from router.observe.receipts import RecordedDecision, explained
 from router.proxy.headers import HeaderList, first_values
 from router.types import Endpoint, InferenceRequest
 
@@ -30,10 +30,10 @@ class ExplainRoutes:
     """Over what the router keeps of its decisions: `find` by request id, `elsewhere` as JSON from the other workers,
     `read` a body, `preview` a request."""
 
-    find: Callable[[str], Kept | None]
+    find: Callable[[str], RecordedDecision | None]
     elsewhere: Callable[[str], Awaitable[bytes | None]]
     read: Read
-    preview: Callable[[InferenceRequest, HeaderList], Awaitable[Kept]]
+    preview: Callable[[InferenceRequest, HeaderList], Awaitable[RecordedDecision]]
     max_body_bytes: int
 
     def add_to(self, app: FastAPI) -> None:
@@ -67,7 +67,7 @@ async def _body(request: Request, max_bytes: int) -> bytes:
     return body
 
 
-def explained_json(kept: Kept) -> bytes:
+def explained_json(kept: RecordedDecision) -> bytes:
     """A decision as it is shown."""
     return msgspec.json.encode(explained(kept))
 

@@ -1,7 +1,7 @@
 """How do clients speak to the router?
 
 The `/v1` endpoints: the body is parsed once, the forwarder answers, and what it raises becomes an error as OpenAI's
-clients know them. A client that leaves cancels its story in whatever phase it is. This file never chooses a pod.
+clients know them. A client that leaves cancels its context in whatever phase it is. This file never chooses a pod.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from router.proxy.downstream import Inbound
 from router.proxy.forward import Forwarder
 from router.proxy.headers import HeaderList
 from router.proxy.relay import end_broken_stream
-from router.proxy.story import Story
+from router.proxy.request_context import RequestContext
 from router.types import Endpoint, InferenceRequest
 
 _READ = {endpoint.value: endpoint for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
@@ -126,7 +126,7 @@ class OpenAiEdge:
         finally:
             self._serving -= 1
 
-    def admit(self, received: ReceivedRequest, request_id: str) -> Story:
+    def admit(self, received: ReceivedRequest, request_id: str) -> RequestContext:
         """Read and check the request. Raises `ClientError`, or `NoReadyPod` where its model has no pod yet."""
         phases = Phases()
         endpoint = _READ.get(received.path, Endpoint.OTHER)
@@ -141,7 +141,7 @@ class OpenAiEdge:
             self._metrics.requests.labels(endpoint.value, "", type(error).__name__).inc()
             raise
         inbound = Inbound(request_id, received.method, received.target, received.headers, received.peer)
-        return Story(request, inbound, phases)
+        return RequestContext(request, inbound, phases)
 
     def abandoned(self, received: ReceivedRequest) -> None:
         """A client left before its request was whole or its turn came."""

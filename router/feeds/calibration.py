@@ -13,7 +13,7 @@ from dataclasses import fields
 
 from router.feeds.patience import Patience
 from router.fleet.fleet import Fleet
-from router.observe.learning import Learning, class_key
+from router.observe.calibrator import Calibrator, class_key
 from router.policy.calibration import Calibration
 from router.stores.calibration import SharedCalibration
 from router.types import Link, Links, Pod
@@ -28,12 +28,12 @@ class CalibrationFeed:
     def __init__(
         self,
         fleet: Fleet,
-        learning: Learning,
+        calibrator: Calibrator,
         configured: Callable[[], Iterable[Pod]],
         shared: SharedCalibration | None = None,
     ) -> None:
         self._fleet = fleet
-        self._learning = learning
+        self._calibrator = calibrator
         self._configured = configured
         self._shared = shared
 
@@ -58,18 +58,18 @@ class CalibrationFeed:
 
     async def _exchange(self) -> None:
         assert self._shared is not None
-        await self._shared.exchange(self._learning.calibration)
+        await self._shared.exchange(self._calibrator.calibration)
 
     def apply(self) -> None:
         """Give the fleet what is known now."""
-        calibration, priors = self._learning.calibration, {pod.id: pod.speed for pod in self._configured()}
-        self._learning.priors = priors
+        calibration, priors = self._calibrator.calibration, {pod.id: pod.speed for pod in self._configured()}
+        self._calibrator.priors = priors
         speeds = {
             status.pod.id: calibration.speed(class_key(status.pod), status.pod.id, priors[status.pod.id])
             for status in self._fleet.snapshot.pods
             if status.pod.id in priors
         }
-        self._fleet.calibrate(speeds, calibrated_links(calibration, self._learning.links))
+        self._fleet.calibrate(speeds, calibrated_links(calibration, self._calibrator.links))
 
 
 def calibrated_links(calibration: Calibration, configured: Links) -> Links:

@@ -13,7 +13,7 @@ from itertools import islice
 
 from router.decision import RouteDecision
 from router.observe.receipt_lines import ReceiptWriter
-from router.observe.receipts import Kept, Outcome, keep
+from router.observe.receipts import Outcome, RecordedDecision, record_decision
 from router.observe.shadow import Shadows
 from router.policy.recording import record
 from router.policy.spec import Policy
@@ -37,15 +37,15 @@ class Journal:
         self._prompts = prompts
         self._writer = writer
         self.shadows = shadows
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._kept: OrderedDict[str, RecordedDecision] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def decided(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> Kept:
+    def decided(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> RecordedDecision:
         """Keep it; the oldest goes. `workload` is the class of the request."""
         prompt = dict(scene.request.prompt) if self._prompts else None
-        kept = keep(record(scene, workload), decision, policy, time.time(), prompt)
+        kept = record_decision(record(scene, workload), decision, policy, time.time(), prompt)
         known = len(self._kept)
         self._kept[scene.request.id] = kept
         if len(self._kept) == known:
@@ -55,7 +55,11 @@ class Journal:
         return kept
 
     def settled(
-        self, outcome: Outcome, kept: Kept | None, decision: RouteDecision | None, prompt: PromptPrefix | None
+        self,
+        outcome: Outcome,
+        kept: RecordedDecision | None,
+        decision: RouteDecision | None,
+        prompt: PromptPrefix | None,
     ) -> None:
         """Its request has ended; without `kept`, before anything was decided."""
         if kept is not None:
@@ -65,10 +69,10 @@ class Journal:
         if self.shadows is not None and kept is not None and decision is not None:
             self.shadows.offer(kept.scene, decision, kept.policy, outcome.ttft_ms)
 
-    def find(self, request_id: str) -> Kept | None:
+    def find(self, request_id: str) -> RecordedDecision | None:
         """The decision about that request, if it is still kept."""
         return self._kept.get(request_id)
 
-    def last(self, most: int) -> list[Kept]:
+    def last(self, most: int) -> list[RecordedDecision]:
         """The newest decisions, oldest first: what other policies can be tried on."""
         return list(islice(reversed(self._kept.values()), most))[::-1]

@@ -212,8 +212,8 @@ class Metrics:
         """Those of a router of several processes."""
         self.workers = Gauge("warmroute_workers", "Processes that serve as this router.", registry=r)
         self.workers.set(1)
-        self.untold = Counter(
-            "warmroute_worker_news_untold",
+        self.worker_updates_dropped = Counter(
+            "warmroute_worker_updates_dropped",
             "Times that a worker was not told what others did, because it did not listen; it is told all of it later.",
             [],
             registry=r,
@@ -282,7 +282,7 @@ class Metrics:
         for name, version in versions.items():
             self.policy_info.labels(name, version, set_version).set(1)
 
-    def serves(self) -> bool:
+    def is_serving(self) -> bool:
         """Is anybody waiting for an answer, or for the rest of one?"""
         return self.in_flight.value > 0
 

@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from router.errors import ConfigError
-from router.observe.receipts import Kept, Line, Outcome, Receipt, decision_receipt, receipt
+from router.observe.receipts import Line, Outcome, Receipt, RecordedDecision, decision_receipt, receipt
 from router.policy.recording import (
     FleetLine,
     RecordedScene,
@@ -50,7 +50,7 @@ class ReceiptWriter:
         self._digest = ""
         self._since = 0
 
-    def write(self, outcome: Outcome, kept: Kept | None, prompt: PromptPrefix | None) -> None:
+    def write(self, outcome: Outcome, kept: RecordedDecision | None, prompt: PromptPrefix | None) -> None:
         """One request that has ended; `kept` where it was decided."""
         if kept is None:
             return self._put(receipt(outcome, prompt=prompt))

@@ -1,8 +1,8 @@
-"""What was decided about a request, why, and what came of it?
+"""What was decided about a request, why, and how did the request end?
 
-`Kept` is a decision as it stays in memory: references to the values that it was made of, so that keeping it costs next
-to nothing. A `Receipt` is the same in numbers, made when somebody asks or writes it down: lengths, block hashes, prices
-and times, never a prompt or an answer unless that was asked for. This file never waits and never writes a file.
+`RecordedDecision` is a decision in memory; it holds references only, so that keeping it is cheap. A `Receipt` is the
+same as numbers, made when it is requested or written: lengths, block hashes, prices and times, and a prompt only where
+`receipts.prompts` is on. Never an answer. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     phases_s: Mapping[str, float] = {}
 
 
-class Kept(msgspec.Struct, kw_only=True, gc=False):
+class RecordedDecision(msgspec.Struct, kw_only=True, gc=False):
     """One decision; `outcome` comes when its request has ended. `at_s` is the time of day at which it was made."""
 
     at_s: float
@@ -115,9 +115,11 @@ Line: TypeAlias = Receipt | FleetLine
 """What stands in a file of receipts."""
 
 
-def keep(scene: RecordedScene, decision: RouteDecision, policy: Policy, at_s: float, prompt: Any = None) -> Kept:
+def record_decision(
+    scene: RecordedScene, decision: RouteDecision, policy: Policy, at_s: float, prompt: Any = None
+) -> RecordedDecision:
     """What stays of a decision."""
-    return Kept(
+    return RecordedDecision(
         at_s=at_s,
         scene=scene,
         policy=policy,
@@ -155,7 +157,7 @@ def receipt(outcome: Outcome, *, prompt: PromptPrefix | None = None) -> Receipt:
     )
 
 
-def decision_receipt(kept: Kept, *, prompt: PromptPrefix | None = None) -> Receipt:
+def decision_receipt(kept: RecordedDecision, *, prompt: PromptPrefix | None = None) -> Receipt:
     """The decision with its outcome, as far as there is one, but without its scene."""
     facts = kept.scene
     known = kept.outcome or Outcome(
@@ -187,7 +189,7 @@ class Explained(msgspec.Struct, frozen=True):
     receipt: Receipt
 
 
-def explained(kept: Kept) -> Explained:
+def explained(kept: RecordedDecision) -> Explained:
     """What `/admin/explain` says."""
     found = explain(kept.scene.scene(), kept.policy, kept.shown, kept.candidate_count, kept.reason)
     return Explained(found, decision_receipt(kept))

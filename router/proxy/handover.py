@@ -19,17 +19,17 @@ from router.fleet.fleet import Fleet
 from router.proxy.answer import AnswerReader
 from router.proxy.booking import Booking
 from router.proxy.replies import WholeReply
-from router.proxy.story import Story
+from router.proxy.request_context import RequestContext
 from router.types import Pod, PodId, PodState
 
 
-def in_same_life(fleet: Fleet, pod: Pod) -> bool:
+def is_same_epoch(fleet: Fleet, pod: Pod) -> bool:
     """Whether it is there, not ejected, and has not restarted since `pod` was read: it still has the KV it had."""
     status = fleet.status(pod.id)
     return status is not None and status.pod.epoch == pod.epoch and status.state is not PodState.EJECTED
 
 
-class HeldHandoff:
+class PendingHandoff:
     """What `prefill`, as the decision saw it, has offered; of use until `expires_at_s`."""
 
     def __init__(self, handoff: Handoff | None, prefill: Pod, expires_at_s: float) -> None:
@@ -41,14 +41,14 @@ class HeldHandoff:
     def take(self, fleet: Fleet, now_s: float) -> Handoff | None:
         """The handoff, to be sent this very moment; None where it is too late for that, and ever after."""
         handoff, self._handoff = self._handoff, None
-        return handoff if in_same_life(fleet, self._prefill) and now_s < self._expires_at_s else None
+        return handoff if is_same_epoch(fleet, self._prefill) and now_s < self._expires_at_s else None
 
 
 @dataclass(slots=True)
-class Handover:
+class SplitAttempt:
     """One attempt. `last`: no other candidate will be tried."""
 
-    story: Story
+    context: RequestContext
     plan: Split
     dialect: Dialect
     pair: Pair
@@ -62,26 +62,26 @@ class Handover:
 
     def prefill_body(self) -> bytes:
         """For the prefill pod."""
-        request = self.story.request
+        request = self.context.request
         return self.dialect.prefill_body(request.endpoint, request.body, self.pair)
 
     def read(self, answer: bytes) -> Handoff | None:
         """What the prefill pod offers."""
-        request = self.story.request
+        request = self.context.request
         handoff = self.dialect.read_handoff(request.endpoint, answer, self.pair)
         if handoff is None:
             return None
-        self.story.handed_over_cached_tokens = handoff.cached_tokens
+        self.context.handed_over_cached_tokens = handoff.cached_tokens
         return handoff
 
-    def decode_body(self, held: HeldHandoff, fleet: Fleet) -> bytes:
+    def decode_body(self, held: PendingHandoff, fleet: Fleet) -> bytes:
         """For the decode pod, now: the client's own where nothing can be handed over; it then computes the prompt."""
-        request = self.story.request
+        request = self.context.request
         handoff = held.take(fleet, time.monotonic())
         self.took_over = handoff is not None
         if handoff is None:
             self.result = "dropped" if held.offered else "not_offered"
-            self.story.handed_over_cached_tokens = None
+            self.context.handed_over_cached_tokens = None
             return request.body
         return self.dialect.decode_body(request.endpoint, request.body, self.pair, handoff)
 
@@ -99,7 +99,7 @@ class Handover:
         if prefill.done() and not prefill.cancelled() and prefill.exception() is None:
             reader = AnswerReader()
             reader.feed(prefill.result().body)
-            self.story.handed_over_cached_tokens = reader.cached_tokens
+            self.context.handed_over_cached_tokens = reader.cached_tokens
 
     def failed_by(self, error: BaseException) -> str:
         """How a failure is counted."""

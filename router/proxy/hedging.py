@@ -17,12 +17,12 @@ from router.decision import Candidate, Direct
 from router.errors import UpstreamError
 from router.proxy.downstream import Downstream
 from router.proxy.headers import HeaderList
+from router.proxy.request_context import RequestContext
 from router.proxy.retries import Retries
-from router.proxy.story import Story
 
-Attempt: TypeAlias = Callable[[Story, Candidate, Downstream], Awaitable[None]]
-Next: TypeAlias = Callable[[Story], Candidate | None]
-Blame: TypeAlias = Callable[[Story, Candidate, UpstreamError], None]
+Attempt: TypeAlias = Callable[[RequestContext, Candidate, Downstream], Awaitable[None]]
+Next: TypeAlias = Callable[[RequestContext], Candidate | None]
+Blame: TypeAlias = Callable[[RequestContext, Candidate, UpstreamError], None]
 
 
 class Hedges:
@@ -31,42 +31,42 @@ class Hedges:
     def __init__(self, attempt: Attempt, following: Next, blame: Blame, retries: Retries) -> None:
         self._attempt = attempt
         self._following = following
-        self._blame = blame
+        self._record_failure = blame
         self._retries = retries
 
-    async def attempt(self, story: Story, candidate: Candidate, client: Downstream, after_s: float) -> None:
+    async def attempt(self, context: RequestContext, candidate: Candidate, client: Downstream, after_s: float) -> None:
         """With the next candidate beside it, if nothing has come after `after_s`. Raises what an attempt raises, where
         all have failed."""
-        race = _Race(story, client, self._attempt)
+        race = _Race(context, client, self._attempt)
         try:
             race.enter(candidate)
-            if await race.undecided(after_s) and (second := self._second(story, candidate)) is not None:
+            if await race.undecided(after_s) and (second := self._second(context, candidate)) is not None:
                 race.enter(second)
             failures = await race.failures()
         finally:
             await race.end()
         for failed, error in failures[:-1]:
             if isinstance(error, UpstreamError):
-                self._blame(story, failed, error)
+                self._record_failure(context, failed, error)
         if failures:
             raise failures[-1][1]
 
-    def _second(self, story: Story, first: Candidate) -> Candidate | None:
+    def _second(self, context: RequestContext, first: Candidate) -> Candidate | None:
         """Who may be asked beside the first."""
         if not _repeatable(first):
             return None
-        second = self._following(story)
+        second = self._following(context)
         if second is None or not _repeatable(second) or second.pod.id == first.pod.id or not self._retries.hedged():
             return None
-        story.tries += 1
+        context.tries += 1
         return second
 
 
 class _Race:
     """Attempts at one request, side by side."""
 
-    def __init__(self, story: Story, client: Downstream, attempt: Attempt) -> None:
-        self._story = story
+    def __init__(self, context: RequestContext, client: Downstream, attempt: Attempt) -> None:
+        self._story = context
         self._client = client
         self._attempt = attempt
         self._running: dict[asyncio.Task[None], Candidate] = {}
@@ -97,7 +97,7 @@ class _Race:
         await asyncio.gather(*self._running, return_exceptions=True)
 
     def _first_is(self, candidate: Candidate, status: int) -> None:
-        """This one answers: the story goes on as if there were no other."""
+        """This one answers: the context goes on as if there were no other."""
         self._story.candidate, self._story.status = candidate, status
         for attempt, other in self._running.items():
             if other is not candidate:

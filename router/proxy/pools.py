@@ -10,7 +10,7 @@ from router.proxy.upstream import UpstreamPool
 from router.types import Pod, PodId
 
 
-class Pools:
+class UpstreamPools:
     """Upstream pools by pod."""
 
     def __init__(self, timeouts: UpstreamTimeouts) -> None:

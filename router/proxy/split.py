@@ -22,16 +22,16 @@ from router.engines.handoff.dialect import Handoff, Order, Pair
 from router.errors import HandoffFailed, MalformedRequest, NoReadyPod, RouterError, UpstreamBroken
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
-from router.observe.learning import Learning
+from router.observe.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.policy.retry import RETRY_STATUSES
 from router.proxy.booking import Booking
-from router.proxy.handover import Handover, HeldHandoff, in_same_life
-from router.proxy.legs import Legs
+from router.proxy.handover import PendingHandoff, SplitAttempt, is_same_epoch
 from router.proxy.relay import AnyReply, is_stream, read_all
 from router.proxy.replies import DecodeReply, WholeReply
-from router.proxy.story import Story
+from router.proxy.request_context import RequestContext
 from router.proxy.upstream import Reply
+from router.proxy.upstream_sender import UpstreamSender
 from router.proxy.whole_stream import as_stream
 from router.types import Pod
 
@@ -50,35 +50,41 @@ TRANSFER_PATIENCE_S = 20.0
 LOOK_EVERY_S = 0.25
 
 
-class Splits:
+class SplitExecutor:
     """Carries out `Split` plans."""
 
     def __init__(
-        self, fleet: Fleet, breaker: Breaker, legs: Legs, facts: Facts, metrics: Metrics, learning: Learning
+        self,
+        fleet: Fleet,
+        breaker: Breaker,
+        sender: UpstreamSender,
+        facts: Facts,
+        metrics: Metrics,
+        calibrator: Calibrator,
     ) -> None:
         self._fleet = fleet
         self._breaker = breaker
-        self._legs = legs
+        self._sender = sender
         self._facts = facts
         self._metrics = metrics
-        self._learning = learning
+        self._calibrator = calibrator
 
-    def obstacle(self, story: Story, plan: Plan) -> RouterError | None:
+    def unusable_reason(self, context: RequestContext, plan: Plan) -> RouterError | None:
         """What keeps this request from being served so; None where nothing does."""
         if not isinstance(plan, Split):
             return NoReadyPod(f"Pod {plan.pod.id} serves no request on its own.") if not plan.pod.serves_alone else None
-        if why := story.refused_by(plan.prefill.handoff):
+        if why := context.refused_by(plan.prefill.handoff):
             return MalformedRequest(why)
         if self._facts(plan.prefill, plan.prefill.handoff) is None:
             return NoReadyPod(f"Pod {plan.prefill.id} has not said yet where its KV is to be had.")
         return None
 
-    async def open(self, story: Story, plan: Split, booking: Booking, *, last: bool) -> AnyReply:
+    async def open(self, context: RequestContext, plan: Split, booking: Booking, *, last: bool) -> AnyReply:
         """The client's answer, as soon as it has begun. Raises `UpstreamError`; both legs have ended then."""
         name = plan.prefill.handoff
         facts = self._facts(plan.prefill, name) or {}
         pair = Pair(plan.prefill, plan.decode, secrets.randbits(63), facts)
-        handover = Handover(story, plan, DIALECTS[name], pair, booking, last)
+        handover = SplitAttempt(context, plan, DIALECTS[name], pair, booking, last)
         prefill = asyncio.ensure_future(self._prefill(handover))
         prefill.add_done_callback(_retrieved)
         try:
@@ -93,10 +99,10 @@ class Splits:
 
     # --- the prefill leg ---
 
-    async def _prefill(self, handover: Handover) -> WholeReply:
+    async def _prefill(self, handover: SplitAttempt) -> WholeReply:
         """Its whole answer: a 200, or a refusal of the request."""
         pod = handover.pair.prefill
-        reply = await self._legs.send_once(handover.story.inbound, pod, handover.prefill_body)
+        reply = await self._sender.send_once(handover.context.inbound, pod, handover.prefill_body)
         answer = WholeReply(pod.id, reply.status, reply.headers, await read_all(reply))
         if answer.status == 200:
             handover.booking.handed_over()
@@ -105,7 +111,7 @@ class Splits:
             raise UpstreamBroken(f"pod {pod.id} answered {answer.status} to a prefill leg", pod=pod.id)
         return answer
 
-    async def _in_turn(self, handover: Handover, prefill: asyncio.Task[WholeReply]) -> AnyReply:
+    async def _in_turn(self, handover: SplitAttempt, prefill: asyncio.Task[WholeReply]) -> AnyReply:
         answer = await prefill
         if answer.status != 200:
             return _refusal(handover, answer)
@@ -113,12 +119,12 @@ class Splits:
         handoff = handover.read(answer.body)
         if handoff is not None and handoff.answer is not None:
             return self._answered(handover, handoff.answer)
-        held = HeldHandoff(handoff, handover.pair.prefill, handover.began_s + handover.dialect.hold_s)
+        held = PendingHandoff(handoff, handover.pair.prefill, handover.began_s + handover.dialect.hold_s)
         return await self._decode(handover, held, prefill)
 
-    async def _together(self, handover: Handover, prefill: asyncio.Task[WholeReply]) -> AnyReply:
+    async def _together(self, handover: SplitAttempt, prefill: asyncio.Task[WholeReply]) -> AnyReply:
         """Either leg alone would wait for the other for minutes: the failure of one ends both."""
-        held = HeldHandoff(Handoff(), handover.pair.prefill, handover.began_s + handover.dialect.hold_s)
+        held = PendingHandoff(Handoff(), handover.pair.prefill, handover.began_s + handover.dialect.hold_s)
         decode = asyncio.ensure_future(self._decode(handover, held, prefill))
         try:
             await asyncio.wait((prefill, decode), return_when=asyncio.FIRST_COMPLETED)
@@ -129,20 +135,20 @@ class Splits:
         finally:
             decode.cancel()
 
-    async def _while_it_lives(self, handover: Handover, decode: asyncio.Future[DecodeReply]) -> None:
+    async def _while_it_lives(self, handover: SplitAttempt, decode: asyncio.Future[DecodeReply]) -> None:
         """A prefill pod that dies right after its answer takes the KV along, and engines wait minutes for that. Raises
         `UpstreamBroken`. Later than a transfer can take, its life no longer matters."""
         pod, until_s = handover.pair.prefill, time.monotonic() + TRANSFER_PATIENCE_S
         while not decode.done() and time.monotonic() < until_s:
             await asyncio.wait((decode,), timeout=LOOK_EVERY_S)
-            if not decode.done() and not in_same_life(self._fleet, pod):
+            if not decode.done() and not is_same_epoch(self._fleet, pod):
                 handover.result = "prefill_failed"
                 raise UpstreamBroken(f"pod {pod.id} died after its answer to a prefill leg", pod=pod.id)
 
-    def _answered(self, handover: Handover, answer: bytes) -> WholeReply:
+    def _answered(self, handover: SplitAttempt, answer: bytes) -> WholeReply:
         """The prefill leg's one token was all there is to say."""
         handover.result = "answered"
-        pod, request = handover.pair.prefill.id, handover.story.request
+        pod, request = handover.pair.prefill.id, handover.context.request
         if not request.stream:
             self._breaker.success(pod)
             return WholeReply(pod, 200, [(b"content-type", b"application/json")], answer)
@@ -156,10 +162,12 @@ class Splits:
 
     # --- the decode leg ---
 
-    async def _decode(self, handover: Handover, held: HeldHandoff, prefill: asyncio.Task[WholeReply]) -> DecodeReply:
+    async def _decode(
+        self, handover: SplitAttempt, held: PendingHandoff, prefill: asyncio.Task[WholeReply]
+    ) -> DecodeReply:
         """The decode pod's answer from its first piece on. Raises `UpstreamError`."""
-        inbound, pod = handover.story.inbound, handover.pair.decode
-        reply = await self._legs.send_once(inbound, pod, lambda: handover.decode_body(held, self._fleet))
+        inbound, pod = handover.context.inbound, handover.pair.decode
+        reply = await self._sender.send_once(inbound, pod, lambda: handover.decode_body(held, self._fleet))
         try:
             first = await self._first_piece(handover, reply)
             if not prefill.done():
@@ -169,9 +177,9 @@ class Splits:
             raise
         if handover.dialect.order is Order.TOGETHER:
             handover.count_cached_tokens(prefill)
-        return DecodeReply(reply, first, handover.story.handed_over_cached_tokens, prefill.cancel)
+        return DecodeReply(reply, first, handover.context.handed_over_cached_tokens, prefill.cancel)
 
-    async def _first_piece(self, handover: Handover, reply: Reply) -> bytes:
+    async def _first_piece(self, handover: SplitAttempt, reply: Reply) -> bytes:
         """Raises where what was handed over may be the reason that there is no answer."""
         prefill = handover.pair.prefill.id
         if reply.status >= 500:
@@ -187,19 +195,19 @@ class Splits:
             self._observe_handoff(handover)
         return first
 
-    def _observe_handoff(self, handover: Handover) -> None:
+    def _observe_handoff(self, handover: SplitAttempt) -> None:
         """An unstreamed answer does not show when the KV was there."""
-        if not (handover.story.request.stream and handover.took_over):
+        if not (handover.context.request.stream and handover.took_over):
             return
         elapsed_s, plan = time.monotonic() - handover.began_s, handover.plan
         self._metrics.handoff_s.labels(plan.prefill.handoff).observe(elapsed_s)
         if handover.dialect.order is Order.PREFILL_FIRST:
-            self._learning.moved(
+            self._calibrator.observe_transfer(
                 plan.prefill, plan.decode, plan.handoff_tokens, elapsed_s * 1000, handover.booking.sent_beside
             )
 
 
-def _refusal(handover: Handover, answer: WholeReply) -> WholeReply:
+def _refusal(handover: SplitAttempt, answer: WholeReply) -> WholeReply:
     """The prefill pod's 4xx reaches the client only where nobody else is left to judge the client's own body."""
     handover.result = "prefill_refused"
     if not handover.last:

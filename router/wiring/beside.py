@@ -19,9 +19,9 @@ from router.feeds.beside.bus import Bus
 from router.feeds.beside.view import Owners, SharedView
 from router.feeds.load import Turns
 from router.fleet.lifecycle import PodEvent
-from router.observe.merged import dumped, joined
 from router.observe.metrics import Metrics
-from router.observe.receipts import Kept
+from router.observe.metrics_merge import dump_metrics, merge_metrics
+from router.observe.receipts import RecordedDecision
 from router.types import PodId
 from router.wiring.orders import DRAIN, Orders
 
@@ -51,14 +51,14 @@ class Beside:
         orders: Orders,
         metrics: Metrics,
         observe: Callable[[], None],
-        find: Callable[[str], Kept | None],
+        find: Callable[[str], RecordedDecision | None],
     ) -> None:
         self._place = place
         self._metrics = metrics
         self._observe = observe
         self._find = find
         self._orders = orders
-        self._bus = Bus(place.folder, place.number, place.workers, metrics.untold.labels().inc)
+        self._bus = Bus(place.folder, place.number, place.workers, metrics.worker_updates_dropped.labels().inc)
         self._view = SharedView(
             owners, self, self._bus.say, lambda s, call: asyncio.get_running_loop().call_later(s, call)
         )
@@ -96,7 +96,7 @@ class Beside:
         self._metrics.workers.set(1 + self._bus.heard)
         others = await self._bus.ask(METRICS)
         self._observe()
-        return await self._metrics.render_in_turns(joined(self._metrics.registry, others))
+        return await self._metrics.render_in_turns(merge_metrics(self._metrics.registry, others))
 
     async def find(self, request_id: str) -> bytes | None:
         """A decision that another worker made, as it is shown."""
@@ -107,7 +107,7 @@ class Beside:
         """What another worker asked; empty for what is not known here."""
         if question == METRICS:
             self._observe()
-            return await dumped(self._metrics.registry)
+            return await dump_metrics(self._metrics.registry)
         kept = self._find(question.removeprefix(EXPLAIN).decode("utf-8", "surrogatepass"))
         return explained_json(kept) if kept is not None else b""
 

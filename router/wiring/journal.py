@@ -15,7 +15,7 @@ from router.errors import ConfigError
 from router.observe.journal import Journal
 from router.observe.metrics import Metrics
 from router.observe.receipt_lines import ReceiptLog, ReceiptWriter, Sink
-from router.observe.receipts import Kept
+from router.observe.receipts import RecordedDecision
 from router.observe.shadow import Shadows
 from router.policy.policy_set import PolicySet
 from router.policy.price import Choice, choice_of
@@ -55,12 +55,14 @@ class Records:
             self._log.close()
 
 
-def _review(last: Sequence[Kept], old: PolicySet, new: PolicySet) -> Review:
+def _review(last: Sequence[RecordedDecision], old: PolicySet, new: PolicySet) -> Review:
     """Each under the policy of the new set that would decide it."""
     return each_against(_decided(last, old, new), new.version)
 
 
-def _decided(last: Sequence[Kept], old: PolicySet, new: PolicySet) -> Iterator[tuple[Scene, Choice | None, Policy]]:
+def _decided(
+    last: Sequence[RecordedDecision], old: PolicySet, new: PolicySet
+) -> Iterator[tuple[Scene, Choice | None, Policy]]:
     """One after another, with pauses. What an older policy than that of the old set decided is decided by that."""
     due_s = time.monotonic() + SLICE_S
     for kept in last:

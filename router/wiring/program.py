@@ -41,7 +41,7 @@ from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.lifecycle import PodEvent
-from router.observe.learning import Learning
+from router.observe.calibrator import Calibrator
 from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics
 from router.observe.shadow import Shadows
@@ -51,7 +51,7 @@ from router.policy.policy_set import PolicySet
 from router.policy.spec import Policy
 from router.prompt.tokenizer import load_tokenizer
 from router.proxy.forward import Forwarder
-from router.proxy.pools import Pools
+from router.proxy.pools import UpstreamPools
 from router.stores.local import LocalStore
 from router.stores.store import PrefixStore
 from router.types import Generation, Pod, PodId, PodSpeed, PodState, PrefixTrust
@@ -97,7 +97,7 @@ class Program:
         self.policies = PolicyFeed(folder, self.metrics, self._review)
         links = build_links(config.links, load_link_classes(shipped("config") / "hardware" / "links.yaml"))
         self.fleet = Fleet(links)
-        self.learning = Learning(Calibration(), self.metrics, links)
+        self.calibrator = Calibrator(Calibration(), self.metrics, links)
         self.ledger = Ledger()
         self.breaker = Breaker(
             self.fleet,
@@ -107,7 +107,7 @@ class Program:
         )
         self.client = open_client()
         self.handoff_facts = HandoffFacts(self.fleet, self.client, timeout_s=config.probes.health_timeout_s)
-        self.pools = Pools(timeouts_of(config))
+        self.pools = UpstreamPools(timeouts_of(config))
         self.prompts = Prompts(config, self.pools.of, self._ready_pods, self.metrics, load)
         redis = config.index.redis
         local = LocalStore()
@@ -118,7 +118,7 @@ class Program:
         for pod in config.pods:
             self.add_pod(pod)
         shared = self.cluster.calibration(config.models[0].name) if self.cluster and config.models else None
-        self.calibration = CalibrationFeed(self.fleet, self.learning, lambda: self.discovery.pods, shared)
+        self.calibration = CalibrationFeed(self.fleet, self.calibrator, lambda: self.discovery.pods, shared)
         shadows = Shadows(self._policy_named, self.metrics)
         self.records = Records(config.receipts, shadows, self.metrics, self.cluster)
         self.kv_streams = KvStreams(self.fleet, self.store, self.metrics)
@@ -128,7 +128,7 @@ class Program:
         self.app = self._app()
 
     def _beside(self, place: Place, local: LocalStore) -> Beside:
-        owners = Owners(self.fleet, self.ledger, self.breaker, local, self.learning, self._classes)
+        owners = Owners(self.fleet, self.ledger, self.breaker, local, self.calibrator, self._classes)
         return Beside(place, owners, self.orders, self.metrics, self._observe, self.records.journal.find)
 
     # --- the edge ---
@@ -147,7 +147,7 @@ class Program:
             publishes_events=self._publishes_events,
             metrics=self.metrics,
             forwarding=forwarding_of(self._config),
-            learning=self.learning,
+            calibrator=self.calibrator,
             journal=self.records.journal,
         )
         edge = OpenAiEdge(
@@ -229,8 +229,8 @@ class Program:
             "handoff facts": self.handoff_facts.run,
             "idle": self._sweep_idle,
             "policies": self.policies.run,
-            "loop lag": LoopLag(self.metrics.loop_lag_s.labels().observe, self.metrics.serves).run,
-            "garbage": lambda: search_by_the_clock(self.metrics.serves),
+            "loop lag": LoopLag(self.metrics.loop_lag_s.labels().observe, self.metrics.is_serving).run,
+            "garbage": lambda: search_by_the_clock(self.metrics.is_serving),
         }
         if probes.self_test:
             parity = ParityFeed(
@@ -342,7 +342,7 @@ class Program:
             self.kv_streams.leave(pod.id)
             self.store.forget(pod.id)
             self.pools.forget(pod.id)
-            self.learning.forget(pod)
+            self.calibrator.remove(pod)
 
     # --- what people see ---
 
@@ -398,6 +398,6 @@ class Program:
     def _observe(self) -> None:
         """Take the gauges that are read off other owners."""
         self.metrics.observe_fleet(self.fleet.snapshot, self.ledger.own(), self.store.block_holders)
-        self.metrics.observe_calibration(self.learning.calibration.rows())
+        self.metrics.observe_calibration(self.calibrator.calibration.rows())
         if self.cluster:
             self.cluster.observe(self.metrics)

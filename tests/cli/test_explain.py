@@ -10,7 +10,7 @@ from rich.console import Console
 
 from router.cli.explain import page
 from router.errors import RouterError
-from router.observe.receipts import Explained, Failure, Kept, Outcome, explained, keep
+from router.observe.receipts import Explained, Failure, Outcome, RecordedDecision, explained, record_decision
 from router.policy.decide import decide
 from router.policy.recording import record
 from router.policy.spec import Policy
@@ -18,8 +18,8 @@ from router.types import PodLoad, PodStatus, Scene
 from tests.policy.scenes import POLICIES, holding, pod, policy, ready, scene, scenes
 
 
-def kept(seen: Scene, by: Policy) -> Kept:
-    return keep(record(seen), decide(seen, by), by, 0.0)
+def kept(seen: Scene, by: Policy) -> RecordedDecision:
+    return record_decision(record(seen), decide(seen, by), by, 0.0)
 
 
 def printed(found: Explained, width: int = 100) -> list[str]:

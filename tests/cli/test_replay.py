@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from router.observe.receipt_lines import ReceiptWriter
-from router.observe.receipts import Outcome, keep
+from router.observe.receipts import Outcome, record_decision
 from router.policy.decide import decide
 from router.policy.recording import record
 from router.types import InFlight
@@ -28,7 +28,7 @@ def receipts(tmp_path: Path) -> Path:
         asked = request(f"req-{number}", tenant="acme" if number % 2 else "")
         seen = holding(scene(*ready(pod("a"), pod("b")), request=asked, inflight=busy), "a", 60)
         outcome = Outcome(id=f"req-{number}", at_s=0.0, model="m", endpoint="chat", result="ok")
-        writer.write(outcome, keep(record(seen), decide(seen, BY), BY, 0.0), None)
+        writer.write(outcome, record_decision(record(seen), decide(seen, BY), BY, 0.0), None)
     path = tmp_path / "receipts.jsonl"
     path.write_bytes(b"\n".join(lines) + b"\n")
     return path

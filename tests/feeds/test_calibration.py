@@ -9,7 +9,7 @@ import pytest
 
 from router.feeds.calibration import CalibrationFeed, calibrated_links
 from router.fleet.fleet import Fleet
-from router.observe.learning import Learning, class_key
+from router.observe.calibrator import Calibrator, class_key
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration, PrefillObservation, TransferObservation
 from router.types import Link, Links, Pod, PodSpeed
@@ -21,17 +21,17 @@ LINK = Link(1.0, 1e6, "rdma")
 POD = Pod(id="a", url="http://a", engine="vllm", speed=PRIOR)
 
 
-def taught() -> tuple[Fleet, Learning, CalibrationFeed]:
+def taught() -> tuple[Fleet, Calibrator, CalibrationFeed]:
     fleet = Fleet(Links(elsewhere=LINK))
     fleet.sync([POD])
-    learning = Learning(Calibration(), Metrics(), Links(elsewhere=LINK))
-    return fleet, learning, CalibrationFeed(fleet, learning, lambda: [POD])
+    calibrator = Calibrator(Calibration(), Metrics(), Links(elsewhere=LINK))
+    return fleet, calibrator, CalibrationFeed(fleet, calibrator, lambda: [POD])
 
 
-def teach(learning: Learning) -> None:
+def teach(calibrator: Calibrator) -> None:
     for _ in range(40):
-        learning.calibration.observe_prefill(class_key(POD), "a", PRIOR, PrefillObservation(1, 1000, 10**6, 300.0))
-        learning.calibration.observe_transfer("rdma", LINK, TransferObservation(1e7, 0, 40.0))
+        calibrator.calibration.observe_prefill(class_key(POD), "a", PRIOR, PrefillObservation(1, 1000, 10**6, 300.0))
+        calibrator.calibration.observe_transfer("rdma", LINK, TransferObservation(1e7, 0, 40.0))
 
 
 def known(fleet: Fleet) -> Pod:
@@ -40,11 +40,11 @@ def known(fleet: Fleet) -> Pod:
 
 def test_the_fleet_gets_what_is_known_and_keeps_its_life() -> None:
     """Decisions see the learnt speed and link from the next snapshot on; nothing else of the pod changes."""
-    fleet, learning, feed = taught()
+    fleet, calibrator, feed = taught()
     before = known(fleet)
     feed.apply()
     assert fleet.snapshot.pods[0].pod == before
-    teach(learning)
+    teach(calibrator)
     feed.apply()
     assert known(fleet).speed.prefill_ms(1000) == pytest.approx(300.0, rel=0.15)
     assert replace(known(fleet), speed=before.speed) == before
@@ -54,8 +54,8 @@ def test_the_fleet_gets_what_is_known_and_keeps_its_life() -> None:
 
 def test_discovery_that_repeats_the_prior_is_corrected_at_the_next_time() -> None:
     """The configured speed comes again with every set of pods."""
-    fleet, learning, feed = taught()
-    teach(learning)
+    fleet, calibrator, feed = taught()
+    teach(calibrator)
     feed.apply()
     learnt = known(fleet).speed
     fleet.sync([POD])
@@ -70,10 +70,10 @@ def test_links_that_nobody_configured_stay_away() -> None:
 
 async def test_it_is_applied_at_once_when_the_router_starts() -> None:
     """Priors of the pods are known from then on, so that the first answer teaches."""
-    _, learning, feed = taught()
+    _, calibrator, feed = taught()
     task = asyncio.create_task(feed.apply_forever())
-    while not learning.priors:  # a dict has nothing to await
+    while not calibrator.priors:  # a dict has nothing to await
         await asyncio.sleep(0)
     task.cancel()
-    assert learning.priors == {"a": PRIOR}
+    assert calibrator.priors == {"a": PRIOR}
     assert set(feed.runs) == {"calibration"}

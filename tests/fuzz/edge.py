@@ -28,9 +28,9 @@ from router.observe.metrics import Metrics
 from router.prompt.earlier import EarlierTurns
 from router.proxy.downstream import Downstream
 from router.proxy.headers import ENGINE_CONTROL, HOP_BY_HOP
-from router.proxy.legs import Legs
-from router.proxy.story import Story
+from router.proxy.request_context import RequestContext
 from router.proxy.upstream import Reply, UpstreamPool
+from router.proxy.upstream_sender import UpstreamSender
 from router.types import Pod, PodSpeed
 from tests.fuzz.bodies import fields_for_engines
 from tests.fuzz.pieces import in_pieces
@@ -60,12 +60,12 @@ class Forwarder:
     """Sends every request to the one pod, and answers nothing."""
 
     def __init__(self, pool: ToPod) -> None:
-        self._legs = Legs(lambda pod: cast(UpstreamPool, pool), trust_engine_fields=False)
-        self.forwarded: list[Story] = []
+        self._sender = UpstreamSender(lambda pod: cast(UpstreamPool, pool), trust_engine_fields=False)
+        self.forwarded: list[RequestContext] = []
 
-    async def forward(self, story: Story, client: Downstream) -> None:
-        await self._legs.send(story.inbound, POD, story.request.body)
-        self.forwarded.append(story)
+    async def forward(self, context: RequestContext, client: Downstream) -> None:
+        await self._sender.send(context.inbound, POD, context.request.body)
+        self.forwarded.append(context)
         client.start(200, [(b"content-length", b"0")])
         client.put(b"")
         client.finish()
@@ -100,7 +100,7 @@ FLEET = _fleet()
 POOL = ToPod
 
 
-async def _connection(pieces: list[bytes]) -> tuple[list[Story], list[bytes]]:
+async def _connection(pieces: list[bytes]) -> tuple[list[RequestContext], list[bytes]]:
     """What went on to the pod, as values and as bytes, of a client that sends these and leaves."""
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
@@ -139,26 +139,26 @@ async def _until(over: Callable[[], bool]) -> None:
 def requests(data: bytes) -> None:
     """Bytes of a client's connection."""
     whole = asyncio.run(_connection([data]))
-    for story, message in zip(*whole, strict=True):
-        _is_one_request(story, message)
+    for context, message in zip(*whole, strict=True):
+        _is_one_request(context, message)
     for pieces in in_pieces(data):
         cut = asyncio.run(_connection(pieces))
         assert [_said(each) for each in cut[0]] == [_said(each) for each in whole[0]], "another meaning in pieces"
 
 
-def _said(story: Story) -> tuple[object, ...]:
-    return story.inbound.method, story.inbound.target, story.inbound.headers, story.request.body
+def _said(context: RequestContext) -> tuple[object, ...]:
+    return context.inbound.method, context.inbound.target, context.inbound.headers, context.request.body
 
 
-def _is_one_request(story: Story, message: bytes) -> None:
+def _is_one_request(context: RequestContext, message: bytes) -> None:
     """As h11 reads it, which may also refuse it."""
     try:
         head, body, rest = _by_h11(message)
     except h11.RemoteProtocolError:
         return
     assert not rest, "a second request"
-    assert (head.method, head.target) == (story.inbound.method.encode(), POOL.path_prefix + story.inbound.target)
-    assert body == story.request.body
+    assert (head.method, head.target) == (context.inbound.method.encode(), POOL.path_prefix + context.inbound.target)
+    assert body == context.request.body
     names = [name for name, _ in head.headers]
     assert not HOP_BY_HOP & {*names}
     assert names.count(b"host") == 1 and names.count(b"content-length") <= 1

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from router.observe.merged import dumped
 from router.observe.metrics import PIECE_SAMPLES, Metrics
+from router.observe.metrics_merge import dump_metrics
 
 pytestmark = pytest.mark.anyio
 
@@ -37,6 +37,6 @@ async def test_others_have_their_turn_while_it_is_rendered() -> None:
     await metrics.render_in_turns()
     assert turns > 120
     turns = 0
-    await dumped(metrics.registry)
+    await dump_metrics(metrics.registry)
     assert turns > 20
     serving.cancel()

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from router.errors import ConfigError
 from router.observe.receipt_lines import FLEET_AGAIN, ReceiptLog, ReceiptWriter, read_lines, read_receipts, recorded
-from router.observe.receipts import Kept, Outcome, Receipt, keep
+from router.observe.receipts import Outcome, Receipt, RecordedDecision, record_decision
 from router.policy.decide import decide
 from router.policy.recording import FleetLine, record
 from router.types import FleetSnapshot, PodLoad, Scene
@@ -22,11 +22,11 @@ BY = POLICIES["cost_aware"]
 OUTCOME = Outcome(id="r", at_s=1.0, model="m", endpoint="chat", result="ok")
 
 
-def kept(seen: Scene) -> Kept:
-    return keep(record(seen), decide(seen, BY), BY, 0.0)
+def kept(seen: Scene) -> RecordedDecision:
+    return record_decision(record(seen), decide(seen, BY), BY, 0.0)
 
 
-def written(*made: Kept | None, scenes: bool = True) -> list[bytes]:
+def written(*made: RecordedDecision | None, scenes: bool = True) -> list[bytes]:
     lines: list[bytes] = []
     writer = ReceiptWriter([lines.append], scenes=scenes)
     for one in made:
@@ -85,7 +85,7 @@ def test_a_prompt_stands_there_only_where_it_was_asked_for() -> None:
     """Neither its text nor its tokens."""
     asked = request(prompt={"messages": [{"role": "user", "content": "harbour"}]})
     seen = scene(*ready(pod("a")), request=asked)
-    made = keep(record(seen), decide(seen, BY), BY, 0.0, asked.prompt)
+    made = record_decision(record(seen), decide(seen, BY), BY, 0.0, asked.prompt)
     assert b"harbour" not in b"".join(written(kept(seen))) and b"harbour" in b"".join(written(made))
 
 

@@ -8,13 +8,13 @@ import pytest
 from router.observe.receipts import (
     KEPT_CANDIDATES,
     Failure,
-    Kept,
     Outcome,
+    RecordedDecision,
     decision_receipt,
     explained,
-    keep,
     receipt,
     receipt_blocks,
+    record_decision,
 )
 from router.policy.decide import decide
 from router.policy.price import Choice
@@ -30,9 +30,9 @@ def prefix(block_size_tokens: int, blocks: int) -> PromptPrefix:
     return PromptPrefix(generation, range(block_size_tokens * blocks + 3), list(range(100, 100 + blocks)))
 
 
-def kept(pods: int = 8) -> Kept:
+def kept(pods: int = 8) -> RecordedDecision:
     seen = holding(scene(*ready(*(pod(f"p{number}") for number in range(pods))), request=request("req-7")), "p1", 40)
-    return keep(record(seen), decide(seen, BY), BY, 12.0)
+    return record_decision(record(seen), decide(seen, BY), BY, 12.0)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_one_that_served_is_kept_wherever_it_stood() -> None:
     """After a retry it may be none of the best."""
     seen = scene(*ready(*(pod(f"p{number}") for number in range(8))))
     decision = decide(seen, BY)
-    made = keep(record(seen), decision, BY, 0.0)
+    made = record_decision(record(seen), decision, BY, 0.0)
     failures = (Failure("p3", "ConnectFailed", "refused"),)
     made.outcome = Outcome(
         id="r", at_s=1.0, model="m", endpoint="chat", result="ok", served=decision.candidates[7], failures=failures

@@ -33,7 +33,7 @@ PRICES = """
 from io import StringIO
 from rich.console import Console
 from router.cli.explain import page
-from router.observe.receipts import explained, keep
+from router.observe.receipts import explained, record_decision
 from router.policy.decide import decide, expected_ttft_ms
 from router.policy.recording import record
 from router.policy.reference import reference_page, schema_page
@@ -46,7 +46,7 @@ print([(one.pod.id, dict(one.cost.parts)["distance"], expected_ttft_ms(one.cost)
 assert "What does it cost to send work over there?" in reference_page()
 assert '"far_ms"' in schema_page()
 console = Console(width=100, file=StringIO())
-console.print(page(explained(keep(record(seen), found, by, 0.0))))
+console.print(page(explained(record_decision(record(seen), found, by, 0.0))))
 lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
 assert "distance, ms 0.00 7.00" in lines
 assert "= of it until first token, ms 0.00 7.00" in lines

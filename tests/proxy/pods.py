@@ -19,15 +19,15 @@ from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.lifecycle import PodEvent
-from router.observe.learning import Learning
+from router.observe.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
 from router.proxy.connection import UpstreamTimeouts
 from router.proxy.downstream import Inbound
 from router.proxy.forward import Forwarder, Forwarding
 from router.proxy.headers import HeaderList
-from router.proxy.pools import Pools
-from router.proxy.story import Story
+from router.proxy.pools import UpstreamPools
+from router.proxy.request_context import RequestContext
 from router.stores.local import LocalStore
 from router.types import Endpoint, InferenceRequest, Links, Pod, PodSpeed, PromptPrefix
 
@@ -176,9 +176,9 @@ class Town:
         for name in pods:
             self.fleet.describe(name, models=("m",), version="0.32.0")
             self.fleet.event(name, PodEvent.PROBE_OK)
-        self.learning = Learning(Calibration(), self.metrics, Links())
+        self.calibrator = Calibrator(Calibration(), self.metrics, Links())
         self.breaker = Breaker(self.fleet)
-        self.pools = Pools(UpstreamTimeouts(LONGER_S, first_byte_s, LONGER_S))
+        self.pools = UpstreamPools(UpstreamTimeouts(LONGER_S, first_byte_s, LONGER_S))
         self.facts: Mapping[str, Any] | None = {}
         self.forwarder = Forwarder(
             fleet=self.fleet,
@@ -192,7 +192,7 @@ class Town:
             handoff_facts=lambda pod, dialect: self.facts,
             publishes_events=lambda pod: True,
             metrics=self.metrics,
-            learning=self.learning,
+            calibrator=self.calibrator,
             forwarding=Forwarding(
                 retries=retries,
                 retry_budget=0.2,
@@ -210,9 +210,9 @@ class Town:
         assert status is not None
         return status.pod
 
-    def story(
+    def context(
         self, *plans: Plan, headers: HeaderList | None = None, prompt: PromptPrefix | None = None, **fields: Any
-    ) -> Story:
+    ) -> RequestContext:
         """A chat that is decided upon: these plans, best first, each with 7 cached tokens expected."""
         body = {**CHAT, **fields}
         endpoint = Endpoint.CHAT if "messages" in body else Endpoint.COMPLETIONS
@@ -231,13 +231,13 @@ class Town:
             peer="192.0.2.1",
         )
         candidates = tuple(Candidate(plan, Cost.of((), 10.0), 7) for plan in plans)
-        return Story(request, inbound, prompt=prompt, decision=RouteDecision("by hand", "1", candidates))
+        return RequestContext(request, inbound, prompt=prompt, decision=RouteDecision("by hand", "1", candidates))
 
-    async def serve(self, story: Story, client: Client | None = None) -> Client:
+    async def serve(self, context: RequestContext, client: Client | None = None) -> Client:
         """Attempt in order, under a deadline."""
         client = client or Client()
         async with asyncio.timeout(PATIENCE_S):
-            await self.forwarder.attempt_in_order(story, client)
+            await self.forwarder.attempt_in_order(context, client)
         return client
 
     def counted(self, name: str, **labels: str) -> float:

@@ -6,7 +6,7 @@ import pytest
 
 from router.engines.handoff.dialect import Handoff
 from router.fleet.fleet import Fleet
-from router.proxy.handover import HeldHandoff
+from router.proxy.handover import PendingHandoff
 from router.types import Pod, PodSpeed
 
 OFFERED = Handoff({"remote_engine_id": "e"})
@@ -20,9 +20,9 @@ def fleet() -> Fleet:
     return fleet
 
 
-def held(fleet: Fleet, offered: Handoff | None = OFFERED) -> HeldHandoff:
+def held(fleet: Fleet, offered: Handoff | None = OFFERED) -> PendingHandoff:
     """Good until 10 s."""
-    return HeldHandoff(offered, fleet.snapshot.pods[0].pod, 10.0)
+    return PendingHandoff(offered, fleet.snapshot.pods[0].pod, 10.0)
 
 
 def test_it_may_be_taken_once(fleet: Fleet) -> None:
@@ -52,12 +52,12 @@ def test_it_ends_with_its_pod(fleet: Fleet) -> None:
     pods = [fleet.snapshot.pods[0].pod]
     fleet.sync([])
     assert held_is_gone(handoff, fleet)
-    handoff = HeldHandoff(OFFERED, pods[0], 10.0)
+    handoff = PendingHandoff(OFFERED, pods[0], 10.0)
     fleet.sync(pods)
     assert held_is_gone(handoff, fleet)
 
 
-def held_is_gone(handoff: HeldHandoff, fleet: Fleet) -> bool:
+def held_is_gone(handoff: PendingHandoff, fleet: Fleet) -> bool:
     return handoff.take(fleet, 1.0) is None
 
 

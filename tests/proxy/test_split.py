@@ -107,8 +107,8 @@ def direct(pods: Town) -> Direct:
 async def test_the_prompt_is_computed_by_one_pod_and_answered_by_another() -> None:
     """The decode pod gets what the prefill pod has answered, the client what the decode pod says."""
     async with town(p=OFFERING, d=ANSWERING) as pods:
-        story = pods.story(split(pods), direct(pods))
-        client = await pods.serve(story)
+        context = pods.context(split(pods), direct(pods))
+        client = await pods.serve(context)
         first, second = pods.made["p"].asked[0].body, pods.made["d"].asked[0].body
         assert (first["max_tokens"], first["stream"]) == (1, False)
         assert second == {**CHAT, "kv_transfer_params": {**PARAMS, "prompt_token_ids": [1, 2, 3]}}
@@ -125,11 +125,11 @@ async def test_the_prompt_is_computed_by_one_pod_and_answered_by_another() -> No
 async def test_the_client_hears_only_of_tokens_that_were_cached_before(stream: bool) -> None:
     """Of 48 that the decode pod did not compute, the prefill pod had 16 in its cache; so says the receipt, too."""
     async with town(p=OFFERING, d=streaming if stream else ANSWERING) as pods:
-        story = pods.story(split(pods), stream=stream)
-        client = await pods.serve(story)
+        context = pods.context(split(pods), stream=stream)
+        client = await pods.serve(context)
         assert b'"cached_tokens": 16' in client.body
         assert b"48" not in client.body
-        assert story.cached_tokens == 16
+        assert context.cached_tokens == 16
         assert client.finished
 
 
@@ -146,7 +146,7 @@ async def test_a_streamed_answer_comes_as_it_is_made() -> None:
 
     async with town(p=OFFERING, d=slow) as pods:
         client = Client()
-        serving = asyncio.create_task(pods.serve(pods.story(split(pods), stream=True), client))
+        serving = asyncio.create_task(pods.serve(pods.context(split(pods), stream=True), client))
         await pods.until(client.wrote.is_set)
         assert b"hello" in client.body
         more.set()
@@ -159,7 +159,7 @@ async def test_both_legs_carry_the_clients_headers() -> None:
     """Who asks, which trace it is, and one request id."""
     headers = [(b"authorization", b"Bearer k"), (b"traceparent", b"00-a-b-01"), (b"content-type", b"application/json")]
     async with town(p=OFFERING, d=ANSWERING) as pods:
-        await pods.serve(pods.story(split(pods), headers=headers))
+        await pods.serve(pods.context(split(pods), headers=headers))
         for leg in (pods.made["p"].asked[0], pods.made["d"].asked[0]):
             assert leg.headers["authorization"] == "Bearer k"
             assert leg.headers["traceparent"] == "00-a-b-01"
@@ -171,7 +171,7 @@ async def test_both_legs_name_the_model_that_the_client_named() -> None:
     """One of several, or an adapter: pods know which by its name."""
     async with town(p=OFFERING, d=ANSWERING) as pods:
         for model in ("m", "m-sql"):
-            await pods.serve(pods.story(split(pods), model=model))
+            await pods.serve(pods.context(split(pods), model=model))
         for pod in pods.made.values():
             assert [asked.body["model"] for asked in pod.asked] == ["m", "m-sql"]
 
@@ -180,7 +180,7 @@ async def test_pods_may_live_at_ipv6_addresses() -> None:
     """Both of them."""
     try:
         async with town(host="::1", p=OFFERING, d=ANSWERING) as pods:
-            assert (await pods.serve(pods.story(split(pods)))).status == 200
+            assert (await pods.serve(pods.context(split(pods)))).status == 200
             assert pods.handoffs("ok") == 1
     except OSError:
         pytest.skip("this machine has no IPv6")
@@ -195,7 +195,7 @@ async def test_what_would_spoil_a_prefill_stays_with_the_decode_leg() -> None:
         "stream_options": {"include_usage": True},
     }
     async with town(p=OFFERING, d=streaming) as pods:
-        await pods.serve(pods.story(split(pods), stream=True, **fields))
+        await pods.serve(pods.context(split(pods), stream=True, **fields))
         first, second = pods.made["p"].asked[0].body, pods.made["d"].asked[0].body
         assert not {"min_tokens", "stream_options"} & first.keys()
         assert first["tools"] == second["tools"]
@@ -215,7 +215,7 @@ async def test_places_are_taken_on_both_pods_before_anything_is_sent() -> None:
         await ANSWERING(asked)
 
     async with town(p=prefill, d=decode) as pods:
-        await pods.serve(pods.story(split(pods), stream=True))
+        await pods.serve(pods.context(split(pods), stream=True))
         assert (seen["prefill"]["p"].prefill_requests, seen["prefill"]["d"].prefill_requests) == (1, 0)
         assert seen["prefill"]["d"].requests == 1
         assert (seen["decode"]["p"].requests, seen["decode"]["p"].pulls) == (0, 1)
@@ -226,7 +226,7 @@ async def test_afterwards_both_pods_count_as_having_the_prompt() -> None:
     """Until their events say so."""
     prompt = PromptPrefix(Generation(model="m"), array("I", range(32)), [1, 2])
     async with town(p=OFFERING, d=ANSWERING) as pods:
-        await pods.serve(pods.story(split(pods), prompt=prompt))
+        await pods.serve(pods.context(split(pods), prompt=prompt))
         match = await pods.store.match(prompt, 0.0)
         assert (match.held_blocks("p"), match.held_blocks("d")) == (2, 2)
 
@@ -234,7 +234,7 @@ async def test_afterwards_both_pods_count_as_having_the_prompt() -> None:
 async def test_a_handoff_that_is_not_offered_leaves_all_to_the_decode_pod() -> None:
     """A short prompt is not worth a transfer: the decode pod gets the client's own body, and its own usage stands."""
     async with town(p=saying(answer("h", 16)), d=ANSWERING) as pods:
-        client = await pods.serve(pods.story(split(pods)))
+        client = await pods.serve(pods.context(split(pods)))
         assert pods.made["d"].asked[0].body == CHAT
         assert client.json["usage"] == usage(48)
         assert pods.handoffs("not_offered") == 1
@@ -243,7 +243,7 @@ async def test_a_handoff_that_is_not_offered_leaves_all_to_the_decode_pod() -> N
 async def test_a_decode_pod_that_was_handed_nothing_fails_like_any_other() -> None:
     """A plain 500 is an answer: another pod would most likely say the same."""
     async with town(p=saying(answer("h", 16)), d=saying({}, 500)) as pods:
-        client = await pods.serve(pods.story(split(pods), direct(pods)))
+        client = await pods.serve(pods.context(split(pods), direct(pods)))
         assert (client.status, len(pods.made["d"].asked)) == (500, 1)
 
 
@@ -264,7 +264,7 @@ async def test_a_decode_pod_that_was_handed_nothing_fails_like_any_other() -> No
 async def test_a_failed_prefill_is_computed_in_place(behaviour: Behaviour, error: type[Exception]) -> None:
     """The next candidate gets the client's own body. The prefill pod is to blame, the decode pod is not."""
     async with town(first_byte_s=0.2, p=behaviour, d=ANSWERING) as pods:
-        client = await pods.serve(pods.story(split(pods), direct(pods)))
+        client = await pods.serve(pods.context(split(pods), direct(pods)))
         assert client.status == 200
         assert [asked.body for asked in pods.made["d"].asked] == [CHAT]
         assert not client.header(b"x-warmroute-prefill-pod")
@@ -278,7 +278,7 @@ async def test_pods_that_may_be_well_are_tried_before_those_that_have_failed() -
     """Other pairs of the prefill pod are passed over."""
     async with town(retries=1, p=resetting, d=ANSWERING, e=ANSWERING) as pods:
         other = Split(pods.pod("p"), pods.pod("e"))
-        client = await pods.serve(pods.story(split(pods), other, direct(pods)))
+        client = await pods.serve(pods.context(split(pods), other, direct(pods)))
         assert client.status == 200
         assert len(pods.made["p"].asked) == 1
         assert client.header(b"x-warmroute-pod") == b"d"
@@ -296,7 +296,7 @@ async def test_a_pod_that_has_failed_once_is_better_than_none() -> None:
         return None
 
     async with town(p=OFFERING, d=recovering) as pods:
-        client = await pods.serve(pods.story(split(pods), direct(pods)))
+        client = await pods.serve(pods.context(split(pods), direct(pods)))
         assert (client.status, pods.made["d"].asked[-1].body) == (200, CHAT)
 
 
@@ -304,7 +304,7 @@ async def test_a_prefill_pod_that_keeps_failing_is_ejected() -> None:
     """It, and not the decode pod that served all the while."""
     async with town(p=resetting, d=ANSWERING) as pods:
         for _ in range(3):
-            await pods.serve(pods.story(split(pods), direct(pods)))
+            await pods.serve(pods.context(split(pods), direct(pods)))
         states = {status.pod.id: status.state for status in pods.fleet.snapshot.pods}
         assert states == {"p": PodState.EJECTED, "d": PodState.READY}
 
@@ -312,12 +312,12 @@ async def test_a_prefill_pod_that_keeps_failing_is_ejected() -> None:
 async def test_a_handoff_that_goes_well_settles_what_was_held_against_the_prefill_pod() -> None:
     """Its answer alone does not: KV that nobody can load is no help."""
     async with town(p=resetting, d=ANSWERING) as pods:
-        await pods.serve(pods.story(split(pods), direct(pods)))
+        await pods.serve(pods.context(split(pods), direct(pods)))
         pods.made["p"].behaviour, pods.made["d"].behaviour = OFFERING, refusing_handoffs(500)
-        await pods.serve(pods.story(split(pods), direct(pods)))
+        await pods.serve(pods.context(split(pods), direct(pods)))
         assert pods.failures("p") == 2
         pods.made["d"].behaviour = ANSWERING
-        await pods.serve(pods.story(split(pods), direct(pods)))
+        await pods.serve(pods.context(split(pods), direct(pods)))
         assert pods.failures("p") == 0
 
 
@@ -326,7 +326,7 @@ async def test_a_refused_prefill_is_judged_by_the_clients_own_body(status: int) 
     """What the prefill pod refused was not what the client sent: the next candidate's word counts, good or bad."""
     for verdict in (ANSWERING, saying({"error": {"message": "mine"}}, 422)):
         async with town(p=saying({"error": {"message": "not mine"}}, status), d=verdict) as pods:
-            client = await pods.serve(pods.story(split(pods), direct(pods)))
+            client = await pods.serve(pods.context(split(pods), direct(pods)))
             assert client.status == (200 if verdict is ANSWERING else 422)
             assert b"not mine" not in client.body
             assert (pods.failures("p"), pods.failures("d")) == (0, 0)
@@ -336,7 +336,7 @@ async def test_a_refused_prefill_is_judged_by_the_clients_own_body(status: int) 
 async def test_a_refused_prefill_reaches_the_client_where_nobody_else_can_judge() -> None:
     """A 4xx tells SDKs not to try again, a 502 would not."""
     async with town(p=saying({"error": {"message": "too long"}}, 400), d=ANSWERING) as pods:
-        client = await pods.serve(pods.story(split(pods)))
+        client = await pods.serve(pods.context(split(pods)))
         assert (client.status, client.json) == (400, {"error": {"message": "too long"}})
         assert not pods.made["d"].asked
         await pods.left_alone()
@@ -353,7 +353,7 @@ async def stale(pods: Town, spoil: Any) -> Client:
         await OFFERING(asked)
 
     pods.made["p"].behaviour = prefill
-    return await pods.serve(pods.story(split(pods), direct(pods)))
+    return await pods.serve(pods.context(split(pods), direct(pods)))
 
 
 @pytest.mark.parametrize("spoiled_by", ["a restart", "its end"])
@@ -377,7 +377,7 @@ async def test_a_handoff_that_is_too_old_is_never_sent(monkeypatch: pytest.Monke
 
     monkeypatch.setitem(DIALECTS, "nixl", Brief())
     async with town(p=OFFERING, d=ANSWERING) as pods:
-        assert (await pods.serve(pods.story(split(pods)))).status == 200
+        assert (await pods.serve(pods.context(split(pods)))).status == 200
         assert [asked.body for asked in pods.made["d"].asked] == [CHAT]
         assert pods.handoffs("dropped") == 1
 
@@ -387,7 +387,7 @@ async def test_no_handoff_is_ever_sent_twice() -> None:
     async with town(p=OFFERING, d=resetting, e=resetting) as pods:
         plans: list[Plan] = [split(pods), Split(pods.pod("p"), pods.pod("e")), direct(pods)]
         with pytest.raises(UpstreamBroken):
-            await pods.serve(pods.story(*plans))
+            await pods.serve(pods.context(*plans))
         assert len(pods.made["p"].asked) == 2
         assert ["kv_transfer_params" in asked.body for asked in pods.made["d"].asked] == [True, False]
         assert len(pods.made["e"].asked) == 1
@@ -399,7 +399,7 @@ async def test_no_handoff_is_ever_sent_twice() -> None:
 async def test_a_decode_pod_that_is_down_is_to_blame_itself() -> None:
     """The next candidate serves; the prefill pod has done its part."""
     async with town(p=OFFERING, d=resetting, e=ANSWERING) as pods:
-        client = await pods.serve(pods.story(split(pods), Direct(pods.pod("e"))))
+        client = await pods.serve(pods.context(split(pods), Direct(pods.pod("e"))))
         assert client.header(b"x-warmroute-pod") == b"e"
         assert (pods.failures("p"), pods.failures("d")) == (0, 1)
         assert pods.handoffs("decode_failed") == 1
@@ -412,7 +412,7 @@ async def test_what_a_decode_pod_refuses_is_asked_again_without_the_handoff(stat
     async with town(p=OFFERING, d=refusing_handoffs(status)) as pods:
         blames: list[str] = []
         pods.breaker.failure = lambda pod_id, now_s: blames.append(pod_id)  # type: ignore[method-assign]
-        client = await pods.serve(pods.story(split(pods), direct(pods)))
+        client = await pods.serve(pods.context(split(pods), direct(pods)))
         assert client.json["choices"][0]["message"]["content"] == "recomputed"
         assert blames == ([blamed] if blamed else [])
         assert pods.handoffs("decode_failed") == 1
@@ -422,7 +422,7 @@ async def test_what_a_decode_pod_refuses_is_asked_again_without_the_handoff(stat
 async def test_an_error_in_place_of_the_first_token_is_not_the_clients() -> None:
     """Nothing has gone downstream yet: the next candidate begins the stream."""
     async with town(p=OFFERING, d=erring_in_its_stream) as pods:
-        client = await pods.serve(pods.story(split(pods), direct(pods), stream=True))
+        client = await pods.serve(pods.context(split(pods), direct(pods), stream=True))
         assert b"hello" in client.body
         assert b"error" not in client.body
         assert pods.handoffs("decode_failed") == 1
@@ -431,7 +431,7 @@ async def test_an_error_in_place_of_the_first_token_is_not_the_clients() -> None
 async def test_the_last_candidates_failure_is_passed_on_as_it_is() -> None:
     """There is nobody to ask instead."""
     async with town(p=OFFERING, d=refusing_handoffs(500)) as pods:
-        assert (await pods.serve(pods.story(split(pods)))).status == 500
+        assert (await pods.serve(pods.context(split(pods)))).status == 500
         await pods.left_alone()
 
 
@@ -447,7 +447,7 @@ async def test_a_decode_pod_that_dies_after_the_first_byte_ends_the_answer() -> 
     async with town(p=OFFERING, d=dying) as pods:
         client = Client()
         with pytest.raises(UpstreamBroken):
-            await pods.serve(pods.story(split(pods), direct(pods), stream=True), client)
+            await pods.serve(pods.context(split(pods), direct(pods), stream=True), client)
         assert len(pods.made["d"].asked) == 1
         assert (pods.failures("p"), pods.failures("d")) == (0, 1)
         await pods.left_alone()
@@ -472,11 +472,11 @@ async def test_both_legs_may_start_at_once() -> None:
         return behave
 
     async with town(p=meeting("d", saying(answer("h", 16))), d=meeting("p", ANSWERING)) as pods:
-        story = pods.story(rooms(pods))
-        client = await pods.serve(story)
+        context = pods.context(rooms(pods))
+        client = await pods.serve(context)
         first, second = pods.made["p"].asked[0].body, pods.made["d"].asked[0].body
         assert first["bootstrap_room"] == second["bootstrap_room"]
-        assert (client.json["usage"], story.cached_tokens) == (usage(16), 16)
+        assert (client.json["usage"], context.cached_tokens) == (usage(16), 16)
         assert pods.handoffs("ok", "bootstrap") == 1
         await pods.left_alone()
 
@@ -493,7 +493,7 @@ async def test_a_failed_prefill_aborts_the_waiting_decode(behaviour: Behaviour) 
         await (silent if "bootstrap_room" in asked.body else ANSWERING)(asked)
 
     async with town(p=prefill, d=waiting) as pods:
-        client = await pods.serve(pods.story(rooms(pods), direct(pods)))
+        client = await pods.serve(pods.context(rooms(pods), direct(pods)))
         assert client.status == 200
         assert pods.failures("d") == 0
         await pods.left_alone()
@@ -511,7 +511,7 @@ async def test_a_prefill_pod_that_dies_after_its_answer_is_not_waited_for() -> N
         await (silent if "bootstrap_room" in asked.body else ANSWERING)(asked)
 
     async with town(p=prefill, d=waiting) as pods:
-        client = await pods.serve(pods.story(rooms(pods), direct(pods)))
+        client = await pods.serve(pods.context(rooms(pods), direct(pods)))
         assert client.status == 200
         assert pods.failures("d") == 0
         assert pods.handoffs("prefill_failed", "bootstrap") == 1
@@ -526,7 +526,7 @@ async def test_a_failed_decode_aborts_the_waiting_prefill() -> None:
         asked.reset()
 
     async with town(p=silent, d=dying, e=ANSWERING) as pods:
-        client = await pods.serve(pods.story(rooms(pods), Direct(pods.pod("e"))))
+        client = await pods.serve(pods.context(rooms(pods), Direct(pods.pod("e"))))
         assert client.header(b"x-warmroute-pod") == b"e"
         assert (pods.failures("p"), pods.failures("d")) == (0, 1)
         await pods.left_alone()
@@ -535,9 +535,9 @@ async def test_a_failed_decode_aborts_the_waiting_prefill() -> None:
 # --- the client leaves ---
 
 
-async def leave_once(pods: Town, story: Any, holds: Any) -> None:
+async def leave_once(pods: Town, context: Any, holds: Any) -> None:
     """Go away as soon as something holds."""
-    serving = asyncio.create_task(pods.serve(story))
+    serving = asyncio.create_task(pods.serve(context))
     await pods.until(holds)
     serving.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -549,7 +549,7 @@ async def leave_once(pods: Town, story: Any, holds: Any) -> None:
 async def test_a_client_that_leaves_during_the_prefill_ends_it() -> None:
     """The decode pod is never asked."""
     async with town(p=silent, d=ANSWERING) as pods:
-        await leave_once(pods, pods.story(split(pods), direct(pods)), lambda: pods.made["p"].working)
+        await leave_once(pods, pods.context(split(pods), direct(pods)), lambda: pods.made["p"].working)
         assert not pods.made["d"].asked
         assert pods.handoffs("client_gone") == 1
 
@@ -557,7 +557,7 @@ async def test_a_client_that_leaves_during_the_prefill_ends_it() -> None:
 async def test_a_client_that_leaves_before_the_first_token_ends_the_decode() -> None:
     """Which tells the prefill pod by itself."""
     async with town(p=OFFERING, d=silent) as pods:
-        await leave_once(pods, pods.story(split(pods), direct(pods)), lambda: pods.made["d"].working)
+        await leave_once(pods, pods.context(split(pods), direct(pods)), lambda: pods.made["d"].working)
         assert pods.handoffs("client_gone") == 1
 
 
@@ -570,8 +570,8 @@ async def test_a_client_that_leaves_in_mid_stream_ends_the_decode() -> None:
         await asked.hung_up()
 
     async with town(p=OFFERING, d=endless) as pods:
-        story = pods.story(split(pods), stream=True)
-        await leave_once(pods, story, lambda: story.first_token_s is not None)
+        context = pods.context(split(pods), stream=True)
+        await leave_once(pods, context, lambda: context.first_token_s is not None)
         assert pods.handoffs("ok") == 1
 
 
@@ -579,13 +579,13 @@ async def test_a_client_that_leaves_ends_both_legs_at_once() -> None:
     """Where both are under way."""
     async with town(p=silent, d=silent) as pods:
         both = [pods.made["p"], pods.made["d"]]
-        await leave_once(pods, pods.story(rooms(pods)), lambda: all(pod.working for pod in both))
+        await leave_once(pods, pods.context(rooms(pods)), lambda: all(pod.working for pod in both))
 
 
 async def test_a_prefill_that_is_not_done_when_the_answer_is_ends_with_it() -> None:
     """Nothing is left behind on the prefill pod, and its place is given back."""
     async with town(p=silent, d=ANSWERING) as pods:
-        assert (await pods.serve(pods.story(rooms(pods)))).status == 200
+        assert (await pods.serve(pods.context(rooms(pods)))).status == 200
         await pods.left_alone()
 
 
@@ -595,7 +595,7 @@ async def test_a_prefill_that_is_not_done_when_the_answer_is_ends_with_it() -> N
 async def test_a_request_that_cannot_be_split_is_served_by_one_pod() -> None:
     """Several choices would each need the KV; that costs none of the tries."""
     async with town(retries=0, p=OFFERING, d=ANSWERING) as pods:
-        assert (await pods.serve(pods.story(split(pods), direct(pods), n=2))).status == 200
+        assert (await pods.serve(pods.context(split(pods), direct(pods), n=2))).status == 200
         assert not pods.made["p"].asked
 
 
@@ -603,17 +603,17 @@ async def test_a_request_that_can_only_be_split_and_cannot_be_is_refused_in_word
     """The client can do something about it."""
     async with town(p=OFFERING, d=ANSWERING) as pods:
         with pytest.raises(MalformedRequest, match="Several choices"):
-            await pods.serve(pods.story(split(pods), n=2))
+            await pods.serve(pods.context(split(pods), n=2))
 
 
 async def test_a_pod_of_which_too_little_is_known_hands_nothing_over() -> None:
     """Its bootstrap server has not answered yet."""
     async with town(p=OFFERING, d=ANSWERING) as pods:
         pods.facts = None
-        assert (await pods.serve(pods.story(split(pods), direct(pods)))).status == 200
+        assert (await pods.serve(pods.context(split(pods), direct(pods)))).status == 200
         assert not pods.made["p"].asked
         with pytest.raises(NoReadyPod, match="Pod p"):
-            await pods.serve(pods.story(split(pods)))
+            await pods.serve(pods.context(split(pods)))
 
 
 # --- an answer that is whole after the prefill ---
@@ -626,10 +626,10 @@ async def test_an_answer_of_one_token_needs_no_decode_pod(stream: bool) -> None:
     whole["choices"][0]["finish_reason"] = "stop"
     async with town(p=saying(whole), d=ANSWERING) as pods:
         plan = Split(replace(pods.pod("p"), handoff="trtllm"), replace(pods.pod("d"), handoff="trtllm"))
-        story = pods.story(plan, stream=stream)
-        client = await pods.serve(story)
+        context = pods.context(plan, stream=stream)
+        client = await pods.serve(context)
         assert not pods.made["d"].asked
-        assert story.cached_tokens == 16
+        assert context.cached_tokens == 16
         if stream:
             assert client.header(b"content-type").startswith(b"text/event-stream")
             assert client.body.endswith(b"data: [DONE]\n\n")

@@ -27,7 +27,7 @@ from router.fleet.breaker import Breaker, Held
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.hashing import hash_array
-from router.observe.learning import Computed, Learning, Lesson
+from router.observe.calibrator import Calibrator, PrefillReport, SpeedReport
 from router.policy.calibration import UnreadableCalibration
 from router.policy.classes import Classes
 from router.stores.local import LocalStore
@@ -51,7 +51,7 @@ class News(msgspec.Struct, omit_defaults=True):
     work: dict[PodId, InFlight | None] = {}
     held: dict[PodId, Held | None] = {}
     dispatched: list[Dispatch] = []
-    lessons: list[Lesson] = []
+    lessons: list[SpeedReport] = []
     loads: dict[PodId, PodLoad] = {}
     orders: dict[str, Order] = {}
     calibration: bytes = b""
@@ -77,7 +77,7 @@ class Owners:
     ledger: Ledger
     breaker: Breaker
     local: LocalStore
-    learning: Learning
+    calibrator: Calibrator
     classes: Classes
 
 
@@ -114,7 +114,7 @@ class SharedView:
         owners.ledger.told = self._worked
         owners.breaker.told = self._holds
         owners.local.told = self._dispatched
-        owners.learning.told = self._learnt
+        owners.calibrator.on_report = self._learnt
 
     # --- what is told ---
 
@@ -146,7 +146,7 @@ class SharedView:
                 dispatched=self._recent.alive(self._clock()),
                 loads={status.pod.id: status.load for status in owners.fleet.snapshot.pods},
                 orders=self._orders,
-                calibration=owners.learning.calibration.dump(),
+                calibration=owners.calibrator.calibration.dump(),
                 used=[status.pod.id for status in owners.fleet.snapshot.pods if status.state is PodState.READY],
             )
         )
@@ -180,7 +180,7 @@ class SharedView:
         if new is old or new is PodState.GONE:
             self._recent.forget(pod.id)
 
-    def _learnt(self, lesson: Lesson) -> None:
+    def _learnt(self, lesson: SpeedReport) -> None:
         self._news.lessons.append(lesson)
         self._due_soon()
 
@@ -231,7 +231,7 @@ class SharedView:
         self._owners.ledger.worker(worker, rows)
         for pod, work in rows.items():
             if work is not None and work.prefill_requests:
-                self._owners.learning.clock(pod).disturbed()
+                self._owners.calibrator.clock(pod).disturbed()
 
     def _hear_dispatch(self, sent: Dispatch) -> None:
         if self._early is not None:
@@ -242,16 +242,18 @@ class SharedView:
         owners.local.hear(sent.pod, blocks, now_s, ttl_s=sent.ttl_s, capacity_blocks=sent.capacity_blocks)
         owners.classes.apply_remote(blocks, now_s)
 
-    def _hear_lesson(self, lesson: Lesson) -> None:
-        fleet, learning = self._owners.fleet, self._owners.learning
-        if isinstance(lesson, Computed):
+    def _hear_lesson(self, lesson: SpeedReport) -> None:
+        fleet, calibrator = self._owners.fleet, self._owners.calibrator
+        if isinstance(lesson, PrefillReport):
             computed = fleet.status(lesson.pod)
             if computed is not None:
-                learning.prefilled(computed.pod, lesson.seen, self._clock(), heard=True)
+                calibrator.observe_prefill(computed.pod, lesson.seen, self._clock(), remote=True)
             return
         sender, receiver = fleet.status(lesson.sender), fleet.status(lesson.receiver)
         if sender is not None and receiver is not None:
-            learning.moved(sender.pod, receiver.pod, lesson.tokens, lesson.elapsed_ms, lesson.concurrent, heard=True)
+            calibrator.observe_transfer(
+                sender.pod, receiver.pod, lesson.tokens, lesson.elapsed_ms, lesson.concurrent, remote=True
+            )
 
     def _hear_order(self, subject: str, order: Order) -> None:
         known = self._orders.get(subject)
@@ -261,6 +263,6 @@ class SharedView:
 
     def _learn_all(self, calibration: bytes) -> None:
         try:
-            self._owners.learning.calibration.load(calibration)
+            self._owners.calibrator.calibration.load(calibration)
         except UnreadableCalibration as error:
             raise ValueError(str(error)) from error

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from router.decision import Lease
 from router.feeds.beside.view import GATHER_S
 from router.fleet.lifecycle import PodEvent
-from router.observe.learning import LESSON_S, Learning
+from router.observe.calibrator import MIN_INTERVAL_S, Calibrator
 from router.policy.calibration import PrefillObservation
 from router.types import InFlight, PodLoad, PodState
 from tests.feeds.beside.views import PODS, SPEED, Town, pod, prefix
@@ -102,7 +102,7 @@ def test_a_pod_that_computes_for_another_worker_teaches_nothing_about_its_speed(
     """A window in which prompts of two workers met shows the time of both."""
     town = Town()
     one, two = town.workers
-    clock = one.owners.learning.clock("a")
+    clock = one.owners.calibrator.clock("a")
     clock.sent("r", 100, 0, town.now_s)
     two.owners.ledger.book(pod("a"), 5000, 0, town.now_s)
     town.settle()
@@ -182,16 +182,16 @@ def test_workers_learn_from_what_any_of_them_sees() -> None:
     town = Town()
     one, two = town.workers
     for number in (0, 1, 1, 0, 0, 1):
-        for learn in (lambda learning: learning.prefilled(pod("a"), SEEN, town.now_s), move):
-            town.now_s += LESSON_S
-            learn(town.workers[number].owners.learning)
+        for learn in (lambda calibrator: calibrator.observe_prefill(pod("a"), SEEN, town.now_s), move):
+            town.now_s += MIN_INTERVAL_S
+            learn(town.workers[number].owners.calibrator)
             town.settle()
     new = town.replace(1)
-    speeds = [each.owners.learning.calibration.speed("m/vllm/default", "a", SPEED) for each in (one, two, new)]
+    speeds = [each.owners.calibrator.calibration.speed("m/vllm/default", "a", SPEED) for each in (one, two, new)]
     assert speeds[0] == speeds[1] == speeds[2] != SPEED
-    link = one.owners.learning.links.elsewhere
+    link = one.owners.calibrator.links.elsewhere
     assert link
-    links = [each.owners.learning.calibration.link("rdma", link) for each in (one, two, new)]
+    links = [each.owners.calibrator.calibration.link("rdma", link) for each in (one, two, new)]
     assert links[0] == links[1] == links[2] != link
 
 
@@ -207,18 +207,18 @@ def test_a_worker_that_begins_is_told_what_was_sent_lately() -> None:
     assert town.replace(1).owners.local.blocks(prefix(1, 2, 3), town.now_s) == {"a": (3, 0, 0, 0)}
 
 
-def move(learning: Learning) -> None:
-    learning.moved(pod("a"), pod("b"), 1000, 50.0, 0)
+def move(calibrator: Calibrator) -> None:
+    calibrator.observe_transfer(pod("a"), pod("b"), 1000, 50.0, 0)
 
 
 def test_of_many_lessons_the_others_are_told_those_that_were_learnt() -> None:
     """What all of them together see is too much for each to learn from."""
     town = Town()
     for _ in range(20):
-        town.workers[0].owners.learning.prefilled(pod("a"), SEEN, town.now_s)
-        town.now_s += LESSON_S / 10
+        town.workers[0].owners.calibrator.observe_prefill(pod("a"), SEEN, town.now_s)
+        town.now_s += MIN_INTERVAL_S / 10
     town.settle()
-    one, two = (next(worker.owners.learning.calibration.rows()) for worker in town.workers)
+    one, two = (next(worker.owners.calibrator.calibration.rows()) for worker in town.workers)
     assert 0 < two.confidence == one.confidence
 
 

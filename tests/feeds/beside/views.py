@@ -11,7 +11,7 @@ from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.lifecycle import PodEvent
-from router.observe.learning import Learning
+from router.observe.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
 from router.policy.classes import Classes
@@ -45,9 +45,9 @@ class Worker:
         fleet.sync([pod(name) for name in PODS])
         for name in PODS:
             fleet.event(name, PodEvent.PROBE_OK)
-        learning = Learning(Calibration(), METRICS, Links(elsewhere=Link(1.0, 1e6, "rdma")))
-        learning.priors = dict.fromkeys(PODS, SPEED)
-        self.owners = Owners(fleet, Ledger(), Breaker(fleet), LocalStore(), learning, Classes(RULES))
+        calibrator = Calibrator(Calibration(), METRICS, Links(elsewhere=Link(1.0, 1e6, "rdma")))
+        calibrator.priors = dict.fromkeys(PODS, SPEED)
+        self.owners = Owners(fleet, Ledger(), Breaker(fleet), LocalStore(), calibrator, Classes(RULES))
         self.view = SharedView(self.owners, self, self.say, self.town.later, lambda: self.town.now_s)
 
     def obey(self, subject: str, wanted: str) -> None:

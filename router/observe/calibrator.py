@@ -18,20 +18,20 @@ from router.policy.calibration import Calibration, PrefillClock, PrefillObservat
 from router.policy.decide import expected_ttft_ms
 from router.types import Links, Pod, PodId, PodSpeed
 
-LESSON_S = 0.01
+MIN_INTERVAL_S = 0.01
 """Between two lessons of one class of pods: each takes 40 us to learn, and any hundred a second teach the same."""
 REGRET_EVERY = 8
 """A look back at every so many requests."""
 
 
-class Computed(msgspec.Struct, frozen=True, array_like=True, tag=0):
+class PrefillReport(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """A pod computed prompts."""
 
     pod: PodId
     seen: PrefillObservation
 
 
-class Moved(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class TransferReport(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """So much KV took so long, beside other transfers of the sender."""
 
     sender: PodId
@@ -41,7 +41,7 @@ class Moved(msgspec.Struct, frozen=True, array_like=True, tag=1):
     concurrent: int
 
 
-Lesson: TypeAlias = Computed | Moved
+SpeedReport: TypeAlias = PrefillReport | TransferReport
 """What another worker of this router needs to learn the same."""
 
 
@@ -50,7 +50,7 @@ def class_key(pod: Pod) -> str:
     return f"{pod.models[0] if pod.models else ''}/{pod.engine}/{pod.hardware or 'default'}"
 
 
-class Learning:
+class Calibrator:
     """Clocks by pod, and what is learnt through them. `priors` and `links` are what was configured."""
 
     def __init__(self, calibration: Calibration, metrics: Metrics, links: Links) -> None:
@@ -61,7 +61,7 @@ class Learning:
         self._clocks: dict[PodId, PrefillClock] = {}
         self._settled = 0
         self._taught_s: dict[str, float] = {}
-        self.told: Callable[[Lesson], None] | None = None
+        self.on_report: Callable[[SpeedReport], None] | None = None
         """Hears of all that was learnt from here."""
 
     def clock(self, pod: PodId) -> PrefillClock:
@@ -71,39 +71,39 @@ class Learning:
             clock = self._clocks[pod] = PrefillClock()
         return clock
 
-    def forget(self, pod: Pod) -> None:
+    def remove(self, pod: Pod) -> None:
         """It is gone. What it taught its class stays."""
         self._clocks.pop(pod.id, None)
         self.priors.pop(pod.id, None)
         self.calibration.forget(class_key(pod), pod.id)
 
-    def listens(self, pod: Pod, now_s: float) -> bool:
+    def wants_observation(self, pod: Pod, now_s: float) -> bool:
         """Whether its class has not just been learnt from."""
-        return now_s - self._taught_s.get(class_key(pod), -inf) >= LESSON_S
+        return now_s - self._taught_s.get(class_key(pod), -inf) >= MIN_INTERVAL_S
 
-    def prefilled(self, pod: Pod, seen: PrefillObservation, now_s: float, *, heard: bool = False) -> None:
-        """Learn from what the pod computed, unless its class has just been learnt from; `heard`: another worker has
+    def observe_prefill(self, pod: Pod, seen: PrefillObservation, now_s: float, *, remote: bool = False) -> None:
+        """Learn from what the pod computed, unless its class has just been learnt from; `remote`: another worker has
         seen it, and chosen."""
         prior, key = self.priors.get(pod.id), class_key(pod)
-        if not heard:
-            if not self.listens(pod, now_s):
+        if not remote:
+            if not self.wants_observation(pod, now_s):
                 return
             self._taught_s[key] = now_s
         if prior is not None:
             self.calibration.observe_prefill(key, pod.id, prior, seen)
-        if self.told is not None and not heard:
-            self.told(Computed(pod.id, seen))
+        if self.on_report is not None and not remote:
+            self.on_report(PrefillReport(pod.id, seen))
 
-    def moved(
-        self, sender: Pod, receiver: Pod, tokens: int, elapsed_ms: float, concurrent: int, *, heard: bool = False
+    def observe_transfer(
+        self, sender: Pod, receiver: Pod, tokens: int, elapsed_ms: float, concurrent: int, *, remote: bool = False
     ) -> None:
         """Learn from so much KV that took so long between them, beside other transfers of the sender."""
         link = self.links.between(sender, receiver)
         if link is not None and tokens:
             kv_bytes = tokens * receiver.kv_bytes_per_token
             self.calibration.observe_transfer(link.kind, link, TransferObservation(kv_bytes, concurrent, elapsed_ms))
-        if self.told is not None and not heard:
-            self.told(Moved(sender.id, receiver.id, tokens, elapsed_ms, concurrent))
+        if self.on_report is not None and not remote:
+            self.on_report(TransferReport(sender.id, receiver.id, tokens, elapsed_ms, concurrent))
 
     def settle(self, model: str, decision: RouteDecision, chosen: Candidate, ttft_ms: float) -> None:
         """Compare a streamed request's time to first token with its price, and with that of the other candidates."""

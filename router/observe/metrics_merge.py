@@ -28,7 +28,7 @@ Dump: TypeAlias = Mapping[str, list[Found]]
 _decode = msgspec.msgpack.Decoder(dict[str, list[Found]]).decode
 
 
-async def dumped(registry: CollectorRegistry) -> bytes:
+async def dump_metrics(registry: CollectorRegistry) -> bytes:
     """All that `joined` adds to with what others have, read off a family in each turn of the event loop."""
     families: dict[str, list[Found]] = {}
     for family in registry.collect():
@@ -38,7 +38,7 @@ async def dumped(registry: CollectorRegistry) -> bytes:
     return msgspec.msgpack.encode(families)
 
 
-def joined(registry: CollectorRegistry, others: Iterable[bytes]) -> Iterator[Metric]:
+def merge_metrics(registry: CollectorRegistry, others: Iterable[bytes]) -> Iterator[Metric]:
     """The families of all together. Raises `ValueError` where one of `others` is no dump."""
     dumps = [_decode(dump) for dump in others]
     return (_together(family, dumps) for family in registry.collect())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.decision import Candidate, Cost, Direct, RouteDecision
-from router.observe.learning import LESSON_S, REGRET_EVERY, Learning, class_key
+from router.observe.calibrator import MIN_INTERVAL_S, REGRET_EVERY, Calibrator, class_key
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration, PrefillObservation
 from router.types import Link, Links, Pod, PodSpeed
@@ -26,8 +26,8 @@ def pod(name: str, hardware: str = "h100x4") -> Pod:
     )
 
 
-def learning() -> Learning:
-    made = Learning(Calibration(), Metrics(), Links(elsewhere=LINK))
+def calibrator() -> Calibrator:
+    made = Calibrator(Calibration(), Metrics(), Links(elsewhere=LINK))
     made.priors = {"a": PRIOR, "b": PRIOR}
     return made
 
@@ -37,7 +37,7 @@ def candidate(name: str, queue_ms: float, eviction_ms: float = 0.0) -> Candidate
     return Candidate(Direct(pod(name)), Cost.of(parts, queue_ms + eviction_ms))
 
 
-def sample(made: Learning, name: str) -> float:
+def sample(made: Calibrator, name: str) -> float:
     value = made._metrics.registry.get_sample_value(name, {"model": "m"})
     assert value is not None
     return value
@@ -45,9 +45,11 @@ def sample(made: Learning, name: str) -> float:
 
 def test_pods_of_one_model_engine_and_hardware_learn_together() -> None:
     """What one has shown is expected of the other, and of none on other hardware."""
-    made = learning()
+    made = calibrator()
     for number, tokens in enumerate((1000, 2000, 500, 3000) * 10):
-        made.prefilled(pod("a"), PrefillObservation(1, tokens, tokens * tokens, 5.0 + 0.3 * tokens), float(number))
+        made.observe_prefill(
+            pod("a"), PrefillObservation(1, tokens, tokens * tokens, 5.0 + 0.3 * tokens), float(number)
+        )
     known = made.calibration.speed(class_key(pod("b")), "b", PRIOR)
     assert known.prefill_ms(2000) == pytest.approx(605.0, rel=0.1)
     assert made.calibration.speed(class_key(pod("b", "a100x8")), "b", PRIOR) == PRIOR
@@ -55,51 +57,55 @@ def test_pods_of_one_model_engine_and_hardware_learn_together() -> None:
 
 def test_of_many_observations_a_hundred_a_second_are_learnt_from() -> None:
     """Of each class, however many come."""
-    often, seldom = learning(), learning()
+    often, seldom = calibrator(), calibrator()
     for number in range(100):
         seen = PrefillObservation(1, 1000, 10**6, 500.0)
-        often.prefilled(pod("a"), seen, number * LESSON_S / 10)
+        often.observe_prefill(pod("a"), seen, number * MIN_INTERVAL_S / 10)
         if number % 10 == 0:
-            seldom.prefilled(pod("a"), seen, number * LESSON_S)
+            seldom.observe_prefill(pod("a"), seen, number * MIN_INTERVAL_S)
     assert list(often.calibration.rows()) == list(seldom.calibration.rows()) != []
 
 
 def test_whether_there_is_anything_to_learn_is_known_beforehand() -> None:
     """For whoever would have to work it out: of a pod's class, nothing for a while after a lesson."""
-    made = learning()
-    assert made.listens(pod("a"), 0.0)
-    made.prefilled(pod("a"), PrefillObservation(1, 1000, 10**6, 500.0), 0.0)
-    assert [made.listens(pod("b"), now_s) for now_s in (0.0, LESSON_S / 2, LESSON_S)] == [False, False, True]
-    assert made.listens(pod("b", "a100x8"), 0.0)
+    made = calibrator()
+    assert made.wants_observation(pod("a"), 0.0)
+    made.observe_prefill(pod("a"), PrefillObservation(1, 1000, 10**6, 500.0), 0.0)
+    assert [made.wants_observation(pod("b"), now_s) for now_s in (0.0, MIN_INTERVAL_S / 2, MIN_INTERVAL_S)] == [
+        False,
+        False,
+        True,
+    ]
+    assert made.wants_observation(pod("b", "a100x8"), 0.0)
 
 
 def test_a_pod_that_was_not_configured_teaches_nothing() -> None:
     """It may have gone meanwhile: there is no prior to start from."""
-    made = learning()
-    made.prefilled(pod("gone"), PrefillObservation(1, 1000, 10**6, 500.0), 0.0)
+    made = calibrator()
+    made.observe_prefill(pod("gone"), PrefillObservation(1, 1000, 10**6, 500.0), 0.0)
     assert not list(made.calibration.rows())
 
 
 def test_kv_that_moves_teaches_its_link() -> None:
     """By the KV that went over, and how long that took."""
-    made = learning()
+    made = calibrator()
     for _ in range(60):
-        made.moved(pod("a"), pod("b"), 10_000, elapsed_ms=41.0, concurrent=0)
+        made.observe_transfer(pod("a"), pod("b"), 10_000, elapsed_ms=41.0, concurrent=0)
     assert made.calibration.link("rdma", LINK).transfer_ms(10_000_000) == pytest.approx(41.0, rel=0.15)
 
 
 def test_a_move_without_kv_or_link_teaches_nothing() -> None:
     """Everything was there already; or nobody said what lies between."""
-    made = learning()
-    made.moved(pod("a"), pod("b"), 0, 41.0, 0)
+    made = calibrator()
+    made.observe_transfer(pod("a"), pod("b"), 0, 41.0, 0)
     made.links = Links()
-    made.moved(pod("a"), pod("b"), 100, 41.0, 0)
+    made.observe_transfer(pod("a"), pod("b"), 100, 41.0, 0)
     assert not list(made.calibration.rows())
 
 
 def test_only_what_the_client_waits_for_is_compared_with_what_came() -> None:
     """A price also holds what others lose."""
-    made = learning()
+    made = calibrator()
     chosen = candidate("a", 100.0, eviction_ms=900.0)
     made.settle("m", RouteDecision("p", "v", (chosen,)), chosen, 125.0)
     assert sample(made, "warmroute_time_to_first_token_predicted_seconds_sum") == pytest.approx(0.1)
@@ -108,7 +114,7 @@ def test_only_what_the_client_waits_for_is_compared_with_what_came() -> None:
 
 def test_regret_is_what_the_best_of_the_others_would_have_saved() -> None:
     """Nothing where the others were expected to take longer; every eighth answer is looked at."""
-    made = learning()
+    made = calibrator()
     chosen, other = candidate("a", 50.0), candidate("b", 80.0)
     decision = RouteDecision("p", "v", (chosen, other))
     for _ in range(REGRET_EVERY):
@@ -122,8 +128,8 @@ def test_regret_is_what_the_best_of_the_others_would_have_saved() -> None:
 
 def test_a_pod_that_is_gone_has_no_clock_any_more() -> None:
     """Another that comes under its name begins anew."""
-    made = learning()
+    made = calibrator()
     clock = made.clock("a")
     assert made.clock("a") is clock
-    made.forget(pod("a"))
+    made.remove(pod("a"))
     assert made.clock("a") is not clock

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.observe.merged import dumped, joined
 from router.observe.metrics import Metrics
+from router.observe.metrics_merge import dump_metrics, merge_metrics
 from router.types import FleetSnapshot, InFlight, Pod, PodSpeed, PodState, PodStatus
 
 pytestmark = pytest.mark.anyio
@@ -34,7 +34,7 @@ async def test_counts_add_up_bucket_by_bucket() -> None:
     """Also what only another worker has counted."""
     one, two = worker(2, 0.004, 0), worker(3, 0.3, 0)
     two.retries.labels("ConnectFailed").inc()
-    found = lines(one.render(joined(one.registry, [await dumped(two.registry)])))
+    found = lines(one.render(merge_metrics(one.registry, [await dump_metrics(two.registry)])))
     assert found >= {
         'warmroute_requests_total{endpoint="chat",model="m",result="ok"} 5.0',
         'warmroute_retries_total{reason="ConnectFailed"} 1.0',
@@ -48,7 +48,7 @@ async def test_counts_add_up_bucket_by_bucket() -> None:
 async def test_what_each_has_adds_up_and_what_all_see_does_not() -> None:
     """Leases are a worker's own; states, blocks and KV events are those of the one fleet."""
     one, two = worker(0, 1.0, 2), worker(0, 1.0, 3, complete=False)
-    found = lines(one.render(joined(one.registry, [await dumped(two.registry)])))
+    found = lines(one.render(merge_metrics(one.registry, [await dump_metrics(two.registry)])))
     assert found >= {
         'warmroute_pod_in_flight_requests{pod="a"} 5.0',
         'warmroute_pod_state{pod="a",state="ready"} 1.0',
@@ -61,10 +61,10 @@ async def test_what_each_has_adds_up_and_what_all_see_does_not() -> None:
 def test_alone_it_is_the_usual_text() -> None:
     """To the byte."""
     metrics = worker(2, 0.1, 1)
-    assert metrics.render(joined(metrics.registry, [])) == metrics.render()
+    assert metrics.render(merge_metrics(metrics.registry, [])) == metrics.render()
 
 
 def test_what_is_no_dump_is_refused() -> None:
     """A worker of another version, for one."""
     with pytest.raises(ValueError):
-        joined(Metrics().registry, [b"\xc1"])
+        merge_metrics(Metrics().registry, [b"\xc1"])

@@ -8,7 +8,7 @@ from router.decision import Candidate, Cost, Direct, Plan, RouteDecision, Split
 from router.hashing import hash_array, token_array
 from router.observe.receipts import receipt
 from router.proxy.downstream import Inbound
-from router.proxy.story import Story, outcome_of
+from router.proxy.request_context import RequestContext, outcome_of
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PodSpeed, PromptPrefix
 
 USAGE = b'{"usage": {"prompt_tokens": 50, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 48}}}'
@@ -18,15 +18,15 @@ def pod(name: str) -> Pod:
     return Pod(id=name, url=f"http://{name}", engine="vllm", speed=PodSpeed(1.0, 0.01, 0.0), handoff="nixl")
 
 
-def told(plan: Plan, handed_over: int | None, body: bytes = b"{}") -> Story:
+def told(plan: Plan, handed_over: int | None, body: bytes = b"{}") -> RequestContext:
     """An answer whose usage says 48, by one or two pods."""
     request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=body)
-    story = Story(request, Inbound(id="r", method="POST", target=b"/", headers=[]))
-    story.candidate = Candidate(plan, Cost.of((), 1.0), 7)
-    story.decision = RouteDecision("by hand", "1", (story.candidate,))
-    story.handed_over_cached_tokens = handed_over
-    story.reader.feed(USAGE)
-    return story
+    context = RequestContext(request, Inbound(id="r", method="POST", target=b"/", headers=[]))
+    context.candidate = Candidate(plan, Cost.of((), 1.0), 7)
+    context.decision = RouteDecision("by hand", "1", (context.candidate,))
+    context.handed_over_cached_tokens = handed_over
+    context.reader.feed(USAGE)
+    return context
 
 
 @pytest.mark.parametrize(
@@ -42,14 +42,14 @@ def test_cached_tokens_are_those_of_the_pod_that_computed_the_prompt(
     plan: Plan, handed_over: int | None, cached: int | None
 ) -> None:
     """A decode pod's own count is of what it was handed: that is no hit."""
-    story = told(plan, handed_over)
-    assert outcome_of(story).cached_tokens == cached
+    context = told(plan, handed_over)
+    assert outcome_of(context).cached_tokens == cached
 
 
 def test_a_receipt_names_both_pods() -> None:
     """The one that answered, and the one that computed the prompt where that was another."""
     stories = [told(plan, 16) for plan in (Split(pod("p"), pod("d")), Direct(pod("d")))]
-    split, direct = (receipt(outcome_of(story)) for story in stories)
+    split, direct = (receipt(outcome_of(context)) for context in stories)
     assert (split.pod, split.prefill_pod, split.predicted_cached_tokens) == ("d", "p", 7)
     assert (direct.pod, direct.prefill_pod) == ("d", "")
 
@@ -61,19 +61,19 @@ def test_a_prompt_that_was_not_read_is_guessed_by_its_length() -> None:
 
 def test_a_dialect_is_asked_once_whether_it_can_split_a_request() -> None:
     """Bodies may be long, and pairs many."""
-    story = told(Split(pod("p"), pod("d")), None, b'{"messages": [], "n": 2}')
-    why = story.refused_by("nixl")
+    context = told(Split(pod("p"), pod("d")), None, b'{"messages": [], "n": 2}')
+    why = context.refused_by("nixl")
     assert "Several choices" in why
-    assert story.refused_by("nixl") is why
+    assert context.refused_by("nixl") is why
     assert told(Direct(pod("d")), None, b'{"messages": []}').refused_by("nixl") == ""
 
 
 @pytest.mark.parametrize("read", [True, False])
 def test_what_is_let_go_is_not_missed_in_the_end(read: bool) -> None:
     """Only the prompt itself is gone: how long it was and what it shares is known as before."""
-    story = told(Direct(pod("d")), None, b"x" * 400)
-    story.prompt = PromptPrefix(Generation(model="m"), token_array(range(40)), hash_array([1, 2])) if read else None
-    tokens, blocks = story.prompt_tokens, story.prompt and story.prompt.hashes
-    story.let_go()
-    assert (story.prompt_tokens, story.prompt and story.prompt.hashes) == (tokens, blocks)
-    assert (story.request.body, story.request.prompt) == (b"", {})
+    context = told(Direct(pod("d")), None, b"x" * 400)
+    context.prompt = PromptPrefix(Generation(model="m"), token_array(range(40)), hash_array([1, 2])) if read else None
+    tokens, blocks = context.prompt_tokens, context.prompt and context.prompt.hashes
+    context.let_go()
+    assert (context.prompt_tokens, context.prompt and context.prompt.hashes) == (tokens, blocks)
+    assert (context.request.body, context.request.prompt) == (b"", {})

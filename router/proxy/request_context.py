@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from router.decision import Candidate, Direct, RouteDecision, Split
 from router.engines.catalog import DIALECTS
 from router.observe.phase import Phases
-from router.observe.receipts import Failure, Kept, Outcome
+from router.observe.receipts import Failure, Outcome, RecordedDecision
 from router.observe.slices import Slice
 from router.policy.decide import BYTES_PER_TOKEN, expected_ttft_ms
 from router.policy.spec import Policy
@@ -22,7 +22,7 @@ from router.proxy.downstream import Inbound
 from router.types import InferenceRequest, PodId, PromptPrefix
 
 
-class Story(msgspec.Struct, eq=False):
+class RequestContext(msgspec.Struct, eq=False):
     """One request, from the door to the last byte."""
 
     request: InferenceRequest
@@ -33,7 +33,7 @@ class Story(msgspec.Struct, eq=False):
     """Its class; empty until it is decided."""
     policy: Policy | None = None
     decision: RouteDecision | None = None
-    kept: Kept | None = None
+    kept: RecordedDecision | None = None
     candidate: Candidate | None = None
     reader: AnswerReader = msgspec.field(default_factory=AnswerReader)
     status: int = 0
@@ -84,46 +84,46 @@ class Story(msgspec.Struct, eq=False):
         return self._refusals[dialect]
 
 
-def slice_of(story: Story, policy: Policy, ended: Outcome) -> Slice:
-    """The story by what it was and who decided it, `ended` as its outcome says."""
+def slice_of(context: RequestContext, policy: Policy, ended: Outcome) -> Slice:
+    """The context by what it was and who decided it, `ended` as its outcome says."""
     return Slice(
-        story.workload,
+        context.workload,
         policy.name,
-        story.request.tenant,
+        context.request.tenant,
         ended.result,
-        story.prompt_tokens,
+        context.prompt_tokens,
         ended.cached_tokens,
-        story.first_token_s if story.request.stream else None,
+        context.first_token_s if context.request.stream else None,
         policy.slo_ttft_ms,
     )
 
 
-def timed(story: Story) -> tuple[PodId, float, float] | None:
+def timed(context: RequestContext) -> tuple[PodId, float, float] | None:
     """(pod, expected, actual milliseconds) of the first token, where one pod alone answers for the difference."""
-    if not story.request.stream or story.tries != 1 or story.prompt is None:
+    if not context.request.stream or context.tries != 1 or context.prompt is None:
         return None
-    first_token_s, candidate = story.first_token_s, story.candidate
+    first_token_s, candidate = context.first_token_s, context.candidate
     if first_token_s is None or candidate is None or not isinstance(candidate.plan, Direct) or candidate.plan.pull:
         return None
     return candidate.pod.id, expected_ttft_ms(candidate.cost), first_token_s * 1000
 
 
-def outcome_of(story: Story) -> Outcome:
+def outcome_of(context: RequestContext) -> Outcome:
     """What came of it, in numbers: as it stands, but that the phase under way is added when it ends."""
-    request, prompt, reader, first_token_s = story.request, story.prompt, story.reader, story.first_token_s
-    elapsed_s = story.phases.elapsed_s()
+    request, prompt, reader, first_token_s = context.request, context.prompt, context.reader, context.first_token_s
+    elapsed_s = context.phases.elapsed_s()
     return Outcome(
         id=request.id,
         at_s=time.time() - elapsed_s,
         model=request.model,
         endpoint=request.endpoint,
-        result=story.result,
+        result=context.result,
         prompt_tokens=len(prompt.tokens) if prompt else reader.prompt_tokens or 0,
         output_tokens=reader.output_tokens,
-        cached_tokens=story.cached_tokens,
+        cached_tokens=context.cached_tokens,
         ttft_ms=first_token_s * 1000 if request.stream and first_token_s is not None else None,
         e2e_ms=elapsed_s * 1000,
-        served=story.candidate,
-        failures=story.failures,
-        phases_s=story.phases.taken_s,
+        served=context.candidate,
+        failures=context.failures,
+        phases_s=context.phases.taken_s,
     )

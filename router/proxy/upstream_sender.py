@@ -15,7 +15,7 @@ from router.proxy.upstream import Reply, UpstreamPool
 from router.types import Pod
 
 
-class Legs:
+class UpstreamSender:
     """Sends. With `trust_engine_fields`, clients may steer engines by headers."""
 
     def __init__(self, pool: Callable[[Pod], UpstreamPool], *, trust_engine_fields: bool) -> None:
