@@ -38,7 +38,7 @@ from loadtest.bodies import Prose, packed, warm_chats
 from loadtest.rig import Rig, build, demo_tokenizer, mocks
 from loadtest.watched import Hold, Look
 from router.cli.child_processes import end_on_sigterm
-from router.cli.open_files import allow_all_open_files
+from router.cli.serve import allow_all_open_files
 
 TITLE = "stalls"
 WIDTH = 100

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from loadtest.bodies import Prose, packed, warm_chats
 from loadtest.peers.catalog import PEERS
 from loadtest.rig import DIRECT, Mocks, Rig, Routed, answered, build, demo_tokenizer, mocks, routed
-from router.cli.open_files import allow_all_open_files
+from router.cli.serve import allow_all_open_files
 
 TITLE = "stream"
 PROMPT_TOKENS = 2_000

@@ -22,7 +22,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from router.cli.plain import plain
 from router.observe.receipts import Explained, Receipt
 from router.policy.catalog import DELAYS
 from router.policy.explain import Column, Explanation, TermNote, printed
@@ -53,6 +52,11 @@ def explain_command(
     Console().print(page(found))
 
 
+def printable(text: object) -> Text:
+    """Text from clients, pods or files without markup, control characters replaced by `?`."""
+    return Text("".join(char if char.isprintable() else "?" for char in str(text)))
+
+
 def _give_up(why: str) -> NoReturn:
     print(why, file=sys.stderr)
     raise typer.Exit(1)
@@ -62,14 +66,14 @@ def page(found: Explained) -> RenderableType:
     """Everything that is known of one decision."""
     explanation, receipt = found.explanation, found.receipt
     parts: list[RenderableType] = [
-        plain(f"{explanation.request_id}  model {explanation.model}  policy {_policy(explanation)}"),
-        Padding(Group(*map(plain, (explanation.why, *_left_out(explanation.left_out)))), (1, 0)),
+        printable(f"{explanation.request_id}  model {explanation.model}  policy {_policy(explanation)}"),
+        Padding(Group(*map(printable, (explanation.why, *_left_out(explanation.left_out)))), (1, 0)),
         _table(explanation, receipt),
     ]
     if terms := [note for note in explanation.terms if _counts(note, explanation.columns)]:
         parts.append(_formulas(terms))
     if lines := list(_what_came(receipt)):
-        parts.append(Padding(Group(*map(plain, lines)), (1, 0, 0, 0)))
+        parts.append(Padding(Group(*map(printable, lines)), (1, 0, 0, 0)))
     return Group(*parts)
 
 
@@ -96,7 +100,7 @@ def _table(explanation: Explanation, receipt: Receipt) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column(f"{len(columns)} of {explanation.candidate_count} candidates", no_wrap=True)
     for at, column in enumerate(columns):
-        title = Text(_title(at, column, receipt) + "\n").append(plain(column.plan.choice))
+        title = Text(_title(at, column, receipt) + "\n").append(printable(column.plan.choice))
         table.add_column(title, justify="right", overflow="fold")
     for label, cells in _price_rows(columns):
         table.add_row(label, *cells, style="bold" if label.startswith("=") else None)
@@ -157,7 +161,7 @@ def _formulas(terms: Sequence[TermNote]) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for note in terms:
-        table.add_row(note.name, Group(*map(plain, (*note.formula.splitlines(), *_parameters(note)))))
+        table.add_row(note.name, Group(*map(printable, (*note.formula.splitlines(), *_parameters(note)))))
     return Padding(table, (1, 0, 0, 0))
 
 

@@ -20,7 +20,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 
-from router.cli.plain import plain
+from router.cli.explain import printable
 from router.config.policies import PolicyFolder, find_policy, load_policies
 from router.config.shipped import shipped
 from router.errors import ConfigError
@@ -79,7 +79,7 @@ class Decided:
 
 def page(found: Review) -> RenderableType:
     """One sentence and three tables."""
-    parts: list[RenderableType] = [plain(found), Padding(_times(found), (1, 0))]
+    parts: list[RenderableType] = [printable(found), Padding(_times(found), (1, 0))]
     if found.moves:
         parts.append(_moves(found))
     if found.largest:
@@ -104,7 +104,7 @@ def _moves(found: Review) -> Table:
     table = Table("moves from", "to", box=None)
     table.add_column("requests", justify="right")
     for move in found.moves:
-        table.add_row(plain(move.was), plain(move.now), f"{move.requests:,}")
+        table.add_row(printable(move.was), printable(move.now), f"{move.requests:,}")
     return table
 
 
@@ -114,7 +114,7 @@ def _largest(found: Review) -> Table:
         table.add_column(name, justify="right")
     for one in found.largest:
         names = (one.request_id, one.was or "refused", one.now or "refused")
-        table.add_row(*map(plain, names), _ms(one.was_ms), _ms(one.now_ms))
+        table.add_row(*map(printable, names), _ms(one.was_ms), _ms(one.now_ms))
     return table
 
 

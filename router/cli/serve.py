@@ -6,6 +6,7 @@ each, and this one looks after them. Options win over the file.
 
 from __future__ import annotations
 
+import resource
 import socket
 import sys
 from contextlib import suppress
@@ -19,7 +20,6 @@ import uvicorn
 from router.api.app import App
 from router.api.protocol import EdgeProtocol
 from router.api.server import DrainingServer
-from router.cli.open_files import allow_all_open_files
 from router.cli.workers import bound, look_after
 from router.config.links import load_link_classes
 from router.config.load import load
@@ -108,3 +108,13 @@ def _with_options(
     data["listen"] |= {key: value for key, value in listen.items() if value is not None}
     data["pods"] = [*data["pods"], *({"url": url} for url in pods)]
     return RouterConfig.model_validate(data)
+
+
+def allow_all_open_files() -> int:
+    """Raise the soft limit of open files to the hard limit, which is returned.
+
+    Each stream needs two sockets; the default soft limit is often 1,024.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from io import StringIO
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from router.cli.explain import page
+from router.cli.explain import page, printable
 from router.errors import RouterError
 from router.observe.receipts import Explained, Failure, Outcome, RecordedDecision, explained, record_decision
 from router.policy.decide import decide
@@ -83,3 +84,11 @@ def test_a_policy_without_prices_is_explained_by_its_reason() -> None:
     """A table without parts."""
     text = "\n".join(printed(explained(kept(scene(*ready(pod("a"), pod("b")), turn=1), POLICIES["round_robin"]))))
     assert "by turn 1" in text and "= price, ms" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("[fe80::1]:8000", "[fe80::1]:8000"), ("[red]x", "[red]x"), ("\x1b[2Jgone", "?[2Jgone"), ("größe 7", "größe 7")],
+)
+def test_names_are_printed_without_markup_or_control_characters(text: str, shown: str) -> None:
+    assert printable(text).plain == shown

@@ -1,4 +1,4 @@
-"""May a router hold as many connections as the machine allows?"""
+"""`warmroute serve` raises its limit of open files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from router.cli.child_processes import child, free_port
-from router.cli.open_files import allow_all_open_files
+from router.cli.serve import allow_all_open_files
 
 FEW = 256
 
@@ -26,8 +26,7 @@ def few_open_files() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_the_soft_limit_is_raised_to_the_hard_one(few_open_files: int) -> None:
-    """And no further."""
+def test_the_soft_limit_is_raised_to_the_hard_limit(few_open_files: int) -> None:
     assert allow_all_open_files() == few_open_files
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (few_open_files, few_open_files)
 
@@ -35,8 +34,8 @@ def test_the_soft_limit_is_raised_to_the_hard_one(few_open_files: int) -> None:
 @pytest.mark.net
 @pytest.mark.anyio
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are read from /proc")
-async def test_a_router_that_serves_has_raised_its_own(few_open_files: int, tmp_path: Path) -> None:
-    """A shell's low limit is handed down to it; what it then may have stands in /proc."""
+async def test_a_running_router_has_raised_its_limit(few_open_files: int, tmp_path: Path) -> None:
+    """The child inherits a low limit; /proc shows the limit it runs with."""
     port = free_port()
     async with httpx.AsyncClient(trust_env=False) as client:
 
