@@ -21,7 +21,7 @@ from rich.console import Console
 
 from router.cli.simulate import run_all
 from router.cli.simulate_report import summary
-from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment
+from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment, simulated_shelf
 from router.config.classes import load_classes
 from router.config.policies import Shelf, check
 from router.config.shipped import shipped
@@ -131,11 +131,11 @@ def _purpose(key: str, was: Any, now: Any) -> str:
 def _spec(name: str) -> PolicySpec:
     """Raises `ConfigError`."""
     if not name.endswith(".yaml"):
-        return Shelf(shipped("policies")).spec(name)
+        return simulated_shelf().spec(name)
     path = Path(name)
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file")
-    return Shelf(path.resolve().parent).spec(path.stem)
+    return simulated_shelf(path.resolve().parent).spec(path.stem)
 
 
 def _mistakes(path: Path, classes: frozenset[str]) -> Iterator[str]:

@@ -12,11 +12,12 @@ from itertools import islice
 from pathlib import Path
 
 from router.config.load import load
-from router.config.policies import load_policies
+from router.config.policies import Shelf, load_policies
 from router.config.priors import load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.config.shipped import shipped
 from router.errors import ConfigError
+from router.policy.spec import Policy
 from router.sim.virtual.compare import Experiment
 from router.sim.virtual.generate import Mix
 from router.sim.virtual.scenario import FleetSpec
@@ -87,7 +88,23 @@ class ShippedPriors:
         return speed, self._priors[model].kv_bytes_per_token
 
 
+def simulated_shelf(folder: Path | None = None) -> Shelf:
+    """The policy files of `folder`, in front of the peers' formulas and the shipped policies. Raises `ConfigError`.
+
+    The peers are imported here because only simulations may use them."""
+    from router.sim.peers.peer_policies import FOLDER, PeerPolicySpec
+
+    peers = Shelf(FOLDER, spec=PeerPolicySpec)
+    return peers if folder is None else Shelf(folder, spec=PeerPolicySpec, behind=peers)
+
+
+def simulated_policies() -> dict[str, Policy]:
+    """The shipped policies, then the peers' formulas, by name."""
+    from router.sim.peers.peer_policies import FOLDER, PeerPolicySpec
+
+    return load_policies(shipped("policies")) | load_policies(FOLDER, PeerPolicySpec)
+
+
 def experiment(fleet: Path, source: Source) -> Experiment:
     """What the files say. Raises `ConfigError`."""
-    policies = load_policies(shipped("policies"))
-    return Experiment(load(fleet, FleetSpec), ShippedPriors(), policies, source)
+    return Experiment(load(fleet, FleetSpec), ShippedPriors(), simulated_policies(), source)

@@ -51,14 +51,19 @@ class PolicyFolder:
 
 class Shelf:
     """The policy files of a folder, and the shipped ones behind them; each is read once. A file may extend the shipped
-    one of its own name."""
+    one of its own name.
 
-    def __init__(self, folder: Path) -> None:
+    `spec` is the model that a file must follow, and `behind` replaces the shipped files."""
+
+    def __init__(self, folder: Path, *, spec: type[PolicySpec] = PolicySpec, behind: Shelf | None = None) -> None:
         if not folder.is_dir():
             raise ConfigError(f"{folder}: there is no such folder of policies")
         self.own = policy_files(folder)
-        self._behind = None if folder == shipped("policies") else Shelf(shipped("policies"))
-        self._files = {**(self._behind.own if self._behind else {}), **self.own}
+        if behind is None and folder != shipped("policies"):
+            behind = Shelf(shipped("policies"))
+        self._behind = behind
+        self._spec = spec
+        self._files: dict[str, Path] = {**(behind._files if behind else {}), **self.own}
         self._documents: dict[str, Document] = {}
         self._specs: dict[str, PolicySpec] = {}
 
@@ -70,7 +75,7 @@ class Shelf:
         """What the file says together with what it extends. Raises `ConfigError`."""
         if name not in self._specs:
             document = self.document(name)
-            spec = validate(document, PolicySpec, self._resolved(name, ()))
+            spec = validate(document, self._spec, self._resolved(name, ()))
             if spec.name != document.path.stem:
                 raise _at(document, ("name",), f"{spec.name!r} must equal the file's name")
             self._specs[name] = spec
@@ -98,7 +103,7 @@ class Shelf:
             return own
         self.known(extended, document, "extends")
         shelf, below = self, (*below, name)
-        if extended == name and self._behind and name in self._behind.own:
+        if extended == name and self._behind and name in self._behind._files:
             shelf, below = self._behind, ()
         elif extended in below:
             raise _at(document, ("extends",), f"in a circle: {' extends '.join((*below, extended))}")
@@ -166,9 +171,9 @@ def _listed(folder: str | Path) -> tuple[list[str], list[str]]:
     return sorted(folders), sorted(files)
 
 
-def load_policies(folder: Path) -> dict[str, Policy]:
+def load_policies(folder: Path, spec: type[PolicySpec] = PolicySpec) -> dict[str, Policy]:
     """All policies of a folder by name. A file must be named after the policy that it describes, and no two alike."""
-    shelf = Shelf(folder)
+    shelf = Shelf(folder, spec=spec)
     return {name: shelf.policy(name) for name in shelf.own}
 
 

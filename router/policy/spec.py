@@ -98,7 +98,7 @@ class Policy:
         return self._sides[side]
 
 
-def _choices(name: str, table: Mapping[str, type[BaseModel]]) -> type[BaseModel]:
+def choice_model(name: str, table: Mapping[str, type[BaseModel]]) -> type[BaseModel]:
     """A strict model with one optional field per catalog entry, so that a typo is an unknown key with a line."""
     fields: dict[str, Any] = {
         key: (Annotated[kind | None, BeforeValidator(_not_empty)], None) for key, kind in table.items()
@@ -113,9 +113,9 @@ def _not_empty(value: Any) -> Any:
     return value
 
 
-FilterChoices = _choices("FilterChoices", FILTERS)
-CostChoices = _choices("CostChoices", COSTS)
-PickerChoice = _choices("PickerChoice", PICKERS)
+FilterChoices = choice_model("FilterChoices", FILTERS)
+CostChoices = choice_model("CostChoices", COSTS)
+PickerChoice = choice_model("PickerChoice", PICKERS)
 
 
 class _Section(BaseModel):
@@ -191,7 +191,7 @@ class PolicySpec(_Section):
     @classmethod
     def _one_picker(cls, picker: BaseModel) -> BaseModel:
         if len(_chosen(picker)) != 1:
-            raise ValueError(f"name exactly one of {', '.join(sorted(PICKERS))}")
+            raise ValueError(f"name exactly one of {', '.join(sorted(type(picker).model_fields))}")
         return picker
 
     @model_validator(mode="after")
@@ -203,7 +203,7 @@ class PolicySpec(_Section):
     def build(self) -> Policy:
         """The policy that this file describes."""
         ((_, picker),) = _chosen(self.picker)
-        version = hashlib.sha256(self.model_dump_json(exclude={"extends"}).encode()).hexdigest()[:12]
+        version = hashlib.sha256(self.model_dump_json(exclude={"extends"}, exclude_none=True).encode()).hexdigest()[:12]
         costs = tuple((name, cast(CostTerm, term)) for name, term in _chosen(self.costs))
         return Policy(
             self.name,

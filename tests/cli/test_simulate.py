@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.policies import load_policies
-from router.config.shipped import shipped
+from router.cli.simulate_setup import simulated_policies
 from tests.cli.conftest import Typed
 
 
@@ -62,7 +61,7 @@ def test_compare_runs_all_policies_at_three_loads_with_three_seeds_and_wrong_coe
     path = tmp_path / "runs.csv"
     ended = typed("simulate", trace, "--fleet", fleet, "--compare", "--requests", 3, "--csv", path)
     assert ended.code == 0, ended.err
-    rows, known = rows_of(path), set(load_policies(shipped("policies")))
+    rows, known = rows_of(path), set(simulated_policies())
     assert {row["policy"] for row in rows} == known
     assert {row["load"] for row in rows} == {"0.7", "1.0", "1.3"}
     assert len(rows) == len(known) * (9 + 4)

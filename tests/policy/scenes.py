@@ -11,6 +11,7 @@ from router.config.policies import load_policies
 from router.config.shipped import shipped
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.policy.spec import Policy, parse_policy
+from router.sim.peers.peer_policies import FOLDER, PeerPolicySpec
 from router.types import (
     Endpoint,
     FleetSnapshot,
@@ -35,7 +36,7 @@ from router.types import (
 MODEL = "m"
 BLOCK = 16
 SPEED = PodSpeed(1.0, 0.02, 4e-7, 6.0, 0.01, 4e-5)
-POLICIES = load_policies(shipped("policies"))
+POLICIES = load_policies(shipped("policies")) | load_policies(FOLDER, PeerPolicySpec)
 
 
 def pod(name: str, **facts: Any) -> Pod:

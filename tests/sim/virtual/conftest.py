@@ -10,6 +10,7 @@ from router.config.policies import load_policies
 from router.config.priors import load_priors
 from router.config.shipped import shipped
 from router.policy.spec import Policy
+from router.sim.peers.peer_policies import FOLDER, PeerPolicySpec
 from router.sim.virtual.fleet import Fleet, SimulatedPod
 from router.sim.virtual.generate import Kind, Mix
 from router.sim.virtual.pod import VirtualPodConfig
@@ -25,7 +26,7 @@ SPEED = PodSpeed(2.0, 0.1, 1e-6, 8.0, 0.02, 1e-5)
 @pytest.fixture(scope="session")
 def policies() -> dict[str, Policy]:
     """All there are."""
-    return load_policies(shipped("policies"))
+    return load_policies(shipped("policies")) | load_policies(FOLDER, PeerPolicySpec)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from router.config.policies import load_policies
 from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.policy.spec import Policy
+from router.sim.peers.peer_policies import FOLDER, PeerPolicySpec
 from router.sim.virtual.fleet import Conditions, Fleet
 from router.sim.virtual.generate import Kind, Mix
 from router.sim.virtual.outcome import Outcome, Run, Slo, figures
@@ -24,7 +25,7 @@ from tests.sim.virtual.conftest import SPEED, small_mix, small_pod
 from tests.sim.virtual.worlds import BLOCK, DECODING, KV_BYTES, LINK, apart, at, fleet, prompt, traffic
 
 SPLITTING = policy("queue", "prefill", "handoff")
-POLICIES = sorted(load_policies(shipped("policies")))
+POLICIES = sorted(load_policies(shipped("policies")) | load_policies(FOLDER, PeerPolicySpec))
 AT_ONCE = Conditions(route_ms=0.0, event_delay_ms=0.0)
 """Routers that decide in no time and hear everything at once."""
 
