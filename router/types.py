@@ -78,7 +78,7 @@ class Piece(msgspec.Struct, gc=False, eq=False):
     users: int = 0
 
 
-class Earlier(msgspec.Struct, frozen=True, gc=False):
+class CachedPrefix(msgspec.Struct, frozen=True, gc=False):
     """The first messages of a chat, known by the `digest` of the bytes that its body begins with, of which `head` is
     what stands before them: what their prompt begins with."""
 
@@ -113,7 +113,7 @@ class Turns(msgspec.Struct, frozen=True, gc=False):
     may be remembered as `mark`."""
 
     messages: Sequence[Mapping[str, Any]]
-    earlier: Earlier | None = None
+    earlier: CachedPrefix | None = None
     mark: Mark | None = None
 
 

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from router.config.load import load
 from router.config.schema import ModelConfig, RouterConfig
-from router.engines.catalog import ENGINES
+from router.engines.engine_catalog import ENGINES
 from router.errors import ConfigError
 from router.feeds.ask import open_client
 from router.index.holders import hashes_by_generation

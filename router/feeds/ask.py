@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import httpx
 import msgspec
 
-from router.engines.catalog import ENGINES
+from router.engines.engine_catalog import ENGINES
 from router.feeds.transport import SOCKET, PoolPerOrigin
 from router.types import Pod
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from router.engines.catalog import DIALECTS
+from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Dialect
 from router.feeds.ask import Unanswered, get_url
 from router.feeds.each_pod import each_pod, pause
@@ -45,7 +45,7 @@ class HandoffFacts:
 
     def of(self, pod: Pod, dialect: str) -> Facts | None:
         """For `Pair.facts`; None while they are not known of this life of the pod."""
-        if self._dialects[dialect].learn(pod) is None:
+        if self._dialects[dialect].facts_url(pod) is None:
             return {}
         epoch, facts = self._known.get((pod.id, dialect), (None, None))
         return facts if epoch == pod.epoch else None
@@ -69,7 +69,7 @@ class HandoffFacts:
         if pod.role is Role.DECODE:
             return
         for name in sorted({pod.handoff, pod.pulls} - {""}):
-            url = self._dialects[name].learn(pod)
+            url = self._dialects[name].facts_url(pod)
             if url is None or self.of(pod, name) is not None:
                 continue
             try:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from router.engines.catalog import ENGINES
+from router.engines.engine_catalog import ENGINES
 from router.feeds.ask import Get, Unanswered
 from router.feeds.each_pod import each_pod, pause
 from router.fleet.fleet import Fleet

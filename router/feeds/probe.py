@@ -16,7 +16,7 @@ from typing import TypeAlias
 import structlog
 
 from router.engines.adapter import PodFacts
-from router.engines.catalog import ENGINES
+from router.engines.engine_catalog import ENGINES
 from router.feeds.ask import Get, Unanswered
 from router.feeds.each_pod import each_pod, pause
 from router.fleet.breaker import Breaker

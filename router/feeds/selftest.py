@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import httpx
 import structlog
 
-from router.engines.catalog import ENGINES
+from router.engines.engine_catalog import ENGINES
 from router.engines.openai import prompt_token_count, prompt_token_ids
 from router.feeds.ask import Unanswered, post
 from router.feeds.each_pod import each_pod, pause

@@ -17,7 +17,7 @@ from collections import OrderedDict, deque
 import msgspec
 import xxhash
 
-from router.types import Earlier, Mark
+from router.types import CachedPrefix, Mark
 
 BYTES = 64 * 1024 * 1024
 BOUNDARIES = 4
@@ -53,8 +53,8 @@ class EarlierTurns:
     def __init__(self, seed: int, most_bytes: int = BYTES) -> None:
         self.seed = seed
         self._most_bytes = most_bytes
-        self._known: OrderedDict[int, Earlier | None] = OrderedDict()
-        self._left: deque[tuple[int, bytes, int, Earlier, int]] = deque()
+        self._known: OrderedDict[int, CachedPrefix | None] = OrderedDict()
+        self._left: deque[tuple[int, bytes, int, CachedPrefix, int]] = deque()
         self.bytes = 0
         """Held now, by estimate."""
         self.age = 0
@@ -63,7 +63,7 @@ class EarlierTurns:
     def __len__(self) -> int:
         return len(self._known)
 
-    def find(self, body: bytes) -> tuple[Earlier | None, int, Mark | None]:
+    def find(self, body: bytes) -> tuple[CachedPrefix | None, int, Mark | None]:
         """(the longest beginning that is known, where the first message after it begins, what to remember).
 
         Looks at the last messages only, and, of a long body, at its later half. Nothing is known of a body that names
@@ -95,7 +95,7 @@ class EarlierTurns:
         head = b"" if _named_again(body, mark[1]) else _head(body, mark[1])
         return None, 0, Mark(mark[0], len(head), mark[1], head) if head else None
 
-    def keep(self, mark: Mark, body: bytes, messages: int, earlier: Earlier, age: int) -> None:
+    def keep(self, mark: Mark, body: bytes, messages: int, earlier: CachedPrefix, age: int) -> None:
         """Remember what that beginning of `body` holds, which has so many messages from `mark.start` on. Safe in any
         thread: it is taken in before anything is looked up again."""
         self._left.append((mark.digest, body[mark.start : mark.end], messages, earlier, age))
@@ -106,11 +106,11 @@ class EarlierTurns:
             if age == self.age and _message_count(listed) == messages:
                 self._put(digest, earlier)
 
-    def holds(self, earlier: Earlier) -> bool:
+    def holds(self, earlier: CachedPrefix) -> bool:
         """Is it remembered still?"""
         return self._known.get(earlier.digest) is earlier
 
-    def drop(self, earlier: Earlier) -> None:
+    def drop(self, earlier: CachedPrefix) -> None:
         """It is not of use any more."""
         if self.holds(earlier):
             self._put(earlier.digest, None)
@@ -121,7 +121,7 @@ class EarlierTurns:
         self._known.clear()
         self.bytes = 0
 
-    def _put(self, digest: int, earlier: Earlier | None) -> None:
+    def _put(self, digest: int, earlier: CachedPrefix | None) -> None:
         if digest in self._known:
             self._let_go(self._known.pop(digest))
         self._known[digest] = earlier
@@ -136,7 +136,7 @@ class EarlierTurns:
         while self.bytes > self._most_bytes:
             self._let_go(self._known.popitem(last=False)[1])
 
-    def _let_go(self, earlier: Earlier | None) -> None:
+    def _let_go(self, earlier: CachedPrefix | None) -> None:
         self.bytes -= _size_bytes(earlier)
         piece = earlier.piece if earlier else None
         while piece is not None:
@@ -147,7 +147,7 @@ class EarlierTurns:
             piece = piece.before
 
 
-def _size_bytes(earlier: Earlier | None) -> int:
+def _size_bytes(earlier: CachedPrefix | None) -> int:
     if earlier is None:
         return _SEEN_BYTES
     flat = len(earlier.head) + len(earlier.tail) + len(earlier.hashes)

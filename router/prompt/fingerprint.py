@@ -22,7 +22,7 @@ from router.prompt.segments import Lookup, Sealed, Segment, SegmentCache
 from router.prompt.template import ChatTemplate, Unrenderable, checked
 from router.prompt.tokenizer import Tokenizer
 from router.prompt.turns import ChatTurns, GoingOn
-from router.types import BlockHash, Earlier, Endpoint, Generation, InferenceRequest, PromptPrefix
+from router.types import BlockHash, CachedPrefix, Endpoint, Generation, InferenceRequest, PromptPrefix
 
 CACHE_BYTES = 64 * 1024 * 1024
 SEEDS = 1024
@@ -75,7 +75,7 @@ class Fingerprinter:
         self._generation = replace(generation, tokenizer=tokenizer.fingerprint)
         self._new_segments = partial(SegmentCache, tokenizer, cache_bytes, known.seed)
         self.segments = self._new_segments()
-        """What is remembered of prompts: its bytes, and where it cuts them, for those who watch."""
+        """What is remembered of prompts: its bytes, and where it cuts them, for those who instrument."""
         self._token_ids = list[Annotated[int, msgspec.Meta(ge=0, lt=tokenizer.vocabulary_size)]]
         self._seeded = lru_cache(SEEDS)(self._seed)
 
@@ -168,7 +168,7 @@ class Fingerprinter:
 
 
 def _go_on(
-    earlier: Earlier, own: array[int], seed: BlockHash, block_size_tokens: int
+    earlier: CachedPrefix, own: array[int], seed: BlockHash, block_size_tokens: int
 ) -> tuple[SharedTokens, array[int]]:
     """Tokens and hashes of a prompt that goes on from the last full block that is known with its `own` tokens."""
     whole = SharedTokens(earlier.piece, own)

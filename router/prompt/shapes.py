@@ -18,7 +18,7 @@ import xxhash
 from jinja2 import Undefined, nodes
 from jinja2.visitor import NodeTransformer
 
-MOST_MESSAGES = 256
+MAX_MESSAGES = 256
 """Longer conversations are left to the template: their forms would fill the memory."""
 
 Edits: TypeAlias = tuple[tuple[str, str | None], ...]
@@ -48,7 +48,7 @@ _SCOPES = {"_loop_vars", "_block_vars"}
 _UNSTEADY = re.compile(r"strftime_now|now\(|\brandom\b")
 
 
-class Shape(msgspec.Struct, frozen=True, gc=False):
+class TemplateSkeleton(msgspec.Struct, frozen=True, gc=False):
     """A form: `literals[0]`, content, `literals[1]`, content, ..., `literals[-1]`."""
 
     literals: tuple[str, ...]
@@ -74,10 +74,10 @@ class Shape(msgspec.Struct, frozen=True, gc=False):
         return parts
 
 
-def trace(render: Render, roles: Sequence[str]) -> Shape | None:
+def trace(render: Render, roles: Sequence[str]) -> TemplateSkeleton | None:
     """The form of conversations with these roles; None where the template does more with contents than repeat each
-    once, in order. `render` must be of a template that `watch` has prepared."""
-    if len(roles) > MOST_MESSAGES:
+    once, in order. `render` must be of a template that `instrument` has prepared."""
+    if len(roles) > MAX_MESSAGES:
         return None
     notes = _Notes([[] for _ in roles], [])
     messages = [{"role": role, "content": notes.blank(number, ())} for number, role in enumerate(roles)]
@@ -92,19 +92,19 @@ def trace(render: Render, roles: Sequence[str]) -> Shape | None:
         return None
     edits = tuple([same.setdefault(edits, edits) for _, edits in found])
     questions = tuple([same.setdefault(asked, asked) for asked in map(_each_once, notes.questions)])
-    return Shape(tuple(literals), edits, questions, _prefixes(literals, edits, questions))
+    return TemplateSkeleton(tuple(literals), edits, questions, _prefixes(literals, edits, questions))
 
 
-def watch(template: Any, text: str) -> None:
+def instrument(template: Any, text: str) -> None:
     """Let blanks be known wherever this template, compiled from that text, joins texts, filters or tests them.
 
-    `ContentMatters` where it would be in vain."""
+    `ContentDependent` where it would be in vain."""
     environment = template.environment
     parsed = environment.parse(text)
     if _UNSTEADY.search(text) or _PRIVATE.search(text) or _formats(parsed):
-        raise ContentMatters("it formats texts, or does not always say the same")
-    watched = template.from_code(environment, environment.compile(_SearchAsTest().visit(parsed)), template.globals)
-    template.root_render_func, template.blocks = watched.root_render_func, watched.blocks
+        raise ContentDependent("it formats texts, or does not always say the same")
+    instrumented = template.from_code(environment, environment.compile(_SearchAsTest().visit(parsed)), template.globals)
+    template.root_render_func, template.blocks = instrumented.root_render_func, instrumented.blocks
     environment.concat = _join
     environment.call = _unless_of_text(environment.call)
     environment.getitem = _unless_found_by_blank(environment.getitem)
@@ -126,12 +126,12 @@ def probes(text: str) -> list[str]:
     return [*forms, *("", " ", "x", " x\n", "\n\nx\ty  ", "[1, 2]", '{"a": "b"}', "<b>&amp;</b>", "İx ß \u2028")]
 
 
-def is_watched(template: Any) -> bool:
+def is_instrumented(template: Any) -> bool:
     """Was this very template prepared?"""
     return template.environment.concat is _join
 
 
-class ContentMatters(Exception):
+class ContentDependent(Exception):
     """What the template says depends on a content in a way that is not understood here."""
 
 
@@ -141,14 +141,14 @@ class _Notes(msgspec.Struct):
     questions: list[list[Question]]
     blanks: list[tuple[int, Edits]]
 
-    def blank(self, content: int, edits: Edits) -> _Blank:
-        made = _Blank(_MARK.format(len(self.blanks)))
+    def blank(self, content: int, edits: Edits) -> Placeholder:
+        made = Placeholder(_MARK.format(len(self.blanks)))
         made.of = self, content, edits
         self.blanks.append((content, edits))
         return made
 
 
-class _Blank(str):
+class Placeholder(str):
     """A content that is not known, or, where it is `of` nothing, text with one in it."""
 
     __slots__ = ("of",)
@@ -156,24 +156,24 @@ class _Blank(str):
 
     def _asked(self, ask: str, text: Any) -> bool:
         if self.of is None or type(text) is not str:
-            raise ContentMatters
+            raise ContentDependent
         notes, content, edits = self.of
         notes.questions[content].append((ask, edits, text))
         return False
 
-    def _stripped(self, method: str, characters: Any) -> _Blank:
+    def _stripped(self, method: str, characters: Any) -> Placeholder:
         if self.of is None or not (characters is None or type(characters) is str):
-            raise ContentMatters
+            raise ContentDependent
         notes, content, edits = self.of
         return notes.blank(content, (*edits, (method, characters)))
 
-    def strip(self, characters: Any = None, /) -> _Blank:
+    def strip(self, characters: Any = None, /) -> Placeholder:
         return self._stripped("strip", characters)
 
-    def lstrip(self, characters: Any = None, /) -> _Blank:
+    def lstrip(self, characters: Any = None, /) -> Placeholder:
         return self._stripped("lstrip", characters)
 
-    def rstrip(self, characters: Any = None, /) -> _Blank:
+    def rstrip(self, characters: Any = None, /) -> Placeholder:
         return self._stripped("rstrip", characters)
 
     def startswith(self, text: Any, /) -> bool:  # type: ignore[override]
@@ -195,7 +195,7 @@ class _Blank(str):
         return not self._asked("equals", "")
 
     def __hash__(self) -> int:
-        raise ContentMatters  # Jinja takes a `TypeError` for a key that is not there
+        raise ContentDependent  # Jinja takes a `TypeError` for a key that is not there
 
     def __add__(self, text: str, /) -> str:
         return _join((self, text))
@@ -208,25 +208,25 @@ class _Blank(str):
 
 
 def _matters(*_: Any, **__: Any) -> NoReturn:
-    raise ContentMatters
+    raise ContentDependent
 
 
-_KNOWN_TO_BLANKS = set(_Blank.__dict__) | {
+_KNOWN_TO_BLANKS = set(Placeholder.__dict__) | {
     *("__new__", "__init__", "__init_subclass__", "__subclasshook__", "__class__", "__getattribute__", "__setattr__"),
     *("__delattr__", "__doc__", "__dir__", "__reduce__", "__reduce_ex__", "__getstate__", "__sizeof__"),
     "__getnewargs__",
 }
 for _name in set(dir(str)) - _KNOWN_TO_BLANKS:
-    setattr(_Blank, _name, _matters)
+    setattr(Placeholder, _name, _matters)
 
 
 def _join(texts: Iterable[Any]) -> str:
     """As `"".join`, but a blank in it stays one."""
     texts = [text if isinstance(text, str) else str(text) for text in texts]
     joined = str.join("", texts)
-    if not any(isinstance(text, _Blank) for text in texts):
+    if not any(isinstance(text, Placeholder) for text in texts):
         return joined
-    mixed = _Blank(joined)
+    mixed = Placeholder(joined)
     mixed.of = None
     return mixed
 
@@ -234,7 +234,7 @@ def _join(texts: Iterable[Any]) -> str:
 def _unless_blank(filtered: Callable[..., Any]) -> Callable[..., Any]:
     def checked(*given: Any, **named: Any) -> Any:
         if _has_blank(given) or _has_blank(named.values()):
-            raise ContentMatters
+            raise ContentDependent
         return filtered(*given, **named)
 
     return _as_marked(filtered, checked)
@@ -244,8 +244,8 @@ def _unless_found_by_blank(getitem: Callable[[Any, Any], Any]) -> Callable[[Any,
     """What is not there under a blank's mark may be there under a content: as a key, or by the name of a method."""
 
     def checked(searched: Any, key: Any) -> Any:
-        if isinstance(key, _Blank):
-            raise ContentMatters
+        if isinstance(key, Placeholder):
+            raise ContentDependent
         return getitem(searched, key)
 
     return checked
@@ -256,7 +256,7 @@ def _unless_by_blank(trim: Callable[..., str]) -> Callable[..., str]:
 
     def checked(value: Any, *given: Any, **named: Any) -> str:
         if _has_blank([*given, *named.values()]):
-            raise ContentMatters
+            raise ContentDependent
         return trim(value, *given, **named)
 
     return checked
@@ -268,7 +268,7 @@ def _unless_of_text(call: Callable[..., Any]) -> Callable[..., Any]:
     def checked(context: Any, called: Any, /, *given: Any, **named: Any) -> Any:
         of_text = isinstance(getattr(called, "__self__", None), str)
         if of_text and _has_blank([*given, *(named[name] for name in named.keys() - _SCOPES)]):
-            raise ContentMatters
+            raise ContentDependent
         return call(context, called, *given, **named)
 
     return checked
@@ -278,8 +278,8 @@ def _unless_in_text(test: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bo
     """So does a search for a blank in plain text."""
 
     def checked(value: Any, searched: Any) -> bool:
-        if isinstance(value, _Blank) and isinstance(searched, str):
-            raise ContentMatters
+        if isinstance(value, Placeholder) and isinstance(searched, str):
+            raise ContentDependent
         return test(value, searched)
 
     return checked
@@ -293,14 +293,14 @@ class _SearchAsTest(NodeTransformer):
         if not any(asked.op in ("in", "notin") for asked in compare.ops):
             return compare
         if len(compare.ops) > 1:
-            raise ContentMatters("it searches in a chain of comparisons")
+            raise ContentDependent("it searches in a chain of comparisons")
         [asked], line = compare.ops, compare.lineno
         found = nodes.Test(compare.expr, "in", [asked.expr], [], None, None, lineno=line)
         return found if asked.op == "in" else nodes.Not(found, lineno=line)
 
 
 def _also_blank(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, _Blank) or test(value)
+    return lambda value: isinstance(value, Placeholder) or test(value)
 
 
 def _formats(parsed: nodes.Template) -> bool:
@@ -318,7 +318,7 @@ def _has_blank(values: Iterable[Any]) -> bool:
     for value in values:
         if isinstance(value, dict):
             value = value.values()
-        elif isinstance(value, _Blank):
+        elif isinstance(value, Placeholder):
             return True
         elif isinstance(value, str | Undefined) or not hasattr(value, "__iter__"):
             continue

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from router.errors import ConfigError, MalformedRequest
 from router.prompt.content_format import ContentFormat, detect_content_format
 from router.prompt.conversation import Unrenderable, normal_messages, plain_contents, without_developer
-from router.prompt.shapes import ContentMatters, Shape, is_watched, probes, trace, watch
+from router.prompt.shapes import ContentDependent, TemplateSkeleton, instrument, is_instrumented, probes, trace
 from router.prompt.tokenizer import Tokenizer
 from router.prompt.tools import normal_tools
 
@@ -32,7 +32,7 @@ _DEVELOPER = re.compile(r"""(["'])developer\1""")
 SHAPES = 1024
 """Sequences of roles whose forms are remembered."""
 _TRACED = "{#traced#}\n"
-"""Before a template's text, it makes another template that says the same: one whose blanks are watched. The newline
+"""Before a template's text, it makes another template that says the same: one whose blanks are instrumented. The newline
 goes with the comment (`trim_blocks`), so that the text begins a line as ever."""
 _TRIED_ROLES = (("user",), ("system", "user"), ("user", "assistant", "user"), ("system", "user", "assistant", "user"))
 
@@ -82,22 +82,22 @@ class ChatTemplate:
             conversation = without_developer(conversation)
         return _render(text, conversation, {**self._special_tokens, **variables})
 
-    def _traced(self, roles: tuple[str, ...]) -> Shape | None:
+    def _traced(self, roles: tuple[str, ...]) -> TemplateSkeleton | None:
         text = _TRACED + self._texts["default"]
-        if not is_watched(_compiled(text)):  # the first, or another copy because many were compiled since
-            watch(_compiled(text), text)
+        if not is_instrumented(_compiled(text)):  # the first, or another copy because many were compiled since
+            instrument(_compiled(text), text)
         return trace(lambda messages: self._worded(text, "default", messages, self._usual_variables), roles)
 
     def _is_repetitive(self) -> bool:
         """Does it repeat contents, so that forms can be had of it? Only where these were seen to be right."""
         try:
             shapes = {roles: shape for roles in _TRIED_ROLES if (shape := self._traced(roles))}
-        except ContentMatters:
+        except ContentDependent:
             return False
         contents = probes(self._texts["default"])
         return bool(shapes) and all(self._agree(roles, shape, contents) for roles, shape in shapes.items())
 
-    def _agree(self, roles: Sequence[str], shape: Shape, contents: Sequence[str]) -> bool:
+    def _agree(self, roles: Sequence[str], shape: TemplateSkeleton, contents: Sequence[str]) -> bool:
         """Does the form say what the template does, wherever it says anything?"""
         for start in range(len(contents)):
             said = [contents[(start + turn) % len(contents)] for turn in range(len(roles))]

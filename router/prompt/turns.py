@@ -14,7 +14,7 @@ import msgspec
 from router.prompt.conversation import plain_contents
 from router.prompt.earlier import EarlierTurns
 from router.prompt.template import ChatTemplate
-from router.types import BlockHash, Earlier, InferenceRequest, Mark, Piece
+from router.types import BlockHash, CachedPrefix, InferenceRequest, Mark, Piece
 
 
 class Marked(msgspec.Struct, frozen=True, gc=False):
@@ -35,7 +35,7 @@ class GoingOn(msgspec.Struct, frozen=True, gc=False):
     """The prompt's text behind what is known of it."""
 
     text: str
-    earlier: Earlier | None
+    earlier: CachedPrefix | None
     marked: Marked | None
 
 
@@ -77,7 +77,7 @@ class ChatTurns:
     def mark(
         self,
         marked: Marked,
-        earlier: Earlier | None,
+        earlier: CachedPrefix | None,
         cut: Sequence[str],
         tokens: array[int],
         hashes: array[int],
@@ -91,7 +91,7 @@ class ChatTurns:
             piece = Piece(tokens[:full].tobytes(), piece, (piece.end_tokens if piece else 0) + full)
         if piece is None:
             return
-        found = Earlier(
+        found = CachedPrefix(
             digest=marked.mark.digest,
             head=marked.mark.head,
             model=self._model,

@@ -35,7 +35,7 @@ from router.proxy.downstream import Downstream
 from router.proxy.due import Appointment, Due
 from router.proxy.headers import HeaderList
 from router.proxy.hedging import Hedges
-from router.proxy.prompts import PromptReader
+from router.proxy.prompt_readers import PromptReader
 from router.proxy.pulls import PullExecutor
 from router.proxy.relay import AnyReply, relay
 from router.proxy.request_context import RequestContext, outcome_of, slice_of, timed

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 
 from router.decision import Candidate
-from router.engines.catalog import DIALECTS
+from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Pair
 from router.errors import HandoffFailed
 from router.fleet.fleet import Fleet

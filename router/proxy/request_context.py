@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from router.decision import Candidate, Direct, RouteDecision, Split
-from router.engines.catalog import DIALECTS
+from router.engines.engine_catalog import DIALECTS
 from router.observe.phase import Phases
 from router.observe.receipts import Failure, Outcome, RecordedDecision
 from router.observe.slices import Slice

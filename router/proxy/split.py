@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from router.decision import Plan, Split
-from router.engines.catalog import DIALECTS
+from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Handoff, Order, Pair
 from router.errors import HandoffFailed, MalformedRequest, NoReadyPod, RouterError, UpstreamBroken
 from router.fleet.breaker import Breaker

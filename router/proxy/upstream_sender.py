@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from router.engines.catalog import ENGINES
+from router.engines.engine_catalog import ENGINES
 from router.proxy.downstream import Inbound
 from router.proxy.headers import request_message, upstream_headers
 from router.proxy.upstream import Reply, UpstreamPool

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import httpx
 
 from router.engines.adapter import KvEventSource
-from router.engines.catalog import ENGINES
+from router.engines.engine_catalog import ENGINES
 from router.feeds.ask import Unanswered, get
 from router.feeds.kv_zmq import REPLAY_IDLE_MS, fetch_replay
 from router.index.events import UndecodableBatch, decode_batch, parse_frames

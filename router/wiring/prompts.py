@@ -18,7 +18,7 @@ from router.prompt.earlier import EarlierTurns
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer, TokenizerSource
-from router.proxy.prompts import EngineReader, LocalReader, PromptReader
+from router.proxy.prompt_readers import EngineReader, LocalReader, PromptReader
 from router.proxy.upstream import UpstreamPool
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
 

@@ -22,7 +22,7 @@ from router.api.parse import (
 )
 from router.errors import MalformedRequest
 from router.prompt.earlier import EarlierTurns
-from router.types import Earlier, Endpoint, Piece, Turns
+from router.types import CachedPrefix, Endpoint, Piece, Turns
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 endpoints = st.sampled_from(Endpoint)
@@ -226,7 +226,7 @@ def remembering(known: EarlierTurns, turns: Turns | None, body: bytes) -> None:
         said = turns.messages[:-1]
         before = read_before(turns)
         piece = Piece(json.dumps([*before, *said]).encode(), None, 1)
-        found = Earlier(mark.digest, mark.head, "m", (), 0, piece, b"", 0, b"", "")
+        found = CachedPrefix(mark.digest, mark.head, "m", (), 0, piece, b"", 0, b"", "")
         known.keep(mark, body, len(said), found, known.age)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from router.engines.catalog import ENGINES
+from router.engines.engine_catalog import ENGINES
 from router.types import Pod, PodLoad
 
 MakePod = Callable[..., Pod]

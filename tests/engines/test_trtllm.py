@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from router.engines.catalog import ENGINES
+from router.engines.engine_catalog import ENGINES
 from router.types import Pod, PodLoad
 
 MakePod = Callable[..., Pod]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from router.engines.adapter import KvEventSource
-from router.engines.catalog import ENGINES
+from router.engines.engine_catalog import ENGINES
 from router.types import Pod, PodLoad
 
 MakePod = Callable[..., Pod]

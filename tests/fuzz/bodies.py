@@ -25,7 +25,7 @@ from router.engines.handoff.body import STEERING_FIELDS, edited
 from router.engines.handoff.splittable import why_not
 from router.errors import MalformedRequest
 from router.prompt.earlier import EarlierTurns
-from router.types import Earlier, Endpoint, Piece
+from router.types import CachedPrefix, Endpoint, Piece
 
 _READ = (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS)
 
@@ -78,7 +78,7 @@ def _goes_on_like_the_whole(data: bytes) -> None:
         assert parsed.model == whole.model
         assert repr(parsed.messages) == repr(whole.messages[-len(parsed.messages) :])
         if turns is not None and (mark := turns.mark) is not None:
-            remembered = Earlier(mark.digest, mark.head, "m", (), 0, Piece(b"", None, 0), b"", 0, b"", "")
+            remembered = CachedPrefix(mark.digest, mark.head, "m", (), 0, Piece(b"", None, 0), b"", 0, b"", "")
             known.keep(mark, data, len(turns.messages) - 1, remembered, known.age)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from router.engines.adapter import KvEventSource
-from router.engines.catalog import ENGINES
+from router.engines.engine_catalog import ENGINES
 from router.engines.openai import prompt_token_count, prompt_token_ids
 from router.proxy.answer import AnswerReader
 from router.types import Pod, PodId, PodLoad, PodSpeed

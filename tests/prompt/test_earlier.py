@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.prompt.earlier import EarlierTurns
-from router.types import Earlier, Mark, Piece
+from router.types import CachedPrefix, Mark, Piece
 
 
 def body_of(*contents: str, spaced: bool = False, **fields: Any) -> bytes:
@@ -21,9 +21,9 @@ def body_of(*contents: str, spaced: bool = False, **fields: Any) -> bytes:
     return json.dumps({"model": "m", "messages": messages, **fields}, separators=separators).encode()
 
 
-def earlier_of(mark: Mark, piece: Piece | None = None) -> Earlier:
+def earlier_of(mark: Mark, piece: Piece | None = None) -> CachedPrefix:
     piece = piece or Piece(b"abcd", None, 1)
-    return Earlier(mark.digest, mark.head, "m", ("user",), 7, piece, b"", 5, b"", "")
+    return CachedPrefix(mark.digest, mark.head, "m", ("user",), 7, piece, b"", 5, b"", "")
 
 
 def marked(known: EarlierTurns, *bodies: bytes) -> Mark:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.errors import MalformedRequest
-from router.prompt.shapes import MOST_MESSAGES
+from router.prompt.shapes import MAX_MESSAGES
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 
@@ -195,8 +195,8 @@ def test_what_forms_repeat_is_kept_once(templates: dict[str, ChatTemplate]) -> N
 
 def test_conversations_without_end_have_no_form(templates: dict[str, ChatTemplate]) -> None:
     """Nobody fills the memory with them."""
-    assert templates["chatml"].shape(("user",) * (MOST_MESSAGES + 1)) is None
-    assert templates["chatml"].shape(("user",) * MOST_MESSAGES) is not None
+    assert templates["chatml"].shape(("user",) * (MAX_MESSAGES + 1)) is None
+    assert templates["chatml"].shape(("user",) * MAX_MESSAGES) is not None
 
 
 @pytest.mark.parametrize(

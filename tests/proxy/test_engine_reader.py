@@ -6,7 +6,7 @@ import pytest
 
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.proxy import prompts
-from router.proxy.prompts import EngineReader
+from router.proxy.prompt_readers import EngineReader
 from router.types import Endpoint, Generation, InferenceRequest
 from tests.proxy.pods import LONGER_S, Asked, Behaviour, Town, town
 

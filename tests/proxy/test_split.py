@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from router.decision import Direct, Plan, Split
-from router.engines.catalog import DIALECTS
+from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.nixl import Nixl
 from router.errors import MalformedRequest, NoReadyPod, UpstreamBroken, UpstreamTimeout
 from router.types import Generation, InFlight, PodState, PromptPrefix

@@ -16,7 +16,7 @@ from router.config.links import LinkFigures, LinksConfig
 from router.config.priors import load_priors
 from router.config.schema import ModelConfig, PodConfig, Probes, RouterConfig
 from router.config.shipped import shipped
-from router.engines.catalog import DIALECTS
+from router.engines.engine_catalog import DIALECTS
 from router.prompt.tokenizer import Tokenizer
 from router.sim.mock.shared_block_store import SharedBlockStore
 from router.sim.mock_engine import Fault, FaultKind, HandoffConfig, MockEngine, MockEngineConfig, MockFleet

@@ -28,7 +28,7 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One handoff between two pods. `id` is random, 63 bits, never used twice; `facts` are what `learn` has read."""
+    """One handoff between two pods. `id` is random, 63 bits, never used twice; `facts` are what `facts_url` answered."""
 
     prefill: Pod
     decode: Pod
@@ -60,7 +60,7 @@ class Dialect:
     serves_alone: bool = True
     """Does a pod that only prefills or only decodes serve a request that is not split?"""
 
-    def learn(self, prefill: Pod) -> str | None:
+    def facts_url(self, prefill: Pod) -> str | None:
         """A URL whose JSON answer the dialect must have read before it can pair this pod; None where it needs none.
         Asked again after every new epoch."""
         return None

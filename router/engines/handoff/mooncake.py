@@ -16,7 +16,7 @@ import msgspec
 from router.engines.handoff.address import host_before_port
 from router.engines.handoff.body import edited
 from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
-from router.engines.handoff.vllm import prefill_leg
+from router.engines.handoff.vllm_handoff import prefill_leg
 from router.engines.openai import decode
 from router.types import Endpoint, Pod
 
@@ -34,7 +34,7 @@ class Mooncake(Dialect):
 
     order = Order.TOGETHER
 
-    def learn(self, prefill: Pod) -> str | None:
+    def facts_url(self, prefill: Pod) -> str | None:
         return f"{self._bootstrap(prefill)}/query"
 
     def parse_facts(self, answer: bytes, prefill: Pod) -> Mapping[str, Any] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from router.engines.handoff.body import edited
 from router.engines.handoff.dialect import Dialect, Handoff, Pair
 from router.engines.handoff.prefill_answer import read
-from router.engines.handoff.vllm import prefill_leg, takes_prompt_tokens
+from router.engines.handoff.vllm_handoff import prefill_leg, takes_prompt_tokens
 from router.types import Endpoint
 
 _ASK = {

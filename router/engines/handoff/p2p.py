@@ -12,7 +12,7 @@ from typing import Any
 from router.engines.handoff.address import host
 from router.engines.handoff.body import edited
 from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
-from router.engines.handoff.vllm import prefill_leg
+from router.engines.handoff.vllm_handoff import prefill_leg
 from router.types import Endpoint
 
 USUAL_PORT = 5710

@@ -20,7 +20,7 @@ _FOR_DECODE = ("kv_transfer_params", "prompt_token_ids", "token_ids")
 """What we asked for and the client did not."""
 
 
-class _Choice(msgspec.Struct):
+class _PrefillChoice(msgspec.Struct):
     finish_reason: str | None = None
     text: str = ""
     prompt_token_ids: msgspec.Raw = msgspec.Raw(b"null")
@@ -30,13 +30,13 @@ class _Choice(msgspec.Struct):
 class PrefillAnswer(msgspec.Struct):
     """One unstreamed answer; `read` is how to get it."""
 
-    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
+    choices: Annotated[list[_PrefillChoice], msgspec.Meta(min_length=1)]
     prompt_token_ids: msgspec.Raw = msgspec.Raw(b"null")
     kv_transfer_params: Opaque | None = None
     usage: Usage | None = None
 
     @property
-    def choice(self) -> _Choice:
+    def choice(self) -> _PrefillChoice:
         return self.choices[0]
 
     @property

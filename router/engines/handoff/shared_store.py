@@ -8,7 +8,7 @@ never tells either pod of the other.
 from __future__ import annotations
 
 from router.engines.handoff.dialect import Dialect, Pair
-from router.engines.handoff.vllm import prefill_leg
+from router.engines.handoff.vllm_handoff import prefill_leg
 from router.types import Endpoint
 
 

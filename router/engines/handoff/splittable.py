@@ -12,7 +12,7 @@ import msgspec
 from router.types import Endpoint
 
 
-class _Asked(msgspec.Struct):
+class _SplitFields(msgspec.Struct):
     """Read as leniently as the engines read it."""
 
     n: int | None = None
@@ -23,7 +23,7 @@ class _Asked(msgspec.Struct):
     prompt: Any = None
 
 
-_ASKED = msgspec.json.Decoder(_Asked, strict=False)
+_SPLIT_FIELDS = msgspec.json.Decoder(_SplitFields, strict=False)
 
 
 def why_not(endpoint: Endpoint, body: bytes) -> str:
@@ -31,7 +31,7 @@ def why_not(endpoint: Endpoint, body: bytes) -> str:
     if endpoint not in (Endpoint.CHAT, Endpoint.COMPLETIONS):
         return "Only chats and completions decode anything."
     try:
-        asked = _ASKED.decode(body)
+        asked = _SPLIT_FIELDS.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "The body cannot be read."
     if max(asked.n or 1, asked.best_of or 1) > 1 or asked.use_beam_search:

@@ -14,21 +14,21 @@ import msgspec
 
 from router.engines.openai import decode
 
-MOST_HELD_BYTES = 4 * 1024 * 1024
+MAX_HELD_BYTES = 4 * 1024 * 1024
 """An answer, or a line of a stream, that is longer is not corrected."""
 _SAID = re.compile(rb'"cached_tokens"\s*:\s*(\d+)')
 _MARK = b'"cached_tokens"'
 _DATA = b"data:"
 
 
-class _Details(msgspec.Struct):
+class _PromptTokensDetails(msgspec.Struct):
     cached_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class Usage(msgspec.Struct):
     """The `usage` of an answer; engines leave the details out or null unless they are configured to tell them."""
 
-    prompt_tokens_details: _Details | None = None
+    prompt_tokens_details: _PromptTokensDetails | None = None
 
     @property
     def cached_tokens(self) -> int | None:
@@ -56,7 +56,7 @@ class UsageCorrection:
         end = piece.rfind(b"\n") + 1 if self._stream else 0
         if not end:
             self._held += piece
-            return b"" if len(self._held) <= MOST_HELD_BYTES else self._give_up()
+            return b"" if len(self._held) <= MAX_HELD_BYTES else self._give_up()
         lines = bytes(self._held) + piece[:end]
         self._held = bytearray(piece[end:])
         return _corrected_lines(lines, self._cached_tokens)

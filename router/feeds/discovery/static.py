@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterable
 from urllib.parse import urlsplit
 
 from router.config.schema import PodConfig
-from router.engines.catalog import DIALECTS
+from router.engines.engine_catalog import DIALECTS
 from router.errors import ConfigError
 from router.types import Pod, PodSpeed, Role
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.engines.catalog import DIALECTS
+from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.body import STEERING_FIELDS
 from router.engines.handoff.dialect import Dialect, Handoff, Order
 from router.types import Endpoint
@@ -127,7 +127,7 @@ def test_one_pair_always_gives_the_same_bodies(dialect: Dialect) -> None:
 @EVERY
 def test_an_ipv6_pod_is_never_named_ambiguously(dialect: Dialect) -> None:
     """Before a port it stands in brackets, and it is never cut at its first colon."""
-    url = dialect.learn(pod("http://[fd00::3]:8000"))
+    url = dialect.facts_url(pod("http://[fd00::3]:8000"))
     assert url is None or url.startswith("http://[fd00::3]:")
     for endpoint, body in requests(dialect):
         for leg in legs(dialect, endpoint, body, "http://[fd00::3]:8000"):

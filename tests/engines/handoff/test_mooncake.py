@@ -18,9 +18,9 @@ ONE = b'{"0":{"engine_id":"abc","worker_addr":{"0":{"0":"tcp://127.0.0.1:41369"}
 
 def test_a_prefill_pod_is_asked_for_its_engine() -> None:
     """At its bootstrap port, which is not the port of its API."""
-    assert MOONCAKE.learn(pod("http://10.0.0.3:8000")) == "http://10.0.0.3:8998/query"
-    assert MOONCAKE.learn(pod("https://[fd00::3]:8000/v1")) == "http://[fd00::3]:8998/query"
-    assert MOONCAKE.learn(pod("http://p:8000", handoff_port=9001)) == "http://p:9001/query"
+    assert MOONCAKE.facts_url(pod("http://10.0.0.3:8000")) == "http://10.0.0.3:8998/query"
+    assert MOONCAKE.facts_url(pod("https://[fd00::3]:8000/v1")) == "http://[fd00::3]:8998/query"
+    assert MOONCAKE.facts_url(pod("http://p:8000", handoff_port=9001)) == "http://p:9001/query"
 
 
 def test_the_engine_is_that_of_the_pods_rank() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.engines.handoff.usage import MOST_HELD_BYTES, UsageCorrection
+from router.engines.handoff.usage import MAX_HELD_BYTES, UsageCorrection
 
 USAGE = '"usage":{"prompt_tokens":96,"completion_tokens":8,"prompt_tokens_details":{"cached_tokens":%s},"x":1.0e0}'
 TRICKY = '"cached_tokens": 95, {"usage":{"prompt_tokens_details":{"cached_tokens":95}}}\n\ndata: é'
@@ -100,10 +100,10 @@ def test_no_more_is_held_than_any_answer_needs(streamed: bool) -> None:
     """A pod that never ends its line, or its answer, gets it through as it is."""
     correction, sent, seen = UsageCorrection(16, streamed), 0, 0
     piece = b"data: " + b"x" * 65536
-    while sent < 2 * MOST_HELD_BYTES:
+    while sent < 2 * MAX_HELD_BYTES:
         seen += len(correction.feed(piece))
         sent += len(piece)
-        assert sent - seen <= MOST_HELD_BYTES
+        assert sent - seen <= MAX_HELD_BYTES
     assert seen + len(correction.end()) == sent
 
 

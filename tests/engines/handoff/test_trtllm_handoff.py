@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from router.engines.handoff.dialect import Handoff
-from router.engines.handoff.trtllm import Trtllm
+from router.engines.handoff.trtllm_handoff import TrtllmHandoff
 from tests.engines.handoff.pairs import CHAT, COMPLETIONS, answer, chat, completion, pair, read
 
-TRTLLM = Trtllm()
+TRTLLM = TrtllmHandoff()
 PARAMS = {
     "request_type": "context_only",
     "first_gen_tokens": [5],

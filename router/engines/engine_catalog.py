@@ -14,7 +14,7 @@ from router.engines.handoff.mooncake import Mooncake
 from router.engines.handoff.nixl import Nixl
 from router.engines.handoff.p2p import P2p
 from router.engines.handoff.shared_store import SharedStore
-from router.engines.handoff.trtllm import Trtllm as TrtllmHandoff
+from router.engines.handoff.trtllm_handoff import TrtllmHandoff
 from router.engines.llamacpp import LlamaCpp
 from router.engines.sglang import Sglang
 from router.engines.trtllm import Trtllm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.engines.handoff.vllm import prefill_leg, takes_prompt_tokens
+from router.engines.handoff.vllm_handoff import prefill_leg, takes_prompt_tokens
 from tests.engines.handoff.pairs import CHAT, COMPLETIONS, chat, completion, pod, read
 
 

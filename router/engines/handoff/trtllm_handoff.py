@@ -15,7 +15,7 @@ from router.types import Endpoint
 _UNFINISHED = ("length", "not_finished")
 
 
-class Trtllm(Dialect):
+class TrtllmHandoff(Dialect):
     """`trtllm-serve` with a cache transceiver, context first."""
 
     hold_s = 20.0

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
-from router.engines.catalog import ENGINES
+from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.prompt.fingerprint import Fingerprinter

@@ -11,7 +11,7 @@ import pytest
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.tokenizer import Tokenizer, TokenizerSource, load_tokenizer
 from router.proxy import prompts
-from router.proxy.prompts import LocalReader
+from router.proxy.prompt_readers import LocalReader
 from router.types import Endpoint, Generation, InferenceRequest
 
 pytestmark = pytest.mark.anyio
