@@ -32,7 +32,7 @@ _DEVELOPER = re.compile(r"""(["'])developer\1""")
 SHAPES = 1024
 """Sequences of roles whose forms are remembered."""
 _TRACED = "{#traced#}\n"
-"""Before a template's text, it makes another template that says the same: one whose blanks are instrumented. The newline
+"""Before a template's text, it makes another template that says the same: an instrumented one. The newline
 goes with the comment (`trim_blocks`), so that the text begins a line as ever."""
 _TRIED_ROLES = (("user",), ("system", "user"), ("user", "assistant", "user"), ("system", "user", "assistant", "user"))
 

@@ -28,7 +28,7 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One handoff between two pods. `id` is random, 63 bits, never used twice; `facts` are what `facts_url` answered."""
+    """One handoff between two pods. `id` is random, 63 bits, never used twice; `facts` are from `facts_url`."""
 
     prefill: Pod
     decode: Pod
