@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.hashing import generation_seed, hash_blocks, token_array
-from router.proxy import prompts
+from router.proxy import prompt_readers
 from router.proxy.prompt_readers import EngineReader
 from router.types import Endpoint, Generation, InferenceRequest
 from tests.proxy.pods import LONGER_S, Asked, Behaviour, Town, town
@@ -54,7 +54,7 @@ async def test_a_pod_is_asked_for_the_tokens() -> None:
 @pytest.mark.parametrize("fault", [is_broken, hangs, dies])
 async def test_where_one_pod_cannot_say_another_is_asked(fault: Behaviour, monkeypatch: pytest.MonkeyPatch) -> None:
     """However it fails, and no longer than a moment is waited."""
-    monkeypatch.setattr(prompts, "ASK_S", 0.05 if fault is hangs else LONGER_S)
+    monkeypatch.setattr(prompt_readers, "ASK_S", 0.05 if fault is hangs else LONGER_S)
     async with town(a=fault, b=knows) as place:
         assert await reader_in(place, []).read(REQUEST) is not None
 

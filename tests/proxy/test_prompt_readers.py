@@ -10,7 +10,7 @@ import pytest
 
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.tokenizer import Tokenizer, TokenizerSource, load_tokenizer
-from router.proxy import prompts
+from router.proxy import prompt_readers
 from router.proxy.prompt_readers import LocalReader
 from router.types import Endpoint, Generation, InferenceRequest
 
@@ -31,7 +31,7 @@ def completion(text: str) -> InferenceRequest:
 
 def reader_of(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> LocalReader:
     """A reader that checks every prompt."""
-    monkeypatch.setattr(prompts, "CHECK_EVERY", 1)
+    monkeypatch.setattr(prompt_readers, "CHECK_EVERY", 1)
     fingerprinter = Fingerprinter(tokenizer, None, Generation(model="m"))
     return LocalReader(fingerprinter, tokenizer, lambda model, why: UNREAD.append((model, why)))
 
