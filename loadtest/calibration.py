@@ -43,7 +43,7 @@ from router.config.schema import CostPrior
 from router.config.shipped import shipped
 from router.observe.receipt_lines import read_receipts
 from router.observe.receipts import Receipt
-from router.sim.workload import sessions
+from router.sim.chat_workload import sessions
 
 WINDOWS = ((0, 50), (50, 200), (200, 10**9))
 

@@ -46,7 +46,7 @@ from router.cli.child_processes import (
 )
 from router.cli.figures import cached_share
 from router.cli.load_driver import DriveResults, RequestResult, drive
-from router.sim.workload import sessions
+from router.sim.chat_workload import sessions
 from router.stores.connection import Connection, parse_url
 from tests.redis_process import RedisProcess, redis_process
 

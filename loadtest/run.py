@@ -36,7 +36,7 @@ from router.cli.mock_engine_command import TOKENIZER, need_tokenizer
 from router.errors import ConfigError
 from router.prompt.tokenizer import load_tokenizer
 from router.report.plots import PlotsUnavailable
-from router.sim.workload import Session
+from router.sim.chat_workload import ChatSession
 
 POLICIES = "round_robin,ring_bounded_load,cost_aware"
 
@@ -125,7 +125,7 @@ def _ideal(results: DriveResults) -> int:
     return ideal_cached_tokens(results.served, load_tokenizer(TOKENIZER))
 
 
-def _requests(mix: Sequence[Session]) -> int:
+def _requests(mix: Sequence[ChatSession]) -> int:
     return sum(len(session.turns) for session in mix)
 
 

@@ -20,7 +20,7 @@ from router.cli.child_processes import FleetPlan
 from router.cli.figures import Objective
 from router.config.load import Strict, load
 from router.errors import ConfigError
-from router.sim.workload import Mix, Session, Shape, Shared, poisson
+from router.sim.chat_workload import ChatSession, SessionMix, SessionShape, Shared, poisson
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 
@@ -102,7 +102,7 @@ class SharedText(Strict):
 
 
 class Kind(Strict):
-    """How sessions of one kind look and grow; see `router/sim/workload.py`."""
+    """How sessions of one kind look and grow; see `router/sim/chat_workload.py`."""
 
     share: PositiveFloat
     turns: Words = (1, 1)
@@ -114,10 +114,10 @@ class Kind(Strict):
     unique_first: bool = False
     read_pause_s: float = Field(default=0.0, ge=0)
 
-    def shape(self) -> Shape:
+    def shape(self) -> SessionShape:
         """As the workload takes it."""
         shared = Shared(**dict(self.shared)) if self.shared else None
-        return Shape(**{**dict(self), "shared": shared})
+        return SessionShape(**{**dict(self), "shared": shared})
 
 
 class Good(Strict):
@@ -155,11 +155,11 @@ class Scenario(Strict):
         given = {key: value for key, value in changed.items() if value is not None}
         return self.model_copy(update={**given, "arrivals": arrivals})
 
-    def drawn(self) -> list[Session]:
+    def drawn(self) -> list[ChatSession]:
         """Every session, in the order in which they begin."""
-        shapes: Mapping[str, Shape] = {name: kind.shape() for name, kind in self.sessions.items()}
+        shapes: Mapping[str, SessionShape] = {name: kind.shape() for name, kind in self.sessions.items()}
         starts_s = self.arrivals.starts_s(Random(f"{self.seed} arrivals"), self.duration_s)
-        return Mix(Random(self.seed), shapes).sessions(starts_s)
+        return SessionMix(Random(self.seed), shapes).sessions(starts_s)
 
     def good(self) -> Objective:
         """The objective as figures take it."""

@@ -38,7 +38,7 @@ from router.cli.mock_engine_command import TOKENIZER, need_tokenizer
 from router.config.policies import choose_policy, load_policies
 from router.config.shipped import shipped
 from router.prompt.tokenizer import load_tokenizer
-from router.sim.workload import Session, sessions
+from router.sim.chat_workload import ChatSession, sessions
 
 POLICIES = "round_robin,ring_bounded_load,cost_aware"
 NUM_BLOCKS = 2560
@@ -101,7 +101,7 @@ def demo_command(
 
 
 async def _until_done(
-    console: Console, policies: Sequence[str], mix: Sequence[Session], plan: FleetPlan, keep: bool
+    console: Console, policies: Sequence[str], mix: Sequence[ChatSession], plan: FleetPlan, keep: bool
 ) -> bool:
     """True where a request failed."""
     end_on_sigterm()
@@ -121,7 +121,12 @@ async def _until_done(
 
 
 async def _compare(
-    console: Console, policies: Sequence[str], mix: Sequence[Session], plan: FleetPlan, pods: list[str], folder: Path
+    console: Console,
+    policies: Sequence[str],
+    mix: Sequence[ChatSession],
+    plan: FleetPlan,
+    pods: list[str],
+    folder: Path,
 ) -> dict[str, DriveResults]:
     """The same mix under each policy: a fresh router and empty caches each time."""
     columns = (
@@ -160,7 +165,7 @@ def _so_far(served: Sequence[RequestResult]) -> str:
     )
 
 
-def _introduce(console: Console, mix: Sequence[Session], plan: FleetPlan) -> None:
+def _introduce(console: Console, mix: Sequence[ChatSession], plan: FleetPlan) -> None:
     kinds = [session.kind for session in mix]
     told = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     console.print(

@@ -23,7 +23,7 @@ from router.errors import ConnectFailed, RouterError, UpstreamBroken
 from router.proxy.connection import UpstreamTimeouts
 from router.proxy.headers import HeaderList, header, request_message
 from router.proxy.upstream import UpstreamPool
-from router.sim.workload import Session
+from router.sim.chat_workload import ChatSession
 from router.types import Endpoint
 
 TIMEOUTS = UpstreamTimeouts(connect_s=5.0, first_byte_s=120.0, idle_s=120.0)
@@ -211,7 +211,7 @@ class LoadDriver:
 async def drive(
     urls: str | Sequence[str],
     model: str,
-    sessions: Iterable[Session],
+    sessions: Iterable[ChatSession],
     on_progress: Callable[[RequestResult], None] = lambda _: None,
 ) -> DriveResults:
     """Play all sessions against the router at `urls`, or against several in turn. A session ends at its first error."""
@@ -225,7 +225,7 @@ async def drive(
         driver.close()
 
 
-async def _play(driver: LoadDriver, model: str, session: Session) -> None:
+async def _play(driver: LoadDriver, model: str, session: ChatSession) -> None:
     answers: list[str] = []
     free_s = session.start_s
     for turn in session.turns:

@@ -2,7 +2,7 @@
 
     warmroute plan config/traffic/mixed.yaml --target 0.95
 
-This file only asks and shows; `sim/virtual/plan.py` answers.
+This file only asks and shows; `sim/virtual/capacity_plan.py` answers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rich.table import Table
 from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment
 from router.config.policies import choose_policy
 from router.config.shipped import shipped
+from router.sim.virtual.capacity_plan import PlanResult, Variant, plan_variant, variants
 from router.sim.virtual.compare import Experiment
-from router.sim.virtual.plan import Answer, Variant, answer, variants
 
 AGAINST = "round_robin,least_load"
 
@@ -57,26 +57,26 @@ def plan_command(
     raise SystemExit(0 if any(answers) else 1)
 
 
-def _all(setup: Experiment, asked: Sequence[Variant], target: float, most: int, jobs: int) -> list[Answer | None]:
+def _all(setup: Experiment, asked: Sequence[Variant], target: float, most: int, jobs: int) -> list[PlanResult | None]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
         Progress(*columns, console=Console(stderr=True), transient=True) as progress,
         ProcessPoolExecutor(min(jobs, len(asked)), mp_context=get_context("fork")) as pool,
     ):
         task = progress.add_task("ways to build it", total=len(asked))
-        found: list[Answer | None] = []
+        found: list[PlanResult | None] = []
         for one in pool.map(partial(_one, setup, target, most), asked):
             found.append(one)
             progress.advance(task)
         return found
 
 
-def _one(setup: Experiment, target: float, most: int, variant: Variant) -> Answer | None:
-    return answer(setup, variant, target, most)
+def _one(setup: Experiment, target: float, most: int, variant: Variant) -> PlanResult | None:
+    return plan_variant(setup, variant, target, most)
 
 
 def _table(
-    setup: Experiment, asked: Sequence[Variant], answers: Sequence[Answer | None], target: float, most: int
+    setup: Experiment, asked: Sequence[Variant], answers: Sequence[PlanResult | None], target: float, most: int
 ) -> Table:
     slo = setup.fleet.slo
     shown = Table(
@@ -95,7 +95,7 @@ def _table(
     return shown
 
 
-def _row(one: Answer) -> tuple[str, ...]:
+def _row(one: PlanResult) -> tuple[str, ...]:
     figures = one.figures
     name = f"{one.variant.name} ({one.layout})" if one.layout else one.variant.name
     return (

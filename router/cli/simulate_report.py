@@ -18,11 +18,11 @@ from rich.table import Table
 from router.report.page import Section, page, paragraph, table
 from router.report.plots import Axes, Series, bars, cdf, lines
 from router.sim.virtual.compare import Measure, Result, mean_of, ranks
-from router.sim.virtual.outcome import Figures, Slo
+from router.sim.virtual.outcome import RunFigures, Slo
 from router.sim.virtual.scenario import FleetSpec
 
 
-def _ttft_mean_ms(of: Figures) -> float:
+def _ttft_mean_ms(of: RunFigures) -> float:
     """Infinite where no request was served."""
     return math.inf if math.isnan(of.ttft_mean_ms) else of.ttft_mean_ms
 
@@ -37,7 +37,7 @@ AS_GOOD = 0.01
 """Closer than this counts as equal."""
 PLOTTED = 8
 """As many lines as can be told apart: the best, and ours."""
-_COLUMNS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
+_COLUMNS: tuple[tuple[str, Callable[[RunFigures], str]], ...] = (
     ("hit", lambda f: f"{f.cached_share:.1%}"),
     ("ideal", lambda f: f"{f.of_ideal:.0%}"),
     ("mean", lambda f: _duration(f.ttft_mean_ms)),
@@ -94,7 +94,7 @@ def write_csv(path: Path, results: Sequence[Result]) -> None:
         writer.writerows(rows)
 
 
-def _flat(of: Figures) -> dict[str, object]:
+def _flat(of: RunFigures) -> dict[str, object]:
     values = asdict(of)
     by_kind = values.pop("cached_share_by_kind")
     return {**values, "cached_share": of.cached_share} | {
@@ -181,13 +181,13 @@ def _rows(results: Sequence[Result]) -> list[list[str]]:
     return rows
 
 
-def _mean_figures(many: Sequence[Figures]) -> Figures:
+def _mean_figures(many: Sequence[RunFigures]) -> RunFigures:
     """Field by field; shares by kind as in the first."""
     fields = asdict(many[0])
     means = {
         name: fmean(getattr(one, name) for one in many) for name, value in fields.items() if not isinstance(value, dict)
     }
-    return Figures(**{**fields, **means})
+    return RunFigures(**{**fields, **means})
 
 
 # --- plots ---

@@ -19,7 +19,7 @@ from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.policy.spec import Policy
 from router.sim.virtual.compare import Experiment
-from router.sim.virtual.generate import Mix
+from router.sim.virtual.generate import TrafficMix
 from router.sim.virtual.scenario import FleetSpec
 from router.sim.virtual.traces import (
     ReceiptLine,
@@ -55,7 +55,7 @@ class Source:
         if self.path.suffix == ".csv":
             return azure_traffic(self.path, speedup=speedup, requests=self.requests)
         if self.path.suffix in (".yaml", ".yml"):
-            return load(self.path, Mix).traffic(speedup=speedup, seed=seed, name=name)
+            return load(self.path, TrafficMix).traffic(speedup=speedup, seed=seed, name=name)
         raise ConfigError(
             f"{self.path}: traffic is a Mooncake trace or receipts (.jsonl), an Azure trace (.csv) or a mix (.yaml)"
         )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from router.hashing import token_array
-from router.sim.kvcache import BlockTable, KvCache
+from router.sim.block_pool import BlockPool, PodBlockTable
 from router.types import KvEvent, PodLoad, PodSpeed
 
 RequestId: TypeAlias = str
@@ -97,7 +97,7 @@ class _Sequence:
 
     def __init__(self, request: SimRequest) -> None:
         self.request = request
-        self.table = BlockTable(token_array(request.prompt), request.adapter, request.salt)
+        self.table = PodBlockTable(token_array(request.prompt), request.adapter, request.salt)
         self.emitted = 0
         self.cached_tokens: int | None = None
 
@@ -129,12 +129,12 @@ class SimPod:
 
     def __init__(self, config: SimPodConfig) -> None:
         self.config = config
-        self.cache = KvCache(config.num_blocks, config.block_size_tokens)
+        self.cache = BlockPool(config.num_blocks, config.block_size_tokens)
         self.counters = PodCounters()
         self._running: list[_Sequence] = []
         self._waiting: deque[_Sequence] = deque()
         self._sequences: dict[RequestId, _Sequence] = {}
-        self._pinned: dict[RequestId, BlockTable] = {}
+        self._pinned: dict[RequestId, PodBlockTable] = {}
         self._batch: _Batch | None = None
 
     @property
@@ -167,7 +167,7 @@ class SimPod:
         self._leave(sequence)
         return True
 
-    def detach(self, request_id: RequestId) -> BlockTable:
+    def detach(self, request_id: RequestId) -> PodBlockTable:
         """The blocks of a finished `pinned` request, now the caller's to release. `KeyError` where there are none."""
         return self._pinned.pop(request_id)
 

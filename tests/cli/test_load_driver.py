@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from router.cli.load_driver import DriveResults, LoadDriver, RequestResult, drive
-from router.sim.workload import Session, Turn
+from router.sim.chat_workload import ChatSession, Turn
 from router.types import Endpoint
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -20,8 +20,8 @@ DEADLINE_S = 30.0
 ROUTE = b"x-warmroute-pod: pod-1\r\nx-warmroute-cached-tokens: 16\r\n"
 
 
-def session(name: str, turns: int) -> Session:
-    return Session(name, "chat", 0.0, "Be kind.", tuple(Turn(f"{name} {n}?", 3) for n in range(turns)))
+def session(name: str, turns: int) -> ChatSession:
+    return ChatSession(name, "chat", 0.0, "Be kind.", tuple(Turn(f"{name} {n}?", 3) for n in range(turns)))
 
 
 def stream(*words: str, end: bool = True, cached_tokens: int = 16) -> bytes:
@@ -67,7 +67,7 @@ async def canned(*answers: tuple[int, bytes]) -> AsyncIterator[tuple[str, Canned
 
 
 async def driven(
-    sessions: Sequence[Session], *answers: tuple[int, bytes]
+    sessions: Sequence[ChatSession], *answers: tuple[int, bytes]
 ) -> tuple[DriveResults, Canned, list[RequestResult]]:
     seen: list[RequestResult] = []
     async with canned(*answers) as (url, router):
@@ -156,7 +156,7 @@ class Stalled:
 async def test_who_was_due_during_a_stall_is_sent_during_it_and_carries_it() -> None:
     """The router moves again only when the last of twenty has come: each waited at least from when it was due until
     then. A driver that waited for answers would never send the second."""
-    sessions = [Session(f"s{n}", "chat", n * 0.005, "", (Turn("Why?", 3),)) for n in range(20)]
+    sessions = [ChatSession(f"s{n}", "chat", n * 0.005, "", (Turn("Why?", 3),)) for n in range(20)]
     server = await asyncio.start_server(Stalled(20), "127.0.0.1", 0)
     async with asyncio.timeout(DEADLINE_S), server:
         results = await drive(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "demo", sessions)
@@ -183,14 +183,14 @@ async def test_a_driver_that_sends_late_adds_its_lateness_to_every_time_and_tell
 async def test_a_turn_is_due_its_think_time_after_the_answer_before_it() -> None:
     """People think; that is no lateness."""
     turns = (Turn("One?", 3), Turn("Two?", 3, think_s=0.05))
-    results, _, _ = await driven([Session("a", "chat", 0.0, "", turns)], (200, stream("Yes")), (200, stream("No")))
+    results, _, _ = await driven([ChatSession("a", "chat", 0.0, "", turns)], (200, stream("Yes")), (200, stream("No")))
     first, second = results.served
     assert second.due_s == pytest.approx(first.due_s + first.e2e_s + 0.05)
 
 
 async def test_a_slow_reader_gets_the_same_answer_over_a_connection_of_its_own() -> None:
     """Only its pace differs."""
-    slow = Session("a", "chat", 0.0, "", (Turn("Why?", 3),), read_pause_s=0.001)
+    slow = ChatSession("a", "chat", 0.0, "", (Turn("Why?", 3),), read_pause_s=0.001)
     results, _, _ = await driven([slow], (200, stream("Yes", " sir")))
     (one,) = results.served
     assert (one.text, one.error, one.cached_tokens, one.pod) == ("Yes sir", "", 16, "pod-1")

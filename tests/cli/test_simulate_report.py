@@ -13,7 +13,7 @@ from rich.console import Console
 
 from router.cli.simulate_report import summary, verdicts, write_csv, write_report
 from router.sim.virtual.compare import Result, Setting, remember
-from router.sim.virtual.outcome import Outcome, PodUse, Run, Slo
+from router.sim.virtual.outcome import PodUse, RequestOutcome, Run, Slo
 from router.sim.virtual.scenario import FleetSpec, PodsSpec
 
 SLO = Slo(ttft_ms=100.0, tpot_ms=50.0)
@@ -24,7 +24,7 @@ EASY = Setting("", 1.0, 2)
 def ran(policy: str, *ttft_ms: float, cached_tokens: int = 50, regret_ms: float = 5.0, at: Setting = EASY) -> Result:
     """A run with these times to first token, half of all tokens cached where nothing else is said."""
     outcomes = [
-        Outcome("chat", 0.0, 100, 1, cached_tokens=cached_tokens, ttft_ms=ms, e2e_ms=ms, regret_ms=regret_ms)
+        RequestOutcome("chat", 0.0, 100, 1, cached_tokens=cached_tokens, ttft_ms=ms, e2e_ms=ms, regret_ms=regret_ms)
         for ms in ttft_ms
     ]
     pods = {"a": PodUse(1, 30, 1.0, 0), "b": PodUse(1, 10, 1.0, 0)}
@@ -33,7 +33,7 @@ def ran(policy: str, *ttft_ms: float, cached_tokens: int = 50, regret_ms: float 
 
 def refused(policy: str) -> Result:
     """A run of which nothing is left."""
-    run = Run([Outcome("chat", 0.0, 100, 1, refused="too long to wait")], {"a": PodUse(0, 0, 0.0, 0)}, 0.0, 0)
+    run = Run([RequestOutcome("chat", 0.0, 100, 1, refused="too long to wait")], {"a": PodUse(0, 0, 0.0, 0)}, 0.0, 0)
     return remember(replace(EASY, policy=policy), run, SLO)
 
 

@@ -21,9 +21,9 @@ from router.cli.load_driver import LoadDriver, RequestResult
 from router.config.policies import load_policies
 from router.config.shipped import shipped
 from router.hashing import hash_blocks, token_array
-from router.sim.virtual.fleet import Conditions, Fleet, SimulatedPod
-from router.sim.virtual.pod import VirtualPodConfig
-from router.sim.virtual.traffic import Ask, Session, Traffic
+from router.sim.virtual.simulated_fleet import Conditions, SimulatedFleet, SimulatedPod
+from router.sim.virtual.traffic import Session, Traffic, TrafficRequest
+from router.sim.virtual.virtual_pod import VirtualPodConfig
 from router.sim.virtual.world import World
 from router.types import Endpoint, Pod, PrefixTrust
 from tests.live.calibrate import ANSWER_TOKEN, Calibration, asked, calibrate, made_up, slowness, thread_times
@@ -154,7 +154,7 @@ def simulated(
     known: Sequence[Calibration], true: Sequence[Calibration], requests: Sequence[Request], sent_s: Sequence[float]
 ) -> Figures:
     """The same requests at the same times, at pods that are as fast as they were, and as the router knew them."""
-    fleet = Fleet(tuple(map(simulated_pod, range(len(known)), known, true)))
+    fleet = SimulatedFleet(tuple(map(simulated_pod, range(len(known)), known, true)))
     overhead_ms = sum(one.overhead_ms for one in true) / len(true)
     conditions = Conditions(route_ms=ROUTE_MS, overhead_ms=overhead_ms, event_delay_ms=10.0, scrape_ms=250.0)
     policy = load_policies(shipped("policies"))[POLICY]
@@ -191,8 +191,8 @@ def simulated_pod(number: int, known: Calibration, true: Calibration) -> Simulat
     return SimulatedPod(pod, config)
 
 
-def ask(one: Request) -> Ask:
+def ask(one: Request) -> TrafficRequest:
     """Its full blocks, those of the answer too."""
     tokens = token_array([*one.prompt, *[ANSWER_TOKEN] * one.output_tokens])
     blocks = hash_blocks(tokens, BLOCK_TOKENS, 0)
-    return Ask(len(one.prompt), one.output_tokens, blocks, len(one.prompt) // BLOCK_TOKENS)
+    return TrafficRequest(len(one.prompt), one.output_tokens, blocks, len(one.prompt) // BLOCK_TOKENS)

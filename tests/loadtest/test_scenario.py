@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from loadtest.scenario import Arrivals, Bursts, Poisson, Scenario, Steps, load_scenario, ours
 from router.errors import ConfigError
-from router.sim.workload import MIX
+from router.sim.chat_workload import MIX
 
 SMALL = """\
 name: small

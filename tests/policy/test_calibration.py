@@ -25,8 +25,8 @@ from router.policy.calibration import (
     UnreadableCalibration,
 )
 from router.sim.virtual.batch import Job
-from router.sim.virtual.pod import VirtualPod, VirtualPodConfig
-from router.sim.virtual.traffic import Ask
+from router.sim.virtual.traffic import TrafficRequest
+from router.sim.virtual.virtual_pod import VirtualPod, VirtualPodConfig
 from router.types import Link, PodSpeed
 
 TRUE = PodSpeed(20.0, 0.05, 8e-7)
@@ -319,7 +319,7 @@ def drive(learner: Learner, random: Random, load: float, requests: int) -> list[
             number, (now_ms, (n, p)) = due.pop()
             sent[number] = now_ms, learner.predict_ms((n, p), now_ms)
             learner.send(number, (n, p), now_ms)
-            pod.submit(Job(number, Ask(n, random.randrange(1, 400), (), 0), p), now_ms)
+            pod.submit(Job(number, TrafficRequest(n, random.randrange(1, 400), (), 0), p), now_ms)
             if pod.wake_ms < math.inf:
                 continue
         for job in pod.advance(now_ms).started:

@@ -13,7 +13,7 @@ from router.config.classes import load_classes
 from router.config.load import load
 from router.config.shipped import shipped
 from router.policy.classes import Classes, ClassRules
-from router.sim.virtual.generate import Mix
+from router.sim.virtual.generate import TrafficMix
 from router.sim.virtual.traffic import Session
 from router.types import Generation, PromptPrefix
 from tests.policy.scenes import prompt, scene
@@ -61,7 +61,7 @@ def arrivals(session: Session) -> list[tuple[float, int, Session]]:
 
 def test_the_shipped_rules_know_most_of_a_mix_for_what_it_is() -> None:
     """Turns of the described mix, by kind: agents and chats once they go on, documents once a second one asks."""
-    mix = load(shipped("config") / "traffic" / "mixed.yaml", Mix)
+    mix = load(shipped("config") / "traffic" / "mixed.yaml", TrafficMix)
     sessions = [one for one, _ in zip(mix.traffic().sessions, range(4000), strict=False)]
     coming = merge(*map(arrivals, sessions), key=lambda one: one[0])
     classes, told = Classes(RULES), Counter[tuple[str, int, str]]()

@@ -17,9 +17,9 @@ from router.decision import Lease
 from router.fleet.ledger import Ledger
 from router.policy.calibration import Beside, Calibration, PrefillClock
 from router.policy.decide import decide, expected_ttft_ms
-from router.sim.virtual.batch import Batch, Job
-from router.sim.virtual.pod import VirtualPod, VirtualPodConfig, steps_under_way
-from router.sim.virtual.traffic import Ask
+from router.sim.virtual.batch import Job, StepRun
+from router.sim.virtual.traffic import TrafficRequest
+from router.sim.virtual.virtual_pod import VirtualPod, VirtualPodConfig, steps_under_way
 from router.types import Generation, Pod, PodSpeed, PrefixMatch, PromptPrefix, Scene, StepBegan
 from tests.policy.scenes import BLOCK, MODEL, POLICIES, pod, ready, scene
 
@@ -38,7 +38,7 @@ class NoisyPod(VirtualPod):
         super().__init__(VirtualPodConfig(speed=speed, kv_tokens=2_000_000), BLOCK)
         self._random, self._noise = random, noise
 
-    def _run_of(self, now_ms: float, chunks: list[tuple[Job, int]], batch: int) -> Batch:
+    def _run_of(self, now_ms: float, chunks: list[tuple[Job, int]], batch: int) -> StepRun:
         run = super()._run_of(now_ms, chunks, batch)
         run.first_ms *= math.exp(self._random.gauss(0, self._noise))
         return run
@@ -101,7 +101,9 @@ def play(true: PodSpeed, prior: PodSpeed, load: float, seed: int, noise: float) 
             name, step = best.pod.id, seen.steps.get(best.pod.id, StepBegan())
             lease = router.sent(best.pod, prompt_tokens, best.cached_tokens, now_ms, step.at_s)
             sent[lease.id] = Sent(now_ms, expected_ttft_ms(best.cost), lease)
-            pods[name].submit(Job(lease.id, Ask(prompt_tokens, output_tokens, (), 0), best.cached_tokens), now_ms)
+            pods[name].submit(
+                Job(lease.id, TrafficRequest(prompt_tokens, output_tokens, (), 0), best.cached_tokens), now_ms
+            )
             if pods[name].wake_ms < math.inf:
                 continue
         progress = pods[name].advance(now_ms)

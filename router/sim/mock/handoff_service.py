@@ -18,7 +18,7 @@ import httpx
 import msgspec
 import xxhash
 
-from router.sim.kvcache import BlockTable, chain_seed
+from router.sim.block_pool import PodBlockTable, chain_seed
 from router.sim.mock.faults import DECODE_FAULTS, FaultBoard
 from router.sim.mock.handoff_counters import HandoffCounters
 from router.sim.mock.handoff_dialects import (
@@ -121,7 +121,7 @@ class HandoffService:
 
     async def receive(self, ask: GenerationRequest, leg: HandoffLeg) -> LoadedKv:
         """Wait for KV from elsewhere. `EngineError` where the engine fails without it."""
-        table = BlockTable(ask.prompt, ask.adapter, ask.salt)
+        table = PodBlockTable(ask.prompt, ask.adapter, ask.salt)
         cached_blocks = len(self._steps.pod.cache.match(table))
         counters = self.counters
         counters.receiving += 1
@@ -149,12 +149,12 @@ class HandoffService:
         found = msgspec.json.decode(answer.raise_for_status().content, type=_TakeAnswer)
         return LoadedKv(found.tokens, found.digest != _digest(ask), found.cached_tokens)
 
-    async def _probe(self, leg: PeerLookup, table: BlockTable, cached_blocks: int) -> LoadedKv:
+    async def _probe(self, leg: PeerLookup, table: PodBlockTable, cached_blocks: int) -> LoadedKv:
         body = _ProbeBody(table.hashes, cached_blocks)
         answer = (await self._post(f"{leg.url}/_kv/probe", body)).raise_for_status()
         return LoadedKv(msgspec.json.decode(answer.content, type=_ProbeAnswer).blocks * self._block_size_tokens)
 
-    async def _read_store(self, table: BlockTable, cached_blocks: int) -> LoadedKv:
+    async def _read_store(self, table: PodBlockTable, cached_blocks: int) -> LoadedKv:
         held = self._config.store.leading_blocks(table.hashes)
         if held > cached_blocks:
             await asyncio.sleep(self._transfer_s((held - cached_blocks) * self._block_size_tokens))
@@ -222,7 +222,7 @@ class HandoffService:
             raise EngineError(HTTPStatus.INTERNAL_SERVER_ERROR, "no decode leg came for this KV")
 
     def _store(self, ask: GenerationRequest) -> None:
-        table = BlockTable(ask.prompt, ask.adapter, ask.salt)
+        table = PodBlockTable(ask.prompt, ask.adapter, ask.salt)
         table.hash_up_to(len(ask.prompt) // self._block_size_tokens, self._block_size_tokens)
         self._config.store.put(table.hashes)
 

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.sim.virtual.traffic import Ask
+from router.sim.virtual.traffic import TrafficRequest
 from router.types import BlockHash, Tier
 
 
@@ -22,7 +22,7 @@ class Job:
     """
 
     about: Any
-    ask: Ask
+    ask: TrafficRequest
     arrived_tokens: int = 0
     cached_tokens: int | None = None
     first_token_ms: float = math.nan
@@ -45,7 +45,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Batch:
+class StepRun:
     """Steps under way, all with the same requests. `steps` is 1 where there are chunks. The first takes `first_ms`, and
     each of the following `growth_ms` more than the one before."""
 

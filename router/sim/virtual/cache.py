@@ -1,7 +1,7 @@
 """Which blocks does one simulated pod hold, and what must go when it needs room?
 
-The same rules as `sim/kvcache.py` (reference counts, least recently freed first, tails before heads), counted in tokens
-instead of kept block by block, so that a block may be of any size. This file never schedules anything.
+The same rules as `sim/block_pool.py` (reference counts, least recently freed first, tails before heads), counted in
+tokens instead of kept block by block, so that a block may be of any size. This file never schedules anything.
 """
 
 from __future__ import annotations

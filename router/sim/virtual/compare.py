@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from router.policy.spec import Policy
-from router.sim.virtual.outcome import Figures, Run, Slo, figures
+from router.sim.virtual.outcome import Run, RunFigures, Slo, figures
 from router.sim.virtual.scenario import FleetSpec, Prior
 from router.sim.virtual.traffic import Traffic
 from router.sim.virtual.world import Progressed, World
@@ -48,7 +48,7 @@ class Result:
     """What a run is remembered by: figures, the distribution of times to first token, work by pod, regret."""
 
     setting: Setting
-    figures: Figures
+    figures: RunFigures
     ttft_ms: Sequence[float]
     """Evenly spaced quantiles."""
     work_tokens: Sequence[int]
@@ -108,7 +108,7 @@ def grid(
     ]
 
 
-Measure: TypeAlias = Callable[[Figures], float]
+Measure: TypeAlias = Callable[[RunFigures], float]
 """What policies are ranked by: the lower, the better."""
 
 

@@ -16,8 +16,6 @@ from typing import Annotated, TypeAlias
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -25,7 +23,8 @@ from pydantic import (
     PositiveInt,
 )
 
-from router.sim.virtual.traffic import Ask, Session, Traffic
+from router.sim.virtual.scenario import StrictSpec
+from router.sim.virtual.traffic import Session, Traffic, TrafficRequest
 from router.types import BlockHash
 
 
@@ -39,11 +38,7 @@ Span: TypeAlias = Annotated[tuple[NonNegativeInt, NonNegativeInt], AfterValidato
 Seconds: TypeAlias = tuple[NonNegativeFloat, NonNegativeFloat]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Kind(_Strict):
+class Kind(StrictSpec):
     """One kind of session. `share` is its weight among the sessions; `prefixes` of `prefix_tokens` each are drawn by
     Zipf's law with exponent `zipf`, and 0 of them means that nothing is shared between sessions."""
 
@@ -58,7 +53,7 @@ class Kind(_Strict):
     think_s: Seconds = (0.0, 0.0)
 
 
-class Bursts(_Strict):
+class Bursts(StrictSpec):
     """For `length_s` of every `every_s`, sessions come `factor` times as often."""
 
     every_s: PositiveFloat
@@ -66,7 +61,7 @@ class Bursts(_Strict):
     factor: PositiveFloat
 
 
-class Mix(_Strict):
+class TrafficMix(StrictSpec):
     """A file of traffic: kinds of sessions, how often they come, and for how long."""
 
     about: str = ""
@@ -81,7 +76,7 @@ class Mix(_Strict):
         return Traffic(self.block_size_tokens, _sessions(self, speedup, seed), name=name)
 
 
-def _sessions(mix: Mix, speedup: float, seed: int) -> Iterator[Session]:
+def _sessions(mix: TrafficMix, speedup: float, seed: int) -> Iterator[Session]:
     random = Random(seed)
     makers = {name: _Maker(kind, mix.block_size_tokens, Random(f"{seed} {name}")) for name, kind in mix.kinds.items()}
     names, weights = list(makers), [kind.share for kind in mix.kinds.values()]
@@ -93,7 +88,7 @@ def _sessions(mix: Mix, speedup: float, seed: int) -> Iterator[Session]:
         yield makers[name].session(start_s / speedup, name, ids)
 
 
-def _arrivals(mix: Mix, random: Random) -> Iterator[float]:
+def _arrivals(mix: TrafficMix, random: Random) -> Iterator[float]:
     """A Poisson process whose rate the bursts lift: candidates at the highest rate, thinned."""
     bursts = mix.bursts
     highest = mix.sessions_per_s * max(1.0, bursts.factor if bursts else 1.0)
@@ -146,7 +141,7 @@ class _Maker:
             return 0, ()
         return self._prefixes[bisect(self._weights, self._random.random() * self._weights[-1])]
 
-    def _asks(self, tokens: int, shared: Sequence[BlockHash], ids: _Ids) -> Iterator[Ask]:
+    def _asks(self, tokens: int, shared: Sequence[BlockHash], ids: _Ids) -> Iterator[TrafficRequest]:
         """Each prompt is all that was said before, and something new. Blocks behind the shared ones are this session's
         own, by their place."""
         kind, random, own = self._kind, self._random, 0
@@ -158,5 +153,5 @@ class _Maker:
             blocks = array("Q", shared)
             blocks.extend(range(own + len(shared), own + total))
             think_s = random.uniform(*kind.think_s) if turn else 0.0
-            yield Ask(tokens, output_tokens, blocks, tokens // self._block, think_s)
+            yield TrafficRequest(tokens, output_tokens, blocks, tokens // self._block, think_s)
             tokens += output_tokens

@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(slots=True)
-class Outcome:
+class RequestOutcome:
     """One request. Times are in ms from its arrival; NaN where it was refused or never ended."""
 
     kind: str
@@ -66,7 +66,7 @@ class PodUse:
 class Run:
     """Everything that one run of the world left behind."""
 
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[RequestOutcome]
     pods: Mapping[str, PodUse]
     duration_ms: float
     ideal_cached_tokens: int
@@ -74,7 +74,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class RunFigures:
     """One run in numbers. Shares are 0..1, times in ms; a refused request is a miss of the SLO and of nothing else."""
 
     requests: int
@@ -110,14 +110,14 @@ class Figures:
         return self.cached_tokens / self.ideal_cached_tokens if self.ideal_cached_tokens else 1.0
 
 
-def figures(run: Run, slo: Slo) -> Figures:
+def figures(run: Run, slo: Slo) -> RunFigures:
     """The numbers of one run."""
     good = [one for one in run.outcomes if not one.refused]
     ttft_ms, tpot_ms = _array(one.ttft_ms for one in good), _array(one.tpot_ms for one in good)
     met = int(np.sum((ttft_ms <= slo.ttft_ms) & (tpot_ms <= slo.tpot_ms)))
     regret_ms = _array(one.regret_ms for one in good if not math.isnan(one.regret_ms))
     work = [pod.computed_tokens for pod in run.pods.values()]
-    return Figures(
+    return RunFigures(
         requests=len(run.outcomes),
         refused=len(run.outcomes) - len(good),
         prompt_tokens=sum(one.prompt_tokens for one in good),
@@ -143,7 +143,7 @@ def figures(run: Run, slo: Slo) -> Figures:
     )
 
 
-def _cached_share_by_kind(good: Sequence[Outcome]) -> dict[str, float]:
+def _cached_share_by_kind(good: Sequence[RequestOutcome]) -> dict[str, float]:
     prompt: dict[str, int] = {}
     cached: dict[str, int] = {}
     for one in good:

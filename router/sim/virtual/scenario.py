@@ -19,10 +19,10 @@ from typing import Annotated, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
-from router.sim.virtual.fleet import Conditions, Fleet, SimulatedPod
 from router.sim.virtual.outcome import Slo
-from router.sim.virtual.pod import VirtualPodConfig
-from router.sim.virtual.view import Knowledge
+from router.sim.virtual.router_view import Knowledge
+from router.sim.virtual.simulated_fleet import Conditions, SimulatedFleet, SimulatedPod
+from router.sim.virtual.virtual_pod import VirtualPodConfig
 from router.types import Link, Links, Pod, PodSpeed, PrefixTrust, Role
 
 Prior: TypeAlias = Callable[[str, str], tuple[PodSpeed, int]]
@@ -31,11 +31,13 @@ Prior: TypeAlias = Callable[[str, str], tuple[PodSpeed, int]]
 DIALECT = "simulated"
 
 
-class _Strict(BaseModel):
+class StrictSpec(BaseModel):
+    """Part of a YAML file: frozen, and an unknown key is an error."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class PodsSpec(_Strict):
+class PodsSpec(StrictSpec):
     """Equal pods."""
 
     count: PositiveInt
@@ -47,7 +49,7 @@ class PodsSpec(_Strict):
     """Of one pod: what GPU-hours are counted in."""
 
 
-class LinkSpec(_Strict):
+class LinkSpec(StrictSpec):
     """From any pod to any other."""
 
     t0_ms: NonNegativeFloat
@@ -57,7 +59,7 @@ class LinkSpec(_Strict):
         return Link(self.t0_ms, self.gb_per_s * BYTES_PER_MS_PER_GB_PER_S)
 
 
-class FleetSpec(_Strict):
+class FleetSpec(StrictSpec):
     """A file of a fleet, with what lies between it and its routers, and what is asked of it."""
 
     about: str = ""
@@ -82,7 +84,7 @@ class FleetSpec(_Strict):
         first, *others = self.pods
         return self.model_copy(update={"pods": (first.model_copy(update={"count": number}), *others)})
 
-    def build(self, prior: Prior, *, believed_compute: float = 1.0, believed_bandwidth: float = 1.0) -> Fleet:
+    def build(self, prior: Prior, *, believed_compute: float = 1.0, believed_bandwidth: float = 1.0) -> SimulatedFleet:
         """The fleet. The factors say how wrong the router's coefficients are."""
         ids = count(1)
         pods = tuple(
@@ -91,7 +93,7 @@ class FleetSpec(_Strict):
         link = self.link.build() if self.link else None
         believed = replace(link, bytes_per_ms=link.bytes_per_ms * believed_bandwidth) if link else None
         pcie = Link(0.0, self.pcie_gb_per_s * BYTES_PER_MS_PER_GB_PER_S * believed_bandwidth)
-        return Fleet(pods, link, Links(elsewhere=believed, cpu=pcie))
+        return SimulatedFleet(pods, link, Links(elsewhere=believed, cpu=pcie))
 
     def _pod(self, group: PodsSpec, number: int, prior: Prior, believed_compute: float) -> SimulatedPod:
         speed, kv_bytes_per_token = prior(self.model, group.hardware)

@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 
 from router.errors import ConfigError
-from router.sim.virtual.traffic import Ask, Session, Traffic
+from router.sim.virtual.traffic import Session, Traffic, TrafficRequest
 
 MOONCAKE_BLOCK_TOKENS = 512
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -68,8 +68,8 @@ def mooncake_traffic(
     return Traffic(MOONCAKE_BLOCK_TOKENS, sessions, len(sessions), name)
 
 
-def _ask(prompt_tokens: int, output_tokens: int, blocks: array[int]) -> Ask:
-    return Ask(prompt_tokens, max(output_tokens, 1), blocks, len(blocks))
+def _ask(prompt_tokens: int, output_tokens: int, blocks: array[int]) -> TrafficRequest:
+    return TrafficRequest(prompt_tokens, max(output_tokens, 1), blocks, len(blocks))
 
 
 class ReceiptLine(msgspec.Struct, frozen=True):

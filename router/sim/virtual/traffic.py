@@ -13,7 +13,7 @@ from router.types import BlockHash
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class TrafficRequest:
     """One prompt and the length of its answer, both at least 1 token.
 
     `blocks[i]` stands for the tokens of block i and everything before it. The first `prompt_blocks` are known as soon
@@ -33,7 +33,7 @@ class Session:
     """Asks that follow one another, each after the answer to the last; a single one is an open-loop request."""
 
     start_s: float
-    asks: tuple[Ask, ...]
+    asks: tuple[TrafficRequest, ...]
     kind: str = "any"
 
 

@@ -21,12 +21,12 @@ from router.fleet.ledger import Ledger
 from router.policy.decide import expected_ttft_ms
 from router.policy.spec import Policy
 from router.sim.virtual.batch import Job, Progress
-from router.sim.virtual.fleet import Conditions, Fleet, SimulatedPod
-from router.sim.virtual.links import Links
-from router.sim.virtual.outcome import Outcome, PodUse, Run
-from router.sim.virtual.pod import VirtualPod, steps_under_way
-from router.sim.virtual.traffic import Ask, Session, Traffic
-from router.sim.virtual.view import Knowledge, RouterView
+from router.sim.virtual.link_sharing import LinkSharing
+from router.sim.virtual.outcome import PodUse, RequestOutcome, Run
+from router.sim.virtual.router_view import Knowledge, RouterView
+from router.sim.virtual.simulated_fleet import Conditions, SimulatedFleet, SimulatedPod
+from router.sim.virtual.traffic import Session, Traffic, TrafficRequest
+from router.sim.virtual.virtual_pod import VirtualPod, steps_under_way
 from router.types import BlockHash, Generation, Pod, Tier
 
 Progressed: TypeAlias = Callable[[int], None]  # told how many requests have ended so far
@@ -47,12 +47,12 @@ class _Request:
 
     session: Session
     turn: int
-    outcome: Outcome
+    outcome: RequestOutcome
     prefill: _Place | None = None
     decode: _Place | None = None
 
     @property
-    def ask(self) -> Ask:
+    def ask(self) -> TrafficRequest:
         return self.session.asks[self.turn]
 
 
@@ -61,7 +61,7 @@ class World:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: SimulatedFleet,
         policy: Policy,
         conditions: Conditions,
         *,
@@ -88,7 +88,7 @@ class World:
         self._views = [RouterView(known, generation, policy, knowledge, links) for _ in range(conditions.routers)]
         self._next_view = cycle(range(conditions.routers))
         self._events_known = knowledge.events
-        self._links = Links(self._bandwidths())
+        self._links = LinkSharing(self._bandwidths())
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._ids = count()
         self._versions = dict.fromkeys(self._pods, 0)
@@ -98,7 +98,7 @@ class World:
         self._coming = 0
         """Sessions and turns that are sure to arrive."""
         self._uses = dict.fromkeys(self._pods, 0)
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[RequestOutcome] = []
         self._ideal: set[BlockHash] = set()
         self._ideal_cached_tokens = 0
         self._more: Iterator[Session] = iter(())
@@ -154,7 +154,9 @@ class World:
         if turn == 0:
             self._expect_next_session()
         ask = session.asks[turn]
-        request = _Request(session, turn, Outcome(session.kind, self._now_ms, ask.prompt_tokens, ask.output_tokens))
+        request = _Request(
+            session, turn, RequestOutcome(session.kind, self._now_ms, ask.prompt_tokens, ask.output_tokens)
+        )
         self._outcomes.append(request.outcome)
         self._open += 1
         view = self._views[next(self._next_view)]
@@ -173,7 +175,7 @@ class World:
         request.outcome.refused = why
         self._end(request)
 
-    def _count_ideal(self, ask: Ask) -> None:
+    def _count_ideal(self, ask: TrafficRequest) -> None:
         blocks, known = ask.blocks, self._ideal
         found = next((at for at in range(ask.prompt_blocks) if blocks[at] not in known), ask.prompt_blocks)
         self._ideal_cached_tokens += min(found * self._block, ask.prompt_tokens - 1)
@@ -182,14 +184,16 @@ class World:
 
     # --- deciding ---
 
-    def _decide(self, view: RouterView, ask: Ask, session: Session) -> RouteDecision:
+    def _decide(self, view: RouterView, ask: TrafficRequest, session: Session) -> RouteDecision:
         self._tell_news()
         hashes = ask.blocks[: ask.prompt_blocks]
         name = str(len(self._outcomes))
         steps, said = steps_under_way(self._pods, view.ledger.steps(), self._now_ms), repr(session.start_s)
         return view.decide(name, ask.prompt_tokens, hashes, ask.output_tokens, self._now_ms / 1000, steps, said)
 
-    def _book(self, view: RouterView, ask: Ask, pod: str, cached_tokens: int, *, prefills: bool = True) -> _Place:
+    def _book(
+        self, view: RouterView, ask: TrafficRequest, pod: str, cached_tokens: int, *, prefills: bool = True
+    ) -> _Place:
         hashes, now_s = ask.blocks[: ask.prompt_blocks], self._now_ms / 1000
         lease = view.sent(pod, ask.prompt_tokens, cached_tokens, hashes, now_s, prefills=prefills)
         return _Place(pod, view.ledger, lease)
@@ -208,7 +212,7 @@ class World:
             request.decode = self._book(view, request.ask, plan.decode.id, 0, prefills=False)
         self._at(self._now_ms + self._conditions.route_ms, self._send, request, first.id, plan.pull)
 
-    def _regret_ms(self, ask: Ask, chosen: str) -> float:
+    def _regret_ms(self, ask: TrafficRequest, chosen: str) -> float:
         """By what really lies and waits on each pod now, without pulls."""
         expected: dict[str, float] = {}
         for pod_id in self._views[0].pods:
@@ -254,7 +258,7 @@ class World:
     def _submit(self, request: _Request, pod_id: str, arrived_tokens: int) -> None:
         ask = request.ask
         if self._goes_on(request, pod_id):
-            ask = Ask(ask.prompt_tokens, 1, ask.blocks, ask.prompt_blocks)
+            ask = TrafficRequest(ask.prompt_tokens, 1, ask.blocks, ask.prompt_blocks)
         job = Job(request, ask, arrived_tokens)
         pod = self._pods[pod_id]
         try:

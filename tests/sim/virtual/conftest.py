@@ -11,11 +11,11 @@ from router.config.priors import load_priors
 from router.config.shipped import shipped
 from router.policy.spec import Policy
 from router.sim.peers.peer_policies import FOLDER, PeerPolicySpec
-from router.sim.virtual.fleet import Fleet, SimulatedPod
-from router.sim.virtual.generate import Kind, Mix
-from router.sim.virtual.pod import VirtualPodConfig
+from router.sim.virtual.generate import Kind, TrafficMix
 from router.sim.virtual.scenario import DIALECT
+from router.sim.virtual.simulated_fleet import SimulatedFleet, SimulatedPod
 from router.sim.virtual.traces import TraceRequest, read_mooncake
+from router.sim.virtual.virtual_pod import VirtualPodConfig
 from router.types import Link, Links, Pod, PodSpeed, PrefixTrust
 
 CONVERSATION = Path(__file__).parents[4] / "shared/data/conversation_trace.jsonl"
@@ -44,7 +44,7 @@ def speed_of(model: str, hardware: str) -> PodSpeed:
 
 def equal_pods(
     number: int, true: VirtualPodConfig, *, link: Link | None = None, kv_bytes_per_token: int = 327_680
-) -> Fleet:
+) -> SimulatedFleet:
     """So many of the same, of which the router knows all."""
     known = [
         Pod(
@@ -62,7 +62,7 @@ def equal_pods(
         for at in range(number)
     ]
     pods = tuple(SimulatedPod(pod, true) for pod in known)
-    return Fleet(pods, link, Links(elsewhere=link, cpu=Link(0.0, pods[0].pcie_bytes_per_ms)))
+    return SimulatedFleet(pods, link, Links(elsewhere=link, cpu=Link(0.0, pods[0].pcie_bytes_per_ms)))
 
 
 def small_pod(kv_tokens: int = 100_000, cpu_kv_tokens: int = 0, max_num_seqs: int = 256) -> VirtualPodConfig:
@@ -70,12 +70,12 @@ def small_pod(kv_tokens: int = 100_000, cpu_kv_tokens: int = 0, max_num_seqs: in
     return VirtualPodConfig(speed=SPEED, kv_tokens=kv_tokens, cpu_kv_tokens=cpu_kv_tokens, max_num_seqs=max_num_seqs)
 
 
-def small_mix(duration_s: float = 20.0) -> Mix:
+def small_mix(duration_s: float = 20.0) -> TrafficMix:
     """About 100 requests in 20 s: chats behind two system prompts, and prompts that nobody else sends."""
     chat = Kind(
         share=2.0, prefixes=2, prefix_tokens=(400, 900), turns=(1, 3), output_tokens=(1, 60), think_s=(0.1, 2.0)
     )
-    return Mix(
+    return TrafficMix(
         sessions_per_s=3.0,
         duration_s=duration_s,
         kinds={"chat": chat, "one_off": Kind(first_tokens=(50, 3000), output_tokens=(1, 40))},

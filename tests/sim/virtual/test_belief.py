@@ -12,11 +12,11 @@ from msgspec import structs
 from router.policy.costs.queue import QueueTerm
 from router.policy.spec import Policy
 from router.policy.term import Placement
-from router.sim.virtual.fleet import Conditions
-from router.sim.virtual.outcome import Figures, Slo, figures
-from router.sim.virtual.pod import VirtualPodConfig
+from router.sim.virtual.outcome import RunFigures, Slo, figures
+from router.sim.virtual.simulated_fleet import Conditions
 from router.sim.virtual.traces import TraceRequest, mooncake_traffic
-from router.sim.virtual.traffic import Ask, Session, Traffic
+from router.sim.virtual.traffic import Session, Traffic, TrafficRequest
+from router.sim.virtual.virtual_pod import VirtualPodConfig
 from router.sim.virtual.world import World
 from router.types import Link, PodSpeed
 from tests.sim.virtual.conftest import equal_pods, speed_of
@@ -29,7 +29,7 @@ def poisson(random: Random, per_s: float, requests: int, prompt_tokens: int) -> 
     at_s = 0.0
     for _ in range(requests):
         at_s += random.expovariate(per_s)
-        yield Session(at_s, (Ask(prompt_tokens, 1, (), 0),))
+        yield Session(at_s, (TrafficRequest(prompt_tokens, 1, (), 0),))
 
 
 @pytest.mark.parametrize("utilisation", [0.3, 0.6, 0.8])
@@ -50,7 +50,7 @@ def test_a_batch_of_decodes_is_as_fast_as_its_steps(policies: dict[str, Policy])
     speed = speed_of("llama-3.1-70b", "h100x4")
     true = VirtualPodConfig(speed=speed, kv_tokens=10**6, step_budget_tokens=10**6)
     batch, prompt, output = 16, 1000, 200
-    sessions = [Session(0.0, (Ask(prompt, output, (), 0),)) for _ in range(batch)]
+    sessions = [Session(0.0, (TrafficRequest(prompt, output, (), 0),)) for _ in range(batch)]
     world = World(equal_pods(1, true), policies["round_robin"], Conditions(route_ms=1), block_size_tokens=512)
     outcomes = world.run(Traffic(512, sessions)).outcomes
     steps = output - 1
@@ -91,7 +91,7 @@ def as_published(policy: Policy) -> Policy:
     return replace(policy, costs=costs)
 
 
-def mooncake_nodes(policy: Policy, trace: list[TraceRequest], link: Link | None) -> Figures:
+def mooncake_nodes(policy: Policy, trace: list[TraceRequest], link: Link | None) -> RunFigures:
     """Figure 5 of the FAST '25 paper: prefill nodes of eight A800, 3M tokens of cache each, first come first served.
 
     How many nodes, and how much faster than its own pace the trace was played, the paper does not say: six, and 6 %."""
@@ -133,9 +133,9 @@ def test_a_pull_takes_as_long_as_was_measured(policies: dict[str, Policy], token
     speed, kv_bytes = speed_of("gpt-oss-120b", "h100x1"), 73_728
     true = VirtualPodConfig(speed=speed, kv_tokens=10**6, max_num_seqs=1, step_budget_tokens=10**6)
     blocks = range(1, tokens // 512 + 1)
-    hold = Session(0.0, (Ask(tokens + 1, 1, blocks, len(blocks)),))
-    keeps_the_holder_busy = Session(20.0, (Ask(400_000, 1, blocks, len(blocks)),))
-    ask = Session(20.001, (Ask(tokens + 100, 1, blocks, len(blocks)),))
+    hold = Session(0.0, (TrafficRequest(tokens + 1, 1, blocks, len(blocks)),))
+    keeps_the_holder_busy = Session(20.0, (TrafficRequest(400_000, 1, blocks, len(blocks)),))
+    ask = Session(20.001, (TrafficRequest(tokens + 100, 1, blocks, len(blocks)),))
     link = Link(25.0, 18.1e6)
     world = World(
         equal_pods(2, true, link=link, kv_bytes_per_token=kv_bytes),

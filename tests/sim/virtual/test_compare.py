@@ -9,15 +9,15 @@ import pytest
 
 from router.policy.spec import Policy
 from router.sim.virtual.compare import QUANTILES, Experiment, Result, Setting, grid, mean_of, ranks, remember
-from router.sim.virtual.fleet import Conditions
-from router.sim.virtual.outcome import Outcome, PodUse, Run, Slo, figures
+from router.sim.virtual.outcome import PodUse, RequestOutcome, Run, Slo, figures
 from router.sim.virtual.scenario import FleetSpec, PodsSpec
+from router.sim.virtual.simulated_fleet import Conditions
 from tests.sim.virtual.conftest import prior, small_mix
 
 
 def result(setting: Setting, ttft_ms: float) -> Result:
     """Of a run of one request."""
-    one = Outcome("any", 0.0, 10, 1, ttft_ms=ttft_ms, e2e_ms=ttft_ms)
+    one = RequestOutcome("any", 0.0, 10, 1, ttft_ms=ttft_ms, e2e_ms=ttft_ms)
     return remember(setting, Run([one], {"a": PodUse(1, 10, 1.0, 0)}, 1000.0, 0), Slo())
 
 
@@ -60,10 +60,12 @@ def test_a_mean_over_seeds_is_a_plain_mean() -> None:
 def test_a_run_is_remembered_by_its_figures_quantiles_work_and_regret() -> None:
     """Work from the busiest pod to the idlest; refused requests are in no distribution."""
     outcomes = [
-        Outcome("any", 0.0, 10, 1, ttft_ms=float(ms), e2e_ms=float(ms), regret_ms=float(ms) if ms < 3 else math.nan)
+        RequestOutcome(
+            "any", 0.0, 10, 1, ttft_ms=float(ms), e2e_ms=float(ms), regret_ms=float(ms) if ms < 3 else math.nan
+        )
         for ms in range(QUANTILES + 1)
     ]
-    outcomes.append(Outcome("any", 0.0, 10, 1, refused="NoReadyPod"))
+    outcomes.append(RequestOutcome("any", 0.0, 10, 1, refused="NoReadyPod"))
     run = Run(outcomes, {"a": PodUse(1, 10, 1.0, 0), "b": PodUse(1, 30, 1.0, 0)}, 5000.0, 0)
     found = remember(Setting("a", 1.0, 2), run, Slo())
     assert found.ttft_ms == pytest.approx(list(range(QUANTILES + 1)))
@@ -73,7 +75,7 @@ def test_a_run_is_remembered_by_its_figures_quantiles_work_and_regret() -> None:
 
 def test_a_run_that_refused_everything_is_remembered_too() -> None:
     """Without a distribution."""
-    run = Run([Outcome("any", 0.0, 10, 1, refused="NoReadyPod")], {"a": PodUse(0, 0, 0.0, 0)}, 0.0, 0)
+    run = Run([RequestOutcome("any", 0.0, 10, 1, refused="NoReadyPod")], {"a": PodUse(0, 0, 0.0, 0)}, 0.0, 0)
     assert remember(Setting("a", 1.0, 1), run, Slo()).ttft_ms == []
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from router.sim.virtual.generate import Bursts, Kind, Mix
+from router.sim.virtual.generate import Bursts, Kind, TrafficMix
 from router.sim.virtual.traffic import Session
 
 BLOCK = 16
@@ -19,7 +19,7 @@ BLOCK = 16
 def sessions(*, seed: int = 0, speedup: float = 1.0, **mix: object) -> list[Session]:
     """All of them; 2,000 in 200 s where nothing else is said."""
     settings = {"sessions_per_s": 10.0, "duration_s": 200.0, "kinds": {"any": Kind()}, "block_size_tokens": BLOCK} | mix
-    return list(Mix.model_validate(settings).traffic(seed=seed, speedup=speedup).sessions)
+    return list(TrafficMix.model_validate(settings).traffic(seed=seed, speedup=speedup).sessions)
 
 
 def test_sessions_come_as_often_as_asked_in_order_until_the_end() -> None:
@@ -125,7 +125,9 @@ def test_bursts_may_also_be_lulls() -> None:
 
 def test_the_same_seed_makes_the_same_traffic() -> None:
     """However often it is read."""
-    mix = Mix(sessions_per_s=5, duration_s=20, kinds={"a": Kind(prefixes=3, prefix_tokens=(50, 90)), "b": Kind()})
+    mix = TrafficMix(
+        sessions_per_s=5, duration_s=20, kinds={"a": Kind(prefixes=3, prefix_tokens=(50, 90)), "b": Kind()}
+    )
     assert list(mix.traffic(seed=3).sessions) == list(mix.traffic(seed=3).sessions)
 
 

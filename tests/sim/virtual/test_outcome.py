@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.sim.virtual.outcome import Figures, Outcome, PodUse, Run, Slo, figures
+from router.sim.virtual.outcome import PodUse, RequestOutcome, Run, RunFigures, Slo, figures
 
 
-def served(ttft_ms: float, **facts: object) -> Outcome:
+def served(ttft_ms: float, **facts: object) -> RequestOutcome:
     """An answer of one token."""
-    one = Outcome("any", 0.0, 100, 1, pod="a", ttft_ms=ttft_ms, e2e_ms=ttft_ms)
+    one = RequestOutcome("any", 0.0, 100, 1, pod="a", ttft_ms=ttft_ms, e2e_ms=ttft_ms)
     for name, value in facts.items():
         setattr(one, name, value)
     return one
 
 
-REFUSED = Outcome("any", 0.0, 100, 1, refused="NoReadyPod")
+REFUSED = RequestOutcome("any", 0.0, 100, 1, refused="NoReadyPod")
 IDLE = PodUse(0, 0, 0.0, 0)
 
 
-def of(outcomes: Sequence[Outcome], slo: Slo = Slo(), duration_ms: float = 1000.0, ideal: int = 0) -> Figures:  # noqa: B008
+def of(outcomes: Sequence[RequestOutcome], slo: Slo = Slo(), duration_ms: float = 1000.0, ideal: int = 0) -> RunFigures:  # noqa: B008
     return figures(Run(outcomes, {"a": IDLE}, duration_ms, ideal), slo)
 
 

@@ -9,10 +9,10 @@ import pytest
 from router.config.load import load
 from router.config.shipped import shipped
 from router.errors import ConfigError
-from router.sim.virtual.fleet import Conditions
-from router.sim.virtual.generate import Mix
+from router.sim.virtual.generate import TrafficMix
+from router.sim.virtual.router_view import Knowledge
 from router.sim.virtual.scenario import DIALECT, FleetSpec
-from router.sim.virtual.view import Knowledge
+from router.sim.virtual.simulated_fleet import Conditions
 from router.types import Link, Links, PodSpeed, Role
 from tests.sim.virtual.conftest import SPEED, prior
 
@@ -44,7 +44,7 @@ def test_every_shipped_fleet_loads(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((shipped("config") / "traffic").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_traffic_loads(path: Path) -> None:
     """And begins."""
-    first = next(iter(load(path, Mix).traffic().sessions))
+    first = next(iter(load(path, TrafficMix).traffic().sessions))
     assert first.asks[0].prompt_tokens > 0
 
 
@@ -123,4 +123,4 @@ def test_a_mistake_in_traffic_is_named_too(tmp_path: Path) -> None:
     path = tmp_path / "traffic.yaml"
     path.write_text("sessions_per_s: 1\nduration_s: 1\nkinds:\n  chat:\n    prefix: 3\n")
     with pytest.raises(ConfigError, match=r"traffic\.yaml:5: kinds\.chat\.prefix: unknown key"):
-        load(path, Mix)
+        load(path, TrafficMix)

@@ -13,11 +13,11 @@ from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.policy.spec import Policy
 from router.sim.peers.peer_policies import FOLDER, PeerPolicySpec
-from router.sim.virtual.fleet import Conditions, Fleet
-from router.sim.virtual.generate import Kind, Mix
-from router.sim.virtual.outcome import Outcome, Run, Slo, figures
+from router.sim.virtual.generate import Kind, TrafficMix
+from router.sim.virtual.outcome import RequestOutcome, Run, Slo, figures
+from router.sim.virtual.router_view import Knowledge
+from router.sim.virtual.simulated_fleet import Conditions, SimulatedFleet
 from router.sim.virtual.traffic import Session, Traffic
-from router.sim.virtual.view import Knowledge
 from router.sim.virtual.world import World
 from router.types import Link
 from tests.policy.scenes import policy
@@ -30,11 +30,13 @@ AT_ONCE = Conditions(route_ms=0.0, event_delay_ms=0.0)
 """Routers that decide in no time and hear everything at once."""
 
 
-def world(of: Fleet, policy: Policy, conditions: Conditions = AT_ONCE, **more: object) -> World:
+def world(of: SimulatedFleet, policy: Policy, conditions: Conditions = AT_ONCE, **more: object) -> World:
     return World(of, policy, conditions, block_size_tokens=BLOCK, **more)  # type: ignore[arg-type]
 
 
-def outcomes(of: Fleet, policy: Policy, *sessions: Session, conditions: Conditions = AT_ONCE) -> Sequence[Outcome]:
+def outcomes(
+    of: SimulatedFleet, policy: Policy, *sessions: Session, conditions: Conditions = AT_ONCE
+) -> Sequence[RequestOutcome]:
     return world(of, policy, conditions).run(traffic(*sessions)).outcomes
 
 
@@ -115,7 +117,7 @@ def test_a_first_token_takes_routing_queue_compute_and_overhead(policies: dict[s
 # --- what routers know ---
 
 
-SPACED = Mix(
+SPACED = TrafficMix(
     sessions_per_s=1.0,
     duration_s=60.0,
     kinds={"chat": Kind(prefixes=4, prefix_tokens=(400, 900), output_tokens=(1, 1), first_tokens=(20, 90))},
@@ -337,7 +339,7 @@ def test_prefill_apart_under_a_policy_that_prices_no_handoff_is_a_mistake(polici
         world(apart(1, 1), policies["least_load"])
 
 
-def pull(policy: Policy, kv_tokens: int) -> Outcome:
+def pull(policy: Policy, kv_tokens: int) -> RequestOutcome:
     """Some pod gets a prompt, both get another, the first one gets busy, and then the prompt is asked again: by a
     router that no longer hears what pods evict."""
     forgets_nothing = Knowledge(predicted_ttl_s=1e6)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from router.sim.virtual.fleet import Fleet, SimulatedPod
-from router.sim.virtual.pod import VirtualPodConfig
-from router.sim.virtual.traffic import Ask, Session, Traffic
+from router.sim.virtual.simulated_fleet import SimulatedFleet, SimulatedPod
+from router.sim.virtual.traffic import Session, Traffic, TrafficRequest
+from router.sim.virtual.virtual_pod import VirtualPodConfig
 from router.types import Link, PodSpeed, Role
 from tests.sim.virtual.conftest import SPEED, equal_pods, small_pod
 
@@ -18,13 +18,13 @@ DECODING = replace(SPEED, c1_ms_per_token=5.0)
 """Nobody would have a prompt computed there."""
 
 
-def prompt(name: int, tokens: int, output_tokens: int = 1) -> Ask:
+def prompt(name: int, tokens: int, output_tokens: int = 1) -> TrafficRequest:
     """Prompts of one name share all that they can."""
     blocks = range(name << 20, (name << 20) + tokens // BLOCK)
-    return Ask(tokens, output_tokens, blocks, len(blocks))
+    return TrafficRequest(tokens, output_tokens, blocks, len(blocks))
 
 
-def at(start_s: float, *asks: Ask) -> Session:
+def at(start_s: float, *asks: TrafficRequest) -> Session:
     return Session(start_s, asks)
 
 
@@ -32,11 +32,11 @@ def traffic(*sessions: Session) -> Traffic:
     return Traffic(BLOCK, sessions)
 
 
-def fleet(number: int, true: VirtualPodConfig | None = None, link: Link | None = None) -> Fleet:
+def fleet(number: int, true: VirtualPodConfig | None = None, link: Link | None = None) -> SimulatedFleet:
     return equal_pods(number, true or small_pod(), link=link, kv_bytes_per_token=KV_BYTES)
 
 
-def apart(prefill: int, decode: int, link: Link | None = LINK, decoding: PodSpeed = DECODING) -> Fleet:
+def apart(prefill: int, decode: int, link: Link | None = LINK, decoding: PodSpeed = DECODING) -> SimulatedFleet:
     """Pods that only prefill, then pods that only decode, of that speed."""
     whole, slow = fleet(prefill + decode, link=link), replace(small_pod(), speed=decoding)
     pods = [replace(pod, known=replace(pod.known, role=Role.PREFILL)) for pod in whole.pods[:prefill]]

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 
 from router.sim.pod import SimPod, SimPodConfig, SimRequest
 from router.sim.virtual.batch import Job
-from router.sim.virtual.pod import VirtualPod, VirtualPodConfig
-from router.sim.virtual.traffic import Ask
+from router.sim.virtual.traffic import TrafficRequest
+from router.sim.virtual.virtual_pod import VirtualPod, VirtualPodConfig
 from router.types import BlockHash, PodSpeed, Tier
 
 SPEED = PodSpeed(2.0, 0.5, 1e-3, 6.0, 0.1, 4e-3)
 BLOCK = 4
 
 
-def ask(prompt: list[int], output_tokens: int = 1) -> Ask:
+def ask(prompt: list[int], output_tokens: int = 1) -> TrafficRequest:
     """Blocks are named by all tokens up to their end."""
     tokens = [*prompt, *range(-output_tokens, 0)]
     blocks = [hash(tuple(tokens[: end + BLOCK])) & 2**63 - 1 for end in range(0, len(tokens) - BLOCK + 1, BLOCK)]
-    return Ask(len(prompt), output_tokens, blocks, len(prompt) // BLOCK)
+    return TrafficRequest(len(prompt), output_tokens, blocks, len(prompt) // BLOCK)
 
 
 def virtual(kv_tokens: int = 10_000, budget: int = 32, seats: int = 4, cpu_kv_tokens: int = 0) -> VirtualPod:
@@ -42,7 +42,7 @@ Story = dict[int, tuple[float, float, int]]
 """By job: when its first token came, when its last, and how many tokens were cached."""
 
 
-def drive_virtual(pod: VirtualPod, arrivals: list[tuple[float, Ask]]) -> Story:
+def drive_virtual(pod: VirtualPod, arrivals: list[tuple[float, TrafficRequest]]) -> Story:
     story: Story = {}
     due = list(enumerate(arrivals))
     while due or pod.wake_ms < math.inf:
@@ -172,7 +172,7 @@ def test_what_an_answer_filled_is_found_by_the_next_turn() -> None:
     pod = virtual()
     first = ask([1] * 10, 7)
     drive_virtual(pod, [(0.0, first)])
-    follow = Ask(24, 1, [*first.blocks[:4], 77, 78], 6)
+    follow = TrafficRequest(24, 1, [*first.blocks[:4], 77, 78], 6)
     assert pod.held_tokens(follow) == 16
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from router.sim.virtual.compare import Experiment, Setting
-from router.sim.virtual.outcome import Figures
+from router.sim.virtual.outcome import RunFigures
 from router.sim.virtual.scenario import FleetSpec, PodsSpec
 from router.types import BlockHash, Role
 
@@ -31,13 +31,13 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PlanResult:
     """The fewest pods, and what they then do. `layout` says how they are divided, if they are."""
 
     variant: Variant
     pods: int
     gpus: int
-    figures: Figures
+    figures: RunFigures
     duration_s: float
     layout: str = ""
 
@@ -62,12 +62,12 @@ def variants(policy: str, against: Sequence[str], cpu_kv_tokens: int, link: bool
     return found
 
 
-def answer(setup: Experiment, variant: Variant, target: float, most: int) -> Answer | None:
+def plan_variant(setup: Experiment, variant: Variant, target: float, most: int) -> PlanResult | None:
     """The fewest pods, up to `most`, with which `target` of the requests meet the SLO; None if even those do not."""
     smallest = 2 if variant.disaggregated else 1
     if most < smallest:
         return None
-    tried: dict[int, Answer] = {}
+    tried: dict[int, PlanResult] = {}
     setup = replace(setup, fleet=_without_regret(setup.fleet))
 
     def enough(pods: int) -> bool:
@@ -115,15 +115,15 @@ def fewest_that(enough: Callable[[int], bool], least: int, most: int) -> int | N
     return high
 
 
-def _best_layout(setup: Experiment, variant: Variant, pods: int) -> Answer:
-    answers = [_answer(setup, variant, spec, layout) for spec, layout in _layouts(setup.fleet, variant, pods)]
-    return max(answers, key=lambda one: one.figures.slo_share)
+def _best_layout(setup: Experiment, variant: Variant, pods: int) -> PlanResult:
+    results = [_answer(setup, variant, spec, layout) for spec, layout in _layouts(setup.fleet, variant, pods)]
+    return max(results, key=lambda one: one.figures.slo_share)
 
 
-def _answer(setup: Experiment, variant: Variant, spec: FleetSpec, layout: str) -> Answer:
+def _answer(setup: Experiment, variant: Variant, spec: FleetSpec, layout: str) -> PlanResult:
     pods = sum(group.count for group in spec.pods)
     result = replace(setup, fleet=spec).run(Setting(variant.policy, 1.0, spec.pods[0].count))
-    return Answer(variant, pods, spec.gpus, result.figures, result.duration_s, layout)
+    return PlanResult(variant, pods, spec.gpus, result.figures, result.duration_s, layout)
 
 
 def _layouts(fleet: FleetSpec, variant: Variant, pods: int) -> Iterator[tuple[FleetSpec, str]]:

@@ -1,9 +1,9 @@
 """What do people and programs ask, one after another?
 
-A seeded mix of sessions of named kinds. Each kind is a `Shape`: what its sessions have in common and how they grow.
-`MIX` is the demo's: chats behind the system prompt of their tenant, questions about documents that many ask about,
-agents in fast loops, one-off prompts. Sessions arrive whatever the fleet does; inside one, the next turn follows the
-answer to the last. This file only says what is asked: it never sends and never waits.
+A seeded mix of sessions of named kinds. Each kind is a `SessionShape`: what its sessions share and how they grow. `MIX`
+is the demo's: chats with their tenant's system prompt, questions about shared documents, agents in fast loops, one-off
+prompts. Sessions arrive independently of the fleet; inside a session, the next turn follows the last answer. This
+module only generates requests: it never sends and never waits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ChatSession:
     """One conversation that begins at `start_s`. Its client pauses `read_pause_s` after each piece of an answer."""
 
     id: str
@@ -63,7 +63,7 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class SessionShape:
     """A kind of session, in words (about as many tokens) and seconds. `share` is its weight among the kinds.
 
     `unique_first` begins every session with words that no other has, which spoils whatever it shares behind them.
@@ -80,8 +80,8 @@ class Shape:
     read_pause_s: float = 0.0
 
 
-MIX: Mapping[str, Shape] = {
-    "chat": Shape(
+MIX: Mapping[str, SessionShape] = {
+    "chat": SessionShape(
         share=0.40,
         shared=Shared(texts=4, words=(500, 1200)),
         turns=(3, 6),
@@ -90,7 +90,7 @@ MIX: Mapping[str, Shape] = {
         answer_tokens=(24, 56),
         think_s=(0.3, 1.2),
     ),
-    "rag": Shape(
+    "rag": SessionShape(
         share=0.32,
         shared=Shared(texts=16, words=(1400, 2600), preface="Answer from this document."),
         turns=(1, 2),
@@ -99,7 +99,7 @@ MIX: Mapping[str, Shape] = {
         answer_tokens=(24, 48),
         think_s=(0.8, 2.0),
     ),
-    "agent": Shape(
+    "agent": SessionShape(
         share=0.10,
         shared=Shared(texts=1, words=(900, 900)),
         turns=(5, 8),
@@ -108,38 +108,38 @@ MIX: Mapping[str, Shape] = {
         answer_tokens=(16, 40),
         think_s=(0.05, 0.2),
     ),
-    "one-off": Shape(share=0.18, first_words=(400, 1600), answer_tokens=(24, 56)),
+    "one-off": SessionShape(share=0.18, first_words=(400, 1600), answer_tokens=(24, 56)),
 }
 """What the demo plays. A chat or an agent is several requests, so that they make most of the traffic."""
 
 
-def sessions(seed: int, *, duration_s: float, sessions_per_s: float) -> list[Session]:
+def sessions(seed: int, *, duration_s: float, sessions_per_s: float) -> list[ChatSession]:
     """The demo's mix: every session that begins within `duration_s`, in order. One seed gives the same sessions."""
     random = Random(seed)
-    mix = Mix(random, MIX)
+    mix = SessionMix(random, MIX)
     return mix.sessions(poisson(random, duration_s, sessions_per_s))
 
 
-class Mix:
+class SessionMix:
     """Draws sessions. The texts that they share are drawn first, kind by kind."""
 
-    def __init__(self, random: Random, shapes: Mapping[str, Shape]) -> None:
+    def __init__(self, random: Random, shapes: Mapping[str, SessionShape]) -> None:
         self._random = random
         self._shapes = shapes
         self._pools = {kind: _pool(random, shape.shared) for kind, shape in shapes.items() if shape.shared}
 
-    def sessions(self, starts_s: Iterable[float]) -> list[Session]:
+    def sessions(self, starts_s: Iterable[float]) -> list[ChatSession]:
         """One for each start, in order."""
         return [self._session(f"s{number}", start_s) for number, start_s in enumerate(starts_s)]
 
-    def _session(self, name: str, start_s: float) -> Session:
+    def _session(self, name: str, start_s: float) -> ChatSession:
         weights = [shape.share for shape in self._shapes.values()]
         kind = self._random.choices(list(self._shapes), weights)[0]
         shape = self._shapes[kind]
         system = self._system(kind, shape)
-        return Session(name, kind, start_s, system, tuple(self._turns(shape)), shape.read_pause_s)
+        return ChatSession(name, kind, start_s, system, tuple(self._turns(shape)), shape.read_pause_s)
 
-    def _system(self, kind: str, shape: Shape) -> str:
+    def _system(self, kind: str, shape: SessionShape) -> str:
         """What stands before the conversation."""
         parts = [f"Request {self._random.getrandbits(64):016x}."] if shape.unique_first else []
         if shape.shared is not None:
@@ -147,7 +147,7 @@ class Mix:
             parts += _picked(self._random, self._pools[kind], shape.shared)
         return "\n\n".join(parts)
 
-    def _turns(self, shape: Shape) -> Iterator[Turn]:
+    def _turns(self, shape: SessionShape) -> Iterator[Turn]:
         random = self._random
         for number in range(random.randint(*shape.turns)):
             words = random.randint(*(shape.next_words if number else shape.first_words))

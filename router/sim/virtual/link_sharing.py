@@ -30,7 +30,7 @@ class _Flow:
     version: int = 0
 
 
-class Links:
+class LinkSharing:
     """Flows under way. `bandwidths`: bytes a millisecond of each place."""
 
     def __init__(self, bandwidths: Mapping[Place, float]) -> None:

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from itertools import count
 
 from router.sim.pod import step_ms
-from router.sim.virtual.batch import Batch, Gaps, Job, Progress
+from router.sim.virtual.batch import Gaps, Job, Progress, StepRun
 from router.sim.virtual.cache import BlockCache, TierCache
-from router.sim.virtual.traffic import Ask
+from router.sim.virtual.traffic import TrafficRequest
 from router.types import BlockHash, PodId, PodLoad, PodSpeed, StepBegan, Tier
 
 NEVER_MS = math.inf
@@ -74,7 +74,7 @@ class VirtualPod:
         self._ids = count()
         self._context_tokens = 0
         self._steps = 0
-        self._run: Batch | None = None
+        self._run: StepRun | None = None
         self._gaps = Gaps()
         self._progress = Progress()
 
@@ -102,7 +102,7 @@ class VirtualPod:
             total_ms += speed.prefill_ms(job.known_tokens, max(job.computed_tokens, job.arrived_tokens))
         return total_ms
 
-    def held_tokens(self, ask: Ask) -> int:
+    def held_tokens(self, ask: TrafficRequest) -> int:
         """What a prompt would find in the pod's own memory now."""
         return self._usable(self.cache.run(ask.blocks[: ask.prompt_blocks]), ask.prompt_tokens)
 
@@ -246,7 +246,7 @@ class VirtualPod:
         if chunks or batch:
             self._run = self._run_of(now_ms, chunks, batch)
 
-    def _run_of(self, now_ms: float, chunks: list[tuple[Job, int]], batch: int) -> Batch:
+    def _run_of(self, now_ms: float, chunks: list[tuple[Job, int]], batch: int) -> StepRun:
         speed = self.config.speed
         contexts = [(job.computed_tokens, tokens) for job, tokens in chunks]
         first_ms = step_ms(speed, (), contexts)
@@ -254,7 +254,7 @@ class VirtualPod:
             first_ms += speed.d0_ms - speed.c0_ms + speed.d1_ms_per_request * batch
             first_ms += speed.d2_ms_per_context_token * self._context_tokens
         steps = 1 if chunks else self._decode_steps(batch)
-        return Batch(now_ms, steps, first_ms, speed.d2_ms_per_context_token * batch, chunks)
+        return StepRun(now_ms, steps, first_ms, speed.d2_ms_per_context_token * batch, chunks)
 
     def _decode_steps(self, batch: int) -> int:
         """Steps until the next request ends, or until there is no room left."""

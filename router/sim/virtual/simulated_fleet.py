@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from router.sim.virtual.pod import VirtualPodConfig
+from router.sim.virtual.virtual_pod import VirtualPodConfig
 from router.types import Link, Links, Pod, Role
 
 
@@ -25,7 +25,7 @@ class SimulatedPod:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class SimulatedFleet:
     """Pods of one model. `link` leads from any to any of them, and `believed_links` are what the router takes that and
     the pods' tiers for."""
 

@@ -9,10 +9,10 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.sim.workload import MIX, Mix, Session, Shape, Shared, Turn, poisson, sessions
+from router.sim.chat_workload import MIX, ChatSession, SessionMix, SessionShape, Shared, Turn, poisson, sessions
 
 
-def long_run() -> list[Session]:
+def long_run() -> list[ChatSession]:
     return sessions(7, duration_s=100.0, sessions_per_s=4.0)
 
 
@@ -55,7 +55,7 @@ def test_tenants_and_documents_are_shared_and_the_first_most() -> None:
 
 def test_each_turn_repeats_the_last_one_with_its_answer_and_adds_a_question() -> None:
     """What was sent and answered is a prefix of what is sent next: that is what caches live from."""
-    session = Session("s", "chat", 0.0, "Be kind.", (Turn("One?", 8), Turn("Two?", 8)))
+    session = ChatSession("s", "chat", 0.0, "Be kind.", (Turn("One?", 8), Turn("Two?", 8)))
     first = session.messages([])
     assert first == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "One?"}]
     second = session.messages(["Yes."])
@@ -75,11 +75,13 @@ def test_whole_conversations_stay_within_eight_thousand_words() -> None:
         assert 20 <= sum(len(message["content"].split()) for message in last) < 8000
 
 
-ASK = Shape(share=1.0, first_words=(5, 9), answer_tokens=(4, 8))
+ASK = SessionShape(share=1.0, first_words=(5, 9), answer_tokens=(4, 8))
 
 
-def systems(shape: Shape, count: int = 200) -> list[str]:
-    return [session.system for session in Mix(Random(1), {"ask": shape}).sessions([float(n) for n in range(count)])]
+def systems(shape: SessionShape, count: int = 200) -> list[str]:
+    return [
+        session.system for session in SessionMix(Random(1), {"ask": shape}).sessions([float(n) for n in range(count)])
+    ]
 
 
 def test_a_session_picks_different_texts_behind_the_preface() -> None:

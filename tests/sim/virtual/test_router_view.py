@@ -7,7 +7,7 @@ import pytest
 from router.config.schema import Index
 from router.decision import Candidate, RouteDecision
 from router.policy.spec import Policy
-from router.sim.virtual.view import Knowledge, RouterView
+from router.sim.virtual.router_view import Knowledge, RouterView
 from router.types import Generation, InFlight, Links, PodLoad, Tier
 from tests.sim.virtual.conftest import equal_pods, small_pod
 

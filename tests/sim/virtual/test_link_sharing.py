@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.sim.virtual.links import MOST_FLOWS, Links, Place
+from router.sim.virtual.link_sharing import MOST_FLOWS, LinkSharing, Place
 
 Start = tuple[float, float, tuple[Place, ...]]
 """When, how many bytes, through what."""
@@ -18,7 +18,7 @@ BANDWIDTHS: dict[Place, float] = {"a": 10.0, "b": 40.0}
 
 def ends(starts: Sequence[Start], t0_ms: float = 0.0) -> list[float]:
     """When each of them has ended; a driver as `World` is one."""
-    links, found = Links(BANDWIDTHS), [math.nan] * len(starts)
+    links, found = LinkSharing(BANDWIDTHS), [math.nan] * len(starts)
     due = sorted(enumerate(starts), key=lambda one: one[1][0])
     while due or links.next_ms < math.inf:
         if due and due[0][1][0] <= links.next_ms:
@@ -58,7 +58,7 @@ def test_who_remains_goes_faster_when_another_has_ended() -> None:
 
 def test_fixed_times_crowd_nobody() -> None:
     """While one is set up, the other has the place for itself."""
-    links = Links(BANDWIDTHS)
+    links = LinkSharing(BANDWIDTHS)
     links.start("first", ("a",), 50.0, 0.0, 0.0)
     links.start("second", ("a",), 50.0, 4.9, 0.0)
     assert links.advance(4.8) == []
@@ -100,7 +100,7 @@ def test_no_flow_is_faster_than_its_places_allow(flows: list[Start]) -> None:
 def test_a_place_takes_so_many_at_a_time_and_the_rest_in_their_order() -> None:
     """Nothing is lost, and all together they take as long as their bytes."""
     many = 3 * MOST_FLOWS
-    links = Links({"card": 2.0})
+    links = LinkSharing({"card": 2.0})
     for number in range(many):
         links.start(number, ("card",), 10.0, 0.0, 0.0)
     ended: list[int] = []

@@ -28,7 +28,7 @@ def chain_seed(adapter: str, salt: str) -> BlockHash:
 
 
 @dataclass(slots=True)
-class BlockTable:
+class PodBlockTable:
     """One request's tokens and the physical blocks that lie under them, in order."""
 
     tokens: array[int]
@@ -51,7 +51,7 @@ class BlockTable:
             self.hashes += hash_blocks(fresh, block_size_tokens, parent)
 
 
-class KvCache:
+class BlockPool:
     """The block pool of one engine. `free_blocks + used_blocks == num_blocks` at all times."""
 
     def __init__(self, num_blocks: int, block_size_tokens: int) -> None:
@@ -83,7 +83,7 @@ class KvCache:
         """How many physical copies of every matchable block there are: the truth an index tries to follow."""
         return {block_hash: len(blocks) for block_hash, blocks in self._copies.items()}
 
-    def match(self, table: BlockTable) -> list[int]:
+    def match(self, table: PodBlockTable) -> list[int]:
         """The physical blocks of the longest cached prefix of `table`.
 
         Capped at floor((n - 1) / B) blocks, because the last token must be computed to say what follows it: a fully
@@ -98,7 +98,7 @@ class KvCache:
         """How many of these blocks are matchable before the first that is not."""
         return next((at for at, block_hash in enumerate(hashes) if block_hash not in self._copies), len(hashes))
 
-    def admit(self, table: BlockTable, found: list[int], new_tokens: int) -> bool:
+    def admit(self, table: PodBlockTable, found: list[int], new_tokens: int) -> bool:
         """Let `table` begin on the blocks that `match` found, with room for `new_tokens` behind them.
 
         False, and nothing changed, where the pool lacks the room: a found block that is free cannot be both.
@@ -116,7 +116,7 @@ class KvCache:
         table.garbled = not self._garbled.isdisjoint(found)
         return self.grow(table, cached_tokens + new_tokens)
 
-    def grow(self, table: BlockTable, total_tokens: int) -> bool:
+    def grow(self, table: PodBlockTable, total_tokens: int) -> bool:
         """Give `table` blocks for its first `total_tokens`. False, and nothing changed, where the pool lacks them."""
         missing = self._blocks_under(total_tokens) - len(table.blocks)
         if missing > len(self._free):
@@ -125,7 +125,7 @@ class KvCache:
             table.blocks.append(self._reuse_oldest())
         return True
 
-    def commit(self, table: BlockTable, computed_tokens: int) -> None:
+    def commit(self, table: PodBlockTable, computed_tokens: int) -> None:
         """The first `computed_tokens` of `table` are computed: its newly full blocks become matchable."""
         table.computed_tokens = computed_tokens
         first, full = table.matchable_blocks, computed_tokens // self.block_size_tokens
@@ -140,7 +140,7 @@ class KvCache:
         table.matchable_blocks = full
         self._events.append(self._stored(table, first, full))
 
-    def release(self, table: BlockTable) -> None:
+    def release(self, table: PodBlockTable) -> None:
         """Take all blocks from `table`, the last one first in line for reuse. Nothing is gone yet, none is told."""
         for block in reversed(table.blocks):
             self._references[block] -= 1
@@ -184,7 +184,7 @@ class KvCache:
         self._hash_of[block] = None
         self._events.append(BlocksRemoved(block_hashes=(block_hash,)))
 
-    def _stored(self, table: BlockTable, first: int, full: int) -> BlocksStored:
+    def _stored(self, table: PodBlockTable, first: int, full: int) -> BlocksStored:
         """Like vLLM, the salt is told only with the block that starts the chain; the adapter always."""
         size = self.block_size_tokens
         return BlocksStored(

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from router.config.priors import load_priors
 from router.config.shipped import shipped
 from router.policy.spec import Policy
+from router.sim.virtual.capacity_plan import Variant, fewest_that, plan_variant, variants
 from router.sim.virtual.compare import Experiment, Setting
-from router.sim.virtual.generate import Kind, Mix
+from router.sim.virtual.generate import Kind, TrafficMix
 from router.sim.virtual.outcome import Slo
-from router.sim.virtual.plan import Variant, answer, fewest_that, variants
 from router.sim.virtual.scenario import FleetSpec, LinkSpec, PodsSpec
 from router.sim.virtual.traffic import Traffic
 from router.types import PodSpeed
@@ -60,7 +60,7 @@ def share(setup: Experiment, policy: str, pods: int) -> float:
 
 def test_an_answer_is_enough_and_one_pod_less_is_not(setup: Experiment) -> None:
     """By runs of the same world."""
-    found = answer(setup, Variant("ours", "cost_aware"), 0.95, 16)
+    found = plan_variant(setup, Variant("ours", "cost_aware"), 0.95, 16)
     assert found is not None and 1 < found.pods < 16
     assert found.figures.slo_share == share(setup, "cost_aware", found.pods) >= 0.95
     assert share(setup, "cost_aware", found.pods - 1) < 0.95
@@ -71,25 +71,25 @@ def test_an_answer_is_enough_and_one_pod_less_is_not(setup: Experiment) -> None:
 
 def test_there_is_no_answer_where_even_the_most_are_too_few(setup: Experiment) -> None:
     """Nothing is made up."""
-    assert answer(setup, Variant("ours", "cost_aware"), 0.95, 1) is None
+    assert plan_variant(setup, Variant("ours", "cost_aware"), 0.95, 1) is None
 
 
 def test_prefill_apart_needs_two_pods_at_least_and_says_how_they_are_divided(setup: Experiment) -> None:
     """And has no answer where only one may be tried."""
     apart = Variant("apart", "cost_aware", disaggregated=True)
-    found = answer(setup, apart, 0.5, 8)
+    found = plan_variant(setup, apart, 0.5, 8)
     assert found is not None and found.pods >= 2
     prefill, decode = (int(part.split()[0]) for part in found.layout.split(", "))
     assert prefill >= 1 and decode >= 1 and prefill + decode == found.pods
-    assert answer(setup, apart, 0.0, 1) is None
+    assert plan_variant(setup, apart, 0.0, 1) is None
 
 
 def test_a_tier_of_dram_computes_less_on_as_many_pods(setup: Experiment) -> None:
     """What the GPU evicted is loaded instead."""
     group = setup.fleet.pods[0].model_copy(update={"kv_tokens": 4000})
     small = replace(setup, fleet=setup.fleet.model_copy(update={"slo": Slo(), "pods": (group,)}))
-    without = answer(small, Variant("ours", "cost_aware", cpu_kv_tokens=0), 0.5, 1)
-    tier = answer(small, Variant("tier", "cost_aware", cpu_kv_tokens=500_000), 0.5, 1)
+    without = plan_variant(small, Variant("ours", "cost_aware", cpu_kv_tokens=0), 0.5, 1)
+    tier = plan_variant(small, Variant("tier", "cost_aware", cpu_kv_tokens=500_000), 0.5, 1)
     assert without is not None and tier is not None
     assert tier.computed_tokens < without.computed_tokens
 
@@ -103,7 +103,7 @@ def test_a_shared_system_prompt_saves_what_the_worked_example_says(policies: dic
     """2,000 tokens of system prompt and 300 of a user, 10,000 times in an hour: 2300 / 300 = 7.7 times fewer prompt
     tokens are computed (reference/simulator.md), but for the first request on each pod."""
     chat = Kind(prefixes=1, prefix_tokens=(2000, 2000), first_tokens=(300, 300), output_tokens=(1, 1))
-    mix = Mix(sessions_per_s=10_000 / 3600, duration_s=3600, kinds={"chat": chat}, block_size_tokens=16)
+    mix = TrafficMix(sessions_per_s=10_000 / 3600, duration_s=3600, kinds={"chat": chat}, block_size_tokens=16)
 
     def traffic(load: float, seed: int) -> Traffic:
         return mix.traffic(speedup=load, seed=seed)

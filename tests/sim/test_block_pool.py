@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.hashing import token_array
-from router.sim.kvcache import BlockTable, KvCache, chain_seed
+from router.sim.block_pool import BlockPool, PodBlockTable, chain_seed
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 
 BLOCK = 4
 
 
-def table_of(tokens: Iterable[int], adapter: str = "", salt: str = "") -> BlockTable:
-    return BlockTable(token_array(tokens), adapter, salt)
+def table_of(tokens: Iterable[int], adapter: str = "", salt: str = "") -> PodBlockTable:
+    return PodBlockTable(token_array(tokens), adapter, salt)
 
 
-def run(cache: KvCache, table: BlockTable) -> int:
+def run(cache: BlockPool, table: PodBlockTable) -> int:
     """Admit and compute a whole table; how many of its tokens were cached."""
     found = cache.match(table)
     cached_tokens = len(found) * cache.block_size_tokens
@@ -28,7 +28,7 @@ def run(cache: KvCache, table: BlockTable) -> int:
     return cached_tokens
 
 
-def serve(cache: KvCache, tokens: Iterable[int], adapter: str = "", salt: str = "") -> int:
+def serve(cache: BlockPool, tokens: Iterable[int], adapter: str = "", salt: str = "") -> int:
     """Run a table and let go of it."""
     table = table_of(tokens, adapter, salt)
     cached_tokens = run(cache, table)
@@ -49,14 +49,14 @@ def replay(index: Counter[int], events: Iterable[KvEvent]) -> None:
 
 def test_a_released_prompt_is_found_again_up_to_where_another_one_differs() -> None:
     """Blocks stay matchable after their request; the first unequal block ends the match."""
-    cache = KvCache(16, BLOCK)
+    cache = BlockPool(16, BLOCK)
     assert serve(cache, range(12)) == 0
     assert serve(cache, [*range(8), 99, 99, 99, 99, 99]) == 8
 
 
 def test_the_last_token_is_never_taken_from_the_cache() -> None:
     """A hit is capped at floor((n - 1) / B) blocks."""
-    cache = KvCache(16, BLOCK)
+    cache = BlockPool(16, BLOCK)
     serve(cache, range(12))
     assert serve(cache, range(12)) == 8
     assert serve(cache, range(13)) == 12
@@ -64,7 +64,7 @@ def test_the_last_token_is_never_taken_from_the_cache() -> None:
 
 def test_a_fully_cached_prompt_stores_its_last_block_twice_and_removes_it_twice() -> None:
     """The recomputed block is a second physical copy, announced and taken away on its own."""
-    cache = KvCache(4, BLOCK)
+    cache = BlockPool(4, BLOCK)
     serve(cache, range(8))
     serve(cache, range(8))
     first, second = cache.take_events()
@@ -78,7 +78,7 @@ def test_a_fully_cached_prompt_stores_its_last_block_twice_and_removes_it_twice(
 
 def test_the_tail_of_a_prompt_is_reused_before_its_head() -> None:
     """Eviction goes from the end of the oldest prompt, so that shared beginnings last."""
-    cache = KvCache(4, BLOCK)
+    cache = BlockPool(4, BLOCK)
     serve(cache, range(16))
     serve(cache, range(100, 108))
     assert len(cache.match(table_of(range(17)))) == 2
@@ -86,7 +86,7 @@ def test_the_tail_of_a_prompt_is_reused_before_its_head() -> None:
 
 def test_a_hit_makes_a_prefix_young_again() -> None:
     """What was used last is reused last."""
-    cache = KvCache(4, BLOCK)
+    cache = BlockPool(4, BLOCK)
     serve(cache, range(8))
     serve(cache, range(50, 58))
     serve(cache, range(5))
@@ -96,7 +96,7 @@ def test_a_hit_makes_a_prefix_young_again() -> None:
 
 def test_removals_stand_before_the_store_that_needed_their_room() -> None:
     """A subscriber that applies events in order never counts more blocks than the pool has."""
-    cache = KvCache(2, BLOCK)
+    cache = BlockPool(2, BLOCK)
     serve(cache, range(8))
     cache.take_events()
     serve(cache, range(100, 108))
@@ -106,7 +106,7 @@ def test_removals_stand_before_the_store_that_needed_their_room() -> None:
 
 def test_stored_blocks_carry_their_tokens_and_their_parent() -> None:
     """Each announcement continues the chain where the one before ended."""
-    cache = KvCache(8, BLOCK)
+    cache = BlockPool(8, BLOCK)
     table = table_of(range(9))
     assert cache.admit(table, [], 9)
     cache.commit(table, 5)
@@ -119,7 +119,7 @@ def test_stored_blocks_carry_their_tokens_and_their_parent() -> None:
 
 def test_generated_tokens_fill_blocks_that_the_next_turn_finds() -> None:
     """A table that grows token by token stores the same blocks as a prompt of the same tokens."""
-    cache = KvCache(8, BLOCK)
+    cache = BlockPool(8, BLOCK)
     table = table_of(range(3))
     assert cache.admit(table, [], 3)
     cache.commit(table, 3)
@@ -132,7 +132,7 @@ def test_generated_tokens_fill_blocks_that_the_next_turn_finds() -> None:
 
 def test_salt_and_adapter_keep_prompts_apart() -> None:
     """Equal tokens under another salt or adapter are other blocks, and the event says whose they are."""
-    cache = KvCache(16, BLOCK)
+    cache = BlockPool(16, BLOCK)
     for adapter, salt in (("", ""), ("a", ""), ("", "a")):
         assert serve(cache, range(9), adapter, salt) == 0
         assert serve(cache, range(9), adapter, salt) == 8
@@ -141,7 +141,7 @@ def test_salt_and_adapter_keep_prompts_apart() -> None:
 
 def test_the_salt_is_told_with_the_first_block_only() -> None:
     """As vLLM's extra keys do; the adapter is told with every event."""
-    cache = KvCache(16, BLOCK)
+    cache = BlockPool(16, BLOCK)
     table = table_of(range(8), "lora", "salt")
     assert cache.admit(table, [], 8)
     cache.commit(table, 4)
@@ -152,7 +152,7 @@ def test_the_salt_is_told_with_the_first_block_only() -> None:
 
 def test_a_cache_in_use_is_not_cleared() -> None:
     """Clearing is all or nothing, and announced only when it happened."""
-    cache = KvCache(4, BLOCK)
+    cache = BlockPool(4, BLOCK)
     table = table_of(range(4))
     run(cache, table)
     cache.take_events()
@@ -163,7 +163,7 @@ def test_a_cache_in_use_is_not_cleared() -> None:
 
 def test_admission_without_room_changes_nothing() -> None:
     """A found block that is free cannot also be the room for the rest."""
-    cache = KvCache(3, BLOCK)
+    cache = BlockPool(3, BLOCK)
     serve(cache, range(8))
     cache.take_events()
     table = table_of(range(20))
@@ -173,7 +173,7 @@ def test_admission_without_room_changes_nothing() -> None:
 
 def test_growth_without_room_changes_nothing() -> None:
     """The caller decides who gives way."""
-    cache = KvCache(2, BLOCK)
+    cache = BlockPool(2, BLOCK)
     table = table_of(range(8))
     assert cache.admit(table, [], 4)
     assert not cache.grow(table, 12)
@@ -187,9 +187,9 @@ PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 @given(st.lists(st.tuples(st.sampled_from(["serve", "open", "close", "clear"]), PROMPTS), max_size=30))
 def test_events_replayed_are_the_cache_and_no_block_is_ever_lost(script: list[tuple[str, list[int]]]) -> None:
     """Under any script: free + used == pool, the naive index equals the cache, and hits equal a naive model's."""
-    cache, index, known = KvCache(6, 2), Counter[int](), set[tuple[int, ...]]()
+    cache, index, known = BlockPool(6, 2), Counter[int](), set[tuple[int, ...]]()
     hash_of: dict[int, tuple[int, ...]] = {}
-    open_tables: list[BlockTable] = []
+    open_tables: list[PodBlockTable] = []
     for action, tokens in script:
         if action in ("serve", "open"):
             table = table_of(tokens)
@@ -217,7 +217,7 @@ def test_events_replayed_are_the_cache_and_no_block_is_ever_lost(script: list[tu
 
 def test_what_is_computed_on_garbled_blocks_is_garbled() -> None:
     """Later prompts inherit it with the blocks, until those are used for something else."""
-    cache = KvCache(4, BLOCK)
+    cache = BlockPool(4, BLOCK)
     wrong = table_of(range(5))
     assert cache.admit(wrong, [], 4)
     wrong.garbled = True
@@ -234,7 +234,7 @@ def test_what_is_computed_on_garbled_blocks_is_garbled() -> None:
 
 def test_leading_blocks_end_at_the_first_that_is_missing() -> None:
     """Whatever is cached behind it."""
-    cache = KvCache(8, BLOCK)
+    cache = BlockPool(8, BLOCK)
     serve(cache, range(12))
     table = table_of(range(12))
     table.hash_up_to(3, BLOCK)
