@@ -13,7 +13,7 @@
     picker:
       lowest_cost: {}
     shortlist: 16
-    retry: {attempts: 2}                # and {hedge_after_ms: 2000}: ask another pod beside a slow one
+    retry: {attempts: 2}                # candidates tried in all
     pd: {on_no_prefill: fail}
     slo: {ttft_ms: 2000}
     shadow: {policy: cost_aware, rate: 0.1}
@@ -71,8 +71,6 @@ class Policy:
     percent: float = 100.0
     attempts: int | None = None
     """How many candidates may be tried; None as `limits.retries` of the configuration says."""
-    hedge_after_ms: float | None = None
-    """When the next candidate is asked beside one that has not begun to answer; None: never."""
     slo_ttft_ms: float | None = None
     shadow: Shadow | None = None
     filters: Filters = ()
@@ -125,13 +123,10 @@ class _Section(BaseModel):
 
 
 class RetrySpec(_Section):
-    """What happens when a pod fails before the first byte, or is slow to send it."""
+    """What happens when a pod fails before the first byte."""
 
     attempts: Annotated[int, Field(ge=1, le=11)] | None = None
     """Candidates that may be tried in all, 1 for no retry; null: 1 + `limits.retries` of the configuration."""
-    hedge_after_ms: PositiveFloat | None = None
-    """Where nothing has come after so long, the next candidate is asked as well: who begins first answers, the other is
-    called off. Within `limits.retry_budget`, and never for a handoff or a pull. null: never."""
 
 
 class PdSpec(_Section):
@@ -216,7 +211,6 @@ class PolicySpec(_Section):
             match=self.match,
             percent=self.percent,
             attempts=self.retry.attempts,
-            hedge_after_ms=self.retry.hedge_after_ms,
             slo_ttft_ms=self.slo.ttft_ms,
             shadow=Shadow(self.shadow.policy, self.shadow.rate) if self.shadow else None,
             filters=tuple((name, cast(Filter, one)) for name, one in _chosen(self.filters)),

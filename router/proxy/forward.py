@@ -32,9 +32,7 @@ from router.policy.retry import RETRY_STATUSES
 from router.policy.spec import Policy
 from router.proxy.booking import Booking
 from router.proxy.downstream import Downstream
-from router.proxy.due import Appointment, Due
 from router.proxy.headers import HeaderList
-from router.proxy.hedging import Hedges
 from router.proxy.prompt_readers import PromptReader
 from router.proxy.pulls import PullExecutor
 from router.proxy.relay import AnyReply, relay
@@ -104,9 +102,7 @@ class Forwarder:
         self._calibrator = calibrator
         self._journal = Journal() if journal is None else journal
         self._shares = Shares(fleet)
-        self._hedges = Hedges(self.attempt, self._next, self._record_failure, self._retries)
         self._turns: Counter[str] = Counter()
-        self._due = Due()
 
     async def forward(self, context: RequestContext, client: Downstream) -> None:
         """Serve one request. Raises `RouterError` where no answer could be given, or could not be finished."""
@@ -193,7 +189,7 @@ class Forwarder:
         while True:
             context.tries += 1
             try:
-                await self._attempt(context, candidate, client)
+                await self.attempt(context, candidate, client)
                 return
             except UpstreamError as error:
                 self._record_failure(context, candidate, error)
@@ -201,13 +197,6 @@ class Forwarder:
                 if following is None or not self._retries.allowed(error, bytes_sent=client.started):
                     raise
                 candidate = following
-
-    def _attempt(self, context: RequestContext, candidate: Candidate, client: Downstream) -> Awaitable[None]:
-        """With another beside it, where the policy wants that."""
-        after_ms = context.policy.hedge_after_ms if context.policy else None
-        if after_ms is None:
-            return self.attempt(context, candidate, client)
-        return self._hedges.attempt(context, candidate, client, after_ms / 1000)
 
     async def attempt(self, context: RequestContext, candidate: Candidate, client: Downstream) -> None:
         """One candidate: book its places before the first await, give them back whatever happens."""
@@ -229,7 +218,7 @@ class Forwarder:
             self._record_result(reply)
         finally:
             if prefilled is not None:
-                prefilled.clear()
+                prefilled.cancel()
             booking.release()
             self._learn(context, candidate, booking)
 
@@ -360,12 +349,14 @@ class Forwarder:
         capacity = pod.capacity_blocks or keep.no_events_capacity_tokens // prompt.block_size_tokens
         self._store.record(pod.id, prompt, _now_s(), ttl_s=keep.no_events_ttl_s, capacity_blocks=capacity)
 
-    def _first_token_due(self, context: RequestContext, candidate: Candidate, booking: Booking) -> Appointment | None:
+    def _first_token_due(
+        self, context: RequestContext, candidate: Candidate, booking: Booking
+    ) -> asyncio.TimerHandle | None:
         """An unstreamed answer does not show its first token: its prefill counts as done when it should be."""
         if context.request.stream:
             return None
         expected_s = max(expected_ttft_ms(candidate.cost), booking.prefill_ms) / 1000 * UNARY_PREFILL_SLACK
-        return self._due.after(expected_s, booking.first_token_is_due)
+        return asyncio.get_running_loop().call_later(expected_s, booking.first_token_is_due)
 
     def _route_headers(self, context: RequestContext, candidate: Candidate) -> HeaderList:
         request_id, plan = (b"x-request-id", context.request.id.encode("latin-1", "replace")), candidate.plan

@@ -33,12 +33,6 @@ class Retries:
             self._metrics.retries_refused.labels(reason).inc()
         return allowed
 
-    def hedged(self) -> bool:
-        """May another candidate be asked beside one that has not failed?"""
-        allowed = self._budget.spend(time.monotonic())
-        (self._metrics.retries if allowed else self._metrics.retries_refused).labels("hedge").inc()
-        return allowed
-
     def left(self) -> bool:
         """May an answer be thrown away for another candidate's?"""
         left = self._budget.left(time.monotonic())
