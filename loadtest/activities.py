@@ -35,10 +35,10 @@ from router.config.shipped import shipped
 from router.index.cluster import EntryKind
 from router.index.holders import HolderFacts
 from router.sim.mock.event_publisher import encode_batch
-from router.stores.connection import Connection, parse_url
-from router.stores.publication import Answer, Publication
-from router.stores.registry import Registry
-from router.stores.schema import Keys, scope_of
+from router.stores.holder_writer import HolderWriter, WriteResult
+from router.stores.index_reader import IndexReader
+from router.stores.redis_connection import RedisConnection, parse_url
+from router.stores.redis_schema import Keys, scope_of
 from router.types import BlockChange, BlocksRemoved, BlocksStored, Generation, Tier
 from router.wiring.agent import generation_of
 from tests.redis_process import redis_process
@@ -302,9 +302,9 @@ def _generation() -> Generation:
 @asynccontextmanager
 async def index_log(stage: Stage) -> AsyncIterator[Act]:
     """Publishers write a million blocks into the cluster's index."""
-    connection = Connection(parse_url(stage.redis), timeout_s=10)
+    connection = RedisConnection(parse_url(stage.redis), timeout_s=10)
     generation, random = _generation(), np.random.default_rng(2)
-    holders = [Publication(connection, Keys(), generation, f"pod-{n}", LIFETIME_S) for n in range(HOLDERS)]
+    holders = [HolderWriter(connection, Keys(), generation, f"pod-{n}", LIFETIME_S) for n in range(HOLDERS)]
     for number, holder in enumerate(holders):
         await holder.begin(EntryKind.EMPTY, HolderFacts(url=f"http://pod-{number}"), take_over=True)
     written = itertools.count()
@@ -314,7 +314,7 @@ async def index_log(stage: Stage) -> AsyncIterator[Act]:
             for holder in holders:
                 blocks = random.integers(1, 2**63, ENTRY_BLOCKS, dtype=np.uint64)
                 answer = await holder.apply([BlockChange(Tier.GPU, True, blocks.tolist())], complete=True)
-                assert answer is Answer.OK
+                assert answer is WriteResult.OK
 
     yield act
     await connection.close()
@@ -323,9 +323,9 @@ async def index_log(stage: Stage) -> AsyncIterator[Act]:
 @asynccontextmanager
 async def index_snapshot(stage: Stage) -> AsyncIterator[Act]:
     """All of them are read anew, because an entry of each does not follow on the one before."""
-    connection = Connection(parse_url(stage.redis), timeout_s=10)
+    connection = RedisConnection(parse_url(stage.redis), timeout_s=10)
     generation = _generation()
-    rows, lost = await Registry(connection, Keys()).rows(generation), iter([True])
+    rows, lost = await IndexReader(connection, Keys()).rows(generation), iter([True])
 
     async def act() -> None:
         if next(lost, False):

@@ -47,7 +47,7 @@ from router.cli.child_processes import (
 from router.cli.figures import cached_share
 from router.cli.load_driver import DriveResults, RequestResult, drive
 from router.sim.chat_workload import sessions
-from router.stores.connection import Connection, parse_url
+from router.stores.redis_connection import RedisConnection, parse_url
 from tests.redis_process import RedisProcess, redis_process
 
 PLAN = FleetPlan(pods=4, num_blocks=2560)
@@ -213,7 +213,7 @@ async def redis(scene: Scene, seconds: float) -> Table:
 
 async def _until_whole(scene: Scene, since_s: float) -> float:
     """Until every holder is in Redis again."""
-    client = Connection(parse_url(scene.redis.url), timeout_s=5).client
+    client = RedisConnection(parse_url(scene.redis.url), timeout_s=5).client
     try:
         while True:
             rows = [key async for key in client.scan_iter("warmroute:1:*:holder:*")]

@@ -32,12 +32,12 @@ from router.index.holders import hashes_by_generation
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import TokenizerSource, load_tokenizer
-from router.publisher.verify import Verdict, verify_holder
-from router.stores.connection import Client, Connection
-from router.stores.registry import Registry
-from router.stores.schema import HolderRow, Keys, scope_of
+from router.publisher.verify import VerifyResult, verify_holder
+from router.stores.index_reader import IndexReader
+from router.stores.redis_connection import RedisClient, RedisConnection
+from router.stores.redis_schema import HolderRow, Keys, scope_of
 from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
-from router.wiring.cluster import redis_address
+from router.wiring.cluster_member import redis_address
 
 ConfigOption = Annotated[Path, typer.Option(help="The routers' configuration, with index.redis.")]
 RedisOption = Annotated[str | None, typer.Option(help="URL of the Redis, instead of index.redis.url.")]
@@ -51,12 +51,12 @@ class _Opened:
     """One Redis, open for a command."""
 
     config: RouterConfig
-    connection: Connection
+    connection: RedisConnection
     keys: Keys
-    registry: Registry
+    registry: IndexReader
 
     @property
-    def client(self) -> Client:
+    def client(self) -> RedisClient:
         return self.connection.client
 
 
@@ -68,9 +68,9 @@ async def _open(path: Path, url: str | None) -> AsyncIterator[_Opened]:
     data: dict[str, Any] = config.index.redis.model_dump() if config.index.redis else {}
     given = RouterConfig.model_validate({"index": {"redis": {**data, **({"url": url} if url else {})}}}).index.redis
     assert given is not None
-    connection = Connection(redis_address(given), timeout_s=given.timeout_s)
+    connection = RedisConnection(redis_address(given), timeout_s=given.timeout_s)
     try:
-        yield _Opened(config, connection, Keys(given.namespace), Registry(connection, Keys(given.namespace)))
+        yield _Opened(config, connection, Keys(given.namespace), IndexReader(connection, Keys(given.namespace)))
     finally:
         await connection.close()
 
@@ -244,7 +244,7 @@ def _engine(row: HolderRow) -> str:
     return row.facts.source if row.facts.source in ENGINES else "vllm"
 
 
-def _word(verdict: Verdict) -> str:
+def _word(verdict: VerifyResult) -> str:
     if verdict.note:
         return f"[yellow]{verdict.note}[/yellow]"
     if not verdict.agrees:

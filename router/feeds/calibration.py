@@ -15,7 +15,7 @@ from router.feeds.patience import Patience
 from router.fleet.fleet import Fleet
 from router.observe.calibrator import Calibrator, class_key
 from router.policy.calibration import Calibration
-from router.stores.calibration import SharedCalibration
+from router.stores.shared_state import SharedCalibration
 from router.types import Link, Links, Pod
 
 APPLY_S = 1.0

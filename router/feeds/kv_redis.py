@@ -16,8 +16,8 @@ import structlog
 from router.feeds.patience import Patience
 from router.feeds.supervise import supervise
 from router.index.holders import HolderId, KnownHolder
-from router.stores.registry import Registry
-from router.stores.replica import ReplicaStore
+from router.stores.index_reader import IndexReader
+from router.stores.prefix_store import ReplicaStore
 from router.types import Generation
 
 WAIT_MS = 1000
@@ -34,7 +34,7 @@ class IndexFeed:
     """`wanted`: are blocks of this generation of any use here? New generations are looked for every `look_s`."""
 
     def __init__(
-        self, registry: Registry, store: ReplicaStore, wanted: Callable[[Generation], bool], *, look_s: float = 1.0
+        self, registry: IndexReader, store: ReplicaStore, wanted: Callable[[Generation], bool], *, look_s: float = 1.0
     ) -> None:
         self._registry = registry
         self._store = store
@@ -80,9 +80,9 @@ class IndexFeed:
         """News from somewhere: the copy is as new as the oldest of them."""
         if self._looked_s is None:
             return
-        heard_s = [log.heard_s for log in self._logs.values()]
-        oldest_s = min((heard for heard in heard_s if heard is not None), default=self._looked_s)
-        if None not in heard_s and not any(log.failing for log in self._logs.values()):
+        last_seen_s = [log.last_seen_s for log in self._logs.values()]
+        oldest_s = min((heard for heard in last_seen_s if heard is not None), default=self._looked_s)
+        if None not in last_seen_s and not any(log.failing for log in self._logs.values()):
             self._store.contact(oldest_s)
             self.loaded.set()
 
@@ -91,7 +91,7 @@ class _Log:
     """One generation's log, followed from birth to cancellation of `task`."""
 
     def __init__(
-        self, generation: Generation, registry: Registry, store: ReplicaStore, heard: Callable[[], None]
+        self, generation: Generation, registry: IndexReader, store: ReplicaStore, heard: Callable[[], None]
     ) -> None:
         self._generation = generation
         self._registry = registry
@@ -100,7 +100,7 @@ class _Log:
         self._tell = heard
         self._position: bytes | None = None
         self._patience = Patience(f"blocks of {generation.model}")
-        self.heard_s: float | None = None
+        self.last_seen_s: float | None = None
         self.holders_read = 0
         self.task = asyncio.create_task(supervise(f"index of {generation.model}", self._run))
 
@@ -114,14 +114,14 @@ class _Log:
             if self._patience.failures:
                 await self._patience.ask(self._resume)
             elif await self._patience.ask(self._read_all if self._position is None else self._read_on):
-                self.heard_s = time.monotonic()
+                self.last_seen_s = time.monotonic()
                 self._tell()
             else:
                 self._store.lost()
 
     async def _resume(self) -> None:
         """Redis is back: nobody could be heard meanwhile, and what had been written last may be lost."""
-        self._index.all_heard(time.monotonic())
+        self._index.reset_expiry(time.monotonic())
         if self._position is not None and _order(await self._registry.last_entry(self._generation)) < _order(
             self._position
         ):
@@ -150,7 +150,7 @@ class _Log:
             facts=row.facts,
             epoch=row.epoch,
             seq=row.seq,
-            heard_s=time.monotonic(),
+            last_seen_s=time.monotonic(),
             complete=row.complete,
         )
         self._index.restore(known)

@@ -9,7 +9,7 @@ stays. This file never looks into an event.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence as Frames
+from collections.abc import Sequence
 from typing import Protocol
 
 import structlog
@@ -18,7 +18,7 @@ import zmq.asyncio
 
 from router.engines.adapter import KvEventSource
 from router.index.events import UndecodableBatch, decode_batch, in_pieces, parse_frames
-from router.index.sequence import Sequence, Verdict
+from router.index.sequence import StreamPosition, Verdict
 from router.types import KvEvent, PodId
 
 REPLAY_IDLE_MS = 2000
@@ -60,7 +60,7 @@ class KvFeed:
         self._source = source
         self._sink = sink
         self._replay_idle_ms = replay_idle_ms
-        self._sequence = Sequence()
+        self._sequence = StreamPosition()
         self._last_payload = b""
         self._one_at_a_time = asyncio.Lock()
         self.undecodable = 0
@@ -93,7 +93,7 @@ class KvFeed:
                 await self._replay()
                 self._tell()
 
-    async def take(self, frames: Frames[bytes]) -> None:
+    async def take(self, frames: Sequence[bytes]) -> None:
         """One live message."""
         parsed = self._parse(frames)
         if parsed is not None:
@@ -182,7 +182,7 @@ class KvFeed:
             self._sink.apply(self._pod, some)
         self._sink.applied(self._pod, len(events))
 
-    def _parse(self, frames: Frames[bytes]) -> tuple[int, bytes] | None:
+    def _parse(self, frames: Sequence[bytes]) -> tuple[int, bytes] | None:
         try:
             return parse_frames(frames)
         except UndecodableBatch as error:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from router.feeds.patience import Patience
-from router.stores.connection import Connection
+from router.stores.redis_connection import RedisConnection
 
 GATHER_S = 0.2
 BATCH_LINES = 500
@@ -21,7 +21,7 @@ MOST_WAITING = 2000
 class ReceiptStream:
     """One stream. `lost` is told how many lines could not be sent."""
 
-    def __init__(self, connection: Connection, key: str, maxlen: int, lost: Callable[[int], None]) -> None:
+    def __init__(self, connection: RedisConnection, key: str, maxlen: int, lost: Callable[[int], None]) -> None:
         self._connection = connection
         self._key = key
         self._maxlen = maxlen

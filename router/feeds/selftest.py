@@ -29,7 +29,7 @@ from router.feeds.parity import (
     probes,
 )
 from router.fleet.fleet import Fleet
-from router.stores.store import PrefixStore
+from router.stores.prefix_store import PrefixStore
 from router.types import Endpoint, Pod, PodId, PodState, PrefixTrust, PromptPrefix
 
 POLL_S = 0.02
@@ -112,7 +112,7 @@ class ParityFeed:
             return replace(report, hashes=Parity.NO_EVENTS)
         expected = expected_blocks(prompt, pod.block_size_tokens)
         known_blocks = await self._announced(pod.id, prompt, expected)
-        return judge_hashes(report, known_blocks, expected, self._store.refused(pod.id))
+        return judge_hashes(report, known_blocks, expected, self._store.rejected_reason(pod.id))
 
     async def _readable_probe(self, pod: Pod) -> tuple[Probe, PromptPrefix] | None:
         """The first probe that the router can read, under any of the pod's names."""
@@ -148,7 +148,7 @@ class ParityFeed:
         try:
             async with asyncio.timeout(self._events_timeout_s):
                 # The store tells nobody of blocks: it learns of thousands a second.
-                while not self._store.refused(pod_id):
+                while not self._store.rejected_reason(pod_id):
                     if await self._store.known_blocks(pod_id, prompt) >= expected:
                         break
                     await asyncio.sleep(POLL_S)

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from router.feeds.patience import Patience
 from router.fleet.ledger import Ledger
-from router.stores.workload import Workload
+from router.stores.shared_state import SharedWorkload
 
 INTERVAL_S = 0.04
 
@@ -21,7 +21,7 @@ INTERVAL_S = 0.04
 class WorkloadFeed:
     """Keeps `ledger.others` fresh."""
 
-    def __init__(self, workload: Workload, ledger: Ledger) -> None:
+    def __init__(self, workload: SharedWorkload, ledger: Ledger) -> None:
         self._workload = workload
         self._ledger = ledger
         self.replicas = 0

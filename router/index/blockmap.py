@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from router.index.holder import HolderBlocks
+from router.index.holder_blocks import HolderBlocks
 from router.index.masks import HolderMasks
 from router.types import BlocksByTier, BlocksCleared, Generation, KvEvent, PodId, PromptPrefix
 
@@ -44,7 +44,7 @@ class BlockMap:
         found = self._holders.get(pod)
         return found[1].orphans if found else 0
 
-    def refused(self, pod: PodId) -> str:
+    def rejected_reason(self, pod: PodId) -> str:
         """Why `pod`'s events cannot be indexed, or ""."""
         found = self._holders.get(pod)
         return found[1].refused if found else ""

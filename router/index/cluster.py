@@ -105,7 +105,7 @@ class ClusterIndex:
             facts=entry.facts,
             epoch=entry.epoch,
             seq=0,
-            heard_s=now_s,
+            last_seen_s=now_s,
             complete=entry.complete,
             reloading=entry.kind is EntryKind.RELOAD,
         )
@@ -119,7 +119,7 @@ class ClusterIndex:
         expected = known.seq if entry.kind is EntryKind.BEAT else known.seq + 1
         if entry.seq > expected:
             return False
-        known.heard_s = now_s
+        known.last_seen_s = now_s
         known.complete = entry.complete
         if entry.kind is EntryKind.BEAT or entry.seq < expected:
             return True
@@ -161,15 +161,15 @@ class ClusterIndex:
 
     def expire(self, now_s: float) -> list[KnownHolder]:
         """Drop those that were not heard of for their lifetime."""
-        silent = [known for known in self.holders if now_s - known.heard_s > self._lifetime_s]
+        silent = [known for known in self.holders if now_s - known.last_seen_s > self._lifetime_s]
         for known in silent:
             self.drop(known)
         return silent
 
-    def all_heard(self, now_s: float) -> None:
+    def reset_expiry(self, now_s: float) -> None:
         """Nobody could be heard until now: lifetimes begin anew."""
         for known in self.holders:
-            known.heard_s = now_s
+            known.last_seen_s = now_s
 
 
 def _copy(name: HolderName) -> HolderName:

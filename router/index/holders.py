@@ -48,7 +48,7 @@ class KnownHolder:
     facts: HolderFacts
     epoch: int
     seq: int
-    heard_s: float
+    last_seen_s: float
     complete: bool = True
     reloading: bool = False
 

@@ -15,12 +15,12 @@ class Verdict(Enum):
     APPLY = "apply"
     DUPLICATE = "duplicate"
     GAP = "gap"
-    """Messages are missing before it: ask for a replay from `Sequence.expected`."""
+    """Messages are missing before it: ask for a replay from `StreamPosition.expected`."""
     RESTART = "restart"
     """The engine began a new life: what it had is gone."""
 
 
-class Sequence:
+class StreamPosition:
     """Position in one stream. `complete` is False once messages were lost for good."""
 
     __slots__ = ("_heard", "complete", "expected")

@@ -42,7 +42,7 @@ from router.proxy.shares import Shares
 from router.proxy.split import Facts, SplitExecutor
 from router.proxy.upstream import UpstreamPool
 from router.proxy.upstream_sender import UpstreamSender
-from router.stores.store import PrefixStore
+from router.stores.prefix_store import PrefixStore
 from router.types import InferenceRequest, Pod, PodId, PrefixMatch, PromptPrefix, Scene
 
 _now_s = time.monotonic

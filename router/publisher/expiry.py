@@ -15,7 +15,7 @@ Copy = tuple[Tier, int, int]
 """(tier, attention group, engine hash)."""
 
 
-class Expiry:
+class TierExpiry:
     """Announced blocks of one holder, by tier with a time to live."""
 
     def __init__(self, ttl_s: Mapping[Tier, float]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from router.index.holders import HolderFacts
 from router.publisher.publisher import Publisher
-from router.publisher.standard import MalformedEvent, StandardEvent
+from router.publisher.standard_events import MalformedEvent, StandardEvent
 from router.types import BlocksCleared, KvEvent
 
 
@@ -47,7 +47,7 @@ class StoreSink:
             self.restarted(holder)
 
 
-class Standard:
+class StandardIntake:
     """Standardised events of the configured backends, in whatever order they come."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from router.feeds.kv_zmq import KvSink
-from router.publisher.lmcache_shelf import Entry, Shelf
+from router.publisher.lmcache_chunks import ChunkTable, Entry
 from router.types import KvEvent, Tier
 
 SILENT_FOR_S = 30.0
@@ -73,7 +73,7 @@ class Registration(msgspec.Struct, frozen=True):
 class _Server:
     """One server. Its stream of batches goes on without a registration; heartbeats do not."""
 
-    heard_s: float
+    last_seen_s: float
     registration: Registration | None = None
     incarnation: int = -1
     last_seq: int = 0
@@ -97,7 +97,7 @@ class Coordinator:
     group: int = 0
     """The group of objects that needs every chunk of a prefix, where servers keep attention groups apart."""
     _servers: dict[str, _Server] = field(default_factory=dict)
-    _shelves: dict[str, Shelf] = field(default_factory=dict)
+    _shelves: dict[str, ChunkTable] = field(default_factory=dict)
     _passed_over: set[str] = field(default_factory=set)
     """Other models that servers spoke of."""
 
@@ -112,7 +112,7 @@ class Coordinator:
         name = registration.instance_id.strip() or f"mp-{registration.ip}:{registration.http_port}"
         server = self._servers.setdefault(name, _Server(now_s))
         again = server.registration is not None
-        server.registration, server.heard_s = registration, now_s
+        server.registration, server.last_seen_s = registration, now_s
         return {"instance_id": name, "re_registered": again}
 
     def heartbeat(self, name: str, now_s: float) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class Coordinator:
         server = self._servers.get(name)
         if server is None or server.registration is None:
             raise UnknownServer(name)
-        server.heard_s = now_s
+        server.last_seen_s = now_s
         return {"instance_id": name}
 
     def deregister(self, name: str) -> None:
@@ -139,7 +139,7 @@ class Coordinator:
 
     def expire(self, now_s: float) -> None:
         """Servers that were not heard of for `SILENT_FOR_S` are gone."""
-        for name in [name for name, server in self._servers.items() if now_s - server.heard_s > SILENT_FOR_S]:
+        for name in [name for name, server in self._servers.items() if now_s - server.last_seen_s > SILENT_FOR_S]:
             self.deregister(name)
 
     def events(self, body: Any, now_s: float) -> dict[str, int]:
@@ -147,7 +147,7 @@ class Coordinator:
         counts = {"applied": 0, "duplicates": 0, "stale": 0}
         for batch in msgspec.convert(body, Report).batches:
             server = self._servers.setdefault(batch.instance_id, _Server(now_s))
-            server.heard_s = now_s
+            server.last_seen_s = now_s
             verdict = self._admit(server, batch)
             counts[verdict] += 1
             if verdict == "applied":
@@ -189,7 +189,7 @@ class Coordinator:
             if told:
                 self.sink.apply(holder, told)
 
-    def _changes(self, shelf: Shelf, batch: Batch) -> Iterator[KvEvent]:
+    def _changes(self, shelf: ChunkTable, batch: Batch) -> Iterator[KvEvent]:
         for entry in batch.entries:
             if not self._ours(entry):
                 continue
@@ -212,7 +212,7 @@ class Coordinator:
                 self._shelves[holder].touch(entry.key)
 
     def _open(self, holder: str, tier: Tier, *, complete: bool) -> None:
-        shelf = self._shelves[holder] = Shelf(tier)
+        shelf = self._shelves[holder] = ChunkTable(tier)
         shelf.complete = complete
         self.sink.restarted(holder)
         self.sink.stream_state(holder, complete=complete)

@@ -11,7 +11,7 @@ from itertools import islice
 from router.types import BlockChange, BlockHash, Tier
 
 
-class Pending:
+class PendingChanges:
     """Blocks by tier with what they are to become. Every noted change must really be one."""
 
     def __init__(self) -> None:

@@ -14,12 +14,12 @@ from dataclasses import replace
 import structlog
 
 from router.feeds.supervise import supervise
-from router.index.holder import Blocks
+from router.index.holder_blocks import Blocks
 from router.index.holders import HolderFacts, HolderId
-from router.publisher.holder import PublishedHolder, Timing
-from router.stores.connection import Connection
-from router.stores.publication import Publication
-from router.stores.schema import Keys
+from router.publisher.published_holder import PublishedHolder, PublishTiming
+from router.stores.holder_writer import HolderWriter
+from router.stores.redis_connection import RedisConnection
+from router.stores.redis_schema import Keys
 from router.types import Generation, KvEvent, Pod, PodId, Tier
 
 log = structlog.get_logger()
@@ -30,11 +30,11 @@ class Publisher:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: RedisConnection,
         keys: Keys,
         generations: dict[str, Generation],
         facts_of: Callable[[Pod], HolderFacts],
-        timing: Timing,
+        timing: PublishTiming,
         ttl_s: Mapping[Tier, float] | None = None,
     ) -> None:
         self.generations = generations
@@ -84,7 +84,7 @@ class Publisher:
             known.restarted()
             return
         self.end(holder_id)
-        publication = Publication(
+        publication = HolderWriter(
             self._connection, self._keys, generation, holder_id, lifetime_s=self._timing.lifetime_s
         )
         holder = PublishedHolder(

@@ -17,9 +17,9 @@ from router.engines.engine_catalog import ENGINES
 from router.feeds.ask import Unanswered, get
 from router.feeds.kv_zmq import REPLAY_IDLE_MS, fetch_replay
 from router.index.events import UndecodableBatch, decode_batch, parse_frames
-from router.index.holder import HolderBlocks
+from router.index.holder_blocks import HolderBlocks
 from router.index.holders import HolderId
-from router.stores.registry import Registry
+from router.stores.index_reader import IndexReader
 from router.types import BlockHash, BlocksCleared, Generation, Pod, PodSpeed, Tier
 
 ASK_WITHIN_S = 5.0
@@ -28,7 +28,7 @@ Held = set[tuple[Tier, BlockHash]]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class VerifyResult:
     """What differs. `stale` is None where the engine no longer remembers all that it announced."""
 
     holder: HolderId
@@ -45,27 +45,27 @@ class Verdict:
 
 
 async def verify_holder(
-    registry: Registry, client: httpx.AsyncClient, generation: Generation, holder: HolderId, engine: str
-) -> Verdict:
+    registry: IndexReader, client: httpx.AsyncClient, generation: Generation, holder: HolderId, engine: str
+) -> VerifyResult:
     """One pod's blocks in the index against its own replay. Raises `redis.RedisError`."""
     row = await registry.row(generation, holder)
     if row is None:
-        return Verdict(holder, note="not in the index")
+        return VerifyResult(holder, note="not in the index")
     if row.facts.reach:
-        return Verdict(holder, note="a store: it announces nothing that could be compared")
+        return VerifyResult(holder, note="a store: it announces nothing that could be compared")
     rank = row.facts.rank if row.facts.rank >= 0 else None
     pod = Pod(id=holder, url=row.facts.url, engine=engine, speed=PodSpeed(0, 0, 0), dp_rank=rank)
     source = await _source(client, pod)
     if source is None or source.replay_endpoint is None:
-        return Verdict(holder, note="the engine is not reached, or has no replay endpoint")
+        return VerifyResult(holder, note="the engine is not reached, or has no replay endpoint")
     before = await _indexed(registry, generation, holder)
     messages, ended = await fetch_replay(source.replay_endpoint, 0, REPLAY_IDLE_MS)
     after = await _indexed(registry, generation, holder)
     if not ended:
-        return Verdict(holder, note="the engine's replay did not end")
+        return VerifyResult(holder, note="the engine's replay did not end")
     announced, whole = _announced(messages, generation)
     stale = len((before & after) - announced) if whole else None
-    return Verdict(holder, len(after), len(announced), len(announced - (before | after)), stale)
+    return VerifyResult(holder, len(after), len(announced), len(announced - (before | after)), stale)
 
 
 async def _source(client: httpx.AsyncClient, pod: Pod) -> KvEventSource | None:
@@ -80,7 +80,7 @@ async def _source(client: httpx.AsyncClient, pod: Pod) -> KvEventSource | None:
     return facts.kv_events if facts else None
 
 
-async def _indexed(registry: Registry, generation: Generation, holder: HolderId) -> Held:
+async def _indexed(registry: IndexReader, generation: Generation, holder: HolderId) -> Held:
     row = await registry.row(generation, holder)
     held: Held = set()
     if row is not None:

@@ -37,18 +37,18 @@ from router.fleet.fleet import Fleet
 from router.index.holders import ALL_PODS, HolderFacts
 from router.observe.metrics import Metrics
 from router.prompt.tokenizer import TokenizerSource, load_tokenizer
-from router.publisher.holder import Timing
-from router.publisher.intake import Standard, StoreSink
+from router.publisher.intake import StandardIntake, StoreSink
 from router.publisher.lmcache import Coordinator
 from router.publisher.lmcache_http import expire_silent
 from router.publisher.lmcache_http import routes as lmcache_routes
-from router.publisher.mooncake import MooncakeSource
+from router.publisher.mooncake_source import MooncakeSource
+from router.publisher.published_holder import PublishTiming
 from router.publisher.publisher import Publisher
-from router.publisher.surface import publisher_app
-from router.stores.connection import Connection
-from router.stores.schema import Keys
+from router.publisher.publisher_app import publisher_app
+from router.stores.redis_connection import RedisConnection
+from router.stores.redis_schema import Keys
 from router.types import Generation, Pod, PodSpeed, PodState, Tier
-from router.wiring.cluster import redis_address
+from router.wiring.cluster_member import redis_address
 
 log = structlog.get_logger()
 
@@ -64,11 +64,11 @@ class Agent:
             raise ConfigError("index.redis is missing: a publisher needs a Redis to publish into")
         self._config = config
         redis = config.index.redis
-        self._connection = Connection(redis_address(redis), timeout_s=redis.timeout_s)
-        timing = Timing(
+        self._connection = RedisConnection(redis_address(redis), timeout_s=redis.timeout_s)
+        timing = PublishTiming(
             lifetime_s=redis.holder_ttl_s,
             beat_s=min(config.publish.heartbeat_s, redis.holder_ttl_s / 3),
-            gather_s=config.publish.flush_interval_ms / 1000,
+            flush_interval_s=config.publish.flush_interval_ms / 1000,
             reload_jitter_s=config.publish.reload_jitter_s,
         )
         ttl = config.publish.ttl
@@ -82,7 +82,7 @@ class Agent:
         self._streams = KvStreams(self.fleet, self.publisher, self.metrics)
         self._pods = {pod.url: _as_routers_know_it(pod) for pod in config.pods}
         self.fleet.listen(self._on_change)
-        self.standard = Standard()
+        self.standard = StandardIntake()
         self._sources: dict[str, Callable[[], Awaitable[None]]] = {}
         self._routes: list[APIRouter] = []
         for store in config.publish.stores:

@@ -13,7 +13,7 @@ import structlog
 from router.fleet.fleet import Fleet
 from router.types import PodId, PodState
 from router.wiring.beside import Beside
-from router.wiring.cluster import Cluster
+from router.wiring.cluster_member import ClusterMember
 
 POLL_S = 0.02
 CATCH_UP_S = 10.0
@@ -29,7 +29,7 @@ class Joining:
         self._fleet = fleet
         self._parity = parity
 
-    async def cluster(self, cluster: Cluster, timeout_s: float) -> None:
+    async def cluster(self, cluster: ClusterMember, timeout_s: float) -> None:
         """Know the index and which pods to trust."""
         try:
             async with asyncio.timeout(timeout_s):

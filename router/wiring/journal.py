@@ -22,7 +22,7 @@ from router.policy.price import Choice, choice_of
 from router.policy.review import Review, chosen, each_against
 from router.policy.spec import Policy
 from router.types import Scene
-from router.wiring.cluster import Cluster
+from router.wiring.cluster_member import ClusterMember
 
 REVIEWED = 500
 """Decisions that new policies are tried on when they are swapped in, in a thread: two seconds with 100 pods."""
@@ -33,7 +33,7 @@ SLICE_S, PAUSE_S = 0.0005, 0.002
 class Records:
     """The journal and what runs and is closed with it. Raises `ConfigError` where the file cannot be written."""
 
-    def __init__(self, config: Receipts, shadows: Shadows, metrics: Metrics, cluster: Cluster | None) -> None:
+    def __init__(self, config: Receipts, shadows: Shadows, metrics: Metrics, cluster: ClusterMember | None) -> None:
         self.feeds: dict[str, Callable[[], Awaitable[None]]] = {}
         self._log = _open_log(config.file)
         sinks: list[Sink] = [self._log.write] if self._log else []

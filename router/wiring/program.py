@@ -52,11 +52,10 @@ from router.policy.spec import Policy
 from router.prompt.tokenizer import load_tokenizer
 from router.proxy.forward import Forwarder
 from router.proxy.pools import UpstreamPools
-from router.stores.local import LocalStore
-from router.stores.store import PrefixStore
+from router.stores.prefix_store import LocalStore, PrefixStore
 from router.types import Generation, Pod, PodId, PodSpeed, PodState, PrefixTrust
 from router.wiring.beside import Beside, Place
-from router.wiring.cluster import Cluster
+from router.wiring.cluster_member import ClusterMember
 from router.wiring.forwarding import forwarding_of, timeouts_of
 from router.wiring.garbage import search_by_the_clock
 from router.wiring.get import get_over
@@ -111,7 +110,7 @@ class Program:
         self.prompts = Prompts(config, self.pools.of, self._ready_pods, self.metrics, load)
         redis = config.index.redis
         local = LocalStore()
-        self.cluster = Cluster(redis, self.ledger, local, self._same_tokens, place) if redis else None
+        self.cluster = ClusterMember(redis, self.ledger, local, self._same_tokens, place) if redis else None
         self.store: PrefixStore = self.cluster.store if self.cluster else local
         self._pod_configs: dict[str, PodConfig] = {}
         self.discovery = StaticDiscovery()
@@ -248,7 +247,7 @@ class Program:
 
     def _publishes_events(self, pod_id: PodId) -> bool:
         """Will blocks that come into this pod's cache show up in the index?"""
-        return self.kv_streams.follows(pod_id) or self.store.announces(pod_id)
+        return self.kv_streams.follows(pod_id) or self.store.is_published(pod_id)
 
     def _same_tokens(self, generation: Generation) -> bool:
         """Can blocks of this generation be those of a prompt that is read here?"""
@@ -382,7 +381,7 @@ class Program:
         return {"version": version} | ({"error": error} if error else {})
 
     def _events_of(self, pod_id: PodId) -> str:
-        if not self.kv_streams.follows(pod_id) and self.store.announces(pod_id):
+        if not self.kv_streams.follows(pod_id) and self.store.is_published(pod_id):
             return "published"
         return self.kv_streams.state_of(pod_id)
 

@@ -30,16 +30,15 @@ from rich.table import Table
 from router.feeds.kv_redis import IndexFeed
 from router.hashing import token_array
 from router.index.cluster import ClusterIndex, EntryKind
-from router.index.holder import HolderBlocks
+from router.index.holder_blocks import HolderBlocks
 from router.index.holders import HolderFacts
 from router.index.masks import HolderMasks
-from router.publisher.holder import PublishedHolder, Timing
-from router.stores.connection import Connection, parse_url
-from router.stores.local import LocalStore
-from router.stores.publication import Answer, Publication
-from router.stores.registry import Registry
-from router.stores.replica import ReplicaStore
-from router.stores.schema import Keys
+from router.publisher.published_holder import PublishedHolder, PublishTiming
+from router.stores.holder_writer import HolderWriter, WriteResult
+from router.stores.index_reader import IndexReader
+from router.stores.prefix_store import LocalStore, ReplicaStore
+from router.stores.redis_connection import RedisConnection, parse_url
+from router.stores.redis_schema import Keys
 from router.types import BlockChange, BlocksStored, Generation, Pod, PodSpeed, PromptPrefix, Tier
 from tests.redis_process import RedisProcess, redis_process
 
@@ -66,9 +65,11 @@ def events(blocks: int) -> Iterator[BlocksStored]:
 
 async def agent(url: str, blocks: int) -> dict[str, float]:
     """Publish as `warmroute publish` does, as fast as it goes."""
-    connection = Connection(parse_url(url), timeout_s=5)
-    publication = Publication(connection, Keys(), GENERATION, "pod", 300)
-    holder = PublishedHolder("pod", publication, GENERATION, HolderFacts(url="http://pod"), Timing(gather_s=0.002))
+    connection = RedisConnection(parse_url(url), timeout_s=5)
+    publication = HolderWriter(connection, Keys(), GENERATION, "pod", 300)
+    holder = PublishedHolder(
+        "pod", publication, GENERATION, HolderFacts(url="http://pod"), PublishTiming(flush_interval_s=0.002)
+    )
     made = list(events(blocks))
     holder.caught_up(complete=True)
     running = asyncio.create_task(holder.run())
@@ -88,7 +89,7 @@ async def replica(url: str, blocks: int) -> dict[str, float]:
     """Follow until all blocks are here."""
     index = ClusterIndex(lifetime_s=60)
     feed = IndexFeed(
-        Registry(Connection(parse_url(url), timeout_s=5), Keys()),
+        IndexReader(RedisConnection(parse_url(url), timeout_s=5), Keys()),
         ReplicaStore(index, LocalStore(), max_age_s=60),
         lambda generation: True,
     )
@@ -105,7 +106,7 @@ async def replica(url: str, blocks: int) -> dict[str, float]:
 async def peer_agent(url: str, blocks: int, pipeline: int) -> dict[str, float]:
     """The peers' way, one command a block: each awaited, or those of an event in one round trip. A stream entry, so
     that a replica can hear of it; the same hashing and accounts as ours."""
-    redis = Connection(parse_url(url), timeout_s=5).client
+    redis = RedisConnection(parse_url(url), timeout_s=5).client
     account, made = HolderBlocks(GENERATION), list(events(blocks))
     await asyncio.sleep(0.5)  # the replica is up
     started_s, cpu_s = time.time(), time.process_time()
@@ -126,7 +127,7 @@ async def peer_agent(url: str, blocks: int, pipeline: int) -> dict[str, float]:
 
 async def peer_replica(url: str, blocks: int) -> dict[str, float]:
     """Apply the peers' entries, one block each."""
-    redis, masks, after = Connection(parse_url(url), timeout_s=10).client, HolderMasks(), b"0"
+    redis, masks, after = RedisConnection(parse_url(url), timeout_s=10).client, HolderMasks(), b"0"
     slot, cpu_s = masks.slot("pod"), 0.0
     while masks.block_holders < blocks:
         answer = await redis.xread({"log": after}, count=4096, block=5000)
@@ -183,18 +184,18 @@ async def fill(redis: RedisProcess, block_holders: int) -> list[array[int]]:
     """50 holders: 64 blocks that all have, conversations of 448 more that one or two have. Returns prompts."""
     rng, pick = np.random.default_rng(2), random.Random(2)
     shared = rng.integers(1, 2**63, SHARED, dtype=np.uint64)
-    connection = Connection(parse_url(redis.url), timeout_s=10)
+    connection = RedisConnection(parse_url(redis.url), timeout_s=10)
     held: list[list[Any]] = [[shared] for _ in range(HOLDERS)]
     tails = []
     for _ in range((block_holders - SHARED * HOLDERS) // 448):
         tails.append(rng.integers(1, 2**63, 448, dtype=np.uint64))
         held[pick.randrange(HOLDERS)].append(tails[-1])
     for number, pieces in enumerate(held):
-        publication = Publication(connection, Keys(), GENERATION, f"pod{number}", 3600)
+        publication = HolderWriter(connection, Keys(), GENERATION, f"pod{number}", 3600)
         await publication.begin(EntryKind.EMPTY, HolderFacts(url=f"http://pod{number}"), take_over=True)
         for piece in np.array_split(np.concatenate(pieces), max(sum(map(len, pieces)) // 4096, 1)):
             answer = await publication.apply([BlockChange(Tier.GPU, True, piece.tolist())], complete=True)
-            assert answer is Answer.OK
+            assert answer is WriteResult.OK
         await publication.beat(complete=True)
     return [array("Q", np.concatenate([shared, pick.choice(tails)]).tobytes()) for _ in range(LOOKUPS)]
 
@@ -219,8 +220,8 @@ async def timed(lookup: Callable[[array[int]], Awaitable[Any]], prompts: list[ar
 async def lookups(redis: RedisProcess, block_holders: int) -> list[tuple[str, float, float]]:
     """(way, median wall us, CPU us)."""
     prompts = await fill(redis, block_holders)
-    connection = Connection(parse_url(redis.url), timeout_s=30)
-    registry, rows = Registry(connection, Keys()), []
+    connection = RedisConnection(parse_url(redis.url), timeout_s=30)
+    registry, rows = IndexReader(connection, Keys()), []
     empty = token_array()
 
     async def ask(store: ReplicaStore, prompt: array[int]) -> None:

@@ -16,12 +16,11 @@ import redis
 from router.feeds.kv_redis import COPIED_BLOCKS, IndexFeed
 from router.index.cluster import ClusterIndex, EntryKind
 from router.index.holders import HolderFacts, KnownHolder, holder_name
-from router.stores.connection import Connection, parse_url
-from router.stores.local import LocalStore
-from router.stores.publication import Answer, Publication
-from router.stores.registry import Registry
-from router.stores.replica import FRESH_S, ReplicaStore
-from router.stores.schema import Keys, scope_of
+from router.stores.holder_writer import HolderWriter, WriteResult
+from router.stores.index_reader import IndexReader
+from router.stores.prefix_store import FRESH_S, LocalStore, ReplicaStore
+from router.stores.redis_connection import RedisConnection, parse_url
+from router.stores.redis_schema import Keys, scope_of
 from router.types import BlockChange, BlockHash, Generation, Pod, PodSpeed, PrefixMatch, PromptPrefix, Tier
 from tests.redis_process import RedisProcess, redis_process
 
@@ -40,7 +39,7 @@ Running = Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None
 class Publisher:
     """Writes one holder, each call one entry of the log."""
 
-    publication: Publication
+    publication: HolderWriter
     pod: str
 
     async def begin(self, kind: EntryKind = EntryKind.EMPTY) -> None:
@@ -49,13 +48,13 @@ class Publisher:
     async def store(self, blocks: Sequence[BlockHash], *, seal: bool = False) -> None:
         kind = EntryKind.SEAL if seal else EntryKind.CHANGE
         change = BlockChange(Tier.GPU, True, blocks)
-        assert await self.publication.apply([change], complete=True, kind=kind) is Answer.OK
+        assert await self.publication.apply([change], complete=True, kind=kind) is WriteResult.OK
 
     async def remove(self, blocks: Sequence[BlockHash]) -> None:
-        assert await self.publication.apply([BlockChange(Tier.GPU, False, blocks)], complete=True) is Answer.OK
+        assert await self.publication.apply([BlockChange(Tier.GPU, False, blocks)], complete=True) is WriteResult.OK
 
 
-class Wire(Connection):
+class Wire(RedisConnection):
     """While `heard` is False, entries of the log are gone in the very transaction in which they came."""
 
     heard = True
@@ -78,14 +77,14 @@ class Scene:
         self.index = ClusterIndex(lifetime_s=lifetime_s)
         self.store = ReplicaStore(self.index, LocalStore(), max_age_s=60.0)
         self.wire = Wire(parse_url(server.url), timeout_s=2.0)
-        self.connection = Connection(parse_url(server.url), timeout_s=timeout_s)
+        self.connection = RedisConnection(parse_url(server.url), timeout_s=timeout_s)
         wanted = lambda generation: generation.model == "demo"  # noqa: E731
-        self.feed = IndexFeed(Registry(self.connection, KEYS), self.store, wanted, look_s=0.05)
+        self.feed = IndexFeed(IndexReader(self.connection, KEYS), self.store, wanted, look_s=0.05)
 
     async def publishing(self, pod: str, blocks: Sequence[BlockHash], generation: Generation = GENERATION) -> Publisher:
         """One that has written so much. The router knows the pod."""
         self.store.add_holder(Pod(id=pod, url=f"http://{pod}", engine="vllm", speed=PodSpeed(0, 0, 0)), generation)
-        publisher = Publisher(Publication(self.wire, KEYS, generation, pod, lifetime_s=10.0), pod)
+        publisher = Publisher(HolderWriter(self.wire, KEYS, generation, pod, lifetime_s=10.0), pod)
         await publisher.begin()
         await publisher.store(blocks)
         return publisher

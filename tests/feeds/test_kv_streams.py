@@ -5,7 +5,7 @@ from __future__ import annotations
 from router.feeds.kv_streams import KvStreams
 from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
-from router.stores.local import LocalStore
+from router.stores.prefix_store import LocalStore
 from router.types import BlocksRemoved
 
 

@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import RedisError
 
 from router.feeds.receipt_stream import MOST_WAITING, ReceiptStream
-from router.stores.connection import Connection, parse_url
+from router.stores.redis_connection import RedisConnection, parse_url
 from tests.redis_servers.server import RedisServer, binaries, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
@@ -19,9 +19,9 @@ KEY = "warmroute:1:receipts"
 
 
 @asynccontextmanager
-async def connected(kind: str) -> AsyncIterator[Connection]:
+async def connected(kind: str) -> AsyncIterator[RedisConnection]:
     async with RedisServer(kind) as server:
-        connection = Connection(parse_url(server.url), timeout_s=2)
+        connection = RedisConnection(parse_url(server.url), timeout_s=2)
         try:
             yield connection
         finally:
@@ -47,7 +47,7 @@ async def test_lines_arrive_in_their_order_and_old_ones_go(kind: str) -> None:
     assert 100 <= len(found) < 400
 
 
-async def _newest(connection: Connection, line: bytes) -> bool:
+async def _newest(connection: RedisConnection, line: bytes) -> bool:
     entries = await connection.client.xrevrange(KEY, count=1)
     return bool(entries) and entries[0][1][b"line"] == line
 
@@ -55,7 +55,7 @@ async def _newest(connection: Connection, line: bytes) -> bool:
 async def test_a_lost_redis_costs_a_counter() -> None:
     """Nothing listens there: what was to be sent is lost and counted, and so is what does not fit meanwhile."""
     lost: list[int] = []
-    connection = Connection(parse_url("redis://127.0.0.1:1/0"), timeout_s=0.5)
+    connection = RedisConnection(parse_url("redis://127.0.0.1:1/0"), timeout_s=0.5)
     stream = ReceiptStream(connection, KEY, 100, lost.append)
     for _ in range(MOST_WAITING + 2):
         stream.write(b"x")

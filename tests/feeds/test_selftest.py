@@ -16,7 +16,7 @@ from router.feeds.selftest import ParityFeed
 from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
 from router.hashing import generation_seed, hash_blocks, token_array
-from router.stores.local import LocalStore
+from router.stores.prefix_store import LocalStore
 from router.types import BlocksStored, Endpoint, Generation, Pod, PodState, PrefixTrust, PromptPrefix
 
 pytestmark = pytest.mark.anyio
@@ -174,7 +174,7 @@ async def test_blocks_that_cannot_be_indexed_are_a_mismatch_at_once(network: Net
     async with asyncio.timeout(5.0):
         report = await world.feed.test(world.now)
     assert report.trust is PrefixTrust.MISMATCH
-    assert report.reason == world.store.refused("a") != ""
+    assert report.reason == world.store.rejected_reason("a") != ""
 
 
 async def test_the_probe_is_the_best_that_the_router_can_read(world: World) -> None:

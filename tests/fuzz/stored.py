@@ -15,7 +15,7 @@ from router.hashing import hash_array
 from router.index.cluster import ClusterIndex, EntryKind, LogEntry
 from router.index.holders import HolderFacts
 from router.policy.calibration import Calibration, PrefillObservation, TransferObservation, UnreadableCalibration
-from router.stores.schema import (
+from router.stores.redis_schema import (
     Unreadable,
     decode_entry,
     decode_generation,

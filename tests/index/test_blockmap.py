@@ -173,8 +173,8 @@ def test_engine_blocks_of_any_other_size_are_refused(size: int) -> None:
     """Visibly, with the reason."""
     blocks = after(stored(71, size=size))
     assert blocks.match(prompt()) == {}
-    assert str(size) in blocks.refused("a") and "2" in blocks.refused("a")
-    assert after(stored(71)).refused("a") == ""
+    assert str(size) in blocks.rejected_reason("a") and "2" in blocks.rejected_reason("a")
+    assert after(stored(71)).rejected_reason("a") == ""
 
 
 def test_a_cleared_holder_has_nothing_and_goes_on() -> None:
@@ -198,7 +198,7 @@ def test_events_of_strangers_are_ignored() -> None:
     blocks = after(stored(71))
     blocks.forget("a")
     blocks.apply("a", stored(71))
-    assert blocks.match(prompt()) == {} and blocks.orphans("a") == 0 and blocks.refused("a") == ""
+    assert blocks.match(prompt()) == {} and blocks.orphans("a") == 0 and blocks.rejected_reason("a") == ""
 
 
 @pytest.mark.parametrize(

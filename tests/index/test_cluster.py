@@ -69,7 +69,7 @@ def runs(index: ClusterIndex, *blocks: BlockHash) -> dict[str, BlocksByTier]:
 def copied(index: ClusterIndex, *blocks: BlockHash, epoch: int = 1, seq: int = 0) -> KnownHolder:
     """Read `a` anew, all of it on the GPU."""
     known = KnownHolder(
-        id="a", generation=GENERATION, facts=HolderFacts(url="http://a"), epoch=epoch, seq=seq, heard_s=0.0
+        id="a", generation=GENERATION, facts=HolderFacts(url="http://a"), epoch=epoch, seq=seq, last_seen_s=0.0
     )
     index.begin_copy(GENERATION, "a")
     index.copy(GENERATION, "a", GPU, blocks)
@@ -107,7 +107,7 @@ def test_after_a_gap_the_holder_must_be_read_anew() -> None:
     """The change is not taken over, nor is the holder heard of: it stays as it was."""
     index = after(*STARTED)
     assert take(index, entry(CHANGE, 3, came(4)), now_s=5.0) == [False]
-    assert (runs(index, 1, 2, 3, 4), get(index).seq, get(index).heard_s) == ({"a": (3, 0, 0, 0)}, 1, 0.0)
+    assert (runs(index, 1, 2, 3, 4), get(index).seq, get(index).last_seen_s) == ({"a": (3, 0, 0, 0)}, 1, 0.0)
 
 
 def test_a_beat_tells_of_changes_that_were_lost() -> None:
@@ -144,7 +144,7 @@ def test_an_older_epoch_is_ignored(late: EntryKind) -> None:
     index = after(entry(EMPTY, epoch=5), entry(CHANGE, 1, came(1), epoch=5))
     assert take(index, entry(late, 2, went(1), came(9), epoch=4, complete=False), now_s=5.0) == [True]
     assert (runs(index, 1), runs(index, 9)) == ({"a": (1, 0, 0, 0)}, {})
-    assert (get(index).epoch, get(index).seq, get(index).complete, get(index).heard_s) == (5, 1, True, 0.0)
+    assert (get(index).epoch, get(index).seq, get(index).complete, get(index).last_seen_s) == (5, 1, True, 0.0)
 
 
 @pytest.mark.parametrize("kind", [CHANGE, SEAL, BEAT])
@@ -237,7 +237,7 @@ def test_who_is_silent_for_longer_than_a_lifetime_expires() -> None:
 def test_when_nobody_could_be_heard_lifetimes_begin_anew() -> None:
     """The silence was not theirs."""
     index = after(*STARTED, entry(EMPTY, holder="b"))
-    index.all_heard(100.0)
+    index.reset_expiry(100.0)
     assert index.expire(100.0 + LIFETIME_S) == []
     assert len(index.expire(100.5 + LIFETIME_S)) == 2
 
@@ -354,7 +354,7 @@ def read_anew(index: ClusterIndex, holder: HolderId, truth: Truth, now_s: float)
             facts=HolderFacts(url=f"http://{holder}"),
             epoch=row.epoch,
             seq=row.seq,
-            heard_s=now_s,
+            last_seen_s=now_s,
             complete=row.complete,
         )
     )

@@ -32,7 +32,7 @@ def make_pod(pod_id: str, **facts: Any) -> Pod:
 
 
 def holder(holder_id: str, generation: Generation = GENERATION, **facts: Any) -> KnownHolder:
-    return KnownHolder(id=holder_id, generation=generation, facts=HolderFacts(**facts), epoch=1, seq=0, heard_s=0.0)
+    return KnownHolder(id=holder_id, generation=generation, facts=HolderFacts(**facts), epoch=1, seq=0, last_seen_s=0.0)
 
 
 def of_pod(pod: Pod, generation: Generation = GENERATION) -> KnownHolder:

@@ -16,10 +16,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from router.hashing import generation_seed, hash_blocks, token_array
-from router.index.holder import HolderBlocks
+from router.index.holder_blocks import HolderBlocks
 from router.publisher.lmcache import Coordinator
 from router.publisher.lmcache_http import routes
-from router.publisher.mooncake import MooncakeSource
+from router.publisher.mooncake_source import MooncakeSource
 from router.types import BlocksCleared, BlocksStored, Generation, KvEvent, Tier
 from tests.live.engines import HOME
 from tests.live.router_process import free_port

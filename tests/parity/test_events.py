@@ -19,7 +19,7 @@ import pytest
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.events import decode_batch, parse_frames
-from router.index.sequence import Sequence, Verdict
+from router.index.sequence import StreamPosition, Verdict
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, PodId, PromptPrefix, Tier
 
 RECORDING = Path(__file__).parent / "goldens" / "vllm_events.jsonl"
@@ -42,7 +42,7 @@ def messages(kind: str) -> list[Message]:
 
 def decoded(stream: Iterable[Message]) -> Iterator[KvEvent]:
     """Their events in order, up to the end of a replay; every number must be the next one."""
-    sequence = Sequence()
+    sequence = StreamPosition()
     for message in stream:
         parsed = parse_frames(message)
         if parsed is None:
@@ -95,7 +95,7 @@ def test_every_request_finds_as_many_tokens_as_the_map_said(blocks: BlockMap, ge
             assert line["cached_tokens"] == expected, line["body"]
         was_reset = line["kind"] == "reset"
     assert blocks.orphans(POD) == 0
-    assert blocks.refused(POD) == ""
+    assert blocks.rejected_reason(POD) == ""
 
 
 def test_a_replay_leads_to_the_same_map(generation: Generation) -> None:

@@ -28,7 +28,7 @@ from router.proxy.forward import Forwarder, Forwarding
 from router.proxy.headers import HeaderList
 from router.proxy.pools import UpstreamPools
 from router.proxy.request_context import RequestContext
-from router.stores.local import LocalStore
+from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, InferenceRequest, Links, Pod, PodSpeed, PromptPrefix
 
 PATIENCE_S = 5.0

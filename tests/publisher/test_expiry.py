@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.publisher.expiry import Expiry
+from router.publisher.expiry import TierExpiry
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, Tier
 
 CPU, DISK = Tier.CPU, Tier.DISK
@@ -22,9 +22,9 @@ def removed(*hashes: int, tier: Tier = CPU, group: int = 0) -> BlocksRemoved:
     return BlocksRemoved(block_hashes=hashes, tier=tier, group=group)
 
 
-def noted(*told: tuple[float, KvEvent]) -> Expiry:
+def noted(*told: tuple[float, KvEvent]) -> TierExpiry:
     """What a holder told, and when. The CPU and the disk forget silently."""
-    expiry = Expiry({CPU: TTL_S, DISK: 3 * TTL_S})
+    expiry = TierExpiry({CPU: TTL_S, DISK: 3 * TTL_S})
     for now_s, event in told:
         expiry.note([event], now_s)
     return expiry
@@ -71,7 +71,7 @@ def test_a_tier_without_a_time_never_expires() -> None:
     """Its holder says itself what is gone."""
     expiry = noted((0.0, stored(71, tier=Tier.GPU)))
     assert list(expiry.due(1e9)) == []
-    assert list(Expiry({}).due(1e9)) == []
+    assert list(TierExpiry({}).due(1e9)) == []
 
 
 def test_groups_are_announced_apart() -> None:

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from router.index.holders import ALL_PODS, HolderFacts, HolderId
-from router.publisher.intake import Standard, StoreSink
+from router.publisher.intake import StandardIntake, StoreSink
 from router.publisher.publisher import Publisher
-from router.publisher.standard import MalformedEvent, StandardEvent
+from router.publisher.standard_events import MalformedEvent, StandardEvent
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
 
 OLD, NEW = Generation(model="demo", revision="1"), Generation(model="demo", revision="2")
@@ -53,9 +53,9 @@ def sink_to(hearer: Hearer) -> StoreSink:
     return StoreSink(cast("Publisher", hearer), "demo", facts_of)
 
 
-def standard_to(hearer: Hearer) -> Standard:
+def standard_to(hearer: Hearer) -> StandardIntake:
     """Configured with one backend, `cache`."""
-    standard = Standard()
+    standard = StandardIntake()
     standard.add("cache", sink_to(hearer))
     return standard
 
@@ -199,4 +199,4 @@ def test_events_that_belong_to_nobody_are_refused(wrong: dict[str, str], field: 
 def test_without_any_backend_every_event_is_refused() -> None:
     """And the refusal says that there are none."""
     with pytest.raises(MalformedEvent, match="known: none"):
-        Standard().take(event(1))
+        StandardIntake().take(event(1))

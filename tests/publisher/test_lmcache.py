@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.hashing import generation_seed, hash_blocks, token_array
-from router.index.holder import HolderBlocks
+from router.index.holder_blocks import HolderBlocks
 from router.publisher.lmcache import SILENT_FOR_S, Coordinator, UnknownServer
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
 

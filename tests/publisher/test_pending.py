@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.publisher.pending import Pending, in_pieces
+from router.publisher.pending import PendingChanges, in_pieces
 from router.types import BlockChange, BlockHash, Tier
 
 GPU, CPU = Tier.GPU, Tier.CPU
@@ -22,8 +22,8 @@ def went(*blocks: BlockHash, tier: Tier = GPU) -> BlockChange:
     return BlockChange(tier, False, list(blocks))
 
 
-def noted(*changes: BlockChange) -> Pending:
-    pending = Pending()
+def noted(*changes: BlockChange) -> PendingChanges:
+    pending = PendingChanges()
     for change in changes:
         pending.note(change)
     return pending
@@ -87,7 +87,7 @@ def test_what_is_taken_makes_of_a_copy_what_all_changes_made(
     before: Held, happening: list[tuple[Tier, bool, set[BlockHash]] | int]
 ) -> None:
     """Notes and takes of any size in any order: every change that is taken is one, and as few as can be are pending."""
-    actual, copy, pending = set(before), set(before), Pending()
+    actual, copy, pending = set(before), set(before), PendingChanges()
     for step in happening:
         if isinstance(step, int):
             taken = pending.take(step)

@@ -16,13 +16,12 @@ from router.feeds.kv_redis import IndexFeed
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.cluster import ClusterIndex
 from router.index.holders import HolderFacts, hashes_by_generation
-from router.publisher.holder import PublishedHolder, Timing
-from router.stores.connection import Connection, parse_url
-from router.stores.local import LocalStore
-from router.stores.publication import Publication
-from router.stores.registry import Registry
-from router.stores.replica import ReplicaStore
-from router.stores.schema import Keys, scope_of
+from router.publisher.published_holder import PublishedHolder, PublishTiming
+from router.stores.holder_writer import HolderWriter
+from router.stores.index_reader import IndexReader
+from router.stores.prefix_store import LocalStore, ReplicaStore
+from router.stores.redis_connection import RedisConnection, parse_url
+from router.stores.redis_schema import Keys, scope_of
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Pod, PodSpeed, PromptPrefix
 from tests.redis_process import RedisProcess, redis_process
 
@@ -32,7 +31,7 @@ BLOCK = 2
 PODS = ("a", "b")
 PROMPTS = ((1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 9, 9, 9, 9), (5, 5, 5, 5))
 GENERATIONS = tuple(Generation(model="m", revision=name, block_size_tokens=BLOCK) for name in ("r1", "r2"))
-TIMING = Timing(lifetime_s=30, beat_s=0.03, gather_s=0.0, start_s=5, reload_jitter_s=0.0)
+TIMING = PublishTiming(lifetime_s=30, beat_s=0.03, flush_interval_s=0.0, start_s=5, reload_jitter_s=0.0)
 NAMESPACES = count()
 
 Chain = tuple[int, ...]
@@ -51,8 +50,8 @@ class World:
 
     def __init__(self, server: RedisProcess) -> None:
         self.keys = Keys(f"test{next(NAMESPACES)}")
-        self.connection = Connection(parse_url(server.url), timeout_s=5)
-        self.registry = Registry(self.connection, self.keys)
+        self.connection = RedisConnection(parse_url(server.url), timeout_s=5)
+        self.registry = IndexReader(self.connection, self.keys)
         self.replica = ReplicaStore(ClusterIndex(lifetime_s=60), LocalStore(), max_age_s=60)
         self.feed = IndexFeed(self.registry, self.replica, lambda generation: generation.model == "m", look_s=0.01)
         self.generation = dict.fromkeys(PODS, GENERATIONS[0])
@@ -67,7 +66,7 @@ class World:
     def publish(self, pod: str) -> None:
         """A publisher that has heard everything there is to hear; those before it still run, and hear as well."""
         generation = self.generation[pod]
-        publication = Publication(self.connection, self.keys, generation, pod, TIMING.lifetime_s)
+        publication = HolderWriter(self.connection, self.keys, generation, pod, TIMING.lifetime_s)
         holder = PublishedHolder(pod, publication, generation, HolderFacts(url=f"http://{pod}"), TIMING)
         holder.apply(_stored(chain) for chain in sorted(self.held[pod], key=len))
         holder.caught_up(complete=True)

@@ -30,7 +30,7 @@ from router.hashing import hash_array
 from router.observe.calibrator import Calibrator, PrefillReport, SpeedReport
 from router.policy.calibration import UnreadableCalibration
 from router.policy.classes import Classes
-from router.stores.local import LocalStore
+from router.stores.prefix_store import LocalStore
 from router.types import BlockHash, InFlight, Pod, PodId, PodLoad, PodState
 
 GATHER_S = 0.001

@@ -153,7 +153,7 @@ class RouterView:
         self.ledger.others(replicas)
 
     def _held(self, hashes: Sequence[BlockHash], now_s: float) -> dict[PodId, BlocksByTier]:
-        """As `stores/local.py` joins them: by pod the longer of what it announced and what was sent to it."""
+        """As `stores/prefix_store.py` joins them: by pod the longer of what it announced and what was sent to it."""
         blocks = self._announced.walk(hashes)
         for pod, found in self._predicted.match(hashes, now_s).items():
             if sum(found) > sum(blocks.get(pod, (0,))):

@@ -15,7 +15,7 @@ from router.observe.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
 from router.policy.classes import Classes
-from router.stores.local import LocalStore
+from router.stores.prefix_store import LocalStore
 from router.types import Generation, InFlight, Link, Links, Pod, PodSpeed, PodState, PromptPrefix
 
 SPEED = PodSpeed(5.0, 0.1, 0.0)

@@ -20,11 +20,11 @@ from redis.exceptions import RedisError
 
 from router.feeds.patience import Patience
 from router.index.cluster import EntryKind
-from router.index.holder import Elsewhere, HolderBlocks
+from router.index.holder_blocks import Elsewhere, HolderBlocks
 from router.index.holders import HolderFacts, HolderId
-from router.publisher.expiry import Expiry
-from router.publisher.pending import Pending, in_pieces
-from router.stores.publication import Answer, Publication
+from router.publisher.expiry import TierExpiry
+from router.publisher.pending import PendingChanges, in_pieces
+from router.stores.holder_writer import HolderWriter, WriteResult
 from router.types import BlockChange, BlocksCleared, Generation, KvEvent, Tier
 
 MOST_BLOCKS = 4096
@@ -33,7 +33,7 @@ MOST_BLOCKS = 4096
 log = structlog.get_logger()
 
 
-class Standing(StrEnum):
+class PublishState(StrEnum):
     """How it stands between this publisher and Redis."""
 
     STARTING = "starting"
@@ -44,12 +44,12 @@ class Standing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class PublishTiming:
     """How eagerly to write. `reload_jitter_s`: publishers that all lost the same Redis come back within this time."""
 
     lifetime_s: float = 15.0
     beat_s: float = 5.0
-    gather_s: float = 0.02
+    flush_interval_s: float = 0.02
     start_s: float = 3.0
     reload_jitter_s: float = 1.0
 
@@ -70,16 +70,16 @@ class PublishedHolder:
     def __init__(
         self,
         holder: HolderId,
-        publication: Publication,
+        publication: HolderWriter,
         generation: Generation,
         facts: HolderFacts,
-        timing: Timing,
+        timing: PublishTiming,
         elsewhere: Elsewhere | None = None,
         ttl_s: Mapping[Tier, float] | None = None,
     ) -> None:
         self.id = holder
         self.generation = generation
-        self.standing = Standing.STARTING
+        self.standing = PublishState.STARTING
         self.complete = True
         self.counts = Counts()
         self._publication = publication
@@ -87,8 +87,8 @@ class PublishedHolder:
         self._timing = timing
         self._elsewhere = elsewhere
         self.blocks = HolderBlocks(generation, elsewhere)
-        self._expiry = Expiry(ttl_s or {})
-        self._pending = Pending()
+        self._expiry = TierExpiry(ttl_s or {})
+        self._pending = PendingChanges()
         self._backlog: list[list[BlockChange]] = []
         self._batch: tuple[EntryKind, list[BlockChange]] | None = None
         self._due: EntryKind | None = EntryKind.RELOAD
@@ -147,7 +147,7 @@ class PublishedHolder:
         while not self._leaving:
             if not await patience.ask(self._step):
                 self.counts.failures += 1
-                self.standing = Standing.UNREACHABLE
+                self.standing = PublishState.UNREACHABLE
         await self._retire()
 
     def stop(self) -> None:
@@ -184,7 +184,7 @@ class PublishedHolder:
             self._begin_again_with(kind)
             raise
         self._take_over = False
-        if answer is Answer.HELD:
+        if answer is WriteResult.HELD:
             self._begin_again_with(kind)
             await self._stand_by()
             return
@@ -192,7 +192,7 @@ class PublishedHolder:
             self._pending.clear()
             self._backlog = [*in_pieces(self.blocks.held(), MOST_BLOCKS), []]
             self.counts.reloads += 1
-        self.standing = Standing.PUBLISHING
+        self.standing = PublishState.PUBLISHING
         self._beat_at_s = time.monotonic() + self._timing.beat_s
         log.info("publishing", holder=self.id, epoch=self._publication.epoch, begins=kind.value)
 
@@ -220,7 +220,7 @@ class PublishedHolder:
         self.counts.blocks += sum(len(change.blocks) for change in changes)
         await self._mind(answer)
         if not self._backlog and len(self._pending) < MOST_BLOCKS:
-            await asyncio.sleep(self._timing.gather_s)
+            await asyncio.sleep(self._timing.flush_interval_s)
 
     async def _beat(self) -> None:
         self._take(self._expiry.due(time.monotonic()))
@@ -232,23 +232,23 @@ class PublishedHolder:
         self._beat_at_s = time.monotonic() + self._timing.beat_s * random.uniform(0.9, 1)
         await self._mind(answer)
 
-    async def _mind(self, answer: Answer) -> None:
+    async def _mind(self, answer: WriteResult) -> None:
         """Anything but OK means that Redis and we differ, and who is right."""
-        if answer is Answer.OK:
-            self.standing = Standing.PUBLISHING
+        if answer is WriteResult.OK:
+            self.standing = PublishState.PUBLISHING
             return
         log.warning("publishing anew", holder=self.id, because=answer.value)
         self._batch = None
         self._begin_again_with(EntryKind.RELOAD)
-        if answer is Answer.FENCED:
+        if answer is WriteResult.FENCED:
             await self._stand_by()
         else:
             await asyncio.sleep(random.uniform(0, self._timing.reload_jitter_s))
 
     async def _stand_by(self) -> None:
-        if self.standing is not Standing.STANDBY:
+        if self.standing is not PublishState.STANDBY:
             log.info("standing by: somebody else publishes this holder", holder=self.id)
-        self.standing = Standing.STANDBY
+        self.standing = PublishState.STANDBY
         try:
             async with asyncio.timeout(self._timing.beat_s):
                 while not self._leaving:
@@ -266,7 +266,7 @@ class PublishedHolder:
             pass  # a heartbeat is due
 
     async def _retire(self) -> None:
-        if self.standing is not Standing.PUBLISHING:
+        if self.standing is not PublishState.PUBLISHING:
             return
         try:
             await self._publication.retire()

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from router.hashing import generation_seed, hash_blocks, token_array
-from router.stores.local import LocalStore
-from router.stores.store import PrefixStore
+from router.stores.prefix_store import LocalStore, PrefixStore
 from router.types import BlocksStored, Generation, Pod, PodSpeed, PrefixMatch, PromptPrefix, Tier
 
 GENERATION = Generation(model="m", revision="1", tokenizer="t", kv_dtype="auto", block_size_tokens=2)
@@ -105,6 +104,6 @@ async def test_a_match_across_generations_is_refused(store: LocalStore, other: d
 
 async def test_a_pod_whose_blocks_do_not_fit_says_why(store: LocalStore) -> None:
     """It is matched by prediction, if at all."""
-    assert store.refused("a") == ""
+    assert store.rejected_reason("a") == ""
     store.apply("a", [replace(stored(2), block_size_tokens=3, block_hashes=(1,), tokens=(1, 2, 3))])
-    assert "3" in store.refused("a")
+    assert "3" in store.rejected_reason("a")

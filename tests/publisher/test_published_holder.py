@@ -17,10 +17,10 @@ from redis.exceptions import RedisError
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.cluster import EntryKind
 from router.index.holders import HolderFacts
-from router.publisher.holder import MOST_BLOCKS, PublishedHolder, Standing, Timing
-from router.stores.connection import Connection, parse_url
-from router.stores.publication import Answer, Publication
-from router.stores.schema import HolderRow, Keys, decode_row, pack_blocks, scope_of, unpack_blocks
+from router.publisher.published_holder import MOST_BLOCKS, PublishedHolder, PublishState, PublishTiming
+from router.stores.holder_writer import HolderWriter, WriteResult
+from router.stores.redis_connection import RedisConnection, parse_url
+from router.stores.redis_schema import HolderRow, Keys, decode_row, pack_blocks, scope_of, unpack_blocks
 from router.types import BlockChange, BlockHash, BlocksCleared, BlocksRemoved, BlocksStored, Generation, Tier
 from tests.redis_process import RedisProcess, redis_process
 
@@ -33,8 +33,8 @@ SCOPE = scope_of(GENERATION)
 POD = "pod"
 FACTS = HolderFacts(url="http://pod")
 ROW, LOG = KEYS.holder(SCOPE, POD), KEYS.log(SCOPE)
-LASTING = Timing(lifetime_s=8.0, beat_s=0.1, gather_s=0.002, start_s=0.05, reload_jitter_s=0.02)
-SHORT = Timing(lifetime_s=0.5, beat_s=0.1, gather_s=0.002, start_s=0.05, reload_jitter_s=0.02)
+LASTING = PublishTiming(lifetime_s=8.0, beat_s=0.1, flush_interval_s=0.002, start_s=0.05, reload_jitter_s=0.02)
+SHORT = PublishTiming(lifetime_s=0.5, beat_s=0.1, flush_interval_s=0.002, start_s=0.05, reload_jitter_s=0.02)
 
 
 def stored(chat: int, blocks: int = 3, tier: Tier = Tier.GPU) -> BlocksStored:
@@ -59,13 +59,13 @@ class Scene:
 
     server: RedisProcess
     redis: Any
-    connection: Connection
+    connection: RedisConnection
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
-    def publication(self, lifetime_s: float = 8.0) -> Publication:
-        return Publication(self.connection, KEYS, GENERATION, POD, lifetime_s)
+    def publication(self, lifetime_s: float = 8.0) -> HolderWriter:
+        return HolderWriter(self.connection, KEYS, GENERATION, POD, lifetime_s)
 
-    def publish(self, timing: Timing = LASTING) -> PublishedHolder:
+    def publish(self, timing: PublishTiming = LASTING) -> PublishedHolder:
         """One more publisher of the holder. Its task is the last one."""
         holder = PublishedHolder(POD, self.publication(timing.lifetime_s), GENERATION, FACTS, timing)
         self.tasks.append(asyncio.create_task(holder.run()))
@@ -114,7 +114,7 @@ async def until(condition: Callable[[], object]) -> None:
 async def scene() -> AsyncIterator[Scene]:
     """A server; nobody publishes yet."""
     with redis_process() as server, redis.Redis.from_url(server.url, socket_timeout=2.0) as client:
-        scene = Scene(server, client, Connection(parse_url(server.url), timeout_s=0.2))
+        scene = Scene(server, client, RedisConnection(parse_url(server.url), timeout_s=0.2))
         yield scene
         for task in scene.tasks:
             task.cancel()
@@ -123,12 +123,12 @@ async def scene() -> AsyncIterator[Scene]:
         await scene.connection.close()
 
 
-async def publishing(scene: Scene, *chats: int, timing: Timing = LASTING) -> PublishedHolder:
+async def publishing(scene: Scene, *chats: int, timing: PublishTiming = LASTING) -> PublishedHolder:
     """A publisher that has written these conversations."""
     holder = scene.publish(timing)
     holder.apply([stored(chat) for chat in chats])
     holder.caught_up(complete=True)
-    await until(lambda: holder.standing is Standing.PUBLISHING and scene.has(*chats) and not holder.pending_blocks)
+    await until(lambda: holder.standing is PublishState.PUBLISHING and scene.has(*chats) and not holder.pending_blocks)
     return holder
 
 
@@ -212,18 +212,18 @@ async def test_the_newest_publisher_writes_and_the_other_comes_back_when_it_dies
     """A second publisher takes over; the first stands by until the second was silent for a lifetime."""
     first = await publishing(scene, 1, timing=SHORT)
     await publishing(scene, 1, 2, timing=SHORT)
-    await until(lambda: first.standing is Standing.STANDBY)
+    await until(lambda: first.standing is PublishState.STANDBY)
     first.apply([stored(3)])
     scene.tasks[1].cancel()
 
-    await until(lambda: scene.has(1, 3) and first.standing is Standing.PUBLISHING)
+    await until(lambda: scene.has(1, 3) and first.standing is PublishState.PUBLISHING)
 
 
 async def test_a_publisher_that_stands_by_does_not_take_the_holder_out(scene: Scene) -> None:
     """Only who publishes retires."""
     first = await publishing(scene, 1)
     await publishing(scene, 2)
-    await until(lambda: first.standing is Standing.STANDBY)
+    await until(lambda: first.standing is PublishState.STANDBY)
     first.stop()
 
     await until(lambda: scene.tasks[0].done() and scene.has(2))
@@ -272,11 +272,11 @@ async def test_what_could_not_be_written_is_written_when_it_can(scene: Scene, ou
     holder = await publishing(scene, 1, 2)
     disturb(scene)
     holder.apply([stored(3), removed(1)])
-    await until(lambda: holder.standing is Standing.UNREACHABLE and holder.counts.failures >= 2)
+    await until(lambda: holder.standing is PublishState.UNREACHABLE and holder.counts.failures >= 2)
     holder.apply([stored(4), removed(3)])
     mend(scene)
 
-    await until(lambda: scene.has(2, 4) and holder.standing is Standing.PUBLISHING)
+    await until(lambda: scene.has(2, 4) and holder.standing is PublishState.PUBLISHING)
 
 
 @pytest.mark.parametrize("outage", ["full", "a replica"])
@@ -290,7 +290,7 @@ async def test_a_restart_during_an_outage_of_more_than_a_lifetime_is_not_forgott
     holder.apply([stored(3)])
     mend(scene)
 
-    await until(lambda: scene.has(3) and holder.standing is Standing.PUBLISHING)
+    await until(lambda: scene.has(3) and holder.standing is PublishState.PUBLISHING)
 
 
 async def test_a_write_whose_answer_was_lost_costs_no_reload(scene: Scene) -> None:
@@ -301,7 +301,7 @@ async def test_a_write_whose_answer_was_lost_costs_no_reload(scene: Scene) -> No
     await until(lambda: holder.counts.failures >= 2)
     scene.server.resume()
 
-    await until(lambda: scene.has(1, 2) and holder.standing is Standing.PUBLISHING)
+    await until(lambda: scene.has(1, 2) and holder.standing is PublishState.PUBLISHING)
     assert holder.counts.reloads == 1
 
 
@@ -320,9 +320,9 @@ async def test_the_same_write_again_changes_nothing(scene: Scene) -> None:
     scene.server.resume()
     await until(lambda: scene.has(1))
 
-    assert await publication.apply(change, complete=True) is Answer.OK
+    assert await publication.apply(change, complete=True) is WriteResult.OK
     assert (scene.has(1), scene.told()) == (True, {"empty": 1, "change": 2})
-    assert await publication.beat(complete=True) is Answer.OK
+    assert await publication.beat(complete=True) is WriteResult.OK
 
 
 async def test_a_write_that_redis_acknowledged_and_lost_is_noticed(scene: Scene) -> None:
@@ -332,7 +332,7 @@ async def test_a_write_that_redis_acknowledged_and_lost_is_noticed(scene: Scene)
     await publication.apply([BlockChange(Tier.GPU, True, sorted(hashes(1)))], complete=True)
     scene.redis.hset(ROW, "seq", 0)
 
-    assert await publication.apply([BlockChange(Tier.GPU, True, sorted(hashes(2)))], complete=True) is Answer.GAP
+    assert await publication.apply([BlockChange(Tier.GPU, True, sorted(hashes(2)))], complete=True) is WriteResult.GAP
     assert scene.has(1)
 
 
@@ -345,6 +345,6 @@ async def test_an_old_epoch_is_fenced(scene: Scene) -> None:
     told = scene.told()
 
     late = old.apply([BlockChange(Tier.GPU, True, sorted(hashes(2)))], complete=True)
-    assert {await late, await old.beat(complete=False), await old.retire()} == {Answer.FENCED}
-    assert await old.begin(EntryKind.RELOAD, FACTS, take_over=False) is Answer.HELD
+    assert {await late, await old.beat(complete=False), await old.retire()} == {WriteResult.FENCED}
+    assert await old.begin(EntryKind.RELOAD, FACTS, take_over=False) is WriteResult.HELD
     assert (scene.has(1), scene.told()) == (True, told)

@@ -13,13 +13,13 @@ from enum import StrEnum
 
 from router.index.cluster import EntryKind
 from router.index.holders import HolderFacts, HolderId
-from router.stores.connection import Connection
-from router.stores.schema import Keys, encode_facts, encode_generation, pack_blocks, scope_of
+from router.stores.redis_connection import RedisConnection
+from router.stores.redis_schema import Keys, encode_facts, encode_generation, pack_blocks, scope_of
 from router.stores.scripts import APPLY, BEAT, BEGIN, RETIRE
 from router.types import BlockChange, Generation, Tier
 
 
-class Answer(StrEnum):
+class WriteResult(StrEnum):
     """What Redis says to a publisher."""
 
     OK = "ok"
@@ -35,12 +35,12 @@ class Answer(StrEnum):
     """The number of blocks is not what it should be."""
 
 
-class Publication:
+class HolderWriter:
     """One holder as this process publishes it. Methods raise `redis.RedisError` when there is no answer; the same call
     may then be made again, since what was already done is not done twice."""
 
     def __init__(
-        self, connection: Connection, keys: Keys, generation: Generation, holder: HolderId, lifetime_s: float
+        self, connection: RedisConnection, keys: Keys, generation: Generation, holder: HolderId, lifetime_s: float
     ) -> None:
         self._connection = connection
         self._keys = keys
@@ -58,7 +58,9 @@ class Publication:
         """The epoch that was begun last; 0 before the first."""
         return self._epoch
 
-    async def begin(self, kind: EntryKind, facts: HolderFacts, *, take_over: bool, complete: bool = True) -> Answer:
+    async def begin(
+        self, kind: EntryKind, facts: HolderFacts, *, take_over: bool, complete: bool = True
+    ) -> WriteResult:
         """Begin a new epoch, with nothing in it yet. Unless `take_over`, only if nobody else publishes this holder."""
         keys = [*self._row_keys(), *(self._blocks_keys() if self._epoch else ())]
         args = (
@@ -75,11 +77,11 @@ class Publication:
             self._epoch, self._seq = int(epoch), 0
             self._counts = dict.fromkeys(Tier, 0)
             await self._connection.announce(self._keys.scopes, encode_generation(self._generation))
-        return Answer(word.decode())
+        return WriteResult(word.decode())
 
     async def apply(
         self, changes: Sequence[BlockChange], *, complete: bool, kind: EntryKind = EntryKind.CHANGE
-    ) -> Answer:
+    ) -> WriteResult:
         """The next changes. No block twice for one tier; blocks that come were not there, blocks that go were."""
         packed: dict[Tier, dict[bool, bytes]] = {}
         counts = dict(self._counts)
@@ -91,24 +93,24 @@ class Publication:
         args: list[object] = [self._holder, self._epoch, self._seq + 1, kind, int(complete), self._lifetime_ms]
         for tier, by_held in packed.items():
             args += [int(tier), by_held.get(True, b""), by_held.get(False, b""), counts[tier]]
-        answer = Answer((await self._connection.script(APPLY, keys, args)).decode())
-        if answer is Answer.OK:
+        answer = WriteResult((await self._connection.script(APPLY, keys, args)).decode())
+        if answer is WriteResult.OK:
             self._seq += 1
             self._counts = counts
         return answer
 
-    async def beat(self, *, complete: bool) -> Answer:
+    async def beat(self, *, complete: bool) -> WriteResult:
         """Say that the holder is still there."""
         keys = [*self._row_keys(), *self._blocks_keys()]
         args = [self._holder, self._epoch, int(complete), self._lifetime_ms, *self._counts.values()]
-        answer = Answer((await self._connection.script(BEAT, keys, args)).decode())
+        answer = WriteResult((await self._connection.script(BEAT, keys, args)).decode())
         await self._connection.announce(self._keys.scopes, encode_generation(self._generation))
         return answer
 
-    async def retire(self) -> Answer:
+    async def retire(self) -> WriteResult:
         """Take the holder out of the index."""
         keys = [*self._row_keys(), *self._blocks_keys()]
-        return Answer((await self._connection.script(RETIRE, keys, (self._holder, self._epoch))).decode())
+        return WriteResult((await self._connection.script(RETIRE, keys, (self._holder, self._epoch))).decode())
 
     def _row_keys(self) -> tuple[str, str, str]:
         keys, scope = self._keys, self._scope

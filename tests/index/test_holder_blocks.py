@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.hashing import generation_seed, hash_blocks, token_array
-from router.index.holder import Blocks, Elsewhere, HolderBlocks
+from router.index.holder_blocks import Blocks, Elsewhere, HolderBlocks
 from router.types import BlockChange, BlockHash, BlocksRemoved, BlocksStored, Generation, Tier
 
 GENERATION = Generation(model="m", block_size_tokens=2)

@@ -12,8 +12,8 @@ import structlog
 
 from router.index.cluster import LogEntry
 from router.index.holders import HolderId
-from router.stores.connection import Connection
-from router.stores.schema import (
+from router.stores.redis_connection import RedisConnection
+from router.stores.redis_schema import (
     HolderRow,
     Keys,
     Unreadable,
@@ -35,10 +35,10 @@ GENERATION_LIFETIME_S = 3600.0
 log = structlog.get_logger()
 
 
-class Registry:
+class IndexReader:
     """Reads one namespace. Methods raise `redis.RedisError`."""
 
-    def __init__(self, connection: Connection, keys: Keys) -> None:
+    def __init__(self, connection: RedisConnection, keys: Keys) -> None:
         self._redis = connection.client
         self._longest_wait_ms = int(connection.timeout_s * 500)
         self._keys = keys

@@ -1,7 +1,7 @@
-"""What have the other replicas of the router in flight?
+"""State that router replicas share through Redis, besides the index.
 
-One script and one round trip both ways: our row goes in, everybody else's that is fresh comes out. Only the server's
-clock counts. This file never decides how often.
+`SharedCalibration`: fitted coefficients, one string a model, which outlive a router. `SharedWorkload`: requests in
+flight by router. This file does not decide how often to exchange.
 """
 
 from __future__ import annotations
@@ -11,10 +11,41 @@ from typing import TypeAlias
 
 import msgspec
 
-from router.stores.connection import Connection
-from router.stores.schema import Keys
+from router.policy.calibration import VERSION, Calibration, UnreadableCalibration
+from router.stores.redis_connection import RedisConnection
+from router.stores.redis_schema import VERSION as SCHEMA_VERSION
+from router.stores.redis_schema import Keys
 from router.stores.scripts import EXCHANGE
 from router.types import InFlight, PodId
+
+
+def calibration_key(keys: Keys, model: str) -> str:
+    """String: another version of the schema or of the calibration has another key."""
+    return f"{keys.namespace}:{SCHEMA_VERSION}:calibration:{VERSION}:{model}"
+
+
+class SharedCalibration:
+    """What the routers of one model know together. Expires when none has learnt anything for `lifetime_s`."""
+
+    def __init__(self, connection: RedisConnection, keys: Keys, model: str, *, lifetime_s: float) -> None:
+        self._client = connection.client
+        self._key = calibration_key(keys, model)
+        self._lifetime_ms = int(lifetime_s * 1000)
+        self._written = b""
+
+    async def exchange(self, calibration: Calibration) -> None:
+        """Take over what is better there, and write what is new here. Raises `redis.RedisError`."""
+        found: bytes | None = await self._client.get(self._key)
+        try:
+            calibration.load(found or b"")
+        except UnreadableCalibration:
+            found = None
+        own = calibration.dump()
+        # A router without traffic repeats nothing: its fits could be older than those that others write.
+        if found is None or own not in (found, self._written):
+            await self._client.set(self._key, own, px=self._lifetime_ms)
+            self._written = own
+
 
 Work: TypeAlias = Mapping[PodId, InFlight]
 
@@ -23,12 +54,12 @@ _SHARED = 7
 _ROW = msgspec.msgpack.Decoder(dict[str, tuple[int, int, int, float, int, int, int]])
 
 
-class Workload:
+class SharedWorkload:
     """The row of one router, and those of the others. Rows of routers whose names begin with `siblings` are left out:
     other workers of this one, known already. Methods raise `redis.RedisError`."""
 
     def __init__(
-        self, connection: Connection, keys: Keys, router: str, *, lifetime_s: float, siblings: str | None = None
+        self, connection: RedisConnection, keys: Keys, router: str, *, lifetime_s: float, siblings: str | None = None
     ) -> None:
         self._connection = connection
         self._keys = keys

@@ -49,7 +49,7 @@ class _Chunk(NamedTuple):
     ranks: int
 
 
-class Shelf:
+class ChunkTable:
     """The chunks of one holder. What becomes whole, or stops being so, comes out as an event."""
 
     def __init__(self, tier: Tier) -> None:

@@ -14,11 +14,11 @@ from redis.exceptions import AuthenticationError, RedisError
 from router.errors import ConfigError
 from router.index.cluster import EntryKind
 from router.index.holders import HolderFacts
-from router.stores.connection import Connection, Secret, Tls, parse_url
-from router.stores.publication import Answer, Publication
-from router.stores.registry import Registry
-from router.stores.schema import Keys
-from router.stores.workload import Workload
+from router.stores.holder_writer import HolderWriter, WriteResult
+from router.stores.index_reader import IndexReader
+from router.stores.redis_connection import RedisConnection, Secret, Tls, parse_url
+from router.stores.redis_schema import Keys
+from router.stores.shared_state import SharedWorkload
 from router.types import BlockChange, Generation, InFlight, Tier
 from tests.redis_servers.server import (
     RedisCluster,
@@ -51,22 +51,22 @@ def acl_of_the_schema_page() -> str:
 
 
 @asynccontextmanager
-async def connected(url: str, **options: object) -> AsyncIterator[Connection]:
+async def connected(url: str, **options: object) -> AsyncIterator[RedisConnection]:
     """With an address as a configuration would make it."""
-    connection = Connection(parse_url(url, **options), timeout_s=2)  # type: ignore[arg-type]
+    connection = RedisConnection(parse_url(url, **options), timeout_s=2)  # type: ignore[arg-type]
     try:
         yield connection
     finally:
         await connection.close()
 
 
-async def publish_and_read(connection: Connection, holder: str = "pod") -> None:
+async def publish_and_read(connection: RedisConnection, holder: str = "pod") -> None:
     """All that publishers and routers do with it."""
-    publication = Publication(connection, KEYS, GENERATION, holder, lifetime_s=30)
-    assert await publication.begin(EntryKind.EMPTY, FACTS, take_over=True) is Answer.OK
-    assert await publication.apply([BlockChange(Tier.GPU, True, BLOCKS)], complete=True) is Answer.OK
-    assert await publication.beat(complete=True) is Answer.OK
-    registry = Registry(connection, KEYS)
+    publication = HolderWriter(connection, KEYS, GENERATION, holder, lifetime_s=30)
+    assert await publication.begin(EntryKind.EMPTY, FACTS, take_over=True) is WriteResult.OK
+    assert await publication.apply([BlockChange(Tier.GPU, True, BLOCKS)], complete=True) is WriteResult.OK
+    assert await publication.beat(complete=True) is WriteResult.OK
+    registry = IndexReader(connection, KEYS)
     assert await registry.generations() == [GENERATION]
     row = (await registry.rows(GENERATION))[holder]
     assert row.blocks[Tier.GPU] == len(BLOCKS)
@@ -74,8 +74,8 @@ async def publish_and_read(connection: Connection, holder: str = "pod") -> None:
     assert sorted(block for piece in read for block in piece) == BLOCKS
     entries = await registry.entries(GENERATION, b"0-0", wait_ms=1, count=10)
     assert [entry.kind for _, entry in entries[:2] if entry] == [EntryKind.EMPTY, EntryKind.CHANGE]
-    assert await Workload(connection, KEYS, "router", lifetime_s=1).exchange({"a": InFlight()}) == {}
-    assert await publication.retire() is Answer.OK
+    assert await SharedWorkload(connection, KEYS, "router", lifetime_s=1).exchange({"a": InFlight()}) == {}
+    assert await publication.retire() is WriteResult.OK
 
 
 # --- addresses ---
@@ -219,7 +219,7 @@ class TestUsers:
         """So that it is waited out like any other, and costs no request."""
         address = replace(parse_url("redis://127.0.0.1:1"), password=Secret(file=str(tmp_path / "gone")))
         async with RedisServer(kind, {"requirepass": "old"}) as server:
-            connection = Connection(replace(address, nodes=(("127.0.0.1", server.port),)), timeout_s=1)
+            connection = RedisConnection(replace(address, nodes=(("127.0.0.1", server.port),)), timeout_s=1)
             with pytest.raises(AuthenticationError, match="gone"):
                 await connection.client.ping()
             await connection.close()

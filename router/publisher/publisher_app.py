@@ -17,10 +17,10 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from pydantic import BaseModel, ConfigDict
 
 from router.observe.metrics import Metrics
-from router.publisher.holder import Standing
-from router.publisher.intake import Standard
+from router.publisher.intake import StandardIntake
+from router.publisher.published_holder import PublishState
 from router.publisher.publisher import Publisher
-from router.publisher.standard import MalformedEvent, parse_standard_event
+from router.publisher.standard_events import MalformedEvent, parse_standard_event
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -34,7 +34,7 @@ class NewRevision(BaseModel):
     revision: str
 
 
-def publisher_app(publisher: Publisher, metrics: Metrics, standard: Standard, lifespan: Lifespan) -> FastAPI:
+def publisher_app(publisher: Publisher, metrics: Metrics, standard: StandardIntake, lifespan: Lifespan) -> FastAPI:
     """The publisher's HTTP surface."""
     app = FastAPI(title="warmroute publish", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
 
@@ -73,7 +73,7 @@ def publisher_app(publisher: Publisher, metrics: Metrics, standard: Standard, li
     return app
 
 
-def take_lines(standard: Standard, body: bytes) -> dict[str, int]:
+def take_lines(standard: StandardIntake, body: bytes) -> dict[str, int]:
     """Publish standardised events: one JSON object, a list of them, or one a line. Raises `MalformedEvent`; what stood
     before the bad one is published."""
     counts = {"applied": 0, "known": 0}
@@ -94,7 +94,7 @@ def _objects(body: bytes) -> Iterator[Any]:
         raise MalformedEvent("event", f"is not JSON: {error}") from error
 
 
-_WELL = (Standing.PUBLISHING, Standing.STANDBY)
+_WELL = (PublishState.PUBLISHING, PublishState.STANDBY)
 
 
 def describe(publisher: Publisher) -> list[dict[str, Any]]:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.hashing import generation_seed, hash_blocks, token_array
-from router.index.holder import HolderBlocks
-from router.publisher.standard import MalformedEvent, StandardEvent, parse_standard_event
+from router.index.holder_blocks import HolderBlocks
+from router.publisher.standard_events import MalformedEvent, StandardEvent, parse_standard_event
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, Tier
 
 ENVELOPE: dict[str, Any] = {

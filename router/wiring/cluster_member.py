@@ -22,13 +22,11 @@ from router.feeds.workload import WorkloadFeed
 from router.fleet.ledger import Ledger
 from router.index.cluster import ClusterIndex
 from router.observe.metrics import Metrics
-from router.stores.calibration import SharedCalibration
-from router.stores.connection import Connection, RedisAddress, Secret, Tls, parse_url
-from router.stores.local import LocalStore
-from router.stores.registry import Registry
-from router.stores.replica import ReplicaStore
-from router.stores.schema import Keys
-from router.stores.workload import Workload
+from router.stores.index_reader import IndexReader
+from router.stores.prefix_store import LocalStore, ReplicaStore
+from router.stores.redis_connection import RedisAddress, RedisConnection, Secret, Tls, parse_url
+from router.stores.redis_schema import Keys
+from router.stores.shared_state import SharedCalibration, SharedWorkload
 from router.types import Generation
 from router.wiring.beside import Place
 
@@ -59,7 +57,7 @@ def _secret(file: str | None, variable: str | None) -> Secret | None:
     return Secret(file=file, variable=variable) if file or variable else None
 
 
-class Cluster:
+class ClusterMember:
     """One router's part in the cluster. `wanted`: are blocks of this generation of any use here?"""
 
     def __init__(
@@ -73,8 +71,8 @@ class Cluster:
         self._config = config
         keys = self._keys = Keys(config.namespace)
         address = redis_address(config)
-        self._connection = Connection(address, timeout_s=config.timeout_s)
-        registry = Registry(self._connection, keys)
+        self._connection = RedisConnection(address, timeout_s=config.timeout_s)
+        registry = IndexReader(self._connection, keys)
         index = ClusterIndex(
             lifetime_s=config.holder_ttl_s, max_bytes=config.max_replica_bytes, scatter=secrets.randbits(64)
         )
@@ -82,7 +80,7 @@ class Cluster:
         self._feed = IndexFeed(registry, self.store, wanted)
         siblings = f"{socket.gethostname()}:{place.folder.name}:" if place else None
         router = f"{siblings or socket.gethostname() + ':'}{os.getpid()}:{secrets.token_hex(4)}"
-        work = Workload(self._connection, keys, router, lifetime_s=WORK_LIFETIME_S, siblings=siblings)
+        work = SharedWorkload(self._connection, keys, router, lifetime_s=WORK_LIFETIME_S, siblings=siblings)
         self._work = WorkloadFeed(work, ledger)
 
     def calibration(self, model: str) -> SharedCalibration:

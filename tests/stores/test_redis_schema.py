@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from router.errors import ConfigError
 from router.index.cluster import EntryKind, LogEntry
 from router.index.holders import HolderFacts
-from router.stores.schema import (
+from router.stores.redis_schema import (
     Keys,
     Unreadable,
     decode_entry,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.index.holder import HolderBlocks
-from router.publisher.mooncake import Listing, MooncakeSource, ObjectName, parse_name
+from router.index.holder_blocks import HolderBlocks
+from router.publisher.mooncake_source import Listing, MooncakeSource, ObjectName, parse_name
 from router.types import BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
 
 POOL = "tiny"

@@ -27,7 +27,7 @@ from redis.exceptions import AuthenticationError, NoScriptError
 
 from router.errors import ConfigError
 
-Client: TypeAlias = Any
+RedisClient: TypeAlias = Any
 """`redis.asyncio.Redis` or `RedisCluster`: one set of commands, two unrelated types."""
 
 Mode: TypeAlias = Literal["single", "sentinel", "cluster"]
@@ -135,13 +135,13 @@ def _node(place: str, default_port: int) -> tuple[str, int]:
     return parts.hostname, port
 
 
-class Connection:
+class RedisConnection:
     """A client of one address. `timeout_s` bounds every single command; raise `redis.RedisError` otherwise."""
 
     def __init__(self, address: RedisAddress, *, timeout_s: float, connections: int | None = None) -> None:
         self.timeout_s = timeout_s
-        self.client: Client
-        self._sentinels: Sequence[Client] = ()
+        self.client: RedisClient
+        self._sentinels: Sequence[RedisClient] = ()
         if address.mode == "sentinel":
             sentinel = _sentinel(address, timeout_s, connections)
             self.client, self._sentinels = sentinel.master_for(address.master), sentinel.sentinels
@@ -170,7 +170,7 @@ def _digest(lua: str) -> str:
     return hashlib.sha1(lua.encode(), usedforsecurity=False).hexdigest()
 
 
-def _client(address: RedisAddress, timeout_s: float, connections: int | None) -> Client:
+def _client(address: RedisAddress, timeout_s: float, connections: int | None) -> RedisClient:
     if address.mode == "cluster":
         nodes = [ClusterNode(host, port) for host, port in address.nodes]
         retry = Retry(NoBackoff(), 2)  # not ours: it finds the slot's new master that way

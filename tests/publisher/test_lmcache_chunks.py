@@ -9,7 +9,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.publisher.lmcache_shelf import Entry, Key, Shelf
+from router.publisher.lmcache_chunks import ChunkTable, Entry, Key
 from router.types import BlocksRemoved, BlocksStored, KvEvent, Tier
 
 ROOT = blake3(bytes(12)).digest()
@@ -43,7 +43,7 @@ def stored(event: KvEvent | None) -> BlocksStored:
 
 def test_a_chunk_continues_the_one_whose_hash_gives_its_own() -> None:
     """Whoever stored it, however long ago, and whatever else ends at the same place."""
-    shelf = Shelf(Tier.CPU)
+    shelf = ChunkTable(Tier.CPU)
     first, left, right = chain(1), chain(1, 2, 3), chain(1, 4, 5)
     assert stored(shelf.store(first[0])).parent_hash is None
     for entry, parent in ((left[1], first[0]), (right[1], first[0]), (left[2], left[1]), (right[2], right[1])):
@@ -60,7 +60,7 @@ def test_a_chunk_continues_the_one_whose_hash_gives_its_own() -> None:
 
 def test_a_chunk_of_unknown_descent_is_told_by_its_hash_alone() -> None:
     """Its predecessor is not here, or was hashed some other way, or nobody knows its tokens or its place."""
-    shelf = Shelf(Tier.DISK)
+    shelf = ChunkTable(Tier.DISK)
     shelf.store(chain(7, 8)[0])
     orphan, other = chain(1, 2)[1], chain(7, 8)[1]
     unplaced = Entry(other.key, other.token_ids, -1)
@@ -79,7 +79,7 @@ def test_a_chunk_is_stored_when_the_last_rank_has_stored_its_share_and_gone_with
         for rank in range(3)
     ]
     for order in permutations(shares):
-        shelf = Shelf(Tier.CPU)
+        shelf = ChunkTable(Tier.CPU)
         events = [shelf.store(share) for share in order]
         assert events[:2] == [None, None]
         assert stored(events[2]).tokens == tuple(entry.token_ids)
@@ -93,7 +93,7 @@ def test_a_chunk_is_stored_when_the_last_rank_has_stored_its_share_and_gone_with
 
 def test_tenants_and_layouts_do_not_mix() -> None:
     """LMCache hashes neither the salt nor the number of ranks."""
-    shelf = Shelf(Tier.CPU)
+    shelf = ChunkTable(Tier.CPU)
     first, second = chain(1, 2)
     assert stored(shelf.store(first)).salt == ""
     salted = Entry(key(second.key.chunk_hash_hex, salt="a"), second.token_ids, second.token_offset)
@@ -107,7 +107,7 @@ def test_tenants_and_layouts_do_not_mix() -> None:
 
 def test_use_of_a_chunk_changes_nothing_that_is_told() -> None:
     """Whether it is here or not: it only decides which chunks the next one is tried against first."""
-    shelf = Shelf(Tier.CPU)
+    shelf = ChunkTable(Tier.CPU)
     openings = [chain(number)[0] for number in range(1, 5)]
     for entry in openings:
         shelf.store(entry)
@@ -119,7 +119,7 @@ def test_use_of_a_chunk_changes_nothing_that_is_told() -> None:
 
 def test_a_deleted_chunk_is_no_longer_continued() -> None:
     """Not until it is stored again."""
-    shelf = Shelf(Tier.CPU)
+    shelf = ChunkTable(Tier.CPU)
     first, second = chain(1, 2)
     shelf.store(first)
     shelf.delete(first.key)
@@ -138,7 +138,7 @@ def test_whoever_applies_the_events_has_the_chunks_of_which_every_share_is_there
     steps: list[tuple[bool, int, int]],
 ) -> None:
     """Repeated stores and deletes of what is not there included."""
-    shelf, there, held = Shelf(Tier.CPU), set[tuple[int, int]](), set[int]()
+    shelf, there, held = ChunkTable(Tier.CPU), set[tuple[int, int]](), set[int]()
     chunks = chain(1, 2, 3)
     for store, number, rank in steps:
         share = key(chunks[number].key.chunk_hash_hex, rank=rank, ranks=2)
