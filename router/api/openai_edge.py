@@ -27,8 +27,7 @@ from router.api.parse import (
     whole_prompt,
     without_engine_fields,
 )
-from router.config.limits import Limits
-from router.config.schema import Edge
+from router.config.schema import Edge, Limits
 from router.errors import (
     BodyTooLarge,
     HeadersTooLarge,

@@ -12,13 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from router.config.classes import load_classes
-from router.config.links import load_link_classes
-from router.config.load import load
-from router.config.named import check_names
-from router.config.policies import PolicyFolder, load_policies
-from router.config.priors import all_priors
-from router.config.schema import RouterConfig
+from router.config.policies import PolicyFolder, load_classes, load_policies
+from router.config.router_file import load_router
 from router.config.shipped import shipped
 from router.policy.spec import Policy
 
@@ -28,9 +23,7 @@ def check_command(
     policies: Annotated[Path | None, typer.Option(help="Folder of policies; default: the shipped ones.")] = None,
 ) -> None:
     """Read everything that `serve` would read."""
-    parsed = load(config, RouterConfig)
-    links = load_link_classes(shipped("config") / "hardware" / "links.yaml")
-    check_names(config, parsed, all_priors(parsed.priors), links)
+    parsed = load_router(config)
     classes = load_classes(parsed.classes).names
     active = PolicyFolder(policies or shipped("policies"), parsed.policy, classes).read().active
     names = ", ".join(policy.name for policy in active)

@@ -17,8 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from router.config.architecture import Config, KvCache, KvDtype, kv_cache, prefill_work
-from router.config.priors import estimated_row, load_gpus, load_priors
-from router.config.schema import SpeedPrior
+from router.config.priors import SpeedPrior, estimated_row, load_gpus, load_priors
 from router.config.shipped import shipped
 from router.errors import ConfigError
 
@@ -98,7 +97,7 @@ def _completed(read: dict[str, Any]) -> Config:
 def _lines(name: str, config: Config, kv_dtype: KvDtype, tp: int, hardware: Sequence[str]) -> Iterator[str]:
     cache = kv_cache(config, kv_dtype, tp)
     work = prefill_work(config)
-    gpus = load_gpus(shipped("config") / "hardware" / "gpus.yaml")
+    gpus = load_gpus()
     fitted = load_priors(shipped("config") / "models").get(name)
     rows = fitted.hardware if fitted else {}
     yield f"# {name}: what a prefill is expected to cost, before our own measurements."

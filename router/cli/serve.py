@@ -21,10 +21,8 @@ from router.api.app import App
 from router.api.protocol import EdgeProtocol
 from router.api.server import DrainingServer
 from router.cli.workers import bound, look_after
-from router.config.links import load_link_classes
-from router.config.load import load
-from router.config.named import check_names
 from router.config.priors import all_priors
+from router.config.router_file import load_router
 from router.config.schema import RouterConfig
 from router.config.shipped import shipped
 from router.observe.log import configure_logging
@@ -50,12 +48,10 @@ def serve_command(
     place: Annotated[str | None, typer.Option(hidden=True, help="Of a worker: FOLDER:NUMBER.")] = None,
 ) -> None:
     """Serve until SIGTERM; running answers may finish."""
-    given = load(config, RouterConfig) if config else RouterConfig()
+    given = load_router(config) if config else RouterConfig()
     chosen = _with_options(given, policy=policy, host=host, port=port, pods=pod or [], workers=workers)
     configure_logging(chosen.log_format)
     priors = all_priors(chosen.priors)
-    if config:
-        check_names(config, given, priors, load_link_classes(shipped("config") / "hardware" / "links.yaml"))
     if chosen.listen.workers > 1 and place is None:
         raise typer.Exit(look_after(chosen.listen))
     at = _place(place, chosen.listen.workers) if place else None

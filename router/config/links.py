@@ -1,7 +1,7 @@
-"""Which ways can KV take, and how fast are they, before we have measured them?
+"""Links that KV moves over, and their expected speed before anything was measured.
 
-Reads `config/hardware/links.yaml`, whose classes the section `links:` of router.yaml names. What transfers really took
-replaces these numbers; this file never does.
+Reads `config/hardware/links.yaml`; the section `links` of router.yaml names its classes. Measured transfers replace
+these numbers at run time.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from typing import TypeAlias
 from pydantic import NonNegativeFloat, PositiveFloat
 
 from router.config.load import Strict, load
+from router.config.shipped import shipped
 from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
 from router.errors import ConfigError
 from router.types import Link, Links
 
 
 class LinkFigures(Strict):
-    """`transfer ms = t0 + bytes / bandwidth`, as of one transfer that has the link for itself."""
+    """`transfer ms = t0 + bytes / bandwidth` of a transfer that has the link to itself."""
 
     t0_ms: NonNegativeFloat
     gb_per_s: PositiveFloat
 
     def link(self, kind: str) -> Link:
-        """As the core's value. What is learnt of one link holds for all of its `kind`."""
+        """The figures as a core value. Calibration applies to all links of one `kind`."""
         return Link(self.t0_ms, self.gb_per_s * BYTES_PER_MS_PER_GB_PER_S, kind)
 
 
 class LinkClass(LinkFigures):
-    """A class of links, and where its figures come from."""
+    """A class of links and the source of its figures."""
 
     source: str
 
@@ -42,32 +43,32 @@ class LinkClasses(Strict):
 
 
 WhichLink: TypeAlias = str | LinkFigures | None
-"""A class's name, or figures of its own; None: no such way."""
+"""The name of a class, or figures; None: no such link."""
 
 
 class LinksConfig(Strict):
-    """The ways that KV can take. Between pods the nearest class counts that both are known to share."""
+    """The links of this fleet. Between two pods, the nearest place that both share decides."""
 
     same_host: WhichLink = None
     same_rack: WhichLink = None
     same_zone: WhichLink = None
     elsewhere: WhichLink = None
-    """Between any other two pods. Without it, they neither pull nor hand over."""
+    """Between any other two pods. Without it they exchange no KV."""
     cpu: WhichLink = "pcie4"
-    """From a pod's own memory into its GPU ..."""
+    """From a pod's memory to its GPU."""
     disk: WhichLink = "nvme"
     remote: WhichLink = "rdma_100"
-    """... and from a store."""
+    """From a store to a GPU."""
 
 
-def load_link_classes(path: Path) -> dict[str, LinkClass]:
-    """All classes by name. Raises `ConfigError`."""
-    return load(path, LinkClasses).classes
+def load_link_classes(path: Path | None = None) -> dict[str, LinkClass]:
+    """All classes by name; by default the shipped ones. Raises `ConfigError`."""
+    return load(path or shipped("config") / "hardware" / "links.yaml", LinkClasses).classes
 
 
 def build_links(config: LinksConfig, classes: Mapping[str, LinkClass]) -> Links:
-    """As the core's value; a link with figures of its own is learnt under the name of its place. Raises `ConfigError`
-    for a class that is not there."""
+    """The links as a core value; one with its own figures is calibrated under the name of its place. Raises
+    `ConfigError` for an unknown class."""
     return Links(**{place: _link(place, getattr(config, place), classes) for place in LinksConfig.model_fields})
 
 
@@ -77,5 +78,5 @@ def _link(place: str, which: WhichLink, classes: Mapping[str, LinkClass]) -> Lin
     if isinstance(which, LinkFigures):
         return which.link(place)
     if which not in classes:
-        raise ConfigError(f"links.{place}: there is no class {which!r}; known: {', '.join(sorted(classes))}")
+        raise ConfigError(f"links.{place}: unknown link class {which!r}; known: {', '.join(sorted(classes))}")
     return classes[which].link(which)

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from router.config.load import Document, nearest, plain, read_document, validate
+from router.config.load import Document, load, nearest, plain, read_document, validate
 from router.config.shipped import shipped
 from router.errors import ConfigError
+from router.policy.classes import ClassRules
 from router.policy.policy_set import PolicySet, policy_set
 from router.policy.spec import Policy, PolicySpec
 
@@ -169,6 +170,11 @@ def _listed(folder: str | Path) -> tuple[list[str], list[str]]:
             elif entry.is_dir():
                 folders.append(entry.path)
     return sorted(folders), sorted(files)
+
+
+def load_classes(file: str | None) -> ClassRules:
+    """The workload classes of a file; by default the shipped ones. Raises `ConfigError`."""
+    return load(Path(file) if file else shipped("config") / "classes.yaml", ClassRules)
 
 
 def load_policies(folder: Path, spec: type[PolicySpec] = PolicySpec) -> dict[str, Policy]:

@@ -1,7 +1,7 @@
-"""How fast is this model on this hardware, and how much KV does it leave, before we have measured it?
+"""Cost priors: how fast a model is on some hardware and how much KV it keeps, before anything was measured.
 
-Reads `config/models/*.yaml`, and for models that have no file there `config/hardware/gpus.yaml`. Online calibration
-replaces these numbers; this file never does.
+Reads `config/models/*.yaml`, and for models without a file there `config/hardware/gpus.yaml`. Online calibration
+replaces these numbers at run time.
 """
 
 from __future__ import annotations
@@ -10,20 +10,62 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+
 from router.config.architecture import PrefillWork
-from router.config.load import load
-from router.config.schema import CostPrior, GpuPrior, GpuPriors, ModelPrior, PodConfig, SpeedPrior
+from router.config.load import Strict, load
+from router.config.schema import CostPrior, PodConfig
 from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.types import PodSpeed
 
 _FLOP_PER_MS_PER_TFLOPS = 1e9
 _HARDWARE = re.compile(r"(?P<gpu>[a-z0-9]+)x(?P<count>[1-9][0-9]*)")
-"""As rows are named: h100x4."""
+"""Name of a row, such as h100x4."""
+
+
+class SpeedPrior(Strict):
+    """One (model, hardware) row: fitted coefficients and their source."""
+
+    c0_ms: float
+    c1_ms_per_token: PositiveFloat
+    c2_ms_per_token2: NonNegativeFloat
+    d0_ms: NonNegativeFloat = 0.0
+    d1_ms_per_request: NonNegativeFloat = 0.0
+    d2_ms_per_context_token: NonNegativeFloat = 0.0
+    source: str
+
+    def speed(self) -> PodSpeed:
+        """The row as a core value. A negative constant is an artefact of the fit and becomes zero."""
+        row = self.model_dump(exclude={"source"})
+        return PodSpeed(**{**row, "c0_ms": max(self.c0_ms, 0.0)})
+
+
+class ModelPrior(Strict):
+    """`config/models/NAME.yaml`."""
+
+    name: str
+    kv_bytes_per_token: PositiveInt
+    hardware: dict[str, SpeedPrior]
+
+
+class GpuPrior(Strict):
+    """What one GPU achieves in a prefill: for models without a fitted row."""
+
+    c0_ms: NonNegativeFloat
+    prefill_tflops: PositiveFloat
+    attention_tflops: PositiveFloat
+    source: str
+
+
+class GpuPriors(Strict):
+    """`config/hardware/gpus.yaml`."""
+
+    gpus: dict[str, GpuPrior]
 
 
 def load_priors(folder: Path) -> dict[str, ModelPrior]:
-    """All model priors by name. A file must be named after the model it describes."""
+    """All model priors by name. Raises `ConfigError`, also where a file is not named after its model."""
     priors = {}
     for path in sorted(folder.glob("*.yaml")):
         prior = load(path, ModelPrior)
@@ -34,20 +76,20 @@ def load_priors(folder: Path) -> dict[str, ModelPrior]:
 
 
 def all_priors(own_folder: str | None) -> dict[str, ModelPrior]:
-    """The shipped ones, and those of a folder of the user's own, which go before them. Raises `ConfigError`."""
+    """The shipped priors, overridden by those of the user's folder. Raises `ConfigError`."""
     own = Path(own_folder) if own_folder else None
     if own and not own.is_dir():
-        raise ConfigError(f"priors: {own} is no folder")
+        raise ConfigError(f"priors: {own} is not a folder")
     return load_priors(shipped("config") / "models") | (load_priors(own) if own else {})
 
 
-def load_gpus(path: Path) -> dict[str, GpuPrior]:
-    """All GPUs by name. Raises `ConfigError`."""
-    return load(path, GpuPriors).gpus
+def load_gpus() -> dict[str, GpuPrior]:
+    """The shipped GPU priors by name. Raises `ConfigError`."""
+    return load(shipped("config") / "hardware" / "gpus.yaml", GpuPriors).gpus
 
 
 def prior_speed(priors: Mapping[str, ModelPrior], cost: CostPrior, hardware: str = "") -> PodSpeed:
-    """Coefficients of `cost.model` on `hardware` (or on the prior's own)."""
+    """Coefficients of `cost.model` on `hardware`, by default on `cost.hardware`. Raises `ConfigError`."""
     model = _model(priors, cost)
     wanted = hardware or cost.hardware
     row = model.hardware.get(wanted)
@@ -58,17 +100,18 @@ def prior_speed(priors: Mapping[str, ModelPrior], cost: CostPrior, hardware: str
 
 
 def prior_of(priors: Mapping[str, ModelPrior], cost: CostPrior, pod: PodConfig) -> tuple[PodSpeed, int]:
-    """Speed and KV bytes a token of a pod that serves `cost.model`; a `speed` of the pod's own goes before all rows."""
+    """Speed and KV bytes per token of a pod that serves `cost.model`. `pod.speed` overrides every row."""
     return pod.speed or prior_speed(priors, cost, pod.hardware), _model(priors, cost).kv_bytes_per_token
 
 
 def estimated_row(work: PrefillWork, hardware: str, gpus: Mapping[str, GpuPrior]) -> SpeedPrior:
-    """A row for a model that nobody has fitted: its work by what such GPUs achieve. Says nothing of decode.
+    """A row for a model without a fitted one: its prefill work over the throughput of such GPUs, without decode.
 
     `c1 = 2 active parameters / (GPUs F)`, `c2 = attention FLOP / (GPUs A)`, with F and A achieved in fitted rows."""
     named = _HARDWARE.fullmatch(hardware)
     if named is None or named["gpu"] not in gpus:
-        raise ConfigError(f"hardware: {hardware!r} is not like h100x4; known GPUs: {', '.join(sorted(gpus))}")
+        known = ", ".join(sorted(gpus))
+        raise ConfigError(f"hardware: {hardware!r} is not a known GPU and a count, such as h100x4; known GPUs: {known}")
     gpu, count = gpus[named["gpu"]], int(named["count"])
     return SpeedPrior(
         c0_ms=gpu.c0_ms,

@@ -1,16 +1,15 @@
-"""What can be configured, with which defaults?
+"""The frozen models of `config/router.yaml`, with every default.
 
-The whole of `config/router.yaml` as frozen models. What stands here needs a restart; what may change at run time
-stands in `policies/`. This file never reads a file and never builds an object of the program.
+A change of these settings needs a restart; settings that change at run time are in `policies/`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -19,273 +18,196 @@ from pydantic import (
     model_validator,
 )
 
-from router.config.limits import Limits
+from router.config.index_schema import Index, Publish
 from router.config.links import LinksConfig
-from router.config.load import Strict
-from router.config.receipts import Receipts, ReceiptsOrFile
+from router.config.load import HttpUrl, Strict
+from router.engines.engine_catalog import DIALECTS, ENGINES, PULL_DIALECTS
 from router.types import PodSpeed, Role
 
-
-def _http_url(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("must look like http://host:port")
-    if parts.query or parts.fragment or parts.username:
-        raise ValueError("must be scheme, host, port and perhaps a path prefix, nothing else")
-    return value.rstrip("/")
+MAX_SOCKET_PATH_BYTES = 107
+"""Of a Unix socket's path, on Linux."""
 
 
 def _socket_path(value: str) -> str:
-    if value and (not value.startswith("/") or len(value.encode()) > LONGEST_SOCKET_BYTES):
-        raise ValueError(f"must be an absolute path of at most {LONGEST_SOCKET_BYTES} bytes")
+    if value and (not value.startswith("/") or len(value.encode()) > MAX_SOCKET_PATH_BYTES):
+        raise ValueError(f"must be an absolute path of at most {MAX_SOCKET_PATH_BYTES} bytes")
     return value
 
 
-HttpUrl = Annotated[str, AfterValidator(_http_url)]
+def _one_of(*names: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if value not in names:
+            raise ValueError(f"must be one of {', '.join(map(repr, names))}")
+        return value
+
+    return AfterValidator(check)
+
+
+Port = Annotated[int, Field(ge=0, le=65535)]
 SocketPath = Annotated[str, AfterValidator(_socket_path)]
-LONGEST_SOCKET_BYTES = 107
-"""Of a Unix socket's path, on Linux."""
-EngineName = Literal["vllm", "sglang", "trtllm", "llamacpp"]
-HandoffName = Literal["nixl", "mooncake", "bootstrap", "trtllm", "shared_store", "p2p"]
+EngineName = Annotated[str, _one_of(*ENGINES)]
+HandoffName = Annotated[str, _one_of(*DIALECTS, "")]
+PullDialectName = Annotated[str, _one_of(*PULL_DIALECTS, "")]
 
 
 class Listen(Strict):
-    """Where clients connect."""
+    """The address that clients connect to."""
 
     host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    port: Port = 8080
     workers: PositiveInt = 1
-    """Processes that serve together, with one view of the fleet; a core each."""
+    """Processes that serve as one router, with one view of the fleet. Each uses one core."""
 
 
 class CostPrior(Strict):
-    """Which row of `config/models/` describes this model's speed until the pods' own answers do."""
+    """The row of `config/models/` that gives this model's speed until enough responses were measured."""
 
     model: str = "llama-3.1-8b"
     hardware: str = "h100x1"
 
 
 class ModelConfig(Strict):
-    """One model as clients name it, and how its prompts become tokens."""
+    """One model under the name that clients use, and how its prompts become tokens."""
 
     name: str
     tokenizer: str | None = None
-    """A directory with tokenizer.json, `package:NAME`, a hub name, or `engine` to ask the pods' /tokenize.
+    """A directory with tokenizer.json, `package:NAME`, a hub name, or `engine` to call the pods' /tokenize.
     Without one, this model is routed by load alone."""
     chat_template: str | None = None
     chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     fast_tokenizer: bool = True
     block_size_tokens: PositiveInt = 16
-    """The router's own block. Every engine's block must be a whole multiple of it."""
+    """The router's block size. Every engine's block size must be a multiple of it."""
     revision: str = ""
     kv_dtype: str = "auto"
     cost: CostPrior = CostPrior()
 
 
 class KvEvents(Strict):
-    """Where a pod publishes its KV events. `*` in the endpoint means that the router binds and engines connect."""
+    """Where a pod publishes its KV events. With `*` in the endpoint the router binds and engines connect."""
 
     endpoint: str
     replay_endpoint: str | None = None
 
 
 class PodConfig(Strict):
-    """One pod of a fixed fleet."""
+    """One pod."""
 
     url: HttpUrl
-    """Where it is reached; it also names the pod and its host."""
+    """Address of the pod; also its default id and host."""
     socket: SocketPath = ""
-    """A Unix socket over which it is reached instead."""
+    """A Unix socket to connect to instead of the URL's address."""
     id: str = ""
     engine: EngineName = "vllm"
     role: Role = Role.BOTH
-    handoff: HandoffName | Literal[""] = ""
-    """The dialect in which it hands KV over, or takes it; a `prefill` or `decode` pod needs one."""
+    handoff: HandoffName = ""
+    """Dialect for handing KV over between prefill and decode; required with role `prefill` or `decode`."""
     handoff_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Where its peers reach its KV, if not at the dialect's usual port: mooncake and bootstrap 8998, p2p 5710."""
-    pulls: Literal["p2p", ""] = ""
-    """The dialect in which it can be told to fetch KV from a peer."""
+    """Port where its peers read its KV. Default: the dialect's own (mooncake and bootstrap 8998, p2p 5710)."""
+    pulls: PullDialectName = ""
+    """Dialect for fetching KV from a peer."""
     dp_size: PositiveInt = 1
     hardware: str = ""
     """Overrides the hardware of the model's cost prior."""
     speed: PodSpeed | None = None
-    """Overrides the cost prior altogether, in milliseconds."""
+    """Overrides the cost prior, in milliseconds."""
     kv_events: KvEvents | Literal["auto", "off"] = "auto"
-    """`auto` asks the engine; engines that do not publish are routed by what the router itself sent them. With a
-    cluster index, `auto` leaves the pod's events to `warmroute publish`."""
+    """`auto` asks the engine; for engines that do not publish, the router uses its own predictions. With a cluster
+    index, `auto` leaves the pod's events to `warmroute publish`."""
     advertised_url: HttpUrl | None = None
-    """For `warmroute publish`: the pod's URL as the routers know it, where that is another."""
+    """For `warmroute publish`: the pod's URL in the routers' configuration, if different."""
     host: str = ""
     rack: str = ""
     zone: str = ""
 
     @model_validator(mode="after")
-    def _half_a_pair_hands_over(self) -> PodConfig:
+    def _split_roles_need_a_handoff(self) -> PodConfig:
         if self.role is not Role.BOTH and not self.handoff:
             raise ValueError(
-                f"a pod with `role: {self.role.value}` needs a dialect to hand KV over, for example `handoff: nixl`; "
-                f"there are {', '.join(get_args(HandoffName))}"
+                f"a pod with `role: {self.role.value}` needs a handoff dialect, for example `handoff: nixl`; "
+                f"known: {', '.join(DIALECTS)}"
             )
         return self
 
 
 class Edge(Strict):
-    """What clients see of the router and what they may say to the engines."""
+    """What the router adds to responses, and what it accepts from clients."""
 
     route_headers: bool = True
-    """Answer with x-warmroute-pod, x-warmroute-policy and x-warmroute-cached-tokens."""
+    """Add x-warmroute-pod, x-warmroute-policy and x-warmroute-cached-tokens to responses."""
     trust_engine_fields: bool = False
-    """Let clients send kv_transfer_params, bootstrap_* and data-parallel headers. Off: they are stripped."""
+    """Pass kv_transfer_params, bootstrap_* and data-parallel headers of clients on to pods. Off: strip them."""
     passthrough_paths: tuple[str, ...] = ()
-    """Paths outside /v1 to pass through by model, such as /tokenize. Engines leave them unauthenticated."""
+    """Paths outside /v1 to forward by model, such as /tokenize. Engines do not authenticate them."""
     session_header: str = "x-session-id"
     tenant_header: str = "x-tenant-id"
 
 
+class Limits(Strict):
+    """Sizes, counts and times after which a request is refused or aborted."""
+
+    max_body_bytes: PositiveInt = 32 * 1024 * 1024
+    max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024
+    """Request line and headers."""
+    max_connections: PositiveInt = 16_384
+    """Client connections. Each needs a file descriptor, and a second one while a request is served."""
+    max_in_flight: PositiveInt = 8_192
+    """Requests being served; further ones get 503 with Retry-After."""
+    max_held_bytes: PositiveInt = 1024 * 1024 * 1024
+    """Total size of buffered request bodies; further requests get 503 with Retry-After."""
+    request_timeout_s: PositiveFloat = 60.0
+    """From the first byte of a request to its last."""
+    write_timeout_s: PositiveFloat = 60.0
+    """A client that reads nothing for this long is disconnected."""
+    connect_timeout_s: PositiveFloat = 2.0
+    first_byte_timeout_s: PositiveFloat = 600.0
+    idle_timeout_s: PositiveFloat = 300.0
+    """Longest pause between two pieces of a pod's response."""
+    retries: Annotated[int, Field(ge=0, le=10)] = 2
+    """Further candidates to try before the first byte of the response."""
+    retry_budget: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """Retries per request over the last minute, besides 20 a minute; failed connections do not count."""
+    drain_delay_s: NonNegativeFloat = 2.0
+    """On SIGTERM, /readyz fails for this long before connections are refused, so that load balancers notice first."""
+    drain_timeout_s: NonNegativeFloat = 60.0
+    """On SIGTERM, running responses get this long to finish."""
+
+
 class Probes(Strict):
-    """How often the router asks the pods how they are."""
+    """Health checks, load scrapes, self-tests and ejection of pods."""
 
     health_interval_s: PositiveFloat = 1.0
     health_timeout_s: PositiveFloat = 2.0
     failures_to_eject: PositiveInt = 3
     slow_ttft_factor: Annotated[float, Field(gt=1)] = 10.0
-    """A first token is late that takes so many times as long as expected (of which half a second is the least)."""
+    """A TTFT is slow if it exceeds the expected one (at least 0.5 s) by this factor."""
     slow_ttfts_to_eject: NonNegativeInt = 8
-    """So many late ones, one after another, eject a pod while most others are on time; 0: never."""
+    """Consecutive slow TTFTs that eject a pod while most other pods are not slow. 0: never."""
     load_interval_s: PositiveFloat = 0.25
     load_timeout_s: PositiveFloat = 2.0
     self_test_interval_s: PositiveFloat = 30.0
     self_test: bool = True
-    """Prove at join that tokens and hashes agree. Off: every pod is trusted."""
+    """When a pod joins, verify that its tokens and block hashes equal the router's. Off: trust every pod."""
 
 
-class RedisTls(Strict):
-    """Files for TLS to Redis. Without `ca_file`, the system's authorities."""
+class Receipts(Strict):
+    """What is kept of each decision. Prompts are kept only with `prompts`; responses never."""
 
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-    verify_host: bool = True
-
-
-class RedisIndex(Strict):
-    """The cluster's index: which Redis, and how it is read."""
-
-    url: str
-    """redis[s]://[user[:password]@]host[:port][,host[:port]...][/database]; several hosts: sentinels, or cluster."""
-    mode: Literal["single", "sentinel", "cluster"] = "single"
-    master: str = ""
-    """The master's name, with mode sentinel."""
-    username_file: str | None = None
-    username_env: str | None = None
-    password_file: str | None = None
-    password_env: str | None = None
-    """Read again for every connection, so that they may be rotated."""
-    tls: RedisTls | None = None
-    namespace: str = "warmroute"
-    """Begins every key. Routers and publishers of one fleet have the same."""
-    timeout_s: PositiveFloat = 2.0
-    """Longest wait for one answer, off the request path."""
-    holder_ttl_s: PositiveFloat = 15.0
-    """A holder whose publisher is silent for this long is out of the index."""
-    max_replica_bytes: PositiveInt = 2 * 1024**3
-    """Memory of the copy's table: 16 to 54 bytes a block and holder at up to 64 holders."""
-    max_stale_s: PositiveFloat = 300.0
-    """How old a copy may be that is still used while Redis is away."""
-    ready_timeout_s: NonNegativeFloat = 10.0
-    """How long to wait at the start for the index and the pods' self-tests before serving without them."""
+    keep: NonNegativeInt = 1000
+    """Decisions in memory, for `warmroute explain`: 7 KiB each with 10 pods, 13 with 100, 37 with 500."""
+    file: str | None = None
+    """Append one line of JSON per request to this file."""
+    redis_maxlen: NonNegativeInt = 0
+    """Above 0, add the same lines to a stream of `index.redis` with about this many entries."""
+    replay_data: bool = True
+    """Add to each line what `warmroute replay` needs."""
+    prompts: bool = False
+    """Add the prompts."""
 
 
-class Index(Strict):
-    """How much the router remembers."""
-
-    redis: RedisIndex | None = None
-    """The cluster's index. Without it, each router knows what it heard and sent itself."""
-
-    tokens_cache_bytes: PositiveInt = 64 * 1024 * 1024
-    predicted_ttl_s: PositiveFloat = 30.0
-    """How long a dispatched prompt counts as cached on a pod whose events will confirm it."""
-    no_events_ttl_s: PositiveFloat = 1200.0
-    """The same for pods that publish no events."""
-    no_events_capacity_tokens: PositiveInt = 400_000
-    """KV capacity assumed of such a pod while its metrics do not tell."""
-
-
-class MooncakeStore(Strict):
-    """A Mooncake store, by its master's list of keys."""
-
-    kind: Literal["mooncake"]
-    url: HttpUrl
-    """The master's HTTP admin port."""
-    model: str
-    """The model of this configuration whose KV is in there."""
-    key_prefix: str = ""
-    """What its keys begin with: as a rule the name or path that the engines loaded the model by. Default: `model`."""
-    id: str = "mooncake"
-    group: int = 0
-    poll_interval_s: PositiveFloat = 2.0
-    readable_by: str = "*"
-    """Who can read it: `*` every pod of the model, or the name of a host."""
-
-
-class LmcacheServers(Strict):
-    """LMCache servers (multiprocess mode) whose coordinator this publisher is."""
-
-    kind: Literal["lmcache"]
-    model: str
-    """The model of this configuration."""
-    engine_model_name: str = ""
-    """The name or path that the engines loaded it by. Default: `model`."""
-    group: int = 0
-
-
-class StandardBackend(Strict):
-    """A tier that sends standardised KV events to `POST /kv-events`, or on standard input."""
-
-    kind: Literal["standard"]
-    backend: str
-    """Its backend_id."""
-    model: str
-    url: HttpUrl | None = None
-    """The pod whose cache it is; or ..."""
-    readable_by: str = ""
-    """... who can read it, as of a store."""
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> StandardBackend:
-        if (self.url is None) is (not self.readable_by):
-            raise ValueError("say either url (a pod's cache) or readable_by (a store)")
-        return self
-
-
-class TierTtl(Strict):
-    """Seconds, by tier of a pod."""
-
-    cpu: PositiveFloat = 3600.0
-    disk: PositiveFloat = 3600.0
-    remote: PositiveFloat = 3600.0
-
-
-StoreConfig = Annotated[MooncakeStore | LmcacheServers | StandardBackend, Field(discriminator="kind")]
-
-
-class Publish(Strict):
-    """What `warmroute publish` needs beyond models, pods and index.redis."""
-
-    stores: tuple[StoreConfig, ...] = ()
-    """Caches that are no pod's own."""
-    ttl: TierTtl = TierTtl()
-    """When a block that a pod announced in such a tier counts as gone: some never say so."""
-
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 9470
-    """Where the publisher answers: health, metrics, events in."""
-    heartbeat_s: PositiveFloat = 5.0
-    flush_interval_ms: PositiveFloat = 20.0
-    """How long changes are gathered before they are written."""
-    reload_jitter_s: NonNegativeFloat = 1.0
-    """Publishers that lost the same Redis come back within this time, not at once."""
+def _receipts(value: Any) -> Any:
+    return {"file": value} if value is None or isinstance(value, str) else value
 
 
 class RouterConfig(Strict):
@@ -293,9 +215,9 @@ class RouterConfig(Strict):
 
     listen: Listen = Listen()
     policy: str = "cost_aware"
-    """Decides all requests that no other policy of the folder matches."""
+    """The default policy: decides every request that no other policy of the folder matches."""
     classes: str | None = None
-    """A file of workload classes; without it, `config/classes.yaml`."""
+    """A file of workload classes. Default: `config/classes.yaml`."""
     models: tuple[ModelConfig, ...] = ()
     pods: tuple[PodConfig, ...] = ()
     links: LinksConfig = LinksConfig()
@@ -306,75 +228,30 @@ class RouterConfig(Strict):
     publish: Publish = Publish()
     log_format: Literal["console", "json"] = "console"
     priors: str | None = None
-    """A folder of cost priors, as `warmroute prior` writes them; they go before the shipped ones."""
-    receipts: ReceiptsOrFile = Receipts()
+    """A folder of cost priors, as written by `warmroute prior`. They override the shipped ones."""
+    receipts: Annotated[Receipts, BeforeValidator(_receipts)] = Receipts()
+    """`receipts: FILE` is short for `receipts: {file: FILE}`."""
 
     @model_validator(mode="after")
-    def _no_two_alike(self) -> RouterConfig:
-        for what, names in (("models", [m.name for m in self.models]), ("pods", [p.url for p in self.pods])):
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                raise ValueError(f"{what}: {', '.join(twice)} stands there twice")
+    def _no_duplicates(self) -> RouterConfig:
+        for section, names in (("models", [m.name for m in self.models]), ("pods", [p.url for p in self.pods])):
+            duplicates = sorted({name for name in names if names.count(name) > 1})
+            if duplicates:
+                raise ValueError(f"{section}: duplicate {', '.join(duplicates)}")
         return self
 
     @model_validator(mode="after")
-    def _receipts_have_a_way(self) -> RouterConfig:
+    def _receipt_stream_needs_redis(self) -> RouterConfig:
         if self.receipts.redis_maxlen and self.index.redis is None:
-            raise ValueError("receipts.redis_maxlen: there is no index.redis whose stream that could be")
+            raise ValueError("receipts.redis_maxlen: needs index.redis, whose stream it limits")
         return self
 
     @model_validator(mode="after")
-    def _kv_has_a_way(self) -> RouterConfig:
+    def _moving_kv_needs_a_link(self) -> RouterConfig:
         moving = [pod.id or pod.url for pod in self.pods if pod.handoff or pod.pulls]
         if moving and self.links.elsewhere is None:
             raise ValueError(
-                f"links.elsewhere: KV moves between pods ({', '.join(moving)}): say over what, for example "
-                "`links: {elsewhere: rdma_100}`; the classes stand in config/hardware/links.yaml"
+                f"links.elsewhere: missing, but KV moves between pods ({', '.join(moving)}); set a link class, "
+                "for example `links: {elsewhere: rdma_100}`; the classes are in config/hardware/links.yaml"
             )
         return self
-
-
-class SpeedPrior(Strict):
-    """One (model, hardware) row: fitted coefficients and where they come from."""
-
-    c0_ms: float
-    c1_ms_per_token: PositiveFloat
-    c2_ms_per_token2: NonNegativeFloat
-    d0_ms: NonNegativeFloat = 0.0
-    d1_ms_per_request: NonNegativeFloat = 0.0
-    d2_ms_per_context_token: NonNegativeFloat = 0.0
-    source: str
-
-    def speed(self) -> PodSpeed:
-        """The row as the core's value; a fitted constant below zero is an artefact and counts as zero."""
-        return PodSpeed(
-            max(self.c0_ms, 0.0),
-            self.c1_ms_per_token,
-            self.c2_ms_per_token2,
-            self.d0_ms,
-            self.d1_ms_per_request,
-            self.d2_ms_per_context_token,
-        )
-
-
-class ModelPrior(Strict):
-    """`config/models/NAME.yaml`."""
-
-    name: str
-    kv_bytes_per_token: PositiveInt
-    hardware: dict[str, SpeedPrior]
-
-
-class GpuPrior(Strict):
-    """What one GPU achieves in a prefill: for models without a fitted row."""
-
-    c0_ms: NonNegativeFloat
-    prefill_tflops: PositiveFloat
-    attention_tflops: PositiveFloat
-    source: str
-
-
-class GpuPriors(Strict):
-    """`config/hardware/gpus.yaml`."""
-
-    gpus: dict[str, GpuPrior]

@@ -1,6 +1,6 @@
-"""Where are the policies and priors that come with the product?
+"""Finds the policies and priors that are shipped with the product.
 
-In a checkout they stand beside `router/`; in an installed wheel inside it. This file never parses them.
+In a checkout they are next to `router/`, in an installed wheel inside it.
 """
 
 from __future__ import annotations

@@ -35,3 +35,6 @@ DIALECTS: Mapping[str, Dialect] = {
     "shared_store": SharedStore(),
     "p2p": P2p(),
 }
+
+PULL_DIALECTS = tuple(name for name, dialect in DIALECTS.items() if type(dialect).pull_body is not Dialect.pull_body)
+"""Those that can tell a pod to fetch KV from a peer."""

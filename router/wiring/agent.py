@@ -16,15 +16,8 @@ from urllib.parse import urlsplit
 import structlog
 from fastapi import APIRouter, FastAPI
 
-from router.config.schema import (
-    KvEvents,
-    LmcacheServers,
-    ModelConfig,
-    MooncakeStore,
-    PodConfig,
-    RouterConfig,
-    StoreConfig,
-)
+from router.config.index_schema import LmcacheServers, MooncakeStore, StoreConfig
+from router.config.schema import KvEvents, ModelConfig, PodConfig, RouterConfig
 from router.engines.adapter import KvEventSource, PodFacts
 from router.errors import ConfigError
 from router.feeds.ask import get, open_client

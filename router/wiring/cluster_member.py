@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
-from router.config.schema import RedisIndex
+from router.config.index_schema import RedisIndex
 from router.feeds.kv_redis import IndexFeed
 from router.feeds.receipt_stream import ReceiptStream
 from router.feeds.workload import WorkloadFeed

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-from router.config.receipts import Receipts
+from router.config.schema import Receipts
 from router.errors import ConfigError
 from router.observe.journal import Journal
 from router.observe.metrics import Metrics

@@ -19,12 +19,10 @@ from router.api.app import App, own_app
 from router.api.explain_routes import ExplainRoutes
 from router.api.openai_edge import OpenAiEdge
 from router.api.policies import add_policy_calls
-from router.config.classes import load_classes
 from router.config.links import build_links, load_link_classes
-from router.config.policies import PolicyFolder
-from router.config.priors import prior_of
-from router.config.schema import CostPrior, KvEvents, ModelPrior, PodConfig, RouterConfig
-from router.config.shipped import shipped
+from router.config.policies import PolicyFolder, load_classes
+from router.config.priors import ModelPrior, prior_of
+from router.config.schema import CostPrior, KvEvents, PodConfig, RouterConfig
 from router.engines.adapter import KvEventSource, PodFacts
 from router.feeds.ask import open_client
 from router.feeds.beside.view import Owners
@@ -94,7 +92,7 @@ class Program:
         self._classes = Classes(rules)
         folder = PolicyFolder(policies, config.policy, rules.names)
         self.policies = PolicyFeed(folder, self.metrics, self._review)
-        links = build_links(config.links, load_link_classes(shipped("config") / "hardware" / "links.yaml"))
+        links = build_links(config.links, load_link_classes())
         self.fleet = Fleet(links)
         self.calibrator = Calibrator(Calibration(), self.metrics, links)
         self.ledger = Ledger()

@@ -8,8 +8,7 @@ from typing import Any, cast
 import pytest
 
 from router.api.openai_edge import OpenAiEdge
-from router.config.limits import Limits
-from router.config.schema import Edge
+from router.config.schema import Edge, Limits
 from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
 from router.prompt.earlier import EarlierTurns

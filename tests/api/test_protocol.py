@@ -22,7 +22,7 @@ from router.api.app import App
 from router.api.exchange import BodyMemory, Exchange, ReceivedRequest
 from router.api.openai_edge import OpenAiEdge
 from router.api.protocol import EdgeProtocol
-from router.config.limits import Limits
+from router.config.schema import Limits
 from router.errors import BodyTooLarge, HeadersTooLarge, MalformedRequest, RequestTimeout, RouterError, Saturated
 from router.proxy.headers import HeaderList
 

@@ -12,12 +12,12 @@ from tests.cli.conftest import Typed
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("links: {elsewhere: rdma}", "links.elsewhere: there is no class 'rdma'; known: "),
+        ("links: {elsewhere: rdma}", "links.elsewhere: unknown link class 'rdma'; known: "),
         ("models: [{name: m, cost: {model: gpt-2}}]", "cost.model: no prior named 'gpt-2'; known: "),
         ("policy: cheapest", "there is no policy 'cheapest'; known: "),
     ],
 )
-def test_what_other_files_must_know_is_looked_up(typed: Typed, tmp_path: Path, text: str, what: str) -> None:
+def test_names_of_other_files_are_checked(typed: Typed, tmp_path: Path, text: str, what: str) -> None:
     """A class of links, a prior, a policy; exit code 2."""
     path = tmp_path / "router.yaml"
     path.write_text(text)

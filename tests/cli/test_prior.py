@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.config.priors import load_priors
-from router.config.schema import ModelPrior
+from router.config.priors import ModelPrior, load_priors
 from tests.cli.conftest import Typed
 from tests.config.architectures import DEEPSEEK_V3, GPT_OSS_120B, LLAMA_8B
 

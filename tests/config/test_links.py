@@ -1,4 +1,4 @@
-"""A link is a class by name or figures of its own, and is learnt under that name."""
+"""A link is a named class or has its own figures."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ import pytest
 
 from router.config.links import LinkClasses, LinkFigures, LinksConfig, build_links, load_link_classes
 from router.config.load import load
-from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.types import Link, Links
-
-SHIPPED = shipped("config") / "hardware" / "links.yaml"
 
 
 @pytest.mark.parametrize(
@@ -27,36 +24,36 @@ SHIPPED = shipped("config") / "hardware" / "links.yaml"
     ],
 )
 def test_a_named_class_has_the_figures_of_the_cost_model(name: str, t0_ms: float, bytes_per_ms: float) -> None:
-    """And is learnt under its name."""
-    links = build_links(LinksConfig(elsewhere=name), load_link_classes(SHIPPED))
+    """It is calibrated under its name."""
+    links = build_links(LinksConfig(elsewhere=name), load_link_classes())
     found = links.elsewhere
     assert found and (found.t0_ms, found.kind) == (t0_ms, name)
     assert found.bytes_per_ms == pytest.approx(bytes_per_ms)
 
 
-def test_a_handoff_over_the_measured_link_takes_what_was_measured() -> None:
+def test_the_rdma_figures_reproduce_measured_handoffs() -> None:
     """4.5 GB in 31.65 ms and 20 MB in 0.54 ms."""
-    link = load_link_classes(SHIPPED)["rdma_8x200"].link("")
+    link = load_link_classes()["rdma_8x200"].link("")
     assert link.transfer_ms(4.5e9) == pytest.approx(31.65, rel=0.07)
     assert link.transfer_ms(20e6) == pytest.approx(0.54, rel=0.07)
 
 
-def test_every_class_says_how_its_figures_are_known() -> None:
+def test_every_class_states_the_source_of_its_figures() -> None:
     """Measured, nominal or assumed."""
-    for name, each in load_link_classes(SHIPPED).items():
+    for name, each in load_link_classes().items():
         assert each.source.startswith(("measured, ", "nominal, ", "assumed")), name
 
 
-def test_nothing_leads_between_pods_until_it_is_said() -> None:
-    """But out of a pod's own tiers."""
-    links = build_links(LinksConfig(), load_link_classes(SHIPPED))
+def test_by_default_pods_have_no_links_to_each_other() -> None:
+    """Only to their own tiers and stores."""
+    links = build_links(LinksConfig(), load_link_classes())
     assert (links.same_host, links.same_rack, links.same_zone, links.elsewhere) == (None, None, None, None)
     kinds = [link.kind if link else "" for link in (links.cpu, links.disk, links.remote)]
     assert kinds == ["pcie4", "nvme", "rdma_100"]
 
 
-def test_figures_of_its_own_are_learnt_under_its_place() -> None:
-    """Two places with other figures do not learn from each other."""
+def test_figures_are_calibrated_under_the_name_of_their_place() -> None:
+    """Two places with different figures are calibrated apart."""
     config = LinksConfig(
         same_host=LinkFigures(t0_ms=0.2, gb_per_s=100),
         elsewhere=LinkFigures(t0_ms=1, gb_per_s=2),
@@ -68,10 +65,10 @@ def test_figures_of_its_own_are_learnt_under_its_place() -> None:
     assert build_links(config, {}) == expected
 
 
-def test_a_class_that_is_not_there_is_named_with_those_that_are() -> None:
-    """And with its place."""
-    with pytest.raises(ConfigError, match=r"links\.same_rack: there is no class 'rdma'; known: .*rdma_100"):
-        build_links(LinksConfig(same_rack="rdma"), load_link_classes(SHIPPED))
+def test_an_unknown_class_is_refused_with_the_known_ones() -> None:
+    """And with the key."""
+    with pytest.raises(ConfigError, match=r"links\.same_rack: unknown link class 'rdma'; known: .*rdma_100"):
+        build_links(LinksConfig(same_rack="rdma"), load_link_classes())
 
 
 @pytest.mark.parametrize(
@@ -85,8 +82,8 @@ def test_a_class_that_is_not_there_is_named_with_those_that_are() -> None:
         ),
     ],
 )
-def test_a_mistake_in_a_class_is_named_with_its_line(tmp_path: Path, line: str, what: str) -> None:
-    """Like in every other file."""
+def test_a_mistake_in_a_class_names_its_line(tmp_path: Path, line: str, what: str) -> None:
+    """As in every other file."""
     file = tmp_path / "links.yaml"
     file.write_text(f"classes:\n  {line}\n")
     with pytest.raises(ConfigError, match=what):

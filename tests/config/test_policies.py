@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.policies import PolicyFolder, load_policies
+from router.config.policies import PolicyFolder, load_classes, load_policies
 from router.config.shipped import shipped
 from router.errors import ConfigError
 
@@ -168,3 +168,25 @@ def test_the_stamp_changes_with_every_file_and_only_then(tmp_path: Path) -> None
     stamps.append(folder.stamp())
     assert stamps[0] == stamps[1] and stamps[2] == stamps[5]
     assert len(set(stamps)) == 4
+
+
+def test_the_shipped_workload_classes() -> None:
+    """Used without a file."""
+    assert load_classes(None).names == {"chat", "rag", "agent", "batch", "long_context", "one_off"}
+
+
+def test_a_file_of_classes_replaces_the_shipped_ones(tmp_path: Path) -> None:
+    """All of them."""
+    file = tmp_path / "classes.yaml"
+    file.write_text("rules:\n- {class: vip, request: {tenant: acme}}\n- {class: rest}\n")
+    assert load_classes(str(file)).names == {"vip", "rest"}
+
+
+def test_a_mistake_in_classes_names_file_line_and_key(tmp_path: Path) -> None:
+    """And the key that was probably meant."""
+    file = tmp_path / "classes.yaml"
+    file.write_text("rules:\n- class: agent\n  min_turns: 2\n- class: rest\n")
+    with pytest.raises(
+        ConfigError, match=r"classes\.yaml:3: rules\.0\.min_turns: unknown key; did you mean 'min_turn'"
+    ):
+        load_classes(str(file))

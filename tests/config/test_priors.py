@@ -16,7 +16,7 @@ from router.types import PodSpeed
 from tests.config.architectures import ARCHITECTURES
 
 PRIORS = load_priors(shipped("config") / "models")
-GPUS = load_gpus(shipped("config") / "hardware" / "gpus.yaml")
+GPUS = load_gpus()
 LLAMA = CostPrior(model="llama-3.1-8b", hardware="h100x1")
 FITTED = Path(__file__).parents[3] / "shared" / "data" / "prefill_fit_coefficients.json"
 MODELS = {
@@ -109,7 +109,7 @@ def test_twice_the_gpus_take_half_the_time() -> None:
 @pytest.mark.parametrize("hardware", ["b9000x1", "h100", "h100x0", "h100x1-sglang", "xh100x1", ""])
 def test_hardware_that_is_not_known_is_not_estimated(hardware: str) -> None:
     """The message says which GPUs are."""
-    with pytest.raises(ConfigError, match="is not like h100x4; known GPUs: a100, h100, h200"):
+    with pytest.raises(ConfigError, match="such as h100x4; known GPUs: a100, h100, h200"):
         estimated_row(prefill_work(ARCHITECTURES["qwen3-32b"]), hardware, GPUS)
 
 

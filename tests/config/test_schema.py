@@ -1,44 +1,45 @@
-"""What only makes sense together is refused apart, with what to write."""
+"""Settings that contradict each other are refused, with a hint what to write."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
 import pytest
+from pydantic import ValidationError
 
 from router.config.load import load
-from router.config.schema import HandoffName, RouterConfig
+from router.config.schema import Receipts, RouterConfig
+from router.engines.engine_catalog import DIALECTS, ENGINES, PULL_DIALECTS
 from router.errors import ConfigError
 
 
 def parsed(folder: Path, text: str) -> RouterConfig:
-    """A router.yaml of this text."""
+    """A router.yaml with this text."""
     file = folder / "router.yaml"
     file.write_text(text)
     return load(file, RouterConfig)
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_half_a_pair_must_say_how_it_hands_over(tmp_path: Path, role: str) -> None:
-    """The message says what could be written, and where."""
+def test_a_prefill_or_decode_pod_needs_a_handoff_dialect(tmp_path: Path, role: str) -> None:
+    """The message names file, line and the known dialects."""
     with pytest.raises(ConfigError, match=rf"router\.yaml:3: pods\.1: .*role: {role}.*`handoff: nixl`.*shared_store"):
         parsed(tmp_path, f"pods:\n- url: http://a\n- url: http://b\n  role: {role}\nlinks: {{elsewhere: rdma_100}}\n")
 
 
 @pytest.mark.parametrize("moves", ["handoff: nixl", "handoff: nixl\n  role: decode", "pulls: p2p"])
-def test_kv_that_moves_between_pods_needs_a_way(tmp_path: Path, moves: str) -> None:
-    """The message says what to write; a class and figures of its own both will do."""
+def test_pods_that_exchange_kv_need_a_link(tmp_path: Path, moves: str) -> None:
+    """A link class or its own figures."""
     pods = f"pods:\n- url: http://a\n  {moves}\n"
     with pytest.raises(ConfigError, match=r"links\.elsewhere: .*http://a.*`links: \{elsewhere: rdma_100\}`"):
         parsed(tmp_path, pods)
-    for way in ("rdma_100", "{t0_ms: 0.4, gb_per_s: 12}"):
-        assert parsed(tmp_path, f"{pods}links: {{elsewhere: {way}}}\n").links.elsewhere is not None
+    for link in ("rdma_100", "{t0_ms: 0.4, gb_per_s: 12}"):
+        assert parsed(tmp_path, f"{pods}links: {{elsewhere: {link}}}\n").links.elsewhere is not None
 
 
-@pytest.mark.parametrize("name", get_args(HandoffName))
-def test_every_dialect_can_be_written(tmp_path: Path, name: str) -> None:
-    """For prefill, for decode, and for a pod that does both."""
+@pytest.mark.parametrize("name", DIALECTS)
+def test_every_dialect_of_the_catalog_is_accepted(tmp_path: Path, name: str) -> None:
+    """For every role."""
     pods = "".join(
         f"- {{url: 'http://{role}', role: {role}, handoff: {name}}}\n" for role in ("prefill", "decode", "both")
     )
@@ -46,11 +47,68 @@ def test_every_dialect_can_be_written(tmp_path: Path, name: str) -> None:
     assert {pod.handoff for pod in config.pods} == {name}
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_of_the_catalog_is_accepted(tmp_path: Path, engine: str) -> None:
+    """The catalog is the only list of engines."""
+    assert parsed(tmp_path, f"pods: [{{url: 'http://a', engine: {engine}}}]").pods[0].engine == engine
+
+
+@pytest.mark.parametrize(
+    ("key", "known"),
+    [("engine", ENGINES), ("handoff", DIALECTS), ("pulls", PULL_DIALECTS)],
+    ids=lambda value: str(value),
+)
+def test_an_unknown_engine_or_dialect_is_refused_with_the_known_ones(
+    tmp_path: Path, key: str, known: tuple[str, ...]
+) -> None:
+    """With file, line and key."""
+    with pytest.raises(ConfigError) as caught:
+        parsed(tmp_path, f"pods:\n- url: http://a\n  {key}: nonsense\n")
+    assert f"router.yaml:3: pods.0.{key}: " in str(caught.value)
+    assert "'nonsense'" in str(caught.value)
+    assert all(repr(name) in str(caught.value) for name in known)
+
+
+def test_only_p2p_can_pull() -> None:
+    """The catalog derives it from the dialects."""
+    assert PULL_DIALECTS == ("p2p",)
+
+
 @pytest.mark.parametrize("path", ["run/pod.sock", "/" + "x" * 107])
-def test_a_socket_that_cannot_be_one_is_refused_in_one_line(tmp_path: Path, path: str) -> None:
-    """Where nothing stands, the pod is reached over the network."""
+def test_an_invalid_socket_path_is_refused_in_one_line(tmp_path: Path, path: str) -> None:
+    """An empty path means the network."""
     with pytest.raises(
         ConfigError, match=r"\A\S+router\.yaml:3: pods\.0\.socket: .*absolute path of at most 107[^\n]*\Z"
     ):
         parsed(tmp_path, f"pods:\n- url: http://a\n  socket: {path}\n")
     assert parsed(tmp_path, "pods:\n- url: http://a\n  socket: ''\n").pods[0].socket == ""
+
+
+@pytest.mark.parametrize(
+    ("section", "text"),
+    [("models", "models: [{name: m}, {name: n}, {name: m}]"), ("pods", "pods: [{url: 'http://m'}, {url: 'http://m'}]")],
+)
+def test_duplicates_are_refused(tmp_path: Path, section: str, text: str) -> None:
+    """Models by name, pods by URL."""
+    with pytest.raises(ConfigError, match=rf"{section}: duplicate (http://)?m "):
+        parsed(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("receipts", "expected"),
+    [
+        ("r.jsonl", Receipts(file="r.jsonl")),
+        (None, Receipts()),
+        ({"keep": 5, "prompts": True}, Receipts(keep=5, prompts=True)),
+    ],
+)
+def test_receipts_can_be_a_file_name_or_a_mapping(receipts: object, expected: Receipts) -> None:
+    """Null means the defaults."""
+    assert RouterConfig.model_validate({"receipts": receipts}).receipts == expected
+
+
+@pytest.mark.parametrize("receipts", [{"keeep": 5}, {"redis_maxlen": 10}])
+def test_invalid_receipts_are_refused(receipts: dict[str, object]) -> None:
+    """An unknown key, a stream without a Redis."""
+    with pytest.raises(ValidationError):
+        RouterConfig.model_validate({"receipts": receipts})

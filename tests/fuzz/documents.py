@@ -13,7 +13,8 @@ from pydantic import BaseModel
 
 from router.config.load import load
 from router.config.policies import Shelf, check
-from router.config.schema import ModelPrior, RouterConfig
+from router.config.priors import ModelPrior
+from router.config.schema import RouterConfig
 from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.policy.classes import ClassRules

@@ -20,8 +20,7 @@ from router.api.exchange import Exchange
 from router.api.openai_edge import OpenAiEdge
 from router.api.parse import ENGINE_FIELDS
 from router.api.protocol import EdgeProtocol
-from router.config.limits import Limits
-from router.config.schema import Edge
+from router.config.schema import Edge, Limits
 from router.errors import RouterError
 from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics

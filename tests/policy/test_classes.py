@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from router.config.classes import load_classes
 from router.config.load import load
+from router.config.policies import load_classes
 from router.config.shipped import shipped
 from router.policy.classes import Classes, ClassRules
 from router.sim.virtual.generate import TrafficMix

@@ -15,10 +15,8 @@ import uvicorn
 
 from router.api.protocol import EdgeProtocol
 from router.api.server import DrainingServer
-from router.config.limits import Limits
 from router.config.priors import load_priors
-from router.config.receipts import Receipts
-from router.config.schema import Edge, ModelConfig, PodConfig, Probes, RouterConfig
+from router.config.schema import Edge, Limits, ModelConfig, PodConfig, Probes, Receipts, RouterConfig
 from router.config.shipped import shipped
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer, TokenizerSource, load_tokenizer

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from router.config.index_schema import Index, Publish, RedisIndex
 from router.config.priors import load_priors
-from router.config.receipts import Receipts
-from router.config.schema import Index, ModelConfig, PodConfig, Probes, Publish, RedisIndex, RouterConfig
+from router.config.schema import ModelConfig, PodConfig, Probes, Receipts, RouterConfig
 from router.config.shipped import shipped
 from router.observe.receipts import Receipt
 from router.policy.recording import FleetLine

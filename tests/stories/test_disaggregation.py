@@ -84,7 +84,7 @@ def open_pair(engine_config: MakeEngine, tokenizer: Tokenizer) -> OpenPair:
                     PodConfig(
                         url=each.url,
                         role=role,
-                        handoff=dialect,  # type: ignore[arg-type]
+                        handoff=dialect,
                         handoff_port=port,
                         speed=SPEED if role is Role.PREFILL else SLOW_TO_PREFILL,
                     )

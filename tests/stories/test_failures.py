@@ -144,7 +144,7 @@ async def test_lost_events_are_fetched_again(open_city: OpenCity) -> None:
 
 async def test_a_hanging_pod_is_given_up_after_its_deadline(open_city: OpenCity) -> None:
     """It accepts and never answers: another one does."""
-    from router.config.limits import Limits
+    from router.config.schema import Limits
 
     async with open_city(pods=2, limits=Limits(first_byte_timeout_s=0.3)) as city:
         at = await holder_of(city, "caves")

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from router.cli import app
-from router.config.schema import StandardBackend
+from router.config.index_schema import StandardBackend
 from router.wiring import Agent
 from tests.stories.conftest import SOURCE, TEMPLATE
 from tests.stories.test_cluster import Town, found_on, question, redis, town

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.config.limits import Limits
+from router.config.schema import Limits
 from router.sim.mock_engine import Fault, FaultKind
 from router.types import PodState
 from tests.stories.conftest import City, OpenCity

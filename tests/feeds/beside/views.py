@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from router.config.classes import load_classes
+from router.config.policies import load_classes
 from router.feeds.beside.view import Owners, SharedView
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.config.schema import Index
+from router.config.index_schema import Index
 from router.decision import Candidate, RouteDecision
 from router.policy.spec import Policy
 from router.sim.virtual.router_view import Knowledge, RouterView

@@ -1,8 +1,4 @@
-"""Does everything exist that router.yaml names?
-
-Cost priors and classes of links stand in files of their own. A name that none of them has is a mistake in the
-line that says it. This file never builds anything.
-"""
+"""Reads router.yaml and checks that every cost prior and link class it names exists."""
 
 from __future__ import annotations
 
@@ -10,20 +6,24 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from router.config.links import LinkClass, LinksConfig, build_links
-from router.config.load import read_document
-from router.config.priors import prior_of, prior_speed
-from router.config.schema import ModelPrior, RouterConfig
+from router.config.links import LinkClass, LinksConfig, build_links, load_link_classes
+from router.config.load import load, read_document
+from router.config.priors import ModelPrior, all_priors, prior_of, prior_speed
+from router.config.schema import RouterConfig
 from router.errors import ConfigError
 
 
+def load_router(path: Path) -> RouterConfig:
+    """The checked configuration. Raises `ConfigError`."""
+    config = load(path, RouterConfig)
+    check_names(path, config, all_priors(config.priors), load_link_classes())
+    return config
+
+
 def check_names(
-    path: Path,
-    config: RouterConfig,
-    priors: Mapping[str, ModelPrior],
-    links: Mapping[str, LinkClass],
+    path: Path, config: RouterConfig, priors: Mapping[str, ModelPrior], links: Mapping[str, LinkClass]
 ) -> None:
-    """Raises `ConfigError` with the line of the first name that nothing has."""
+    """Raises `ConfigError` with the line of the first name that does not exist."""
     for number, model in enumerate(config.models):
         with _at(path, "models", number, "cost"):
             prior_speed(priors, model.cost)

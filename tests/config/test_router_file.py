@@ -1,4 +1,4 @@
-"""Names in router.yaml that stand for something elsewhere."""
+"""Cost priors and link classes that router.yaml names must exist."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import pytest
 
 from router.config.links import load_link_classes
 from router.config.load import load
-from router.config.named import check_names
 from router.config.priors import all_priors
+from router.config.router_file import check_names
 from router.config.schema import RouterConfig
-from router.config.shipped import shipped
 from router.errors import ConfigError
 
 GOOD = """\
@@ -29,7 +28,7 @@ links:
 
 def check(path: Path, text: str) -> None:
     path.write_text(text)
-    links = load_link_classes(shipped("config") / "hardware" / "links.yaml")
+    links = load_link_classes()
     check_names(path, load(path, RouterConfig), all_priors(None), links)
 
 
@@ -38,11 +37,11 @@ def check(path: Path, text: str) -> None:
     [
         ("model: llama-3.1-8b", "model: llama-9", "4: cost.model: no prior named 'llama-9'"),
         ("  hardware: h100x1", "  hardware: tpu", "7: hardware: no prior of 'llama-3.1-8b' on 'tpu'"),
-        ("rdma_100", "rdma_101", "9: links.elsewhere: there is no class 'rdma_101'"),
+        ("rdma_100", "rdma_101", "9: links.elsewhere: unknown link class 'rdma_101'"),
     ],
 )
-def test_a_name_that_nothing_has_is_a_mistake_in_its_line(tmp_path: Path, right: str, wrong: str, where: str) -> None:
-    """With file, line and key; and what there is."""
+def test_an_unknown_name_is_refused_with_its_line(tmp_path: Path, right: str, wrong: str, where: str) -> None:
+    """With file, line, key and the known names."""
     path = tmp_path / "router.yaml"
     check(path, GOOD)
     with pytest.raises(ConfigError) as caught:

@@ -1,0 +1,135 @@
+"""Configuration of the cluster index and of `warmroute publish`: the sections `index` and `publish` of router.yaml."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from router.config.load import HttpUrl, Strict
+
+
+class RedisTls(Strict):
+    """TLS files for Redis. Without `ca_file`, the system's certificate authorities are used."""
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    verify_host: bool = True
+
+
+class RedisIndex(Strict):
+    """The Redis that holds the cluster index, and how the router replicates it."""
+
+    url: str
+    """redis[s]://[user[:password]@]host[:port][,host[:port]...][/database]; several hosts: sentinels, or cluster."""
+    mode: Literal["single", "sentinel", "cluster"] = "single"
+    master: str = ""
+    """Name of the master; required with `mode: sentinel`."""
+    username_file: str | None = None
+    username_env: str | None = None
+    password_file: str | None = None
+    password_env: str | None = None
+    """Credentials are read again for every connection, so they can be rotated."""
+    tls: RedisTls | None = None
+    namespace: str = "warmroute"
+    """Prefix of every key. Must be the same for all routers and publishers of a fleet."""
+    timeout_s: PositiveFloat = 2.0
+    """Timeout of one Redis command, off the request path."""
+    holder_ttl_s: PositiveFloat = 15.0
+    """A holder whose publisher sends nothing for this long leaves the index."""
+    max_replica_bytes: PositiveInt = 2 * 1024**3
+    """Memory limit of the in-memory replica: 16 to 54 bytes per block and holder with up to 64 holders."""
+    max_stale_s: PositiveFloat = 300.0
+    """While Redis is unavailable, the replica is used up to this age."""
+    ready_timeout_s: NonNegativeFloat = 10.0
+    """Startup waits this long for the index and the pods' self-tests, then serves without them."""
+
+
+class Index(Strict):
+    """Limits of the router's own knowledge about cached blocks."""
+
+    redis: RedisIndex | None = None
+    """The cluster index. Without it, each router uses only its own KV events and predictions."""
+    tokens_cache_bytes: PositiveInt = 64 * 1024 * 1024
+    predicted_ttl_s: PositiveFloat = 30.0
+    """How long a dispatched prompt counts as cached on a pod that will confirm it by KV events."""
+    no_events_ttl_s: PositiveFloat = 1200.0
+    """The same for pods that publish no KV events."""
+    no_events_capacity_tokens: PositiveInt = 400_000
+    """Assumed KV capacity of a pod that publishes neither KV events nor its capacity."""
+
+
+class MooncakeStore(Strict):
+    """A Mooncake store, read from its master's list of keys."""
+
+    kind: Literal["mooncake"]
+    url: HttpUrl
+    """The master's HTTP admin port."""
+    model: str
+    """The model of this configuration whose KV the store holds."""
+    key_prefix: str = ""
+    """Prefix of the store's keys: usually the name or path that the engines loaded the model by. Default: `model`."""
+    id: str = "mooncake"
+    group: int = 0
+    poll_interval_s: PositiveFloat = 2.0
+    readable_by: str = "*"
+    """`*` if every pod of the model can read the store, or the name of the only host that can."""
+
+
+class LmcacheServers(Strict):
+    """LMCache servers (multiprocess mode) that use this publisher as their coordinator."""
+
+    kind: Literal["lmcache"]
+    model: str
+    """The model of this configuration."""
+    engine_model_name: str = ""
+    """The name or path that the engines loaded the model by. Default: `model`."""
+    group: int = 0
+
+
+class StandardBackend(Strict):
+    """A cache tier that sends standardised KV events to `POST /kv-events`, or on standard input."""
+
+    kind: Literal["standard"]
+    backend: str
+    """Its backend_id."""
+    model: str
+    url: HttpUrl | None = None
+    """The pod that owns the cache. Exclusive with `readable_by`."""
+    readable_by: str = ""
+    """For a store: `*`, or the name of the host that can read it. Exclusive with `url`."""
+
+    @model_validator(mode="after")
+    def _has_one_owner(self) -> StandardBackend:
+        if (self.url is None) is (not self.readable_by):
+            raise ValueError("set either url (the pod that owns the cache) or readable_by (for a store), not both")
+        return self
+
+
+class TierTtl(Strict):
+    """Seconds, by tier of a pod."""
+
+    cpu: PositiveFloat = 3600.0
+    disk: PositiveFloat = 3600.0
+    remote: PositiveFloat = 3600.0
+
+
+StoreConfig = Annotated[MooncakeStore | LmcacheServers | StandardBackend, Field(discriminator="kind")]
+
+
+class Publish(Strict):
+    """Settings of `warmroute publish`, which also reads models, pods and index.redis."""
+
+    stores: tuple[StoreConfig, ...] = ()
+    """Caches that do not belong to a single pod."""
+    ttl: TierTtl = TierTtl()
+    """Blocks announced in these tiers expire after this time: some tiers never announce a removal."""
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 9470
+    """Listener for health, metrics and incoming KV events."""
+    heartbeat_s: PositiveFloat = 5.0
+    flush_interval_ms: PositiveFloat = 20.0
+    """Changes are collected for this long before they are written to Redis."""
+    reload_jitter_s: NonNegativeFloat = 1.0
+    """After a loss of Redis, each publisher reloads at a random time within this interval."""
