@@ -4,14 +4,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 SECONDS ?= 60
 TARGET ?=
+JOBS ?= auto
 
-.PHONY: demo test redis live fuzz lint format lock clean
+SAMPLE ?= 200
+PACKAGES ?=
+CORE := tests/prompt tests/index tests/fleet tests/policy tests/engines tests/config tests/style
+
+.PHONY: demo test quick redis live fuzz mutants lint format lock clean
 
 demo: $(VENV)/.ready        ## a small fleet of mock engines, three policies, one table
 	$(BIN)/warmroute demo
 
-test: $(VENV)/.ready redis  ## everything that needs no engine
-	$(BIN)/pytest -q
+test: $(VENV)/.ready redis  ## everything that needs no engine, and the slowest tests
+	$(BIN)/pytest -q -n $(JOBS) --dist worksteal --durations 15 --durations-min 1
+
+quick: $(VENV)/.ready       ## the core alone: no sockets, no processes, some seconds
+	$(BIN)/pytest -q -n $(JOBS) -m "not net" $(CORE)
 
 redis:                      ## Redis 7 beside the Valkey that comes as a wheel; tests run against what is there
 	@command -v redis-server >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
@@ -21,6 +29,9 @@ redis:                      ## Redis 7 beside the Valkey that comes as a wheel; 
 live: $(VENV)/.ready        ## real vLLM and llama.cpp on this CPU (AVX2 or AVX512), some minutes
 	tests/live/install.sh
 	$(BIN)/pytest -q -o norecursedirs=".*" tests/live
+
+mutants: $(VENV)/.ready     ## SAMPLE random mutants of PACKAGES against their own tests: minutes to hours
+	$(BIN)/python -m tests.mutants --sample $(SAMPLE) $(PACKAGES)
 
 fuzz: $(VENV)/.ready        ## all parsers for SECONDS each, or TARGET alone; needs atheris (tests/fuzz/README.md)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(TARGET)

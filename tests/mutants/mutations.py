@@ -1,0 +1,100 @@
+"""Produces changed versions of a Python file: one comparison, operator, branch, constant or call at a time.
+
+Pure: source text in, source texts out.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Add,
+    ast.And: ast.Or, ast.Or: ast.And,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One changed file. `source` is its whole text."""
+
+    path: Path
+    line: int
+    before: str
+    after: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {_one_line(self.before)}  ->  {_one_line(self.after)}"
+
+
+def mutants_of(path: Path, source: str) -> Iterator[Mutant]:
+    """Every mutant of the file."""
+    for node in _mutable(ast.parse(source)):
+        before = ast.get_source_segment(source, node)
+        if before is None:
+            continue
+        for after in _changes(node):
+            yield Mutant(path, node.lineno, before, after, _replaced(source, node, after))
+
+
+def _mutable(tree: ast.AST) -> Iterator[ast.expr | ast.stmt]:
+    """Nodes whose change can change behaviour: not annotations, not docstrings, not f-string internals."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            continue
+        if isinstance(node, ast.expr | ast.stmt):
+            yield node
+        if isinstance(node, ast.AnnAssign):
+            if node.value is not None:
+                yield node.value
+                yield from _mutable(node.value)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for part in [*node.body, *node.args.defaults, *(one for one in node.args.kw_defaults if one)]:
+                if isinstance(part, ast.expr | ast.stmt):
+                    yield part
+                yield from _mutable(part)
+        else:
+            yield from _mutable(node)
+
+
+def _changes(node: ast.expr | ast.stmt) -> Iterator[str]:
+    """Replacement texts for one node."""
+    match node:
+        case ast.Compare(left=left, ops=[operator], comparators=[right]) if type(operator) in SWAPPED:
+            yield f"({ast.unparse(ast.Compare(left, [SWAPPED[type(operator)]()], [right]))})"  # type: ignore[list-item]
+        case ast.BinOp(left=left, op=operator, right=right) if type(operator) in SWAPPED and not _is_text(left, right):
+            yield f"({ast.unparse(ast.BinOp(left, SWAPPED[type(operator)](), right))})"  # type: ignore[arg-type]
+        case ast.BoolOp(op=operator, values=values):
+            yield f"({ast.unparse(ast.BoolOp(SWAPPED[type(operator)](), values))})"  # type: ignore[arg-type]
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            yield f"({ast.unparse(ast.IfExp(ast.UnaryOp(ast.Not(), test), body, orelse))})"
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield f"({ast.unparse(operand)})"
+        case ast.Constant(value=bool(value)):
+            yield str(not value)
+        case ast.Constant(value=int() | float() as value):
+            yield str(value + 1)
+        case ast.Expr(value=ast.Call() | ast.Await(value=ast.Call())):
+            yield "pass"
+
+
+def _is_text(*operands: ast.expr) -> bool:
+    return any(isinstance(one, ast.JoinedStr) or (isinstance(one, ast.Constant) and isinstance(one.value, str | bytes))
+               for one in operands)  # fmt: skip
+
+
+def _replaced(source: str, node: ast.expr | ast.stmt, text: str) -> str:
+    lines = source.encode().splitlines(keepends=True)
+    assert node.end_lineno is not None and node.end_col_offset is not None
+    first, last = lines[node.lineno - 1], lines[node.end_lineno - 1]
+    middle = first[: node.col_offset] + text.encode() + last[node.end_col_offset :]
+    return b"".join([*lines[: node.lineno - 1], middle, *lines[node.end_lineno :]]).decode()
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:100]

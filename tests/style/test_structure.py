@@ -1,0 +1,84 @@
+"""The limits that keep `router/` readable: unique names, short functions, few parameters, short modules."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROUTER = Path(__file__).parents[2] / "router"
+MAX_PARAMETERS = 7
+MAX_FUNCTION_LINES = 60
+MAX_MODULE_LINES = 400
+SHARED_FILE_NAMES = {"__init__.py", "__main__.py"}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    return {str(path.relative_to(ROUTER)): ast.parse(path.read_text()) for path in sorted(ROUTER.rglob("*.py"))}
+
+
+def functions() -> Iterator[tuple[str, Function]]:
+    for path, module in modules().items():
+        for node in ast.walk(module):
+            if isinstance(node, Function):
+                yield f"{path}:{node.lineno} {node.name}", node
+
+
+def parameter_count(function: Function) -> int:
+    """All parameters but `self` and `cls`."""
+    arguments = function.args
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    starred = (arguments.vararg is not None) + (arguments.kwarg is not None)
+    return len([one for one in named if one.arg not in {"self", "cls"}]) + starred
+
+
+def repeated(places: dict[str, list[str]]) -> dict[str, list[str]]:
+    return {name: where for name, where in places.items() if len(where) > 1}
+
+
+def test_no_file_name_occurs_twice() -> None:
+    places = defaultdict(list)
+    for path in modules():
+        if Path(path).name not in SHARED_FILE_NAMES:
+            places[Path(path).name].append(path)
+    assert not repeated(places)
+
+
+def test_no_class_name_occurs_twice() -> None:
+    places = defaultdict(list)
+    for path, module in modules().items():
+        for node in ast.walk(module):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path}:{node.lineno}")
+    assert not repeated(places)
+
+
+def test_no_function_has_more_than_seven_parameters() -> None:
+    assert not [where for where, function in functions() if parameter_count(function) > MAX_PARAMETERS]
+
+
+def test_no_function_is_longer_than_sixty_lines() -> None:
+    too_long = [where for where, node in functions() if (node.end_lineno or 0) - node.lineno >= MAX_FUNCTION_LINES]
+    assert not too_long
+
+
+def test_no_module_is_longer_than_four_hundred_lines() -> None:
+    lengths = {path: (ROUTER / path).read_text().count("\n") for path in modules()}
+    assert not {path: lines for path, lines in lengths.items() if lines > MAX_MODULE_LINES}
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [("def f(self, a, b): ...", 2), ("def f(a, /, b, *, c): ...", 3), ("def f(*a, **b): ...", 2)],
+)
+def test_parameters_are_counted(source: str, count: int) -> None:
+    [function] = ast.parse(source).body
+    assert isinstance(function, Function)
+    assert parameter_count(function) == count
