@@ -1,7 +1,7 @@
 """How is the router started?
 
-Reads configuration and policies, builds the program, hands it to uvicorn; with several workers, one process does so for
-each, and this one looks after them. Options win over the file.
+Reads configuration and policies, builds the program, hands it to uvicorn; with several workers, each does so, and
+this process supervises them. Options win over the file.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import uvicorn
 from router.api.app import App
 from router.api.protocol import EdgeProtocol
 from router.api.server import DrainingServer
-from router.cli.workers import bound, look_after
 from router.config.priors import all_priors
 from router.config.router_file import load_router
 from router.config.schema import RouterConfig
 from router.config.shipped import shipped
 from router.observe.log import configure_logging
-from router.wiring import Place, build
+from router.wiring import build
 from router.wiring.garbage import spare_the_old
+from router.workers import WorkerIdentity, bind_port, supervise_workers
 
 STARTUP_FAILURE = 3
 """Exit code, as uvicorn has it."""
@@ -45,18 +45,18 @@ def serve_command(
     port: Annotated[int | None, typer.Option()] = None,
     pod: Annotated[list[str] | None, typer.Option(help="URL of a pod; may be given several times.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that serve as one router, a core each.")] = None,
-    place: Annotated[str | None, typer.Option(hidden=True, help="Of a worker: FOLDER:NUMBER.")] = None,
+    worker: Annotated[str | None, typer.Option(hidden=True, help="FOLDER:NUMBER, set by the supervisor.")] = None,
 ) -> None:
     """Serve until SIGTERM; running answers may finish."""
     given = load_router(config) if config else RouterConfig()
     chosen = _with_options(given, policy=policy, host=host, port=port, pods=pod or [], workers=workers)
     configure_logging(chosen.log_format)
     priors = all_priors(chosen.priors)
-    if chosen.listen.workers > 1 and place is None:
-        raise typer.Exit(look_after(chosen.listen))
-    at = _place(place, chosen.listen.workers) if place else None
-    app = build(chosen, policies or shipped("policies"), priors, at)
-    _serve(app, chosen, [bound(chosen.listen)] if at else None)
+    if chosen.listen.workers > 1 and worker is None:
+        raise typer.Exit(supervise_workers(chosen.listen))
+    identity = WorkerIdentity.parse(worker, chosen.listen.workers) if worker else None
+    app = build(chosen, policies or shipped("policies"), priors, identity)
+    _serve(app, chosen, [bind_port(chosen.listen)] if identity else None)
 
 
 def _serve(app: App, chosen: RouterConfig, sockets: list[socket.socket] | None) -> None:
@@ -82,11 +82,6 @@ def _serve(app: App, chosen: RouterConfig, sockets: list[socket.socket] | None) 
         server.run(sockets)
     if not server.started:
         raise typer.Exit(STARTUP_FAILURE)
-
-
-def _place(place: str, workers: int) -> Place:
-    folder, _, number = place.rpartition(":")
-    return Place(Path(folder), int(number), workers)
 
 
 def _with_options(

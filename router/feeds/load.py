@@ -1,8 +1,8 @@
 """How busy is each pod, by its own account?
 
 Scrapes the metrics of every pod that can have work, each on its own clock, so that a slow pod delays nobody. A scrape
-that fails leaves the last load as it is, with its age; it never changes a pod's state. Several workers of one router
-take turns, and tell one another what they hear.
+that fails leaves the last load as it is, with its age; it never changes a pod's state. Several workers of one
+router take turns and share what they scrape.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _WITH_WORK = (PodState.READY, PodState.DRAINING)
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
-    """Of `workers()` that scrape, this one is number `number`; `told` hears what it found."""
+class ScrapeShare:
+    """This process is worker `number` of `workers()` that scrape; `on_load` is called with what it scraped."""
 
     number: int
     workers: Callable[[], int]
-    told: Callable[[PodId, PodLoad], None]
+    on_load: Callable[[PodId, PodLoad], None]
 
 
 class LoadFeed:
@@ -43,24 +43,24 @@ class LoadFeed:
         *,
         interval_s: float,
         timeout_s: float,
-        turns: Turns | None = None,
+        share: ScrapeShare | None = None,
     ) -> None:
         self._fleet = fleet
         self._ledger = ledger
         self._get = get
         self._interval_s = interval_s
         self._timeout_s = timeout_s
-        self._turns = turns
+        self._share = share
 
     async def run(self) -> None:
         """Scrape until cancelled."""
         await each_pod("load of", self._fleet, self._watch)
 
     async def _watch(self, pod_id: PodId, news: asyncio.Event) -> None:
-        turns = self._turns
-        if turns is not None and turns.number:
+        share = self._share
+        if share is not None and share.number:
             await self.scrape(pod_id)
-            await pause(news, self._interval_s * turns.number)
+            await pause(news, self._interval_s * share.number)
         while True:
             await self.scrape(pod_id)
             await pause(news, self.interval_s(pod_id))
@@ -71,7 +71,7 @@ class LoadFeed:
         status = self._fleet.status(pod_id)
         works = status is not None and (status.load.running > 0 or status.load.waiting > 0)
         works = works or self._ledger.requests_of_router(pod_id) > 0
-        return self._interval_s * (self._turns.workers() if self._turns else 1) * (1 if works else IDLE_FACTOR)
+        return self._interval_s * (self._share.workers() if self._share else 1) * (1 if works else IDLE_FACTOR)
 
     async def scrape(self, pod_id: PodId) -> None:
         """One scrape of one pod, if it can have work.
@@ -87,9 +87,9 @@ class LoadFeed:
                 metrics = await self._get(status.pod, adapter.metrics_path, self._timeout_s)
             except Unanswered:
                 return
-        told = adapter.parse_load(metrics, status.pod.dp_rank, time.monotonic())
-        if told is not None:
-            load = replace(told, our_prompts=ours.most_prompts)
+        scraped = adapter.parse_load(metrics, status.pod.dp_rank, time.monotonic())
+        if scraped is not None:
+            load = replace(scraped, our_prompts=ours.most_prompts)
             self._fleet.observe_load(pod_id, load)
-            if self._turns is not None:
-                self._turns.told(pod_id, load)
+            if self._share is not None:
+                self._share.on_load(pod_id, load)

@@ -80,14 +80,14 @@ class Breaker:
         self._late_to_eject = late_to_eject
         self._records: dict[PodId, _Record] = {}
         self._late: dict[PodId, _Lateness] = {}
-        self.told: Callable[[PodId], None] | None = None
-        """Hears of every pod against which something else is held than before."""
+        self.on_change: Callable[[PodId], None] | None = None
+        """Called with the id of each pod whose failure or lateness record changed."""
         fleet.listen(self._forget_the_gone)
 
     def success(self, pod_id: PodId) -> None:
         """A request was served: whatever was held against the pod is settled."""
         if self._records.pop(pod_id, None) is not None:
-            self._tell(pod_id)
+            self._notify(pod_id)
 
     def failure(self, pod_id: PodId, now_s: float) -> None:
         """A request failed, and it was the pod's fault."""
@@ -95,13 +95,13 @@ class Breaker:
             record = self._record(pod_id)
             record.failures += 1
             self._eject_at_limit(pod_id, record, record.failures, now_s)
-            self._tell(pod_id)
+            self._notify(pod_id)
 
     def first_token(self, pod_id: PodId, expected_ms: float, actual_ms: float, now_s: float) -> None:
         """A first token came; `late_to_eject` 0: whenever it likes."""
         if actual_ms <= self._late_factor * max(expected_ms, LEAST_EXPECTED_MS):
             if self._late.pop(pod_id, None) is not None:
-                self._tell(pod_id)
+                self._notify(pod_id)
         elif self._is_ready(pod_id):
             late = self._late.setdefault(pod_id, _Lateness())
             late.tokens += 1
@@ -111,7 +111,7 @@ class Breaker:
                 late.backoff_s = min(late.backoff_s * 2 or least_s * LATE_BACKOFF_FACTOR, most_s * LATE_BACKOFF_FACTOR)
                 late.probe_at_s = now_s + late.backoff_s
                 self._fleet.event(pod_id, PodEvent.EJECT)
-            self._tell(pod_id)
+            self._notify(pod_id)
 
     def probe_ok(self, pod_id: PodId) -> None:
         """The pod's health check passed. Says nothing about its requests."""
@@ -124,7 +124,7 @@ class Breaker:
             record = self._record(pod_id)
             record.failed_probes += 1
             self._eject_at_limit(pod_id, record, record.failed_probes, now_s)
-            self._tell(pod_id)
+            self._notify(pod_id)
 
     def may_probe(self, pod_id: PodId, now_s: float) -> bool:
         """False while an ejected pod's back-off runs."""
@@ -147,7 +147,7 @@ class Breaker:
         )
 
     def apply_remote(self, pod_id: PodId, held: Held | None, now_s: float) -> None:
-        """Another worker of this router holds this against the pod, and nothing else. What it ejects, we eject."""
+        """Replace the record of the pod with that of another worker. A new ejection there ejects the pod here."""
         if self._fleet.status(pod_id) is None:
             return
         if held is None:
@@ -165,9 +165,9 @@ class Breaker:
             record.failed_probes = 0
             self._fleet.event(pod_id, PodEvent.EJECT)
 
-    def _tell(self, pod_id: PodId) -> None:
-        if self.told is not None:
-            self.told(pod_id)
+    def _notify(self, pod_id: PodId) -> None:
+        if self.on_change is not None:
+            self.on_change(pod_id)
 
     def _most_others_are_on_time(self, pod_id: PodId) -> bool:
         """Of the pods that serve the same. O(pods), for a pod that is late again and again."""

@@ -68,8 +68,8 @@ class Ledger:
         self._total: dict[PodId, InFlight] = {}
         """Own and others', kept up only while there are others, and with `_inflight`."""
         self._watches: dict[PodId, Watch] = {}
-        self.told: Callable[[PodId], None] | None = None
-        """Hears of every pod whose own sums have changed."""
+        self.on_change: Callable[[PodId], None] | None = None
+        """Called with the id of each pod whose own sums changed."""
 
     def book(self, pod: Pod, prompt_tokens: int, cached_tokens: int, now_s: float, *, prefills: bool = True) -> Lease:
         """A place on `pod` for a prompt of which `cached_tokens` leading tokens need no compute. O(1).
@@ -196,8 +196,8 @@ class Ledger:
         self._replicas = total
         self._take_in(changed)
 
-    def worker(self, number: int, rows: Mapping[PodId, InFlight | None]) -> None:
-        """These sums of another worker of this router have changed; None: it has nothing there any more."""
+    def apply_remote(self, number: int, rows: Mapping[PodId, InFlight | None]) -> None:
+        """Replace these rows of another worker. None: no work of that worker is left on the pod."""
         known = self._workers.setdefault(number, {})
         for pod, work in rows.items():
             if work is None:
@@ -206,8 +206,8 @@ class Ledger:
                 known[pod] = work
         self._take_in(rows)
 
-    def worker_gone(self, number: int) -> None:
-        """It has nothing in flight any more."""
+    def remove_worker(self, number: int) -> None:
+        """Drop all rows of a worker that is gone."""
         self._take_in(self._workers.pop(number, {}))
 
     def others_prefill(self, pod: PodId) -> bool:
@@ -284,8 +284,8 @@ class Ledger:
             self._forget(pod)
         if pod in self._watches:
             self._watch(pod)
-        if self.told is not None:
-            self.told(pod)
+        if self.on_change is not None:
+            self.on_change(pod)
 
     def _forget(self, pod: PodId) -> None:
         del self._pods[pod]

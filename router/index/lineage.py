@@ -69,7 +69,7 @@ class Lineage:
         return found
 
     def apply_remote(self, hashes: Sequence[BlockHash], now_s: float) -> None:
-        """Another worker of this router has taken note of this prompt, and perhaps more than once."""
+        """Record a prompt of another worker. Idempotent."""
         if hashes and hashes[-1] not in self._tails:
             self.observe(hashes, now_s)
 

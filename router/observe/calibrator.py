@@ -62,7 +62,7 @@ class Calibrator:
         self._settled = 0
         self._taught_s: dict[str, float] = {}
         self.on_report: Callable[[SpeedReport], None] | None = None
-        """Hears of all that was learnt from here."""
+        """Called with each observation of this worker that was used."""
 
     def clock(self, pod: PodId) -> PrefillClock:
         """The pod's clock."""

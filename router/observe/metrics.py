@@ -214,7 +214,7 @@ class Metrics:
         self.workers.set(1)
         self.worker_updates_dropped = Counter(
             "warmroute_worker_updates_dropped",
-            "Times that a worker was not told what others did, because it did not listen; it is told all of it later.",
+            "Updates not sent to a worker that does not read; it receives a full snapshot later.",
             [],
             registry=r,
         )

@@ -97,7 +97,7 @@ class Classes:
         raise AssertionError("the last rule fits everything")
 
     def apply_remote(self, hashes: Sequence[int], now_s: float) -> None:
-        """Another worker of this router has classified a prompt of these blocks."""
+        """Record a prompt that another worker classified."""
         self._lineage.apply_remote(hashes, now_s)
 
     def _said(self, headers: HeaderPairs) -> str:

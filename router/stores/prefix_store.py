@@ -65,8 +65,8 @@ class LocalStore:
     def __init__(self) -> None:
         self._announced = BlockMap()
         self._predicted = PredictedIndex()
-        self.told: Dispatched | None = None
-        """Hears of everything that is recorded here."""
+        self.on_record: Dispatched | None = None
+        """Called with each dispatch that this worker records."""
 
     @property
     def block_holders(self) -> int:
@@ -92,13 +92,13 @@ class LocalStore:
         self, pod: PodId, prefix: PromptPrefix, now_s: float, *, ttl_s: float, capacity_blocks: int | None
     ) -> None:
         self._predicted.record(pod, prefix.hashes, now_s, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
-        if self.told is not None:
-            self.told(pod, prefix.hashes, ttl_s, capacity_blocks)
+        if self.on_record is not None:
+            self.on_record(pod, prefix.hashes, ttl_s, capacity_blocks)
 
-    def hear(
+    def apply_remote(
         self, pod: PodId, blocks: Sequence[BlockHash], now_s: float, *, ttl_s: float, capacity_blocks: int | None
     ) -> None:
-        """Another worker of this router has recorded this."""
+        """Record a dispatch of another worker; does not call `on_record`."""
         self._predicted.record(pod, blocks, now_s, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
 
     async def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:

@@ -28,7 +28,7 @@ from router.stores.redis_connection import RedisAddress, RedisConnection, Secret
 from router.stores.redis_schema import Keys
 from router.stores.shared_state import SharedCalibration, SharedWorkload
 from router.types import Generation
-from router.wiring.beside import Place
+from router.workers.worker_sync import WorkerIdentity
 
 WORK_LIFETIME_S = 1.0
 """Another router's work counts for this long after it was last told."""
@@ -66,7 +66,7 @@ class ClusterMember:
         ledger: Ledger,
         local: LocalStore,
         wanted: Callable[[Generation], bool],
-        place: Place | None,
+        worker: WorkerIdentity | None,
     ) -> None:
         self._config = config
         keys = self._keys = Keys(config.namespace)
@@ -78,7 +78,7 @@ class ClusterMember:
         )
         self.store = ReplicaStore(index, local, max_age_s=config.max_stale_s)
         self._feed = IndexFeed(registry, self.store, wanted)
-        siblings = f"{socket.gethostname()}:{place.folder.name}:" if place else None
+        siblings = f"{socket.gethostname()}:{worker.folder.name}:" if worker else None
         router = f"{siblings or socket.gethostname() + ':'}{os.getpid()}:{secrets.token_hex(4)}"
         work = SharedWorkload(self._connection, keys, router, lifetime_s=WORK_LIFETIME_S, siblings=siblings)
         self._work = WorkloadFeed(work, ledger)

@@ -12,8 +12,8 @@ import structlog
 
 from router.fleet.fleet import Fleet
 from router.types import PodId, PodState
-from router.wiring.beside import Beside
 from router.wiring.cluster_member import ClusterMember
+from router.workers.worker_sync import WorkerSync
 
 POLL_S = 0.02
 CATCH_UP_S = 10.0
@@ -39,16 +39,16 @@ class Joining:
         except TimeoutError:
             log.warning("serving before all is known", index=cluster.loaded.is_set(), untested=self._untested())
 
-    async def workers(self, beside: Beside) -> None:
+    async def workers(self, sync: WorkerSync) -> None:
         """Where others serve already, use the pods that they use."""
-        used = await beside.used()
+        used = await sync.remote_ready_pods()
         try:
             async with asyncio.timeout(CATCH_UP_S):
                 while self._unused(used):  # noqa: ASYNC110
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             log.warning("serving before all pods are known", unused=self._unused(used))
-        beside.begin()
+        sync.begin()
 
     def _untested(self) -> list[PodId]:
         """Pods that may yet prove that their tokens and hashes are ours."""

@@ -25,7 +25,6 @@ from router.config.priors import ModelPrior, prior_of
 from router.config.schema import CostPrior, KvEvents, PodConfig, RouterConfig
 from router.engines.adapter import KvEventSource, PodFacts
 from router.feeds.ask import open_client
-from router.feeds.beside.view import Owners
 from router.feeds.calibration import CalibrationFeed
 from router.feeds.discovery.static import StaticDiscovery, configured_pods
 from router.feeds.handoff_facts import HandoffFacts
@@ -52,29 +51,32 @@ from router.proxy.forward import Forwarder
 from router.proxy.pools import UpstreamPools
 from router.stores.prefix_store import LocalStore, PrefixStore
 from router.types import Generation, Pod, PodId, PodSpeed, PodState, PrefixTrust
-from router.wiring.beside import Beside, Place
+from router.wiring.admin_commands import DRAIN, AdminCommands
 from router.wiring.cluster_member import ClusterMember
 from router.wiring.forwarding import forwarding_of, timeouts_of
 from router.wiring.garbage import search_by_the_clock
 from router.wiring.get import get_over
 from router.wiring.joining import Joining
 from router.wiring.journal import Records
-from router.wiring.orders import Orders
 from router.wiring.prompts import LoadTokenizer, Prompts
+from router.workers.shared_view import SharedOwners
+from router.workers.worker_sync import WorkerHooks, WorkerIdentity, WorkerSync
 
 IDLE_SWEEP_S = 1.0
 
 log = structlog.get_logger()
 
 
-def build(config: RouterConfig, policies: Path, priors: dict[str, ModelPrior], place: Place | None = None) -> App:
+def build(
+    config: RouterConfig, policies: Path, priors: dict[str, ModelPrior], worker: WorkerIdentity | None = None
+) -> App:
     """What `EdgeProtocol` serves; its lifespan starts and stops everything else. `policies` is their folder. Raises
     `ConfigError`."""
-    return Program(config, policies, priors, place=place).app
+    return Program(config, policies, priors, worker=worker).app
 
 
 class Program:
-    """All owners and how they hang together. `place`: which of several workers this one is."""
+    """All owners and how they hang together. `worker`: set in one of several workers."""
 
     def __init__(
         self,
@@ -83,7 +85,7 @@ class Program:
         priors: dict[str, ModelPrior],
         load: LoadTokenizer = load_tokenizer,
         *,
-        place: Place | None = None,
+        worker: WorkerIdentity | None = None,
     ) -> None:
         self._config = config
         self._priors = priors
@@ -108,7 +110,7 @@ class Program:
         self.prompts = Prompts(config, self.pools.of, self._ready_pods, self.metrics, load)
         redis = config.index.redis
         local = LocalStore()
-        self.cluster = ClusterMember(redis, self.ledger, local, self._same_tokens, place) if redis else None
+        self.cluster = ClusterMember(redis, self.ledger, local, self._same_tokens, worker) if redis else None
         self.store: PrefixStore = self.cluster.store if self.cluster else local
         self._pod_configs: dict[str, PodConfig] = {}
         self.discovery = StaticDiscovery()
@@ -119,14 +121,18 @@ class Program:
         shadows = Shadows(self._policy_named, self.metrics)
         self.records = Records(config.receipts, shadows, self.metrics, self.cluster)
         self.kv_streams = KvStreams(self.fleet, self.store, self.metrics)
-        self.orders = Orders(self.fleet, self.policies, self.add_pod, self.remove_pod)
-        self.beside = self._beside(place, local) if place else None
+        self.admin_commands = AdminCommands(self.fleet, self.policies, self.add_pod, self.remove_pod)
+        self.worker_sync = self._worker_sync(worker, local) if worker else None
         self.fleet.listen(self._on_change)
         self.app = self._app()
 
-    def _beside(self, place: Place, local: LocalStore) -> Beside:
-        owners = Owners(self.fleet, self.ledger, self.breaker, local, self.calibrator, self._classes)
-        return Beside(place, owners, self.orders, self.metrics, self._observe, self.records.journal.find)
+    def _worker_sync(self, worker: WorkerIdentity, local: LocalStore) -> WorkerSync:
+        owners = SharedOwners(self.fleet, self.ledger, self.breaker, local, self.calibrator, self._classes)
+        find, commands = self.records.journal.find, self.admin_commands
+        hooks = WorkerHooks(commands.apply_remote, commands.reload_local, self._observe, find)
+        sync = WorkerSync(worker, owners, hooks, self.metrics)
+        commands.publish = sync.publish_command
+        return sync
 
     # --- the edge ---
 
@@ -161,14 +167,14 @@ class Program:
             self.fleet,
             self._render_metrics,
             self._describe_pods,
-            self.orders.add,
-            self.orders.remove,
-            self.orders.drain,
+            self.admin_commands.add,
+            self.admin_commands.remove,
+            self.admin_commands.drain,
             ExplainRoutes(find, self._find_elsewhere, edge.inference, self.forwarder.preview, max_bytes),
             self._life,
             self._describe_policies,
         )
-        add_policy_calls(own, self.policies, self.orders.reload)
+        add_policy_calls(own, self.policies, self.admin_commands.reload)
         return App(edge, own)
 
     @asynccontextmanager
@@ -197,12 +203,12 @@ class Program:
         joining = Joining(self.fleet, parity=self._config.probes.self_test)
         if self.cluster and self._config.index.redis:
             await joining.cluster(self.cluster, self._config.index.redis.ready_timeout_s)
-        if self.beside:
-            await joining.workers(self.beside)
+        if self.worker_sync:
+            await joining.workers(self.worker_sync)
 
     def _feeds(self) -> Mapping[str, Any]:
         probes = self._config.probes
-        get, turns = get_over(self.pools.of), self.beside.turns if self.beside else None
+        get, share = get_over(self.pools.of), self.worker_sync.scrape_share if self.worker_sync else None
         probe = ProbeFeed(
             self.fleet,
             self.breaker,
@@ -217,7 +223,7 @@ class Program:
             get,
             interval_s=probes.load_interval_s,
             timeout_s=probes.load_timeout_s,
-            turns=turns,
+            share=share,
         )
         running = {
             "discovery": self._discover,
@@ -240,8 +246,8 @@ class Program:
             )
             running["parity"] = parity.run
         feeds_of_cluster = self.cluster.feeds if self.cluster else {}
-        feeds_beside = self.beside.feeds if self.beside else {}
-        return {**running, **feeds_of_cluster, **feeds_beside, **self.calibration.runs, **self.records.feeds}
+        feeds_of_workers = self.worker_sync.feeds if self.worker_sync else {}
+        return {**running, **feeds_of_cluster, **feeds_of_workers, **self.calibration.runs, **self.records.feeds}
 
     def _publishes_events(self, pod_id: PodId) -> bool:
         """Will blocks that come into this pod's cache show up in the index?"""
@@ -333,7 +339,11 @@ class Program:
 
     def _on_change(self, pod: Pod, old: PodState, new: PodState) -> None:
         log.info("pod", pod=pod.id, was=old.value, now=new.value)
-        if new is PodState.JOINING and self.beside and self.beside.is_drained(pod.id):
+        if (
+            new is PodState.JOINING
+            and self.worker_sync
+            and self.worker_sync.command(DRAIN + pod.id) == PodEvent.DRAIN.value
+        ):
             self.fleet.event(pod.id, PodEvent.DRAIN)
         if new is PodState.GONE:
             self.kv_streams.leave(pod.id)
@@ -384,11 +394,11 @@ class Program:
         return self.kv_streams.state_of(pod_id)
 
     async def _find_elsewhere(self, request_id: str) -> bytes | None:
-        return await self.beside.find(request_id) if self.beside else None
+        return await self.worker_sync.find(request_id) if self.worker_sync else None
 
     async def _render_metrics(self) -> bytes:
-        if self.beside:
-            return await self.beside.render()
+        if self.worker_sync:
+            return await self.worker_sync.render()
         self._observe()
         return await self.metrics.render_in_turns()
 

@@ -12,7 +12,7 @@ import pytest
 
 from router.decision import Lease
 from router.feeds.ask import Get, get
-from router.feeds.load import LoadFeed, Turns
+from router.feeds.load import LoadFeed, ScrapeShare
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.lifecycle import PodEvent
@@ -70,8 +70,8 @@ async def test_a_pod_that_has_nothing_to_do_is_asked_half_as_often(
     """By its own account and by ours: whoever waits or computes, or was just sent something, is asked as configured."""
     pod, ledger = make_pod("a"), Ledger()
     fleet = fleet_of(pod)
-    turns = Turns(0, lambda: workers, lambda _pod, _load: None)
-    feed = LoadFeed(fleet, ledger, asking(network), interval_s=0.25, timeout_s=1.0, turns=turns)
+    scrape_share = ScrapeShare(0, lambda: workers, lambda _pod, _load: None)
+    feed = LoadFeed(fleet, ledger, asking(network), interval_s=0.25, timeout_s=1.0, share=scrape_share)
     assert feed.interval_s("a") == 0.5 * workers
     lease = ledger.book(pod, 100, 0, 0.0)
     assert feed.interval_s("a") == 0.25 * workers
@@ -132,8 +132,8 @@ async def test_workers_scrape_in_turns_and_tell_one_another(
     fleet, told = fleet_of(make_pod("a")), list[tuple[str, int]]()
     network["a"].answers["/metrics"] = metrics(3)
     workers = [1]
-    turns = Turns(1, lambda: workers[0], lambda pod, load: told.append((pod, load.running)))
-    feed = LoadFeed(fleet, Ledger(), asking(network), interval_s=0.001, timeout_s=1.0, turns=turns)
+    scrape_share = ScrapeShare(1, lambda: workers[0], lambda pod, load: told.append((pod, load.running)))
+    feed = LoadFeed(fleet, Ledger(), asking(network), interval_s=0.001, timeout_s=1.0, share=scrape_share)
     async with running(feed.run()):
         await until(lambda: len(told) >= 3)
         workers[0] = 1_000_000

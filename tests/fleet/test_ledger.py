@@ -272,7 +272,7 @@ def test_however_seldom_the_sums_are_read_they_are_the_same(
             if what == "stepped":
                 ledger.stepped(name, now_s)
             elif what == "worker":
-                ledger.worker(1, {name: InFlight(number) if number else None})
+                ledger.apply_remote(1, {name: InFlight(number) if number else None})
             elif what == "replica":
                 ledger.others([{name: InFlight(number, number)}] if number else [])
         _read(often)
@@ -352,16 +352,16 @@ def test_what_other_workers_have_counts_until_they_have_it_no_more(make_pod: Mak
     """Pod by pod; and all of it ends with the worker."""
     ledger = Ledger()
     ledger.book(make_pod("a"), 100, 0, 0.0)
-    ledger.worker(1, {"a": InFlight(2, 1, 10, 1.0, 20), "b": InFlight(1, 0, 0, 0.0, 5)})
-    ledger.worker(2, {"a": InFlight(4, 0, 0, 0.0, 40)})
+    ledger.apply_remote(1, {"a": InFlight(2, 1, 10, 1.0, 20), "b": InFlight(1, 0, 0, 0.0, 5)})
+    ledger.apply_remote(2, {"a": InFlight(4, 0, 0, 0.0, 40)})
     ledger.others([{"a": InFlight(8, 0, 0, 0.0, 80)}])
     assert {pod: work.requests for pod, work in ledger.inflight().items()} == {"a": 15, "b": 1}
     assert (ledger.on("a").requests, ledger.requests_of_router("a"), ledger.own()["a"].requests) == (15, 7, 1)
-    ledger.worker(1, {"b": None})
+    ledger.apply_remote(1, {"b": None})
     assert set(ledger.inflight()) == {"a"}
-    ledger.worker_gone(1)
+    ledger.remove_worker(1)
     assert ledger.inflight()["a"].requests == 13
-    ledger.worker_gone(2)
+    ledger.remove_worker(2)
     ledger.others([])
     assert ledger.inflight() == ledger.own()
 
@@ -369,7 +369,7 @@ def test_what_other_workers_have_counts_until_they_have_it_no_more(make_pod: Mak
 def test_own_changes_show_beside_what_others_have(make_pod: MakePod) -> None:
     """A lease that is booked or released while others work there changes the sum at once."""
     ledger, pod = Ledger(), make_pod("a")
-    ledger.worker(1, {"a": InFlight(2, 0, 0, 0.0, 20)})
+    ledger.apply_remote(1, {"a": InFlight(2, 0, 0, 0.0, 20)})
     lease = ledger.book(pod, 100, 0, 0.0)
     assert ledger.inflight()["a"].requests == ledger.on("a").requests == 3
     ledger.release(lease, 1.0)
@@ -380,19 +380,19 @@ def test_of_two_workers_first_prompts_the_pod_is_at_the_one_that_waits_longer(ma
     """Workers share a clock, so that all of them see the same rest of it."""
     ledger, pod = Ledger(), make_pod("a")
     ledger.book(pod, 1000, 0, 5.0)
-    ledger.worker(1, {"a": InFlight(1, 1, 10, 300.0, 10, head_ms=300.0, head_since_s=4.0)})
+    ledger.apply_remote(1, {"a": InFlight(1, 1, 10, 300.0, 10, head_ms=300.0, head_since_s=4.0)})
     assert (ledger.on("a").head_ms, ledger.on("a").head_since_s) == (300.0, 4.0)
-    ledger.worker(1, {"a": InFlight(1, 1, 10, 300.0, 10, head_ms=300.0, head_since_s=6.0)})
+    ledger.apply_remote(1, {"a": InFlight(1, 1, 10, 300.0, 10, head_ms=300.0, head_since_s=6.0)})
     assert ledger.on("a").head_since_s == 5.0
 
 
 def test_whoever_listens_hears_of_every_change_of_our_own_work(make_pod: MakePod) -> None:
     """And not of that of others."""
     ledger, told = Ledger(), list[str]()
-    ledger.told = told.append
+    ledger.on_change = told.append
     lease = ledger.book(make_pod("a"), 100, 0, 0.0)
     ledger.first_token(lease, 1.0)
-    ledger.worker(1, {"b": InFlight(1)})
+    ledger.apply_remote(1, {"b": InFlight(1)})
     ledger.release(lease, 2.0)
     assert told == ["a", "a", "a"]
 
@@ -421,7 +421,7 @@ def test_a_watch_knows_the_most_prompts_that_were_there_at_once(
             change = Ledger.first_token if what == "token" else Ledger.release
             change(ledger, leases[number % len(leases)], 0.0)
         elif what == "worker":
-            ledger.worker(1, row)
+            ledger.apply_remote(1, row)
         elif what == "replica":
             ledger.others([row])
         return ledger.on("a").prefill_requests

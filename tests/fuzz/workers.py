@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from router.feeds.beside.bus import ANSWER, ASK, HELLO, NEWS, Bus, _frame, _Hearing
-from tests.feeds.beside.views import Town, pod, prefix
+from router.workers.bus import ANSWER, HELLO, QUERY, UPDATE, InboundLink, WorkerBus, encode_frame
 from tests.fuzz.pieces import in_pieces
 from tests.fuzz.wire import Wire
+from tests.workers.fake_workers import Town, pod, prefix
 
 
 class Recorder:
@@ -26,19 +26,19 @@ class Recorder:
         self.heard: list[tuple[int, bytes]] = []
         self.gone: list[int] = []
 
-    def whole(self) -> bytes:
+    def snapshot(self) -> bytes:
         return b""
 
-    def hear(self, worker: int, news: bytes) -> None:
+    def apply_remote(self, worker: int, news: bytes) -> None:
         if news.startswith(b"!"):
             raise ValueError(news)
         self.heard.append((worker, news))
 
-    def lost(self, worker: int) -> None:
+    def remove_worker(self, worker: int) -> None:
         self.gone.append(worker)
 
-    async def answer(self, question: bytes) -> bytes:
-        return question
+    async def answer(self, query: bytes) -> bytes:
+        return query
 
 
 def frames(data: bytes) -> None:
@@ -50,15 +50,15 @@ def frames(data: bytes) -> None:
 
 def _heard(pieces: list[bytes]) -> tuple[list[tuple[int, bytes]], list[int], bool]:
     worker, wire = Recorder(), Wire()
-    bus = Bus(Path(), 0, 3, lambda: None)
-    bus._worker = worker
-    hearing = _Hearing(bus)
+    bus = WorkerBus(Path(), 0, 3, lambda: None)
+    bus._client = worker
+    hearing = InboundLink(bus)
     hearing.connection_made(wire)
     for piece in pieces:
         if wire.open:
             hearing.data_received(piece)
     hearing.connection_lost(None)
-    assert bus.heard == 0
+    assert bus.connected_workers == 0
     assert {number for number, _ in worker.heard} <= {1, 2}, "nobody of that number"
     return worker.heard, worker.gone, wire.open
 
@@ -68,9 +68,9 @@ def news(data: bytes) -> None:
     town = Town(2)
     listening = town.workers[0]
     with suppress(ValueError):
-        listening.view.hear(1, data)
-    town.workers[1].view.hear(0, listening.view.whole())
-    listening.view.lost(1)
+        listening.view.apply_remote(1, data)
+    town.workers[1].view.apply_remote(0, listening.view.snapshot())
+    listening.view.remove_worker(1)
     assert not listening.inflight(), "it is gone, and its requests are not"
 
 
@@ -78,31 +78,34 @@ def _told(act: Callable[[Any], object]) -> bytes:
     """What a worker says after this."""
     town = Town(2)
     said: list[bytes] = []
-    town.workers[0].view._say = said.append
+    town.workers[0].view._publish = said.append
     act(town.workers[0])
     town.settle()
     return said[-1]
 
 
-_HELLO = _frame(HELLO, (1).to_bytes(4, "little"))
+_HELLO = encode_frame(HELLO, (1).to_bytes(4, "little"))
 FRAMES = (
-    _HELLO + _frame(NEWS, b"whole") + _frame(ASK, b"\0\0\0\0question") + _frame(ANSWER, b"\0\0\0\0answer"),
-    _HELLO + _frame(NEWS, b"!nonsense") + _frame(NEWS, b"more"),
-    _frame(HELLO, b"\x07\0\0\0"),
-    _frame(NEWS, b"nobody") + _HELLO + _HELLO,
+    _HELLO
+    + encode_frame(UPDATE, b"snapshot")
+    + encode_frame(QUERY, b"\0\0\0\0query")
+    + encode_frame(ANSWER, b"\0\0\0\0answer"),
+    _HELLO + encode_frame(UPDATE, b"!nonsense") + encode_frame(UPDATE, b"more"),
+    encode_frame(HELLO, b"\x07\0\0\0"),
+    encode_frame(UPDATE, b"nobody") + _HELLO + _HELLO,
 )
-FRAME_WORDS = (_HELLO, _frame(NEWS, b""), _frame(ASK, b"\0\0\0\0"), b"\xff\xff\xff\xff")
+FRAME_WORDS = (_HELLO, encode_frame(UPDATE, b""), encode_frame(QUERY, b"\0\0\0\0"), b"\xff\xff\xff\xff")
 NEWS_TOLD = (
-    Town(2).workers[0].view.whole(),
+    Town(2).workers[0].view.snapshot(),
     _told(lambda worker: worker.owners.ledger.book(pod("a"), 100, 0, 1000.0)),
     _told(lambda worker: worker.owners.breaker.failure("a", 1000.0)),
-    _told(lambda worker: worker.view.order("drain a", "yes")),
+    _told(lambda worker: worker.view.add_command("drain a", "yes")),
     _told(lambda worker: worker.owners.local.record("a", prefix(1, 2), 1000.0, ttl_s=60.0, capacity_blocks=None)),
 )
 NEWS_WORDS = (
     *map(
         msgspec.msgpack.encode,
-        ("whole", "work", "held", "dispatched", "lessons", "loads", "orders", "calibration", "a"),
+        ("snapshot", "work", "held", "dispatched", "reports", "loads", "commands", "calibration", "a"),
     ),
     *(
         b"\xcb\x7f\xf0\0\0\0\0\0\0",

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from router.config.policies import load_classes
-from router.feeds.beside.view import Owners, SharedView
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
@@ -17,6 +16,7 @@ from router.policy.calibration import Calibration
 from router.policy.classes import Classes
 from router.stores.prefix_store import LocalStore
 from router.types import Generation, InFlight, Link, Links, Pod, PodSpeed, PodState, PromptPrefix
+from router.workers.shared_view import SharedOwners, SharedView
 
 SPEED = PodSpeed(5.0, 0.1, 0.0)
 PODS = ("a", "b", "c")
@@ -34,11 +34,11 @@ def prefix(*blocks: int) -> PromptPrefix:
 
 @dataclass
 class Worker:
-    """One worker; `obeyed` are the orders that it carried out for others."""
+    """One worker; `applied` are the orders that it carried out for others."""
 
     number: int
     town: Town
-    obeyed: list[tuple[str, str]] = field(default_factory=list)
+    applied: list[tuple[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         fleet = Fleet(Links(elsewhere=Link(1.0, 1e6, "rdma")))
@@ -47,21 +47,21 @@ class Worker:
             fleet.event(name, PodEvent.PROBE_OK)
         calibrator = Calibrator(Calibration(), METRICS, Links(elsewhere=Link(1.0, 1e6, "rdma")))
         calibrator.priors = dict.fromkeys(PODS, SPEED)
-        self.owners = Owners(fleet, Ledger(), Breaker(fleet), LocalStore(), calibrator, Classes(RULES))
-        self.view = SharedView(self.owners, self, self.say, self.town.later, lambda: self.town.now_s)
+        self.owners = SharedOwners(fleet, Ledger(), Breaker(fleet), LocalStore(), calibrator, Classes(RULES))
+        self.view = SharedView(self.owners, self.apply_command, self.publish, self.town.later, lambda: self.town.now_s)
 
-    def obey(self, subject: str, wanted: str) -> None:
-        self.obeyed.append((subject, wanted))
+    def apply_command(self, subject: str, wanted: str) -> None:
+        self.applied.append((subject, wanted))
 
     async def answer(self, question: bytes) -> bytes:
         return question
 
-    def say(self, news: bytes) -> None:
+    def publish(self, news: bytes) -> None:
         if self.town.workers[self.number] is not self:
             return  # it has died
         for other in self.town.workers:
             if other is not self and other.number not in self.town.deaf:
-                other.view.hear(self.number, news)
+                other.view.apply_remote(self.number, news)
 
     def state(self, name: str) -> PodState:
         status = self.owners.fleet.status(name)
@@ -99,7 +99,7 @@ class Town:
         for number in sorted(self.deaf):
             for other in self.workers:
                 if other.number != number:
-                    self.workers[number].view.hear(other.number, other.view.whole())
+                    self.workers[number].view.apply_remote(other.number, other.view.snapshot())
         self.deaf.clear()
 
     def replace(self, number: int) -> Worker:
@@ -107,8 +107,8 @@ class Town:
         new = Worker(number, self)
         for other in self.workers:
             if other.number != number:
-                other.view.lost(number)
-                new.view.hear(other.number, other.view.whole())
+                other.view.remove_worker(number)
+                new.view.apply_remote(other.number, other.view.snapshot())
         for name in PODS:  # as by the feed of its KV events
             new.owners.local.forget(name)
         new.view.begin()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.feeds.beside.recent import MOST_BYTES, Dispatch, Recent
+from router.workers.updates import MAX_RECENT_BYTES, Dispatch, RecentDispatches
 
 
 def sent(pod: str, blocks_bytes: int = 8, ttl_s: float = 30.0) -> Dispatch:
@@ -11,30 +11,30 @@ def sent(pod: str, blocks_bytes: int = 8, ttl_s: float = 30.0) -> Dispatch:
 
 def test_those_are_told_whose_time_is_not_up() -> None:
     """Each has its own."""
-    recent = Recent()
+    recent = RecentDispatches()
     recent.add(sent("a", ttl_s=10.0), 0.0)
     recent.add(sent("b", ttl_s=100.0), 1.0)
-    assert [one.pod for one in recent.alive(9.0)] == ["a", "b"]
-    assert [one.pod for one in recent.alive(10.0)] == ["b"]
+    assert [one.pod for one in recent.unexpired(9.0)] == ["a", "b"]
+    assert [one.pod for one in recent.unexpired(10.0)] == ["b"]
 
 
 def test_a_pods_cache_that_is_gone_is_told_of_no_more() -> None:
     """Those of other pods are."""
-    recent = Recent()
+    recent = RecentDispatches()
     for pod in "aba":
         recent.add(sent(pod), 0.0)
     recent.forget("a")
-    assert [one.pod for one in recent.alive(1.0)] == ["b"]
+    assert [one.pod for one in recent.unexpired(1.0)] == ["b"]
 
 
 def test_the_oldest_go_where_there_are_too_many() -> None:
     """By what they take, also after some were forgotten."""
-    recent = Recent()
-    half = MOST_BYTES // 2
+    recent = RecentDispatches()
+    half = MAX_RECENT_BYTES // 2
     recent.add(sent("old", half), 0.0)
     recent.add(sent("gone", half), 0.0)
     recent.forget("gone")
     recent.add(sent("new", half), 0.0)
-    assert [one.pod for one in recent.alive(1.0)] == ["old", "new"]
+    assert [one.pod for one in recent.unexpired(1.0)] == ["old", "new"]
     recent.add(sent("newer"), 0.0)
-    assert [one.pod for one in recent.alive(1.0)] == ["new", "newer"]
+    assert [one.pod for one in recent.unexpired(1.0)] == ["new", "newer"]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from router.cli.workers import _Workers, bound
 from router.config.schema import Listen
 from router.errors import ConfigError
+from router.workers.supervisor import WorkerSupervisor, bind_port
 
 pytestmark = [pytest.mark.anyio]
 
@@ -25,9 +25,9 @@ with (pathlib.Path(folder) / number).open("a") as came:
 """
 
 
-def workers(folder: Path, then: str) -> _Workers:
+def workers(folder: Path, then: str) -> WorkerSupervisor:
     """Two of them; each notes in a file of its number that it has come, and then does `then`."""
-    return _Workers([sys.executable, "-S", "-c", COMES_AND_STAYS + then], folder, 2)
+    return WorkerSupervisor([sys.executable, "-S", "-c", COMES_AND_STAYS + then], folder, 2)
 
 
 def came(folder: Path) -> list[int]:
@@ -73,13 +73,13 @@ def test_a_port_that_somebody_has_is_refused() -> None:
     """Though workers of one router share theirs."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = Listen(port=taken.getsockname()[1])
-        for alone in (True, False):
+        for exclusive in (True, False):
             with pytest.raises(ConfigError, match=str(listen.port)):
-                bound(listen, alone=alone)
-    with bound(Listen(port=0)) as one, bound(Listen(port=one.getsockname()[1])) as two:
+                bind_port(listen, exclusive=exclusive)
+    with bind_port(Listen(port=0)) as one, bind_port(Listen(port=one.getsockname()[1])) as two:
         assert one.getsockname() == two.getsockname()
         one.listen()
         with pytest.raises(ConfigError):
-            bound(Listen(port=one.getsockname()[1]), alone=True)
+            bind_port(Listen(port=one.getsockname()[1]), exclusive=True)
     with pytest.raises(ConfigError, match="nowhere"):
-        bound(Listen(host="nowhere.invalid"))
+        bind_port(Listen(host="nowhere.invalid"))

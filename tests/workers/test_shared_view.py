@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.decision import Lease
-from router.feeds.beside.view import GATHER_S
 from router.fleet.lifecycle import PodEvent
 from router.observe.calibrator import MIN_INTERVAL_S, Calibrator
 from router.policy.calibration import PrefillObservation
 from router.types import InFlight, PodLoad, PodState
-from tests.feeds.beside.views import PODS, SPEED, Town, pod, prefix
+from router.workers.shared_view import FLUSH_INTERVAL_S
+from tests.workers.fake_workers import PODS, SPEED, Town, pod, prefix
 
 SEEN = PrefillObservation(1, 1000, 1_000_000, 300.0)
 
@@ -227,8 +227,8 @@ def test_a_load_that_one_worker_was_told_is_known_to_all_unless_they_know_better
     town = Town()
     one, two = town.workers
     two.owners.fleet.observe_load("b", PodLoad(9, 9, 0.9, 20.0))
-    one.view.loaded("a", PodLoad(1, 2, 0.5, 10.0, our_prompts=2))
-    one.view.loaded("b", PodLoad(1, 2, 0.5, 10.0))
+    one.view.add_load("a", PodLoad(1, 2, 0.5, 10.0, our_prompts=2))
+    one.view.add_load("b", PodLoad(1, 2, 0.5, 10.0))
     town.settle()
     loads = {status.pod.id: status.load for status in two.owners.fleet.snapshot.pods}
     assert loads["a"] == PodLoad(1, 2, 0.5, 10.0, our_prompts=2)
@@ -239,14 +239,14 @@ def test_orders_are_obeyed_once_by_all_others_and_by_those_who_come_later() -> N
     """Of two about the same pod the later one counts."""
     town = Town()
     one, two = town.workers
-    one.view.order("drain a", "drain")
+    one.view.add_command("drain a", "drain")
     town.settle()
-    two.view.order("drain a", "undrain")
+    two.view.add_command("drain a", "undrain")
     town.settle()
-    two.view.hear(0, one.view.whole())
-    assert (one.obeyed, two.obeyed) == ([("drain a", "undrain")], [("drain a", "drain")])
-    assert town.replace(0).obeyed == [("drain a", "undrain")]
-    assert [worker.view.ordered("drain a") for worker in town.workers] == ["undrain", "undrain"]
+    two.view.apply_remote(0, one.view.snapshot())
+    assert (one.applied, two.applied) == ([("drain a", "undrain")], [("drain a", "drain")])
+    assert town.replace(0).applied == [("drain a", "undrain")]
+    assert [worker.view.command("drain a") for worker in town.workers] == ["undrain", "undrain"]
 
 
 @pytest.mark.parametrize("first, second", [("drain", "undrain"), ("undrain", "drain")])
@@ -254,29 +254,29 @@ def test_of_two_orders_whose_workers_have_not_heard_of_each_other_the_later_coun
     """Even if it came within the time in which news is gathered."""
     town = Town()
     one, two = town.workers
-    one.view.order("drain a", first)
-    town.now_s += GATHER_S / 2
-    two.view.order("drain a", second)
+    one.view.add_command("drain a", first)
+    town.now_s += FLUSH_INTERVAL_S / 2
+    two.view.add_command("drain a", second)
     town.settle()
-    assert one.view.ordered("drain a") == two.view.ordered("drain a") == second
-    assert (one.obeyed, two.obeyed) == ([("drain a", second)], [])
+    assert one.view.command("drain a") == two.view.command("drain a") == second
+    assert (one.applied, two.applied) == ([("drain a", second)], [])
 
 
 def test_two_orders_at_once_end_alike_everywhere() -> None:
     """Which one counts does not depend on who hears what first."""
     town = Town()
     one, two = town.workers
-    one.view.order("pod u", "this")
-    two.view.order("pod u", "that")
+    one.view.add_command("pod u", "this")
+    two.view.add_command("pod u", "that")
     town.settle()
-    assert one.view.ordered("pod u") == two.view.ordered("pod u") == "this"
+    assert one.view.command("pod u") == two.view.command("pod u") == "this"
 
 
 def test_a_worker_that_begins_knows_whom_the_others_use() -> None:
     """So that it does not serve before it can use them, too."""
     town = Town()
     town.workers[0].owners.fleet.event("b", PodEvent.DRAIN)
-    assert town.replace(1).view.used_elsewhere == {"a", "c"}
+    assert town.replace(1).view.remote_ready_pods == {"a", "c"}
 
 
 def test_what_changes_is_told_together_and_at_once_after_a_pause() -> None:
@@ -287,7 +287,7 @@ def test_what_changes_is_told_together_and_at_once_after_a_pause() -> None:
         worker.owners.ledger.book(pod("a"), 1, 0, town.now_s)
     town.settle()
     worker.owners.ledger.book(pod("a"), 1, 0, town.now_s)
-    assert town.waits == [0.0, pytest.approx(GATHER_S)]
+    assert town.waits == [0.0, pytest.approx(FLUSH_INTERVAL_S)]
 
 
 def test_what_means_nothing_is_refused() -> None:
@@ -296,4 +296,4 @@ def test_what_means_nothing_is_refused() -> None:
     below_zero = msgspec.msgpack.encode({"dispatched": [("a", bytes(16), 30.0, -5)]})
     for news in (b"", b"\xc1", b"\x81\xa4work\x01", below_zero):
         with pytest.raises(ValueError):
-            town.workers[0].view.hear(1, news)
+            town.workers[0].view.apply_remote(1, news)

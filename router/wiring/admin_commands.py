@@ -1,0 +1,94 @@
+"""Carries out admin commands: add, remove and drain pods, reload policies.
+
+With several workers a command is published to the others, and theirs are applied here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from router.config.schema import PodConfig
+from router.errors import ConfigError
+from router.feeds.policies import PolicyFeed, Reload
+from router.fleet.fleet import Fleet
+from router.fleet.lifecycle import PodEvent
+from router.types import PodId, PodState
+
+POD, DRAIN, POLICIES = "pod ", "drain ", "policies"
+"""Subjects of commands: a pod by its URL, a pod by its id, all policies."""
+
+log = structlog.get_logger()
+
+
+class AdminCommands:
+    """`add` and `remove` change the pods of this process; `publish(subject, wanted)` sends a command to other workers,
+    if there are any."""
+
+    def __init__(
+        self, fleet: Fleet, policies: PolicyFeed, add: Callable[[PodConfig], None], remove: Callable[[PodId], bool]
+    ) -> None:
+        self._fleet = fleet
+        self._policies = policies
+        self._add = add
+        self._remove = remove
+        self._reloads: set[asyncio.Task[Reload]] = set()
+        self.publish: Callable[[str, str], None] | None = None
+
+    def add(self, pod: PodConfig) -> None:
+        """Add a pod, or replace the one with its URL. Raises `ConfigError`."""
+        self._add(pod)
+        self._publish(POD + pod.url, pod.model_dump_json())
+
+    def remove(self, pod_id: PodId) -> bool:
+        """Remove a pod. False if there is no pod with this id."""
+        status = self._fleet.status(pod_id)
+        if status is None or not self._remove(pod_id):
+            return False
+        self._publish(POD + status.pod.url, "")
+        self._publish(DRAIN + pod_id, "")
+        return True
+
+    def drain(self, pod_id: PodId, event: PodEvent) -> PodState:
+        """DRAIN or UNDRAIN a pod. Returns its new state."""
+        self._publish(DRAIN + pod_id, event.value)
+        return self._fleet.event(pod_id, event)
+
+    async def reload(self) -> Reload:
+        """Reload the policies of all workers. Publishes before it reads: when two workers are asked at once, each
+        receives the other's command and reads again, so that both end with the same files."""
+        self._publish(POLICIES, "")
+        return await self.reload_local()
+
+    async def reload_local(self) -> Reload:
+        """Reload the policies of this worker only."""
+        return await self._policies.reload()
+
+    def apply_remote(self, subject: str, wanted: str) -> None:
+        """Carry out a command that another worker received."""
+        if subject == POLICIES:
+            reload = asyncio.ensure_future(self.reload_local())
+            self._reloads.add(reload)
+            reload.add_done_callback(self._reloads.discard)
+        elif subject.startswith(DRAIN) and wanted:
+            self._fleet.event(subject.removeprefix(DRAIN), PodEvent(wanted))
+        elif subject.startswith(POD):
+            self._apply_pod(subject.removeprefix(POD), wanted)
+        log.info("applied admin command from peer worker", subject=subject, wanted=wanted)
+
+    def _apply_pod(self, url: str, wanted: str) -> None:
+        if wanted:
+            try:
+                self._add(PodConfig.model_validate_json(wanted))
+            except ConfigError as error:  # the other worker accepted it
+                log.error("pod of peer worker rejected", url=url, error=str(error))
+            return
+        known = [status.pod.id for status in self._fleet.snapshot.pods if status.pod.url == url]
+        for pod_id in known[:1]:
+            self._remove(pod_id)
+
+    def _publish(self, subject: str, wanted: str) -> None:
+        if self.publish is not None:
+            self.publish(subject, wanted)

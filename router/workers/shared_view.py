@@ -1,0 +1,231 @@
+"""Keeps the state that all workers of a router share.
+
+    work         in-flight sums of each worker, by pod; dropped when the worker is gone
+    held         failures and lateness recorded against a pod; an ejection by one worker ejects the pod in all
+    dispatched   blocks of each dispatched prompt, for the predicted index and the lineage of prompts
+    reports      observed speeds of pods and links
+    loads        scraped loads; the workers take turns, so that each pod is scraped as often as by one process
+    commands     pods that admin calls added, removed or drained
+
+For work, held and commands only the latest value counts, so a snapshot repairs all missed updates. Changes are
+collected for `FLUSH_INTERVAL_S` and sent as one update. Each worker follows KV events, probes and policy files itself.
+This module sends nothing itself: `bus.py` does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, nextafter
+
+import msgspec
+
+from router.fleet.breaker import Breaker
+from router.fleet.fleet import Fleet
+from router.fleet.ledger import Ledger
+from router.hashing import hash_array
+from router.observe.calibrator import Calibrator, PrefillReport, SpeedReport
+from router.policy.calibration import UnreadableCalibration
+from router.policy.classes import Classes
+from router.stores.prefix_store import LocalStore
+from router.types import BlockHash, InFlight, Pod, PodId, PodLoad, PodState
+from router.workers.updates import AdminCommand, Dispatch, RecentDispatches, WorkerUpdate
+
+FLUSH_INTERVAL_S = 0.001
+"""Shortest time between two updates of one worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedOwners:
+    """The owners whose state is shared."""
+
+    fleet: Fleet
+    ledger: Ledger
+    breaker: Breaker
+    local: LocalStore
+    calibrator: Calibrator
+    classes: Classes
+
+
+class SharedView:
+    """One worker's part. `publish` sends an update to all other workers; `call_later(seconds, callback)` is the event
+    loop's; `apply_command(subject, wanted)` carries out an admin command of another worker."""
+
+    def __init__(
+        self,
+        owners: SharedOwners,
+        apply_command: Callable[[str, str], None],
+        publish: Callable[[bytes], None],
+        call_later: Callable[[float, Callable[[], None]], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._owners = owners
+        self._apply_command = apply_command
+        self._publish = publish
+        self._call_later = call_later
+        self._clock = clock
+        self._flush_scheduled = False
+        self._flushed_s = 0.0
+        self._update = WorkerUpdate()
+        self._changed_work: set[PodId] = set()
+        self._changed_held: set[PodId] = set()
+        self._recent = RecentDispatches()
+        self._early: list[Dispatch] | None = []
+        """Dispatches received before `begin`: adding a pod clears what was recorded for it."""
+        self._commands: dict[str, AdminCommand] = {}
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(WorkerUpdate).decode
+        self.remote_ready_pods: set[PodId] = set()
+        """Pods that were ready at another worker when it sent its snapshot."""
+        owners.fleet.listen(self._forget_lost_cache)
+        owners.ledger.on_change = self._on_work
+        owners.breaker.on_change = self._on_held
+        owners.local.on_record = self._on_dispatch
+        owners.calibrator.on_report = self._on_report
+
+    # --- local changes ---
+
+    def snapshot(self) -> bytes:
+        """The whole state that a new worker needs of this one."""
+        owners, pods = self._owners, self._owners.fleet.snapshot.pods
+        return self._encode(
+            WorkerUpdate(
+                snapshot=True,
+                work=dict(owners.ledger.own()),
+                held=dict(owners.breaker.held()),
+                dispatched=self._recent.unexpired(self._clock()),
+                loads={status.pod.id: status.load for status in pods},
+                commands=self._commands,
+                calibration=owners.calibrator.calibration.dump(),
+                ready_pods=[status.pod.id for status in pods if status.state is PodState.READY],
+            )
+        )
+
+    def add_load(self, pod: PodId, load: PodLoad) -> None:
+        """Share a load that this worker scraped."""
+        self._update.loads[pod] = load
+        self._schedule_flush()
+
+    def add_command(self, subject: str, wanted: str) -> None:
+        """Share an admin command that this worker received."""
+        known = self._commands.get(subject)
+        at_s = max(self._clock(), nextafter(known.at_s, inf)) if known else self._clock()
+        self._commands[subject] = self._update.commands[subject] = AdminCommand(at_s, wanted)
+        self._schedule_flush()
+
+    def command(self, subject: str) -> str:
+        """The latest command on a subject at any worker; empty if there is none."""
+        known = self._commands.get(subject)
+        return known.wanted if known else ""
+
+    def flush(self) -> None:
+        """Publish the changes since the last flush."""
+        update, self._update = self._update, WorkerUpdate()
+        ledger, breaker = self._owners.ledger, self._owners.breaker
+        update.work = {pod: ledger.own_on(pod) for pod in self._changed_work}
+        update.held = {pod: breaker.held_against(pod) for pod in self._changed_held}
+        self._changed_work.clear()
+        self._changed_held.clear()
+        self._flush_scheduled, self._flushed_s = False, self._clock()
+        self._publish(self._encode(update))
+
+    def _on_work(self, pod: PodId) -> None:
+        self._changed_work.add(pod)
+        self._schedule_flush()
+
+    def _on_held(self, pod: PodId) -> None:
+        self._changed_held.add(pod)
+        self._schedule_flush()
+
+    def _on_dispatch(self, pod: PodId, blocks: Sequence[BlockHash], ttl_s: float, capacity_blocks: int | None) -> None:
+        dispatch = Dispatch(pod, hash_array(blocks).tobytes(), ttl_s, capacity_blocks)
+        self._recent.add(dispatch, self._clock())
+        self._update.dispatched.append(dispatch)
+        self._schedule_flush()
+
+    def _on_report(self, report: SpeedReport) -> None:
+        self._update.reports.append(report)
+        self._schedule_flush()
+
+    def _forget_lost_cache(self, pod: Pod, old: PodState, new: PodState) -> None:
+        if new is old or new is PodState.GONE:
+            self._recent.forget(pod.id)
+
+    def _schedule_flush(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._call_later(max(0.0, self._flushed_s + FLUSH_INTERVAL_S - self._clock()), self.flush)
+
+    # --- changes of other workers ---
+
+    def begin(self) -> None:
+        """Record the dispatches received so far. Call once the fleet contains the pods."""
+        early, self._early = self._early or (), None
+        for dispatch in early:
+            self._apply_dispatch(dispatch)
+
+    def apply_remote(self, worker: int, message: bytes) -> None:
+        """Apply a snapshot or an update of another worker. Raises `ValueError` if it is malformed."""
+        update, owners, now_s = self._decode(message), self._owners, self._clock()
+        if update.snapshot:
+            owners.ledger.remove_worker(worker)
+            self.remote_ready_pods.update(update.ready_pods)
+            self._load_calibration(update.calibration)
+        self._apply_work(worker, update.work)
+        for pod, held in update.held.items():
+            owners.breaker.apply_remote(pod, held, now_s)
+        for dispatch in update.dispatched:
+            self._apply_dispatch(dispatch)
+        for report in update.reports:
+            self._apply_report(report)
+        for pod, load in update.loads.items():
+            known = owners.fleet.status(pod)
+            if known is not None and known.load.scraped_at_s < load.scraped_at_s:
+                owners.fleet.observe_load(pod, load)
+        for subject, command in update.commands.items():
+            latest = self._commands.get(subject)
+            if latest is None or command > latest:
+                self._commands[subject] = command
+                self._apply_command(subject, command.wanted)
+
+    def remove_worker(self, worker: int) -> None:
+        """Drop the in-flight work of a worker that is gone."""
+        self._owners.ledger.remove_worker(worker)
+
+    def _apply_work(self, worker: int, rows: Mapping[PodId, InFlight | None]) -> None:
+        """Stops the pod's prefill clock while another worker's prompt is on it: a time would cover both prompts."""
+        self._owners.ledger.apply_remote(worker, rows)
+        for pod, work in rows.items():
+            if work is not None and work.prefill_requests:
+                self._owners.calibrator.clock(pod).disturbed()
+
+    def _apply_dispatch(self, dispatch: Dispatch) -> None:
+        if self._early is not None:
+            self._early.append(dispatch)
+            return
+        owners, blocks, now_s = self._owners, hash_array(), self._clock()
+        blocks.frombytes(dispatch.blocks)
+        owners.local.apply_remote(
+            dispatch.pod, blocks, now_s, ttl_s=dispatch.ttl_s, capacity_blocks=dispatch.capacity_blocks
+        )
+        owners.classes.apply_remote(blocks, now_s)
+
+    def _apply_report(self, report: SpeedReport) -> None:
+        fleet, calibrator = self._owners.fleet, self._owners.calibrator
+        if isinstance(report, PrefillReport):
+            computed = fleet.status(report.pod)
+            if computed is not None:
+                calibrator.observe_prefill(computed.pod, report.seen, self._clock(), remote=True)
+            return
+        sender, receiver = fleet.status(report.sender), fleet.status(report.receiver)
+        if sender is not None and receiver is not None:
+            calibrator.observe_transfer(
+                sender.pod, receiver.pod, report.tokens, report.elapsed_ms, report.concurrent, remote=True
+            )
+
+    def _load_calibration(self, calibration: bytes) -> None:
+        try:
+            self._owners.calibrator.calibration.load(calibration)
+        except UnreadableCalibration as error:
+            raise ValueError(str(error)) from error

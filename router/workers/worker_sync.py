@@ -1,0 +1,122 @@
+"""Connects one worker to the other workers of its router.
+
+`WorkerSync` joins the bus, the shared view and the owners of this process, and answers queries of other workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from router.api.explain_routes import explained_json
+from router.feeds.load import ScrapeShare
+from router.observe.metrics import Metrics
+from router.observe.metrics_merge import dump_metrics, merge_metrics
+from router.observe.receipts import RecordedDecision
+from router.types import PodId
+from router.workers.bus import WorkerBus
+from router.workers.shared_view import SharedOwners, SharedView
+from router.workers.supervisor import watch_parent
+
+METRICS, EXPLAIN = b"metrics", b"explain "
+"""Queries between workers: all metrics; the decision for a request id."""
+SNAPSHOT_WAIT_S = 0.3
+"""How long a new worker waits for the snapshot of another one."""
+POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """Which of how many workers this process is, and the folder of their sockets."""
+
+    folder: Path
+    number: int
+    workers: int
+
+    @classmethod
+    def parse(cls, option: str, workers: int) -> WorkerIdentity:
+        """From `FOLDER:NUMBER`, as the supervisor passes it."""
+        folder, _, number = option.rpartition(":")
+        return cls(Path(folder), int(number), workers)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHooks:
+    """What the router does for other workers."""
+
+    apply_command: Callable[[str, str], None]
+    """Carry out an admin command of another worker."""
+    reload: Callable[[], Awaitable[object]]
+    """Reload the policies of this worker."""
+    observe: Callable[[], None]
+    """Update the gauges before they are rendered."""
+    find: Callable[[str], RecordedDecision | None]
+    """A decision of this worker by request id."""
+
+
+class WorkerSync:
+    """The part of one worker. Built outside the event loop; `feeds` must run inside it."""
+
+    def __init__(self, identity: WorkerIdentity, owners: SharedOwners, hooks: WorkerHooks, metrics: Metrics) -> None:
+        self._identity = identity
+        self._hooks = hooks
+        self._metrics = metrics
+        self._bus = WorkerBus(
+            identity.folder, identity.number, identity.workers, metrics.worker_updates_dropped.labels().inc
+        )
+        self._view = SharedView(
+            owners,
+            hooks.apply_command,
+            self._bus.publish,
+            lambda s, call: asyncio.get_running_loop().call_later(s, call),
+        )
+        self.snapshot = self._view.snapshot
+        self.apply_remote = self._view.apply_remote
+        self.remove_worker = self._view.remove_worker
+        self.publish_command = self._view.add_command
+        self.command = self._view.command
+        self.begin = self._view.begin
+
+    @property
+    def feeds(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        """Background tasks by name."""
+        return {
+            "other workers": lambda: self._bus.run(self),
+            "parent process": lambda: watch_parent(self._hooks.reload),
+        }
+
+    @property
+    def scrape_share(self) -> ScrapeShare:
+        """This worker's turn in scraping loads."""
+        return ScrapeShare(self._identity.number, lambda: 1 + self._bus.connected_workers, self._view.add_load)
+
+    async def remote_ready_pods(self) -> Set[PodId]:
+        """Pods that other workers serve with; empty if no snapshot arrives within `SNAPSHOT_WAIT_S`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SNAPSHOT_WAIT_S):
+                while not self._view.remote_ready_pods:  # noqa: ASYNC110  # several links can deliver it
+                    await asyncio.sleep(POLL_S)
+        return self._view.remote_ready_pods
+
+    async def render(self) -> bytes:
+        """The metrics of all workers, merged."""
+        self._metrics.workers.set(1 + self._bus.connected_workers)
+        others = await self._bus.query(METRICS)
+        self._hooks.observe()
+        return await self._metrics.render_in_turns(merge_metrics(self._metrics.registry, others))
+
+    async def find(self, request_id: str) -> bytes | None:
+        """The explanation of a decision that another worker made, as JSON."""
+        answers = await self._bus.query(EXPLAIN + request_id.encode("utf-8", "surrogatepass"))
+        return next((answer for answer in answers if answer), None)
+
+    async def answer(self, query: bytes) -> bytes:
+        """The answer to another worker's query; empty if there is none."""
+        if query == METRICS:
+            self._hooks.observe()
+            return await dump_metrics(self._metrics.registry)
+        kept = self._hooks.find(query.removeprefix(EXPLAIN).decode("utf-8", "surrogatepass"))
+        return explained_json(kept) if kept is not None else b""
