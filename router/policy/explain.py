@@ -8,22 +8,24 @@ never decides, and never knows what came of it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from math import floor, inf
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from math import floor
+from typing import Any
 
 import msgspec
 
-from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
 from router.decision import Candidate, Split
-from router.policy.ahead import step_under_way
 from router.policy.decide import expected_ttft_ms
+from router.policy.inputs import prompt_inputs
 from router.policy.narrow import LeftOut, left_out
 from router.policy.pickers import LowestCost
 from router.policy.price import Choice, choice_of, placed
 from router.policy.spec import Policy
-from router.policy.term import CostTerm, Placement, Side, Transfer
-from router.types import Link, Scene, Tier
+from router.policy.term import CostTerm, Input, Side
+from router.types import Scene
+
+ON_DECODE_POD = " (decode pod)"
 
 
 class PricedPlan(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -35,14 +37,6 @@ class PricedPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     ttft_ms: float
     cached_tokens: int = 0
     handoff_tokens: int = 0
-
-
-class Input(msgspec.Struct, frozen=True):
-    """One number that formulas were given."""
-
-    name: str
-    unit: str
-    value: float
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -171,115 +165,18 @@ def _formula(doc: str) -> str:
     return found.strip()
 
 
-# --- what the formulas were given ---
-
-Row: TypeAlias = tuple[str, str, float]
-"""Name, unit, value."""
+# --- inputs ---
 
 
 def _inputs(scene: Scene, policy: Policy, choice: Choice) -> Iterator[Input]:
-    """Those that the policy's terms read, of each side in turn; a term of which no group knows may read anything."""
-    names = {name for name, _ in policy.costs}
-    anything = not names <= KNOWN
+    """Every number that the policy's terms read, each once. In a split, an input of the decode pod that differs from
+    that of the prefill pod is marked."""
+    shown: dict[str, Input] = {}
     for side, at in placed(scene, choice):
-        for of_side, readers, rows in GROUPS:
-            if side in (None, of_side) and (anything or not readers or readers & names):
-                yield from (Input(*row) for row in rows(scene, at))
-
-
-def _prompt(_scene: Scene, at: Placement) -> Iterator[Row]:
-    yield "n", "prompt tokens", at.prompt_tokens
-    yield "p", "cached tokens", at.cached_tokens
-
-
-def _held(_scene: Scene, at: Placement) -> Iterator[Row]:
-    for tier in Tier:
-        yield f"held in {tier.name.lower()}", "tokens", at.held_tokens[tier]
-    yield "shared by traffic", "tokens", at.shared_tokens
-
-
-def _speed(_scene: Scene, at: Placement) -> Iterator[Row]:
-    speed = at.pod.speed
-    yield "F", "ms", at.fixed_ms
-    yield "c1", "ms/token", speed.c1_ms_per_token
-    yield "c2", "ms/token²", speed.c2_ms_per_token2
-
-
-def _queue(_scene: Scene, at: Placement) -> Iterator[Row]:
-    work = at.inflight
-    yield "W_in + W_behind", "ms", work.prefill_ms
-    if under_way := step_under_way(at):
-        began_s, inside_ms = under_way
-        elapsed_ms = (at.now_s - began_s) * 1000 if began_s > -inf else (at.fixed_ms + inside_ms) / 2
-        yield "W_in", "ms", inside_ms
-        yield "time since step began", "ms", elapsed_ms
-    yield "waiting at engine", "requests", at.load.waiting
-    yield "our prompts then", "requests", at.load.our_prompts
-
-
-def _tiers(_scene: Scene, at: Placement) -> Iterator[Row]:
-    for tier, link in ((Tier.CPU, at.links.cpu), (Tier.DISK, at.links.disk), (Tier.REMOTE, at.links.remote)):
-        if at.held_tokens[tier] and link:
-            yield from _link(f"{tier.name.lower()} tier", link)
-
-
-def _pull(scene: Scene, at: Placement) -> Iterator[Row]:
-    if at.pull:
-        yield from _moved(scene, at, "pull", at.pull, at.cached_tokens - at.own_tokens)
-
-
-def _handoff(scene: Scene, at: Placement) -> Iterator[Row]:
-    if at.handoff:
-        yield from _moved(scene, at, "handoff", at.handoff, at.prompt_tokens - at.own_tokens)
-        yield "handoff hides behind", "ms", at.handoff.prefill_ms
-
-
-def _moved(scene: Scene, at: Placement, what: str, transfer: Transfer, tokens: int) -> Iterator[Row]:
-    yield f"{what} of", "tokens", tokens
-    yield "kv_bytes_per_token", "bytes", at.pod.kv_bytes_per_token
-    link = at.links.between(transfer.sender, at.pod)
-    yield from _link(what, link) if link else ()
-    busy = scene.inflight.get(transfer.sender.id)
-    yield f"{what} beside", "transfers", busy.pulls if busy else 0
-
-
-def _link(what: str, link: Link) -> Iterator[Row]:
-    yield f"{what} t0", "ms", link.t0_ms
-    yield f"{what} B", "GB/s", link.bytes_per_ms / BYTES_PER_MS_PER_GB_PER_S
-
-
-def _beside(_scene: Scene, at: Placement) -> Iterator[Row]:
-    work = at.inflight
-    yield "stalled by prompt", "requests", max(work.requests - work.prefill_requests, at.load.running)
-
-
-def _decoding(_scene: Scene, at: Placement) -> Iterator[Row]:
-    work, speed = at.inflight, at.pod.speed
-    yield "expected output", "tokens", at.output_tokens
-    yield "running", "requests", max(at.load.running, work.requests - work.prefill_requests)
-    yield "context in flight", "tokens", work.context_tokens
-    yield "d1", "ms/request", speed.d1_ms_per_request
-    yield "d2", "ms/token", speed.d2_ms_per_context_token
-
-
-def _room(_scene: Scene, at: Placement) -> Iterator[Row]:
-    yield "d0", "ms", at.pod.speed.d0_ms
-    yield "KV capacity", "tokens", at.capacity_tokens
-    yield "KV in use", "share", at.load.kv_usage
-    yield "prompts before it", "tokens", at.inflight.prefill_tokens
-
-
-GROUPS: Sequence[tuple[Side, frozenset[str], Callable[[Scene, Placement], Iterator[Row]]]] = (
-    (Side.PREFILL, frozenset(), _prompt),
-    (Side.PREFILL, frozenset({"hot_prefix_credit", "eviction", "tier_read"}), _held),
-    (Side.PREFILL, frozenset({"queue", "prefill", "hot_prefix_credit", "eviction", "decode_interference"}), _speed),
-    (Side.PREFILL, frozenset({"queue", "transfer"}), _queue),
-    (Side.PREFILL, frozenset({"tier_read"}), _tiers),
-    (Side.PREFILL, frozenset({"transfer"}), _pull),
-    (Side.PREFILL, frozenset({"decode_interference"}), _beside),
-    (Side.DECODE, frozenset({"handoff"}), _handoff),
-    (Side.DECODE, frozenset({"decode", "kv_wait"}), _decoding),
-    (Side.DECODE, frozenset({"kv_wait"}), _room),
-)
-"""Which side reads them, which terms do (none: all), and what they are."""
-KNOWN = frozenset[str]().union(*(readers for _, readers, _ in GROUPS))
+        terms = policy.costs if side is None else policy.costs_of(side)
+        prompt = () if side is Side.DECODE else prompt_inputs(at)
+        for each in chain(prompt, *(term.inputs(at) for _, term in terms)):
+            if side is Side.DECODE and shown.get(each.name, each) != each:
+                each = msgspec.structs.replace(each, name=each.name + ON_DECODE_POD)
+            shown.setdefault(each.name, each)
+    yield from shown.values()

@@ -16,7 +16,6 @@ from router.types import (
     BlocksByTier,
     FleetSnapshot,
     InFlight,
-    Link,
     Pod,
     PodId,
     PodLoad,
@@ -121,11 +120,11 @@ class Planner:
             if held := holders.get(pod_id):
                 cached_tokens = _usable_tokens(held, pod, prompt_tokens, block)
                 by_tier = _by_tier(held, cached_tokens, block)
-            decoding = work.requests - work.prefill_requests
+            load, our_decodes = status.load, work.requests - work.prefill_requests
             found.append(
                 Placement(
                     pod,
-                    status.load,
+                    load,
                     work,
                     prompt_tokens,
                     cached_tokens,
@@ -136,8 +135,9 @@ class Planner:
                     cached_tokens,
                     by_tier,
                     (pod.capacity_blocks or 0) * block,
-                    speed.fixed_ms(decoding, work.decode_tokens) if decoding else speed.c0_ms,
+                    speed.fixed_ms(our_decodes, work.decode_tokens) if our_decodes else speed.c0_ms,
                     steps(pod_id, _UNSEEN),
+                    our_decodes if our_decodes > load.running else load.running,
                 )
             )
         return found
@@ -152,12 +152,21 @@ class Planner:
         lacking = sorted([at for at in placements if tokens > at.own_tokens], key=_outstanding_ms)[:most]
         return [found for at in lacking if (found := self._pulled(at, sender, tokens))]
 
-    def transfer(self, sender: Pod, receiver: Pod, tokens: int, prefill_ms: float = 0.0) -> Transfer | None:
-        """That much KV on the way between them; None where nothing leads there or its size is unknown."""
+    def receiving(self, prefill: Placement, decode: Placement) -> Placement | None:
+        """The decode side of a split, with the handoff from its prefill side; None if the KV cannot be transferred."""
+        prompt_tokens = self.prompt_tokens
+        prefill_ms = prefill.pod.speed.prefill_ms(prompt_tokens, prefill.cached_tokens)
+        handoff = self._transfer(prefill.pod, decode.pod, prompt_tokens - decode.own_tokens, prefill_ms)
+        return replace(decode, cached_tokens=prompt_tokens - 1, handoff=handoff) if handoff else None
+
+    def _transfer(self, sender: Pod, receiver: Pod, tokens: int, prefill_ms: float = 0.0) -> Transfer | None:
+        """The KV of `tokens` tokens sent from one pod to another; None without a link, or if its size is unknown."""
         link = self.scene.fleet.links.between(sender, receiver)
         if link is None or not receiver.kv_bytes_per_token:
             return None
-        return _transfer(link, sender, tokens * receiver.kv_bytes_per_token, self._inflight(sender.id), prefill_ms)
+        concurrent = self._pulls_of(sender.id)
+        transfer_ms = link.t0_ms + tokens * receiver.kv_bytes_per_token / link.bytes_per_ms * (1 + concurrent)
+        return Transfer(sender, link, tokens, concurrent, transfer_ms, prefill_ms)
 
     def missing_weight(self, pod: Pod, costs: Costs) -> float:
         """What a token of this prompt costs where it is not cached, by all terms of a policy, in times of c1.
@@ -195,20 +204,17 @@ class Planner:
         return senders[pod_id], expected_cached_tokens(self.scene, senders[pod_id])
 
     def _pulls_of(self, holder: PodId) -> int:
-        return self._inflight(holder).pulls
+        return self.scene.inflight.get(holder, _IDLE).pulls
 
     def _pulled(self, at: Placement, sender: Pod, tokens: int) -> Placement | None:
         pod = at.pod
         if sender.id == pod.id or not _speak_alike(pod, sender):
             return None
         tokens -= tokens % (pod.block_size_tokens or self._block)
-        pull = self.transfer(sender, pod, tokens - at.own_tokens)
+        pull = self._transfer(sender, pod, tokens - at.own_tokens)
         if pull is None or pull.transfer_ms >= pod.speed.compute_ms(at.own_tokens, tokens):
             return None
         return replace(at, cached_tokens=tokens, pull=pull)
-
-    def _inflight(self, pod: PodId) -> InFlight:
-        return self.scene.inflight.get(pod, _IDLE)
 
 
 def _by_tier(held: BlocksByTier, cached_tokens: int, block_tokens: int) -> BlocksByTier:
@@ -219,11 +225,6 @@ def _by_tier(held: BlocksByTier, cached_tokens: int, block_tokens: int) -> Block
     cpu = min(held[1] * block_tokens, cached_tokens - gpu)
     disk = min(held[2] * block_tokens, cached_tokens - gpu - cpu)
     return gpu, cpu, disk, cached_tokens - gpu - cpu - disk
-
-
-def _transfer(link: Link, sender: Pod, kv_bytes: float, busy: InFlight, prefill_ms: float) -> Transfer:
-    transfer_ms = link.t0_ms + kv_bytes / link.bytes_per_ms * (1 + busy.pulls)
-    return Transfer(sender, link.t0_ms, transfer_ms, prefill_ms)
 
 
 def _outstanding_ms(at: Placement) -> float:

@@ -69,10 +69,5 @@ def _terms(policy: Policy, side: Side | None) -> Costs:
 
 def _pair(planner: Planner, prefill: PodStatus, decode: PodStatus) -> Sequence[tuple[Side | None, Placement]]:
     first, second = planner.placements([prefill, decode])
-    n = planner.prompt_tokens
-    prefill_ms = first.pod.speed.prefill_ms(n, first.cached_tokens)
-    handoff = planner.transfer(first.pod, second.pod, n - second.own_tokens, prefill_ms)
-    if handoff is None:
-        return ()
-    receiving = msgspec.structs.replace(second, cached_tokens=n - 1, handoff=handoff)
-    return [(Side.PREFILL, first), (Side.DECODE, receiving)]
+    receiving = planner.receiving(first, second)
+    return [(Side.PREFILL, first), (Side.DECODE, receiving)] if receiving else ()

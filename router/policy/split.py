@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from msgspec.structs import replace
-
 from router.decision import Candidate, Cost, Split
 from router.errors import NoReadyPod
 from router.policy.eligible import Eligible
 from router.policy.plans import Planner, most_promising
 from router.policy.spec import Policy
-from router.policy.term import Costs, Placement, Side, prices_ms
+from router.policy.term import Costs, Side, prices_ms
 from router.types import Pod, PodStatus, Role, Scene
 
 MOST_OF_A_SIDE = 3
@@ -44,7 +42,7 @@ def _pairs(planner: Planner, pods: Eligible, policy: Policy) -> list[Candidate]:
         (one, parts_ms, receiving)
         for one, parts_ms in zip(first, prices_ms(first, prefill_costs), strict=True)
         for other in second
-        if (receiving := _receiving(planner, one, other))
+        if fit_together(one.pod, other.pod) and (receiving := planner.receiving(one, other))
     ]
     prices = prices_ms([receiving for _, _, receiving in pairs], decode_costs)
     names = tuple([name for name, _ in (*prefill_costs, *decode_costs)])
@@ -93,12 +91,3 @@ def _least_decoding(scene: Scene, statuses: Sequence[PodStatus]) -> list[PodStat
         (work.context_tokens if (work := inflight(status.pod.id)) else 0, status.load.kv_usage) for status in statuses
     ]
     return [statuses[at] for at in sorted(range(len(busy)), key=busy.__getitem__)[:MOST_OF_A_SIDE]]
-
-
-def _receiving(planner: Planner, prefill: Placement, decode: Placement) -> Placement | None:
-    """The decode side, with what comes from the other; None where nothing can."""
-    if not fit_together(prefill.pod, decode.pod):
-        return None
-    prefill_ms = prefill.pod.speed.prefill_ms(prefill.prompt_tokens, prefill.cached_tokens)
-    handoff = planner.transfer(prefill.pod, decode.pod, decode.prompt_tokens - decode.own_tokens, prefill_ms)
-    return replace(decode, cached_tokens=decode.prompt_tokens - 1, handoff=handoff) if handoff else None

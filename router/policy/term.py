@@ -9,7 +9,7 @@ change anything and never see each other.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from itertools import repeat
 from typing import ClassVar, Protocol, TypeAlias
@@ -18,7 +18,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict
 
 from router.decision import Candidate
-from router.types import BlocksByTier, InFlight, Links, Pod, PodLoad, PodStatus, Scene, StepBegan
+from router.types import BlocksByTier, InFlight, Link, Links, Pod, PodLoad, PodStatus, Scene, StepBegan
 
 
 class Configurable(BaseModel):
@@ -34,12 +34,23 @@ class Side(StrEnum):
     DECODE = "decode"
 
 
+class Input(msgspec.Struct, frozen=True):
+    """A number that a term's formula reads, as an explanation shows it."""
+
+    name: str
+    unit: str
+    value: float
+
+
 class Transfer(msgspec.Struct, frozen=True, gc=False):
-    """KV on its way from another pod. `transfer_ms` counts in `t0_ms` and what that pod is sending already;
-    `prefill_ms` is what is computed there meanwhile."""
+    """KV of `tokens` tokens sent by another pod. `transfer_ms` includes the link's `t0_ms` and the sharing of its
+    bandwidth with the `concurrent` transfers of the sender; `prefill_ms` is the prefill that the sender computes first.
+    """
 
     sender: Pod
-    t0_ms: float
+    link: Link
+    tokens: int
+    concurrent: int
     transfer_ms: float
     prefill_ms: float = 0.0
 
@@ -67,6 +78,9 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     fixed_ms: float
     """The part of its next step that does not depend on what prompts are in it."""
     step: StepBegan
+    decoding_requests: int = 0
+    """Requests that decode there, by the last scrape or by our ledger, whichever is more: a scrape lags, a ledger does
+    not include other routers."""
     pull: Transfer | None = None
     """Brings what `own_tokens` lacks of `cached_tokens`."""
     handoff: Transfer | None = None
@@ -87,8 +101,13 @@ class CostTerm(Configurable, ABC):
 
         All at once, which is two thirds of the price of one at a time; each for itself all the same."""
 
+    @abstractmethod
+    def inputs(self, at: Placement) -> Iterator[Input]:
+        """Every number that the formula reads of this placement, apart from the term's own parameters. An input of the
+        same name has the same value in every term."""
+
     def cost_ms(self, at: Placement) -> float:
-        """Of one alone."""
+        """The cost of one placement."""
         return self.costs_ms((at,))[0]
 
 

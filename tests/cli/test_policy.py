@@ -58,7 +58,7 @@ def test_a_difference_is_told_field_by_field_with_units(typed: Typed, tmp_path: 
     ended = typed("policy", "diff", "cost_aware", mine)
     assert ended.code == 1
     assert ended.out.splitlines() == [
-        "costs.transfer: priced -> nothing   (How long does a pull of KV from another pod keep this request waiting?)",
+        "costs.transfer: priced -> nothing   (How long does a pull of KV from another pod delay this request?)",
         "costs.eviction.reuse: 1.5 -> 2.0",
         "picker.lowest_cost.indifference_ms: 1.0 ms -> 5.0 ms",
         "shortlist: 12 pods -> 8 pods",
@@ -67,7 +67,7 @@ def test_a_difference_is_told_field_by_field_with_units(typed: Typed, tmp_path: 
         "filters.max_waiting.strict: nothing -> False",
         "filters.max_waiting.requests: nothing -> 3 requests",
         "costs.decode_interference: nothing -> priced   "
-        "(What does this prompt cost those who are already decoding on the pod?)",
+        "(How much does this prompt delay the requests that already decode on the pod?)",
         "costs.decode_interference.weight: nothing -> 0.02",
     ]
 

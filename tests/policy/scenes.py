@@ -13,6 +13,7 @@ from router.hashing import generation_seed, hash_blocks, token_array
 from router.policy.spec import Policy, parse_policy
 from router.sim.peers.peer_policies import FOLDER, PeerPolicySpec
 from router.types import (
+    BlocksByTier,
     Endpoint,
     FleetSnapshot,
     Generation,
@@ -127,11 +128,21 @@ def statuses(draw: st.DrawFn, name: str) -> PodStatus:
         kv_bytes_per_token=draw(st.sampled_from([0, 1000])),
         handoff=draw(st.sampled_from(["", "nixl"])),
         pulls=draw(st.sampled_from(["", "nixl"])),
+        capacity_blocks=draw(st.sampled_from([None, 40, 400])),
+        ready_since_s=draw(st.none() | st.floats(-12, 1)),
     )
     state = draw(st.sampled_from([PodState.READY, *PodState]))
     counts = st.integers(0, 50)
     load = PodLoad(draw(counts), draw(counts), draw(st.floats(0, 1)), 1.0, draw(counts))
     return PodStatus(facts, state, load)
+
+
+@st.composite
+def held_by_tier(draw: st.DrawFn, blocks: int) -> BlocksByTier:
+    """At most `blocks` blocks, in half of the cases all of them on the GPU."""
+    total = draw(st.integers(0, blocks))
+    outside = draw(st.integers(0, total)) if draw(st.booleans()) else 0
+    return total - outside, outside // 2, outside // 4, outside - outside // 2 - outside // 4
 
 
 @st.composite
@@ -142,7 +153,7 @@ def scenes(draw: st.DrawFn, linked: bool = True) -> Scene:
     tokens = draw(st.none() | st.integers(0, 2000))
     asked = None if tokens is None else prompt(tokens, draw(st.integers(0, 3)) * 100_000)
     blocks = len(asked.hashes) if asked else 0
-    held = {name: (draw(st.integers(0, blocks)), 0, 0, 0) for name in names if draw(st.booleans())}
+    held = {name: draw(held_by_tier(blocks)) for name in names if draw(st.booleans())}
     return scene(
         *fleet,
         links=Links(elsewhere=draw(st.none() | links)) if linked else None,

@@ -58,14 +58,16 @@ def test_every_decision_can_be_explained(seen: Scene, by: Policy) -> None:
 
 def test_a_price_can_be_recomputed_from_its_inputs() -> None:
     """T_prefill(n, p) and the queue, from what is shown alone."""
-    work = InFlight(2, 2, 900, 70.0, 900, 0, 0, 50.0, 0.0)
+    work = InFlight(
+        requests=2, prefill_requests=2, prefill_tokens=900, prefill_ms=70.0, context_tokens=900, head_ms=50.0
+    )
     seen = holding(scene(*ready(pod("a"), pod("b")), inflight={"a": work}, now_s=0.02), "a", 30)
     column = next(c for c in explained(seen, policy("queue", "prefill")).columns if c.plan.choice.pod == "a")
     x = {each.name: each.value for each in column.inputs}
     prefill = x["F"] + x["c1"] * (x["n"] - x["p"]) + x["c2"] * (x["n"] ** 2 - x["p"] ** 2)
     assert dict(column.plan.parts)["prefill"] == pytest.approx(prefill)
-    step, behind = x["F"] + x["W_in"], x["W_in + W_behind"] - x["W_in"]
-    assert dict(column.plan.parts)["queue"] == pytest.approx(max(0, step - x["time since step began"]) + behind)
+    rest = max(0, x["F"] + x["W_in"] - x["time since step began"])
+    assert dict(column.plan.parts)["queue"] == pytest.approx(rest + x["W_behind"])
 
 
 def test_a_handoff_can_be_recomputed_from_its_inputs() -> None:
@@ -79,7 +81,7 @@ def test_a_handoff_can_be_recomputed_from_its_inputs() -> None:
     found = explained(seen, policy("prefill", "handoff", "decode"))
     column = found.columns[0]
     x = {each.name: each.value for each in column.inputs}
-    bytes_per_ms = x["handoff B"] * 1e6 / (1 + x["handoff beside"])
+    bytes_per_ms = x["handoff B"] * 1e6 / (1 + x["handoff concurrent"])
     expected = x["handoff t0"] + x["handoff of"] * x["kv_bytes_per_token"] / bytes_per_ms
     assert dict(column.plan.parts)["handoff"] == pytest.approx(expected) == 4.0
     assert str(column.plan.choice) == "p > d" and found.why.startswith("Only p > d could serve it.")
@@ -111,10 +113,10 @@ def test_terms_come_with_formula_and_parameters() -> None:
     """As their docstrings and the policy say."""
     (note,) = explained(scene(*ready(pod("a"))), policy(costs={"eviction": {"reuse": 2.0}})).terms
     assert (note.name, note.parameters) == ("eviction", {"reuse": 2.0})
-    assert note.formula == "eviction = reuse * c1 * (n - what the pod holds of it)"
+    assert note.formula == "eviction = reuse * c1 * (n - max(held here, shared))"
     (note,) = explained(scene(*ready(pod("a"))), policy("transfer")).terms
     first, second = note.formula.splitlines()
-    assert first.startswith("T_x = t0 + ") and second == "transfer = max(0, T_x - queue)"
+    assert first.startswith("T_x = t0 + ") and second == "transfer = max(0, T_x - work ahead)"
 
 
 def test_every_term_of_the_default_policy_has_a_formula() -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 TERM = '''"""What does it cost to send work over there?"""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from pydantic import NonNegativeFloat
 
-from router.policy.term import CostTerm, Placement, Side
+from router.policy.term import CostTerm, Input, Placement, Side
 
 
 class Distance(CostTerm):
@@ -28,6 +28,9 @@ class Distance(CostTerm):
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         return [0.0 if at.pod.zone == self.home else self.far_ms for at in placements]
+
+    def inputs(self, at: Placement) -> Iterator[Input]:
+        yield Input("pod is far", "0 or 1", at.pod.zone != self.home)
 '''
 PRICES = """
 from io import StringIO
@@ -50,6 +53,7 @@ console.print(page(explained(record_decision(record(seen), found, by, 0.0))))
 lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
 assert "distance, ms 0.00 7.00" in lines
 assert "= of it until first token, ms 0.00 7.00" in lines
+assert "pod is far, 0 or 1 0 1" in lines
 assert "distance distance = far_ms on pods whose zone is not `home`." in lines
 assert "home here, far_ms 7" in lines
 """

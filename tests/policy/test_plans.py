@@ -116,7 +116,7 @@ def test_what_is_sent_is_what_the_holder_has_beyond_the_pod() -> None:
     at = pulled(asked(peer("holder"), peer("near"), held={"holder": 60, "near": 20}))["near"]
     assert (at.own_tokens, at.cached_tokens) == (320, 960)
     assert at.pull is not None
-    assert (at.pull.sender.id, at.pull.t0_ms) == ("holder", 1.0)
+    assert (at.pull.sender.id, at.pull.link.t0_ms) == ("holder", 1.0)
     assert at.pull.transfer_ms == pytest.approx(1.0 + 0.64)
 
 
@@ -167,7 +167,7 @@ def test_the_nearest_link_is_taken() -> None:
     """Within a rack as fast as the rack is."""
     pods = peer("holder", rack="r1"), peer("near", rack="r1"), peer("far", rack="r2")
     found = pulled(asked(*pods, held={"holder": 90}, links=Links(same_rack=LINK, elsewhere=Link(5.0, 1e6))))
-    assert {name: at.pull.t0_ms for name, at in found.items() if at.pull} == {"near": 1.0, "far": 5.0}
+    assert {name: at.pull.link.t0_ms for name, at in found.items() if at.pull} == {"near": 1.0, "far": 5.0}
 
 
 def test_of_equal_holders_the_one_that_sends_least_is_asked() -> None:

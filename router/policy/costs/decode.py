@@ -1,23 +1,25 @@
-"""How much slower does everything get where many requests are already decoding?"""
+"""How much slower is decoding on a pod where many requests already decode?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from pydantic import NonNegativeFloat
 
-from router.policy.term import CostTerm, Placement, Side
+from router.policy.inputs import decode_inputs
+from router.policy.term import CostTerm, Input, Placement, Side
 
 
 class DecodeTerm(CostTerm):
-    """Slow-down of this request's own decoding by its neighbours, over its expected output:
+    """Slow-down of this request's own decoding by the other requests on the pod, over its expected output:
 
-        decode = weight * output_tokens * (d1 * running + d2 * context tokens of our requests there)
+        decode = weight * expected output * (d1 * requests decoding + d2 * context in flight)
 
-    `running` is what the engine last said or what we have sent there, whichever is more: a scrape lags, a ledger
-    does not see other routers. `weight` is how many milliseconds of time to first token one millisecond of decoding
-    is worth. Source of d1, d2: reference/cost-model.md, simulator.md 5.2.
+    `requests decoding` is the last scrape of the engine or our ledger, whichever is more: a scrape lags, a ledger does
+    not include other routers. `context in flight` counts the tokens of our requests. `weight` is the milliseconds of
+    time to first token that one millisecond of decoding is worth. Source of d1, d2: reference/cost-model.md,
+    simulator.md 5.2.
     """
 
     side: ClassVar[Side] = Side.DECODE
@@ -27,9 +29,12 @@ class DecodeTerm(CostTerm):
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         weight, costs_ms = self.weight, []
         for at in placements:
-            inflight, speed, running = at.inflight, at.pod.speed, at.load.running
-            decoding = inflight.requests - inflight.prefill_requests
-            running = decoding if decoding > running else running
-            step_ms = speed.d1_ms_per_request * running + speed.d2_ms_per_context_token * inflight.context_tokens
+            speed = at.pod.speed
+            step_ms = speed.d1_ms_per_request * at.decoding_requests
+            step_ms += speed.d2_ms_per_context_token * at.inflight.context_tokens
             costs_ms.append(weight * at.output_tokens * step_ms)
         return costs_ms
+
+    def inputs(self, at: Placement) -> Iterator[Input]:
+        yield from decode_inputs(at)
+        yield Input("context in flight", "tokens", at.inflight.context_tokens)

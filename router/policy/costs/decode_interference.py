@@ -1,22 +1,23 @@
-"""What does this prompt cost those who are already decoding on the pod?"""
+"""How much does this prompt delay the requests that already decode on the pod?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from pydantic import NonNegativeFloat
 
-from router.policy.term import CostTerm, Placement, Side
+from router.policy.inputs import compute_inputs, prompt_inputs
+from router.policy.term import CostTerm, Input, Placement, Side
 
 
 class DecodeInterferenceTerm(CostTerm):
-    """While a prompt is computed, everybody who decodes on the pod waits for the same time in all:
+    """While a prompt is computed, every request that decodes on the pod waits for the same time:
 
-        decode_interference = weight * requests decoding there * (T_prefill(n, p) - c0)
+        decode_interference = weight * requests decoding * (c1 (n - p) + c2 (n^2 - p^2))
 
-    `weight` is how many milliseconds of this request's first token one millisecond of somebody else's is worth. It is
-    what speaks for a prefill pod, where nobody decodes. Source: reference/cost-model.md 4.1 (a step's time).
+    `weight` is the milliseconds of this request's time to first token that one millisecond of another request is worth.
+    The term favours prefill pods, where no request decodes. Source: reference/cost-model.md 4.1 (a step's time).
     """
 
     side: ClassVar[Side] = Side.PREFILL
@@ -26,9 +27,11 @@ class DecodeInterferenceTerm(CostTerm):
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         weight = self.weight
         return [
-            weight * _decoding(at) * at.pod.speed.compute_ms(at.cached_tokens, at.prompt_tokens) for at in placements
+            weight * at.decoding_requests * at.pod.speed.compute_ms(at.cached_tokens, at.prompt_tokens)
+            for at in placements
         ]
 
-
-def _decoding(at: Placement) -> int:
-    return max(at.inflight.requests - at.inflight.prefill_requests, at.load.running)
+    def inputs(self, at: Placement) -> Iterator[Input]:
+        yield from prompt_inputs(at)
+        yield Input("requests decoding", "requests", at.decoding_requests)
+        yield from compute_inputs(at)

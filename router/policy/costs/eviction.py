@@ -1,23 +1,24 @@
-"""What is the KV worth that this request pushes out of the pod's cache?"""
+"""What is the KV worth that this request evicts from the pod?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from pydantic import NonNegativeFloat
 
-from router.policy.term import CostTerm, Placement, Side
+from router.policy.inputs import prompt_inputs
+from router.policy.term import CostTerm, Input, Placement, Side
 
 
 class EvictionTerm(CostTerm):
-    """A full cache loses as many tokens as a request brings, and some of them somebody would have come back for:
+    """A full cache evicts as many tokens as a request adds, and a part of them would have been requested again:
 
-        eviction = reuse * c1 * (n - what the pod holds of it)
+        eviction = reuse * c1 * (n - max(held here, shared))
 
-    `reuse` is how often a token at the end of the cache's line would have been asked for before it had left anyway.
-    Copies that a pull brings count as well: a second copy of a prefix is room for one prefix less. What all traffic
-    shares counts as held: every pod must find room for it once, whoever comes first.
+    `reuse` is how often a token at the end of the eviction order would have been requested before its eviction anyway.
+    Copies that a pull brings count as well: a second copy of a prefix takes the space of another prefix. The prefix
+    that all traffic shares counts as held: every pod needs space for it once, whichever request brings it.
     """
 
     side: ClassVar[Side] = Side.PREFILL
@@ -31,3 +32,9 @@ class EvictionTerm(CostTerm):
             held_tokens = own_tokens if own_tokens > shared_tokens else shared_tokens
             costs_ms.append(reuse * at.pod.speed.c1_ms_per_token * (at.prompt_tokens - held_tokens))
         return costs_ms
+
+    def inputs(self, at: Placement) -> Iterator[Input]:
+        yield from prompt_inputs(at)
+        yield Input("held here", "tokens", at.own_tokens)
+        yield Input("shared", "tokens", at.shared_tokens)
+        yield Input("c1", "ms/token", at.pod.speed.c1_ms_per_token)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from pydantic import PositiveInt
 
-from router.policy.term import CostTerm, Placement, Side, Transfer
+from router.policy.inputs import transfer_inputs
+from router.policy.term import CostTerm, Input, Placement, Side, Transfer
 
 
 class HandoffTerm(CostTerm):
     """The part of a handoff that the client waits for:
 
-        T_x = t0 + kv_bytes_per_token * (n - p_decode) / B * (1 + transfers that the prefill pod is sending already)
-        handoff = T_x, of which all but one layer's share is hidden where `layers` of KV are sent while others compute
+        T_x = t0 + kv_bytes_per_token * (n - p_decode) / B * (1 + concurrent transfers of the prefill pod)
+        handoff = T_x - min(T_x - t0, T_prefill) * (layers - 1) / layers
 
-    A policy without this term splits nothing. Source: reference/cost-model.md 4.3, layer-wise streaming.
+    With `layers` above 1 the KV of a layer is sent while the next layers are computed, which hides all but one layer's
+    share. A policy without this term plans no splits. Source: reference/cost-model.md 4.3, layer-wise streaming.
     """
 
     side: ClassVar[Side] = Side.DECODE
@@ -26,7 +28,12 @@ class HandoffTerm(CostTerm):
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         return [self._visible_ms(at.handoff) if at.handoff else 0.0 for at in placements]
 
+    def inputs(self, at: Placement) -> Iterator[Input]:
+        if at.handoff:
+            yield from transfer_inputs("handoff", at.handoff, at)
+            yield Input("T_prefill", "ms", at.handoff.prefill_ms)
+
     def _visible_ms(self, handoff: Transfer) -> float:
-        moving_ms = handoff.transfer_ms - handoff.t0_ms
+        moving_ms = handoff.transfer_ms - handoff.link.t0_ms
         hidden_ms = min(moving_ms, handoff.prefill_ms) * (self.layers - 1) / self.layers
         return handoff.transfer_ms - hidden_ms

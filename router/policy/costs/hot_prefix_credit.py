@@ -1,24 +1,25 @@
-"""What is it worth to place a prefix on one more pod, when everybody will want it there?"""
+"""What is it worth to place a prefix that all traffic shares on one more pod?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from router.policy.term import CostTerm, Placement, Side
+from router.policy.inputs import compute_inputs, prompt_inputs
+from router.policy.term import CostTerm, Input, Placement, Side
 
 
 class HotPrefixCreditTerm(CostTerm):
     """Credit for computing a prefix that the traffic shares anyway:
 
-        hot_prefix_credit = -credit * (T_prefill(n, cached) - T_prefill(n, max(cached, shared)))
+        hot_prefix_credit = -credit * (T_prefill(n, p) - T_prefill(n, max(p, shared)))
 
-    A prefix that carries more than one pod's fair share of the traffic must live on several pods. Its first
-    computation on another pod is then paid once and used by all that follow, so that this request should not be
-    kept away by it. Without this term an idle fleet sends everything behind one shared system prompt to one pod.
-    Negative by design: it takes back part of `prefill`, never more.
+    A prefix in more than one pod's fair share of the traffic must be cached on several pods. Its first computation on
+    another pod is paid once and used by all later requests, so this request should not be kept away by it. Without this
+    term an idle fleet sends every request with the same system prompt to one pod. Negative by design: it takes back
+    part of `prefill`, never more.
     """
 
     side: ClassVar[Side] = Side.PREFILL
@@ -33,3 +34,8 @@ class HotPrefixCreditTerm(CostTerm):
             else 0.0
             for at in placements
         ]
+
+    def inputs(self, at: Placement) -> Iterator[Input]:
+        yield from prompt_inputs(at)
+        yield Input("shared", "tokens", at.shared_tokens)
+        yield from compute_inputs(at)

@@ -1,29 +1,29 @@
-"""What is the room worth that this request takes from the pod's cache while it is served?"""
+"""What is the KV memory worth that this request takes from the pod while it is served?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from pydantic import NonNegativeFloat
 
-from router.policy.term import CostTerm, Placement, Side
+from router.policy.inputs import kv_inputs
+from router.policy.term import CostTerm, Input, Placement, Side
 
-LEAST_FREE = 0.05
-"""A pod is never taken to be fuller than this leaves."""
+MAX_USED = 0.95
+"""A fuller pod counts as this full."""
 
 
 class KvPressureTerm(CostTerm):
-    """KV of what runs cannot be evicted: the fuller a pod is of it, the less is left for what others come back for:
+    """KV of running requests cannot be evicted: the more of it on a pod, the less cache is left for other requests:
 
-        kv_pressure = weight * c1 * (n + output_tokens) * used / (1 - used)
-        used = KV in use * max(1, our requests / requests that the engine told of) + prompts before it
+        kv_pressure = weight * c1 * (n + expected output) * used / (1 - used)
+        used = KV in use * max(1, our requests / requests at engine) + prompts before it / KV capacity
 
-    with KV as shares of the capacity; what the engine told is up to a second old. With `weight` 0.3, a pod that is half
-    full of running requests is as dear as if 0.3 of this prompt had to be computed once more, and 2.7 of it where nine
-    tenths are full. Without this term requests follow their prefixes until their KV fills the whole pod, which evicts
-    what the next ones come for: hits that were foreseen are none, and waiting makes it worse. 0 where the capacity is
-    unknown.
+    `KV in use` and `requests at engine` are the last scrape, up to a second old. With `weight` 0.3, a pod half full of
+    running requests costs as much as computing 0.3 of this prompt again, and one that is 90 % full as much as 2.7 of
+    it. Without this term requests follow their prefixes until their KV fills the pod, which evicts the prefixes of the
+    next ones: predicted hits fail, and waiting makes it worse. `used` is at most 0.95. 0 if the capacity is unknown.
     """
 
     side: ClassVar[Side] = Side.DECODE
@@ -37,10 +37,19 @@ class KvPressureTerm(CostTerm):
             if not capacity_tokens:
                 costs_ms.append(0.0)
                 continue
-            used, told = load.kv_usage, load.running + load.waiting
-            if 0 < told < work.requests:
-                used *= work.requests / told
+            used, at_engine = load.kv_usage, load.running + load.waiting
+            if 0 < at_engine < work.requests:
+                used *= work.requests / at_engine
             used += work.prefill_tokens / capacity_tokens
-            crowding = used / (1 - used) if used < 1 - LEAST_FREE else (1 - LEAST_FREE) / LEAST_FREE
-            costs_ms.append(weight * at.pod.speed.c1_ms_per_token * (at.prompt_tokens + at.output_tokens) * crowding)
+            pressure = used / (1 - used) if used < MAX_USED else MAX_USED / (1 - MAX_USED)
+            costs_ms.append(weight * at.pod.speed.c1_ms_per_token * (at.prompt_tokens + at.output_tokens) * pressure)
         return costs_ms
+
+    def inputs(self, at: Placement) -> Iterator[Input]:
+        if at.capacity_tokens:
+            yield Input("n", "prompt tokens", at.prompt_tokens)
+            yield Input("expected output", "tokens", at.output_tokens)
+            yield Input("c1", "ms/token", at.pod.speed.c1_ms_per_token)
+            yield from kv_inputs(at)
+            yield Input("our requests", "requests", at.inflight.requests)
+            yield Input("requests at engine", "requests", at.load.running + at.load.waiting)

@@ -1,24 +1,26 @@
-"""How long until there is room for this prompt's KV?"""
+"""How long until the pod has space for this prompt's KV?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from pydantic import NonNegativeFloat
 
-from router.policy.term import CostTerm, Placement, Side
+from router.policy.inputs import decode_inputs, kv_inputs
+from router.policy.term import CostTerm, Input, Placement, Side
 
 
 class KvWaitTerm(CostTerm):
-    """A prompt is admitted when the KV of what runs has made room for it:
+    """An engine admits a prompt when running requests have freed enough KV for it:
 
-        short = KV in use + prompts before it + n - capacity        in tokens, 0 where everything fits
-        kv_wait = weight * short / KV in use * output_tokens * step_ms
+        used = KV in use * KV capacity
+        short = used + prompts before it + n + expected output - KV capacity        0 if everything fits
+        kv_wait = weight * short / used * expected output * (d0 + d1 * max(requests decoding, 1) + d2 * used)
 
-    Requests end one by one over the time that one of them runs, and give their KV back as they do: so a share of it is
-    free after that share of the time. KV in use is what the engine last said, prompts before it are those that have no
-    first token yet. 0 where the capacity is unknown. Source: reference/simulator.md 5.2 (admission).
+    Running requests end one by one over the time that one of them takes, and free their KV as they end: a share of it
+    is free after that share of the time. `KV in use` is the last scrape, as a share of the capacity; `prompts before
+    it` are those without a first token. 0 if the capacity is unknown. Source: reference/simulator.md 5.2 (admission).
     """
 
     side: ClassVar[Side] = Side.DECODE
@@ -28,12 +30,18 @@ class KvWaitTerm(CostTerm):
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         return [self._waiting_ms(at) if at.capacity_tokens else 0.0 for at in placements]
 
+    def inputs(self, at: Placement) -> Iterator[Input]:
+        if at.capacity_tokens:
+            yield Input("n", "prompt tokens", at.prompt_tokens)
+            yield from kv_inputs(at)
+            yield from decode_inputs(at)
+            yield Input("d0", "ms", at.pod.speed.d0_ms)
+
     def _waiting_ms(self, at: Placement) -> float:
-        inflight, capacity_tokens = at.inflight, at.capacity_tokens
+        capacity_tokens = at.capacity_tokens
         used_tokens = at.load.kv_usage * capacity_tokens
-        short_tokens = used_tokens + inflight.prefill_tokens + at.prompt_tokens + at.output_tokens - capacity_tokens
+        short_tokens = used_tokens + at.inflight.prefill_tokens + at.prompt_tokens + at.output_tokens - capacity_tokens
         if short_tokens <= 0:
             return 0.0
-        running = max(inflight.requests - inflight.prefill_requests, at.load.running, 1)
-        step_ms = at.pod.speed.step_ms(running, used_tokens)
+        step_ms = at.pod.speed.step_ms(max(at.decoding_requests, 1), used_tokens)
         return self.weight * short_tokens / max(used_tokens, 1.0) * at.output_tokens * step_ms

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from router.policy.term import CostTerm, Placement, Side
+from router.policy.inputs import compute_inputs, prompt_inputs
+from router.policy.term import CostTerm, Input, Placement, Side
 
 
 class PrefillTerm(CostTerm):
     """T_prefill(n, p) = F + c1 (n - p) + c2 (n^2 - p^2), with n prompt tokens of which p need no compute there.
 
-    F is the fixed part of the step that computes them: c0, or d0 + d1 b + d2 context where b requests decode in it.
+    F is the fixed part of the step that computes them: c0, or d0 + d1 b + d2 context if b requests decode in it.
     Source: reference/cost-model.md 4.1, fitted per model and hardware with 0.4 to 3.4 % error; simulator.md 5.2.
     """
 
@@ -20,3 +21,8 @@ class PrefillTerm(CostTerm):
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         return [at.fixed_ms + at.pod.speed.compute_ms(at.cached_tokens, at.prompt_tokens) for at in placements]
+
+    def inputs(self, at: Placement) -> Iterator[Input]:
+        yield from prompt_inputs(at)
+        yield Input("F", "ms", at.fixed_ms)
+        yield from compute_inputs(at)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from pydantic import NonNegativeInt
 
-from router.policy.ahead import ahead_ms
-from router.policy.term import CostTerm, Placement, Side
+from router.policy.inputs import compute_inputs
+from router.policy.term import CostTerm, Input, Placement, Side
+from router.policy.work_ahead import work_ahead_inputs, work_ahead_ms
 
 
 class QueueTerm(CostTerm):
-    """Work that stands before this request, in milliseconds:
+    """Work ahead of this request, in milliseconds:
 
-        queue = max(0, F + W_in - time since that step began) + W_behind
-              + (waiting at the engine beyond our prompts) * T_prefill(foreign_request_tokens, 0)
+        queue = max(0, F + W_in - time since step began) + W_behind
+              + (waiting at engine - our prompts then) * T_prefill(foreign_request_tokens, 0)
 
-    Engines compute in steps: the one under way takes its fixed part F and the prompts W_in that are in it, and whoever
-    comes meanwhile (W_behind, and this request) is in the next. Prompts count net of their expected hits, through the
-    pod's coefficients. Where nothing of ours is there, nothing stands before it. The last part accounts for requests
-    that came past us, by another router or directly: what the engine last said, less what we had there then.
+    Engines compute in steps. The current step takes its fixed part F and the prompts in it, W_in; prompts that arrive
+    meanwhile (W_behind, and this request) are computed in the next step. Prompts count without their expected cache
+    hits, with the pod's coefficients. The first part is 0 if no request of ours is on the pod. The last part counts
+    requests that reached the engine past this router: the waiting requests of the last scrape without those that were
+    ours at that time; never below 0.
     """
 
     side: ClassVar[Side] = Side.PREFILL
@@ -29,9 +31,18 @@ class QueueTerm(CostTerm):
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         return [
-            ahead_ms(at) + self._foreign_ms(at) if at.load.waiting > at.load.our_prompts else ahead_ms(at)
+            work_ahead_ms(at) + self._foreign_ms(at) if at.load.waiting > at.load.our_prompts else work_ahead_ms(at)
             for at in placements
         ]
+
+    def inputs(self, at: Placement) -> Iterator[Input]:
+        speed, load = at.pod.speed, at.load
+        yield from work_ahead_inputs(at)
+        yield Input("waiting at engine", "requests", load.waiting)
+        yield Input("our prompts then", "requests", load.our_prompts)
+        if load.foreign_waiting:
+            yield Input("c0", "ms", speed.c0_ms)
+            yield from compute_inputs(at)
 
     def _foreign_ms(self, at: Placement) -> float:
         return at.load.foreign_waiting * at.pod.speed.prefill_ms(self.foreign_request_tokens)

@@ -1,26 +1,32 @@
-"""How long does a pull of KV from another pod keep this request waiting?"""
+"""How long does a pull of KV from another pod delay this request?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from router.policy.ahead import ahead_ms
-from router.policy.term import CostTerm, Placement, Side
+from router.policy.inputs import transfer_inputs
+from router.policy.term import CostTerm, Input, Placement, Side
+from router.policy.work_ahead import work_ahead_inputs, work_ahead_ms
 
 
 class TransferTerm(CostTerm):
-    """KV that comes from a peer travels while the pod still works on what stands before, and is paid as far as it takes
-    longer than that:
+    """KV from a peer travels while the pod computes the work ahead of this request; only the rest of the time counts:
 
-        T_x = t0 + kv_bytes_per_token * (p_holder - p_here) / B * (1 + transfers that the holder is sending already)
-        transfer = max(0, T_x - queue)
+        T_x = t0 + kv_bytes_per_token * (p_holder - p_here) / B * (1 + concurrent transfers of the holder)
+        transfer = max(0, T_x - work ahead)
 
-    A policy without this term plans no pulls. Source: reference/cost-model.md 4.2 and 4.3.
+    with the work ahead as in `queue`, without requests that came past this router. A policy without this term plans no
+    pulls. Source: reference/cost-model.md 4.2 and 4.3.
     """
 
     side: ClassVar[Side] = Side.PREFILL
     delays: ClassVar[bool] = True
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
-        return [max(0.0, at.pull.transfer_ms - ahead_ms(at)) if at.pull else 0.0 for at in placements]
+        return [max(at.pull.transfer_ms - work_ahead_ms(at), 0.0) if at.pull else 0.0 for at in placements]
+
+    def inputs(self, at: Placement) -> Iterator[Input]:
+        if at.pull:
+            yield from transfer_inputs("pull", at.pull, at)
+            yield from work_ahead_inputs(at)

@@ -1,24 +1,24 @@
-"""What does a pod cost that has only just begun, or begun again, to serve?"""
+"""How much more does a queue count on a pod that has just started or recovered?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from pydantic import NonNegativeFloat, PositiveFloat
 
-from router.policy.term import CostTerm, Placement, Side
+from router.policy.term import CostTerm, Input, Placement, Side
 
 
 class WarmUpTerm(CostTerm):
-    """What waits there counts for more at first, and ever less so:
+    """Work queued on a pod that has just become ready counts more at first, then less and less:
 
-        warm_up = weight * (1 - age_s / slow_start_s) * queue_ms        until slow_start_s; then 0
+        warm_up = weight * (1 - age / slow_start) * queued prefill        0 from slow_start_s on
 
-    with queue_ms the prefill that we have there. A process that has just come up compiles, captures and allocates on
-    its first requests; one that was ejected has yet to show that it is well. Both look idle, and would get everything
-    at once. The first request comes to it as to any other; at its first moment each further one finds a queue that is
-    1 + `weight` times as long. Source: slow start as in Envoy's and NGINX's load balancing.
+    A process that has just started compiles, captures and allocates on its first requests; one that was ejected has yet
+    to prove that it works. Both look idle and would get all requests at once. The first request to such a pod costs
+    nothing more; at age 0 each further one sees a queue that is 1 + `weight` times as long. Source: slow start as in
+    Envoy's and NGINX's load balancing.
     """
 
     side: ClassVar[Side] = Side.PREFILL
@@ -34,6 +34,12 @@ class WarmUpTerm(CostTerm):
             else self._slowed_ms(at, at.now_s - since_s)
             for at in placements
         ]
+
+    def inputs(self, at: Placement) -> Iterator[Input]:
+        since_s = at.pod.ready_since_s
+        if since_s is not None and at.now_s - since_s < self.slow_start_s:
+            yield Input("age", "s", max(at.now_s - since_s, 0.0))
+            yield Input("queued prefill", "ms", at.inflight.queue_ms(at.now_s))
 
     def _slowed_ms(self, at: Placement, age_s: float) -> float:
         share = 1.0 - max(age_s, 0.0) / self.slow_start_s

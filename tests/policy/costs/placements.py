@@ -16,6 +16,7 @@ def at(**facts: Any) -> Placement:
     """All that is cached is its own and on the GPU, if nothing else is said."""
     own_tokens = facts.get("own_tokens", facts.get("cached_tokens", 0))
     speed, work = facts.pop("speed", SPEED), facts.get("inflight", InFlight())
+    our_decodes = work.requests - work.prefill_requests
     usual: dict[str, Any] = {
         "pod": pod("a", speed=speed, kv_bytes_per_token=KV_BYTES),
         "load": PodLoad(),
@@ -29,7 +30,8 @@ def at(**facts: Any) -> Placement:
         "own_tokens": own_tokens,
         "held_tokens": (own_tokens, 0, 0, 0),
         "capacity_tokens": 0,
-        "fixed_ms": speed.fixed_ms(work.requests - work.prefill_requests, work.decode_tokens),
+        "fixed_ms": speed.fixed_ms(our_decodes, work.decode_tokens),
         "step": StepBegan(),
+        "decoding_requests": max(our_decodes, facts.get("load", PodLoad()).running),
     }
     return Placement(**(usual | facts))

@@ -6,6 +6,7 @@ import pytest
 
 from router.policy.costs.eviction import EvictionTerm
 from router.policy.term import Transfer
+from router.types import Link
 from tests.policy.costs.placements import at
 from tests.policy.scenes import pod
 
@@ -17,7 +18,7 @@ def test_what_the_pod_does_not_hold_pushes_out_as_much() -> None:
 
 def test_a_copy_that_is_pulled_needs_its_room_too() -> None:
     """Only what the pod holds itself is there already."""
-    pulling = at(cached_tokens=900, own_tokens=400, pull=Transfer(pod("holder"), 1.0, 5.0))
+    pulling = at(cached_tokens=900, own_tokens=400, pull=Transfer(pod("holder"), Link(1.0, 1e6), 500, 0, 5.0))
     assert EvictionTerm(reuse=0.5).cost_ms(pulling) == EvictionTerm(reuse=0.5).cost_ms(at(cached_tokens=400))
 
 

@@ -6,13 +6,16 @@ import pytest
 
 from router.policy.costs.handoff import HandoffTerm
 from router.policy.term import Transfer
+from router.types import Link
 from tests.policy.costs.placements import at
 from tests.policy.scenes import pod
 
 
 def exposed_ms(layers: int, prefill_ms: float, transfer_ms: float = 42.0) -> float:
     """Of a transfer that needs 2 ms to begin."""
-    return HandoffTerm(layers=layers).cost_ms(at(handoff=Transfer(pod("p"), 2.0, transfer_ms, prefill_ms)))
+    return HandoffTerm(layers=layers).cost_ms(
+        at(handoff=Transfer(pod("p"), Link(2.0, 1e6), 1000, 0, transfer_ms, prefill_ms))
+    )
 
 
 def test_at_once_the_client_waits_for_all_of_it() -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from router.policy.costs.transfer import TransferTerm
-from router.policy.term import Placement
-from router.policy.term import Transfer as OnTheWay
-from router.types import InFlight
+from router.policy.term import Placement, Transfer
+from router.types import InFlight, Link
 from tests.policy.costs.placements import at
 from tests.policy.scenes import pod
 
 
 def pulling(transfer_ms: float, **facts: object) -> Placement:
-    return at(pull=OnTheWay(pod("holder"), 5.0, transfer_ms), **facts)
+    return at(pull=Transfer(pod("holder"), Link(5.0, 1e6), 1000, 0, transfer_ms), **facts)
 
 
 def test_an_idle_pod_waits_for_all_of_it() -> None:
