@@ -56,7 +56,7 @@ def test_every_engine_of_the_catalog_is_accepted(tmp_path: Path, engine: str) ->
 @pytest.mark.parametrize(
     ("key", "known"),
     [("engine", ENGINES), ("handoff", DIALECTS), ("pulls", PULL_DIALECTS)],
-    ids=lambda value: str(value),
+    ids=["engine", "handoff", "pulls"],
 )
 def test_an_unknown_engine_or_dialect_is_refused_with_the_known_ones(
     tmp_path: Path, key: str, known: tuple[str, ...]
