@@ -97,7 +97,12 @@ class UpstreamError(RouterError):
 
 
 class ConnectFailed(UpstreamError):
-    """The connection was never made: the pod has seen nothing."""
+    """The connection was never made: the pod has seen nothing. `refused`: no process accepts connections there, unlike
+    after a timeout."""
+
+    def __init__(self, message: str, *, pod: str = "", refused: bool = False) -> None:
+        super().__init__(message, pod=pod)
+        self.refused = refused
 
 
 class StaleConnection(UpstreamError):

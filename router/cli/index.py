@@ -27,7 +27,7 @@ from router.config.load import load
 from router.config.schema import ModelConfig, RouterConfig
 from router.engines.engine_catalog import ENGINES
 from router.errors import ConfigError
-from router.feeds.ask import open_client
+from router.feeds.http_client import open_client
 from router.index.holders import hashes_by_generation
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate

@@ -14,8 +14,9 @@ import httpx
 
 from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Dialect
-from router.feeds.ask import Unanswered, get_url
+from router.errors import UpstreamError
 from router.feeds.each_pod import each_pod, pause
+from router.feeds.http_client import get_url
 from router.fleet.fleet import Fleet
 from router.types import Pod, PodId, PodState, Role
 
@@ -74,7 +75,7 @@ class HandoffFacts:
                 continue
             try:
                 answer = await get_url(self._client, url, self._timeout_s)
-            except Unanswered:
+            except UpstreamError:
                 continue
             facts = self._dialects[name].parse_facts(answer, pod)
             if facts is not None:

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from router.engines.engine_catalog import ENGINES
-from router.feeds.ask import Get, Unanswered
+from router.errors import UpstreamError
 from router.feeds.each_pod import each_pod, pause
+from router.feeds.http_client import Fetch
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.types import PodId, PodLoad, PodState
@@ -39,7 +40,7 @@ class LoadFeed:
         self,
         fleet: Fleet,
         ledger: Ledger,
-        get: Get,
+        fetch: Fetch,
         *,
         interval_s: float,
         timeout_s: float,
@@ -47,7 +48,7 @@ class LoadFeed:
     ) -> None:
         self._fleet = fleet
         self._ledger = ledger
-        self._get = get
+        self._fetch = fetch
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._share = share
@@ -84,8 +85,8 @@ class LoadFeed:
         adapter = ENGINES[status.pod.engine]
         with self._ledger.watching(pod_id) as ours:
             try:
-                metrics = await self._get(status.pod, adapter.metrics_path, self._timeout_s)
-            except Unanswered:
+                metrics = await self._fetch(status.pod, adapter.metrics_path, self._timeout_s)
+            except UpstreamError:
                 return
         scraped = adapter.parse_load(metrics, status.pod.dp_rank, time.monotonic())
         if scraped is not None:

@@ -17,8 +17,9 @@ import structlog
 
 from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES
-from router.feeds.ask import Get, Unanswered
+from router.errors import ConnectFailed, UpstreamError
 from router.feeds.each_pod import each_pod, pause
+from router.feeds.http_client import Fetch
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
@@ -49,7 +50,7 @@ class ProbeFeed:
         self,
         fleet: Fleet,
         breaker: Breaker,
-        get: Get,
+        fetch: Fetch,
         described: Described,
         *,
         interval_s: float,
@@ -57,7 +58,7 @@ class ProbeFeed:
     ) -> None:
         self._fleet = fleet
         self._breaker = breaker
-        self._get = get
+        self._fetch = fetch
         self._described = described
         self._interval_s = interval_s
         self._timeout_s = timeout_s
@@ -81,9 +82,9 @@ class ProbeFeed:
 
     async def _probe(self, pod: Pod, seen: _Seen) -> None:
         try:
-            await self._get(pod, ENGINES[pod.engine].health_path, self._timeout_s)
-        except Unanswered as error:
-            seen.refused = seen.refused or error.refused
+            await self._fetch(pod, ENGINES[pod.engine].health_path, self._timeout_s)
+        except UpstreamError as error:
+            seen.refused = seen.refused or (isinstance(error, ConnectFailed) and error.refused)
             self._breaker.probe_failed(pod.id, time.monotonic())
             return
         self._breaker.probe_ok(pod.id)
@@ -123,6 +124,6 @@ class ProbeFeed:
 
     async def _body(self, pod: Pod, path: str) -> bytes | None:
         try:
-            return await self._get(pod, path, self._timeout_s)
-        except Unanswered:
+            return await self._fetch(pod, path, self._timeout_s)
+        except UpstreamError:
             return None

@@ -17,8 +17,9 @@ import structlog
 
 from router.engines.engine_catalog import ENGINES
 from router.engines.openai import prompt_token_count, prompt_token_ids
-from router.feeds.ask import Unanswered, post
+from router.errors import UpstreamError
 from router.feeds.each_pod import each_pod, pause
+from router.feeds.http_client import post
 from router.feeds.parity import (
     Parity,
     ParityReport,
@@ -102,7 +103,7 @@ class ParityFeed:
         probe, prompt = found
         try:
             answer = await self._send(pod, probe)
-        except Unanswered as error:
+        except UpstreamError as error:
             return ParityReport(Parity.UNKNOWN, Parity.UNKNOWN, f"the probe was not served: {error}")
         engine_tokens = prompt_token_ids(answer) or await self._tokenized_by(pod, probe)
         report = judge_tokens(prompt.tokens, engine_tokens, prompt_token_count(answer))
@@ -140,7 +141,7 @@ class ParityFeed:
             return None
         try:
             return adapter.parse_tokens(await post(self._client, pod, *call, self._answer_timeout_s))
-        except Unanswered:
+        except UpstreamError:
             return None
 
     async def _announced(self, pod_id: PodId, prompt: PromptPrefix, expected: int) -> int:

@@ -40,8 +40,7 @@ from router.proxy.request_context import RequestContext, outcome_of, slice_of, t
 from router.proxy.retries import Retries
 from router.proxy.shares import Shares
 from router.proxy.split import Facts, SplitExecutor
-from router.proxy.upstream import UpstreamPool
-from router.proxy.upstream_sender import UpstreamSender
+from router.proxy.upstream import UpstreamPool, UpstreamSender
 from router.stores.prefix_store import PrefixStore
 from router.types import InferenceRequest, Pod, PodId, PrefixMatch, PromptPrefix, Scene
 

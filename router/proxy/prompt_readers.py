@@ -23,7 +23,6 @@ from router.hashing import generation_seed, hash_blocks, token_array
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import Unrenderable
 from router.prompt.tokenizer import Tokenizer
-from router.proxy.question import ask
 from router.proxy.upstream import UpstreamPool
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
 
@@ -125,7 +124,7 @@ class EngineReader:
             return None
         path, body = asked
         try:
-            return adapter.parse_tokens(await ask(self._pool_of(pod), path, ASK_S, msgspec.json.encode(body)))
+            return adapter.parse_tokens(await self._pool_of(pod).fetch(path, ASK_S, msgspec.json.encode(body)))
         except UpstreamError:
             return None
 

@@ -17,8 +17,7 @@ from router.observe.calibrator import Calibrator
 from router.policy.retry import RETRY_STATUSES
 from router.proxy.request_context import RequestContext
 from router.proxy.split import Facts
-from router.proxy.upstream import Reply
-from router.proxy.upstream_sender import UpstreamSender
+from router.proxy.upstream import Reply, UpstreamSender
 from router.types import Pod, PodId
 
 

@@ -94,16 +94,16 @@ def is_stream(headers: HeaderList) -> bool:
     return dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
 
 
-async def read_all(reply: AnyReply, most_bytes: float = inf) -> bytes:
+async def read_all(reply: AnyReply, max_bytes: float = inf) -> bytes:
     """The whole body at once, and the reply closed whatever happens. Raises `UpstreamError`, also where it is longer
-    than `most_bytes`."""
+    than `max_bytes`."""
     pieces: list[bytes] = []
     try:
         while piece := await reply.read():
             pieces.append(piece)
-            most_bytes -= len(piece)
-            if most_bytes < 0:
-                raise UpstreamBroken(f"pod {reply.pod}: an answer without end", pod=reply.pod)
+            max_bytes -= len(piece)
+            if max_bytes < 0:
+                raise UpstreamBroken(f"pod {reply.pod}: response is larger than the limit", pod=reply.pod)
         return b"".join(pieces)
     finally:
         reply.close()

@@ -30,8 +30,7 @@ from router.proxy.handover import PendingHandoff, SplitAttempt, is_same_epoch
 from router.proxy.relay import AnyReply, is_stream, read_all
 from router.proxy.replies import DecodeReply, WholeReply
 from router.proxy.request_context import RequestContext
-from router.proxy.upstream import Reply
-from router.proxy.upstream_sender import UpstreamSender
+from router.proxy.upstream import Reply, UpstreamSender
 from router.proxy.whole_stream import as_stream
 from router.types import Pod
 

@@ -1,7 +1,7 @@
-"""How do bytes get to a pod and back?
+"""Requests to pods over kept-alive connections, one pool for each pod.
 
-A pool of kept-alive connections to one pod. This file knows nothing of models, candidates or retries beyond one: a
-kept-alive connection that died unseen is replaced once.
+Used for client requests, probes and scrapes. The only retry here: a kept-alive connection that turns out to be closed
+is replaced by a new one, once. Candidates and retries on other pods are in `proxy/attempt.py`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,31 @@ import asyncio
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
-from router.errors import ConnectFailed, StaleConnection, UpstreamBroken
+from router.engines.engine_catalog import ENGINES
+from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamTimeout
 from router.proxy.connection import Connection, UpstreamTimeouts
+from router.proxy.downstream import Inbound
+from router.proxy.headers import HeaderList, request_message, upstream_headers
+from router.proxy.relay import read_all
+from router.types import Pod, PodId
 
 IDLE_EXPIRY_S = 3.0
-"""uvicorn-based engines close an idle connection after 5 s; ours must go first."""
+"""uvicorn-based engines close an idle connection after 5 s; ours must be closed earlier."""
 MAX_IDLE_CONNECTIONS = 256
+MAX_FETCHED_BYTES = 16 * 1024 * 1024
+"""A hundred times the largest metrics page of an engine."""
+
+_PLAIN: HeaderList = [(b"accept-encoding", b"identity")]
+_JSON: HeaderList = [*_PLAIN, (b"content-type", b"application/json")]
 
 
 class Reply:
-    """One answer being read. Always `close()` it; a fully read one gives its connection back."""
+    """One response that is being read. Always `close()` it; a fully read one returns its connection to the pool."""
 
     __slots__ = ("_closed", "_connection", "_pool", "headers", "pod", "pour", "read", "status")
 
@@ -32,23 +43,23 @@ class Reply:
         self._connection = connection
         self._closed = False
         self.pod = pool.pod
-        """The id of the pod whose answer it is."""
+        """Id of the pod that responded."""
         self.status = connection.status
         self.headers = connection.headers
         self.read = connection.read
         self.pour = connection.pour
 
     def close(self) -> None:
-        """Give the connection back. Again, it changes nothing: by then another exchange may have it."""
+        """Return the connection to the pool. Idempotent: another exchange may own the connection by now."""
         if not self._closed:
             self._closed = True
             self._pool.give_back(self._connection)
 
 
 class UpstreamPool:
-    """Connections to one pod: over the network, or over a Unix socket where one is named."""
+    """Connections to one pod, over the network or over a Unix socket."""
 
-    def __init__(self, pod: str, url: str, timeouts: UpstreamTimeouts, socket: str = "") -> None:
+    def __init__(self, pod: PodId, url: str, timeouts: UpstreamTimeouts, socket: str = "") -> None:
         parts = urlsplit(url)
         self.pod = pod
         self.timeouts = timeouts
@@ -61,10 +72,10 @@ class UpstreamPool:
         self._idle: deque[Connection] = deque()
 
     async def exchange(self, message: bytes) -> Reply:
-        """Send one whole request and wait for the head of its answer.
+        """Send one whole request and wait for the headers of its response.
 
-        Raises `ConnectFailed`, `UpstreamBroken` or `UpstreamTimeout`. A kept-alive connection that turns out dead
-        before any byte of an answer is replaced by a new one, once.
+        Raises `ConnectFailed`, `UpstreamBroken` or `UpstreamTimeout`. A kept-alive connection that closes before any
+        byte of the response is replaced by a new one, once.
         """
         reused = self._take_idle()
         if reused is not None:
@@ -77,7 +88,8 @@ class UpstreamPool:
         return await self.exchange_once(lambda: message)
 
     async def exchange_once(self, message: Callable[[], bytes]) -> Reply:
-        """The same for what no pod may get twice: over a new connection, and `message` is asked for once that stands.
+        """The same for a request that no pod may receive twice: over a new connection, and `message` is called after
+        the connection is established.
 
         Raises like `exchange`, and what `message` raises.
         """
@@ -92,6 +104,24 @@ class UpstreamPool:
             raise
         return Reply(self, connection)
 
+    async def fetch(self, path: str, timeout_s: float, json: bytes | None = None) -> bytes:
+        """The body of the 200 response to a GET of `path`, or to a POST of `json`; one deadline for the whole exchange.
+
+        Raises `UpstreamError`."""
+        method, headers = ("GET", _PLAIN) if json is None else ("POST", _JSON)
+        message = request_message(method, self.path_prefix + path.encode(), self.host_header, headers, json or b"")
+        try:
+            async with asyncio.timeout(timeout_s):
+                reply = await self.exchange(message)
+                body = await read_all(reply, MAX_FETCHED_BYTES)
+        except TimeoutError as error:
+            raise UpstreamTimeout(
+                f"pod {self.pod}: {path}: no response within {timeout_s:g} s", pod=self.pod
+            ) from error
+        if reply.status != HTTPStatus.OK:
+            raise UpstreamBroken(f"pod {self.pod}: {path}: status {reply.status}", pod=self.pod)
+        return body
+
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
         opened = partial(Connection, loop, self.timeouts, self.pod)
@@ -104,9 +134,11 @@ class UpstreamPool:
                     )
                 else:
                     _, connection = await loop.create_connection(opened, self._host, self._port, ssl=self._tls)
-        except (OSError, TimeoutError) as error:
-            why = str(error) or f"no connection within {self.timeouts.connect_s:g} s"
-            raise ConnectFailed(f"pod {self.pod} cannot be reached: {why}", pod=self.pod) from error
+        except TimeoutError as error:
+            why = f"not connected within {self.timeouts.connect_s:g} s"
+            raise ConnectFailed(f"pod {self.pod}: {why}", pod=self.pod) from error
+        except OSError as error:
+            raise ConnectFailed(f"pod {self.pod}: cannot connect: {error}", pod=self.pod, refused=True) from error
         return connection
 
     def _take_idle(self) -> Connection | None:
@@ -119,7 +151,7 @@ class UpstreamPool:
         return None
 
     def give_back(self, connection: Connection) -> None:
-        """Keep the connection for the next exchange, or close it if its answer was not read to the end."""
+        """Keep the connection for the next exchange, or close it where its response was not read to the end."""
         if not connection.reusable or len(self._idle) >= MAX_IDLE_CONNECTIONS:
             connection.close()
             return
@@ -127,12 +159,76 @@ class UpstreamPool:
         self._idle.append(connection)
 
     def expire_idle(self) -> None:
-        """Close connections that have been idle for too long; called now and then."""
+        """Close connections that have been idle for `IDLE_EXPIRY_S`. Called periodically."""
         now_s = time.monotonic()
         while self._idle and now_s - self._idle[0].idle_since_s >= IDLE_EXPIRY_S:
             self._idle.popleft().close()
 
     def close(self) -> None:
-        """Close what is idle; exchanges under way are closed by their owners."""
+        """Close idle connections; the owners of running exchanges close theirs."""
         while self._idle:
             self._idle.pop().close()
+
+
+class UpstreamPools:
+    """Pools by pod: opened on first use, closed when the pod is removed."""
+
+    def __init__(self, timeouts: UpstreamTimeouts) -> None:
+        self._timeouts = timeouts
+        self._pools: dict[PodId, UpstreamPool] = {}
+
+    def of(self, pod: Pod) -> UpstreamPool:
+        """The pod's pool."""
+        pool = self._pools.get(pod.id)
+        if pool is None:
+            pool = self._pools[pod.id] = UpstreamPool(pod.id, pod.url, self._timeouts, pod.socket)
+        return pool
+
+    def fetch(self, pod: Pod, path: str, timeout_s: float) -> Awaitable[bytes]:
+        """GET a path of the pod: see `UpstreamPool.fetch`."""
+        return self.of(pod).fetch(path, timeout_s)
+
+    def remove(self, pod: PodId) -> None:
+        """Close idle connections; running exchanges continue."""
+        pool = self._pools.pop(pod, None)
+        if pool is not None:
+            pool.close()
+
+    def expire_idle(self) -> None:
+        """Close connections before engines close them."""
+        for pool in self._pools.values():
+            pool.expire_idle()
+
+    def close(self) -> None:
+        """Close all idle connections, when the router stops."""
+        for pod in list(self._pools):
+            self.remove(pod)
+
+
+class UpstreamSender:
+    """Sends a client's request, with its own body or another one, to a pod, with the headers that a pod may receive.
+    `trust_engine_fields`: clients may set the headers that control engines."""
+
+    def __init__(self, pool: Callable[[Pod], UpstreamPool], *, trust_engine_fields: bool) -> None:
+        self._pool = pool
+        self._trusted = trust_engine_fields
+
+    def send(self, inbound: Inbound, pod: Pod, body: bytes) -> Awaitable[Reply]:
+        """Wait for the headers of the response. Raises `UpstreamError`."""
+        pool = self._pool(pod)
+        return pool.exchange(self._message(inbound, pod, pool, body))
+
+    def send_once(self, inbound: Inbound, pod: Pod, body: Callable[[], bytes]) -> Awaitable[Reply]:
+        """The same for a body that no pod may receive twice; `body` is called just before it is sent."""
+        pool = self._pool(pod)
+        return pool.exchange_once(lambda: self._message(inbound, pod, pool, body()))
+
+    def _message(self, inbound: Inbound, pod: Pod, pool: UpstreamPool, body: bytes) -> bytes:
+        headers = upstream_headers(inbound.headers, trusted=self._trusted)
+        headers += (
+            (b"x-request-id", inbound.id.encode("latin-1", "replace")),
+            (b"x-forwarded-for", inbound.peer.encode()),
+        )
+        for name, value in ENGINES[pod.engine].extra_headers(pod).items():
+            headers.append((name.encode(), value.encode()))
+        return request_message(inbound.method, pool.path_prefix + inbound.target, pool.host_header, headers, body)

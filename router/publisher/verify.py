@@ -14,7 +14,8 @@ import httpx
 
 from router.engines.adapter import KvEventSource
 from router.engines.engine_catalog import ENGINES
-from router.feeds.ask import Unanswered, get
+from router.errors import UpstreamError
+from router.feeds.http_client import get
 from router.feeds.kv_zmq import REPLAY_IDLE_MS, fetch_replay
 from router.index.events import UndecodableBatch, decode_batch, parse_frames
 from router.index.holder_blocks import HolderBlocks
@@ -74,7 +75,7 @@ async def _source(client: httpx.AsyncClient, pod: Pod) -> KvEventSource | None:
     for path in adapter.describe_paths:
         try:
             answers[path] = await get(client, pod, path, ASK_WITHIN_S)
-        except Unanswered:
+        except UpstreamError:
             continue
     facts = adapter.describe(answers, pod)
     return facts.kv_events if facts else None

@@ -20,8 +20,8 @@ from router.config.index_schema import LmcacheServers, MooncakeStore, StoreConfi
 from router.config.schema import KvEvents, ModelConfig, PodConfig, RouterConfig
 from router.engines.adapter import KvEventSource, PodFacts
 from router.errors import ConfigError
-from router.feeds.ask import get, open_client
 from router.feeds.discovery.static import StaticDiscovery, configured_pods
+from router.feeds.http_client import get, open_client
 from router.feeds.kv_streams import KvStreams
 from router.feeds.probe import ProbeFeed
 from router.feeds.supervise import supervise

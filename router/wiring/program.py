@@ -24,10 +24,10 @@ from router.config.policies import PolicyFolder, load_classes
 from router.config.priors import ModelPrior, prior_of
 from router.config.schema import CostPrior, KvEvents, PodConfig, RouterConfig
 from router.engines.adapter import KvEventSource, PodFacts
-from router.feeds.ask import open_client
 from router.feeds.calibration import CalibrationFeed
 from router.feeds.discovery.static import StaticDiscovery, configured_pods
 from router.feeds.handoff_facts import HandoffFacts
+from router.feeds.http_client import open_client
 from router.feeds.kv_streams import KvStreams
 from router.feeds.load import LoadFeed
 from router.feeds.policies import PolicyFeed
@@ -48,14 +48,13 @@ from router.policy.policy_set import PolicySet
 from router.policy.spec import Policy
 from router.prompt.tokenizer import load_tokenizer
 from router.proxy.forward import Forwarder
-from router.proxy.pools import UpstreamPools
+from router.proxy.upstream import UpstreamPools
 from router.stores.prefix_store import LocalStore, PrefixStore
 from router.types import Generation, Pod, PodId, PodSpeed, PodState, PrefixTrust
 from router.wiring.admin_commands import DRAIN, AdminCommands
 from router.wiring.cluster_member import ClusterMember
 from router.wiring.forwarding import forwarding_of, timeouts_of
 from router.wiring.garbage import search_by_the_clock
-from router.wiring.get import get_over
 from router.wiring.joining import Joining
 from router.wiring.journal import Records
 from router.wiring.prompts import LoadTokenizer, Prompts
@@ -208,11 +207,11 @@ class Program:
 
     def _feeds(self) -> Mapping[str, Any]:
         probes = self._config.probes
-        get, share = get_over(self.pools.of), self.worker_sync.scrape_share if self.worker_sync else None
+        fetch, share = self.pools.fetch, self.worker_sync.scrape_share if self.worker_sync else None
         probe = ProbeFeed(
             self.fleet,
             self.breaker,
-            get,
+            fetch,
             self._on_described,
             interval_s=probes.health_interval_s,
             timeout_s=probes.health_timeout_s,
@@ -220,7 +219,7 @@ class Program:
         load = LoadFeed(
             self.fleet,
             self.ledger,
-            get,
+            fetch,
             interval_s=probes.load_interval_s,
             timeout_s=probes.load_timeout_s,
             share=share,
@@ -348,7 +347,7 @@ class Program:
         if new is PodState.GONE:
             self.kv_streams.leave(pod.id)
             self.store.forget(pod.id)
-            self.pools.forget(pod.id)
+            self.pools.remove(pod.id)
             self.calibrator.remove(pod)
 
     # --- what people see ---

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from router.decision import Lease
-from router.feeds.ask import Get, get
+from router.feeds.http_client import Fetch, get
 from router.feeds.load import LoadFeed, ScrapeShare
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
@@ -29,7 +29,7 @@ def metrics(running: int, engine: int = 0) -> bytes:
     return f'vllm:num_requests_running{{engine="{engine}"}} {running}\n'.encode()
 
 
-def asking(network: Network) -> Get:
+def asking(network: Network) -> Fetch:
     """Over the network without sockets."""
     return partial(get, network.client)
 

@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.engines.adapter import KvEventSource, PodFacts
-from router.feeds.ask import get
+from router.feeds.http_client import get
 from router.feeds.probe import ProbeFeed
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet

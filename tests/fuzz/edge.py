@@ -28,8 +28,7 @@ from router.prompt.earlier import EarlierTurns
 from router.proxy.downstream import Downstream
 from router.proxy.headers import ENGINE_CONTROL, HOP_BY_HOP
 from router.proxy.request_context import RequestContext
-from router.proxy.upstream import Reply, UpstreamPool
-from router.proxy.upstream_sender import UpstreamSender
+from router.proxy.upstream import Reply, UpstreamPool, UpstreamSender
 from router.types import Pod, PodSpeed
 from tests.fuzz.bodies import fields_for_engines
 from tests.fuzz.pieces import in_pieces

@@ -26,8 +26,8 @@ from router.proxy.connection import UpstreamTimeouts
 from router.proxy.downstream import Inbound
 from router.proxy.forward import Forwarder, Forwarding
 from router.proxy.headers import HeaderList
-from router.proxy.pools import UpstreamPools
 from router.proxy.request_context import RequestContext
+from router.proxy.upstream import UpstreamPools
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, InferenceRequest, Links, Pod, PodSpeed, PromptPrefix
 

@@ -243,9 +243,9 @@ async def test_a_whole_answer_has_its_bound() -> None:
         pod.send(b"abc")
         pod.send(b"abc")
         pod.end()
-    assert await read_all(fits.reply, most_bytes=6) == b"abcabc"
-    with pytest.raises(UpstreamBroken, match="without end"):
-        await read_all(too_long.reply, most_bytes=5)
+    assert await read_all(fits.reply, max_bytes=6) == b"abcabc"
+    with pytest.raises(UpstreamBroken, match="larger than the limit"):
+        await read_all(too_long.reply, max_bytes=5)
 
 
 async def test_a_broken_stream_ends_with_an_error_event() -> None:

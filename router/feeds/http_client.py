@@ -1,0 +1,90 @@
+"""The HTTP client for rare requests: self-tests, handoff facts and everything that the publisher requests.
+
+httpx, with one deadline for the whole exchange and the errors of `router.errors`. Requests, probes and scrapes use
+`proxy/upstream.py` instead, whose connections cost a tenth of the CPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias
+
+import httpx
+import msgspec
+
+from router.engines.engine_catalog import ENGINES
+from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
+from router.types import Pod, PodId
+
+Fetch: TypeAlias = Callable[[Pod, str, float], Awaitable[bytes]]
+"""GET a path of a pod within a timeout in seconds; returns the body of a 200 response. Raises `UpstreamError`."""
+
+_SOCKET = "socket"
+"""Request extension: path of the Unix socket to connect to; absent or empty for the network."""
+
+
+class SocketTransport(httpx.AsyncBaseTransport):
+    """Sends a request over the network, or over the Unix socket that the request names."""
+
+    def __init__(self) -> None:
+        self._tls = httpx.create_ssl_context()
+        self._by_socket: dict[str, httpx.AsyncHTTPTransport] = {}
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """The method that httpx calls."""
+        socket = request.extensions.get(_SOCKET, "")
+        transport = self._by_socket.get(socket)
+        if transport is None:
+            # Connections must expire before engines close them, after 5 s.
+            limits = httpx.Limits(max_connections=None, keepalive_expiry=3.0)
+            transport = httpx.AsyncHTTPTransport(verify=self._tls, limits=limits, uds=socket or None)
+            self._by_socket[socket] = transport
+        return await transport.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        for transport in self._by_socket.values():
+            await transport.aclose()
+
+
+def open_client() -> httpx.AsyncClient:
+    """A client that ignores the environment's proxies and requests uncompressed bodies."""
+    headers = {"accept-encoding": "identity"}
+    return httpx.AsyncClient(transport=SocketTransport(), trust_env=False, headers=headers, timeout=None)
+
+
+async def get(client: httpx.AsyncClient, pod: Pod, path: str, timeout_s: float) -> bytes:
+    """The body of the pod's 200 response to a GET. Raises `UpstreamError`."""
+    request = client.build_request("GET", pod.url + path, extensions={_SOCKET: pod.socket})
+    return await _exchange(client, request, pod.id, timeout_s)
+
+
+async def get_url(client: httpx.AsyncClient, url: str, timeout_s: float) -> bytes:
+    """The same for any URL, such as another port of the pod's host."""
+    return await _exchange(client, client.build_request("GET", url), "", timeout_s)
+
+
+async def post(client: httpx.AsyncClient, pod: Pod, path: str, body: Mapping[str, Any], timeout_s: float) -> bytes:
+    """The body of the 200 response to a POST of JSON, pinned to the pod's rank. Raises `UpstreamError`."""
+    headers = {"content-type": "application/json", **ENGINES[pod.engine].extra_headers(pod)}
+    request = client.build_request(
+        "POST", pod.url + path, content=msgspec.json.encode(body), headers=headers, extensions={_SOCKET: pod.socket}
+    )
+    return await _exchange(client, request, pod.id, timeout_s)
+
+
+async def _exchange(client: httpx.AsyncClient, request: httpx.Request, pod: PodId, timeout_s: float) -> bytes:
+    path = request.url.path
+    try:
+        async with asyncio.timeout(timeout_s):
+            response = await client.send(request)
+    except httpx.ConnectError as error:
+        raise ConnectFailed(f"{path}: cannot connect: {error}", pod=pod, refused=True) from error
+    except httpx.HTTPError as error:
+        raise UpstreamBroken(f"{path}: {type(error).__name__}: {error}", pod=pod) from error
+    except TimeoutError as error:
+        raise UpstreamTimeout(f"{path}: no response within {timeout_s:g} s", pod=pod) from error
+    if response.status_code != httpx.codes.OK:
+        raise UpstreamBroken(f"{path}: status {response.status_code}", pod=pod)
+    return response.content

@@ -1,0 +1,133 @@
+"""Probes and scrapes over the connections of requests, against a scripted pod."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from router.errors import ConnectFailed, UpstreamBroken, UpstreamError
+from router.proxy import upstream
+from router.proxy.upstream import UpstreamPool, UpstreamPools
+from router.types import Pod, PodSpeed
+from tests.proxy.test_upstream import GENEROUS, OK, PATIENCE_S, Call, Script, answering, serving, silent, whole
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+
+ENDLESS = b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n" + b"x" * 100
+
+
+async def test_fetches_and_requests_share_connections() -> None:
+    """One is enough while they follow each other."""
+    async with serving(answering(OK)) as (pod, pool):
+        for _ in range(3):
+            assert await pool.fetch("/metrics", PATIENCE_S) == b"ok"
+            assert await whole(pool) == (200, b"ok")
+        assert pod.connections == 1
+
+
+async def test_a_fetch_requests_plain_bytes_under_the_pods_prefix() -> None:
+    """The URL of a pod may have a path."""
+    requests = list[bytes]()
+
+    async def script(call: Call) -> None:
+        requests.append(await call.request())
+        await call.answer(OK)
+
+    async with serving(script) as (pod, _):
+        pool = UpstreamPool("a", f"http://127.0.0.1:{pod.port}/engine/", GENEROUS)
+        assert await pool.fetch("/metrics", PATIENCE_S) == b"ok"
+        pool.close()
+    host = f"host: 127.0.0.1:{pod.port}".encode()
+    assert requests[0].split(b"\r\n")[:3] == [b"GET /engine/metrics HTTP/1.1", host, b"accept-encoding: identity"]
+
+
+async def test_any_status_but_200_is_an_error() -> None:
+    """The message names path and status; the connection is reused."""
+    async with serving(answering(OK.replace(b"200", b"503"))) as (pod, pool):
+        for _ in range(2):
+            with pytest.raises(UpstreamBroken, match="/metrics: status 503"):
+                await pool.fetch("/metrics", PATIENCE_S)
+        assert pod.connections == 1
+
+
+async def hung_up_on(call: Call) -> None:
+    await call.request()
+    call.reset()
+
+
+async def trickling(call: Call) -> None:
+    """Sends a byte now and then, without an end."""
+    await call.request()
+    await call.answer(ENDLESS)
+    while True:
+        await call.answer(b"x")
+
+
+@pytest.mark.parametrize("script", [silent, trickling, hung_up_on], ids=["silent", "trickling", "reset"])
+async def test_an_unfinished_response_is_an_error_at_the_deadline(script: Script) -> None:
+    """Before its first byte and inside the body; the connection is closed."""
+    async with serving(script) as (pod, pool):
+        with pytest.raises(UpstreamError) as caught:
+            await pool.fetch("/metrics", 0.05)
+        assert not isinstance(caught.value, ConnectFailed)
+        await pod.wait_for_ends()
+
+
+async def test_a_closed_port_is_refused() -> None:
+    """Unlike a connection that times out, this proves that no process serves there."""
+    async with serving(silent) as (pod, _):
+        port = pod.port
+    with pytest.raises(ConnectFailed, match="cannot connect") as caught:
+        await UpstreamPool("a", f"http://127.0.0.1:{port}", GENEROUS).fetch("/metrics", PATIENCE_S)
+    assert caught.value.refused
+
+
+async def test_a_response_over_the_limit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection is closed."""
+    monkeypatch.setattr(upstream, "MAX_FETCHED_BYTES", 99)
+
+    async def script(call: Call) -> None:
+        await call.request()
+        await call.answer(ENDLESS)
+        await call.hung_up()
+
+    async with serving(script) as (pod, pool):
+        with pytest.raises(UpstreamBroken, match="larger than the limit"):
+            await pool.fetch("/metrics", PATIENCE_S)
+        await pod.wait_for_ends()
+
+
+async def test_a_cancelled_fetch_closes_its_connection_at_once() -> None:
+    """Inside a response; a later fetch uses a new connection."""
+    begun = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.request()
+        await call.answer(ENDLESS)
+        begun.set()
+        await call.hung_up()
+
+    async with serving(script, answering(OK)) as (pod, pool), asyncio.timeout(PATIENCE_S):
+        asking = asyncio.ensure_future(pool.fetch("/metrics", 10 * PATIENCE_S))
+        await begun.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await pod.wait_for_ends()
+        assert await pool.fetch("/metrics", PATIENCE_S) == b"ok"
+        assert pod.connections == 2
+
+
+async def test_pools_open_on_first_use_and_close_with_their_pod() -> None:
+    """One pool for each pod."""
+    async with serving(answering(OK), answering(OK)) as (pod, _):
+        pools = UpstreamPools(GENEROUS)
+        served = Pod(id="a", url=f"http://127.0.0.1:{pod.port}", engine="vllm", speed=PodSpeed(1.0, 0.02, 0.0))
+        assert await pools.fetch(served, "/metrics", PATIENCE_S) == b"ok"
+        pool = pools.of(served)
+        assert pools.of(served) is pool
+        pools.remove("a")
+        await pod.wait_for_ends()
+        assert pools.of(served) is not pool
+        pools.close()
