@@ -196,7 +196,7 @@ async def test_what_cannot_be_read_or_is_not_served_proves_nothing(world: World)
     world.engine.hangs.add(CHAT)
     report = await world.feed.test(world.now)
     assert report.trust is PrefixTrust.UNTESTED
-    assert "no answer within" in report.reason
+    assert "no response within" in report.reason
 
 
 async def test_a_failing_pod_is_tested_until_it_passes_and_then_no_more(
