@@ -1,8 +1,7 @@
-"""How does one run engines that do not exist?
+"""Mock engines: vLLM's HTTP and ZMQ interfaces over a simulated pod.
 
-`MockEngine` behaves on the wire like a vLLM pod, with real block accounting and the timing of a model on given
-hardware, but computes nothing. Fleets of them serve the demo, the tests and the load tests. This file only puts the
-parts of `router/sim/mock` together and starts, breaks and stops them.
+A mock engine has real block accounting and the timing of a model on given hardware, but computes nothing. The demo, the
+tests and the load tests use fleets of them. Their parts are in `router/sim/mock`.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ LISTEN_BACKLOG = 2048
 
 
 class MockEngine:
-    """One engine, on ports that it keeps from its first start. An async context manager, too."""
+    """One engine. Its ports stay the same from the first start on. Also an async context manager."""
 
     def __init__(self, config: MockEngineConfig) -> None:
         self.config = config
@@ -62,36 +61,36 @@ class MockEngine:
 
     @property
     def url(self) -> str:
-        """Base URL, known from `start` on."""
+        """Base URL; valid after `start`."""
         return f"http://{self.config.host}:{self._port}"
 
     @property
     def side_port(self) -> int:
-        """Where peers and Mooncake's routers reach this engine, known from `start` on."""
+        """Port for peers and Mooncake's bootstrap; valid after `start`."""
         return self._port if self._side_port is None else self._side_port
 
     @property
     def pinned_requests(self) -> tuple[str, ...]:
-        """The keys under which KV of prefill legs still holds blocks."""
+        """Keys of prefill legs whose KV uses blocks."""
         return self._handoffs.pins.keys
 
     @property
     def kv_endpoint(self) -> str | None:
-        """ZMQ address of the PUB socket; None where events are off."""
+        """ZMQ address of the PUB socket; None if events are off."""
         return self._publisher.endpoint if self._publisher else None
 
     @property
     def kv_replay_endpoint(self) -> str | None:
-        """ZMQ address of the ROUTER socket; None where there is no replay."""
+        """ZMQ address of the ROUTER socket; None if replay is off."""
         return self._publisher.replay_endpoint if self._publisher else None
 
     @property
     def load(self) -> PodLoad:
-        """Running, waiting and KV usage at this moment."""
+        """Running and waiting requests and KV usage."""
         return self._steps.pod.load
 
     async def start(self) -> None:
-        """Bind everything, or nothing: `OSError` or `zmq.ZMQError` where a port is taken."""
+        """Bind all ports or none. Raises `OSError` or `zmq.ZMQError` if a port is in use."""
         try:
             self._open_publisher()
             await self._listen()
@@ -100,7 +99,7 @@ class MockEngine:
             raise
 
     async def stop(self) -> None:
-        """Die: connections drop in mid-answer; the ports are free on return."""
+        """Close everything, including running responses. The ports are free on return."""
         self._stop_listening()
         self._handoffs.restart()
         self._steps.restart()
@@ -112,7 +111,7 @@ class MockEngine:
         await self._handoffs.close()
 
     def inject(self, fault: Fault) -> None:
-        """Arm a fault, or do it now if it is of the immediate kinds."""
+        """Arm a fault, or apply it now if its kind is immediate."""
         if fault.kind is FaultKind.RESTART:
             self._restart()
         elif fault.kind is FaultKind.REFUSE:
@@ -126,7 +125,7 @@ class MockEngine:
             self.faults.arm(fault)
 
     async def heal(self) -> None:
-        """Disarm every fault and accept connections again."""
+        """Remove all faults and accept connections again."""
         self.faults.clear()
         if not self._servers:
             await self._listen()
@@ -138,7 +137,7 @@ class MockEngine:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    # --- HTTP -----------------------------------------------------------------------------------------------
+    # --- HTTP ---
 
     async def _listen(self) -> None:
         self._port = await self._listen_on(self._port)
@@ -164,7 +163,7 @@ class MockEngine:
             self._servers.pop().close()
 
     def _drop_connections(self, *, flush: bool) -> None:
-        """With `flush` what was written still goes out: the answer to whoever asked for this fault."""
+        """With `flush`, written data is still sent, such as the response to `POST /_fault`."""
         for connection in list(self._http_state.connections):
             if flush:
                 connection.transport.close()
@@ -190,10 +189,10 @@ class MockEngine:
             self._publisher.close()
             self._open_publisher()
 
-    # --- KV events ------------------------------------------------------------------------------------------
+    # --- KV events ---
 
     def _open_publisher(self) -> None:
-        """A later life binds the ports of the first."""
+        """Later epochs bind the ports of the first."""
         if self._kv_events is None:
             return
         self._publisher = KvPublisher(self._kv_events, self.config.host, self.faults)
@@ -208,7 +207,7 @@ class MockEngine:
             self._publisher.publish(events)
 
     def _event_sources(self) -> dict[str, Any]:
-        """By data-parallel rank; there is one."""
+        """Sources by data-parallel rank; there is one rank."""
         return {"0": self._publisher.source} if self._publisher else {}
 
 
@@ -219,7 +218,7 @@ class MockFleet:
         self.engines = [MockEngine(config) for config in configs]
 
     async def start(self) -> None:
-        """Start all; on the first failure those already started die again."""
+        """Start all engines, or none."""
         try:
             for engine in self.engines:
                 await engine.start()
@@ -228,7 +227,7 @@ class MockFleet:
             raise
 
     async def stop(self) -> None:
-        """Stop all."""
+        """Stop all engines."""
         for engine in self.engines:
             await engine.stop()
 
@@ -241,7 +240,7 @@ class MockFleet:
 
 
 def serve(configs: Sequence[MockEngineConfig], ready: Callable[[MockFleet], None]) -> None:
-    """Run engines until SIGINT or SIGTERM. `ready` is called once, when all of them listen."""
+    """Run engines until SIGINT or SIGTERM. `ready` is called once all engines listen."""
     import uvloop
 
     uvloop.run(_serve(configs, ready))

@@ -18,7 +18,7 @@ from router.config.schema import ModelConfig, PodConfig, Probes, RouterConfig
 from router.config.shipped import shipped
 from router.engines.engine_catalog import DIALECTS
 from router.prompt.tokenizer import Tokenizer
-from router.sim.mock.shared_block_store import SharedBlockStore
+from router.sim.mock.mock_config import SharedBlockStore
 from router.sim.mock_engine import Fault, FaultKind, HandoffConfig, MockEngine, MockEngineConfig, MockFleet
 from router.types import Pod, PodSpeed, PodState, Role
 from router.wiring import Program

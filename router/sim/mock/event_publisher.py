@@ -1,7 +1,7 @@
-"""How do an engine's KV events reach the wire?
+"""Publishes KV events over ZMQ as vLLM does.
 
-vLLM's publisher: PUB frames `[topic, sequence, batch]`, the last batches kept for a ROUTER socket that replays them
-(reference/protocols.md 1.2 to 1.4). This file never decides what happened in the cache.
+PUB frames are `[topic, sequence, batch]`; a ROUTER socket replays the most recent batches (reference/protocols.md 1.2
+to 1.4).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from router.types import BlocksRemoved, BlocksStored, KvEvent
 
 SEND_HIGH_WATER_MARK = 100_000
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
-_LOSE = frozenset({FaultKind.LOSE_EVENTS})
+_LOSE_EVENTS = frozenset({FaultKind.LOSE_EVENTS})
 
 
 def encode_batch(events: Iterable[KvEvent], encoding: EventEncoding, at_s: float, rank: int = 0) -> bytes:
-    """`[time, [event, ...], rank]` in msgpack; events as maps with a `type`, or as tagged arrays before vLLM 0.24."""
+    """`[time, [event, ...], rank]` in msgpack. Events are maps with a `type`, or tagged arrays as before vLLM 0.24."""
     maps = [_as_map(event) for event in events]
     return msgspec.msgpack.encode([at_s, maps if encoding == "map" else [_as_array(m) for m in maps], rank])
 
@@ -47,46 +47,41 @@ def _as_map(event: KvEvent) -> dict[str, Any]:
             "kv_cache_spec_kind": "full_attention",
         }
     if isinstance(event, BlocksRemoved):
-        return {
-            "type": "BlockRemoved",
-            "block_hashes": event.block_hashes,
-            "medium": "GPU",
-            "group_idx": event.group,
-        }
+        return {"type": "BlockRemoved", "block_hashes": event.block_hashes, "medium": "GPU", "group_idx": event.group}
     return {"type": "AllBlocksCleared"}
 
 
 def _as_array(event: dict[str, Any]) -> list[Any]:
-    """The declared order is the map's own; BlockStored ends with the width of a sliding window, which is null here."""
+    """Values in the order of the map; BlockStored ends with the sliding window width, here null."""
     values = list(event.values())
     return [*values, None] if event["type"] == "BlockStored" else values
 
 
 def _extra_keys(event: BlocksStored) -> list[list[str] | None]:
-    """What entered each block's hash beyond tokens: the adapter in all, the salt in the first of a chain."""
-    every = [event.adapter] if event.adapter else []
-    first = [*every, event.salt] if event.salt else every
-    return [(first if at == 0 else every) or None for at in range(len(event.block_hashes))]
+    """Hash inputs beyond tokens: the adapter in every block, the salt in the first block of a chain."""
+    rest = [event.adapter] if event.adapter else []
+    first = [*rest, event.salt] if event.salt else rest
+    return [(first if at == 0 else rest) or None for at in range(len(event.block_hashes))]
 
 
 class KvPublisher:
-    """The event sockets of one life of an engine: bound when made (in a running loop), sequence from 0.
+    """The event sockets of one engine epoch; the sequence starts at 0.
 
-    `zmq.ZMQError` where a port is taken.
+    The constructor needs a running loop, binds the sockets and raises `zmq.ZMQError` where a port is in use.
     """
 
     def __init__(self, config: KvEventConfig, host: str, faults: FaultBoard) -> None:
         self._config = config
         self._faults = faults
         self._sequence = 0
-        self._kept: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
+        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._pub = self._context.socket(zmq.PUB)
         self._pub.set_hwm(SEND_HIGH_WATER_MARK)
         self._router = zmq.asyncio.Context.shadow(self._context).socket(zmq.ROUTER)
         self._router.set_hwm(2 * (config.buffer_steps + 1))
-        self._replays = self._loop.create_task(self._answer_replays())
+        self._replay_task = self._loop.create_task(self._answer_replays())
         try:
             self.endpoint = _bind(self._pub, host, config.port)
             self.replay_endpoint = _bind(self._router, host, config.replay_port) if config.replay else None
@@ -96,7 +91,7 @@ class KvPublisher:
 
     @property
     def source(self) -> dict[str, Any]:
-        """What `GET /kv_event_sources` says of this rank."""
+        """This rank's entry in `GET /kv_event_sources`."""
         return {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
@@ -109,7 +104,7 @@ class KvPublisher:
         }
 
     def publish(self, events: Iterable[KvEvent]) -> None:
-        """Send one batch, after the configured delay. A subscriber too slow for it loses it, as with vLLM."""
+        """Send one batch after the configured delay. ZMQ drops it for a slow subscriber, as with vLLM."""
         payload = encode_batch(events, self._config.encoding, time.time())
         if self._config.delay_s:
             self._loop.call_later(self._config.delay_s, self._send, payload)
@@ -117,8 +112,8 @@ class KvPublisher:
             self._send(payload)
 
     def close(self) -> None:
-        """End this life; what is still delayed is lost with it. The ports are free on return."""
-        self._replays.cancel()
+        """Close the sockets and drop delayed batches. The ports are free on return."""
+        self._replay_task.cancel()
         self._router.close(linger=0)
         self._pub.close(linger=0)
         self._context.term()
@@ -127,14 +122,14 @@ class KvPublisher:
         if self._pub.closed:
             return
         sequence, self._sequence = self._sequence, self._sequence + 1
-        lost = self._faults.strike(_LOSE)
+        lost = self._faults.take(_LOSE_EVENTS)
         if lost is None or lost.replayable:
-            self._kept.append((sequence, payload))
+            self._buffer.append((sequence, payload))
         if lost is None:
             self._pub.send_multipart([self._config.topic.encode(), sequence.to_bytes(8, "big"), payload])
 
     async def _answer_replays(self) -> None:
-        """Each request gets every kept batch from its sequence on, then the end mark. Others get nothing, ever."""
+        """Answer each request with the batches from its sequence on and an end marker; ignore malformed ones."""
         router = self._router
         topic = [self._config.topic.encode()] if self._config.encoding == "map" else []
         while True:
@@ -142,7 +137,7 @@ class KvPublisher:
             if len(frames) != 3 or frames[1]:
                 continue
             start = int.from_bytes(frames[2], "big")
-            for sequence, payload in [kept for kept in self._kept if kept[0] >= start]:
+            for sequence, payload in [item for item in self._buffer if item[0] >= start]:
                 await router.send_multipart([frames[0], b"", *topic, sequence.to_bytes(8, "big"), payload])
             await router.send_multipart([frames[0], b"", *(b"" for _ in topic), END_OF_REPLAY, b""])
 

@@ -1,7 +1,6 @@
-"""What goes wrong next, and how often?
+"""Fault injection of a mock engine: which faults are armed, and how often each still occurs.
 
-The switches of a mock engine as values: armed by `POST /_fault` or in code, spent one by one where they strike. This
-file never breaks anything itself.
+`POST /_fault` or code arms a fault; the affected code takes it with `FaultBoard.take`.
 """
 
 from __future__ import annotations
@@ -14,55 +13,55 @@ import msgspec
 
 
 class FaultKind(StrEnum):
-    """What an engine can do wrong."""
+    """Kinds of faults."""
 
     STATUS = "status"
-    """Answer `status` with an error body."""
+    """Respond with `status` and an error body."""
     HANG = "hang"
-    """Accept the request and never answer."""
+    """Accept the request and never respond."""
     RESET = "reset"
     """Reset the connection before any header."""
     CUT = "cut"
-    """Close the connection after `after_chunks` tokens of a stream, or half-way through a unary body."""
+    """Close the connection after `after_chunks` tokens of a stream, or after half of a unary body."""
     RAW = "raw"
-    """Write `raw` to the connection instead of an answer, `piece_bytes` at a time, whatever it means, then `then`."""
+    """Write `raw` instead of a response, `piece_bytes` at a time, then do `then`."""
     SLOW = "slow"
-    """Wait `pause_s` before each piece of the answer."""
+    """Wait `pause_s` before each part of the response."""
     UNHEALTHY = "unhealthy"
-    """`GET /health` answers 503."""
+    """`GET /health` returns 503."""
     LOSE_EVENTS = "lose_events"
-    """A batch of KV events takes its sequence number and is not published; `replayable` keeps it for replay."""
+    """Skip a batch of KV events, but not its sequence number; `replayable` keeps the batch for replay."""
     RESTART = "restart"
-    """At once: a new life. Connections drop, the cache is empty, the event sequence starts at 0."""
+    """Immediate: restart. Connections close, the cache is empty, the event sequence starts at 0."""
     REFUSE = "refuse"
-    """At once: connections drop and no new one is accepted, for `for_s` seconds or until `heal`."""
+    """Immediate: close connections and accept no new one, for `for_s` seconds or until `heal`."""
     DIE = "die"
-    """At once: RESTART and REFUSE in one."""
+    """Immediate: RESTART and REFUSE."""
     EXPIRE = "expire"
-    """At once: the lease of all KV that waits for a decode leg ends."""
+    """Immediate: end the leases of all KV held for decode legs."""
     DIE_BEFORE_ANSWER = "die_before_answer"
-    """A prefill leg is computed, then the engine dies, for `for_s` seconds or until `heal`."""
+    """DIE after a prefill leg is computed, before its response."""
     DIE_AFTER_ANSWER = "die_after_answer"
-    """A prefill leg is answered, then the engine dies, for `for_s` seconds or until `heal`."""
+    """DIE after the response to a prefill leg."""
     NO_PARAMS = "no_params"
-    """A prefill leg is answered as if it were no such thing, and keeps nothing."""
+    """Respond to a prefill leg without transfer parameters and hold no KV for it."""
     LOAD_FAILS = "load_fails"
-    """A decode leg does not get its KV."""
+    """A decode leg fails to load its KV."""
 
 
 REQUEST_FAULTS = frozenset(
     {FaultKind.STATUS, FaultKind.HANG, FaultKind.RESET, FaultKind.CUT, FaultKind.RAW, FaultKind.SLOW}
 )
-"""Those that strike the next generation or embedding requests; health and metrics go on as if nothing were."""
+"""Faults of generation and embedding requests."""
 
 PREFILL_FAULTS = frozenset({FaultKind.DIE_BEFORE_ANSWER, FaultKind.DIE_AFTER_ANSWER, FaultKind.NO_PARAMS})
-"""Those that strike the next prefill legs."""
+"""Faults of prefill legs."""
 DECODE_FAULTS = frozenset({FaultKind.LOAD_FAILS})
-"""Those that strike the next decode legs."""
+"""Faults of decode legs."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One armed switch. `count` is how often it strikes, None until cleared."""
+    """One fault. `count` is how often it occurs; None: until cleared."""
 
     kind: FaultKind
     count: int | None = 1
@@ -78,26 +77,26 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class FaultBoard:
-    """The armed faults, in the order in which they were armed."""
+    """Armed faults, oldest first."""
 
     def __init__(self) -> None:
         self._armed: list[tuple[Fault, int | None]] = []
 
     @property
     def armed(self) -> tuple[Fault, ...]:
-        """What is still to strike."""
+        """Faults that are still to occur."""
         return tuple(fault for fault, _ in self._armed)
 
     def arm(self, fault: Fault) -> None:
-        """Let `fault` strike `fault.count` times."""
+        """Add a fault."""
         self._armed.append((fault, fault.count))
 
     def clear(self) -> None:
-        """Disarm everything."""
+        """Remove all faults."""
         self._armed.clear()
 
-    def strike(self, kinds: frozenset[FaultKind]) -> Fault | None:
-        """The oldest armed fault of these kinds, spent once; None where all is well."""
+    def take(self, kinds: frozenset[FaultKind]) -> Fault | None:
+        """The oldest armed fault of these kinds, counted once, or None."""
         for at, (fault, left) in enumerate(self._armed):
             if fault.kind in kinds:
                 if left is not None and left <= 1:

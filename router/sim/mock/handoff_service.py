@@ -1,8 +1,7 @@
-"""How does a decode leg get the KV that a prefill leg has computed?
+"""Transfers KV between mock engines: a decode leg loads what a prefill leg computed.
 
-Over HTTP between the engines: the decode side asks `POST /_kv/take` (or `/_kv/probe`) of its peer, which holds the
-answer back for as long as the transfer takes. No KV is sent, only what the receiver must know of it. This file never
-words a dialect.
+Over HTTP: the decode engine sends `POST /_kv/take` (or `/_kv/lookup`) to its peer, which delays the response by the
+transfer time. No KV is sent, only its description.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ import xxhash
 
 from router.sim.block_pool import PodBlockTable, chain_seed
 from router.sim.mock.faults import DECODE_FAULTS, FaultBoard
-from router.sim.mock.handoff_counters import HandoffCounters
 from router.sim.mock.handoff_dialects import (
+    NO_HANDOFF_FIELDS,
     DecodeLeg,
     HandoffFields,
     HandoffLeg,
@@ -35,139 +34,130 @@ from router.sim.mock.handoff_dialects import (
 from router.sim.mock.http_exchange import ClientGone, HttpExchange
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock.mock_requests import EngineError, GenerationRequest
-from router.sim.mock.pinned_kv import PinnedKv, PinTable
+from router.sim.mock.pinned_kv import HandoffCounters, PinnedKv, PinTable
 from router.sim.mock.step_loop import StepLoop, TokenStream
 from router.types import BlockHash
 
 CONNECT_TIMEOUT_S = 5.0
 
-_Body = TypeVar("_Body", bound=msgspec.Struct)
+_BodyT = TypeVar("_BodyT", bound=msgspec.Struct)
 
 
 class _TakeBody(msgspec.Struct):
-    """`cached_tokens` need no transfer."""
+    """Asks for the KV of the prompt with this digest; `cached_tokens` are not transferred."""
 
     key: str
+    digest: int
     engine_id: str
     wait: bool
     cached_tokens: int
 
 
-class _TakeAnswer(msgspec.Struct):
-    digest: int
-    tokens: int
-    cached_tokens: int
-
-
-class _ProbeBody(msgspec.Struct):
-    """`cached_blocks` need no transfer."""
+class _LookupBody(msgspec.Struct):
+    """Asks for the leading blocks; `cached_blocks` are not transferred."""
 
     hashes: list[BlockHash]
     cached_blocks: int
 
 
-class _ProbeAnswer(msgspec.Struct):
-    blocks: int
-
-
 class HandoffService:
-    """One engine's part in handoffs. `address` is where peers reach it, known once it listens."""
+    """Handoffs of one engine. `listen_address` returns its host and port for peers once it listens."""
 
     def __init__(
-        self, config: MockEngineConfig, steps: StepLoop, faults: FaultBoard, address: Callable[[], tuple[str, int]]
+        self,
+        config: MockEngineConfig,
+        steps: StepLoop,
+        faults: FaultBoard,
+        listen_address: Callable[[], tuple[str, int]],
     ) -> None:
         self._config = config.handoff
         self._scale_s_per_ms = config.time_scale / 1000
         self._block_size_tokens = config.block_size_tokens
         self._steps = steps
         self._faults = faults
-        self._address = address
-        self._wire = dialect_of(config.handoff)
+        self._listen_address = listen_address
+        self._dialect = dialect_of(config.handoff)
         self._client: httpx.AsyncClient | None = None
+        self._new_epoch()
+
+    def _new_epoch(self) -> None:
         self._engine_id = uuid.uuid4().hex
         self.counters = HandoffCounters()
         self.pins = PinTable(self._config.lease_s, self.counters)
 
     @property
-    def here(self) -> PeerAddress:
-        """Where peers reach this engine in this life."""
-        return PeerAddress(*self._address(), self._engine_id)
+    def address(self) -> PeerAddress:
+        """Address for peers in this epoch."""
+        return PeerAddress(*self._listen_address(), self._engine_id)
 
     def restart(self) -> None:
-        """A new life: nothing is kept, and nobody who knew the old one finds it."""
-        self.pins.forget()
-        self.counters = HandoffCounters()
-        self.pins = PinTable(self._config.lease_s, self.counters)
-        self._engine_id = uuid.uuid4().hex
+        """Start a new epoch: no KV is held, and the old engine id is invalid."""
+        self.pins.clear()
+        self._new_epoch()
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Close the HTTP client."""
         if self._client is not None:
             await self._client.aclose()
             self._client = None
 
-    def leg(self, ask: GenerationRequest, request_id: str) -> HandoffLeg:
-        """Which part of a handoff is this request? Raises `EngineError` for what the engine would refuse."""
-        wrong = self._wire.forbids.intersection(ask.handoff)
-        if wrong:
-            raise EngineError(HTTPStatus.BAD_REQUEST, f"Extra inputs are not permitted: {', '.join(sorted(wrong))}")
-        return self._wire.leg(ask, request_id)
+    def leg(self, request: GenerationRequest, engine_request_id: str) -> HandoffLeg:
+        """The leg that a request is, or None. Raises `EngineError`."""
+        forbidden = self._dialect.forbidden_fields.intersection(request.handoff)
+        if forbidden:
+            raise EngineError(f"Extra inputs are not permitted: {', '.join(sorted(forbidden))}")
+        return self._dialect.leg(request, engine_request_id)
 
-    def shown_cached_tokens(self, ask: GenerationRequest, reply: TokenStream, loaded: LoadedKv) -> int:
-        """What usage says."""
-        return self._wire.shown_cached_tokens(ask, reply.cached_tokens, loaded)
+    def reported_cached_tokens(self, request: GenerationRequest, stream: TokenStream, loaded: LoadedKv) -> int:
+        """Cached tokens for the usage."""
+        return self._dialect.reported_cached_tokens(len(request.prompt), stream.cached_tokens, loaded)
 
-    # --- the decode side --------------------------------------------------------------------------------------
+    # --- decode side ---
 
-    async def receive(self, ask: GenerationRequest, leg: HandoffLeg) -> LoadedKv:
-        """Wait for KV from elsewhere. `EngineError` where the engine fails without it."""
-        table = PodBlockTable(ask.prompt, ask.adapter, ask.salt)
+    async def load(self, request: GenerationRequest, leg: HandoffLeg) -> LoadedKv:
+        """Wait for KV from elsewhere. Raises `EngineError` where the engine fails without it."""
+        table = PodBlockTable(request.prompt, request.adapter, request.salt)
         cached_blocks = len(self._steps.pod.cache.match(table))
         counters = self.counters
         counters.receiving += 1
         try:
             async with asyncio.timeout(self._config.wait_s):
                 if isinstance(leg, DecodeLeg):
-                    return await self._take(ask, leg, cached_blocks * self._block_size_tokens)
+                    return await self._load_pinned(request, leg, cached_blocks * self._block_size_tokens)
                 if isinstance(leg, PeerLookup):
-                    return await self._probe(leg, table, cached_blocks)
+                    return await self._load_from_peer(leg, table, cached_blocks)
                 if isinstance(leg, StoreLookup):
-                    return await self._read_store(table, cached_blocks)
+                    return await self._load_from_store(table, cached_blocks)
                 return LoadedKv()
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
-            return self._failed(error)
+            self.counters.failed += 1
+            if self._dialect.recomputes:
+                return LoadedKv()
+            raise _internal_error() from error
         finally:
             counters.receiving -= 1
 
-    async def _take(self, ask: GenerationRequest, leg: DecodeLeg, cached_tokens: int) -> LoadedKv:
-        if self._faults.strike(DECODE_FAULTS) is not None:
-            raise httpx.TransportError("this engine was told to lose the KV of a decode leg")
-        body = _TakeBody(leg.key, leg.engine_id, self._wire.waits, cached_tokens)
-        answer = await self._post(f"{leg.url}/_kv/take", body)
-        if answer.status_code == HTTPStatus.NOT_FOUND and self._wire.reads_blindly:
-            return LoadedKv(len(ask.prompt), garbled=True)
-        found = msgspec.json.decode(answer.raise_for_status().content, type=_TakeAnswer)
-        return LoadedKv(found.tokens, found.digest != _digest(ask), found.cached_tokens)
+    async def _load_pinned(self, request: GenerationRequest, leg: DecodeLeg, cached_tokens: int) -> LoadedKv:
+        if self._faults.take(DECODE_FAULTS) is not None:
+            raise httpx.TransportError("fault: load_fails")
+        body = _TakeBody(leg.key, _digest(request), leg.engine_id, self._dialect.waits_for_prefill, cached_tokens)
+        response = await self._post(f"{leg.url}/_kv/take", body)
+        if response.status_code == HTTPStatus.NOT_FOUND and self._dialect.reads_stale_kv:
+            return LoadedKv(len(request.prompt), garbled=True)
+        return msgspec.json.decode(response.raise_for_status().content, type=LoadedKv)
 
-    async def _probe(self, leg: PeerLookup, table: PodBlockTable, cached_blocks: int) -> LoadedKv:
-        body = _ProbeBody(table.hashes, cached_blocks)
-        answer = (await self._post(f"{leg.url}/_kv/probe", body)).raise_for_status()
-        return LoadedKv(msgspec.json.decode(answer.content, type=_ProbeAnswer).blocks * self._block_size_tokens)
+    async def _load_from_peer(self, leg: PeerLookup, table: PodBlockTable, cached_blocks: int) -> LoadedKv:
+        response = await self._post(f"{leg.url}/_kv/lookup", _LookupBody(table.hashes, cached_blocks))
+        return msgspec.json.decode(response.raise_for_status().content, type=LoadedKv)
 
-    async def _read_store(self, table: PodBlockTable, cached_blocks: int) -> LoadedKv:
+    async def _load_from_store(self, table: PodBlockTable, cached_blocks: int) -> LoadedKv:
         held = self._config.store.leading_blocks(table.hashes)
         if held > cached_blocks:
             await asyncio.sleep(self._transfer_s((held - cached_blocks) * self._block_size_tokens))
         return LoadedKv(held * self._block_size_tokens)
 
-    def _failed(self, error: Exception) -> LoadedKv:
-        self.counters.failed += 1
-        if self._wire.recomputes:
-            return LoadedKv()
-        raise EngineError(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal server error") from error
-
     async def _post(self, url: str, body: msgspec.Struct) -> httpx.Response:
-        """Each on a connection of its own, so that none outlives the peer's life in which it was made."""
+        """Each request on its own connection, so that no connection outlives an epoch of the peer."""
         if self._client is None:
             self._client = httpx.AsyncClient(
                 verify=False,
@@ -177,104 +167,103 @@ class HandoffService:
             )
         return await self._client.post(url, content=msgspec.json.encode(body))
 
-    # --- the prefill side -------------------------------------------------------------------------------------
+    # --- prefill side ---
 
-    async def settle(
-        self, exchange: HttpExchange, ask: GenerationRequest, leg: HandoffLeg, reply: TokenStream, *, keeps: bool
+    async def finish(
+        self, exchange: HttpExchange, request: GenerationRequest, leg: HandoffLeg, stream: TokenStream, *, hold: bool
     ) -> HandoffFields:
-        """A request is computed. If it was a prefill leg, its pinned blocks wait for others, unless it `keeps` none.
-
-        What its answer says of that.
-        """
+        """Finish a computed request and return its response fields. Holds the KV of a prefill leg if `hold`."""
         if isinstance(leg, StoreLookup):
-            self._store(ask)
+            self._write_store(request)
         if not isinstance(leg, PrefillLeg):
-            return HandoffFields()
-        if not keeps or not self._wire.offers(ask.answer.finish_reason):
-            self._steps.cancel(reply)
-            return self._wire.told(ask, None, self.here)
-        kept = self._keep(ask, leg, reply)
-        told = self._wire.told(ask, kept, self.here)
+            return NO_HANDOFF_FIELDS
+        if not hold or not self._dialect.holds_kv(request.output.finish_reason):
+            self._steps.cancel(stream)
+            return self._dialect.fields_without_kv
+        pinned = self._pin(request, leg, stream)
+        fields = self._dialect.fields(request, pinned, self.address)
         if leg.awaits_delivery:
-            await self._deliver(exchange, kept)
-        return told
+            await self._await_delivery(exchange, pinned)
+        return fields
 
-    def _keep(self, ask: GenerationRequest, leg: PrefillLeg, reply: TokenStream) -> PinnedKv:
-        cache, table = self._steps.pod.cache, self._steps.pod.detach(reply.id)
-        kept = PinnedKv(
+    def _pin(self, request: GenerationRequest, leg: PrefillLeg, stream: TokenStream) -> PinnedKv:
+        cache, table = self._steps.pod.cache, self._steps.pod.detach(stream.id)
+        pinned = PinnedKv(
             key=leg.key,
-            digest=_digest(ask, garbled=table.garbled),
+            digest=_digest(request, garbled=table.garbled),
             tokens=table.computed_tokens,
             blocks=tuple(table.blocks),
-            cached_tokens=reply.cached_tokens,
+            cached_tokens=stream.cached_tokens,
             release=partial(cache.release, table),
         )
-        self.pins.keep(kept)
-        return kept
+        self.pins.add(pinned)
+        return pinned
 
-    async def _deliver(self, exchange: HttpExchange, kept: PinnedKv) -> None:
+    async def _await_delivery(self, exchange: HttpExchange, pinned: PinnedKv) -> None:
+        async def delivered() -> bool:
+            return await pinned.delivered
+
         try:
-            delivered = await exchange.unless_gone(_outcome(kept))
+            if not await exchange.unless_disconnected(delivered()):
+                raise _internal_error("no decode leg took the KV")
         except ClientGone:
-            self.pins.drop(kept)
+            self.pins.drop(pinned)
             raise
-        if not delivered:
-            raise EngineError(HTTPStatus.INTERNAL_SERVER_ERROR, "no decode leg came for this KV")
 
-    def _store(self, ask: GenerationRequest) -> None:
-        table = PodBlockTable(ask.prompt, ask.adapter, ask.salt)
-        table.hash_up_to(len(ask.prompt) // self._block_size_tokens, self._block_size_tokens)
+    def _write_store(self, request: GenerationRequest) -> None:
+        table = PodBlockTable(request.prompt, request.adapter, request.salt)
+        table.hash_up_to(len(request.prompt) // self._block_size_tokens, self._block_size_tokens)
         self._config.store.put(table.hashes)
 
-    # --- what peers and routers ask -----------------------------------------------------------------------------
+    # --- endpoints for peers and routers ---
 
-    async def answer_take(self, exchange: HttpExchange) -> None:
-        """`POST /_kv/take`: what is kept under a key, once, after its transfer; 404 where there is nothing."""
-        asked = _read(await exchange.body(), _TakeBody)
+    async def handle_take(self, exchange: HttpExchange) -> None:
+        """`POST /_kv/take`: the KV held under a key, after its transfer time; 404 if there is none."""
+        body = _decode(await exchange.body(), _TakeBody)
         pins = self.pins
-        if asked.engine_id not in ("", self._engine_id):
-            raise EngineError(HTTPStatus.NOT_FOUND, "that was another life of this engine")
-        kept = await exchange.unless_gone(pins.take(asked.key, wait=asked.wait))
-        if kept is None:
-            raise EngineError(HTTPStatus.NOT_FOUND, "nothing is kept under this key")
+        if body.engine_id not in ("", self._engine_id):
+            raise EngineError(f"engine_id {body.engine_id} is of another epoch", status=HTTPStatus.NOT_FOUND)
+        pinned = await exchange.unless_disconnected(pins.take(body.key, wait=body.wait))
+        if pinned is None:
+            raise EngineError(f"no KV is held under key {body.key}", status=HTTPStatus.NOT_FOUND)
         try:
-            await exchange.pause(self._transfer_s(max(0, kept.tokens - asked.cached_tokens)))
+            await exchange.pause(self._transfer_s(max(0, pinned.tokens - body.cached_tokens)))
         finally:
-            pins.free(kept)
-        answer = _TakeAnswer(kept.digest, kept.tokens, kept.cached_tokens)
-        await exchange.answer(HTTPStatus.OK, msgspec.json.encode(answer))
+            pins.free(pinned)
+        loaded = LoadedKv(pinned.tokens, pinned.digest != body.digest, pinned.cached_tokens)
+        await exchange.respond(HTTPStatus.OK, msgspec.json.encode(loaded))
 
-    async def answer_probe(self, exchange: HttpExchange) -> None:
-        """`POST /_kv/probe`: how many of these blocks are cached here, after the time of their transfer."""
-        asked = _read(await exchange.body(), _ProbeBody)
-        held = self._steps.pod.cache.leading_blocks(asked.hashes)
-        if held > asked.cached_blocks:
-            await exchange.pause(self._transfer_s((held - asked.cached_blocks) * self._block_size_tokens))
-        await exchange.answer(HTTPStatus.OK, msgspec.json.encode(_ProbeAnswer(held)))
+    async def handle_lookup(self, exchange: HttpExchange) -> None:
+        """`POST /_kv/lookup`: the number of leading blocks cached here, after their transfer time."""
+        body = _decode(await exchange.body(), _LookupBody)
+        held = self._steps.pod.cache.leading_blocks(body.hashes)
+        if held > body.cached_blocks:
+            await exchange.pause(self._transfer_s((held - body.cached_blocks) * self._block_size_tokens))
+        await exchange.respond(HTTPStatus.OK, msgspec.json.encode(LoadedKv(held * self._block_size_tokens)))
 
-    async def answer_query(self, exchange: HttpExchange) -> None:
-        """`GET /query`: by data-parallel rank, who Mooncake's decode legs must ask for; there is one rank."""
-        here = self.here
-        worker = {"0": {"0": f"tcp://{here.host}:{here.port}"}}
-        await exchange.answer(
-            HTTPStatus.OK, msgspec.json.encode({"0": {"engine_id": here.engine_id, "worker_addr": worker}})
+    async def handle_query(self, exchange: HttpExchange) -> None:
+        """`GET /query`: Mooncake's bootstrap address by data-parallel rank; there is one rank."""
+        address = self.address
+        worker = {"0": {"0": f"tcp://{address.host}:{address.port}"}}
+        await exchange.respond(
+            HTTPStatus.OK, msgspec.json.encode({"0": {"engine_id": address.engine_id, "worker_addr": worker}})
         )
 
     def _transfer_s(self, tokens: int) -> float:
         return self._config.link.transfer_ms(tokens * self._config.kv_bytes_per_token) * self._scale_s_per_ms
 
 
-def _digest(ask: GenerationRequest, *, garbled: bool = False) -> int:
-    """Of what decides a prompt's KV; of nothing that any prompt has where the KV is wrong already."""
-    return 0 if garbled else xxhash.xxh3_64_intdigest(ask.prompt.tobytes(), chain_seed(ask.adapter, ""))
+def _digest(request: GenerationRequest, *, garbled: bool = False) -> int:
+    """Identifies the prompt that KV belongs to; 0 for garbled KV, which matches no prompt."""
+    return 0 if garbled else xxhash.xxh3_64_intdigest(request.prompt.tobytes(), chain_seed(request.adapter, ""))
 
 
-def _read(body: bytes, shape: type[_Body]) -> _Body:
+def _decode(body: bytes, body_type: type[_BodyT]) -> _BodyT:
     try:
-        return msgspec.json.decode(body, type=shape)
+        return msgspec.json.decode(body, type=body_type)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise EngineError(HTTPStatus.BAD_REQUEST, str(error)) from error
+        raise EngineError(str(error)) from error
 
 
-async def _outcome(kept: PinnedKv) -> bool:
-    return await kept.delivered
+def _internal_error(message: str = "Internal server error") -> EngineError:
+    return EngineError(message, status=HTTPStatus.INTERNAL_SERVER_ERROR)

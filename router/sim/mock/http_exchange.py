@@ -1,7 +1,6 @@
-"""How is one HTTP exchange read, answered and broken off?
+"""One HTTP request and its response over ASGI, with access to the connection.
 
-A thin face over ASGI, plus the two things ASGI has no word for and a fault needs: closing the connection in mid-answer,
-and resetting it. This file never knows what is said.
+Faults need two operations that ASGI lacks: closing the connection inside a response, and resetting it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _TRANSPORT = "warmroute.transport"
-_Made = TypeVar("_Made")
+_ResultT = TypeVar("_ResultT")
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 JSON = b"application/json"
@@ -24,20 +23,20 @@ EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 
 class ClientGone(Exception):
-    """The connection closed before there was anything to say."""
+    """The client closed the connection before the response."""
 
 
 class EngineProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which lets the application reach its transport."""
+    """uvicorn's protocol, with the transport in the ASGI scope."""
 
     def on_message_begin(self) -> None:
-        """A request begins: its scope learns the transport."""
+        """Add the transport to the scope."""
         super().on_message_begin()
         self.scope["extensions"] = {_TRANSPORT: {"transport": self.transport}}
 
 
 class HttpExchange:
-    """One request and its answer."""
+    """One request and its response."""
 
     def __init__(
         self,
@@ -53,11 +52,11 @@ class HttpExchange:
         self._send = send
 
     def header(self, name: bytes) -> str | None:
-        """The first value of a header, given in lower case."""
+        """First value of the header `name`, which is in lower case."""
         return next((value.decode("latin-1") for key, value in self._headers if key == name), None)
 
     async def body(self) -> bytes:
-        """The whole request body; what had come of it if the client left."""
+        """The request body; incomplete if the client disconnected."""
         parts: list[bytes] = []
         while True:
             message = await self._receive()
@@ -65,37 +64,37 @@ class HttpExchange:
             if not message.get("more_body"):
                 return b"".join(parts)
 
-    async def answer(self, status: int, body: bytes = b"", content_type: bytes = JSON) -> None:
-        """A whole response."""
+    async def respond(self, status: int, body: bytes = b"", content_type: bytes = JSON) -> None:
+        """Send a complete response."""
         await self.begin(status, content_type, len(body))
         await self.write(body, more=False)
 
     async def begin(self, status: int, content_type: bytes, length_bytes: int | None = None) -> None:
-        """Status and headers; chunked where the length is not given."""
+        """Send status and headers; chunked without `length_bytes`."""
         headers = [(b"content-type", content_type)]
         if length_bytes is not None:
             headers.append((b"content-length", b"%d" % length_bytes))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
-        """A piece of the body."""
+        """Send a part of the body."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def gone(self) -> None:
-        """Wait until the client, or we, closed the connection, or the answer is complete."""
+    async def disconnected(self) -> None:
+        """Wait until the connection is closed or the response is complete."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
     async def pause(self, for_s: float) -> None:
-        """Let time pass, or less if the connection closes."""
+        """Sleep for `for_s`, or until the connection is closed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(for_s):
-                await self.gone()
+                await self.disconnected()
 
-    async def unless_gone(self, work: Coroutine[Any, Any, _Made]) -> _Made:
-        """What `work` comes to; `ClientGone`, and the work cancelled, if the connection closes first."""
+    async def unless_disconnected(self, work: Coroutine[Any, Any, _ResultT]) -> _ResultT:
+        """Return the result of `work`; cancel it and raise `ClientGone` if the connection is closed first."""
         loop = asyncio.get_running_loop()
-        made, gone = loop.create_task(work), loop.create_task(self.gone())
+        made, gone = loop.create_task(work), loop.create_task(self.disconnected())
         try:
             await asyncio.wait((made, gone), return_when=asyncio.FIRST_COMPLETED)
             if not made.done():
@@ -107,28 +106,28 @@ class HttpExchange:
             await asyncio.wait((made, gone))
 
     @contextmanager
-    def when_gone(self, act: Callable[[], None]) -> Iterator[None]:
-        """Call `act` once if the connection closes while the block runs."""
-        watch = asyncio.get_running_loop().create_task(self.gone())
-        watch.add_done_callback(lambda task: None if task.cancelled() else act())
+    def on_disconnect(self, action: Callable[[], None]) -> Iterator[None]:
+        """Call `action` once if the connection is closed inside the block."""
+        watch = asyncio.get_running_loop().create_task(self.disconnected())
+        watch.add_done_callback(lambda task: None if task.cancelled() else action())
         try:
             yield
         finally:
             watch.cancel()
 
-    async def say(self, raw: bytes, piece_bytes: int) -> None:
-        """These very bytes, past everything that knows HTTP."""
+    async def write_raw(self, raw: bytes, piece_bytes: int) -> None:
+        """Write bytes to the connection, bypassing HTTP."""
         for at in range(0, len(raw), piece_bytes):
             self._transport.write(raw[at : at + piece_bytes])
             await asyncio.sleep(0)
 
-    async def cut(self) -> None:
-        """Close the connection after what was written so far."""
+    async def close(self) -> None:
+        """Close the connection after flushing."""
         self._transport.close()
-        await self.gone()
+        await self.disconnected()
 
     async def reset(self) -> None:
-        """Close the connection so that the peer sees a reset."""
+        """Reset the connection."""
         self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self._transport.abort()
-        await self.gone()
+        await self.disconnected()

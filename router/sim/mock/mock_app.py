@@ -1,8 +1,4 @@
-"""What does a mock engine answer to a request?
-
-The ASGI application of one engine: vLLM's endpoints, `POST /_fault`, and the place where request faults strike. This
-file never schedules and never shapes a body.
-"""
+"""The ASGI application of a mock engine: vLLM's endpoints, and `POST /_fault` for fault injection."""
 
 from __future__ import annotations
 
@@ -32,20 +28,24 @@ _UNHEALTHY = frozenset({FaultKind.UNHEALTHY})
 
 
 @dataclass(slots=True)
-class _Call:
-    """A generation inside the engine."""
+class _Generation:
+    """A generation request inside the engine."""
 
-    ask: GenerationRequest
+    request: GenerationRequest
     leg: HandoffLeg
     loaded: LoadedKv
-    reply: TokenStream
+    tokens: TokenStream
     fault: Fault | None
-    deadly: Fault | None = None
-    """What kills the engine once this call is answered."""
+    dies_after: Fault | None = None
+    """Fault to inject after the response."""
+
+    def has_fault(self, kind: FaultKind) -> bool:
+        """Whether the request has a fault of this kind."""
+        return self.fault is not None and self.fault.kind is kind
 
 
 class EngineApp:
-    """One engine's endpoints. `event_sources` and `inject` belong to the engine around it."""
+    """The endpoints of one engine. `event_sources` and `inject` are callbacks into the engine."""
 
     def __init__(
         self,
@@ -62,12 +62,12 @@ class EngineApp:
         self._handoffs = handoffs
         self._event_sources = event_sources
         self._inject = inject
-        self._asks = RequestParser(config)
+        self._parser = RequestParser(config)
         self._created_s = int(time.time())
         self._serial = count()
         self._routes: dict[tuple[str, str], _Handler] = {
-            ("POST", "/v1/chat/completions"): self._chat,
-            ("POST", "/v1/completions"): self._completion,
+            ("POST", "/v1/chat/completions"): lambda exchange: self._generate(exchange, self._parser.chat),
+            ("POST", "/v1/completions"): lambda exchange: self._generate(exchange, self._parser.completion),
             ("POST", "/v1/embeddings"): self._embedding,
             ("GET", "/v1/models"): self._models,
             ("GET", "/health"): self._health,
@@ -76,211 +76,204 @@ class EngineApp:
             ("GET", "/kv_event_sources"): self._kv_event_sources,
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
-            ("POST", "/_kv/take"): handoffs.answer_take,
-            ("POST", "/_kv/probe"): handoffs.answer_probe,
-            ("GET", "/query"): handoffs.answer_query,
+            ("POST", "/_kv/take"): handoffs.handle_take,
+            ("POST", "/_kv/lookup"): handoffs.handle_lookup,
+            ("GET", "/query"): handoffs.handle_query,
             ("POST", "/_fault"): self._arm_fault,
             ("DELETE", "/_fault"): self._clear_faults,
         }
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """ASGI entry, HTTP only."""
+        """ASGI entry point, HTTP only."""
         exchange = HttpExchange(scope, receive, send)
-        handler = self._routes.get((exchange.method, exchange.path))
         try:
+            handler = self._routes.get((exchange.method, exchange.path))
             if handler is None:
-                raise self._unrouted(exchange)
+                known = any(path == exchange.path for _, path in self._routes)
+                status = HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND
+                raise EngineError(status.phrase, status=status)
             await handler(exchange)
-        except EngineError as refusal:
-            await exchange.answer(refusal.status, responses.error_body(refusal))
+        except EngineError as error:
+            await exchange.respond(error.status, responses.error_body(error))
         except ClientGone:
-            pass  # there is nobody to say it to
+            pass  # nobody is left to respond to
 
-    def _unrouted(self, exchange: HttpExchange) -> EngineError:
-        if any(path == exchange.path for _, path in self._routes):
-            return EngineError(HTTPStatus.METHOD_NOT_ALLOWED, "Method Not Allowed")
-        return EngineError(HTTPStatus.NOT_FOUND, "Not Found")
+    # --- generation ---
 
-    # --- generation -----------------------------------------------------------------------------------------
-
-    async def _chat(self, exchange: HttpExchange) -> None:
-        await self._generate(exchange, self._asks.chat)
-
-    async def _completion(self, exchange: HttpExchange) -> None:
-        await self._generate(exchange, self._asks.completion)
-
-    async def _generate(self, exchange: HttpExchange, read: Callable[[bytes, str], GenerationRequest]) -> None:
+    async def _generate(self, exchange: HttpExchange, parse: Callable[[bytes, str], GenerationRequest]) -> None:
         body = await exchange.body()
-        fault = self._faults.strike(REQUEST_FAULTS)
-        if await self._struck_down(exchange, fault):
+        fault = self._faults.take(REQUEST_FAULTS)
+        if await self._fails_early(exchange, fault):
             return
-        ask = read(body, exchange.header(b"x-request-id") or uuid.uuid4().hex)
-        request_id = f"{ask.id}-{next(self._serial):08x}"
-        leg = self._handoffs.leg(ask, request_id)
+        request = parse(body, exchange.header(b"x-request-id") or uuid.uuid4().hex)
+        # A client may send an id twice. The engine's own ids are unique, as in vLLM since 0.17.
+        engine_request_id = f"{request.id}-{next(self._serial):08x}"
+        leg = self._handoffs.leg(request, engine_request_id)
         if isinstance(leg, PrefillLeg) and leg.cut is not None:
-            ask = replace(ask, answer=ask.answer.first(leg.cut))
-        if ask.stream:
+            request = replace(request, output=request.output.first_token(leg.cut))
+        if request.stream:
             await exchange.begin(HTTPStatus.OK, EVENT_STREAM)
         try:
-            await self._serve(exchange, ask, leg, request_id, fault)
-        except EngineError as refusal:
-            if not ask.stream:
+            loaded = LoadedKv()
+            if leg is not None and not isinstance(leg, PrefillLeg):
+                loaded = await exchange.unless_disconnected(self._handoffs.load(request, leg))
+            tokens = self._submit(request, leg, loaded, engine_request_id)
+            await self._respond(exchange, _Generation(request, leg, loaded, tokens, fault))
+        except EngineError as error:
+            if not request.stream:
                 raise
-            await exchange.write(responses.error_frames(refusal), more=False)
+            await exchange.write(responses.error_frames(error), more=False)
         except StreamLost:
-            await exchange.cut()
+            await exchange.close()
 
-    async def _serve(
-        self, exchange: HttpExchange, ask: GenerationRequest, leg: HandoffLeg, request_id: str, fault: Fault | None
-    ) -> None:
-        loaded = LoadedKv()
-        if leg is not None and not isinstance(leg, PrefillLeg):
-            loaded = await exchange.unless_gone(self._handoffs.receive(ask, leg))
-        call = _Call(ask, leg, loaded, self._submit(ask, leg, loaded, request_id), fault)
-        with exchange.when_gone(lambda: self._steps.cancel(call.reply)):
-            try:
-                await (self._stream if ask.stream else self._unary)(exchange, call)
-            finally:
-                self._steps.cancel(call.reply)
-        if call.deadly is not None:
-            self._inject(Fault(kind=FaultKind.DIE, for_s=call.deadly.for_s))
-
-    def _submit(self, ask: GenerationRequest, leg: HandoffLeg, loaded: LoadedKv, request_id: str) -> TokenStream:
-        """A client may send an id twice; inside the engine each request has its own, as since vLLM 0.17."""
+    def _submit(
+        self, request: GenerationRequest, leg: HandoffLeg, loaded: LoadedKv, engine_request_id: str
+    ) -> TokenStream:
         return self._steps.submit(
             SimRequest(
-                id=request_id,
-                prompt=ask.prompt,
-                output=ask.answer.tokens,
-                adapter=ask.adapter,
-                salt=ask.salt,
+                id=engine_request_id,
+                prompt=request.prompt,
+                output=request.output.tokens,
+                adapter=request.adapter,
+                salt=request.salt,
                 loaded_tokens=loaded.tokens,
                 garbled=loaded.garbled,
                 pinned=isinstance(leg, PrefillLeg),
             )
         )
 
-    async def _settle(self, exchange: HttpExchange, call: _Call) -> HandoffFields:
-        """All is computed. What the answer says beyond the usual; `StreamLost` where the engine dies before it."""
-        struck = self._faults.strike(PREFILL_FAULTS) if isinstance(call.leg, PrefillLeg) else None
-        if struck is not None and struck.kind is FaultKind.DIE_BEFORE_ANSWER:
-            self._inject(Fault(kind=FaultKind.DIE, for_s=struck.for_s))
+    async def _respond(self, exchange: HttpExchange, generation: _Generation) -> None:
+        with exchange.on_disconnect(lambda: self._steps.cancel(generation.tokens)):
+            try:
+                await (self._stream if generation.request.stream else self._unary)(exchange, generation)
+            finally:
+                self._steps.cancel(generation.tokens)
+        if generation.dies_after is not None:
+            self._inject(Fault(kind=FaultKind.DIE, for_s=generation.dies_after.for_s))
+
+    async def _finish(self, exchange: HttpExchange, generation: _Generation) -> HandoffFields:
+        """Finish a computed request and return its handoff fields. Raises `StreamLost` if the engine dies first."""
+        is_prefill = isinstance(generation.leg, PrefillLeg)
+        fault = self._faults.take(PREFILL_FAULTS) if is_prefill else None
+        if fault is not None and fault.kind is FaultKind.DIE_BEFORE_ANSWER:
+            self._inject(Fault(kind=FaultKind.DIE, for_s=fault.for_s))
             raise StreamLost
-        if struck is not None and struck.kind is FaultKind.DIE_AFTER_ANSWER:
-            call.deadly = struck
-        keeps = struck is None or struck.kind is not FaultKind.NO_PARAMS
-        return await self._handoffs.settle(exchange, call.ask, call.leg, call.reply, keeps=keeps)
+        if fault is not None and fault.kind is FaultKind.DIE_AFTER_ANSWER:
+            generation.dies_after = fault
+        hold = fault is None or fault.kind is not FaultKind.NO_PARAMS
+        return await self._handoffs.finish(exchange, generation.request, generation.leg, generation.tokens, hold=hold)
 
-    def _said(self, call: _Call) -> GenerationRequest:
-        """The request with the answer that it gets, known with the first token."""
-        return self._asks.garbled(call.ask) if call.reply.garbled else call.ask
+    def _output_request(self, generation: _Generation) -> GenerationRequest:
+        """The request with its actual output, which depends on the loaded KV; known from the first token on."""
+        return self._parser.garbled(generation.request) if generation.tokens.garbled else generation.request
 
-    def _cached_tokens(self, call: _Call) -> int:
-        return self._handoffs.shown_cached_tokens(call.ask, call.reply, call.loaded)
+    def _cached_tokens(self, generation: _Generation) -> int:
+        return self._handoffs.reported_cached_tokens(generation.request, generation.tokens, generation.loaded)
 
-    async def _unary(self, exchange: HttpExchange, call: _Call) -> None:
-        fault = call.fault
-        await call.reply.wait_for(len(call.ask.answer.tokens))
-        told = await self._settle(exchange, call)
-        body = responses.unary_body(self._said(call), int(time.time()), self._cached_tokens(call), told)
-        await _hold_back(exchange, fault)
-        if fault is not None and fault.kind is FaultKind.CUT:
+    async def _unary(self, exchange: HttpExchange, generation: _Generation) -> None:
+        await generation.tokens.wait_for(len(generation.request.output.tokens))
+        fields = await self._finish(exchange, generation)
+        cached_tokens = self._cached_tokens(generation)
+        body = responses.unary_body(self._output_request(generation), int(time.time()), cached_tokens, fields)
+        await _pause_if_slow(exchange, generation.fault)
+        if generation.has_fault(FaultKind.CUT):
             await exchange.begin(HTTPStatus.OK, JSON, len(body))
             await exchange.write(body[: len(body) // 2])
-            await exchange.cut()
+            await exchange.close()
         else:
-            await exchange.answer(HTTPStatus.OK, body)
+            await exchange.respond(HTTPStatus.OK, body)
 
-    async def _stream(self, exchange: HttpExchange, call: _Call) -> None:
-        """Its headers are out, as vLLM sends them; whatever is ready is one write for each time something is."""
-        reply, fault = call.reply, call.fault
-        total = len(call.ask.answer.tokens)
-        end = min(total, fault.after_chunks) if fault is not None and fault.kind is FaultKind.CUT else total
-        await reply.wait_for(min(end, 1))
-        frames = responses.StreamFrames(self._said(call), int(time.time()))
+    async def _stream(self, exchange: HttpExchange, generation: _Generation) -> None:
+        """Headers are already sent, as in vLLM. All ready tokens are one write."""
+        tokens, fault = generation.tokens, generation.fault
+        end = total = len(generation.request.output.tokens)
+        if fault is not None and fault.kind is FaultKind.CUT:
+            end = min(total, fault.after_chunks)
+        await tokens.wait_for(min(end, 1))
+        frames = responses.StreamFrames(self._output_request(generation), int(time.time()))
         sent = 0
         while sent < end:
-            ready = min(end, await reply.wait_for(sent + 1))
-            if fault is not None and fault.kind is FaultKind.SLOW:
-                await exchange.pause(fault.pause_s)
+            ready = min(end, await tokens.wait_for(sent + 1))
+            if generation.has_fault(FaultKind.SLOW):
+                await _pause_if_slow(exchange, fault)
                 ready = sent + 1
             await exchange.write(b"".join(frames.tokens(sent, ready)))
             sent = ready
-        if fault is not None and fault.kind is FaultKind.CUT:
-            await exchange.cut()
+        if generation.has_fault(FaultKind.CUT):
+            await exchange.close()
         else:
-            await self._settle(exchange, call)
-            await exchange.write(frames.closing(self._cached_tokens(call)), more=False)
+            await self._finish(exchange, generation)
+            await exchange.write(frames.closing(self._cached_tokens(generation)), more=False)
 
-    async def _struck_down(self, exchange: HttpExchange, fault: Fault | None) -> bool:
-        """Does this fault end the request before the engine sees it?"""
+    async def _fails_early(self, exchange: HttpExchange, fault: Fault | None) -> bool:
+        """Apply a fault that ends the request before the engine parses it; False if there is none."""
         if fault is None or fault.kind in (FaultKind.CUT, FaultKind.SLOW):
             return False
         if fault.kind is FaultKind.STATUS:
-            raise EngineError(fault.status, "this engine was told to fail")
+            raise EngineError("injected fault", status=fault.status)
         if fault.kind is FaultKind.RAW:
-            await exchange.say(fault.raw.encode("latin-1"), fault.piece_bytes)
+            await exchange.write_raw(fault.raw.encode("latin-1"), fault.piece_bytes)
         if fault.kind is FaultKind.RESET or (fault.kind is FaultKind.RAW and fault.then == "reset"):
             await exchange.reset()
         elif fault.kind is FaultKind.RAW and fault.then == "close":
-            await exchange.cut()
+            await exchange.close()
         else:
-            await exchange.gone()
+            await exchange.disconnected()
         return True
 
     async def _embedding(self, exchange: HttpExchange) -> None:
         body = await exchange.body()
-        fault = self._faults.strike(REQUEST_FAULTS)
-        if await self._struck_down(exchange, fault):
+        fault = self._faults.take(REQUEST_FAULTS)
+        if await self._fails_early(exchange, fault):
             return
-        ask = self._asks.embedding(body)
-        await _hold_back(exchange, fault)
-        await exchange.answer(HTTPStatus.OK, responses.embedding_body(ask, uuid.uuid4().hex, int(time.time())))
+        request = self._parser.embedding(body)
+        await _pause_if_slow(exchange, fault)
+        await exchange.respond(HTTPStatus.OK, responses.embedding_body(request, uuid.uuid4().hex, int(time.time())))
 
-    # --- what an engine says of itself ------------------------------------------------------------------------
+    # --- state ---
 
     async def _models(self, exchange: HttpExchange) -> None:
-        await exchange.answer(HTTPStatus.OK, responses.models_body(self._config, self._created_s))
+        await exchange.respond(HTTPStatus.OK, responses.models_body(self._config, self._created_s))
 
     async def _health(self, exchange: HttpExchange) -> None:
-        sick = self._faults.strike(_UNHEALTHY) is not None
-        await exchange.answer(HTTPStatus.SERVICE_UNAVAILABLE if sick else HTTPStatus.OK)
+        unhealthy = self._faults.take(_UNHEALTHY) is not None
+        await exchange.respond(HTTPStatus.SERVICE_UNAVAILABLE if unhealthy else HTTPStatus.OK)
 
     async def _metrics(self, exchange: HttpExchange) -> None:
-        steps, handoffs = self._steps, self._handoffs
-        body = metrics_body(self._config, steps.pod, steps.ttft_s, handoffs.counters)
-        await exchange.answer(HTTPStatus.OK, body, CONTENT_TYPE)
+        steps = self._steps
+        body = metrics_body(self._config, steps.pod, steps.ttft_s, self._handoffs.counters)
+        await exchange.respond(HTTPStatus.OK, body, CONTENT_TYPE)
 
     async def _version(self, exchange: HttpExchange) -> None:
-        await exchange.answer(HTTPStatus.OK, responses.encode({"version": self._config.release}))
+        await exchange.respond(HTTPStatus.OK, responses.encode({"version": self._config.release}))
 
     async def _kv_event_sources(self, exchange: HttpExchange) -> None:
-        await exchange.answer(HTTPStatus.OK, responses.encode(self._event_sources()))
+        await exchange.respond(HTTPStatus.OK, responses.encode(self._event_sources()))
 
     async def _tokenize(self, exchange: HttpExchange) -> None:
-        tokens = self._asks.tokens(await exchange.body())
-        await exchange.answer(HTTPStatus.OK, responses.tokens_body(tokens, self._config.max_model_len))
+        tokens = self._parser.tokenize(await exchange.body())
+        await exchange.respond(HTTPStatus.OK, responses.tokens_body(tokens, self._config.max_model_len))
 
-    # --- what an operator does to it --------------------------------------------------------------------------
+    # --- operations ---
 
     async def _reset_prefix_cache(self, exchange: HttpExchange) -> None:
-        """Always 200, like vLLM. A cache in use stays; what was cleared is announced with the next step."""
+        """Always 200, as in vLLM. Blocks in use stay; the next step publishes the cleared ones."""
         self._steps.pod.cache.clear()
-        await exchange.answer(HTTPStatus.OK)
+        await exchange.respond(HTTPStatus.OK)
 
     async def _arm_fault(self, exchange: HttpExchange) -> None:
         try:
             fault = msgspec.json.decode(await exchange.body(), type=Fault)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise EngineError(HTTPStatus.BAD_REQUEST, str(error)) from error
-        await exchange.answer(HTTPStatus.OK)
+            raise EngineError(str(error)) from error
+        await exchange.respond(HTTPStatus.OK)
         self._inject(fault)
 
     async def _clear_faults(self, exchange: HttpExchange) -> None:
         self._faults.clear()
-        await exchange.answer(HTTPStatus.OK)
+        await exchange.respond(HTTPStatus.OK)
 
 
-async def _hold_back(exchange: HttpExchange, fault: Fault | None) -> None:
+async def _pause_if_slow(exchange: HttpExchange, fault: Fault | None) -> None:
     if fault is not None and fault.kind is FaultKind.SLOW:
         await exchange.pause(fault.pause_s)

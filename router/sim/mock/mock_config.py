@@ -1,33 +1,29 @@
-"""What does one mock engine pretend to be?
-
-Frozen values, checked at birth. This file never opens anything.
-"""
+"""Configuration of a mock engine: frozen values, validated on construction."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from router.errors import ConfigError
-from router.sim.mock.shared_block_store import SharedBlockStore
 from router.sim.pod import SimPodConfig
-from router.types import Link, PodSpeed, Role
+from router.types import BlockHash, Link, PodSpeed, Role
 
 
 class TextEncoder(Protocol):
-    """What the mock needs of a tokenizer; the router's own is one."""
+    """The part of a tokenizer that the mock engine uses."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> array[int]:
         """Token ids of `text`."""
 
 
 Render: TypeAlias = Callable[[Mapping[str, Any]], str]
-"""A chat request's decoded body to the text of its prompt, as `ChatTemplate.render` does, with its errors."""
+"""Renders a decoded chat body to its prompt. Raises what `ChatTemplate.render` raises."""
 
 HandoffDialect: TypeAlias = Literal["", "nixl", "mooncake", "bootstrap", "trtllm", "shared_store", "p2p"]
-"""How KV gets from one engine to another; empty: not at all."""
+"""KV handoff protocol; empty: none."""
 
 EventEncoding: TypeAlias = Literal["map", "array"]
 
@@ -36,9 +32,9 @@ _RELEASES: Mapping[EventEncoding, str] = {"map": "0.32.0", "array": "0.23.0"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvEventConfig:
-    """How KV events leave the engine. Port 0 lets the system choose.
+    """KV event sockets. Port 0 selects a free port.
 
-    `encoding` decides for the whole wire of that time: `array` is vLLM 0.23, whose replay answers have no topic frame.
+    `encoding` selects the wire format: `array` is vLLM 0.23, whose replay answers have no topic frame.
     """
 
     port: int = 0
@@ -50,40 +46,54 @@ class KvEventConfig:
     delay_s: float = 0.0
 
 
+class SharedBlockStore:
+    """Unbounded set of blocks shared by the engines of one process, in place of a pool such as Mooncake's store."""
+
+    def __init__(self) -> None:
+        self._blocks: set[BlockHash] = set()
+
+    def put(self, hashes: Iterable[BlockHash]) -> None:
+        """Add blocks."""
+        self._blocks.update(hashes)
+
+    def leading_blocks(self, hashes: Sequence[BlockHash]) -> int:
+        """Number of leading blocks present, up to the first missing one."""
+        return next((at for at, block_hash in enumerate(hashes) if block_hash not in self._blocks), len(hashes))
+
+
 RDMA = Link(t0_ms=0.37, bytes_per_ms=137e6)
 """Mooncake between two vLLM pods over 8 RoCE ports, as measured (reference/cost-model.md 4.2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffConfig:
-    """How this engine hands KV to others and takes it from them.
+    """KV handoff between engines.
 
-    Leases and waits are in real seconds, whatever the time scale: engines hold KV 30 s (nixl) to 480 s (mooncake) for a
-    decode leg, which waits 30 s (p2p), 300 s (SGLang) or 480 s (mooncake) for it.
+    `lease_s` and `wait_s` are not scaled by `time_scale`. Real engines hold KV for a decode leg 30 s (nixl) to 480 s
+    (mooncake); a decode leg waits 30 s (p2p), 300 s (SGLang) or 480 s (mooncake).
     """
 
     dialect: HandoffDialect = ""
     role: Role = Role.BOTH
-    """Only SGLang's dialect asks for it: there both legs get the same body."""
+    """Required by `bootstrap` only, where both legs have the same body."""
     lease_s: float = 30.0
     wait_s: float = 30.0
     link: Link = RDMA
-    """Every way that KV takes into this engine or out of it; its times are scaled as the steps' are."""
+    """Link for all KV transfers; `time_scale` applies to it."""
     kv_bytes_per_token: int = 131_072
     side_port: int | None = None
-    """Where peers reach this engine (nixl 5600, mooncake and SGLang 8998, p2p 5710); None: on its HTTP port, 0: on any
-    free one."""
+    """Port for peers (nixl 5600, mooncake and SGLang 8998, p2p 5710); None: the HTTP port, 0: a free port."""
     store: SharedBlockStore = field(default_factory=SharedBlockStore)
-    """For shared_store: engines that are given one and the same share their blocks."""
+    """For `shared_store`: engines with the same instance share blocks."""
 
     def __post_init__(self) -> None:
         if self.dialect == "bootstrap" and self.role is Role.BOTH:
-            raise ConfigError("mock engine: with the bootstrap dialect, an engine is either prefill or decode")
+            raise ConfigError("mock engine: dialect bootstrap requires role prefill or decode")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MockEngineConfig:
-    """One engine. `time_scale` multiplies every step's time: 0.1 is ten times faster, 0 never waits."""
+    """One engine. `time_scale` multiplies the time of each step: 0.1 is ten times faster, 0 never waits."""
 
     models: tuple[str, ...]
     """Served names; the first is the base model."""
@@ -115,7 +125,7 @@ class MockEngineConfig:
 
     @property
     def pod(self) -> SimPodConfig:
-        """The part that the scheduler knows."""
+        """The scheduler's part of this configuration."""
         return SimPodConfig(
             speed=self.speed,
             num_blocks=self.num_blocks,
@@ -126,10 +136,10 @@ class MockEngineConfig:
 
     @property
     def release(self) -> str:
-        """The vLLM release whose wire this engine speaks."""
+        """vLLM release whose wire format this engine uses."""
         return _RELEASES[self.kv_events.encoding if self.kv_events else "map"]
 
     @property
     def reuses_tokens(self) -> bool:
-        """Does a chat with `prompt_token_ids` among its `kv_transfer_params` skip the template? vLLM does from 0.27."""
+        """Whether `prompt_token_ids` in `kv_transfer_params` replace the chat template, as in vLLM from 0.27."""
         return self.kv_events is None or self.kv_events.encoding == "map"

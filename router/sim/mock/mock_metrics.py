@@ -1,15 +1,12 @@
-"""What does a mock engine's `/metrics` say?
-
-The series of vLLM that a router reads (reference/protocols.md 4.1), as Prometheus text. This file never measures.
-"""
+"""Encodes `/metrics` of a mock engine: the vLLM series that a router reads (reference/protocols.md 4.1)."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 
-from router.sim.mock.handoff_counters import HandoffCounters
 from router.sim.mock.mock_config import MockEngineConfig
+from router.sim.mock.pinned_kv import HandoffCounters
 from router.sim.pod import SimPod
 
 TTFT_BUCKETS_S = (
@@ -33,23 +30,27 @@ class EngineHistogram:
         self._sum += value
 
     def lines(self, name: str, labels: str) -> Iterator[str]:
-        """The exposition lines, with cumulative buckets."""
+        """Exposition lines with cumulative buckets."""
         total = 0
-        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
+        for bound, count in zip((*map(repr, self._bounds), "+Inf"), self._counts, strict=True):
             total += count
-            le = "+Inf" if bound == float("inf") else repr(bound)
-            yield f'{name}_bucket{{{labels},le="{le}"}} {total}'
+            yield f'{name}_bucket{{{labels},le="{bound}"}} {total}'
         yield f"{name}_count{{{labels}}} {total}"
         yield f"{name}_sum{{{labels}}} {self._sum}"
 
 
 def metrics_body(config: MockEngineConfig, pod: SimPod, ttft_s: EngineHistogram, handoff: HandoffCounters) -> bytes:
-    """The exposition text. Counters have the suffix `_total`; prefix cache figures are in tokens."""
-    labels = _labels({"model_name": config.models[0], "engine": "0"})
+    """The exposition text. Prefix cache counters are in tokens."""
+    load, labels = pod.load, _labels({"model_name": config.models[0], "engine": "0"})
+    gauges: Mapping[str, float] = {
+        "num_requests_running": load.running,
+        "num_requests_waiting": load.waiting + handoff.receiving,
+        "kv_cache_usage_perc": load.kv_usage,
+    }
     lines: list[str] = []
-    for name, value in _gauges(pod, handoff).items():
+    for name, value in gauges.items():
         lines += (f"# TYPE vllm:{name} gauge", f"vllm:{name}{{{labels}}} {float(value)}")
-    for name, value in (_counters(pod) | _handoff_counters(config, pod, handoff)).items():
+    for name, value in _counters(config.handoff.dialect, pod, handoff).items():
         lines += (f"# TYPE vllm:{name}_total counter", f"vllm:{name}_total{{{labels}}} {float(value)}")
     if config.handoff.dialect:
         lines += _prompt_tokens_by_source(pod, labels)
@@ -59,45 +60,29 @@ def metrics_body(config: MockEngineConfig, pod: SimPod, ttft_s: EngineHistogram,
     return ("\n".join(lines) + "\n").encode()
 
 
-def _gauges(pod: SimPod, handoff: HandoffCounters) -> Mapping[str, float]:
-    """Who waits for KV from elsewhere is waiting, too."""
-    load = pod.load
-    return {
-        "num_requests_running": load.running,
-        "num_requests_waiting": load.waiting + handoff.receiving,
-        "kv_cache_usage_perc": load.kv_usage,
+def _counters(dialect: str, pod: SimPod, handoff: HandoffCounters) -> dict[str, int]:
+    counters = pod.counters
+    values = {
+        "prefix_cache_queries": counters.prefix_cache_queries,
+        "prefix_cache_hits": counters.prefix_cache_hits,
+        "prompt_tokens": counters.prompt_tokens,
+        "generation_tokens": counters.generation_tokens,
+        "num_preemptions": counters.preemptions,
     }
-
-
-def _counters(pod: SimPod) -> dict[str, int]:
-    counted = pod.counters
-    return {
-        "prefix_cache_queries": counted.prefix_cache_queries,
-        "prefix_cache_hits": counted.prefix_cache_hits,
-        "prompt_tokens": counted.prompt_tokens,
-        "generation_tokens": counted.generation_tokens,
-        "num_preemptions": counted.preemptions,
-    }
-
-
-def _handoff_counters(config: MockEngineConfig, pod: SimPod, handoff: HandoffCounters) -> dict[str, int]:
-    """Those of a connector, and those that only NIXL's has."""
-    dialect, counted = config.handoff.dialect, pod.counters
-    if not dialect:
-        return {}
-    told = {
-        "external_prefix_cache_queries": counted.external_prefix_cache_queries,
-        "external_prefix_cache_hits": counted.external_prefix_cache_hits,
-    }
+    if dialect:
+        values |= {
+            "external_prefix_cache_queries": counters.external_prefix_cache_queries,
+            "external_prefix_cache_hits": counters.external_prefix_cache_hits,
+        }
     if dialect == "nixl":
-        told |= {"nixl_num_kv_expired_reqs": handoff.expired, "nixl_num_failed_transfers": handoff.failed}
-    return told
+        values |= {"nixl_num_kv_expired_reqs": handoff.expired, "nixl_num_failed_transfers": handoff.failed}
+    return values
 
 
 def _prompt_tokens_by_source(pod: SimPod, labels: str) -> Iterator[str]:
-    counted = pod.counters
-    local, external = counted.prefix_cache_hits, counted.external_prefix_cache_hits
-    computed = counted.prompt_tokens - local - external
+    counters = pod.counters
+    local, external = counters.prefix_cache_hits, counters.external_prefix_cache_hits
+    computed = counters.prompt_tokens - local - external
     yield "# TYPE vllm:prompt_tokens_by_source_total counter"
     sources = {"local_compute": computed, "local_cache_hit": local, "external_kv_transfer": external}
     for source, tokens in sources.items():

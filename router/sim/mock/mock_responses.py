@@ -1,7 +1,6 @@
-"""How does vLLM word this?
+"""Encodes response bodies and SSE frames in the format of vLLM 0.32.
 
-Bodies and SSE frames of every answer, shaped as vLLM 0.32 shapes them (reference/protocols.md 4.2, 4.3, 6.1, 6.2).
-Values in, bytes out: this file never sends anything.
+Source: reference/protocols.md 4.2, 4.3, 6.1, 6.2. Takes values and returns bytes; no I/O.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from router.sim.mock.handoff_dialects import HandoffFields
+from router.sim.mock.handoff_dialects import NO_HANDOFF_FIELDS, HandoffFields
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock.mock_requests import EmbeddingRequest, EngineError, GenerationRequest
 from router.types import Endpoint
@@ -30,25 +29,22 @@ _ERROR_TYPES = {
     HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
 }
 
-_NOTHING = HandoffFields()
-
 encode = msgspec.json.Encoder().encode
 
 
-def error_body(refusal: EngineError) -> bytes:
-    """`{"error": {message, type, param, code}}`, with the HTTP status as an int for code."""
-    status = refusal.status
-    kind = _ERROR_TYPES.get(status, status.phrase)
-    return encode({"error": {"message": str(refusal), "type": kind, "param": refusal.param, "code": int(status)}})
+def error_body(error: EngineError) -> bytes:
+    """`{"error": {message, type, param, code}}`, where `code` is the HTTP status as an int."""
+    kind = _ERROR_TYPES.get(error.status, error.status.phrase)
+    return encode({"error": {"message": str(error), "type": kind, "param": error.param, "code": int(error.status)}})
 
 
-def error_frames(refusal: EngineError) -> bytes:
-    """The same in a stream that has begun already: its status stays 200."""
-    return b"data: " + error_body(refusal) + b"\n\n" + DONE
+def error_frames(error: EngineError) -> bytes:
+    """The error inside a stream that has started; its HTTP status stays 200."""
+    return b"data: " + error_body(error) + b"\n\n" + DONE
 
 
 def models_body(config: MockEngineConfig, created_s: int) -> bytes:
-    """Cards of the served names and of the adapters, which name their parent and no length of their own."""
+    """The `/v1/models` body: served names, then adapters with their parent and without a length."""
     base = config.models[0]
     cards = [_card(name, base, None, config.max_model_len, created_s) for name in config.models]
     cards += [_card(name, f"/adapters/{name}", base, None, created_s) for name in config.adapters]
@@ -56,34 +52,26 @@ def models_body(config: MockEngineConfig, created_s: int) -> bytes:
 
 
 def tokens_body(tokens: array[int], max_model_len: int) -> bytes:
-    """The answer of `/tokenize`."""
+    """The `/tokenize` body."""
     listed = tokens.tolist()
     return encode({"count": len(listed), "max_model_len": max_model_len, "tokens": listed, "token_strs": None})
 
 
-def embedding_body(ask: EmbeddingRequest, embedding_id: str, created_s: int) -> bytes:
-    """One vector for each input, the same for the same tokens."""
+def embedding_body(request: EmbeddingRequest, embedding_id: str, created_s: int) -> bytes:
+    """One vector per input; equal tokens get equal vectors."""
     data = [
-        {"object": "embedding", "index": index, "embedding": _vector(tokens, ask.base64)}
-        for index, tokens in enumerate(ask.inputs)
+        {"object": "embedding", "index": index, "embedding": _vector(tokens, request.base64)}
+        for index, tokens in enumerate(request.inputs)
     ]
-    count = sum(len(tokens) for tokens in ask.inputs)
+    count = sum(len(tokens) for tokens in request.inputs)
     usage = {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0, "prompt_tokens_details": None}
-    return encode(
-        {
-            "id": f"embd-{embedding_id}",
-            "object": "list",
-            "created": created_s,
-            "model": ask.model,
-            "data": data,
-            "usage": usage,
-        }
-    )
+    head = {"id": f"embd-{embedding_id}", "object": "list", "created": created_s, "model": request.model}
+    return encode(head | {"data": data, "usage": usage})
 
 
-def usage(ask: GenerationRequest, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """Token counts; `cached_tokens` is always told, as with `--enable-prompt-tokens-details`."""
-    prompt_tokens = len(ask.prompt)
+def usage(request: GenerationRequest, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """Token counts, always with details, as with `--enable-prompt-tokens-details`."""
+    prompt_tokens = len(request.prompt)
     return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
@@ -95,33 +83,36 @@ def usage(ask: GenerationRequest, completion_tokens: int, cached_tokens: int) ->
     }
 
 
-def unary_body(ask: GenerationRequest, created_s: int, cached_tokens: int, told: HandoffFields = _NOTHING) -> bytes:
-    """The whole answer in one body. `told` is what a prefill leg says beyond the usual."""
-    text = "".join(ask.answer.texts)
-    chat = ask.endpoint is Endpoint.CHAT
+def unary_body(
+    request: GenerationRequest, created_s: int, cached_tokens: int, handoff: HandoffFields = NO_HANDOFF_FIELDS
+) -> bytes:
+    """The complete response body, with the fields of a prefill leg."""
+    output = request.output
+    text = "".join(output.texts)
+    chat = request.endpoint is Endpoint.CHAT
     choice: dict[str, Any] = {"index": 0}
     choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-    choice |= {"logprobs": None, "finish_reason": ask.answer.finish_reason, "stop_reason": None}
-    body = _envelope(ask, created_s, "chat.completion" if chat else "text_completion", choice)
-    if ask.return_token_ids:
-        choice["token_ids"] = ask.answer.tokens
-        (body if chat else choice)["prompt_token_ids"] = ask.prompt.tolist()
-    choice |= told.choice
-    body |= told.top
-    return encode(body | {"usage": usage(ask, len(ask.answer.tokens), cached_tokens)})
+    choice |= {"logprobs": None, "finish_reason": output.finish_reason, "stop_reason": None}
+    body = _envelope(request, created_s, "chat.completion" if chat else "text_completion", choice)
+    if request.return_token_ids:
+        choice["token_ids"] = output.tokens
+        (body if chat else choice)["prompt_token_ids"] = request.prompt.tolist()
+    choice |= handoff.choice
+    body |= handoff.top
+    return encode(body | {"usage": usage(request, len(output.tokens), cached_tokens)})
 
 
 class StreamFrames:
-    """The SSE frames of one streamed answer."""
+    """The SSE frames of one streamed response."""
 
-    def __init__(self, ask: GenerationRequest, created_s: int) -> None:
-        self._ask = ask
-        self._chat = ask.endpoint is Endpoint.CHAT
+    def __init__(self, request: GenerationRequest, created_s: int) -> None:
+        self._request = request
+        self._chat = request.endpoint is Endpoint.CHAT
         self._created_s = created_s
         self._object = "chat.completion.chunk" if self._chat else "text_completion"
 
     def tokens(self, first: int, end: int) -> list[bytes]:
-        """One frame for each of tokens `[first, end)`; before token 0 of a chat, the frame that names the role."""
+        """One frame per token in `[first, end)`; before token 0 of a chat, the frame with the role."""
         frames = [self._token(index) for index in range(first, end)]
         if first == 0 and self._chat:
             role = self._frame({"delta": {"role": "assistant", "content": ""}}, None, self._prompt_token_ids())
@@ -129,34 +120,35 @@ class StreamFrames:
         return frames
 
     def closing(self, cached_tokens: int) -> bytes:
-        """Why it ended, the usage where asked for, and the end mark."""
-        ask = self._ask
+        """The finish reason, the usage if requested, and `[DONE]`."""
+        request = self._request
         empty: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
-        frames = self._frame(empty, ask.answer.finish_reason, {})
-        if ask.include_usage:
-            counted = usage(ask, len(ask.answer.tokens), cached_tokens)
-            frames += _sse(_envelope(ask, self._created_s, self._object) | {"usage": counted})
+        frames = self._frame(empty, request.output.finish_reason, {})
+        if request.include_usage:
+            counts = usage(request, len(request.output.tokens), cached_tokens)
+            frames += _sse(_envelope(request, self._created_s, self._object) | {"usage": counts})
         return frames + DONE
 
     def _token(self, index: int) -> bytes:
-        text = self._ask.answer.texts[index]
+        output = self._request.output
+        text = output.texts[index]
         choice: dict[str, Any] = {"delta": {"content": text}} if self._chat else {"text": text}
-        if self._ask.return_token_ids:
-            choice["token_ids"] = (self._ask.answer.tokens[index],)
+        if self._request.return_token_ids:
+            choice["token_ids"] = (output.tokens[index],)
             if index == 0 and not self._chat:
                 choice |= self._prompt_token_ids()
         return self._frame(choice, None, {})
 
     def _prompt_token_ids(self) -> dict[str, Any]:
-        return {"prompt_token_ids": self._ask.prompt.tolist()} if self._ask.return_token_ids else {}
+        return {"prompt_token_ids": self._request.prompt.tolist()} if self._request.return_token_ids else {}
 
     def _frame(self, choice: dict[str, Any], finish_reason: str | None, extra: dict[str, Any]) -> bytes:
         choice = {"index": 0, **choice, "logprobs": None, "finish_reason": finish_reason}
-        return _sse(_envelope(self._ask, self._created_s, self._object, choice) | extra)
+        return _sse(_envelope(self._request, self._created_s, self._object, choice) | extra)
 
 
-def _envelope(ask: GenerationRequest, created_s: int, kind: str, *choices: dict[str, Any]) -> dict[str, Any]:
-    return {"id": ask.id, "object": kind, "created": created_s, "model": ask.model, "choices": choices}
+def _envelope(request: GenerationRequest, created_s: int, kind: str, *choices: dict[str, Any]) -> dict[str, Any]:
+    return {"id": request.id, "object": kind, "created": created_s, "model": request.model, "choices": choices}
 
 
 def _sse(body: dict[str, Any]) -> bytes:
@@ -164,16 +156,8 @@ def _sse(body: dict[str, Any]) -> bytes:
 
 
 def _card(name: str, root: str, parent: str | None, max_model_len: int | None, created_s: int) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": created_s,
-        "owned_by": "vllm",
-        "root": root,
-        "parent": parent,
-        "max_model_len": max_model_len,
-        "permission": [],
-    }
+    card = {"id": name, "object": "model", "created": created_s, "owned_by": "vllm", "root": root, "parent": parent}
+    return card | {"max_model_len": max_model_len, "permission": []}
 
 
 def _vector(tokens: array[int], as_base64: bool) -> Sequence[float] | str:

@@ -1,7 +1,6 @@
-"""Which KV waits for a decode leg, and for how long?
+"""KV that a prefill engine holds for decode legs.
 
-Every entry is taken once at most, by its key, or its lease ends; until then its blocks count as used. This file never
-speaks HTTP.
+Each entry is taken by its key at most once, or its lease ends. Until then its blocks count as used.
 """
 
 from __future__ import annotations
@@ -10,12 +9,22 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from router.sim.mock.handoff_counters import HandoffCounters
+
+@dataclass(slots=True)
+class HandoffCounters:
+    """Handoff counters of one engine epoch. Undetected wrong KV is counted nowhere, as in real engines."""
+
+    receiving: int = 0
+    """Requests waiting for their KV."""
+    failed: int = 0
+    """Decode legs that failed to load their KV."""
+    expired: int = 0
+    """Prefill legs whose lease ended."""
 
 
 @dataclass(slots=True, eq=False)
 class PinnedKv:
-    """The KV of one prefill leg. `digest` tells of which prompt it is."""
+    """The KV of one prefill leg. `digest` identifies its prompt."""
 
     key: str
     digest: int
@@ -23,80 +32,80 @@ class PinnedKv:
     blocks: tuple[int, ...]
     cached_tokens: int
     release: Callable[[], None]
-    """Gives its blocks back; called once."""
+    """Releases the blocks; called once."""
     delivered: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """True once a decode leg has it, False once nobody will ever have it."""
+    """True once a decode leg has the KV, False once no decode leg can get it."""
+
+    def end(self, *, delivered: bool) -> None:
+        """Release the blocks and resolve `delivered`."""
+        self.release()
+        if not self.delivered.done():
+            self.delivered.set_result(delivered)
 
 
 class PinTable:
-    """What one life of an engine keeps for others."""
+    """All KV that one engine epoch holds for decode legs."""
 
     def __init__(self, lease_s: float, counters: HandoffCounters) -> None:
         self._lease_s = lease_s
         self._counters = counters
         self._waiting: dict[str, tuple[PinnedKv, asyncio.TimerHandle]] = {}
-        self._taken: dict[PinnedKv, None] = {}
-        self._arrival = asyncio.Event()
+        self._in_transfer: dict[PinnedKv, None] = {}
+        self._added = asyncio.Event()
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Whatever still has blocks in use: what waits to be taken, and what is on its way."""
-        return (*self._waiting, *(kept.key for kept in self._taken))
+        """Keys whose blocks are in use: waiting or in transfer."""
+        return (*self._waiting, *(pinned.key for pinned in self._in_transfer))
 
-    def keep(self, kept: PinnedKv) -> None:
-        """From now on `take` finds it. A key that is in use already loses what it had."""
-        if kept.key in self._waiting:
-            self._drop(kept.key)
-        timer = asyncio.get_running_loop().call_later(self._lease_s, self._expire, kept.key)
-        self._waiting[kept.key] = (kept, timer)
-        self._arrival.set()
-        self._arrival = asyncio.Event()
+    def add(self, pinned: PinnedKv) -> None:
+        """Hold `pinned` for `take`. Drops an older entry with the same key."""
+        if pinned.key in self._waiting:
+            self._drop(pinned.key)
+        timer = asyncio.get_running_loop().call_later(self._lease_s, self._expire, pinned.key)
+        self._waiting[pinned.key] = (pinned, timer)
+        self._added.set()
+        self._added = asyncio.Event()
 
     async def take(self, key: str, *, wait: bool) -> PinnedKv | None:
-        """The KV under a key, which nobody can take again; None where there is none, unless told to `wait` for it."""
+        """Start the transfer of the KV under `key`. Without `wait`, returns None where there is none."""
         while wait and key not in self._waiting:
-            await self._arrival.wait()
+            await self._added.wait()
         if key not in self._waiting:
             return None
-        kept, timer = self._waiting.pop(key)
+        pinned, timer = self._waiting.pop(key)
         timer.cancel()
-        self._taken[kept] = None
-        return kept
+        self._in_transfer[pinned] = None
+        return pinned
 
-    def free(self, kept: PinnedKv) -> None:
-        """What was taken has arrived, or never will: its blocks are free again."""
-        if kept in self._taken:
-            del self._taken[kept]
-            _end(kept, delivered=True)
+    def free(self, pinned: PinnedKv) -> None:
+        """End a transfer, successful or not. Idempotent."""
+        if pinned in self._in_transfer:
+            del self._in_transfer[pinned]
+            pinned.end(delivered=True)
 
-    def drop(self, kept: PinnedKv) -> None:
-        """Nobody needs it any more."""
-        if kept.key in self._waiting and self._waiting[kept.key][0] is kept:
-            self._drop(kept.key)
+    def drop(self, pinned: PinnedKv) -> None:
+        """Stop waiting for a decode leg."""
+        if pinned.key in self._waiting and self._waiting[pinned.key][0] is pinned:
+            self._drop(pinned.key)
 
     def expire_all(self) -> None:
-        """End every lease now. What is already on its way is not under one."""
+        """End every lease now. KV in transfer has none."""
         for key in list(self._waiting):
             self._expire(key)
 
-    def forget(self) -> None:
-        """The engine died: its cache is gone, and what was kept in it."""
+    def clear(self) -> None:
+        """Drop everything: the engine has lost its cache."""
         for key in list(self._waiting):
             self._drop(key)
-        for kept in list(self._taken):
-            self.free(kept)
+        for pinned in list(self._in_transfer):
+            self.free(pinned)
 
     def _expire(self, key: str) -> None:
         self._counters.expired += 1
         self._drop(key)
 
     def _drop(self, key: str) -> None:
-        kept, timer = self._waiting.pop(key)
+        pinned, timer = self._waiting.pop(key)
         timer.cancel()
-        _end(kept, delivered=False)
-
-
-def _end(kept: PinnedKv, *, delivered: bool) -> None:
-    kept.release()
-    if not kept.delivered.done():
-        kept.delivered.set_result(delivered)
+        pinned.end(delivered=False)

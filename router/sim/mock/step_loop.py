@@ -1,8 +1,4 @@
-"""When does each token come out?
-
-Drives a pod against the clock of the event loop: starts a step, lets its time pass, ends it, wakes whoever waits for
-the tokens. One engine, one loop, no lock. This file never speaks HTTP.
-"""
+"""Runs a simulated pod in real time: starts a step, waits for its duration, ends it and delivers its tokens."""
 
 from __future__ import annotations
 
@@ -16,11 +12,11 @@ from router.types import KvEvent
 
 
 class StreamLost(Exception):
-    """The rest of this reply will not come: it was cancelled, or the engine restarted."""
+    """The stream ended early: the request was cancelled or the engine restarted."""
 
 
 class TokenStream:
-    """The tokens of one answer as they come out. One reader."""
+    """The tokens of one request as they are generated, for one reader."""
 
     __slots__ = (
         *("_loop", "_lost", "_waiter", "_wanted"),
@@ -39,7 +35,7 @@ class TokenStream:
         self._waiter: asyncio.Future[None] | None = None
 
     async def wait_for(self, tokens: int) -> int:
-        """Wait until at least `tokens` are ready; how many there are. `StreamLost` if they will never be."""
+        """Wait until at least `tokens` are ready and return how many are. Raises `StreamLost`."""
         while self.ready_tokens < tokens:
             if self._lost:
                 raise StreamLost
@@ -49,13 +45,13 @@ class TokenStream:
         return self.ready_tokens
 
     def advance(self) -> None:
-        """One more token is ready. The reader wakes only for what it waits for."""
+        """One more token is ready. Wakes the reader when enough are."""
         self.ready_tokens += 1
         if self.ready_tokens >= self._wanted:
             self._wake()
 
     def lose(self) -> None:
-        """No further token will come."""
+        """No further token follows."""
         self._lost = True
         self._wake()
 
@@ -65,55 +61,55 @@ class TokenStream:
 
 
 class StepLoop:
-    """One engine's steps. `publish` gets the KV events of each step when the step ends."""
+    """The steps of one engine. `publish` is called with the KV events of each step at its end."""
 
     def __init__(self, config: MockEngineConfig, publish: Callable[[tuple[KvEvent, ...]], None]) -> None:
         self._config = config
         self._publish = publish
         self._scale_s_per_ms = config.time_scale / 1000
-        self._replies: dict[RequestId, TokenStream] = {}
+        self._streams: dict[RequestId, TokenStream] = {}
         self._timer: asyncio.Handle | None = None
-        self._due_s = 0.0
+        self._step_end_s = 0.0
         self.pod = SimPod(config.pod)
         self.ttft_s = EngineHistogram(TTFT_BUCKETS_S)
 
     def submit(self, request: SimRequest) -> TokenStream:
-        """Queue a request and, if the engine idles, start a step. `ValueError` as `SimPod.submit`."""
+        """Queue a request and start a step if the engine is idle. Raises `ValueError` as `SimPod.submit`."""
         loop = asyncio.get_running_loop()
         self.pod.submit(request)
-        reply = self._replies[request.id] = TokenStream(request.id, loop)
+        stream = self._streams[request.id] = TokenStream(request.id, loop)
         if self._timer is None:
-            self._due_s = loop.time()
+            self._step_end_s = loop.time()
             self._begin(loop)
-        return reply
+        return stream
 
-    def cancel(self, reply: TokenStream) -> None:
-        """Drop a request, its blocks at once, also those that it left pinned. Nothing else happens if it ended."""
-        if self._replies.get(reply.id, reply) is reply:
-            self._replies.pop(reply.id, None)
-            self.pod.cancel(reply.id)
-            reply.lose()
+    def cancel(self, stream: TokenStream) -> None:
+        """Drop a request and its blocks, also those it left pinned. Does nothing else if it has finished."""
+        if self._streams.get(stream.id, stream) is stream:
+            self._streams.pop(stream.id, None)
+            self.pod.cancel(stream.id)
+            stream.lose()
 
     def restart(self) -> None:
-        """A new life: an empty pod, and nobody's reply goes on."""
+        """Replace the pod with an empty one and end all streams."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        lost, self._replies = self._replies, {}
+        lost, self._streams = self._streams, {}
         self.pod = SimPod(self._config.pod)
         self.ttft_s = EngineHistogram(TTFT_BUCKETS_S)
-        for reply in lost.values():
-            reply.lose()
+        for stream in lost.values():
+            stream.lose()
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Steps are due one after the other, not each from when the loop came round: lateness does not add up."""
+        """Each step is due relative to the previous due time, so that delays of the event loop do not accumulate."""
         duration_ms = self.pod.start_step()
         if duration_ms is None:
             self._timer = None
             return
-        self._due_s += duration_ms * self._scale_s_per_ms
-        late = self._due_s <= loop.time()
-        self._timer = loop.call_soon(self._end, loop) if late else loop.call_at(self._due_s, self._end, loop)
+        self._step_end_s += duration_ms * self._scale_s_per_ms
+        late = self._step_end_s <= loop.time()
+        self._timer = loop.call_soon(self._end, loop) if late else loop.call_at(self._step_end_s, self._end, loop)
 
     def _end(self, loop: asyncio.AbstractEventLoop) -> None:
         step = self.pod.end_step()
@@ -124,11 +120,11 @@ class StepLoop:
 
     def _deliver(self, step: Step, now_s: float) -> None:
         for request_id, cached_tokens in step.started.items():
-            reply = self._replies[request_id]
-            reply.cached_tokens = cached_tokens
-            reply.garbled = request_id in step.garbled
-            self.ttft_s.observe(now_s - reply.submitted_at_s)
+            stream = self._streams[request_id]
+            stream.cached_tokens = cached_tokens
+            stream.garbled = request_id in step.garbled
+            self.ttft_s.observe(now_s - stream.submitted_at_s)
         for request_id in step.emitted:
-            self._replies[request_id].advance()
+            self._streams[request_id].advance()
         for request_id in step.finished:
-            del self._replies[request_id]
+            del self._streams[request_id]

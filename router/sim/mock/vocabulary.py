@@ -1,8 +1,7 @@
-"""What does a mock engine say?
+"""Generates the text of mock responses.
 
-Plain words, chosen by a hash of the prompt: equal prompts get equal answers. Each word is one token of the real
-tokenizer, in its place in the text, so that the next turn's prompt contains exactly the tokens that were generated and
-finds their blocks. This file never looks at what the prompt means.
+Each word is one token of the real tokenizer, also inside the text: the next turn's prompt contains exactly the
+generated tokens and matches their blocks. A hash of the prompt selects the words, so equal prompts get equal text.
 """
 
 from __future__ import annotations
@@ -25,32 +24,32 @@ _LIST = (
 )
 WORDS = tuple(_LIST.split())
 
-SHORTEST_NATURAL_TOKENS, LONGEST_NATURAL_TOKENS = 16, 64
+MIN_STOP_TOKENS, MAX_STOP_TOKENS = 16, 64
+"""Length range of an output without `max_tokens`."""
 
-_GARBLED = 0x6A756E6B
+_GARBLED_SEED = 0x6A756E6B
 _U64 = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedText:
-    """A whole answer, known before its first token is due: `texts[i]` is what token i adds."""
+    """A complete output; `texts[i]` is the text of token i."""
 
     tokens: tuple[int, ...]
     texts: tuple[str, ...]
     finish_reason: Literal["stop", "length", "not_finished"]
 
-    def first(self, finish_reason: Literal["length", "not_finished"]) -> GeneratedText:
-        """Its first token alone."""
+    def first_token(self, finish_reason: Literal["length", "not_finished"]) -> GeneratedText:
+        """The output cut after its first token."""
         return GeneratedText(self.tokens[:1], self.texts[:1], finish_reason)
 
 
 class Vocabulary:
-    """The words that this tokenizer turns into one token each. `ConfigError` where there is none."""
+    """The words that this tokenizer encodes as one token each. Raises `ConfigError` where there is none."""
 
     def __init__(self, tokenizer: TextEncoder) -> None:
-        self._opening = _opening_word(tokenizer)
+        self._opening = opening_token, opening_text = _opening_word(tokenizer)
         self._following: list[tuple[int, str]] = []
-        opening_token, opening_text = self._opening
         for word in WORDS:
             tokens = tokenizer.encode(f"{opening_text} {word}", add_special_tokens=False)
             if len(tokens) == 2 and tokens[0] == opening_token:
@@ -58,22 +57,21 @@ class Vocabulary:
         if not self._following:
             raise ConfigError("mock engine: this tokenizer has none of the answer words as one token")
 
-    def answer(self, prompt: array[int], max_tokens: int | None, room_tokens: int) -> GeneratedText:
-        """The answer to `prompt`: exactly `max_tokens` long where given, else of a length that the prompt decides, cut
-        where the context has no more room."""
+    def generate(self, prompt: array[int], max_tokens: int | None, available_tokens: int) -> GeneratedText:
+        """The output for `prompt`: exactly `max_tokens` long where given, else of a length that depends on the prompt;
+        never longer than `available_tokens`."""
         seed = xxhash.xxh3_64_intdigest(prompt.tobytes())
-        natural = SHORTEST_NATURAL_TOKENS + seed % (LONGEST_NATURAL_TOKENS - SHORTEST_NATURAL_TOKENS + 1)
-        length = min(natural if max_tokens is None else max_tokens, room_tokens)
-        chosen = [self._opening, *self._choose(seed, length - 1)]
-        stopped = max_tokens is None and length == natural
-        tokens, texts = zip(*chosen, strict=True)
+        stop_tokens = MIN_STOP_TOKENS + seed % (MAX_STOP_TOKENS - MIN_STOP_TOKENS + 1)
+        length = min(stop_tokens if max_tokens is None else max_tokens, available_tokens)
+        tokens, texts = zip(self._opening, *self._choose(seed, length - 1), strict=True)
+        stopped = max_tokens is None and length == stop_tokens
         return GeneratedText(tokens, texts, "stop" if stopped else "length")
 
-    def garbled(self, answer: GeneratedText) -> GeneratedText:
-        """What comes out instead where the KV is of something else: as long, and wrong from its first token."""
-        seed = xxhash.xxh3_64_intdigest("".join(answer.texts).encode(), _GARBLED)
-        tokens, texts = zip(*self._choose(seed, len(answer.tokens)), strict=True)
-        return GeneratedText(tokens, texts, answer.finish_reason)
+    def garbled(self, output: GeneratedText) -> GeneratedText:
+        """Another output of the same length, wrong from its first token: what wrong KV produces."""
+        seed = xxhash.xxh3_64_intdigest("".join(output.texts).encode(), _GARBLED_SEED)
+        tokens, texts = zip(*self._choose(seed, len(output.tokens)), strict=True)
+        return GeneratedText(tokens, texts, output.finish_reason)
 
     def _choose(self, state: int, count: int) -> Iterator[tuple[int, str]]:
         for _ in range(count):
@@ -82,7 +80,7 @@ class Vocabulary:
 
 
 def _opening_word(tokenizer: TextEncoder) -> tuple[int, str]:
-    """An answer opens without a space, which chat templates may strip."""
+    """The first word has no leading space, because chat templates may strip it."""
     for word in WORDS:
         tokens = tokenizer.encode(word.capitalize(), add_special_tokens=False)
         if len(tokens) == 1:

@@ -43,7 +43,7 @@ async def test_a_request_is_read_whole_and_answered_whole() -> None:
     async def story(exchange: HttpExchange) -> None:
         seen = (exchange.method, exchange.path, exchange.header(b"x-request-id"), exchange.header(b"x-none"))
         assert seen == ("POST", "/a/b", "seven", None)
-        await exchange.answer(201, b"%d" % len(await exchange.body()))
+        await exchange.respond(201, b"%d" % len(await exchange.body()))
 
     async with answering(story) as client:
         answer = await client.post("/a/b", content=b"x" * 500_000, headers={"X-Request-Id": "seven"})
@@ -57,7 +57,7 @@ async def test_a_cut_sends_what_was_written_and_no_end() -> None:
     async def story(exchange: HttpExchange) -> None:
         await exchange.begin(200, EVENT_STREAM)
         await exchange.write(b"data: 1\n\n")
-        await exchange.cut()
+        await exchange.close()
 
     async with answering(story) as client:
         pieces: list[bytes] = []
@@ -82,7 +82,7 @@ async def test_a_client_that_leaves_is_noticed_while_the_engine_works() -> None:
 
     async def story(exchange: HttpExchange) -> None:
         await exchange.body()
-        with exchange.when_gone(left.set):
+        with exchange.on_disconnect(left.set):
             reached.set()
             await left.wait()
 
@@ -99,10 +99,10 @@ async def test_a_client_that_stays_is_not_taken_for_one_that_left() -> None:
     left: list[str] = []
 
     async def story(exchange: HttpExchange) -> None:
-        with exchange.when_gone(lambda: left.append(exchange.path)):
+        with exchange.on_disconnect(lambda: left.append(exchange.path)):
             await exchange.body()
             await asyncio.sleep(0)
-        await exchange.answer(200)
+        await exchange.respond(200)
 
     async with answering(story) as client:
         for path in ("/1", "/2"):
@@ -123,9 +123,9 @@ async def test_work_is_given_up_when_the_client_leaves() -> None:
             told.append("cleaned up")
 
     async def story(exchange: HttpExchange) -> None:
-        assert await exchange.unless_gone(asyncio.sleep(0, 7)) == 7
+        assert await exchange.unless_disconnected(asyncio.sleep(0, 7)) == 7
         try:
-            await exchange.unless_gone(work())
+            await exchange.unless_disconnected(work())
         except ClientGone:
             told.append("gone")
         over.set()

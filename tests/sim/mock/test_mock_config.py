@@ -45,6 +45,6 @@ def test_the_event_encoding_tells_the_release(make_config: MakeConfig) -> None:
 
 def test_an_sglang_engine_needs_a_mode() -> None:
     """Both legs get one body there: an engine that is both could not tell which it has."""
-    with pytest.raises(ConfigError, match="either prefill or decode"):
+    with pytest.raises(ConfigError, match="requires role prefill or decode"):
         HandoffConfig(dialect="bootstrap")
     assert HandoffConfig(dialect="bootstrap", role=Role.DECODE).role is Role.DECODE

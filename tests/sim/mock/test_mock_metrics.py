@@ -7,9 +7,9 @@ from collections.abc import Callable
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.hashing import token_array
-from router.sim.mock.handoff_counters import HandoffCounters
 from router.sim.mock.mock_config import HandoffConfig, MockEngineConfig
 from router.sim.mock.mock_metrics import EngineHistogram, metrics_body
+from router.sim.mock.pinned_kv import HandoffCounters
 from router.sim.pod import SimPod, SimRequest
 
 NOTHING = HandoffCounters()

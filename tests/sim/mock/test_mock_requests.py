@@ -62,7 +62,7 @@ def test_an_adapter_is_a_model_of_its_own(reader: RequestParser) -> None:
 def test_max_completion_tokens_goes_before_max_tokens(reader: RequestParser) -> None:
     """The newer field wins where a client sends both."""
     ask = reader.chat(body(messages=USER, max_tokens=9, max_completion_tokens=3), "7")
-    assert len(ask.answer.tokens) == 3
+    assert len(ask.output.tokens) == 3
 
 
 def test_stream_options_are_read(reader: RequestParser) -> None:
@@ -121,7 +121,7 @@ def test_an_unknown_model_is_not_found(reader: RequestParser) -> None:
         lambda: reader.chat(body(messages=USER, model="x"), "7"),
         lambda: reader.completion(body(prompt="a", model="x"), "7"),
         lambda: reader.embedding(body(input="a", model="x")),
-        lambda: reader.tokens(body(prompt="a", model="x")),
+        lambda: reader.tokenize(body(prompt="a", model="x")),
     ]
     for read in reads:
         with pytest.raises(EngineError, match="The model `x` does not exist") as refused:
@@ -131,10 +131,10 @@ def test_an_unknown_model_is_not_found(reader: RequestParser) -> None:
 
 def test_tokenize_defaults_to_special_tokens_for_text_and_to_none_for_chats(reader: RequestParser) -> None:
     """The same defaults as the generating endpoints, so that the answer equals their prompt."""
-    assert reader.tokens(body(prompt="a b")) == reader.completion(body(prompt="a b"), "7").prompt
-    assert reader.tokens(body(messages=USER)) == reader.chat(body(messages=USER), "7").prompt
+    assert reader.tokenize(body(prompt="a b")) == reader.completion(body(prompt="a b"), "7").prompt
+    assert reader.tokenize(body(messages=USER)) == reader.chat(body(messages=USER), "7").prompt
     with pytest.raises(EngineError, match="prompt or messages"):
-        reader.tokens(body(model="tiny"))
+        reader.tokenize(body(model="tiny"))
 
 
 def test_embeddings_take_texts_and_tokens(reader: RequestParser) -> None:

@@ -35,7 +35,7 @@ CHAT = GenerationRequest(
     endpoint=Endpoint.CHAT,
     model="tiny",
     prompt=token_array([1, 2, 3]),
-    answer=GeneratedText((7, 8), ("Time", " year"), "length"),
+    output=GeneratedText((7, 8), ("Time", " year"), "length"),
     stream=True,
 )
 COMPLETION = replace(CHAT, id="cmpl-7", endpoint=Endpoint.COMPLETIONS)
@@ -113,9 +113,9 @@ def test_a_stream_tells_the_prompt_with_its_first_frame_and_each_token_with_its_
 
 def test_an_error_names_its_class_and_repeats_the_status_as_an_integer() -> None:
     """vLLM's `code` is a number, its `type` a class name where it has one."""
-    body = json.loads(error_body(EngineError(HTTPStatus.NOT_FOUND, "no such model", param="model")))
+    body = json.loads(error_body(EngineError("no such model", status=HTTPStatus.NOT_FOUND, param="model")))
     assert body == {"error": {"message": "no such model", "type": "NotFoundError", "param": "model", "code": 404}}
-    overload = json.loads(error_body(EngineError(HTTPStatus.SERVICE_UNAVAILABLE, "busy")))["error"]
+    overload = json.loads(error_body(EngineError("busy", status=HTTPStatus.SERVICE_UNAVAILABLE)))["error"]
     assert (overload["type"], overload["code"], overload["param"]) == ("Service Unavailable", 503, None)
 
 
@@ -147,7 +147,7 @@ def test_embeddings_depend_on_the_tokens_alone_in_either_encoding() -> None:
 
 def test_an_error_in_a_stream_is_a_frame_of_its_own() -> None:
     """The same object, then the end mark."""
-    refusal = EngineError(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal server error")
+    refusal = EngineError("Internal server error", status=HTTPStatus.INTERNAL_SERVER_ERROR)
     error, end, rest = error_frames(refusal).split(b"\n\n")
     assert error == b"data: " + error_body(refusal) and (end + b"\n\n", rest) == (DONE, b"")
 

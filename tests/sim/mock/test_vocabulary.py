@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from router.errors import ConfigError
 from router.hashing import token_array
 from router.sim.mock.mock_config import TextEncoder
-from router.sim.mock.vocabulary import LONGEST_NATURAL_TOKENS, SHORTEST_NATURAL_TOKENS, Vocabulary
+from router.sim.mock.vocabulary import MAX_STOP_TOKENS, MIN_STOP_TOKENS, Vocabulary
 
 PROMPTS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20).map(token_array)
 
@@ -57,15 +57,15 @@ def vocabulary(tokenizer: TextEncoder) -> Vocabulary:
 @given(PROMPTS)
 def test_equal_prompts_get_equal_answers_of_natural_length(vocabulary: Vocabulary, prompt: array[int]) -> None:
     """Without a limit the prompt decides the length, and the answer stops by itself."""
-    answer = vocabulary.answer(prompt, None, 1000)
-    assert answer == vocabulary.answer(prompt, None, 1000)
-    assert SHORTEST_NATURAL_TOKENS <= len(answer.tokens) <= LONGEST_NATURAL_TOKENS
+    answer = vocabulary.generate(prompt, None, 1000)
+    assert answer == vocabulary.generate(prompt, None, 1000)
+    assert MIN_STOP_TOKENS <= len(answer.tokens) <= MAX_STOP_TOKENS
     assert answer.finish_reason == "stop"
 
 
 def test_different_prompts_get_different_answers(vocabulary: Vocabulary) -> None:
     """The whole prompt counts, not its beginning."""
-    answers = {vocabulary.answer(token_array([1, 2, last]), 16, 1000).texts for last in range(50)}
+    answers = {vocabulary.generate(token_array([1, 2, last]), 16, 1000).texts for last in range(50)}
     assert len(answers) == 50
 
 
@@ -73,13 +73,13 @@ def test_different_prompts_get_different_answers(vocabulary: Vocabulary) -> None
 @given(PROMPTS, st.integers(1, 200))
 def test_max_tokens_is_met_exactly(vocabulary: Vocabulary, prompt: array[int], max_tokens: int) -> None:
     """Load drivers ask for output lengths and must get them."""
-    answer = vocabulary.answer(prompt, max_tokens, 1000)
+    answer = vocabulary.generate(prompt, max_tokens, 1000)
     assert (len(answer.tokens), len(answer.texts), answer.finish_reason) == (max_tokens, max_tokens, "length")
 
 
 def test_an_answer_ends_where_the_context_does(vocabulary: Vocabulary) -> None:
     """A natural answer that is cut says so."""
-    answer = vocabulary.answer(token_array([1]), None, 5)
+    answer = vocabulary.generate(token_array([1]), None, 5)
     assert (len(answer.tokens), answer.finish_reason) == (5, "length")
 
 
@@ -88,7 +88,7 @@ def test_a_real_tokenizer_reads_an_answer_back_as_its_tokens() -> None:
     tokenizer = DeepseekTokenizer()
     vocabulary = Vocabulary(tokenizer)
     for seed in range(20):
-        answer = vocabulary.answer(token_array([seed]), 100, 1000)
+        answer = vocabulary.generate(token_array([seed]), 100, 1000)
         assert tokenizer.encode("".join(answer.texts)).tolist() == list(answer.tokens)
         in_chat = tokenizer.encode(f"<｜Assistant｜>{''.join(answer.texts)}<｜end▁of▁sentence｜>").tolist()
         assert in_chat[1:-1] == list(answer.tokens)
@@ -98,7 +98,7 @@ def test_a_real_tokenizer_reads_an_answer_back_as_its_tokens() -> None:
 def test_only_words_that_are_one_token_are_said() -> None:
     """So that token and text go together one by one."""
     tokenizer = ShortWordTokenizer()
-    answer = Vocabulary(tokenizer).answer(token_array([1]), 100, 1000)
+    answer = Vocabulary(tokenizer).generate(token_array([1]), 100, 1000)
     assert max(map(len, answer.texts)) == len(" word")
     assert tokenizer.encode("".join(answer.texts)).tolist() == list(answer.tokens)
 
@@ -114,7 +114,7 @@ def test_a_tokenizer_without_whole_words_is_refused() -> None:
 def test_a_garbled_answer_is_as_long_and_wrong_from_its_first_token(prompt: array[int]) -> None:
     """Always the same one, too."""
     vocabulary = Vocabulary(ShortWordTokenizer())
-    right = vocabulary.answer(prompt, None, 1000)
+    right = vocabulary.generate(prompt, None, 1000)
     wrong = vocabulary.garbled(right)
     assert len(wrong.texts) == len(right.texts) and wrong.texts[0] != right.texts[0]
     assert (wrong.finish_reason, wrong) == (right.finish_reason, vocabulary.garbled(right))
@@ -122,5 +122,5 @@ def test_a_garbled_answer_is_as_long_and_wrong_from_its_first_token(prompt: arra
 
 def test_an_answer_can_end_with_its_first_token() -> None:
     """For a reason of its own."""
-    first = Vocabulary(ShortWordTokenizer()).answer(token_array([1]), 5, 1000).first("not_finished")
+    first = Vocabulary(ShortWordTokenizer()).generate(token_array([1]), 5, 1000).first_token("not_finished")
     assert (len(first.tokens), len(first.texts), first.finish_reason) == (1, 1, "not_finished")

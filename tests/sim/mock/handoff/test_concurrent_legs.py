@@ -205,7 +205,7 @@ async def test_a_pull_from_the_dead_computes_everything(open_pair: OpenPair) -> 
         assert cached(await pair.decoded({"remote_kv_source": source})) == 0
 
 
-@pytest.mark.parametrize("path", ["/_kv/take", "/_kv/probe"])
+@pytest.mark.parametrize("path", ["/_kv/take", "/_kv/lookup"])
 async def test_garbage_between_engines_is_a_bad_request(open_pair: OpenPair, path: str) -> None:
     """Whoever sent it."""
     async with open_pair("nixl") as pair:

@@ -51,7 +51,7 @@ def ask(output_tokens: int = 2, **handoff: Any) -> GenerationRequest:
         endpoint=Endpoint.CHAT,
         model="tiny",
         prompt=token_array(range(40)),
-        answer=answer,
+        output=answer,
         handoff=handoff,
     )
 
@@ -101,11 +101,11 @@ def test_an_sglang_pod_serves_only_what_has_a_room() -> None:
 @pytest.mark.anyio
 async def test_nixl_tells_where_its_blocks_lie(kept: PinnedKv) -> None:
     """The answer of a prefill leg is all that a decode leg needs."""
-    params = wire("nixl").told(ask(), kept, HERE).top["kv_transfer_params"]
+    params = wire("nixl").fields(ask(), kept, HERE).top["kv_transfer_params"]
     assert params["remote_block_ids"] == [(4, 5, 6)] and params["remote_num_tokens"] == 40
     assert params["remote_prefill_cached_tokens"] == 16 and params["remote_blocks_expiry_time"] is None
     assert wire("nixl").leg(ask(kv_transfer_params=params), "r") == DecodeLeg("http://10.0.0.3:5600", "chatcmpl-7")
-    assert wire("nixl").told(ask(), None, HERE).top == {"kv_transfer_params": None}
+    assert wire("nixl").fields_without_kv.top == {"kv_transfer_params": None}
 
 
 @pytest.mark.net
@@ -113,7 +113,7 @@ async def test_nixl_tells_where_its_blocks_lie(kept: PinnedKv) -> None:
 async def test_tensorrt_llm_tells_an_opaque_state_in_its_choice(kept: PinnedKv) -> None:
     """The generation leg is sent that object back, with its type changed."""
     context = ask(1, disaggregated_params={"request_type": "context_only", "disagg_request_id": 5})
-    told = wire("trtllm").told(context, kept, HERE)
+    told = wire("trtllm").fields(context, kept, HERE)
     params = told.choice["disaggregated_params"]
     assert (params["first_gen_tokens"], params["disagg_request_id"]) == ((7,), 5)
     assert told.top == {"prompt_token_ids": list(range(40))}
@@ -158,11 +158,11 @@ def test_garbage_is_a_bad_request(dialect: str, handoff: dict[str, Any]) -> None
 )
 def test_engines_disagree_on_what_counts_as_cached(dialect: str, shown: int) -> None:
     """32 of 40 tokens came from elsewhere, where 8 had been cached; 16 were here already."""
-    told = wire(dialect, Role.DECODE).shown_cached_tokens(ask(), 16, LoadedKv(32, prefill_cached_tokens=8))
+    told = wire(dialect, Role.DECODE).reported_cached_tokens(40, 16, LoadedKv(32, prefill_cached_tokens=8))
     assert told == shown
 
 
 def test_mooncake_hands_over_only_what_the_limit_ended() -> None:
     """A stop token on the prefill side strands the decode side."""
-    offered: Callable[[str], bool] = wire("mooncake").offers
-    assert [offered("length"), offered("stop"), wire("nixl").offers("stop")] == [True, False, True]
+    offered: Callable[[str], bool] = wire("mooncake").holds_kv
+    assert [offered("length"), offered("stop"), wire("nixl").holds_kv("stop")] == [True, False, True]

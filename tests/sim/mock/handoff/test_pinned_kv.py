@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.sim.mock.handoff_counters import HandoffCounters
-from router.sim.mock.pinned_kv import PinnedKv, PinTable
+from router.sim.mock.pinned_kv import HandoffCounters, PinnedKv, PinTable
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 HOURS_S = 9999.0
@@ -24,7 +23,7 @@ def kept_as(key: str, released: Counter[str]) -> PinnedKv:
 async def test_what_is_kept_is_taken_once_and_freed_on_arrival() -> None:
     """While it is on its way its blocks are still in use, but nobody else gets it."""
     released, pins = Counter[str](), PinTable(HOURS_S, HandoffCounters())
-    pins.keep(kept_as("a", released))
+    pins.add(kept_as("a", released))
     taken = await pins.take("a", wait=False)
     assert taken is not None
     assert (pins.keys, released.total()) == (("a",), 0)
@@ -39,7 +38,7 @@ async def test_a_lease_ends_by_itself() -> None:
     released, counters = Counter[str](), HandoffCounters()
     pins = PinTable(0.0, counters)
     kept = kept_as("a", released)
-    pins.keep(kept)
+    pins.add(kept)
     assert await kept.delivered is False
     assert (pins.keys, released, counters.expired) == ((), {"a": 1}, 1)
     assert await pins.take("a", wait=False) is None
@@ -50,12 +49,12 @@ async def test_what_is_on_its_way_is_under_no_lease() -> None:
     counters = HandoffCounters()
     pins = PinTable(0.0, counters)
     for key in "ab":
-        pins.keep(kept_as(key, Counter()))
+        pins.add(kept_as(key, Counter()))
     await pins.take("a", wait=False)
     while len(pins.keys) == 2:
         await asyncio.sleep(0)
     assert (pins.keys, counters.expired) == (("a",), 1)
-    pins.keep(kept_as("c", Counter()))
+    pins.add(kept_as("c", Counter()))
     pins.expire_all()
     assert (pins.keys, counters.expired) == (("a",), 2)
 
@@ -67,7 +66,7 @@ async def test_a_decode_leg_can_come_first() -> None:
     for key in "ab":
         await asyncio.sleep(0)
         assert not waiting.done()
-        pins.keep(kept_as(key, Counter()))
+        pins.add(kept_as(key, Counter()))
     taken = await waiting
     assert taken is not None and taken.key == "b"
 
@@ -76,8 +75,8 @@ async def test_a_key_that_is_used_again_loses_what_it_had() -> None:
     """The first one's blocks are free; its lease does not end the second one."""
     released, pins = Counter[str](), PinTable(HOURS_S, HandoffCounters())
     first, second = kept_as("a", released), kept_as("a", released)
-    pins.keep(first)
-    pins.keep(second)
+    pins.add(first)
+    pins.add(second)
     pins.drop(first)
     assert released == {"a": 1} and await pins.take("a", wait=False) is second
 
@@ -95,7 +94,7 @@ def test_every_block_is_given_back_exactly_once(acts: list[tuple[str, str]]) -> 
         for act, key in acts:
             if act == "keep":
                 kept.append(PinnedKv(key, 1, 16, (), 0, partial(released.update, [len(kept)])))
-                pins.keep(kept[-1])
+                pins.add(kept[-1])
             elif act == "take" and (found := await pins.take(key, wait=False)):
                 taken.append(found)
             elif act == "free" and taken:
@@ -104,7 +103,7 @@ def test_every_block_is_given_back_exactly_once(acts: list[tuple[str, str]]) -> 
                 pins.drop(kept[-1])
             elif act == "expire":
                 pins.expire_all()
-        pins.forget()
+        pins.clear()
         assert pins.keys == ()
 
     asyncio.run(play())

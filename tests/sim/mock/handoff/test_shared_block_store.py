@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.sim.mock.shared_block_store import SharedBlockStore
+from router.sim.mock.mock_config import SharedBlockStore
 
 
 def test_only_what_leads_without_a_gap_is_found() -> None:
