@@ -76,10 +76,10 @@ def test_stream_options_are_read(reader: RequestParser) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message", "param"),
     [
-        ({"n": 2}, "n must be 1", "n"),
+        ({"n": 2}, "only n=1", "n"),
         ({"max_tokens": 0}, "at least 1", "max_tokens"),
         ({"max_tokens": 1, "min_tokens": 2}, "min_tokens must be less than or equal to max_tokens=1", "min_tokens"),
-        ({"n": 2, "kv_transfer_params": {"do_remote_decode": True}}, "n must be 1", "n"),
+        ({"n": 2, "kv_transfer_params": {"do_remote_decode": True}}, "only n=1", "n"),
         ({"kv_transfer_params": {"prompt_token_ids": [-1]}}, "not a list of token ids", "prompt"),
         ({"kv_transfer_params": {"prompt_token_ids": []}}, "the prompt has no tokens", "prompt"),
         ({"max_tokens": 97}, "maximum context length is 100 tokens", "input_tokens"),
