@@ -1,13 +1,13 @@
-"""What does the router answer itself?
+"""The endpoints that the router answers itself: health, metrics, models and admin calls, with FastAPI.
 
-Health, metrics, the merged model list and the pods' admin calls: plain FastAPI. Everything that goes on to a pod is
-taken by `EdgeProtocol` before FastAPI sees it. This file never forwards a request.
+`EdgeProtocol` takes every request for a pod before FastAPI sees it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -15,87 +15,81 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
+from router.admission.gate import AdmissionGate
+from router.api.admin import add_pod_routes, add_policy_routes
+from router.api.admin_commands import AdminCommands
 from router.api.error_responses import error_body, error_headers, response_for
 from router.api.explain_routes import ExplainRoutes
-from router.api.local import only_local
 from router.api.openai_edge import OpenAiEdge
-from router.config.schema import PodConfig
-from router.errors import ConfigError, MalformedRequest, MethodNotAllowed, RouterError, UnknownEndpoint
+from router.api.views import describe_readiness, model_cards
+from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint
+from router.feeds.policies import PolicyFeed
 from router.fleet.fleet import Fleet
-from router.fleet.lifecycle import PodEvent
-from router.types import PodId, PodState, PodStatus
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
-AddPod = Callable[[PodConfig], None]
-RemovePod = Callable[[str], bool]
-DrainPod = Callable[[PodId, PodEvent], PodState]
 
 
 class App:
-    """Both halves of what is served: `edge` by `EdgeProtocol`, the rest as an ASGI application."""
+    """Everything that is served: `edge` forwards requests to pods, an ASGI application answers the others, and `gate`
+    admits both."""
 
-    def __init__(self, edge: OpenAiEdge, own: FastAPI) -> None:
+    def __init__(self, edge: OpenAiEdge, own: FastAPI, gate: AdmissionGate | None = None) -> None:
         self.edge = edge
+        self.gate = gate or AdmissionGate()
         self.is_stopping = False
-        """Whoever asks from now on should ask another router next time."""
+        """Responses end their connection, so that clients open the next one to another router."""
         self._own = own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._own(scope, receive, send)
 
     def begin_stopping(self) -> None:
-        """From now on `/readyz` says no, and so does every answer: the connection that it came over ends with it."""
+        """Let `/readyz` fail, and let each response end its connection."""
         self.is_stopping = self._own.state.is_stopping = True
 
 
-def own_app(
-    fleet: Fleet,
-    render_metrics: Callable[[], Awaitable[bytes]],
-    describe_pods: Callable[[], list[dict[str, Any]]],
-    add_pod: AddPod,
-    remove_pod: RemovePod,
-    drain_pod: DrainPod,
-    explain: ExplainRoutes,
-    lifespan: Lifespan,
-    describe_policies: Callable[[], dict[str, str]],
-) -> FastAPI:
-    """What the router itself answers."""
+@dataclass(frozen=True, slots=True)
+class OwnRoutes:
+    """What the router's own endpoints show and change."""
+
+    fleet: Fleet
+    policies: PolicyFeed
+    commands: AdminCommands
+    explain: ExplainRoutes
+    describe_pods: Callable[[], list[dict[str, Any]]]
+    render_metrics: Callable[[], Awaitable[bytes]]
+
+
+def own_app(routes: OwnRoutes, lifespan: Lifespan) -> FastAPI:
+    """The ASGI application with these endpoints."""
     app = FastAPI(title="warmroute", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.is_stopping = False
-    _health(app, fleet, describe_policies)
-    _models(app, fleet)
-    _admin(app, describe_pods, add_pod, remove_pod)
-    _drain(app, fleet, drain_pod)
-    explain.add_to(app)
-    _errors(app)
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(await render_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
+    _add_health(app, routes)
+    _add_models(app, routes.fleet)
+    add_pod_routes(app, routes.fleet, routes.commands, routes.describe_pods)
+    add_policy_routes(app, routes.policies, routes.commands)
+    routes.explain.add_to(app)
+    _add_error_handlers(app)
     return app
 
 
-def _health(app: FastAPI, fleet: Fleet, describe_policies: Callable[[], dict[str, str]]) -> None:
-    @app.get("/health")  # the engines' name for it: probes that were made for a pod find a router in its place
+def _add_health(app: FastAPI, routes: OwnRoutes) -> None:
+    @app.get("/health")  # engines have this path: probes written for a pod work for the router, too
     @app.get("/livez")
     async def livez() -> dict[str, str]:
         return {"status": "alive"}
 
     @app.get("/readyz")
     async def readyz() -> JSONResponse:
-        states = [status.state.value for status in fleet.snapshot.pods]
-        stops, any_ready = app.state.is_stopping, PodState.READY.value in states
-        ready = any_ready and not stops
-        detail = {
-            "status": "stopping" if stops else "ready" if ready else "no pod is ready",
-            "pods": {s: states.count(s) for s in set(states)},
-            "policies": describe_policies(),
-        }
+        ready, detail = describe_readiness(routes.fleet, routes.policies, is_stopping=app.state.is_stopping)
         return JSONResponse(detail, status_code=200 if ready else 503)
 
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(await routes.render_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-def _models(app: FastAPI, fleet: Fleet) -> None:
+
+def _add_models(app: FastAPI, fleet: Fleet) -> None:
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": list(model_cards(fleet.snapshot.pods).values())}
@@ -108,77 +102,16 @@ def _models(app: FastAPI, fleet: Fleet) -> None:
         return JSONResponse(card)
 
 
-def model_cards(statuses: tuple[PodStatus, ...]) -> dict[str, dict[str, Any]]:
-    """One card a model over all pods; `max_model_len` is the least of them, which every pod can keep."""
-    cards: dict[str, dict[str, Any]] = {}
-    for status in statuses:
-        pod = status.pod
-        for name in (*pod.models, *pod.adapters):
-            card = cards.setdefault(
-                name, {"id": name, "object": "model", "created": 0, "owned_by": "warmroute", "max_model_len": None}
-            )
-            if name in pod.adapters:
-                card["parent"] = pod.models[0] if pod.models else None
-            if pod.max_model_len_tokens is not None:
-                card["max_model_len"] = min(card["max_model_len"] or pod.max_model_len_tokens, pod.max_model_len_tokens)
-    return cards
-
-
-def _admin(
-    app: FastAPI, describe_pods: Callable[[], list[dict[str, Any]]], add_pod: AddPod, remove_pod: RemovePod
-) -> None:
-    """Only from this machine: whoever may add a pod may read every prompt."""
-
-    @app.get("/admin/pods")
-    async def pods(request: Request) -> list[dict[str, Any]]:
-        only_local(request)
-        return describe_pods()
-
-    @app.post("/admin/pods", status_code=201)
-    async def add(request: Request, pod: PodConfig) -> dict[str, str]:
-        only_local(request)
-        try:
-            add_pod(pod)
-        except ConfigError as error:
-            raise MalformedRequest(str(error)) from error
-        return {"status": "joining", "url": pod.url}
-
-    @app.delete("/admin/pods/{pod_id:path}")
-    async def remove(request: Request, pod_id: str) -> dict[str, str]:
-        only_local(request)
-        if not remove_pod(pod_id):
-            raise HTTPException(404, f"There is no pod `{pod_id}`.")
-        return {"status": "gone", "pod": pod_id}
-
-
-def _drain(app: FastAPI, fleet: Fleet, drain_pod: DrainPod) -> None:
-    """A draining pod keeps what it has and gets nothing new; undrained, it joins again through a probe."""
-
-    def tell(request: Request, pod_id: str, event: PodEvent) -> dict[str, str]:
-        only_local(request)
-        if fleet.status(pod_id) is None:
-            raise HTTPException(404, f"There is no pod `{pod_id}`.")
-        return {"status": drain_pod(pod_id, event).value, "pod": pod_id}
-
-    @app.post("/admin/pods/{pod_id:path}/drain")
-    async def drain(request: Request, pod_id: str) -> dict[str, str]:
-        return tell(request, pod_id, PodEvent.DRAIN)
-
-    @app.post("/admin/pods/{pod_id:path}/undrain")
-    async def undrain(request: Request, pod_id: str) -> dict[str, str]:
-        return tell(request, pod_id, PodEvent.UNDRAIN)
-
-
-def _errors(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RouterError)
-    async def ours(_request: Request, error: Exception) -> Response:
+    async def router_error(_request: Request, error: Exception) -> Response:
         return _error_response(error)
 
     @app.exception_handler(HTTPException)
-    async def http(request: Request, error: Exception) -> Response:
+    async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == 405:
-            return _error_response(MethodNotAllowed(f"{request.url.path} does not take {request.method}."))
+            return _error_response(MethodNotAllowed(f"{request.url.path} does not support {request.method}."))
         if error.status_code == 404 and error.detail == "Not Found":
             return _error_response(UnknownEndpoint(f"Unknown path: {request.url.path}"))
         body = {"error": {"message": error.detail, "type": "invalid_request_error", "param": None, "code": None}}

@@ -16,7 +16,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from router.api.local import only_local
+from router.api.admin import only_local
 from router.errors import BodyTooLarge
 from router.observe.receipts import RecordedDecision, explained
 from router.proxy.headers import HeaderList, first_values

@@ -203,11 +203,14 @@ class EdgeProtocol(HttpToolsProtocol):
         method = self.parser.get_method().decode("ascii")
         named = first_values(self.headers)
         self.expect_100_continue = named.get(b"expect", b"").lower() == b"100-continue"
-        if self._edge.is_proxied(method, path):
+        is_proxied = self._edge.is_proxied(method, path)
+        if is_proxied or path.startswith("/v1/"):
             peer = self._forwarded_for() if b"x-forwarded-for" in named else self._host
-            self._open(ReceivedRequest(method, path, target, self.headers, named, peer))
-        else:
-            self._hand_to_the_application()
+            refusal = self._served.gate.check(path, named, peer).refusal
+            if is_proxied or refusal is not None:
+                self._open(ReceivedRequest(method, path, target, self.headers, named, peer, refusal=refusal))
+                return
+        self._hand_to_the_application()
 
     def on_body(self, body: bytes) -> None:
         self._unread_bytes = 0
@@ -229,7 +232,7 @@ class EdgeProtocol(HttpToolsProtocol):
     # --- exchanges ---
 
     def _open(self, received: ReceivedRequest) -> None:
-        received.refusal = self._edge.refusal(received)
+        received.refusal = received.refusal or self._edge.refusal(received)
         http_1_0 = self.parser.get_http_version() == "1.0"
         keep_alive = not http_1_0 and not self._served.is_stopping and self.parser.should_keep_alive()
         before = self.cycle

@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import structlog
 from fastapi import FastAPI
 
-from router.api.app import App, own_app
+from router.api.app import App, OwnRoutes, own_app
 from router.api.explain_routes import ExplainRoutes
 from router.api.openai_edge import OpenAiEdge
-from router.api.policies import add_policy_calls
+from router.api.views import MetricsPage, describe_pods
 from router.config.links import build_links, load_link_classes
 from router.config.policies import PolicyFolder, load_classes
 from router.config.priors import ModelPrior, prior_of
@@ -51,7 +52,7 @@ from router.proxy.forward import Forwarder
 from router.proxy.upstream import UpstreamPools
 from router.stores.prefix_store import LocalStore, PrefixStore
 from router.types import Generation, Pod, PodId, PodSpeed, PodState, PrefixTrust
-from router.wiring.admin_commands import DRAIN, AdminCommands
+from router.api.admin_commands import DRAIN, AdminCommands
 from router.wiring.cluster_member import ClusterMember
 from router.wiring.forwarding import forwarding_of, timeouts_of
 from router.wiring.garbage import search_by_the_clock
@@ -120,6 +121,10 @@ class Program:
         shadows = Shadows(self._policy_named, self.metrics)
         self.records = Records(config.receipts, shadows, self.metrics, self.cluster)
         self.kv_streams = KvStreams(self.fleet, self.store, self.metrics)
+        observe_cluster = self.cluster.observe if self.cluster else None
+        self.metrics_page = MetricsPage(
+            self.metrics, self.fleet, self.ledger, self.store, self.calibrator, observe_cluster
+        )
         self.admin_commands = AdminCommands(self.fleet, self.policies, self.add_pod, self.remove_pod)
         self.worker_sync = self._worker_sync(worker, local) if worker else None
         self.fleet.listen(self._on_change)
@@ -128,7 +133,7 @@ class Program:
     def _worker_sync(self, worker: WorkerIdentity, local: LocalStore) -> WorkerSync:
         owners = SharedOwners(self.fleet, self.ledger, self.breaker, local, self.calibrator, self._classes)
         find, commands = self.records.journal.find, self.admin_commands
-        hooks = WorkerHooks(commands.apply_remote, commands.reload_local, self._observe, find)
+        hooks = WorkerHooks(commands.apply_remote, commands.reload_local, self.metrics_page.observe, find)
         sync = WorkerSync(worker, owners, hooks, self.metrics)
         commands.publish = sync.publish_command
         return sync
@@ -162,18 +167,15 @@ class Program:
             self.prompts.earlier,
         )
         find, max_bytes = self.records.journal.find, self._config.limits.max_body_bytes
-        own = own_app(
+        routes = OwnRoutes(
             self.fleet,
-            self._render_metrics,
-            self._describe_pods,
-            self.admin_commands.add,
-            self.admin_commands.remove,
-            self.admin_commands.drain,
+            self.policies,
+            self.admin_commands,
             ExplainRoutes(find, self._find_elsewhere, edge.inference, self.forwarder.preview, max_bytes),
-            self._life,
-            self._describe_policies,
+            partial(describe_pods, self.fleet, self.ledger, self.store, self.kv_streams),
+            self.worker_sync.render if self.worker_sync else self.metrics_page.render,
         )
-        add_policy_calls(own, self.policies, self.admin_commands.reload)
+        own = own_app(routes, self._life)
         return App(edge, own)
 
     @asynccontextmanager
@@ -352,58 +354,11 @@ class Program:
 
     # --- what people see ---
 
-    def _describe_pods(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "id": status.pod.id,
-                "url": status.pod.url,
-                "engine": status.pod.engine,
-                "version": status.pod.version,
-                "role": status.pod.role.value,
-                "handoff": status.pod.handoff,
-                "state": status.state.value,
-                "trust": status.pod.trust.value,
-                "trust_reason": self.fleet.trust_reason(status.pod.id),
-                "kv_events": self._events_of(status.pod.id),
-                "models": status.pod.models,
-                "adapters": status.pod.adapters,
-                "block_size_tokens": status.pod.block_size_tokens,
-                "max_model_len_tokens": status.pod.max_model_len_tokens,
-                "running": status.load.running,
-                "waiting": status.load.waiting,
-                "kv_usage": status.load.kv_usage,
-                "in_flight": self.ledger.requests_of_router(status.pod.id),
-            }
-            for status in self.fleet.snapshot.pods
-        ]
-
     async def _review(self, old: PolicySet, new: PolicySet) -> str | None:
         return await self.records.review(old, new)
 
     def _policy_named(self, name: str) -> Policy | None:
         return self.policies.current().library.get(name)
 
-    def _describe_policies(self) -> dict[str, str]:
-        version, error = self.policies.current().version, self.policies.error
-        return {"version": version} | ({"error": error} if error else {})
-
-    def _events_of(self, pod_id: PodId) -> str:
-        if not self.kv_streams.follows(pod_id) and self.store.is_published(pod_id):
-            return "published"
-        return self.kv_streams.state_of(pod_id)
-
     async def _find_elsewhere(self, request_id: str) -> bytes | None:
         return await self.worker_sync.find(request_id) if self.worker_sync else None
-
-    async def _render_metrics(self) -> bytes:
-        if self.worker_sync:
-            return await self.worker_sync.render()
-        self._observe()
-        return await self.metrics.render_in_turns()
-
-    def _observe(self) -> None:
-        """Take the gauges that are read off other owners."""
-        self.metrics.observe_fleet(self.fleet.snapshot, self.ledger.own(), self.store.block_holders)
-        self.metrics.observe_calibration(self.calibrator.calibration.rows())
-        if self.cluster:
-            self.cluster.observe(self.metrics)

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
+from router.admission.gate import AdmissionGate
 from router.api.app import App
 from router.api.exchange import BodyMemory, Exchange, ReceivedRequest
 from router.api.openai_edge import OpenAiEdge
@@ -49,7 +50,7 @@ class Edge:
     body_memory: BodyMemory = field(default_factory=lambda: BodyMemory(2 * MOST_BYTES))
 
     def is_proxied(self, method: str, path: str) -> bool:
-        return path.startswith("/v1/")
+        return path.startswith("/v1/") and path != "/v1/models"
 
     def refusal(self, received: ReceivedRequest) -> RouterError | None:
         declared = dict(received.headers).get(b"content-length", b"0")
@@ -103,16 +104,17 @@ async def forever(client: Exchange) -> None:
 
 @asynccontextmanager
 async def connected(
-    edge: Edge, *, keep_alive_s: float = 75
+    edge: Edge, *, keep_alive_s: float = 75, gate: AdmissionGate | None = None
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A client's end of a connection to a server with this edge."""
     own = FastAPI(openapi_url=None)
 
     @own.post("/own")
+    @own.get("/v1/models")
     async def own_answer() -> str:
         return "own"
 
-    app = App(cast(OpenAiEdge, edge), own)
+    app = App(cast(OpenAiEdge, edge), own, gate)
     config = uvicorn.Config(app, http=EdgeProtocol, ws="none", lifespan="off", log_config=None)
     config.timeout_keep_alive = keep_alive_s  # type: ignore[assignment]
     config.load()

@@ -6,7 +6,7 @@ import pytest
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
-from router.api.local import only_local
+from router.api.admin import only_local
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

@@ -14,7 +14,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
 from router.observe.metrics import Metrics
 from router.types import Pod, PodId, PodSpeed, PodState
-from router.wiring.admin_commands import AdminCommands
+from router.api.admin_commands import AdminCommands
 
 URL = "http://a:8000"
 

@@ -1,0 +1,122 @@
+"""The JSON and metrics that the router shows about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from router.feeds.kv_streams import KvStreams
+from router.feeds.policies import PolicyFeed
+from router.fleet.fleet import Fleet
+from router.fleet.ledger import Ledger
+from router.observe.calibrator import Calibrator
+from router.observe.metrics import Metrics
+from router.policy.spec import Policy
+from router.stores.prefix_store import PrefixStore
+from router.types import PodState, PodStatus
+
+
+def describe_pods(fleet: Fleet, ledger: Ledger, store: PrefixStore, kv_streams: KvStreams) -> list[dict[str, Any]]:
+    """Every pod with its state and load."""
+
+    def events_of(pod_id: str) -> str:
+        published = not kv_streams.follows(pod_id) and store.is_published(pod_id)
+        return "published" if published else kv_streams.state_of(pod_id)
+
+    return [
+        {
+            "id": status.pod.id,
+            "url": status.pod.url,
+            "engine": status.pod.engine,
+            "version": status.pod.version,
+            "role": status.pod.role.value,
+            "handoff": status.pod.handoff,
+            "state": status.state.value,
+            "trust": status.pod.trust.value,
+            "trust_reason": fleet.trust_reason(status.pod.id),
+            "kv_events": events_of(status.pod.id),
+            "models": status.pod.models,
+            "adapters": status.pod.adapters,
+            "block_size_tokens": status.pod.block_size_tokens,
+            "max_model_len_tokens": status.pod.max_model_len_tokens,
+            "running": status.load.running,
+            "waiting": status.load.waiting,
+            "kv_usage": status.load.kv_usage,
+            "in_flight": ledger.requests_of_router(status.pod.id),
+        }
+        for status in fleet.snapshot.pods
+    ]
+
+
+def describe_policies(feed: PolicyFeed) -> dict[str, Any]:
+    """The active policies in the order in which they are matched, and why the files may not be active."""
+    current = feed.current()
+    active = [{"default": policy is current.default, **describe_policy(policy)} for policy in current.active]
+    return {"version": current.version, "error": feed.error or None, "active": active}
+
+
+def describe_policy(policy: Policy) -> dict[str, Any]:
+    """A policy with everything that it inherits."""
+    return {
+        "name": policy.name,
+        "version": policy.version,
+        "match": policy.match.model_dump(exclude_defaults=True) if policy.match else None,
+        "percent": policy.percent,
+        "filters": {name: repr(one) for name, one in policy.filters},
+        "costs": {name: repr(term) for name, term in policy.costs},
+        "picker": repr(policy.picker),
+        "shadow": policy.shadow.policy if policy.shadow else None,
+    }
+
+
+def describe_readiness(fleet: Fleet, feed: PolicyFeed, *, is_stopping: bool) -> tuple[bool, dict[str, Any]]:
+    """Whether the router is ready, and the answer of `/readyz`."""
+    states = [status.state.value for status in fleet.snapshot.pods]
+    any_ready = PodState.READY.value in states
+    version, error = feed.current().version, feed.error
+    return any_ready and not is_stopping, {
+        "status": "stopping" if is_stopping else "ready" if any_ready else "no pod is ready",
+        "pods": {state: states.count(state) for state in set(states)},
+        "policies": {"version": version} | ({"error": error} if error else {}),
+    }
+
+
+def model_cards(statuses: tuple[PodStatus, ...]) -> dict[str, dict[str, Any]]:
+    """One OpenAI model card per model and adapter. `max_model_len` is the smallest of all pods that serve it."""
+    cards: dict[str, dict[str, Any]] = {}
+    for status in statuses:
+        pod = status.pod
+        for name in (*pod.models, *pod.adapters):
+            card = cards.setdefault(
+                name, {"id": name, "object": "model", "created": 0, "owned_by": "warmroute", "max_model_len": None}
+            )
+            if name in pod.adapters:
+                card["parent"] = pod.models[0] if pod.models else None
+            if pod.max_model_len_tokens is not None:
+                card["max_model_len"] = min(card["max_model_len"] or pod.max_model_len_tokens, pod.max_model_len_tokens)
+    return cards
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsPage:
+    """The metrics, with the gauges that are read from other objects when the page is rendered."""
+
+    metrics: Metrics
+    fleet: Fleet
+    ledger: Ledger
+    store: PrefixStore
+    calibrator: Calibrator
+    observe_cluster: Callable[[Metrics], None] | None = None
+
+    def observe(self) -> None:
+        """Set those gauges."""
+        self.metrics.observe_fleet(self.fleet.snapshot, self.ledger.own(), self.store.block_holders)
+        self.metrics.observe_calibration(self.calibrator.calibration.rows())
+        if self.observe_cluster:
+            self.observe_cluster(self.metrics)
+
+    async def render(self) -> bytes:
+        """This process's metrics in the Prometheus text format."""
+        self.observe()
+        return await self.metrics.render_in_turns()
