@@ -16,6 +16,7 @@ from typing import Any
 import structlog
 from fastapi import FastAPI
 
+from router.api.admin_commands import DRAIN, AdminCommands
 from router.api.app import App, OwnRoutes, own_app
 from router.api.explain_routes import ExplainRoutes
 from router.api.openai_edge import OpenAiEdge
@@ -52,7 +53,6 @@ from router.proxy.forward import Forwarder
 from router.proxy.upstream import UpstreamPools
 from router.stores.prefix_store import LocalStore, PrefixStore
 from router.types import Generation, Pod, PodId, PodSpeed, PodState, PrefixTrust
-from router.api.admin_commands import DRAIN, AdminCommands
 from router.wiring.cluster_member import ClusterMember
 from router.wiring.forwarding import forwarding_of, timeouts_of
 from router.wiring.garbage import search_by_the_clock

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from router.api.admin_commands import AdminCommands
 from router.config.policies import PolicyFolder
 from router.config.schema import PodConfig
 from router.config.shipped import shipped
@@ -14,7 +15,6 @@ from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
 from router.observe.metrics import Metrics
 from router.types import Pod, PodId, PodSpeed, PodState
-from router.api.admin_commands import AdminCommands
 
 URL = "http://a:8000"
 
