@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from math import inf
 from typing import Any, TypeAlias
@@ -329,9 +329,9 @@ class FleetSnapshot:
     version: int = 0
     pods: tuple[PodStatus, ...] = ()
     links: Links = Links()
-    found: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """What readers have found out about these very pods: by model, or by who found it. It holds as long as the snapshot
-    does."""
+
+    __hash__ = object.__hash__
+    """By identity: results cached for a snapshot hold for that object alone."""
 
     def find(self, pod: PodId) -> PodStatus | None:
         """Its row. O(log pods)."""
@@ -343,8 +343,8 @@ def _id_of(status: PodStatus) -> PodId:
     return status.pod.id
 
 
-class InFlight(msgspec.Struct, frozen=True, gc=False):
-    """What this router and its other replicas have on one pod and have not seen finished."""
+class InFlight(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Unfinished requests of this router and its replicas on one pod. Serialized as an array in this order."""
 
     requests: int = 0
     prefill_requests: int = 0
@@ -364,6 +364,15 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
     head_since_s: float = 0.0
     """Since when that prompt is first."""
 
+    @property
+    def decode_requests(self) -> int:
+        """Requests that have their first token."""
+        return self.requests - self.prefill_requests
+
+    def without_head(self) -> InFlight:
+        """The sums alone: `head_ms` and `head_since_s` are by the clock of one router."""
+        return msgspec.structs.replace(self, head_ms=0.0, head_since_s=0.0)
+
     def queue_ms(self, now_s: float) -> float:
         """Prefill that is still to be done, at a glance: what is first in line has been worked on since it was."""
         if not self.head_ms:
@@ -371,7 +380,7 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
         return self.prefill_ms - min((now_s - self.head_since_s) * 1000, self.head_ms)
 
 
-class StepBegan(msgspec.Struct, frozen=True, gc=False):
+class StepBegan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A pod's step under way. With prompts in it, the first of those steps that compute the one that is first in line;
     where it could not be seen, `at_s` is minus infinity."""
 

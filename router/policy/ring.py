@@ -14,6 +14,7 @@ from uhashring import HashRing
 from router.types import PodId, Scene
 
 KEY_BLOCKS_BEYOND_SHARED = 2
+"""One block more would separate the turns of a conversation, one less would not separate tenants."""
 
 
 @lru_cache(maxsize=256)
@@ -30,13 +31,18 @@ def ring_order(key: int, pods: tuple[PodId, ...], points_per_pod: int) -> list[P
 def affinity_key(scene: Scene) -> int | None:
     """What later requests of the same conversation or document will share with this one, as one number.
 
-    The hash of the second block beyond the prefix that everyone shares (one block further would tell turns apart, one
-    less would not tell tenants apart), or of the last block there is. None where the prompt has nothing of its own.
+    The hash of the block `key_block`. The session's key if the prompt has no blocks beyond the shared prefix.
     """
     if scene.prompt is None or len(scene.prompt.hashes) <= scene.shared_blocks:
         return session_key(scene)
     hashes = scene.prompt.hashes
-    return hashes[min(scene.shared_blocks + KEY_BLOCKS_BEYOND_SHARED, len(hashes)) - 1]
+    return hashes[key_block(len(hashes), scene.shared_blocks)]
+
+
+def key_block(blocks: int, shared_blocks: int) -> int:
+    """Index of the block whose hash is the affinity key of a prompt of that many full blocks, of which the first
+    `shared_blocks` are shared by the traffic: `KEY_BLOCKS_BEYOND_SHARED` beyond these, or the last one."""
+    return min(shared_blocks + KEY_BLOCKS_BEYOND_SHARED, blocks) - 1
 
 
 def session_key(scene: Scene) -> int | None:

@@ -33,7 +33,7 @@ def current_step(at: Placement) -> tuple[float, float] | None:
 
     Minus infinity if its begin was not observed. A step with prompts of other routers only is not visible here."""
     work, began_s = at.inflight, at.step.at_s
-    decodes = work.requests > work.prefill_requests
+    decodes = work.decode_requests > 0
     if not work.head_ms:
         return (began_s, 0.0) if decodes else None
     if not decodes or began_s == -inf:

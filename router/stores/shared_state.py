@@ -49,9 +49,7 @@ class SharedCalibration:
 
 Work: TypeAlias = Mapping[PodId, InFlight]
 
-_SHARED = 7
-"""So many fields of `InFlight` mean the same to every router: the rest is by its own clock."""
-_ROW = msgspec.msgpack.Decoder(dict[str, tuple[int, int, int, float, int, int, int]])
+_ROW = msgspec.msgpack.Decoder(dict[str, InFlight])
 
 
 class SharedWorkload:
@@ -69,7 +67,7 @@ class SharedWorkload:
 
     async def exchange(self, own: Work) -> dict[str, Work]:
         """Write our row; the others' by router. A row that cannot be read is one of another version: left out."""
-        row = {pod: msgspec.structs.astuple(work)[:_SHARED] for pod, work in own.items()}
+        row = {pod: work.without_head() for pod, work in own.items()}
         return await self._exchange(msgspec.msgpack.encode(row))
 
     async def leave(self) -> None:
@@ -84,7 +82,7 @@ class SharedWorkload:
             try:
                 name = router.decode()
                 if self._siblings is None or not name.startswith(self._siblings):
-                    found[name] = {pod: InFlight(*sums) for pod, sums in _ROW.decode(other).items()}
+                    found[name] = _ROW.decode(other)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
         return found

@@ -16,7 +16,7 @@ def at(**facts: Any) -> Placement:
     """All that is cached is its own and on the GPU, if nothing else is said."""
     own_tokens = facts.get("own_tokens", facts.get("cached_tokens", 0))
     speed, work = facts.pop("speed", SPEED), facts.get("inflight", InFlight())
-    our_decodes = work.requests - work.prefill_requests
+    our_decodes = work.decode_requests
     usual: dict[str, Any] = {
         "pod": pod("a", speed=speed, kv_bytes_per_token=KV_BYTES),
         "load": PodLoad(),
