@@ -160,7 +160,7 @@ class _Log:
         assert self._position is not None
         entries = await self._registry.entries(self._generation, self._position, wait_ms=WAIT_MS, count=BATCH_ENTRIES)
         for entry_id, entry in entries:
-            if entry is not None and not self._index.take(self._generation, entry, time.monotonic()):
+            if entry is not None and not self._index.apply(self._generation, entry, time.monotonic()):
                 await self._read(entry.holder)
             self._position = entry_id
             await asyncio.sleep(0)  # an entry may hold thousands of blocks, and requests are waiting

@@ -17,7 +17,7 @@ import zmq
 import zmq.asyncio
 
 from router.engines.adapter import KvEventSource
-from router.index.events import UndecodableBatch, decode_batch, in_pieces, parse_frames
+from router.index.events import UndecodableBatch, decode_batch, parse_frames, split_events
 from router.index.sequence import StreamPosition, Verdict
 from router.types import KvEvent, PodId
 
@@ -176,7 +176,7 @@ class KvFeed:
         except UndecodableBatch as error:
             self._not_understood(error)
             return
-        for number, some in enumerate(in_pieces(events)):
+        for number, some in enumerate(split_events(events)):
             if number:
                 await asyncio.sleep(0)  # requests are waiting
             self._sink.apply(self._pod, some)

@@ -1,9 +1,9 @@
-"""Who holds which blocks, by what everybody's publishers have written to the shared log?
+"""The router's replica of the cluster index, built from the log that all publishers write.
 
-The router's own copy of the cluster index. Entries come numbered by holder and epoch; one that does not follow on the
-last is refused, and the holder's blocks must then be read anew (`copy`, `restore`). A newer epoch ends the one before
-at once; what its publisher merely writes again stays readable until the copy is whole. Who is not heard of for a
-lifetime has expired. This file knows nothing of Redis and reads no clock.
+Log entries are numbered by holder and epoch. An entry that does not follow the previous one is refused, and the holder
+must be read again (`begin_copy`, `copy`, `restore`). A newer epoch ends the previous one at once; during a reload the
+old blocks stay readable until the reload is sealed. A holder without entries for a lifetime expires. This file does no
+Redis I/O and reads no clock.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from router.types import BlockChange, BlockHash, BlocksByTier, Generation, PodId
 
 
 class EntryKind(StrEnum):
-    """What an entry of the log says."""
+    """Kind of a log entry."""
 
     EMPTY = "empty"
-    """A new epoch, in which the holder has nothing yet."""
+    """A new epoch without blocks."""
     RELOAD = "reload"
-    """A new epoch, in which the publisher writes again what the holder has."""
+    """A new epoch in which the publisher writes all blocks of the holder again."""
     CHANGE = "change"
     SEAL = "seal"
-    """All of a reload has been written."""
+    """The last change of a reload."""
     BEAT = "beat"
     GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEntry:
-    """One entry. `seq` counts the changes of an epoch from 1; a BEAT repeats that of the last one."""
+    """One log entry. `seq` counts the changes of an epoch from 1; a BEAT repeats the last `seq`."""
 
     kind: EntryKind
     holder: HolderId
@@ -42,12 +42,12 @@ class LogEntry:
     seq: int = 0
     complete: bool = True
     facts: HolderFacts | None = None
-    """Of an EMPTY or RELOAD."""
+    """Set in EMPTY and RELOAD."""
     changes: Sequence[BlockChange] = ()
 
 
 class ClusterIndex:
-    """All holders of all generations that are read here. `max_bytes` bounds the table of blocks."""
+    """All holders of all generations that this router reads. `max_bytes` limits the block table."""
 
     def __init__(self, *, lifetime_s: float, max_bytes: int | None = None, scatter: int = SCATTER) -> None:
         self._lifetime_s = lifetime_s
@@ -61,40 +61,40 @@ class ClusterIndex:
 
     @property
     def bytes(self) -> int:
-        """Memory of the table."""
+        """Memory of the block table."""
         return self._masks.bytes
 
     @property
-    def left_out(self) -> int:
+    def dropped_blocks(self) -> int:
         """Blocks that did not fit into `max_bytes`."""
-        return self._masks.left_out
+        return self._masks.dropped_blocks
 
     def held(self, holder: KnownHolder) -> int:
-        """How many blocks a holder has, each counted once a tier."""
+        """Pairs of (block, tier) of a holder."""
         return self._masks.held(holder.name)
 
     def match(self, prefix: PromptPrefix) -> dict[PodId, BlocksByTier]:
         """Leading blocks of `prefix` by pod and tier."""
         return self.holders.by_pod(self._masks.walk(hashes) for _, hashes in self.holders.hashes(prefix))
 
-    # --- what is heard ---
+    # --- log entries ---
 
-    def take(self, generation: Generation, entry: LogEntry, now_s: float) -> bool:
-        """Take over the next entry of a generation's log. False if the holder must be read anew."""
+    def apply(self, generation: Generation, entry: LogEntry, now_s: float) -> bool:
+        """Apply the next entry of a generation's log. False if the holder must be read again."""
         known = self.holders.get(holder_name(generation, entry.holder))
         if known is not None and entry.epoch < known.epoch:
-            return True  # somebody who was fenced off meanwhile
+            return True  # from a publisher that has been fenced off
         if entry.kind is EntryKind.GONE:
             if known is not None:
                 self.drop(known)
             return True
         if entry.kind in (EntryKind.EMPTY, EntryKind.RELOAD):
-            return self._begin(generation, entry, known, now_s)
+            return self._begin_epoch(generation, entry, known, now_s)
         if known is None or entry.epoch > known.epoch:
             return False
-        return self._go_on(known, entry, now_s)
+        return self._continue_epoch(known, entry, now_s)
 
-    def _begin(self, generation: Generation, entry: LogEntry, known: KnownHolder | None, now_s: float) -> bool:
+    def _begin_epoch(self, generation: Generation, entry: LogEntry, known: KnownHolder | None, now_s: float) -> bool:
         if known is not None and entry.epoch == known.epoch:
             return True
         if entry.facts is None:
@@ -115,7 +115,7 @@ class ClusterIndex:
         self.holders.put(holder)
         return True
 
-    def _go_on(self, known: KnownHolder, entry: LogEntry, now_s: float) -> bool:
+    def _continue_epoch(self, known: KnownHolder, entry: LogEntry, now_s: float) -> bool:
         expected = known.seq if entry.kind is EntryKind.BEAT else known.seq + 1
         if entry.seq > expected:
             return False
@@ -124,54 +124,50 @@ class ClusterIndex:
         if entry.kind is EntryKind.BEAT or entry.seq < expected:
             return True
         known.seq = entry.seq
-        self._change(_copy(known.name) if known.reloading else known.name, entry.changes)
+        name = _copy(known.name) if known.reloading else known.name
+        for change in entry.changes:
+            self._masks.apply(name, change)
         if entry.kind is EntryKind.SEAL and known.reloading:
             known.reloading = False
             self._masks.rename(_copy(known.name), known.name)
         return True
 
-    def _change(self, name: HolderName, changes: Sequence[BlockChange]) -> None:
-        slot = self._masks.slot(name)
-        for change in changes:
-            put = self._masks.add_all if change.held else self._masks.remove_all
-            put(slot, change.blocks, change.tier)
-
-    # --- reading anew ---
+    # --- reading a holder again ---
 
     def begin_copy(self, generation: Generation, holder: HolderId) -> None:
-        """The holder's blocks are about to be read; what is known of it stays as it is meanwhile."""
+        """Start to collect the holder's blocks; its current blocks stay readable meanwhile."""
         self._masks.forget(_copy(holder_name(generation, holder)))
 
     def copy(self, generation: Generation, holder: HolderId, tier: Tier, blocks: Sequence[BlockHash]) -> None:
-        """Some of what was read; a block may come again in another piece."""
-        self._masks.add_all(self._masks.slot(_copy(holder_name(generation, holder))), blocks, tier)
+        """Add some of the blocks that were read; a block may occur in several calls."""
+        self._masks.apply(_copy(holder_name(generation, holder)), BlockChange(tier, True, blocks))
 
     def restore(self, holder: KnownHolder) -> None:
-        """Know of this holder what was copied of it, and nothing else."""
+        """Replace the holder and its blocks by what was collected."""
         self._masks.rename(_copy(holder.name), holder.name)
         self.holders.put(holder)
 
-    # --- who is no longer there ---
+    # --- removal and expiry ---
 
     def drop(self, holder: KnownHolder) -> None:
-        """The holder is gone, with all it had."""
+        """Remove the holder and its blocks."""
         self._masks.forget(holder.name)
         self._masks.forget(_copy(holder.name))
         self.holders.drop(holder.name)
 
     def expire(self, now_s: float) -> list[KnownHolder]:
-        """Drop those that were not heard of for their lifetime."""
-        silent = [known for known in self.holders if now_s - known.last_seen_s > self._lifetime_s]
-        for known in silent:
+        """Drop and return the holders without log entries for their lifetime."""
+        expired = [known for known in self.holders if now_s - known.last_seen_s > self._lifetime_s]
+        for known in expired:
             self.drop(known)
-        return silent
+        return expired
 
     def reset_expiry(self, now_s: float) -> None:
-        """Nobody could be heard until now: lifetimes begin anew."""
+        """Restart the lifetime of every holder, after a time in which the log could not be read."""
         for known in self.holders:
             known.last_seen_s = now_s
 
 
 def _copy(name: HolderName) -> HolderName:
-    """The name under which blocks are gathered until they are all there."""
+    """The name under which blocks are collected until all of them have arrived."""
     return f"{name}\n+"

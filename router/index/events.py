@@ -1,8 +1,7 @@
-"""What does this KV event message say?
+"""Decodes KV event messages: bytes to values.
 
-Bytes to values. Engines differ by kind and release: batches and events as arrays or maps, hashes unsigned, signed or
-raw digests, media in many spellings. All of it is told apart here and nowhere else (protocols.md section 1). This
-file never remembers anything between two messages.
+Engines differ by type and release: batches and events are arrays or maps, hashes are unsigned, signed or raw digests,
+media have many spellings. These differences are handled here only. This file keeps no state between messages.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from router.types import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, Ti
 U64 = (1 << 64) - 1
 
 PIECE_BLOCKS = 256
-"""Taken into the index in half a millisecond."""
+"""Blocks that the index applies in about half a millisecond."""
 
 T = TypeVar("T")
 
@@ -55,7 +54,7 @@ _TIERS: Mapping[str, Tier] = {
 }
 
 _DENSE_KINDS = (None, "full_attention", "mla_attention", "sink_full_attention")
-"""Kinds of attention that need every block of a prefix. The others keep windows or states."""
+"""Attention kinds that need every block of a prefix. Others keep windows or states."""
 
 
 class UndecodableBatch(Exception):
@@ -64,27 +63,27 @@ class UndecodableBatch(Exception):
 
 @dataclass(frozen=True, slots=True)
 class KvBatch:
-    """One message: what one scheduler step changed."""
+    """One message: the cache changes of one scheduler step."""
 
     dp_rank: int | None
     events: tuple[KvEvent, ...]
     skipped: int = 0
-    """Events that cannot be indexed: of unknown type, or of attention groups whose blocks are no prefix."""
+    """Events that cannot be indexed: unknown types, and attention groups that do not need every block of a prefix."""
 
 
 def parse_frames(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
     """(sequence, payload) of a live or replayed message; None for the end of a replay.
 
-    Replays have a leading empty frame, and since vLLM 0.26 a topic: the last two frames are right in every shape.
+    Replays have a leading empty frame, and since vLLM 0.26 a topic; the last two frames are the same in every format.
     """
     if len(frames) < 2 or len(frames[-2]) != 8:
-        raise UndecodableBatch(f"{len(frames)} frames without a sequence number")
+        raise UndecodableBatch(f"{len(frames)} frames without an 8-byte sequence number")
     sequence = int.from_bytes(frames[-2], "big", signed=True)
     return None if sequence < 0 else (sequence, frames[-1])
 
 
 def decode_batch(payload: bytes) -> KvBatch:
-    """A payload as values. Raises `UndecodableBatch`, never anything else."""
+    """Decode a payload. Raises only `UndecodableBatch`."""
     try:
         batch = msgspec.msgpack.decode(payload)
         raw_events, dp_rank = _batch_parts(batch)
@@ -97,20 +96,20 @@ def decode_batch(payload: bytes) -> KvBatch:
     return KvBatch(dp_rank, events, skipped=len(decoded) - len(events))
 
 
-def in_pieces(events: Iterable[KvEvent]) -> Iterator[tuple[KvEvent, ...]]:
-    """The same events, as many at once as name some `PIECE_BLOCKS` blocks. A long prompt's one event becomes several:
-    to take it in takes longer than requests may wait."""
-    some: list[KvEvent] = []
+def split_events(events: Iterable[KvEvent]) -> Iterator[tuple[KvEvent, ...]]:
+    """The events in batches of about `PIECE_BLOCKS` blocks. A long event is split, because applying it at once would
+    block requests for too long."""
+    batch: list[KvEvent] = []
     blocks = 0
     for event in events:
         for piece in _pieces(event):
-            some.append(piece)
+            batch.append(piece)
             blocks += 0 if isinstance(piece, BlocksCleared) else len(piece.block_hashes)
             if blocks >= PIECE_BLOCKS:
-                yield tuple(some)
-                some, blocks = [], 0
-    if some:
-        yield tuple(some)
+                yield tuple(batch)
+                batch, blocks = [], 0
+    if batch:
+        yield tuple(batch)
 
 
 def _pieces(event: KvEvent) -> Iterator[KvEvent]:
@@ -122,7 +121,7 @@ def _pieces(event: KvEvent) -> Iterator[KvEvent]:
 
 
 def _piece(event: BlocksStored | BlocksRemoved, first: int) -> KvEvent:
-    """The blocks from `first` on."""
+    """The part of the event that starts at block `first`."""
     hashes = event.block_hashes[first : first + PIECE_BLOCKS]
     if isinstance(event, BlocksRemoved):
         return replace(event, block_hashes=hashes)
@@ -178,7 +177,7 @@ def _optional(fields: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
     value = fields.get(name)
     if value is None or isinstance(value, kind):
         return value
-    raise TypeError(f"{name} is no {kind.__name__}: {value!r:.40}")
+    raise TypeError(f"{name}: expected {kind.__name__}, got {value!r:.40}")
 
 
 def _hashes(fields: Mapping[str, Any]) -> tuple[int, ...]:
@@ -186,12 +185,12 @@ def _hashes(fields: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _hash(value: int | bytes) -> int:
-    """vLLM's unsigned int, SGLang's signed int or a raw digest, in one 64-bit space."""
+    """A 64-bit hash from vLLM's unsigned int, SGLang's signed int or a raw digest."""
     return int.from_bytes(value[-8:], "big") if isinstance(value, bytes) else value & U64
 
 
 def _tokens(ids: list[Any]) -> Sequence[int]:
-    """32-bit ids, as hashing reads them. EAGLE's bigram keys come as pairs, of which the first is the token."""
+    """32-bit token ids. EAGLE's bigram keys are pairs whose first element is the token."""
     return array("I", [pair[0] for pair in ids] if ids and isinstance(ids[0], list) else ids)
 
 
@@ -200,7 +199,7 @@ def _group(fields: Mapping[str, Any]) -> int:
 
 
 def _adapter(fields: Mapping[str, Any]) -> str:
-    """Older engines name an adapter by a number of their own: enough to tell its blocks from the base model's."""
+    """The adapter's name; older engines send a number, which still separates its blocks from the base model's."""
     number = fields.get("lora_id")
     return _optional(fields, "lora_name", str) or (f"lora_id {number}" if number else "")
 
@@ -212,7 +211,7 @@ def _tier(fields: Mapping[str, Any]) -> Tier:
 
 
 def _salt(extra_keys: Any, adapter: str) -> str:
-    """The cache salt, which vLLM mixes into the first block only; bare, or tagged since 0.31."""
+    """The cache salt, which vLLM adds to the first block only; tagged since 0.31."""
     for key in (extra_keys[0] or ()) if extra_keys else ():
         if isinstance(key, str) and key != adapter:
             return key

@@ -1,8 +1,7 @@
-"""Which holders are there, which of them are our pods, and what may a pod make of a store's blocks?
+"""Maps the holders of the cluster index to this router's pods.
 
-Knows holders by what they say of themselves and pods by where they are, and brings the two together: a holder with a
-pod's URL and rank is that pod; a store's blocks count for every pod within its reach that computes the same KV. Each
-holder is looked up under its own generation. This file never looks up a block.
+A holder with a pod's URL and rank is that pod. The blocks of a store count for every pod within its reach that computes
+the same KV. Each holder is matched under its own generation. This file does not look up blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from router.types import BlockHash, BlocksByTier, Generation, Pod, PodId, Prompt
 
 HolderId: TypeAlias = str
 HolderName: TypeAlias = str
-"""A holder's id and generation as one word, see `holder_name`."""
+"""A holder's id and generation as one string, see `holder_name`."""
 
 ALL_PODS = "*"
 """`reach` of a store that every pod of its generation can read."""
@@ -25,8 +24,8 @@ ALL_PODS = "*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderFacts:
-    """Who a holder is: a pod, by `url` and data-parallel `rank` (-1 without); or, with a `reach`, a store that pods
-    read from: `*` all pods of its generation, anything else those on that host (by configuration, or by their URL)."""
+    """Identity of a holder: a pod, given by `url` and data-parallel `rank` (-1 for none); or, with `reach`, a store
+    that pods read from: `*` for all pods of its generation, else the host whose pods can read it."""
 
     url: str = ""
     rank: int = -1
@@ -40,8 +39,8 @@ class HolderFacts:
 
 @dataclass(slots=True, kw_only=True)
 class KnownHolder:
-    """What was heard of one holder. `complete` is False while changes of it may have been lost for good; `reloading`
-    while its publisher writes again what it has."""
+    """State of one holder. `complete` is False after changes were lost for good; `reloading` is True while its
+    publisher writes all blocks again."""
 
     id: HolderId
     generation: Generation
@@ -54,18 +53,18 @@ class KnownHolder:
 
     @property
     def name(self) -> HolderName:
-        """Its id and generation as one word."""
+        """The holder's id and generation as one string."""
         return holder_name(self.generation, self.id)
 
 
 class Holders:
-    """All known holders and all pods of this router."""
+    """The known holders and this router's pods."""
 
     def __init__(self) -> None:
         self._known: dict[HolderName, KnownHolder] = {}
         self._pods: dict[tuple[str, int], tuple[Pod, Generation]] = {}
         self._publishers: dict[PodId, KnownHolder] = {}
-        """By pod; made anew whenever holders or pods change, like the following two."""
+        """By pod. Rebuilt when holders or pods change, like the next two."""
         self._pod_ids: dict[HolderName, PodId] = {}
         self._generations: set[Generation] = set()
 
@@ -73,53 +72,55 @@ class Holders:
         return iter(tuple(self._known.values()))
 
     def get(self, name: HolderName) -> KnownHolder | None:
-        """The holder of that name."""
+        """The holder with this name."""
         return self._known.get(name)
 
     def put(self, holder: KnownHolder) -> None:
-        """Know this holder, instead of the one of its name."""
+        """Add the holder, or replace the one with its name."""
         self._known[holder.name] = holder
         self._regroup()
 
     def drop(self, name: HolderName) -> None:
-        """Know it no longer."""
+        """Remove the holder."""
         self._known.pop(name, None)
         self._regroup()
 
     def bind(self, pod: Pod, generation: Generation) -> None:
-        """From now on, holders with this pod's URL and rank are this pod. `generation` is what it serves for all that
-        is known here; its publisher knows better."""
+        """Add a pod: holders with its URL and rank are this pod. `generation` applies until its publisher announces
+        another one."""
         self._pods[pod.url, -1 if pod.dp_rank is None else pod.dp_rank] = pod, generation
         self._regroup()
 
     def unbind(self, pod_id: PodId) -> None:
-        """The pod is gone. What its holder has is forgotten when its publisher says so."""
+        """Remove a pod. Its holder stays until its publisher removes it or it expires."""
         self._pods = {address: bound for address, bound in self._pods.items() if bound[0].id != pod_id}
         self._regroup()
 
     def publisher_of(self, pod_id: PodId) -> KnownHolder | None:
-        """The holder that tells of this pod."""
+        """The holder that is this pod."""
         return self._publishers.get(pod_id)
 
     def hashes(self, prefix: PromptPrefix) -> Iterator[tuple[Generation, Sequence[BlockHash]]]:
-        """The prompt's hashes under every generation in which the same tokens are the same blocks: its own and, while
-        a model is being replaced under its name, the other revisions that are served."""
+        """The prompt's hashes under each generation to match: its own and, during a model update, the other revisions
+        that are served."""
         return hashes_by_generation(prefix, self._generations)
 
     def by_pod(self, walks: Iterable[Mapping[HolderName, BlocksByTier]]) -> dict[PodId, BlocksByTier]:
-        """Leading blocks by pod and tier: a pod's own, and behind them what a store within its reach has."""
+        """Leading blocks by pod and tier: the pod's own, then those that a store within reach adds."""
         found: dict[PodId, BlocksByTier] = {}
         stores: list[tuple[KnownHolder, int]] = []
         pod_ids = self._pod_ids
         for name, blocks in (run for walk in walks for run in walk.items()):
             pod_id = pod_ids.get(name)
             if pod_id is not None:
-                if pod_id not in found or sum(blocks) > sum(found[pod_id]):  # its tiers may be holders apart
+                if pod_id not in found or sum(blocks) > sum(
+                    found[pod_id]
+                ):  # the tiers of a pod may be separate holders
                     found[pod_id] = blocks
             elif (known := self._known.get(name)) and known.facts.reach:
                 stores.append((known, sum(blocks)))
         for store, held in stores:
-            self._reach(store, held, found)
+            self._add_store(store, held, found)
         return found
 
     def _regroup(self) -> None:
@@ -131,8 +132,8 @@ class Holders:
         bound = None if known.facts.reach else self._pods.get((known.facts.url, known.facts.rank))
         return bound[0] if bound else None
 
-    def _reach(self, store: KnownHolder, blocks: int, found: dict[PodId, BlocksByTier]) -> None:
-        """Engines look into their own cache first and fetch from the store what follows on it."""
+    def _add_store(self, store: KnownHolder, blocks: int, found: dict[PodId, BlocksByTier]) -> None:
+        """Engines use their own cache first and fetch the following blocks from the store."""
         for pod, bound_generation in self._pods.values():
             publisher = self._publishers.get(pod.id)
             generation = publisher.generation if publisher else bound_generation
@@ -159,7 +160,7 @@ def hashes_by_generation(
 
 
 def holder_name(generation: Generation, holder: HolderId) -> HolderName:
-    """A holder's id and generation as one word."""
+    """A holder's id and generation as one string."""
     of = generation
     return "\n".join((holder, of.model, of.revision, of.tokenizer, of.kv_dtype, str(of.block_size_tokens)))
 

@@ -1,8 +1,8 @@
-"""Which earlier prompt does this one go on from, and did others begin like it?
+"""Which earlier prompt does this one continue, and did others start like it?
 
-A conversation repeats all that was said and adds to it: the last full block of its previous prompt is inside the next
-one. What prompts share beside that (a document, a system prompt) is remembered at a few depths alone. Both memories are
-bounded, oldest out first. This file holds hashes only; it never says where a block lies.
+Each prompt of a conversation extends the previous one and thus contains its last full block. Other shared starts (a
+document, a system prompt) are stored at power-of-two depths only. Both tables are bounded and evict the oldest entries.
+This file stores hashes only, not where blocks are cached.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import msgspec
 from router.types import BlockHash
 
 CONVERSATIONS = 8192
-"""Last prompts that are remembered: about 2 MB."""
+"""Maximum conversations whose last prompt is stored: about 2 MB."""
 MAX_DEPTH_MARKERS = 65536
-"""Beginnings that are remembered, some ten of each prompt, between half and all of so many: about 8 MB."""
-REACH_BLOCKS = 256
-"""A prompt that grew by more than this is not recognised: what the search costs at most."""
+"""Maximum stored prompt starts, about ten per prompt: about 8 MB. Eviction leaves at least half."""
+MAX_GROWTH_BLOCKS = 256
+"""A prompt that grew by more than this is not recognised; limits the cost of the search."""
 
 
 class Ancestry(msgspec.Struct, frozen=True, gc=False):
-    """What is known of a prompt's past. `turn` counts the prompts that it goes on from, `gap_s` is the mean time
-    between them. `shared_blocks` of a first turn were seen at the head of others: rounded down to a power of two."""
+    """A prompt's history. `turn`: number of previous prompts of the conversation; `gap_s`: mean time between them;
+    `shared_blocks`: for a first turn, leading blocks shared with other prompts, rounded down to a power of two."""
 
     turn: int = 0
     gap_s: float = 0.0
@@ -32,6 +32,8 @@ class Ancestry(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Last(msgspec.Struct, frozen=True, gc=False):
+    """The last prompt of a conversation."""
+
     at_s: float
     turn: int
     gap_s: float
@@ -41,7 +43,7 @@ _UNKNOWN = Ancestry()
 
 
 class Lineage:
-    """The last prompt of every conversation, and the beginnings of all."""
+    """The last prompts of recent conversations and the starts of recent prompts."""
 
     def __init__(self) -> None:
         self._tails: OrderedDict[BlockHash, _Last] = OrderedDict()
@@ -54,9 +56,9 @@ class Lineage:
         return len(self._tails) + len(self._depth_markers | self._older_depth_markers)
 
     def observe(self, hashes: Sequence[BlockHash], now_s: float, global_prefix_blocks: int = 0) -> Ancestry:
-        """Take note of a prompt. `global_prefix_blocks`: leading blocks that say nothing because all traffic has them.
+        """Record a prompt and return its history. `global_prefix_blocks`: leading blocks that all traffic shares.
 
-        O(min(blocks, REACH_BLOCKS))."""
+        O(min(blocks, MAX_GROWTH_BLOCKS))."""
         if not hashes:
             return _UNKNOWN
         found, before = self._ancestry(hashes, now_s, global_prefix_blocks)
@@ -73,22 +75,22 @@ class Lineage:
         if hashes and hashes[-1] not in self._tails:
             self.observe(hashes, now_s)
 
-    def look(self, hashes: Sequence[BlockHash], now_s: float, global_prefix_blocks: int = 0) -> Ancestry:
-        """What `observe` would say, without taking note."""
+    def peek(self, hashes: Sequence[BlockHash], now_s: float, global_prefix_blocks: int = 0) -> Ancestry:
+        """The history that `observe` would return, without recording the prompt."""
         return self._ancestry(hashes, now_s, global_prefix_blocks)[0] if hashes else _UNKNOWN
 
     def _ancestry(
         self, hashes: Sequence[BlockHash], now_s: float, global_prefix_blocks: int
     ) -> tuple[Ancestry, BlockHash | None]:
-        """And the end of the latest prompt that it goes on from."""
+        """The history, and the last block of the prompt that this one continues."""
         blocks, shared = len(hashes), self._shared(hashes)
         if not shared:
             return _UNKNOWN, None
-        # What it goes on from reached as deep as was seen, and not twice as deep: there would be another marker.
+        # The previous prompt reached this marker but not the next one, which is twice as deep.
         marker = hashes[shared - 1]
         ends = self._depth_markers.get(marker, 0) | self._older_depth_markers.get(marker, 0)
         nearest, farthest = (ends & -ends).bit_length() - 1, ends.bit_length() - 1
-        first = max(global_prefix_blocks, blocks - REACH_BLOCKS, shared - 1, shared - 1 + nearest)
+        first = max(global_prefix_blocks, blocks - MAX_GROWTH_BLOCKS, shared - 1, shared - 1 + nearest)
         end = min(shared + farthest, blocks - 1)
         before = next(filter(self._tails.__contains__, reversed(hashes[first:end])), None) if first < end else None
         if before is None:
@@ -105,7 +107,7 @@ class Lineage:
         return depth
 
     def _mark_depths(self, hashes: Sequence[BlockHash]) -> None:
-        """Whoever came through one came through all before it: from the deepest on, as far as they were closed."""
+        """Add the missing markers, from the deepest up: a marker implies all shallower ones."""
         depth_markers, deepest = self._depth_markers, _deepest_marker(hashes)
         depth = deepest
         while depth and (marker := hashes[depth - 1]) not in depth_markers:
@@ -117,5 +119,5 @@ class Lineage:
 
 
 def _deepest_marker(hashes: Sequence[BlockHash]) -> int:
-    """Its depth in blocks: the largest power of two that fits; 0 without blocks."""
+    """Depth of the deepest marker in blocks: the largest power of two that fits; 0 without blocks."""
     return 1 << len(hashes).bit_length() >> 1

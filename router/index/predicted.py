@@ -1,12 +1,12 @@
-"""What must a pod hold by now, because this router has just sent it there?
+"""The blocks that a pod should hold because this router has sent prompts to it.
 
-Fills the time between dispatch and the engine's own events, and is all there is for engines that publish none: for
-those it models the engine's cache, least recently dispatched first out, up to its capacity. A match does not count as
-use; only a dispatch does. Every method takes the time, which never runs backwards.
+Covers the time between a dispatch and the engine's own events. For engines without events it models the cache: least
+recently dispatched blocks are evicted at the pod's capacity. Only a dispatch counts as use, a match does not. Methods
+take the time, which must not go backwards.
 
-A chain hash stands for all that is before it, so blocks that were only ever sent together are kept together, as a run
-under the hash of its first: what a request costs here depends on how often its prompt forks from others, and hardly on
-how long it is. A dispatch renews every block of its prompt: whoever has a block has those before it, too.
+A chain hash identifies everything before it. So blocks that were always dispatched together are stored as one run, by
+the hash of the first: the cost of a request depends on the number of forks in its prompt rather than on its length. A
+dispatch renews all blocks of its prompt, as a pod with a block also has those before it.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from heapq import heappop, heappush
 
 import msgspec
 
-from router.index.runs import common_blocks
+from router.index.shared import common_blocks
 from router.types import BlockHash, BlocksByTier, PodId
 
-SPARE_DISPATCHES = 1024
-"""How many more dispatches than twice a pod's runs may stand in its queue before it is cleaned."""
+MAX_STALE_DISPATCHES = 1024
+"""A pod's queue is cleaned once it exceeds twice the pod's runs by this number of dispatches."""
 _NEVER = (0, 0)
 
 
-class _Run(msgspec.Struct, gc=False, eq=False):
-    """Blocks that follow on one another, behind those of `parent`. `held`: by pod the number of the last dispatch that
-    had them, and how many of them, from the first on, the pod still has."""
+class _PredictedRun(msgspec.Struct, gc=False, eq=False):
+    """Consecutive blocks that follow those of `parent`. `held`: by pod, the number of the last dispatch that contained
+    the run, and how many of its leading blocks the pod still has."""
 
     blocks: Sequence[BlockHash]
-    parent: _Run | None
+    parent: _PredictedRun | None
     held: dict[PodId, tuple[int, int]] = msgspec.field(default_factory=dict)
 
 
 class _Dispatch(msgspec.Struct, gc=False):
-    """One prompt on its way to a pod, by its last run. It counts for the runs that no later one has renewed."""
+    """A dispatched prompt, by its last run. Owns those of its runs that no later dispatch has renewed."""
 
     number: int
     at_s: float
-    run: _Run | None
+    run: _PredictedRun | None
 
 
 class _Dispatched(msgspec.Struct, gc=False):
-    """One pod's dispatches, oldest first, and how many runs and blocks it has by them."""
+    """One pod's dispatches, oldest first, and its number of runs and blocks."""
 
     ttl_s: float = 0.0
     runs: int = 0
@@ -52,15 +52,15 @@ class _Dispatched(msgspec.Struct, gc=False):
 
 
 class PredictedIndex:
-    """Dispatched blocks by pod, each until its time is up."""
+    """Dispatched blocks by pod, each with an expiry time."""
 
     def __init__(self) -> None:
         self._pods: dict[PodId, _Dispatched] = {}
-        self._runs: dict[BlockHash, _Run] = {}
-        """By their first blocks."""
+        self._runs: dict[BlockHash, _PredictedRun] = {}
+        """By first block."""
         self._dispatches = 0
         self._expiries: list[tuple[float, PodId]] = []
-        """A heap: when to look for blocks whose time is up. One entry a pod that has any."""
+        """Heap of the next expiry of each pod that has blocks."""
 
     def __len__(self) -> int:
         return sum(pod.blocks for pod in self._pods.values())
@@ -68,9 +68,9 @@ class PredictedIndex:
     def record(
         self, pod: PodId, hashes: Sequence[BlockHash], now_s: float, *, ttl_s: float, capacity_blocks: int | None = None
     ) -> None:
-        """`pod` was sent a prompt of these blocks. The deepest count as least recent: engines evict tails first.
+        """Record that a prompt was sent to `pod`. Its last blocks count as least recent: engines evict from the end.
 
-        `ttl_s` holds for all of the pod's blocks until another is given. O(runs), and O(blocks) for new ones."""
+        `ttl_s` applies to all blocks of the pod. O(runs), and O(blocks) for new blocks."""
         dispatched = self._pods.get(pod)
         if dispatched is None:
             dispatched = self._pods[pod] = _Dispatched()
@@ -82,11 +82,11 @@ class PredictedIndex:
         queue.append(_Dispatch(self._dispatches, now_s, self._renew(pod, dispatched, hashes)))
         if capacity_blocks is not None:
             self._drop_oldest(pod, dispatched, dispatched.blocks - capacity_blocks)
-        if len(queue) > 2 * dispatched.runs + SPARE_DISPATCHES:
+        if len(queue) > 2 * dispatched.runs + MAX_STALE_DISPATCHES:
             dispatched.queue = deque(one for one in queue if one.run and one.run.held.get(pod, _NEVER)[0] == one.number)
 
     def match(self, hashes: Sequence[BlockHash], now_s: float) -> dict[PodId, BlocksByTier]:
-        """Leading blocks by pod, all counted in the GPU tier. O(runs, and the pods that have them)."""
+        """Leading blocks by pod, all counted in the GPU tier. O(runs x pods that have them)."""
         while self._expiries and self._expiries[0][0] <= now_s:
             _, pod = heappop(self._expiries)
             if pod in self._pods:
@@ -104,7 +104,7 @@ class PredictedIndex:
         return found
 
     def forget(self, pod: PodId) -> None:
-        """The pod's cache is gone."""
+        """Drop all blocks of the pod."""
         dispatched = self._pods.get(pod)
         if dispatched is not None:
             self._drop_oldest(pod, dispatched, dispatched.blocks)
@@ -114,34 +114,34 @@ class PredictedIndex:
 
     # --- runs ---
 
-    def _renew(self, pod: PodId, dispatched: _Dispatched, hashes: Sequence[BlockHash]) -> _Run | None:
-        """The pod has all of these by the present dispatch. Returns the last run of them.
+    def _renew(self, pod: PodId, dispatched: _Dispatched, hashes: Sequence[BlockHash]) -> _PredictedRun | None:
+        """Assign all blocks to the pod's current dispatch. Returns the last run.
 
-        A run is cut where the prompt leaves it; what follows the last one is a new one."""
+        A run is split where the prompt diverges; the remaining blocks become a new run."""
         runs, run, start, end, number = self._runs, None, 0, len(hashes), self._dispatches
         while start < end:
             first = hashes[start]
             known = runs.get(first)
             if known is None:
-                run, length = _Run(hashes[start:], run), end - start
+                run, length = _PredictedRun(hashes[start:], run), end - start
                 runs[first] = run
             else:
                 length = common_blocks(known.blocks, hashes, start)
-                run = known if length == len(known.blocks) else self._cut(known, length)
-            had = run.held.get(pod)
-            if had is None:
+                run = known if length == len(known.blocks) else self._split(known, length)
+            previous = run.held.get(pod)
+            if previous is None:
                 dispatched.runs += 1
                 dispatched.blocks += length
             else:
-                dispatched.blocks += length - had[1]
+                dispatched.blocks += length - previous[1]
             run.held[pod] = number, length
             start += length
         return run
 
-    def _cut(self, run: _Run, at: int) -> _Run:
-        """Make two of it; returns the front. The rest keeps its identity, by which dispatches and runs behind it know
-        it, and stays with every holder, if only as a way to the front."""
-        front = _Run(run.blocks[:at], run.parent)
+    def _split(self, run: _PredictedRun, at: int) -> _PredictedRun:
+        """Split the run and return the new front. `run` becomes the rest, as dispatches and later runs refer to it, and
+        keeps every holder, even with 0 blocks, so that the front stays reachable."""
+        front = _PredictedRun(run.blocks[:at], run.parent)
         for pod, (number, blocks) in run.held.items():
             front.held[pod] = number, min(blocks, at)
             run.held[pod] = number, max(blocks - at, 0)
@@ -150,10 +150,10 @@ class PredictedIndex:
         self._runs[front.blocks[0]], self._runs[run.blocks[0]] = front, run
         return front
 
-    # --- what leaves ---
+    # --- eviction ---
 
     def _expire(self, pod: PodId, now_s: float) -> None:
-        """Drop what is too old, and look again when the oldest of the rest will be."""
+        """Drop expired blocks and schedule the pod's next expiry."""
         dispatched = self._pods[pod]
         ttl_s = dispatched.ttl_s
         while dispatched.queue and dispatched.queue[0].at_s + ttl_s <= now_s:
@@ -165,16 +165,16 @@ class PredictedIndex:
         while blocks > 0:
             blocks -= self._drop_tail(pod, dispatched, blocks)
 
-    def _drop_tail(self, pod: PodId, dispatched: _Dispatched, most: int) -> int:
-        """Drop up to so many blocks from the end of the oldest dispatch's last run; without any left, the run leaves
-        it, and without a run, it leaves the queue. Returns how many blocks were dropped."""
+    def _drop_tail(self, pod: PodId, dispatched: _Dispatched, max_blocks: int) -> int:
+        """Drop up to `max_blocks` from the end of the oldest dispatch's last run. An empty run is removed from the
+        dispatch, a dispatch without runs from the queue. Returns the number of dropped blocks."""
         oldest = dispatched.queue[0]
         run = oldest.run
         number, blocks = run.held.get(pod, _NEVER) if run else _NEVER
         if run is None or number != oldest.number:
             dispatched.queue.popleft()
             return 0
-        dropped = min(blocks, most)
+        dropped = min(blocks, max_blocks)
         dispatched.blocks -= dropped
         if dropped < blocks:
             run.held[pod] = number, blocks - dropped

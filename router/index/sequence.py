@@ -1,7 +1,7 @@
 """Is this message the next one of its stream?
 
-A stream is one publisher's numbered messages: one (pod, data-parallel rank), from 0 in each life of the engine. Pure
-state machine; what to do about a gap is the feed's business.
+A stream is the numbered messages of one publisher: one (pod, data-parallel rank), from 0 in each epoch of the engine.
+Pure state machine; the feed decides what to do about a gap.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ class Verdict(Enum):
     APPLY = "apply"
     DUPLICATE = "duplicate"
     GAP = "gap"
-    """Messages are missing before it: ask for a replay from `StreamPosition.expected`."""
+    """Earlier messages are missing: request a replay from `StreamPosition.expected`."""
     RESTART = "restart"
-    """The engine began a new life: what it had is gone."""
+    """The engine restarted: its previous blocks are gone."""
 
 
 class StreamPosition:
-    """Position in one stream. `complete` is False once messages were lost for good."""
+    """Position in one stream. `complete` is False once messages are lost for good."""
 
-    __slots__ = ("_heard", "complete", "expected")
+    __slots__ = ("_last_live", "complete", "expected")
 
-    _heard: int
+    _last_live: int
     """Number of the last live message."""
 
     def __init__(self) -> None:
         self.restart()
 
     def observe(self, number: int, *, replayed: bool = False) -> Verdict:
-        """Judge a message by its number. APPLY moves on; nothing else does.
+        """Classify a message by its number. Only APPLY advances the position.
 
-        Live messages come in order: one that falls behind the last live one begins a new life. Below the expected
-        number alone it is merely known already, because a replay overtook it while it waited in the socket.
+        Live messages arrive in order, so a lower number than the last live one means a restart. A number that is only
+        below `expected` is a duplicate: a replay delivered it while it waited in the socket.
         """
         if not replayed:
-            heard, self._heard = self._heard, number
-            if number < heard or number == heard == 0:
+            last_live, self._last_live = self._last_live, number
+            if number < last_live or number == last_live == 0:
                 return Verdict.RESTART
         if number < self.expected:
             return Verdict.DUPLICATE
@@ -49,12 +49,12 @@ class StreamPosition:
         return Verdict.APPLY
 
     def skip_to(self, number: int) -> None:
-        """Give up on what is missing before `number`: go on there, incomplete."""
+        """Give up on the messages before `number` and continue there, incomplete."""
         self.complete = False
         self.expected = number
 
     def restart(self) -> None:
-        """A new life of the publisher."""
+        """Start a new epoch of the publisher."""
         self.expected = 0
         self.complete = True
-        self._heard = -1
+        self._last_live = -1

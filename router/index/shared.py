@@ -1,46 +1,46 @@
-"""Which leading blocks does so much of the traffic share that they tell nothing apart?
+"""Which leading blocks are shared by so much of the traffic that they are useless as a routing key?
 
-In the public conversation trace every request shares its first block; behind one system prompt all requests share
-hundreds. A routing key that ends inside such a prefix sends everything to one pod. Shares are learnt online: a sample
-of the prompts is counted, with decay. Blocks that were only ever counted together have one count, as a run under the
-hash of its first. Since chain hashes cover the whole prefix, counts only fall with depth.
+In the public conversation trace all requests share their first block; with one system prompt all requests share
+hundreds. A routing key that ends inside such a prefix sends all requests to one pod. Shares are measured online: a
+sample of the prompts is counted, with decay. Blocks that always occur together form a run with one count, stored by the
+hash of its first block. Chain hashes cover the whole prefix, so counts only decrease with depth.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import msgspec
 
-from router.index.runs import common_blocks
 from router.types import BlockHash
 
 HEAVY_SHARE = 1.5
-"""A prefix that carries more than this times one pod's fair share of the traffic must live on several pods."""
+"""A prefix with more traffic than this multiple of one pod's fair share must be cached on several pods."""
 WINDOW_PROMPTS = 128
-"""Counts are halved when this many counted prompts have come: about how many are remembered."""
+"""Counts are halved after this number of counted prompts."""
 SETTLED_PROMPTS = 8
-"""Nothing counts as shared before this many were seen."""
+"""Prompts to observe before any block counts as shared."""
 EVERY_PROMPT_UNTIL = 32
-"""The first ones are all counted, later one in `SAMPLE`."""
+"""Up to here every prompt is counted, then one in `SAMPLE`."""
 SAMPLE = 8
 _SCATTER = 0x9E3779B1
-"""Odd constant of Fibonacci hashing: scatters the sample, so that it cannot fall in step with periodic traffic."""
+"""Multiplier of Fibonacci hashing: spreads the sample, so that periodic traffic cannot bias it."""
 
 
-class _Run(msgspec.Struct, gc=False):
-    """Blocks that follow on one another, and how often prompts had them."""
+class _CountedRun(msgspec.Struct, gc=False):
+    """Consecutive blocks and their decayed count."""
 
     blocks: Sequence[BlockHash]
     count: float
 
 
 class SharedPrefixes:
-    """Decayed counts of the prefixes of one model's traffic."""
+    """Decayed prefix counts of one model's traffic."""
 
     def __init__(self) -> None:
-        self._runs: dict[BlockHash, _Run] = {}
-        """By their first blocks."""
+        self._runs: dict[BlockHash, _CountedRun] = {}
+        """By first block."""
         self._counted = 0.0
         self._seen = 0
 
@@ -48,9 +48,9 @@ class SharedPrefixes:
         return sum(len(run.blocks) for run in self._runs.values())
 
     def observe(self, hashes: Sequence[BlockHash], *, threshold: float) -> int:
-        """Take note of one prompt; returns how many of its leading blocks more than `threshold` of the traffic shares.
+        """Record a prompt. Returns how many of its leading blocks are shared by more than `threshold` of the traffic.
 
-        O(runs), and O(blocks) for a counted one.
+        O(runs), and O(blocks) for a prompt that is counted.
         """
         self._seen += 1
         if self._seen <= EVERY_PROMPT_UNTIL or (self._seen * _SCATTER >> 13) % SAMPLE == 0:
@@ -58,7 +58,7 @@ class SharedPrefixes:
         return self.shared(hashes, threshold=threshold)
 
     def shared(self, hashes: Sequence[BlockHash], *, threshold: float) -> int:
-        """The same without taking note of it. O(runs)."""
+        """The result of `observe` without recording the prompt. O(runs)."""
         if self._seen < SETTLED_PROMPTS:
             return 0
         heavy = max(threshold * self._counted, 2.0)
@@ -74,23 +74,33 @@ class SharedPrefixes:
         if self._counted >= WINDOW_PROMPTS:
             self._counted /= 2
             self._runs = {
-                block: _Run(run.blocks, run.count / 2) for block, run in self._runs.items() if run.count >= 2.0
+                block: _CountedRun(run.blocks, run.count / 2) for block, run in self._runs.items() if run.count >= 2.0
             }
         self._counted += 1
         runs, start, end = self._runs, 0, len(hashes)
         while start < end:
             run = runs.get(hashes[start])
             if run is None:
-                runs[hashes[start]] = _Run(hashes[start:], 1.0)
+                runs[hashes[start]] = _CountedRun(hashes[start:], 1.0)
                 return
             common = common_blocks(run.blocks, hashes, start)
             if common < len(run.blocks):
-                self._cut(run, common)
+                self._split(run, common)
             run.count += 1
             start += common
 
-    def _cut(self, run: _Run, at: int) -> None:
-        """Make two of it; it stays the front."""
-        rest = _Run(run.blocks[at:], run.count)
+    def _split(self, run: _CountedRun, at: int) -> None:
+        """Split the run; `run` keeps the first `at` blocks."""
+        rest = _CountedRun(run.blocks[at:], run.count)
         run.blocks = run.blocks[:at]
         self._runs[rest.blocks[0]] = rest
+
+
+def common_blocks(run: Sequence[BlockHash], hashes: Sequence[BlockHash], start: int) -> int:
+    """Number of leading blocks of `run` that equal those of `hashes` from `start` on, at least 1. O(1) or O(log).
+
+    A chain hash identifies everything before it, so equality can be searched by bisection."""
+    limit = min(len(run), len(hashes) - start)
+    if run[limit - 1] == hashes[start + limit - 1]:
+        return limit
+    return bisect_left(range(limit), True, key=lambda at: run[at] != hashes[start + at])

@@ -1,9 +1,8 @@
-"""Where is the row of each block, in flat memory?
+"""An open-addressing hash table in flat memory: 64-bit block hashes to rows of bit planes.
 
-An open-addressing table from 64-bit block hashes to rows, with bit planes of 64 bits a row beside it. Whole prompts are
-looked up at once in C: a walk over Python's own dict is one cache miss after the other, 220 us for 512 blocks of ten
-million. Keys are never taken out (a block that left is likely to come back); `HolderMasks` moves what is alive into a
-new table when this one is full. This file does not know what a bit means.
+A whole prompt is looked up at once in C; a loop over a Python dict takes 220 us for 512 blocks of ten million. Keys are
+never removed, as a removed block often returns; `HolderMasks` moves the used rows to a new table when this one is full
+and defines what the bits mean.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ Plane: TypeAlias = NDArray[np.uint64]
 SCATTER = 0x9E3779B97F4A7C15
 """Fibonacci hashing's multiplier."""
 
-FULLEST = 0.65
-"""Part of the rows that may be in use: chains of occupied rows stay short."""
+MAX_LOAD = 0.65
+"""Maximum share of used rows, so that probe sequences stay short."""
 
-_FEW = 24
-"""Up to so many blocks, a plain loop is faster than calls into numpy."""
+_SMALL_BATCH = 24
+"""Up to this number of blocks, a plain loop is faster than numpy."""
 
 _U64 = (1 << 64) - 1
 
@@ -35,9 +34,8 @@ _U64 = (1 << 64) - 1
 class BlockTable:
     """`capacity` rows, a power of two. Hash 0 marks a free row; `as_hashes` has none.
 
-    A large table must be prepared before its first use, slice by slice: memory that the system has just given costs
-    most when it is touched first, and a prompt's blocks touch all of it at once. `scatter`, odd, spreads hashes over
-    the rows in a way that nobody can foresee who does not know it."""
+    Clear a table with `prepare`, slice by slice, before its first use: the first access to new memory is slow.
+    `scatter` is an odd multiplier that maps hashes to rows; clients that do not know it cannot provoke collisions."""
 
     def __init__(self, capacity: int, planes: Iterable[int] = (), scatter: int = SCATTER) -> None:
         self.capacity = capacity
@@ -56,7 +54,7 @@ class BlockTable:
         return 8 * self.capacity * (1 + len(self.planes))
 
     def prepare(self, rows: int) -> bool:
-        """Clear the next rows. True once all are."""
+        """Clear the next `rows` rows. True once all rows are clear."""
         piece = slice(self._prepared_rows, self._prepared_rows + rows)
         self._prepared_rows += rows
         for column in (self.keys, *self.planes.values()):
@@ -64,50 +62,50 @@ class BlockTable:
         return self._prepared_rows >= self.capacity
 
     def has_room_for(self, blocks: int) -> bool:
-        """May so many more keys come in?"""
-        return self.used + blocks <= FULLEST * self.capacity
+        """Whether `blocks` more keys fit."""
+        return self.used + blocks <= MAX_LOAD * self.capacity
 
     def plane(self, number: int) -> Plane:
-        """The plane of that number, made on first use; memory is taken as rows are written."""
+        """The plane with this number, allocated on first use."""
         plane = self.planes.get(number)
         if plane is None:
             plane = self.planes[number] = np.zeros(self.capacity, np.uint64)
         return plane
 
     def find(self, hashes: Hashes) -> Rows:
-        """The row of each block, -1 where it has none."""
-        if len(hashes) <= _FEW:
+        """The row of each block, -1 for an absent block."""
+        if len(hashes) <= _SMALL_BATCH:
             return np.array([self._find_one(block) for block in hashes.tolist()], np.int64)
         rows = self._home_rows(hashes)
         keys = self.keys.take(rows)
-        astray = np.flatnonzero(keys != hashes)
-        while len(astray) > _FEW:
-            at, wanted = rows[astray] + 1 & self._mask, hashes[astray]
-            at[keys[astray] == 0] = -1
-            rows[astray] = at
-            keys[astray] = found = self.keys.take(at, mode="clip")
-            astray = astray[(found != wanted) & (at >= 0)]
-        for number in astray.tolist():
+        unresolved = np.flatnonzero(keys != hashes)
+        while len(unresolved) > _SMALL_BATCH:
+            at, wanted = rows[unresolved] + 1 & self._mask, hashes[unresolved]
+            at[keys[unresolved] == 0] = -1
+            rows[unresolved] = at
+            keys[unresolved] = found = self.keys.take(at, mode="clip")
+            unresolved = unresolved[(found != wanted) & (at >= 0)]
+        for number in unresolved.tolist():
             rows[number] = self._find_one(int(hashes[number]))
         return rows
 
     def place(self, hashes: Hashes) -> Rows:
-        """The row of each block, given out where it had none. Ask `has_room_for` first."""
-        if len(hashes) <= _FEW:
+        """The row of each block; absent blocks are inserted. Check `has_room_for` first."""
+        if len(hashes) <= _SMALL_BATCH:
             return np.array([self._place_one(block) for block in hashes.tolist()], np.int64)
         rows = self._home_rows(hashes)
-        astray = np.arange(len(hashes))
-        while len(astray) > _FEW:
-            at, wanted = rows[astray], hashes[astray]
+        unresolved = np.arange(len(hashes))
+        while len(unresolved) > _SMALL_BATCH:
+            at, wanted = rows[unresolved], hashes[unresolved]
             keys = self.keys.take(at)
             free = keys == 0
             if free.any():
-                self.keys[at[free]] = wanted[free]  # of two that want one row, the last has it
+                self.keys[at[free]] = wanted[free]  # if two blocks want one row, the last one gets it
                 keys = self.keys.take(at)
                 self.used += int(np.count_nonzero(free & (keys == wanted)))
-            astray = astray[keys != wanted]
-            rows[astray] = rows[astray] + 1 & self._mask
-        for number in astray.tolist():
+            unresolved = unresolved[keys != wanted]
+            rows[unresolved] = rows[unresolved] + 1 & self._mask
+        for number in unresolved.tolist():
             rows[number] = self._place_one(int(hashes[number]))
         return rows
 
@@ -135,6 +133,6 @@ class BlockTable:
 
 
 def as_hashes(blocks: object) -> Hashes:
-    """Blocks, as ints or as an array of them, in the table's form. 0 stands for "free" there, so it becomes 1."""
+    """Blocks as an array of u64. Hash 0 becomes 1, because 0 marks a free row."""
     hashes = np.asarray(blocks, np.uint64)
     return np.maximum(hashes, np.uint64(1))

@@ -83,7 +83,7 @@ class Classes:
         `Lineage`. `prompt_tokens` may be an estimate."""
         request, prompt = scene.request, scene.prompt
         hashes: Sequence[int] = prompt.hashes if prompt else ()
-        look = self._lineage.observe if counted else self._lineage.look
+        look = self._lineage.observe if counted else self._lineage.peek
         past = look(hashes, scene.now_s, scene.shared_blocks)
         said = self._said(headers)
         if said in self._names:

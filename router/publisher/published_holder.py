@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from router.feeds.patience import Patience
 from router.index.cluster import EntryKind
-from router.index.holder_blocks import Elsewhere, HolderBlocks
+from router.index.holder_blocks import HashResolver, HolderBlocks
 from router.index.holders import HolderFacts, HolderId
 from router.publisher.expiry import TierExpiry
 from router.publisher.pending import PendingChanges, in_pieces
@@ -74,7 +74,7 @@ class PublishedHolder:
         generation: Generation,
         facts: HolderFacts,
         timing: PublishTiming,
-        elsewhere: Elsewhere | None = None,
+        resolve_hash: HashResolver | None = None,
         ttl_s: Mapping[Tier, float] | None = None,
     ) -> None:
         self.id = holder
@@ -85,8 +85,8 @@ class PublishedHolder:
         self._publication = publication
         self.facts = facts
         self._timing = timing
-        self._elsewhere = elsewhere
-        self.blocks = HolderBlocks(generation, elsewhere)
+        self._resolve_hash = resolve_hash
+        self.blocks = HolderBlocks(generation, resolve_hash)
         self._expiry = TierExpiry(ttl_s or {})
         self._pending = PendingChanges()
         self._backlog: list[list[BlockChange]] = []
@@ -123,7 +123,7 @@ class PublishedHolder:
 
     def restarted(self) -> None:
         """The holder's cache is empty: nothing of what was published counts any longer."""
-        self.blocks = HolderBlocks(self.generation, self._elsewhere)
+        self.blocks = HolderBlocks(self.generation, self._resolve_hash)
         self._expiry.note((BlocksCleared(),), 0.0)
         self._pending.clear()
         self._backlog.clear()

@@ -93,7 +93,7 @@ class Publisher:
             generation,
             facts,
             self._timing,
-            elsewhere=self._known_anywhere if facts.reach else None,
+            resolve_hash=self._known_anywhere if facts.reach else None,
             ttl_s=None if facts.reach else self._ttl_s,
         )
         self._holders[holder_id] = holder

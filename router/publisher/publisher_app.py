@@ -110,7 +110,7 @@ def describe(publisher: Publisher) -> list[dict[str, Any]]:
             "written_blocks": holder.counts.blocks,
             "reloads": holder.counts.reloads,
             "orphans": holder.blocks.orphans,
-            "refused": holder.blocks.refused,
+            "refused": holder.blocks.rejected_reason,
         }
         for holder in publisher.holders
     ]

@@ -108,7 +108,7 @@ class ClusterMember:
         index = self.store.index
         metrics.index_age_s.set(self.store.age_s(time.monotonic()))
         metrics.index_bytes.set(index.bytes)
-        metrics.index_left_out.set(index.left_out)
+        metrics.index_left_out.set(index.dropped_blocks)
         metrics.index_reads.set(self._feed.holders_read)
         for holder in index.holders:
             metrics.index_holder.labels(holder.generation.model, holder.id).set(holder.complete)

@@ -128,12 +128,12 @@ async def peer_agent(url: str, blocks: int, pipeline: int) -> dict[str, float]:
 async def peer_replica(url: str, blocks: int) -> dict[str, float]:
     """Apply the peers' entries, one block each."""
     redis, masks, after = RedisConnection(parse_url(url), timeout_s=10).client, HolderMasks(), b"0"
-    slot, cpu_s = masks.slot("pod"), 0.0
+    cpu_s = 0.0
     while masks.block_holders < blocks:
         answer = await redis.xread({"log": after}, count=4096, block=5000)
         cpu_s = cpu_s or time.process_time()
         for entry_id, fields in answer[0][1] if answer else ():
-            masks.add_all(slot, [int(fields[b"pod@gpu"])])
+            masks.add("pod", [int(fields[b"pod@gpu"])])
             after = entry_id
     return {"ended_s": time.time(), "cpu_s": time.process_time() - cpu_s}
 

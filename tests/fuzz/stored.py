@@ -52,7 +52,7 @@ def _is_taken(entry: LogEntry) -> None:
     index = ClusterIndex(lifetime_s=10)
     begin = LogEntry(kind=EntryKind.EMPTY, holder=entry.holder, epoch=entry.epoch, facts=HolderFacts())
     for now_s, each in enumerate((entry, begin, replace(entry, seq=1), entry, replace(entry, seq=2))):
-        index.take(GENERATION, each, float(now_s))
+        index.apply(GENERATION, each, float(now_s))
         index.match(PromptPrefix(GENERATION, (), hash_array([1, 2])))
     index.expire(100.0)
     assert index.block_holders == 0

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
-from router.index.events import PIECE_BLOCKS, in_pieces
-from router.index.shards import SHARDS
+from router.index.events import PIECE_BLOCKS, split_events
 from router.types import (
     BlocksByTier,
     BlocksCleared,
@@ -100,22 +99,19 @@ def test_a_long_event_is_taken_in_by_and_by(blocks: int, gone: int) -> None:
     """None of its pieces is long, and in the end the map is the same."""
     tokens = tuple(range(2 * blocks))
     long = BlocksStored(block_hashes=tuple(range(blocks)), parent_hash=None, tokens=tokens, block_size_tokens=2)
-    pieces = list(in_pieces([long, removed(*range(blocks - min(gone, blocks), blocks))]))
+    pieces = list(split_events([long, removed(*range(blocks - min(gone, blocks), blocks))]))
     assert max(sum(len(one.block_hashes) for one in some if not isinstance(one, BlocksCleared)) for some in pieces) < (
         2 * PIECE_BLOCKS
     )
     assert held(after(*chain.from_iterable(pieces)), prompt(tokens)) == (max(blocks - gone, 0), 0, 0, 0)
 
 
-def test_what_a_holder_had_is_freed_by_and_by() -> None:
-    """All of it, though nothing of it is found any more at once."""
+def test_a_forgotten_pod_frees_its_blocks_at_once() -> None:
+    """Nothing keeps a reference to them."""
     found = after(stored(71, 72, 73, 74))
-    known = ref(found._holders["a"][1])
+    blocks = ref(found._holders["a"])
     found.forget("a")
-    for left in range(SHARDS, 0, -1):
-        assert known() is not None, f"{left} shards were not freed one by one"
-        assert held(found) == (0, 0, 0, 0)
-    assert known() is None
+    assert blocks() is None and held(found) == (0, 0, 0, 0)
 
 
 def test_an_orphan_is_counted_and_left_out() -> None:

@@ -46,7 +46,7 @@ def make_index() -> ClusterIndex:
 
 
 def take(index: ClusterIndex, *entries: LogEntry, now_s: float = 0.0) -> list[bool]:
-    return [index.take(GENERATION, one, now_s) for one in entries]
+    return [index.apply(GENERATION, one, now_s) for one in entries]
 
 
 def after(*entries: LogEntry) -> ClusterIndex:
@@ -363,7 +363,7 @@ def read_anew(index: ClusterIndex, holder: HolderId, truth: Truth, now_s: float)
 def hear(index: ClusterIndex, entries: Iterable[LogEntry], truth: Truth, now_s: float) -> None:
     """Take entries over; whoever does not follow is read as `truth` has it."""
     for one in entries:
-        if not index.take(GENERATION, one, now_s):
+        if not index.apply(GENERATION, one, now_s):
             read_anew(index, one.holder, truth, now_s)
 
 
@@ -429,6 +429,6 @@ def test_a_log_that_is_heard_in_full_is_never_read_anew(history: list[tuple[Entr
     for kind, holder, flipped, complete in history:
         writers.write(kind, holder, flipped, complete=complete)
     for one, truth in zip(writers.log, writers.truths, strict=True):
-        assert index.take(GENERATION, one, 0.0)
+        assert index.apply(GENERATION, one, 0.0)
         if not any(known.reloading for known in index.holders):
             assert_equal(index, truth)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.index.lineage import CONVERSATIONS, MAX_DEPTH_MARKERS, REACH_BLOCKS, Ancestry, Lineage
+from router.index.lineage import CONVERSATIONS, MAX_DEPTH_MARKERS, MAX_GROWTH_BLOCKS, Ancestry, Lineage
 
 
 def blocks(*pieces: tuple[str, int]) -> list[int]:
@@ -54,7 +54,7 @@ def test_a_prompt_that_grew_beyond_reach_is_new() -> None:
     """What the search costs is bounded."""
     lineage = Lineage()
     lineage.observe(blocks(("a", 10)), 0.0)
-    assert lineage.observe(blocks(("a", 10), ("b", REACH_BLOCKS + 1)), 1.0).turn == 0
+    assert lineage.observe(blocks(("a", 10), ("b", MAX_GROWTH_BLOCKS + 1)), 1.0).turn == 0
 
 
 def test_a_prompt_without_blocks_says_nothing() -> None:
@@ -97,7 +97,7 @@ def test_a_look_says_what_would_be_observed_and_leaves_no_trace() -> None:
     for turn in range(4):
         hashes = list(range(10 * (turn + 1)))
         now_s = 5.0 * turn
-        seen = [looked.look(hashes, now_s) for _ in range(3)]
+        seen = [looked.peek(hashes, now_s) for _ in range(3)]
         assert [looked.observe(hashes, now_s)] * 3 == seen == [alone.observe(hashes, now_s)] * 3
         assert len(looked) == len(alone)
 

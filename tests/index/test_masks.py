@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.index.masks import FIRST_ROWS, HolderMasks
+from router.index.masks import MIN_ROWS, HolderMasks
 from router.types import BlocksByTier, PodId, Tier
 
 PROMPT = [10, 11, 12, 13, 14]
@@ -33,8 +33,8 @@ def naive_walk(held: Held, prompt: list[int] = PROMPT) -> dict[PodId, BlocksByTi
 def test_a_run_ends_at_the_first_block_that_is_missing() -> None:
     """However much of the rest is there; a holder without the first block is not mentioned."""
     masks = HolderMasks()
-    masks.add_all(masks.slot("a"), [10, 11, 13, 14])
-    masks.add_all(masks.slot("b"), [11, 12])
+    masks.add("a", [10, 11, 13, 14])
+    masks.add("b", [11, 12])
     assert masks.walk(PROMPT) == {"a": (2, 0, 0, 0)}
     assert masks.walk([]) == {} and masks.walk([99, 10]) == {}
 
@@ -42,10 +42,9 @@ def test_a_run_ends_at_the_first_block_that_is_missing() -> None:
 def test_each_block_counts_in_its_nearest_tier() -> None:
     """In each block's own, and once."""
     masks = HolderMasks()
-    slot = masks.slot("a")
-    masks.add_all(slot, [10, 11], Tier.CPU)
-    masks.add_all(slot, [11, 12])
-    masks.add_all(slot, [11, 13], Tier.REMOTE)
+    masks.add("a", [10, 11], Tier.CPU)
+    masks.add("a", [11, 12])
+    masks.add("a", [11, 13], Tier.REMOTE)
     assert masks.walk(PROMPT) == {"a": (2, 1, 0, 1)}
     assert masks.held("a") == masks.block_holders == 6
 
@@ -54,37 +53,37 @@ def test_arrays_and_lists_of_blocks_mean_the_same() -> None:
     """Up to the largest hash, and with 0, which is a hash like any other."""
     masks = HolderMasks()
     blocks = [0, 2**64 - 1, 2**63]
-    masks.add_all(masks.slot("a"), array("Q", blocks))
+    masks.add("a", array("Q", blocks))
     assert masks.walk(blocks) == masks.walk(array("Q", blocks)) == {"a": (3, 0, 0, 0)}
 
 
 def test_a_slot_that_was_left_is_used_again_once_it_is_swept() -> None:
     """Planes stay as few as there are holders at a time, and nobody inherits anything."""
     masks = HolderMasks()
-    first = masks.slot("a")
-    assert masks.slot("a") == first
-    masks.slot("b")
-    masks.add_all(first, [10, 11])
+    first = masks._slot("a")
+    assert masks._slot("a") == first
+    masks._slot("b")
+    masks.add("a", [10, 11])
     masks.forget("a")
     assert masks.walk(PROMPT) == {} and masks.block_holders == 0
-    assert masks.slot("c") != first
-    masks.add_all(masks.slot("c"), [99])
-    assert masks.slot("d") == first and masks.walk(PROMPT) == {}
+    assert masks._slot("c") != first
+    masks.add("c", [99])
+    assert masks._slot("d") == first and masks.walk(PROMPT) == {}
 
 
 def test_what_is_to_be_moved_is_found_from_the_first_moment() -> None:
     """A removal may begin a new table, into which nothing has moved yet."""
     masks = HolderMasks()
-    slot, blocks = masks.slot("a"), list(range(1, FIRST_ROWS // 2 + 2))
-    masks.add_all(slot, blocks)
-    masks.remove_all(slot, blocks[-1:])
+    blocks = list(range(1, MIN_ROWS // 2 + 2))
+    masks.add("a", blocks)
+    masks.remove("a", blocks[-1:])
     assert masks.walk(blocks) == {"a": (len(blocks) - 1, 0, 0, 0)}
 
 
 def test_forgetting_a_stranger_changes_nothing() -> None:
     """It may have left already."""
     masks = HolderMasks()
-    masks.add_all(masks.slot("a"), [10])
+    masks.add("a", [10])
     masks.forget("b")
     assert masks.walk(PROMPT) == {"a": (1, 0, 0, 0)}
 
@@ -92,11 +91,11 @@ def test_forgetting_a_stranger_changes_nothing() -> None:
 def test_a_renamed_holder_replaces_the_one_of_that_name() -> None:
     """A cache that was read anew takes the place of what was known of it, at once."""
     masks = HolderMasks()
-    masks.add_all(masks.slot("a"), [10, 11, 12])
-    masks.add_all(masks.slot("a again"), [10, 11])
+    masks.add("a", [10, 11, 12])
+    masks.add("a again", [10, 11])
     masks.rename("a again", "a")
     assert masks.walk(PROMPT) == {"a": (2, 0, 0, 0)}
-    masks.add_all(masks.slot("a"), [12])
+    masks.add("a", [12])
     assert masks.walk(PROMPT) == {"a": (3, 0, 0, 0)} and masks.held("a") == 3
 
 
@@ -117,10 +116,10 @@ def test_a_walk_tells_what_sets_would_tell(steps: list[tuple[str, PodId, int, Ti
             masks.forget(pod)
             held = {key: tiers for key, tiers in held.items() if key[0] != pod}
         elif what == "add":
-            masks.add_all(masks.slot(pod), [block], tier)
+            masks.add(pod, [block], tier)
             held.setdefault((pod, block), set()).add(tier)
         else:
-            masks.remove_all(masks.slot(pod), [block], tier)
+            masks.remove(pod, [block], tier)
             held.get((pod, block), set()).discard(tier)
         assert masks.walk(PROMPT) == naive_walk(held)
         assert masks.block_holders == sum(map(len, held.values()))
@@ -140,16 +139,16 @@ def test_growing_and_shrinking_lose_nothing(seed: int) -> None:
             masks.forget(pod)
             held = {key: tiers for key, tiers in held.items() if key[0] != pod}
         elif rng.random() < 0.6:
-            masks.add_all(masks.slot(pod), array("Q", some), tier)
+            masks.add(pod, array("Q", some), tier)
             for block in some:
                 held.setdefault((pod, block), set()).add(tier)
         else:
-            masks.remove_all(masks.slot(pod), some, tier)
+            masks.remove(pod, some, tier)
             for block in some:
                 held.get((pod, block), set()).discard(tier)
         if rng.random() < 0.05:
             assert masks.walk(prompt) == naive_walk(held, prompt)
-    assert masks.bytes > 8 * FIRST_ROWS * 9
+    assert masks.bytes > 8 * MIN_ROWS * 9
     for prompt in conversations:
         assert masks.walk(prompt) == naive_walk(held, prompt)
     assert masks.block_holders == sum(map(len, held.values()))
@@ -158,17 +157,16 @@ def test_growing_and_shrinking_lose_nothing(seed: int) -> None:
 def test_a_bounded_table_leaves_out_what_does_not_fit_and_forgets_nothing() -> None:
     """What is known stays right; what is left out is counted; room that becomes free is used."""
     masks = HolderMasks(max_bytes=16 * 4096)
-    slot = masks.slot("a")
     rng = random.Random(0)
     prompts = [[rng.getrandbits(64) for _ in range(100)] for _ in range(60)]
     for prompt in prompts:
-        masks.add_all(slot, prompt)
+        masks.add("a", prompt)
         assert masks.bytes <= 2 * 16 * 4096
     known = [prompt for prompt in prompts if masks.walk(prompt)]
     assert 15 <= len(known) < 60 and all(masks.walk(prompt) == {"a": (100, 0, 0, 0)} for prompt in known)
-    assert masks.left_out == 100 * (60 - len(known))
+    assert masks.dropped_blocks == 100 * (60 - len(known))
     for prompt in known:
-        masks.remove_all(slot, prompt)
+        masks.remove("a", prompt)
     for prompt in known:
-        masks.add_all(slot, [block ^ 1 for block in prompt])
+        masks.add("a", [block ^ 1 for block in prompt])
     assert all(masks.walk([block ^ 1 for block in prompt]) for prompt in known)

@@ -81,7 +81,7 @@ def test_another_time_to_live_holds_for_all_of_a_pods_blocks() -> None:
 
 def test_what_is_sent_again_and_again_is_remembered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dispatches that count for nothing any more are forgotten, and the others are not."""
-    monkeypatch.setattr(predicted, "SPARE_DISPATCHES", 0)
+    monkeypatch.setattr(predicted, "MAX_STALE_DISPATCHES", 0)
     index = recorded([1], *[[5, 6]] * 20)
     assert len(index._pods["a"].queue) <= 5
     assert blocks(index, [1], 20.0) == {}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.index.shared import EVERY_PROMPT_UNTIL, SETTLED_PROMPTS, SharedPrefixes
+from router.index.shared import EVERY_PROMPT_UNTIL, SETTLED_PROMPTS, SharedPrefixes, common_blocks
 
 EIGHT_PODS = 1 / 8
 
@@ -95,3 +95,11 @@ def test_of_blocks_each_is_counted(prompts: list[list[int]], threshold: float) -
         told = shared.observe(hashes, threshold=threshold)
         assert told == (len(heavy) if number >= SETTLED_PROMPTS else 0)
         assert len(shared) == len(counts)
+
+
+@given(st.integers(0, 9), st.integers(1, 9), st.integers(0, 9), st.integers(0, 9))
+def test_common_blocks_counts_the_equal_leading_blocks(start: int, agreed: int, more: int, other: int) -> None:
+    """Whichever of the two is longer, and wherever they diverge."""
+    run = [*range(agreed), *range(100, 100 + more)]
+    hashes = [-1] * start + [*range(agreed), *range(200, 200 + other)]
+    assert common_blocks(run, hashes, start) == agreed

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.index.table import FULLEST, SCATTER, BlockTable, as_hashes
+from router.index.table import MAX_LOAD, SCATTER, BlockTable, as_hashes
 from router.types import BlockHash
 
 ROWS = 1 << 10
@@ -85,7 +85,7 @@ def test_blocks_of_one_home_row_lie_in_a_row(first: BlockHash, home: int, at_onc
 def test_a_table_may_be_filled_up_to_its_bound() -> None:
     """`has_room_for` says so beforehand; then everything is still found."""
     table = ready()
-    fullest = int(FULLEST * ROWS)
+    fullest = int(MAX_LOAD * ROWS)
     assert table.has_room_for(fullest) and not table.has_room_for(fullest + 1)
     blocks = some_blocks(fullest)
     rows = table.place(as_hashes(blocks)).tolist()

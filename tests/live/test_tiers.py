@@ -46,7 +46,7 @@ class Index:
             self.holders[pod].apply(event)
 
     def restarted(self, pod: str) -> None:
-        self.holders[pod] = HolderBlocks(GENERATION, elsewhere=self._pod.blocks_of if self._pod else None)
+        self.holders[pod] = HolderBlocks(GENERATION, resolve_hash=self._pod.blocks_of if self._pod else None)
 
     def stream_state(self, pod: str, *, complete: bool) -> None:
         self.complete[pod] = complete

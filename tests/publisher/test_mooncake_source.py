@@ -151,7 +151,7 @@ def test_a_block_that_pods_announced_with_tokens_is_found_in_the_store() -> None
     """The index asks elsewhere what a placeholder stands for, and forgets it with its removal."""
     pod, listing = HolderBlocks(Generation(model="m", block_size_tokens=2)), Listing(POOL)
     pod.apply(BlocksStored(block_hashes=(hash_of(1),), parent_hash=None, tokens=(1, 2), block_size_tokens=2))
-    store = HolderBlocks(pod.generation, elsewhere=pod.blocks_of)
+    store = HolderBlocks(pod.generation, resolve_hash=pod.blocks_of)
     for event in listing.update([vllm(1)]):
         assert isinstance(event, BlocksStored | BlocksRemoved)
         store.apply(event)

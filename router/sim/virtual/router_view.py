@@ -77,8 +77,7 @@ class RouterView:
 
     def heard(self, pod: PodId, tier: Tier, held: bool, blocks: list[BlockHash]) -> None:
         """A pod announced a change of what it holds."""
-        slot = self._announced.slot(pod)
-        (self._announced.add_all if held else self._announced.remove_all)(slot, blocks, tier)
+        (self._announced.add if held else self._announced.remove)(pod, blocks, tier)
 
     def scraped(self, loads: Mapping[PodId, PodLoad], now_s: float) -> None:
         """What the pods said of themselves; those that are missing keep silent."""
