@@ -1,7 +1,7 @@
-"""Was this task cancelled while nobody noticed?
+"""Detects cancellations that a client library swallowed.
 
-Client libraries now and then make a lost connection of a cancellation, or nothing at all: seen with redis-py and with
-httpx. A task that goes on then would never end, and neither would whoever waits for it.
+redis-py and httpx sometimes turn a cancellation into a lost connection or drop it. A task that continues would then
+never end, and a task that waits for it would hang.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 
 
-def mind_cancellation() -> None:
-    """Raise `CancelledError` if this task was cancelled. To be called in every endless loop that asks somebody else,
-    after the question, answered or not."""
+def raise_if_cancelled() -> None:
+    """Raise `CancelledError` if this task was cancelled. Call it in every endless loop after each I/O call."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

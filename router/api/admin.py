@@ -22,7 +22,7 @@ from router.api.admin_commands import AdminCommands
 from router.api.views import describe_policies
 from router.config.schema import PodConfig
 from router.errors import ConfigError, MalformedRequest
-from router.feeds.policies import PolicyFeed
+from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
 

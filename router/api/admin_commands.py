@@ -12,7 +12,7 @@ import structlog
 
 from router.config.schema import PodConfig
 from router.errors import ConfigError
-from router.feeds.policies import PolicyFeed, Reload
+from router.feeds.policy_feed import PolicyFeed, Reload
 from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
 from router.types import PodId, PodState

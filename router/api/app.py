@@ -23,7 +23,7 @@ from router.api.explain_routes import ExplainRoutes
 from router.api.openai_edge import OpenAiEdge
 from router.api.views import describe_readiness, model_cards
 from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint
-from router.feeds.policies import PolicyFeed
+from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.feeds.kv_streams import KvStreams
-from router.feeds.policies import PolicyFeed
+from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.observe.calibrator import Calibrator

@@ -26,7 +26,7 @@ from router.config.schema import RouterConfig
 from router.config.shipped import shipped
 from router.observe.log import configure_logging
 from router.wiring import build
-from router.wiring.garbage import spare_the_old
+from router.wiring.gc_tuning import tune_gc
 from router.workers import WorkerIdentity, bind_port, supervise_workers
 
 STARTUP_FAILURE = 3
@@ -60,7 +60,7 @@ def serve_command(
 
 
 def _serve(app: App, chosen: RouterConfig, sockets: list[socket.socket] | None) -> None:
-    spare_the_old()
+    tune_gc()
     sys.setswitchinterval(SWITCH_S)
     allow_all_open_files()
     settings = uvicorn.Config(

@@ -15,8 +15,8 @@ import httpx
 from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Dialect
 from router.errors import UpstreamError
-from router.feeds.each_pod import each_pod, pause
 from router.feeds.http_client import get_url
+from router.feeds.supervise import each_pod, pause
 from router.fleet.fleet import Fleet
 from router.types import Pod, PodId, PodState, Role
 

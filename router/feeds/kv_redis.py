@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import structlog
 
-from router.feeds.patience import Patience
+from router.feeds.backoff import Backoff
 from router.feeds.supervise import supervise
 from router.index.holders import HolderId, KnownHolder
 from router.stores.index_reader import IndexReader
@@ -52,10 +52,10 @@ class IndexFeed:
 
     async def run(self) -> None:
         """Follow until cancelled."""
-        patience = Patience("generations")
+        backoff = Backoff("generations")
         try:
             while True:
-                if await patience.ask(self._look):
+                if await backoff.attempt(self._look):
                     await asyncio.sleep(self._look_s)
                 else:
                     self._store.lost()
@@ -99,7 +99,7 @@ class _Log:
         self._index = store.index
         self._tell = heard
         self._position: bytes | None = None
-        self._patience = Patience(f"blocks of {generation.model}")
+        self._backoff = Backoff(f"blocks of {generation.model}")
         self.last_seen_s: float | None = None
         self.holders_read = 0
         self.task = asyncio.create_task(supervise(f"index of {generation.model}", self._run))
@@ -107,13 +107,13 @@ class _Log:
     @property
     def failing(self) -> bool:
         """Was there no answer when it was last asked?"""
-        return self._patience.failures > 0
+        return self._backoff.failures > 0
 
     async def _run(self) -> None:
         while True:
-            if self._patience.failures:
-                await self._patience.ask(self._resume)
-            elif await self._patience.ask(self._read_all if self._position is None else self._read_on):
+            if self._backoff.failures:
+                await self._backoff.attempt(self._resume)
+            elif await self._backoff.attempt(self._read_all if self._position is None else self._read_on):
                 self.last_seen_s = time.monotonic()
                 self._tell()
             else:

@@ -18,8 +18,8 @@ import structlog
 from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES
 from router.errors import ConnectFailed, UpstreamError
-from router.feeds.each_pod import each_pod, pause
 from router.feeds.http_client import Fetch
+from router.feeds.supervise import each_pod, pause
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent

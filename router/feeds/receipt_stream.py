@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from router.feeds.patience import Patience
+from router.feeds.backoff import Backoff
 from router.stores.redis_connection import RedisConnection
 
 GATHER_S = 0.2
@@ -37,12 +37,12 @@ class ReceiptStream:
 
     async def run(self) -> None:
         """Until cancelled."""
-        patience = Patience("the stream of receipts")
+        backoff = Backoff("the stream of receipts")
         while True:
             if len(self._waiting) < BATCH_LINES:
                 await asyncio.sleep(GATHER_S)
             if self._waiting:
-                await patience.ask(self.send)
+                await backoff.attempt(self.send)
 
     async def send(self) -> None:
         """One batch. Raises `redis.RedisError`, and then its lines are lost."""

@@ -18,7 +18,6 @@ import structlog
 from router.engines.engine_catalog import ENGINES
 from router.engines.openai import prompt_token_count, prompt_token_ids
 from router.errors import UpstreamError
-from router.feeds.each_pod import each_pod, pause
 from router.feeds.http_client import post
 from router.feeds.parity import (
     Parity,
@@ -29,6 +28,7 @@ from router.feeds.parity import (
     judge_tokens,
     probes,
 )
+from router.feeds.supervise import each_pod, pause
 from router.fleet.fleet import Fleet
 from router.stores.prefix_store import PrefixStore
 from router.types import Endpoint, Pod, PodId, PodState, PrefixTrust, PromptPrefix

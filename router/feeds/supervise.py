@@ -1,20 +1,28 @@
-"""What keeps a feed running?
-
-Runs it for as long as the program lives; when it raises, says so and starts it again, waiting longer each time while it
-keeps failing. Cancellation passes through. This file knows no feed.
-"""
+"""Runs feeds as background tasks: restarts them after errors, and runs one task for each pod."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeAlias
 
 import structlog
 
+from router.cancellation import raise_if_cancelled
+from router.fleet.fleet import Fleet
+from router.types import Pod, PodId, PodState
+
 FIRST_WAIT_S = 0.2
-LONGEST_WAIT_S = 10.0
+MAX_WAIT_S = 10.0
 STEADY_S = 60.0
-"""A feed that ran for this long had recovered: its next wait is the first one again."""
+"""A feed that ran for this long resets its backoff."""
+JITTER = 0.1
+"""Relative variation of intervals, so that pods found at the same time are not polled at the same time."""
+
+PodTask: TypeAlias = Callable[[PodId, asyncio.Event], Awaitable[None]]
+"""Runs while the pod exists. The event is set when the pod's state or epoch changes."""
 
 log = structlog.get_logger()
 
@@ -26,7 +34,7 @@ async def supervise(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     clock: Callable[[], float] | None = None,
 ) -> None:
-    """Run `feed` until cancelled, whatever happens to it. A feed that returns is done."""
+    """Run `feed` until it returns or this task is cancelled. Restart it with backoff when it raises."""
     now_s = clock or asyncio.get_running_loop().time
     wait_s = FIRST_WAIT_S
     while True:
@@ -36,6 +44,46 @@ async def supervise(
         except Exception:
             if now_s() - started_s >= STEADY_S:
                 wait_s = FIRST_WAIT_S
-            log.exception("feed failed; starting it again", feed=name, wait_s=wait_s)
+            log.exception("feed failed; restarting", feed=name, wait_s=wait_s)
         await sleep(wait_s)
-        wait_s = min(wait_s * 2, LONGEST_WAIT_S)
+        wait_s = min(wait_s * 2, MAX_WAIT_S)
+
+
+async def each_pod(name: str, fleet: Fleet, run: PodTask) -> None:
+    """Run `run` supervised for each pod of the fleet, as pods come and go, until cancelled."""
+    pod_changed: dict[PodId, asyncio.Event] = {}
+    fleet_changed = asyncio.Event()
+
+    def on_change(pod: Pod, _old: PodState, _new: PodState) -> None:
+        fleet_changed.set()
+        if pod.id in pod_changed:
+            pod_changed[pod.id].set()
+
+    unlisten = fleet.listen(on_change)
+    tasks: dict[PodId, asyncio.Task[None]] = {}
+    try:
+        async with asyncio.TaskGroup() as group:
+            while True:
+                fleet_changed.clear()
+                present = {status.pod.id for status in fleet.snapshot.pods}
+                for pod_id in tasks.keys() - present:
+                    tasks.pop(pod_id).cancel()
+                    del pod_changed[pod_id]
+                for pod_id in present - tasks.keys():
+                    pod_changed[pod_id] = asyncio.Event()
+                    feed = partial(run, pod_id, pod_changed[pod_id])
+                    tasks[pod_id] = group.create_task(supervise(f"{name} {pod_id}", feed))
+                await fleet_changed.wait()
+    finally:
+        unlisten()
+
+
+async def pause(changed: asyncio.Event, interval_s: float) -> None:
+    """Wait for `interval_s` with jitter, or until the pod changes."""
+    try:
+        async with asyncio.timeout(interval_s * random.uniform(1 - JITTER, 1 + JITTER)):
+            await changed.wait()
+    except TimeoutError:
+        pass  # the interval has passed without a change
+    raise_if_cancelled()
+    changed.clear()

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from redis.exceptions import RedisError
 
-from router.feeds.patience import Patience
+from router.feeds.backoff import Backoff
 from router.fleet.ledger import Ledger
 from router.stores.shared_state import SharedWorkload
 
@@ -29,10 +29,10 @@ class WorkloadFeed:
 
     async def run(self) -> None:
         """Exchange until cancelled."""
-        patience = Patience("work of the other routers")
+        backoff = Backoff("work of the other routers")
         try:
             while True:
-                if await patience.ask(self._exchange):
+                if await backoff.attempt(self._exchange):
                     await asyncio.sleep(INTERVAL_S)
                 else:
                     self.replicas = 0

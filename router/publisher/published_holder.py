@@ -18,7 +18,7 @@ from enum import StrEnum
 import structlog
 from redis.exceptions import RedisError
 
-from router.feeds.patience import Patience
+from router.feeds.backoff import Backoff
 from router.index.cluster import EntryKind
 from router.index.holder_blocks import HashResolver, HolderBlocks
 from router.index.holders import HolderFacts, HolderId
@@ -143,9 +143,9 @@ class PublishedHolder:
     async def run(self) -> None:
         """Publish until `stop`, then take the holder out of the index."""
         await self._first_news()
-        patience = Patience(f"blocks of {self.id}")
+        backoff = Backoff(f"blocks of {self.id}")
         while not self._leaving:
-            if not await patience.ask(self._step):
+            if not await backoff.attempt(self._step):
                 self.counts.failures += 1
                 self.standing = PublishState.UNREACHABLE
         await self._retire()

@@ -26,13 +26,13 @@ from router.config.policies import PolicyFolder, load_classes
 from router.config.priors import ModelPrior, prior_of
 from router.config.schema import CostPrior, KvEvents, PodConfig, RouterConfig
 from router.engines.adapter import KvEventSource, PodFacts
-from router.feeds.calibration import CalibrationFeed
+from router.feeds.calibration_feed import CalibrationFeed
 from router.feeds.discovery.static import StaticDiscovery, configured_pods
 from router.feeds.handoff_facts import HandoffFacts
 from router.feeds.http_client import open_client
 from router.feeds.kv_streams import KvStreams
-from router.feeds.load import LoadFeed
-from router.feeds.policies import PolicyFeed
+from router.feeds.load_feed import LoadFeed
+from router.feeds.policy_feed import PolicyFeed
 from router.feeds.probe import ProbeFeed
 from router.feeds.selftest import ParityFeed
 from router.feeds.supervise import supervise
@@ -54,10 +54,10 @@ from router.proxy.upstream import UpstreamPools
 from router.stores.prefix_store import LocalStore, PrefixStore
 from router.types import Generation, Pod, PodId, PodSpeed, PodState, PrefixTrust
 from router.wiring.cluster_member import ClusterMember
+from router.wiring.decision_records import DecisionRecords
 from router.wiring.forwarding import forwarding_of, timeouts_of
-from router.wiring.garbage import search_by_the_clock
+from router.wiring.gc_tuning import gc_loop
 from router.wiring.joining import Joining
-from router.wiring.journal import Records
 from router.wiring.prompts import LoadTokenizer, Prompts
 from router.workers.shared_view import SharedOwners
 from router.workers.worker_sync import WorkerHooks, WorkerIdentity, WorkerSync
@@ -119,7 +119,7 @@ class Program:
         shared = self.cluster.calibration(config.models[0].name) if self.cluster and config.models else None
         self.calibration = CalibrationFeed(self.fleet, self.calibrator, lambda: self.discovery.pods, shared)
         shadows = Shadows(self._policy_named, self.metrics)
-        self.records = Records(config.receipts, shadows, self.metrics, self.cluster)
+        self.records = DecisionRecords(config.receipts, shadows, self.metrics, self.cluster)
         self.kv_streams = KvStreams(self.fleet, self.store, self.metrics)
         observe_cluster = self.cluster.observe if self.cluster else None
         self.metrics_page = MetricsPage(
@@ -234,7 +234,7 @@ class Program:
             "idle": self._sweep_idle,
             "policies": self.policies.run,
             "loop lag": LoopLag(self.metrics.loop_lag_s.labels().observe, self.metrics.is_serving).run,
-            "garbage": lambda: search_by_the_clock(self.metrics.is_serving),
+            "garbage": lambda: gc_loop(self.metrics.is_serving),
         }
         if probes.self_test:
             parity = ParityFeed(

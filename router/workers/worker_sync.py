@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from router.api.explain_routes import explained_json
-from router.feeds.load import ScrapeShare
+from router.feeds.load_feed import ScrapeShare
 from router.observe.metrics import Metrics
 from router.observe.metrics_merge import dump_metrics, merge_metrics
 from router.observe.receipts import RecordedDecision

@@ -10,7 +10,7 @@ from router.api.admin_commands import AdminCommands
 from router.config.policies import PolicyFolder
 from router.config.schema import PodConfig
 from router.config.shipped import shipped
-from router.feeds.policies import PolicyFeed
+from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
 from router.observe.metrics import Metrics

@@ -1,23 +1,33 @@
-"""Feeds that fail start again."""
+"""Feeds restart after errors; each pod has a task of its own."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from router.feeds.supervise import FIRST_WAIT_S, LONGEST_WAIT_S, STEADY_S, supervise
+from router.feeds.supervise import FIRST_WAIT_S, MAX_WAIT_S, STEADY_S, each_pod, pause, supervise
+from router.fleet.fleet import Fleet
+from router.fleet.lifecycle import PodEvent
+from router.types import Pod
 
 pytestmark = pytest.mark.anyio
 
+MakePod = Callable[..., Pod]
+Running = Callable[[Any], AbstractAsyncContextManager[None]]
+Until = Callable[[Callable[[], object]], Awaitable[None]]
 
-class Enough(BaseException):
-    """Ends the test from within a sleep; no feed may catch it."""
+
+class StopTest(BaseException):
+    """Ends the test from within a sleep; no feed catches it."""
 
 
-async def test_a_failing_feed_starts_again_ever_more_slowly() -> None:
-    """Each start is preceded by twice the wait, up to a limit, and every failure is logged with its trace."""
+async def test_a_failing_feed_restarts_with_growing_waits() -> None:
+    """The wait doubles up to a limit; each failure is logged with its trace."""
     slept: list[float] = []
 
     async def feed() -> None:
@@ -26,17 +36,17 @@ async def test_a_failing_feed_starts_again_ever_more_slowly() -> None:
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
         if len(slept) == 9:
-            raise Enough
+            raise StopTest
 
-    with capture_logs() as logs, pytest.raises(Enough):
+    with capture_logs() as logs, pytest.raises(StopTest):
         await supervise("probe of a", feed, sleep=sleep)
     assert slept[:3] == [FIRST_WAIT_S, 2 * FIRST_WAIT_S, 4 * FIRST_WAIT_S]
-    assert slept[-2:] == [LONGEST_WAIT_S, LONGEST_WAIT_S]
+    assert slept[-2:] == [MAX_WAIT_S, MAX_WAIT_S]
     assert [(log["feed"], log["exc_info"]) for log in logs] == [("probe of a", True)] * 9
 
 
-async def test_a_feed_that_had_recovered_waits_no_longer_than_at_first() -> None:
-    """Failures that are a day apart are not one series."""
+async def test_a_feed_that_ran_for_long_restarts_with_the_first_wait() -> None:
+    """Rare failures do not add up."""
     slept: list[float] = []
     clock_s = 0.0
 
@@ -48,15 +58,15 @@ async def test_a_feed_that_had_recovered_waits_no_longer_than_at_first() -> None
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
         if len(slept) == 4:
-            raise Enough
+            raise StopTest
 
-    with capture_logs(), pytest.raises(Enough):
+    with capture_logs(), pytest.raises(StopTest):
         await supervise("load of a", feed, sleep=sleep, clock=lambda: clock_s)
     assert slept == [FIRST_WAIT_S, 2 * FIRST_WAIT_S, FIRST_WAIT_S, 2 * FIRST_WAIT_S]
 
 
-async def test_a_feed_that_returns_is_done() -> None:
-    """So is its supervision."""
+async def test_a_feed_that_returns_is_not_restarted() -> None:
+    """`supervise` returns as well."""
     starts = 0
 
     async def feed() -> None:
@@ -68,7 +78,7 @@ async def test_a_feed_that_returns_is_done() -> None:
 
 
 async def test_cancellation_passes_through() -> None:
-    """At once, without a log line and without a new start."""
+    """At once, without a log line or a restart."""
     running = asyncio.Event()
     starts = 0
 
@@ -85,3 +95,78 @@ async def test_cancellation_passes_through() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
     assert (starts, logs) == (1, [])
+
+
+class RunningTasks:
+    """Who is tasks at the moment, and how often each had changed."""
+
+    def __init__(self) -> None:
+        self.pods: set[str] = set()
+        self.changes: list[str] = []
+
+    async def run(self, pod_id: str, changed: asyncio.Event) -> None:
+        self.pods.add(pod_id)
+        try:
+            while True:
+                await changed.wait()
+                changed.clear()
+                self.changes.append(pod_id)
+        finally:
+            self.pods.discard(pod_id)
+
+
+async def test_each_pod_has_a_task_while_it_exists(make_pod: MakePod, running: Running, until: Until) -> None:
+    """Pods that exist at the start and pods that join later; the task of a removed pod ends."""
+    fleet, tasks = Fleet(), RunningTasks()
+    fleet.sync([make_pod("a")])
+    async with running(each_pod("x", fleet, tasks.run)):
+        await until(lambda: tasks.pods == {"a"})
+        fleet.sync([make_pod("a"), make_pod("b")])
+        await until(lambda: tasks.pods == {"a", "b"})
+        fleet.sync([make_pod("b")])
+        await until(lambda: tasks.pods == {"b"})
+
+
+async def test_a_task_is_notified_of_changes_of_its_own_pod(make_pod: MakePod, running: Running, until: Until) -> None:
+    """Changes of state and of epoch; not of another pod."""
+    fleet, tasks = Fleet(), RunningTasks()
+    fleet.sync([make_pod("a"), make_pod("b")])
+    async with running(each_pod("x", fleet, tasks.run)):
+        await until(lambda: len(tasks.pods) == 2)
+        fleet.event("a", PodEvent.PROBE_OK)
+        await until(lambda: tasks.changes == ["a"])
+        fleet.restarted("b")
+        await until(lambda: tasks.changes == ["a", "b"])
+
+
+async def test_a_pod_that_returns_gets_a_new_task(make_pod: MakePod, running: Running, until: Until) -> None:
+    """Nothing of the first task is left."""
+    fleet, tasks = Fleet(), RunningTasks()
+    fleet.sync([make_pod("a")])
+    async with running(each_pod("x", fleet, tasks.run)):
+        await until(lambda: tasks.pods == {"a"})
+        fleet.sync([])
+        await until(lambda: tasks.pods == set())
+        fleet.sync([make_pod("a")])
+        await until(lambda: tasks.pods == {"a"})
+        assert tasks.changes == []
+
+
+async def test_cancellation_ends_all_tasks_and_the_listener(make_pod: MakePod, running: Running, until: Until) -> None:
+    """No task and no listener is left."""
+    fleet, tasks = Fleet(), RunningTasks()
+    fleet.sync([make_pod("a"), make_pod("b")])
+    before = asyncio.all_tasks()
+    async with running(each_pod("x", fleet, tasks.run)):
+        await until(lambda: len(tasks.pods) == 2)
+    assert (tasks.pods, asyncio.all_tasks(), fleet._listeners) == (set(), before, [])
+
+
+async def test_a_pause_ends_early_when_the_pod_changes() -> None:
+    """It clears the event. Without a change it ends after the interval."""
+    changed = asyncio.Event()
+    changed.set()
+    async with asyncio.timeout(5.0):
+        await pause(changed, 1e6)
+        assert not changed.is_set()
+        await pause(changed, 0.001)

@@ -30,7 +30,7 @@ IDLE_S = 1.0
 """Between two requests of a light load, nobody is served either."""
 
 
-def spare_the_old() -> None:
+def tune_gc() -> None:
     """Tokenizers, templates and libraries are hundreds of thousands of objects that live as long as the process, and a
     request's own rarely form cycles: walking the former after every few of the latter takes percents of the time."""
     gc.collect()
@@ -38,9 +38,7 @@ def spare_the_old() -> None:
     gc.set_threshold(YOUNG_OBJECTS, YOUNG_SEARCHES, NEVER)
 
 
-async def search_by_the_clock(
-    serves: Callable[[], bool], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-) -> None:
+async def gc_loop(serves: Callable[[], bool], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
     """Until cancelled; nothing is searched where the collector is off. `serves`: is anybody being served?"""
     searches, since_all_s, idle_s = 0, 0.0, 0.0
     while True:

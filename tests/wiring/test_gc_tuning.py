@@ -12,7 +12,7 @@ from weakref import ref
 
 import pytest
 
-from router.wiring.garbage import BUSY_S, IDLE_S, IDLE_SEARCH_S, QUIET_S, SEARCH_S, YOUNG_OBJECTS, search_by_the_clock
+from router.wiring.gc_tuning import BUSY_S, IDLE_S, IDLE_SEARCH_S, QUIET_S, SEARCH_S, YOUNG_OBJECTS, gc_loop
 
 pytestmark = pytest.mark.anyio
 
@@ -53,7 +53,7 @@ async def test_a_full_memory_does_not_gather_young_objects() -> None:
     gc.collect()
     forget_as_much_as_is_learnt(memory)
     assert young() > REMEMBERED - YOUNG_OBJECTS
-    searches = asyncio.create_task(search_by_the_clock(lambda: False))
+    searches = asyncio.create_task(gc_loop(lambda: False))
     try:
         while young() > YOUNG_OBJECTS:
             await asyncio.sleep(SEARCH_S)
@@ -75,7 +75,7 @@ async def test_the_old_are_searched_when_nobody_is_served_or_late(busy: tuple[bo
         slept_s += seconds
         await asyncio.sleep(0)
 
-    searches = asyncio.create_task(search_by_the_clock(partial(next, cycle(busy)), sleep))
+    searches = asyncio.create_task(gc_loop(partial(next, cycle(busy)), sleep))
     try:
         while left():
             await asyncio.sleep(0)
@@ -93,7 +93,7 @@ async def test_where_nobody_is_served_it_wakes_up_less_often() -> None:
         slept_s.append(seconds)
 
     with pytest.raises(RuntimeError, match="StopIteration"):
-        await search_by_the_clock(partial(next, served), sleep)
+        await gc_loop(partial(next, served), sleep)
     idle = slept_s.index(IDLE_SEARCH_S)
     assert sum(slept_s[:idle]) == pytest.approx(IDLE_S, abs=2 * SEARCH_S)
     assert slept_s[:idle] == [SEARCH_S] * idle
@@ -105,7 +105,7 @@ async def test_where_the_collector_is_off_nothing_is_searched() -> None:
     lost = Cycle()
     left = ref(lost)
     gc.disable()
-    searches = asyncio.create_task(search_by_the_clock(lambda: False))
+    searches = asyncio.create_task(gc_loop(lambda: False))
     try:
         del lost
         await asyncio.sleep(3 * SEARCH_S)

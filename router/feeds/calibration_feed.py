@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import fields
 
-from router.feeds.patience import Patience
+from router.feeds.backoff import Backoff
 from router.fleet.fleet import Fleet
 from router.observe.calibrator import Calibrator, class_key
 from router.policy.calibration import Calibration
@@ -51,9 +51,9 @@ class CalibrationFeed:
     async def share(self) -> None:
         """Until cancelled."""
         assert self._shared is not None
-        patience = Patience("calibration of the other routers")
+        backoff = Backoff("calibration of the other routers")
         while True:
-            if await patience.ask(self._exchange):
+            if await backoff.attempt(self._exchange):
                 await asyncio.sleep(EXCHANGE_S)
 
     async def _exchange(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from router.config.policies import PolicyFolder
 from router.errors import ConfigError
-from router.feeds.policies import PolicyFeed
+from router.feeds.policy_feed import PolicyFeed
 from router.observe.metrics import Metrics
 from router.policy.policy_set import PolicySet
 
@@ -96,7 +96,7 @@ async def test_a_file_that_is_still_being_written_is_left_alone(folder: PolicyFo
     await feed.look()
     assert feed.current() is before
     await feed.look()
-    assert repr(feed.current().default.costs) == "(('decode', Decode(weight=33.0)),)"
+    assert "weight=33.0" in repr(feed.current().default.costs)
 
 
 async def test_a_folder_that_vanishes_leaves_the_last_good_set(folder: PolicyFolder) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from router.feeds.calibration import CalibrationFeed, calibrated_links
+from router.feeds.calibration_feed import CalibrationFeed, calibrated_links
 from router.fleet.fleet import Fleet
 from router.observe.calibrator import Calibrator, class_key
 from router.observe.metrics import Metrics

@@ -12,7 +12,7 @@ import pytest
 
 from router.decision import Lease
 from router.feeds.http_client import Fetch, get
-from router.feeds.load import LoadFeed, ScrapeShare
+from router.feeds.load_feed import LoadFeed, ScrapeShare
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.lifecycle import PodEvent

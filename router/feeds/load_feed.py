@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
-from router.feeds.each_pod import each_pod, pause
 from router.feeds.http_client import Fetch
+from router.feeds.supervise import each_pod, pause
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.types import PodId, PodLoad, PodState

@@ -30,7 +30,7 @@ SLICE_S, PAUSE_S = 0.0005, 0.002
 """It computes for so long and then gives way for so long: nobody waits for it, and requests need Python meanwhile."""
 
 
-class Records:
+class DecisionRecords:
     """The journal and what runs and is closed with it. Raises `ConfigError` where the file cannot be written."""
 
     def __init__(self, config: Receipts, shadows: Shadows, metrics: Metrics, cluster: ClusterMember | None) -> None:

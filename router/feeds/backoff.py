@@ -1,0 +1,43 @@
+"""Retries calls to Redis with a growing, jittered backoff."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import structlog
+from redis.exceptions import RedisError
+
+from router.cancellation import raise_if_cancelled
+
+FIRST_BACKOFF_S = 0.05
+MAX_BACKOFF_S = 1.5
+
+log = structlog.get_logger()
+
+
+class Backoff:
+    """The state of one retry loop. `what` names the calls in the log; `failures` counts those since the last success.
+    The log gets one line when Redis becomes unavailable and one when it is available again."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self.failures = 0
+
+    async def attempt(self, call: Callable[[], Awaitable[None]]) -> bool:
+        """Await `call`. After a failure waits for the backoff and returns False."""
+        try:
+            await call()
+        except (RedisError, OSError) as error:
+            raise_if_cancelled()
+            if not self.failures:
+                log.warning("Redis unavailable", call=self._what, error=repr(error))
+            self.failures += 1
+            await asyncio.sleep(random.uniform(0.5, 1) * min(FIRST_BACKOFF_S * 2**self.failures, MAX_BACKOFF_S))
+            return False
+        raise_if_cancelled()
+        if self.failures:
+            log.info("Redis available again", call=self._what, failures=self.failures)
+        self.failures = 0
+        return True
