@@ -35,7 +35,7 @@ def publish_command(
         redis=redis,
         publish={"host": host, "port": port},
     )
-    configure_logging(chosen.log_format)
+    configure_logging(chosen.log.format)
     agent = Agent(chosen, {model.name: generation_of(model) for model in chosen.models})
     uvicorn.run(
         agent.app,

@@ -50,7 +50,7 @@ def serve_command(
     """Serve until SIGTERM; running answers may finish."""
     given = load_router(config) if config else RouterConfig()
     chosen = _with_options(given, policy=policy, host=host, port=port, pods=pod or [], workers=workers)
-    configure_logging(chosen.log_format)
+    configure_logging(chosen.log.format)
     priors = all_priors(chosen.priors)
     if chosen.listen.workers > 1 and worker is None:
         raise typer.Exit(supervise_workers(chosen.listen))

@@ -210,6 +210,16 @@ def _receipts(value: Any) -> Any:
     return {"file": value} if value is None or isinstance(value, str) else value
 
 
+class Log(Strict):
+    """What is written to stderr."""
+
+    format: Literal["console", "json"] = "console"
+    requests: bool = True
+    """One line for each request that ended: id, model, pod, policy, status, cached tokens, times."""
+    requests_sample: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the requests that are logged."""
+
+
 class RouterConfig(Strict):
     """`config/router.yaml`."""
 
@@ -226,7 +236,7 @@ class RouterConfig(Strict):
     probes: Probes = Probes()
     index: Index = Index()
     publish: Publish = Publish()
-    log_format: Literal["console", "json"] = "console"
+    log: Log = Log()
     priors: str | None = None
     """A folder of cost priors, as written by `warmroute prior`. They override the shipped ones."""
     receipts: Annotated[Receipts, BeforeValidator(_receipts)] = Receipts()

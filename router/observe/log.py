@@ -1,19 +1,24 @@
-"""How does the program tell people what it does?
+"""Logging to stderr, as console lines or JSON: events through structlog, and one line for each request.
 
-structlog, to stderr, as console lines or JSON. Prompts and answers are never logged.
+Prompts and responses are never logged.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Literal
 
+import msgspec
 import structlog
+
+_encode = msgspec.json.Encoder().encode
 
 
 def configure_logging(log_format: Literal["console", "json"], level: int = logging.INFO) -> None:
-    """Call once at start."""
+    """Set up structlog. Call once at start."""
     renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
     if log_format == "console":
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
@@ -29,3 +34,40 @@ def configure_logging(log_format: Literal["console", "json"], level: int = loggi
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+
+
+class RequestLog:
+    """Writes the line `request` for a share (0 to 1) of the requests, without structlog, which costs ten times as much
+    CPU. Fields without a value are left out."""
+
+    def __init__(
+        self, log_format: Literal["console", "json"], share: float = 1.0, write: Callable[[str], object] | None = None
+    ) -> None:
+        self._line = _json_line if log_format == "json" else _console_line
+        self._share = share
+        self._write = write or sys.stderr.write
+        self._credit = 0.0
+
+    def log(self, **fields: str | float | None) -> None:
+        """Log one request that ended, if it is in the sample."""
+        self._credit += self._share
+        if self._credit < 1:
+            return
+        self._credit -= 1
+        time = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        self._write(self._line({name: value for name, value in fields.items() if value not in (None, "")}, time))
+
+
+def _json_line(fields: dict[str, str | float | None], time: str) -> str:
+    return _encode({**fields, "event": "request", "level": "info", "timestamp": time}).decode() + "\n"
+
+
+def _console_line(fields: dict[str, str | float | None], time: str) -> str:
+    """In the form of structlog's console lines; strings that clients choose are quoted where needed."""
+    return f"{time} [info     ] request  {' '.join([f'{name}={_shown(value)}' for name, value in fields.items()])}\n"
+
+
+def _shown(value: str | float | None) -> str:
+    if isinstance(value, str):
+        return value if value.isprintable() and " " not in value else repr(value)
+    return f"{value:.1f}" if isinstance(value, float) else str(value)

@@ -22,6 +22,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.observe.calibrator import Calibrator
 from router.observe.journal import Journal
+from router.observe.log import RequestLog
 from router.observe.metrics import Metrics
 from router.observe.receipts import Failure, RecordedDecision, record_decision
 from router.policy.classes import Classes
@@ -83,6 +84,7 @@ class Forwarder:
         forwarding: Forwarding,
         calibrator: Calibrator,
         journal: Journal | None = None,
+        request_log: RequestLog | None = None,
     ) -> None:
         self._fleet = fleet
         self._ledger = ledger
@@ -100,6 +102,7 @@ class Forwarder:
         self._forwarding = forwarding
         self._calibrator = calibrator
         self._journal = Journal() if journal is None else journal
+        self._request_log = request_log
         self._shares = Shares(fleet)
         self._turns: Counter[str] = Counter()
 
@@ -260,6 +263,18 @@ class Forwarder:
         context.phases.end()
         metrics.phase_s.observe_row(ended.phases_s)
         self._journal.settled(ended, context.kept, context.decision, context.prompt)
+        if self._request_log is not None:
+            self._request_log.log(
+                id=ended.id,
+                model=ended.model,
+                pod=chosen.pod.id if chosen is not None else "",
+                policy=context.decision.policy if context.decision is not None else "",
+                status=context.status or None,
+                result=ended.result,
+                cached_tokens=ended.cached_tokens,
+                ttft_ms=ended.ttft_ms,
+                e2e_ms=ended.e2e_ms,
+            )
 
     def _learn(self, context: RequestContext, candidate: Candidate, booking: Booking) -> None:
         """What this attempt has shown of the speed of the pod that computed its prompt."""

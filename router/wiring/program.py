@@ -41,6 +41,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.lifecycle import PodEvent
 from router.observe.calibrator import Calibrator
+from router.observe.log import RequestLog
 from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics
 from router.observe.shadow import Shadows
@@ -141,6 +142,7 @@ class Program:
     # --- the edge ---
 
     def _app(self) -> App:
+        logged = self._config.log
         self.forwarder = Forwarder(
             fleet=self.fleet,
             ledger=self.ledger,
@@ -156,6 +158,7 @@ class Program:
             forwarding=forwarding_of(self._config),
             calibrator=self.calibrator,
             journal=self.records.journal,
+            request_log=RequestLog(logged.format, logged.requests_sample) if logged.requests else None,
         )
         edge = OpenAiEdge(
             self.forwarder,

@@ -1,0 +1,68 @@
+"""The log line of each request."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+import pytest
+
+from router.observe.log import RequestLog
+
+FIELDS: dict[str, Any] = {
+    "id": "r-1",
+    "model": "m",
+    "pod": "a",
+    "policy": "cost_aware",
+    "status": 200,
+    "ttft_ms": 12.34,
+}
+
+
+def lines(log_format: Literal["console", "json"], share: float = 1.0, times: int = 1, **fields: Any) -> list[str]:
+    written: list[str] = []
+    log = RequestLog(log_format, share, written.append)
+    for _ in range(times):
+        log.log(**{**FIELDS, **fields})
+    return written
+
+
+def test_a_json_line_holds_the_fields_and_what_structlog_adds() -> None:
+    """Event, level and time."""
+    (line,) = lines("json")
+    assert line.endswith("\n")
+    found = msgspec.json.decode(line)
+    logged_at = datetime.fromisoformat(found.pop("timestamp"))
+    assert abs((datetime.now(UTC) - logged_at).total_seconds()) < 60
+    assert found == {**FIELDS, "event": "request", "level": "info"}
+
+
+def test_a_console_line_is_readable() -> None:
+    """The event first, then fields in order; times with one decimal."""
+    (line,) = lines("console")
+    time, rest = line.split(" ", 1)
+    datetime.fromisoformat(time)
+    assert rest == "[info     ] request  id=r-1 model=m pod=a policy=p status=200 ttft_ms=12.3\n"
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_fields_without_a_value_are_left_out(log_format: Literal["console", "json"]) -> None:
+    """A request that reached no pod has no status; a status of 0 or no cached tokens are values."""
+    (line,) = lines(log_format, pod="", status=None, cached_tokens=0)
+    assert "pod" not in line
+    assert "status" not in line
+    assert "cached_tokens" in line
+
+
+def test_a_client_cannot_forge_a_line() -> None:
+    """Control characters and spaces of a model's name are quoted."""
+    (line,) = lines("console", model="m\n2026-01-01 [info     ] request  id=forged")
+    assert line.count("\n") == 1
+    assert r"model='m\n2026-01-01 [info     ] request  id=forged'" in line
+
+
+@pytest.mark.parametrize(("share", "written"), [(1.0, 100), (0.25, 25), (0.01, 1)])
+def test_a_share_of_the_requests_is_written(share: float, written: int) -> None:
+    """Evenly: one in every 1 / share."""
+    assert len(lines("json", share, times=100)) == written
