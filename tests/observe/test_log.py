@@ -14,7 +14,7 @@ FIELDS: dict[str, Any] = {
     "id": "r-1",
     "model": "m",
     "pod": "a",
-    "policy": "cost_aware",
+    "policy": "p",
     "status": 200,
     "ttft_ms": 12.34,
 }
