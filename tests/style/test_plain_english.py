@@ -62,6 +62,8 @@ NAMES = {
 _PATTERNS = [
     (re.compile(rf"(?<![\w-])(?:{pattern})(?![\w-])", re.IGNORECASE), better) for pattern, better in WORDS.items()
 ] + [(re.compile(rf"(?<![A-Za-z]){name}(?![a-z])"), better) for name, better in NAMES.items()]
+_ANY = re.compile("|".join([*WORDS, *NAMES]), re.IGNORECASE)
+"""Finds every line that a pattern can match, and is much faster than all of them."""
 
 
 def written_files() -> Iterator[Path]:
@@ -79,6 +81,8 @@ def dialect(text: str) -> list[str]:
     """The lines of `text` that contain a word or name of the dialect, with what to write instead."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
+        if not _ANY.search(line):
+            continue
         for pattern, better in _PATTERNS:
             if match := pattern.search(line):
                 found.append(f"{number}: `{match[0]}` -> {better}: {line.strip()[:100]}")
