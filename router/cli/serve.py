@@ -1,72 +1,79 @@
-"""How is the router started?
+"""`warmroute serve`: runs the router, or supervises several worker processes that run as one router.
 
-Reads configuration and policies, builds the program, hands it to uvicorn; with several workers, each does so, and
-this process supervises them. Options win over the file.
+Options override the configuration file.
 """
 
 from __future__ import annotations
 
 import resource
-import socket
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import uvicorn
 
-from router.api.app import App
-from router.api.protocol import EdgeProtocol
-from router.api.server import DrainingServer
-from router.config.priors import all_priors
+from router.cli.options import with_options
 from router.config.router_file import load_router
 from router.config.schema import RouterConfig
 from router.config.shipped import shipped
 from router.observe.log import configure_logging
-from router.wiring import build
-from router.wiring.gc_tuning import tune_gc
-from router.workers import WorkerIdentity, bind_port, supervise_workers
 
 STARTUP_FAILURE = 3
-"""Exit code, as uvicorn has it."""
-
-SWITCH_S = 0.0001
-"""A thread that computes, as when policies are read, keeps the event loop waiting for so long, at every turn. Python's
-own 5 ms are longer than requests may wait."""
-
-
-def serve_command(
-    config: Annotated[Path | None, typer.Option(help="router.yaml; see `warmroute config show`.")] = None,
-    policy: Annotated[str | None, typer.Option(help="A policy by name.")] = None,
-    policies: Annotated[Path | None, typer.Option(help="Folder of policies, reloaded when it changes.")] = None,
-    host: Annotated[str | None, typer.Option()] = None,
-    port: Annotated[int | None, typer.Option()] = None,
-    pod: Annotated[list[str] | None, typer.Option(help="URL of a pod; may be given several times.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes that serve as one router, a core each.")] = None,
-    worker: Annotated[str | None, typer.Option(hidden=True, help="FOLDER:NUMBER, set by the supervisor.")] = None,
-) -> None:
-    """Serve until SIGTERM; running answers may finish."""
-    given = load_router(config) if config else RouterConfig()
-    chosen = _with_options(given, policy=policy, host=host, port=port, pods=pod or [], workers=workers)
-    configure_logging(chosen.log.format)
-    priors = all_priors(chosen.priors)
-    if chosen.listen.workers > 1 and worker is None:
-        raise typer.Exit(supervise_workers(chosen.listen))
-    identity = WorkerIdentity.parse(worker, chosen.listen.workers) if worker else None
-    app = build(chosen, policies or shipped("policies"), priors, identity)
-    _serve(app, chosen, [bind_port(chosen.listen)] if identity else None)
+"""Exit code of uvicorn for the same."""
+SWITCH_INTERVAL_S = 0.0001
+"""How long a computing thread, such as one that reads policies, can hold up the event loop. Python's default of 5 ms
+is longer than requests should wait."""
 
 
-def _serve(app: App, chosen: RouterConfig, sockets: list[socket.socket] | None) -> None:
+@dataclass(frozen=True)
+class ServeOptions:
+    """Options of `warmroute serve`."""
+
+    config: Annotated[Path | None, typer.Option(help="router.yaml; see `warmroute config show`.")] = None
+    policy: Annotated[str | None, typer.Option(help="Name of the default policy.")] = None
+    policies: Annotated[Path | None, typer.Option(help="Folder of policies. It is reloaded when it changes.")] = None
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None
+    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None
+    pod: Annotated[list[str] | None, typer.Option(help="URL of a pod. Can be repeated.")] = None
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes that serve as one router, one per core.")] = None
+    worker: Annotated[str | None, typer.Option(hidden=True, help="FOLDER:NUMBER, set by the supervisor.")] = None
+
+
+@with_options(ServeOptions)
+def serve_command(options: ServeOptions) -> None:
+    """Serve until SIGTERM; running responses may finish."""
+    config = _with_overrides(load_router(options.config) if options.config else RouterConfig(), options)
+    configure_logging(config.log.format)
+    if config.listen.workers > 1 and options.worker is None:
+        from router.workers.supervisor import supervise_workers
+
+        raise typer.Exit(supervise_workers(config.listen))
+    _serve(config, options)
+
+
+def _serve(config: RouterConfig, options: ServeOptions) -> None:
+    import uvicorn
+
+    from router.api.protocol import EdgeProtocol
+    from router.api.server import DrainingServer
+    from router.config.priors import all_priors
+    from router.wiring.gc_tuning import tune_gc
+    from router.wiring.program import build
+    from router.workers.supervisor import bind_port
+    from router.workers.worker_sync import WorkerIdentity
+
+    identity = WorkerIdentity.parse(options.worker, config.listen.workers) if options.worker else None
+    app = build(config, options.policies or shipped("policies"), all_priors(config.priors), identity)
     tune_gc()
-    sys.setswitchinterval(SWITCH_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     allow_all_open_files()
     settings = uvicorn.Config(
         app,
-        host=chosen.listen.host,
-        port=chosen.listen.port,
+        host=config.listen.host,
+        port=config.listen.port,
         loop="uvloop",
         http=EdgeProtocol,
         ws="none",
@@ -75,29 +82,21 @@ def _serve(app: App, chosen: RouterConfig, sockets: list[socket.socket] | None) 
         server_header=False,
         date_header=False,
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=ceil(chosen.limits.drain_timeout_s),
+        timeout_graceful_shutdown=ceil(config.limits.drain_timeout_s),
     )
-    server = DrainingServer(settings, delay_s=chosen.limits.drain_delay_s)
+    server = DrainingServer(settings, delay_s=config.limits.drain_delay_s)
     with suppress(KeyboardInterrupt):
-        server.run(sockets)
+        server.run([bind_port(config.listen)] if identity else None)
     if not server.started:
         raise typer.Exit(STARTUP_FAILURE)
 
 
-def _with_options(
-    config: RouterConfig,
-    *,
-    policy: str | None,
-    host: str | None,
-    port: int | None,
-    pods: list[str],
-    workers: int | None,
-) -> RouterConfig:
+def _with_overrides(config: RouterConfig, options: ServeOptions) -> RouterConfig:
     data: dict[str, Any] = config.model_dump()
-    data["policy"] = policy or config.policy
-    listen = {"host": host, "port": port, "workers": workers}
+    data["policy"] = options.policy or config.policy
+    listen = {"host": options.host, "port": options.port, "workers": options.workers}
     data["listen"] |= {key: value for key, value in listen.items() if value is not None}
-    data["pods"] = [*data["pods"], *({"url": url} for url in pods)]
+    data["pods"] = [*data["pods"], *({"url": url} for url in options.pod or [])]
     return RouterConfig.model_validate(data)
 
 

@@ -22,7 +22,7 @@ from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer, TokenizerSource, load_tokenizer
 from router.sim.mock_engine import MockEngine, MockEngineConfig, MockFleet
 from router.types import PodSpeed, PodState
-from router.wiring import Program
+from router.wiring.program import Program
 
 DEADLINE_S = 60.0
 TEMPLATE = str(Path(__file__).parents[2] / "router" / "sim" / "chat_template.jinja")

@@ -24,7 +24,8 @@ from router.prompt.tokenizer import Tokenizer
 from router.sim.mock.faults import Fault, FaultKind
 from router.sim.mock_engine import MockEngineConfig, MockFleet
 from router.types import Endpoint, Generation, InferenceRequest, Pod
-from router.wiring import Agent, Program
+from router.wiring.agent import Agent
+from router.wiring.program import Program
 from tests.redis_process import RedisProcess, redis_process
 from tests.redis_servers.server import binaries
 from tests.stories.conftest import DEADLINE_S, SOURCE, SPEED, TEMPLATE, Chat, City, serving

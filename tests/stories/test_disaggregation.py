@@ -21,7 +21,7 @@ from router.prompt.tokenizer import Tokenizer
 from router.sim.mock.mock_config import SharedBlockStore
 from router.sim.mock_engine import Fault, FaultKind, HandoffConfig, MockEngine, MockEngineConfig, MockFleet
 from router.types import Pod, PodSpeed, PodState, Role
-from router.wiring import Program
+from router.wiring.program import Program
 from tests.stories.conftest import DEADLINE_S, SOURCE, SPEED, TEMPLATE, City, serving
 from tests.stories.test_first_light import opening
 

@@ -14,9 +14,9 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from router.cli import app
+from router.cli.index import index_app
 from router.config.index_schema import StandardBackend
-from router.wiring import Agent
+from router.wiring.agent import Agent
 from tests.stories.conftest import SOURCE, TEMPLATE
 from tests.stories.test_cluster import Town, found_on, question, redis, town
 
@@ -122,7 +122,7 @@ async def test_the_index_can_be_looked_into(town: Town, tmp_path: Path) -> None:
 async def run(*arguments: str) -> Result:
     """A `warmroute index` command, as typed."""
     runner = CliRunner(env={"COLUMNS": "200"})
-    return await asyncio.to_thread(runner.invoke, app, ["index", *arguments])
+    return await asyncio.to_thread(runner.invoke, index_app, [*arguments])
 
 
 async def until(holds: Any) -> None:

@@ -30,7 +30,7 @@ def test_a_good_configuration_is_counted(typed: Typed, tmp_path: Path) -> None:
     path = tmp_path / "router.yaml"
     path.write_text("pods: [{url: 'http://a', role: prefill, handoff: nixl}]\nlinks: {elsewhere: rdma_100}\n")
     ended = typed("config", "check", path)
-    assert ended.code == 0 and "good. 0 models, 1 pods, policies cost_aware." in ended.out
+    assert ended.code == 0 and "valid. 0 models, 1 pods, policies cost_aware." in ended.out
 
 
 def test_the_list_of_policies_says_which_requests_each_decides(typed: Typed, tmp_path: Path) -> None:
