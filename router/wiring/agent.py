@@ -17,10 +17,11 @@ import structlog
 from fastapi import APIRouter, FastAPI
 
 from router.config.index_schema import LmcacheServers, MooncakeStore, StoreConfig
-from router.config.schema import KvEvents, ModelConfig, PodConfig, RouterConfig
-from router.engines.adapter import KvEventSource, PodFacts
+from router.config.schema import ModelConfig, PodConfig, RouterConfig
+from router.engines.adapter import PodFacts
 from router.errors import ConfigError
-from router.feeds.discovery.static import StaticDiscovery, configured_pods
+from router.feeds.discovery.membership import Membership
+from router.feeds.discovery.pod_source import ConfiguredPods
 from router.feeds.http_client import get, open_client
 from router.feeds.kv_streams import KvStreams
 from router.feeds.probe import ProbeFeed
@@ -73,7 +74,9 @@ class Agent:
         self._breaker = Breaker(self.fleet, failures_to_eject=config.probes.failures_to_eject)
         self._client = open_client()
         self._streams = KvStreams(self.fleet, self.publisher, self.metrics)
-        self._pods = {pod.url: _as_routers_know_it(pod) for pod in config.pods}
+        pods = [_as_routers_know_it(pod) for pod in config.pods]
+        self._membership = Membership(self.fleet, lambda *_: (_NO_SPEED, 0), {"configuration": ConfiguredPods(pods)})
+        self._membership.check(pods)
         self.fleet.listen(self._on_change)
         self.standard = StandardIntake()
         self._sources: dict[str, Callable[[], Awaitable[None]]] = {}
@@ -95,12 +98,9 @@ class Agent:
             interval_s=probes.health_interval_s,
             timeout_s=probes.health_timeout_s,
         )
-        pods = [pod for config in self._pods.values() for pod in configured_pods(config, _NO_SPEED)]
-        discovery = StaticDiscovery(pods)
-        self.fleet.sync(discovery.pods)
-        running = {"probe": probe.run, **self._sources}
+        running = {"probe": probe.run, **self._membership.feeds, **self._sources}
         tasks = [asyncio.create_task(supervise(name, run), name=name) for name, run in running.items()]
-        log.info("publishing for", pods=[pod.id for pod in pods], models=sorted(self.publisher.generations))
+        log.info("publishing", pods=[pod.url for pod in self._config.pods], models=sorted(self.publisher.generations))
         try:
             yield
         finally:
@@ -166,11 +166,8 @@ class Agent:
         if model is None:
             log.warning("this pod serves no model of the configuration", pod=pod.id, serves=facts.models)
             return
-        config = self._pods[pod.url]
-        source = facts.kv_events
-        if isinstance(config.kv_events, KvEvents):
-            source = KvEventSource(config.kv_events.endpoint, config.kv_events.replay_endpoint)
-        if source is None or config.kv_events == "off":
+        source = self._membership.kv_events_of(pod, facts.kv_events)
+        if source is None:
             log.warning("this pod publishes no KV events", pod=pod.id, do="start the engine with KV events, see README")
             return
         described = self.fleet.status(pod.id)
@@ -178,9 +175,9 @@ class Agent:
 
     def _facts(self, pod: Pod) -> HolderFacts:
         """The pod as the routers know it."""
-        config = self._pods[pod.url]
+        config = self._membership.config_of(pod)
         return HolderFacts(
-            url=config.advertised_url or pod.url,
+            url=(config.advertised_url if config else None) or pod.url,
             rank=-1 if pod.dp_rank is None else pod.dp_rank,
             host=pod.host,
             rack=pod.rack,

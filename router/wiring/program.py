@@ -24,10 +24,11 @@ from router.api.views import MetricsPage, describe_pods
 from router.config.links import build_links, load_link_classes
 from router.config.policies import PolicyFolder, load_classes
 from router.config.priors import ModelPrior, prior_of
-from router.config.schema import CostPrior, KvEvents, PodConfig, RouterConfig
-from router.engines.adapter import KvEventSource, PodFacts
+from router.config.schema import CostPrior, PodConfig, RouterConfig
+from router.engines.adapter import PodFacts
 from router.feeds.calibration_feed import CalibrationFeed
-from router.feeds.discovery.static import StaticDiscovery, configured_pods
+from router.feeds.discovery.membership import Membership
+from router.feeds.discovery.pod_source import ConfiguredPods
 from router.feeds.handoff_facts import HandoffFacts
 from router.feeds.http_client import open_client
 from router.feeds.kv_streams import KvStreams
@@ -113,12 +114,10 @@ class Program:
         local = LocalStore()
         self.cluster = ClusterMember(redis, self.ledger, local, self._same_tokens, worker) if redis else None
         self.store: PrefixStore = self.cluster.store if self.cluster else local
-        self._pod_configs: dict[str, PodConfig] = {}
-        self.discovery = StaticDiscovery()
-        for pod in config.pods:
-            self.add_pod(pod)
+        self.membership = Membership(self.fleet, self._prior, {"configuration": ConfiguredPods(config.pods)})
+        self.membership.check(config.pods)
         shared = self.cluster.calibration(config.models[0].name) if self.cluster and config.models else None
-        self.calibration = CalibrationFeed(self.fleet, self.calibrator, lambda: self.discovery.pods, shared)
+        self.calibration = CalibrationFeed(self.fleet, self.calibrator, lambda: self.membership.pods, shared)
         shadows = Shadows(self._policy_named, self.metrics)
         self.records = DecisionRecords(config.receipts, shadows, self.metrics, self.cluster)
         self.kv_streams = KvStreams(self.fleet, self.store, self.metrics)
@@ -126,7 +125,7 @@ class Program:
         self.metrics_page = MetricsPage(
             self.metrics, self.fleet, self.ledger, self.store, self.calibrator, observe_cluster
         )
-        self.admin_commands = AdminCommands(self.fleet, self.policies, self.add_pod, self.remove_pod)
+        self.admin_commands = AdminCommands(self.fleet, self.policies, self.membership.add, self.membership.remove)
         self.worker_sync = self._worker_sync(worker, local) if worker else None
         self.fleet.listen(self._on_change)
         self.app = self._app()
@@ -189,7 +188,7 @@ class Program:
         try:
             await self._join()
             active = [policy.name for policy in self.policies.current().active]
-            log.info("serving", policies=active, pods=len(self.discovery.pods), models=sorted(self.prompts.readers))
+            log.info("serving", policies=active, pods=len(self.membership.pods), models=sorted(self.prompts.readers))
             yield
         finally:
             for task in tasks:
@@ -230,7 +229,7 @@ class Program:
             share=share,
         )
         running = {
-            "discovery": self._discover,
+            **self.membership.feeds,
             "probe": probe.run,
             "load": load.run,
             "handoff facts": self.handoff_facts.run,
@@ -267,10 +266,6 @@ class Program:
                         theirs=(generation.tokenizer, generation.block_size_tokens))  # fmt: skip
         return bool(same)
 
-    async def _discover(self) -> None:
-        async for pods in self.discovery:
-            self.fleet.sync(pods)
-
     async def _sweep_idle(self) -> None:
         while True:
             await asyncio.sleep(IDLE_SWEEP_S)
@@ -285,23 +280,10 @@ class Program:
             if status.state is PodState.READY and status.pod.serves(model)
         ]
 
-    def add_pod(self, pod: PodConfig) -> None:
-        """Take up one more pod (or replace the one of that URL). Raises `ConfigError`."""
-        configs = {**self._pod_configs, pod.url: pod}
-        self.discovery.replace([p for each in configs.values() for p in configured_pods(each, *self._prior(each))])
-        self._pod_configs = configs
-
-    def remove_pod(self, pod_id: PodId) -> bool:
-        """Let go of the pod of that id, and of the other ranks behind its port."""
-        status = self.fleet.status(pod_id)
-        if status is None or self._pod_configs.pop(status.pod.url, None) is None:
-            return False
-        self.discovery.replace([pod for pod in self.discovery.pods if pod.url != status.pod.url])
-        return True
-
-    def _prior(self, pod: PodConfig) -> tuple[PodSpeed, int]:
-        """A fleet serves one model as a rule: the first configured one tells speed and KV before the pods can."""
-        cost = self._config.models[0].cost if self._config.models else CostPrior()
+    def _prior(self, pod: PodConfig, models: tuple[str, ...]) -> tuple[PodSpeed, int]:
+        """The prior of the model that the pod serves; of the first configured one before the pod has reported it."""
+        costs = {model.name: model.cost for model in self._config.models}
+        cost = next((costs[name] for name in (*models, *costs) if name in costs), CostPrior())
         return prior_of(self._priors, cost, pod)
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
@@ -327,19 +309,12 @@ class Program:
                 do="name the model under models[] with its tokenizer",
             )
             return
-        described = self.fleet.status(pod.id)
-        self.kv_streams.follow(described.pod if described else pod, generation, self._kv_source(pod, facts))
+        self.membership.refresh_prior(pod)
+        described, reported = self.fleet.status(pod.id), None if self.cluster else facts.kv_events
+        source = self.membership.kv_events_of(pod, reported)
+        self.kv_streams.follow(described.pod if described else pod, generation, source)
         if not self._config.probes.self_test:
             self.fleet.trust(pod.id, PrefixTrust.TRUSTED, "trusted by configuration (probes.self_test: false)")
-
-    def _kv_source(self, pod: Pod, facts: PodFacts) -> KvEventSource | None:
-        """Where its events are: as configured, or as the engine says."""
-        config = self._pod_configs.get(pod.url)
-        if config is None or config.kv_events == "off":
-            return None
-        if isinstance(config.kv_events, KvEvents):
-            return KvEventSource(config.kv_events.endpoint, config.kv_events.replay_endpoint)
-        return None if self.cluster else facts.kv_events
 
     def _on_change(self, pod: Pod, old: PodState, new: PodState) -> None:
         log.info("pod", pod=pod.id, was=old.value, now=new.value)

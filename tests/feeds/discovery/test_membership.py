@@ -1,0 +1,199 @@
+"""Which pods exist, by the configuration, other sources and admin calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+
+from router.config.schema import KvEvents, PodConfig
+from router.engines.adapter import KvEventSource
+from router.errors import ConfigError
+from router.feeds.discovery.membership import Membership, configured_pods
+from router.feeds.discovery.pod_source import ConfiguredPods, PodSource
+from router.fleet.fleet import Fleet
+from router.types import PodSpeed, Role
+
+SPEED = PodSpeed(1.0, 0.02, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("config", "ids"),
+    [
+        (PodConfig(url="http://10.0.0.7:8000"), ["10.0.0.7:8000"]),
+        (PodConfig(url="https://gate.svc/pods/3/"), ["gate.svc/pods/3"]),
+        (PodConfig(url="http://10.0.0.7:8000", dp_size=2), ["10.0.0.7:8000#0", "10.0.0.7:8000#1"]),
+        (PodConfig(url="http://10.0.0.7:8000", id="left", dp_size=2), ["left#0", "left#1"]),
+    ],
+)
+def test_a_definition_yields_one_pod_per_rank(config: PodConfig, ids: list[str]) -> None:
+    """The default id comes from the URL."""
+    found = configured_pods(config, SPEED)
+    assert [pod.id for pod in found] == ids
+    assert [pod.dp_rank for pod in found] == ([None] if config.dp_size == 1 else [0, 1])
+    assert {pod.url for pod in found} == {config.url}
+
+
+def test_a_pod_has_the_engine_role_and_topology_of_its_definition() -> None:
+    """Its speed is the prior."""
+    config = PodConfig(
+        url="http://p:1", engine="sglang", role=Role.PREFILL, handoff="bootstrap", host="h", rack="r", zone="z"
+    )
+    (pod,) = configured_pods(config, SPEED)
+    assert (pod.engine, pod.role, pod.speed) == ("sglang", Role.PREFILL, SPEED)
+    assert (pod.host, pod.rack, pod.zone) == ("h", "r", "z")
+
+
+def test_pods_with_different_configured_speeds_do_not_share_a_calibration() -> None:
+    """Each observation of one would reset the fit of the other."""
+    slower = replace(SPEED, c1_ms_per_token=SPEED.c1_ms_per_token * 2)
+    first, same, other, plain = (
+        configured_pods(PodConfig(url=f"http://p:{number}", hardware="h100x4", speed=speed), speed or SPEED)[0].hardware
+        for number, speed in enumerate((SPEED, SPEED, slower, None))
+    )
+    assert first == same and len({first, other, plain}) == 3 and plain == "h100x4"
+
+
+def test_a_pod_has_the_kv_dialects_of_its_definition() -> None:
+    """On every rank. KV bytes per token are unknown by default."""
+    config = PodConfig(url="http://p:1", dp_size=2, handoff="nixl", pulls="p2p")
+    for pod in configured_pods(config, SPEED, 131_072):
+        assert (pod.handoff, pod.pulls, pod.kv_bytes_per_token) == ("nixl", "p2p", 131_072)
+    (plain,) = configured_pods(PodConfig(url="http://p:1"), SPEED)
+    assert (plain.handoff, plain.pulls, plain.kv_bytes_per_token) == ("", "", 0)
+
+
+PRIORS = {"": (SPEED, 0), "big": (replace(SPEED, c0_ms=9.0), 500)}
+
+
+def prior(_config: PodConfig, models: tuple[str, ...]) -> tuple[PodSpeed, int]:
+    return PRIORS[models[0] if models else ""]
+
+
+def configs(*names: str, zone: str = "") -> list[PodConfig]:
+    return [PodConfig(url=f"http://{name}", zone=zone) for name in names]
+
+
+def membership(*sources: PodSource) -> tuple[Fleet, Membership]:
+    fleet = Fleet()
+    return fleet, Membership(fleet, prior, {str(number): source for number, source in enumerate(sources)})
+
+
+def ids(fleet: Fleet) -> list[str]:
+    return [status.pod.id for status in fleet.snapshot.pods]
+
+
+class ChangingPods:
+    """A source whose sets the test provides."""
+
+    def __init__(self) -> None:
+        self.sets: asyncio.Queue[list[PodConfig]] = asyncio.Queue()
+
+    async def __aiter__(self) -> AsyncIterator[list[PodConfig]]:
+        while True:
+            yield await self.sets.get()
+
+
+def test_two_pods_with_one_id_are_rejected_and_the_old_set_stays() -> None:
+    """Also when two sources list them."""
+    fleet, members = membership(ConfiguredPods(()), ConfiguredPods(()))
+    members.replace("0", configs("a"))
+    twin = PodConfig(url="http://b", id="a")
+    with pytest.raises(ConfigError, match="duplicate id a"):
+        members.replace("0", [*configs("a"), twin])
+    with pytest.raises(ConfigError, match="duplicate id a"):
+        members.replace("1", [twin])
+    with pytest.raises(ConfigError, match="duplicate id a"):
+        members.add(twin)
+    assert ids(fleet) == ["a"]
+
+
+@pytest.mark.anyio
+async def test_the_fleet_follows_the_union_of_all_sources() -> None:
+    """A later source wins where two list one URL; a set with an error is skipped."""
+    changing = ChangingPods()
+    fleet, members = membership(ConfiguredPods(configs("a")), changing)
+    tasks = [asyncio.ensure_future(run()) for run in members.feeds.values()]
+    try:
+        for pods, expected in (
+            (configs("b", "c"), ["a", "b", "c"]),
+            ([PodConfig(url="http://x", id="a")], ["a", "b", "c"]),
+            (configs("a", zone="z"), ["a"]),
+            ([], ["a"]),
+        ):
+            changing.sets.put_nowait(pods)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert ids(fleet) == expected
+            assert fleet.snapshot.pods[0].pod.zone == ("z" if pods == configs("a", zone="z") else "")
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_admin_calls_win_over_sources() -> None:
+    """A removed pod stays away while its source lists it, and returns when it is added."""
+    fleet, members = membership(ConfiguredPods(()))
+    members.replace("0", configs("a", "b"))
+    members.add(configs("b", zone="z")[0])
+    assert [status.pod.zone for status in fleet.snapshot.pods] == ["", "z"]
+    assert members.remove("a")
+    assert not members.remove("a")
+    members.replace("0", configs("a", "b", "c"))
+    assert ids(fleet) == ["b", "c"]
+    members.add(configs("a")[0])
+    assert ids(fleet) == ["a", "b", "c"]
+
+
+def test_a_removed_pod_returns_after_its_source_did_not_list_it() -> None:
+    """The URL may belong to another pod by then."""
+    fleet, members = membership(ConfiguredPods(()))
+    members.replace("0", configs("a"))
+    assert members.remove("a")
+    members.replace("0", [])
+    members.replace("0", configs("a"))
+    assert ids(fleet) == ["a"]
+
+
+def test_removal_covers_all_ranks_of_a_url() -> None:
+    """They are one process."""
+    fleet, members = membership()
+    members.add(PodConfig(url="http://a", dp_size=2))
+    assert ids(fleet) == ["a#0", "a#1"]
+    assert members.remove("a#1")
+    assert ids(fleet) == []
+
+
+def test_a_pod_gets_the_prior_of_the_model_that_it_reports() -> None:
+    """Before that, the default prior."""
+    fleet, members = membership()
+    members.add(configs("a")[0])
+    fleet.describe("a", models=("big",))
+    members.refresh_prior(members.pods[0])
+    (status,) = fleet.snapshot.pods
+    assert (status.pod.speed, status.pod.kv_bytes_per_token, status.pod.models) == (*PRIORS["big"], ("big",))
+    assert members.pods[0].speed == PRIORS["big"][0]
+
+
+@pytest.mark.parametrize(
+    ("kv_events", "expected"),
+    [
+        ("auto", KvEventSource("tcp://engine", None)),
+        ("off", None),
+        (KvEvents(endpoint="tcp://own"), KvEventSource("tcp://own", None)),
+    ],
+)
+def test_configured_kv_events_win_over_reported_ones(
+    kv_events: KvEvents | Literal["auto", "off"], expected: KvEventSource | None
+) -> None:
+    """`off` wins as well; a pod that is gone has none."""
+    _, members = membership()
+    members.add(PodConfig(url="http://a", kv_events=kv_events))
+    pod = members.pods[0]
+    assert members.kv_events_of(pod, KvEventSource("tcp://engine", None)) == expected
+    assert members.remove(pod.id)
+    assert members.kv_events_of(pod, KvEventSource("tcp://engine", None)) is None
