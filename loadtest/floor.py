@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import httptools
@@ -26,9 +26,8 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import MODEL
-from router.api.parse import parse_chat, prompt_fields, whole_prompt
+from router.api.parse import parse_body, prompt_fields
 from router.cli.mock_engine_command import TOKENIZER
-from router.prompt.earlier import EarlierTurns
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import load_tokenizer
@@ -123,17 +122,12 @@ def reader() -> Read:
     """Tokens and block hashes of a chat, by the router's own code."""
     tokenizer = load_tokenizer(TOKENIZER)
     generation = Generation(model=MODEL, block_size_tokens=16)
-    earlier = EarlierTurns(seed=0)
-    fingerprinter = Fingerprinter(tokenizer, ChatTemplate(tokenizer), generation, earlier=earlier)
+    fingerprinter = Fingerprinter(tokenizer, ChatTemplate(tokenizer), generation)
 
     def read(body: bytes) -> object:
-        parsed, turns = parse_chat(body, earlier)
-        prompt: Mapping[str, Any] = prompt_fields(Endpoint.CHAT, parsed)
-        if turns:
-            prompt, turns = whole_prompt(body, prompt, turns, parsed.model)
-        request = InferenceRequest(
-            id="", endpoint=Endpoint.CHAT, model=parsed.model, body=body, prompt=prompt, turns=turns
-        )
+        parsed = parse_body(Endpoint.CHAT, body)
+        prompt = prompt_fields(Endpoint.CHAT, parsed)
+        request = InferenceRequest(id="", endpoint=Endpoint.CHAT, model=parsed.model, body=body, prompt=prompt)
         return fingerprinter.fingerprint(request)
 
     return read

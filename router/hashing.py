@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from struct import iter_unpack
-from typing import Any
 
 import xxhash
 
-from router.types import BlockHash, Generation, Piece
+from router.types import BlockHash, Generation
 
 TOKEN_BYTES = 4
 _TOKEN_TYPE = "I"
@@ -30,38 +29,7 @@ _HASH_TYPE = "Q"
 
 def token_array(tokens: Iterable[int] = ()) -> array[int]:
     """Tokens as a flat u32 array, the form that hashing reads without copying."""
-    return tokens.flat() if isinstance(tokens, SharedTokens) else array(_TOKEN_TYPE, tokens)
-
-
-class SharedTokens(Sequence[int]):  # noqa: PLW1641 - as an array, it has none
-    """A prompt's tokens of which the first are shared with others: put together only when somebody reads them, because
-    hardly anybody needs more than their number."""
-
-    __slots__ = ("_count", "_own", "_shared")
-
-    def __init__(self, shared: Piece, own: array[int]) -> None:
-        self._shared, self._own, self._count = shared, own, shared.end_tokens + len(own)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.flat()[index]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.flat())
-
-    def __eq__(self, other: object) -> bool:
-        return self.flat() == (other.flat() if isinstance(other, SharedTokens) else other)
-
-    def flat(self) -> array[int]:
-        """All of them, copied."""
-        pieces = [self._own.tobytes()]
-        piece: Piece | None = self._shared
-        while piece is not None:
-            pieces.append(piece.tokens)
-            piece = piece.before
-        return array(_TOKEN_TYPE, b"".join(reversed(pieces)))
+    return array(_TOKEN_TYPE, tokens)
 
 
 def hash_array(blocks: Iterable[BlockHash] | bytes = ()) -> array[int]:

@@ -68,55 +68,6 @@ class PrefixTrust(StrEnum):
     MISMATCH = "mismatch"
 
 
-class Piece(msgspec.Struct, gc=False, eq=False):
-    """Tokens of whole blocks, the pieces before them, and how many tokens that makes. Prompts share pieces; `users`
-    counts what is remembered of them."""
-
-    tokens: bytes
-    before: Piece | None
-    end_tokens: int
-    users: int = 0
-
-
-class CachedPrefix(msgspec.Struct, frozen=True, gc=False):
-    """The first messages of a chat, known by the `digest` of the bytes that its body begins with, of which `head` is
-    what stands before them: what their prompt begins with."""
-
-    digest: int
-    head: bytes
-    model: str
-    """Which it was sent to: another has another template and tokenizer."""
-    roles: tuple[str, ...]
-    shape: int
-    """Tells apart what the template puts around them."""
-    piece: Piece
-    """The last full blocks of their text up to the last place where it may be cut."""
-    tail: bytes  # tokens behind these, less than a block
-    seed: BlockHash
-    hashes: bytes
-    """Of all full blocks, as `hashing.hash_array` lays them out, from that seed."""
-    rest: str
-    """Their text behind that place."""
-
-
-class Mark(msgspec.Struct, frozen=True, gc=False):
-    """All of a body in front of its last message, from its first on, or from the first behind those that are known."""
-
-    digest: int
-    start: int
-    end: int
-    head: bytes
-
-
-class Turns(msgspec.Struct, frozen=True, gc=False):
-    """How a chat's `messages` follow on the `earlier` ones, if there are any, which were not decoded. All but the last
-    may be remembered as `mark`."""
-
-    messages: Sequence[Mapping[str, Any]]
-    earlier: CachedPrefix | None = None
-    mark: Mark | None = None
-
-
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One downstream request, parsed once. `body` is what the client sent, to the byte."""
 
@@ -132,8 +83,6 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     max_output_tokens: int | None = None
     prompt: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The fields that decide the prompt's tokens (messages, tools, prompt, ...), decoded."""
-    turns: Turns | None = None
-    """Of a chat that goes on from another request, or may be gone on from; nobody needs to look at it."""
     arrived_at_s: float = 0.0
 
 

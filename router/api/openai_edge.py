@@ -22,9 +22,7 @@ from router.api.parse import (
     may_be_json_object,
     model_of,
     parse_body,
-    parse_chat,
     prompt_fields,
-    whole_prompt,
     without_engine_fields,
 )
 from router.config.schema import Edge, Limits
@@ -43,7 +41,6 @@ from router.errors import (
 from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
 from router.observe.phase import Phases
-from router.prompt.earlier import EarlierTurns
 from router.proxy.downstream import Inbound
 from router.proxy.forward import Forwarder
 from router.proxy.headers import HeaderList
@@ -70,7 +67,6 @@ class OpenAiEdge:
         edge: Edge,
         limits: Limits,
         configured: frozenset[str],
-        earlier: EarlierTurns,
     ) -> None:
         self._forwarder = forwarder
         self._fleet = fleet
@@ -80,7 +76,6 @@ class OpenAiEdge:
         self.body_memory = BodyMemory(limits.max_held_bytes)
         self._serving = 0
         self._configured = configured
-        self._earlier = earlier
         self._session_header = edge.session_header.lower().encode()
         self._tenant_header = edge.tenant_header.lower().encode()
 
@@ -171,16 +166,10 @@ class OpenAiEdge:
         self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
     ) -> InferenceRequest:
         """A request that the router reads. Raises `ClientError` or `NoReadyPod`."""
-        if endpoint is Endpoint.CHAT:
-            parsed, turns = parse_chat(body, self._earlier)
-        else:
-            parsed, turns = parse_body(endpoint, body), None
+        parsed = parse_body(endpoint, body)
         base, adapter = self._resolve(parsed.model)
-        prompt: Mapping[str, Any] = prompt_fields(endpoint, parsed)
-        if turns is not None:
-            prompt, turns = whole_prompt(body, prompt, turns, base)
         if not self._edge.trust_engine_fields and has_engine_fields(parsed):
-            body, turns = without_engine_fields(body), None
+            body = without_engine_fields(body)
         return InferenceRequest(
             id=request_id,
             endpoint=endpoint,
@@ -192,8 +181,7 @@ class OpenAiEdge:
             session=named.get(self._session_header, b"").decode("latin-1") or getattr(parsed, "session_id", None) or "",
             salt=getattr(parsed, "cache_salt", None) or "",
             max_output_tokens=_max_output_tokens(parsed),
-            prompt=prompt,
-            turns=turns,
+            prompt=prompt_fields(endpoint, parsed),
         )
 
     def _pass_through(

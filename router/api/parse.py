@@ -8,8 +8,6 @@ read them, so that nothing which they accept is refused here. This file never lo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -17,8 +15,7 @@ import msgspec
 
 from router.engines.handoff.body import STEERING_FIELDS
 from router.errors import MalformedRequest
-from router.prompt.earlier import EarlierTurns
-from router.types import Endpoint, Turns
+from router.types import Endpoint
 
 ENGINE_FIELDS = STEERING_FIELDS | {"ec_transfer_params", "rid"}
 """With these a client could read or plant another tenant's KV; see reference/protocols.md 3.11."""
@@ -107,7 +104,6 @@ _DECODERS = {
 _ENGINE_FIELDS_OF = attrgetter(*sorted(ENGINE_FIELDS))
 _NO_ENGINE_FIELDS = (msgspec.UNSET,) * len(ENGINE_FIELDS)
 _PROMPT_FIELDS_OF = {endpoint: attrgetter(*names) for endpoint, names in _PROMPT_FIELDS.items()}
-_ONLY_MESSAGES = {"messages"}
 _RAW_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -125,54 +121,6 @@ def parse_body(endpoint: Endpoint, body: bytes) -> Any:
     if endpoint is Endpoint.CHAT:
         _check_chat(parsed)
     return parsed
-
-
-def parse_chat(body: bytes, known: EarlierTurns) -> tuple[ChatBody, Turns | None]:
-    """The typed part of a chat's body, and how it goes on from messages that are known: then only those behind them
-    are decoded. Raises like `parse_body`."""
-    earlier, at, mark = known.find(body)
-    if earlier is not None:
-        try:
-            last = _DECODERS[Endpoint.CHAT].decode(earlier.head + body[at:])
-            _check_chat(last)
-            return last, Turns(last.messages, earlier, mark)
-        except (*_UNREADABLE, MalformedRequest):
-            pass  # what is wrong is said of the whole body
-    parsed = parse_body(Endpoint.CHAT, body)
-    return parsed, Turns(parsed.messages, None, mark) if mark else None
-
-
-class WholeChat(Mapping[str, Any]):
-    """The prompt fields of a chat of which only the last messages were decoded: whoever wants them has all of it
-    decoded."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-
-    @cached_property
-    def _fields(self) -> dict[str, Any]:
-        return prompt_fields(Endpoint.CHAT, parse_body(Endpoint.CHAT, self._body))
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __getitem__(self, name: str) -> Any:
-        return self._fields[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._fields)
-
-    def __len__(self) -> int:
-        return len(self._fields)
-
-
-def whole_prompt(
-    body: bytes, fields: Mapping[str, Any], turns: Turns, model: str
-) -> tuple[Mapping[str, Any], Turns | None]:
-    """All fields of the prompt, of which `fields` were decoded; and how it goes on, where there is no more to it than
-    messages for the model that has read the earlier ones."""
-    goes_on = fields.keys() == _ONLY_MESSAGES and (turns.earlier is None or turns.earlier.model == model)
-    return WholeChat(body) if turns.earlier else fields, turns if goes_on else None
 
 
 def prompt_fields(endpoint: Endpoint, parsed: Any) -> dict[str, Any]:

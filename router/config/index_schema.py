@@ -52,6 +52,9 @@ class Index(Strict):
     redis: RedisIndex | None = None
     """The cluster index. Without it, each router uses only its own KV events and predictions."""
     tokens_cache_bytes: PositiveInt = 64 * 1024 * 1024
+    """Per model: memory for the tokens of known texts, and as much again for the prefixes of incremental prompts."""
+    incremental_prompts: bool = True
+    """Render and encode only the new messages of a chat that continues a known one."""
     predicted_ttl_s: PositiveFloat = 30.0
     """How long a dispatched prompt counts as cached on a pod that will confirm it by KV events."""
     no_events_ttl_s: PositiveFloat = 1200.0

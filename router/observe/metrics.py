@@ -94,6 +94,12 @@ class Metrics:
         self.unread_prompts = Counter(
             "warmroute_unread_prompts", "Prompts routed without a prefix, by reason.", ["model", "reason"], registry=r
         )
+        self.incremental_mismatches = Counter(
+            "warmroute_incremental_prompt_mismatches",
+            "Incrementally read prompts that differed from the whole prompt; the first disables it for the model.",
+            ["model"],
+            registry=r,
+        )
 
     def _declare_pods(self, r: CollectorRegistry) -> None:
         """How pods are, and what they announce."""

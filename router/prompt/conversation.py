@@ -41,7 +41,7 @@ _PLAIN_ROLES = ("system", "user", "assistant")
 _SPEAKERS = {role: role for role in _PLAIN_ROLES}
 """One word for all who remember it, instead of one for each message that was decoded."""
 _DICTS, _STRINGS = {dict}, {str}
-_BILLING = "x-anthropic-billing-header"
+BILLING_HEADER = "x-anthropic-billing-header"
 """A line that Claude Code puts first in its system prompt and changes on every request."""
 
 
@@ -91,7 +91,7 @@ def _message(message: Any, content_format: ContentFormat, number: int) -> Messag
     if not isinstance(role, str):
         raise MalformedRequest(f"{where}.role must be a string", param=f"{where}.role")
     content = message.get("content")
-    if not isinstance(content, str) or content_format == "openai" or content.startswith(_BILLING):
+    if not isinstance(content, str) or content_format == "openai" or content.startswith(BILLING_HEADER):
         content = _rewritten(role, content, content_format, f"{where}.content")
     normal: Message = {"role": role, "content": content}
     if role == "assistant":
@@ -109,7 +109,7 @@ def _is_plain(message: Any) -> bool:
     if type(message) is not dict or message.keys() != _PLAIN_FIELDS or message["role"] not in _PLAIN_ROLES:
         return False
     content = message["content"]
-    return isinstance(content, str) and not content.startswith(_BILLING)
+    return isinstance(content, str) and not content.startswith(BILLING_HEADER)
 
 
 def _rewritten(role: str, content: Any, content_format: ContentFormat, where: str) -> Any:
@@ -170,7 +170,7 @@ def _not_text(part: dict[str, Any], where: str) -> Exception:
 def _without_billing(part: Any) -> Any:
     """A part of a system message less the billing line that it starts with; None if nothing is left."""
     text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part
-    if not isinstance(text, str) or not text.startswith(_BILLING):
+    if not isinstance(text, str) or not text.startswith(BILLING_HEADER):
         return part
     rest = text.partition("\n")[2]
     if not rest:

@@ -8,7 +8,7 @@ holds a block.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Annotated, Any
@@ -16,17 +16,18 @@ from typing import Annotated, Any
 import msgspec
 
 from router.errors import MalformedRequest
-from router.hashing import SharedTokens, generation_seed, hash_array, hash_blocks, hash_rest, token_array
-from router.prompt.earlier import EarlierTurns
+from router.hashing import generation_seed, hash_array, hash_blocks, hash_rest, token_array
+from router.prompt.incremental.reader import IncrementalPrompt, IncrementalReader
 from router.prompt.segments import Lookup, Sealed, Segment, SegmentCache
 from router.prompt.template import ChatTemplate, Unrenderable, checked
 from router.prompt.tokenizer import Tokenizer
-from router.prompt.turns import ChatTurns, GoingOn
-from router.types import BlockHash, CachedPrefix, Endpoint, Generation, InferenceRequest, PromptPrefix
+from router.types import BlockHash, Endpoint, Generation, InferenceRequest, PromptPrefix
 
 CACHE_BYTES = 64 * 1024 * 1024
 SEEDS = 1024
 """Generations (adapter and salt) whose seeds are remembered."""
+COMPARE_EVERY = 256
+"""One incremental prompt in 256 is read whole as well and compared."""
 
 _REWRITTEN = ("truncate_prompt_tokens", "suffix", "prompt_embeds")
 """Fields with which the engine changes the tokens in ways that are not reproduced here."""
@@ -38,8 +39,8 @@ class PendingPrompt(msgspec.Struct, frozen=True, gc=False):
     generation: Generation
     seed: BlockHash
     prompt: Lookup | array[int]
-    going_on: GoingOn | None = None
-    """Of a chat: that only what is behind its known messages was looked up."""
+    incremental: IncrementalPrompt | None = None
+    """Compared with `prompt`, which is the same prompt read whole."""
 
     @property
     def text(self) -> str | None:
@@ -53,10 +54,11 @@ class PendingPrompt(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fingerprinter:
-    """Turns requests of one model into prefixes. `template` None serves completions only.
+    """Turns requests of one model into prefixes. `template` None serves completions only. `incremental` None reads
+    every prompt whole; `on_mismatch` is called, in any thread, when it turns out to be wrong and is disabled.
 
     Threads: `begin` is for one thread at a time, the event loop's. `finish` may run in any thread meanwhile, because
-    it shares nothing mutable but a queue (`deque.append`) and the segments' `sealed`, one reference each."""
+    it shares nothing mutable but two queues (`deque.append`) and the segments' `sealed`, one reference each."""
 
     def __init__(
         self,
@@ -65,17 +67,21 @@ class Fingerprinter:
         generation: Generation,
         *,
         cache_bytes: int = CACHE_BYTES,
-        earlier: EarlierTurns | None = None,
+        cache_seed: int = 0,
+        incremental: bool = True,
+        on_mismatch: Callable[[], None] = lambda: None,
     ) -> None:
         self._template = template
         self._tokenizer, self._backend = tokenizer, tokenizer.backend
-        known = EarlierTurns(seed=0) if earlier is None else earlier
-        block_size_tokens = generation.block_size_tokens
-        self._turns = ChatTurns(generation.model, block_size_tokens, template, known) if template else None
         self._generation = replace(generation, tokenizer=tokenizer.fingerprint)
-        self._new_segments = partial(SegmentCache, tokenizer, cache_bytes, known.seed)
+        self._new_segments = partial(SegmentCache, tokenizer, cache_bytes, cache_seed)
         self.segments = self._new_segments()
-        """What is remembered of prompts: its bytes, and where it cuts them, for those who instrument."""
+        """Tokens of known texts; public for its size and where it cuts."""
+        self.incremental = (
+            IncrementalReader(template, cache_bytes=cache_bytes, seed=cache_seed) if template and incremental else None
+        )
+        self._on_mismatch = on_mismatch
+        self._incremental_prompts = 0
         self._token_ids = list[Annotated[int, msgspec.Meta(ge=0, lt=tokenizer.vocabulary_size)]]
         self._seeded = lru_cache(SEEDS)(self._seed)
 
@@ -85,51 +91,60 @@ class Fingerprinter:
         return self._generation
 
     def forget_segments(self) -> None:
-        """The tokenizer has changed its mind: encode everything anew. From the thread of `begin`."""
+        """Encode everything anew: the tokenizer's backend has changed. For the thread of `begin`."""
         self._backend = self._tokenizer.backend
         self.segments = self._new_segments()
-        if self._turns is not None:
-            self._turns.forget()
+        if self.incremental is not None:
+            self.incremental.clear()
 
-    def begin(self, request: InferenceRequest) -> PendingPrompt:
+    def begin(self, request: InferenceRequest) -> PendingPrompt | IncrementalPrompt:
         """Render the prompt and look up what is known of it.
 
         `MalformedRequest` if the engine would refuse it, `Unrenderable` if its tokens cannot be known here."""
-        if self._tokenizer.backend != self._backend:  # the other one failed meanwhile
+        if self._tokenizer.backend != self._backend:  # the fast backend failed meanwhile
             self.forget_segments()
         generation, seed = self._seeded(request.adapter, request.salt)
-        going_on = self._turns.go_on(request) if self._turns and request.turns else None
-        if going_on is not None:
-            if going_on.earlier is None:
-                return PendingPrompt(generation, seed, self.segments.look_up(going_on.text), going_on)
-            looked_up = self.segments.going_on(going_on.text, token_array(going_on.earlier.tail))
-            return PendingPrompt(generation, seed, looked_up, going_on)
+        incremental = None
+        if self.incremental is not None and request.endpoint is Endpoint.CHAT:
+            incremental = self.incremental.begin(request.prompt, generation, seed, self.segments)
+        if incremental is not None:
+            self._incremental_prompts += 1
+            if self._incremental_prompts % COMPARE_EVERY:
+                return incremental
         prompt, framed = self._prompt(request)
         if isinstance(prompt, str):
-            return PendingPrompt(generation, seed, self.segments.look_up(prompt, framed=framed))
+            return PendingPrompt(generation, seed, self.segments.look_up(prompt, framed=framed), incremental)
         return PendingPrompt(generation, seed, prompt)
 
-    def finish(self, pending: PendingPrompt) -> PromptPrefix:
+    def finish(self, pending: PendingPrompt | IncrementalPrompt) -> PromptPrefix:
         """Encode what is new and hash the blocks. Safe in a worker thread; see the class."""
+        if isinstance(pending, IncrementalPrompt):
+            assert self.incremental is not None
+            return self.incremental.finish(pending, self.segments)
+        prefix = self._finish_whole(pending)
+        if pending.incremental is not None:
+            self._compare(pending.incremental, prefix)
+        return prefix
+
+    def _compare(self, pending: IncrementalPrompt, whole: PromptPrefix) -> None:
+        assert self.incremental is not None
+        same = self.incremental.finish(pending, self.segments) == whole
+        if not same and self.incremental.enabled:
+            self.incremental.disable()
+            self._on_mismatch()
+
+    def _finish_whole(self, pending: PendingPrompt) -> PromptPrefix:
         generation, seed, prompt = pending.generation, pending.seed, pending.prompt
         if not isinstance(prompt, Lookup):
             return PromptPrefix(generation, prompt, hash_blocks(prompt, generation.block_size_tokens, seed))
-        segments, going_on = self.segments.complete(prompt), pending.going_on
+        segments = self.segments.complete(prompt)
         tokens = prompt.head[:]
         for segment in segments:
             tokens.frombytes(segment.tokens)
         tokens.extend(prompt.tail)
-        if going_on is None or going_on.earlier is None:
-            whole: Sequence[int] = tokens
-            hashes = _hash_path(tokens, segments, seed, generation.block_size_tokens)
-            self.segments.keep(prompt, segments)
-        else:
-            whole, hashes = _go_on(going_on.earlier, tokens, seed, generation.block_size_tokens)
-        if going_on and going_on.marked and self._turns:
-            cut = self.segments.pieces(going_on.marked.text)[:-1]
-            known = len(prompt.head) + sum([part.token_count for part in segments[: len(cut)]])
-            self._turns.mark(going_on.marked, going_on.earlier, cut, tokens[:known], hashes, seed)
-        return PromptPrefix(generation, whole, hashes)
+        hashes = _hash_path(tokens, segments, seed, generation.block_size_tokens)
+        self.segments.keep(prompt, segments)
+        return PromptPrefix(generation, tokens, hashes)
 
     def fingerprint(self, request: InferenceRequest) -> PromptPrefix:
         """`begin` and `finish` at once. Raises what `begin` raises."""
@@ -165,16 +180,6 @@ class Fingerprinter:
             return token_array(msgspec.convert(prompt, self._token_ids))
         except msgspec.ValidationError as error:
             raise MalformedRequest(f"prompt is not a list of token ids: {error}", param="prompt") from error
-
-
-def _go_on(
-    earlier: CachedPrefix, own: array[int], seed: BlockHash, block_size_tokens: int
-) -> tuple[SharedTokens, array[int]]:
-    """Tokens and hashes of a prompt that goes on from the last full block that is known with its `own` tokens."""
-    whole = SharedTokens(earlier.piece, own)
-    if earlier.seed != seed:
-        return whole, hash_blocks(whole.flat(), block_size_tokens, seed)
-    return whole, hash_rest(hash_array(earlier.hashes), own, block_size_tokens, seed)
 
 
 def _hash_path(tokens: array[int], segments: Sequence[Segment], seed: BlockHash, block_size_tokens: int) -> array[int]:

@@ -120,13 +120,13 @@ class SegmentCache:
         """Where `text` is cut; all but the last piece are the same in every text that goes on from it."""
         return self._cuts.pieces(text)
 
-    def going_on(self, text: str, head: array[int]) -> Lookup:
-        """`text` as one of which nothing is known: it goes on from something that is remembered elsewhere, that was cut
-        where it begins, and that ends with the tokens `head`. `MalformedRequest` as in `look_up`."""
+    def split(self, text: str) -> Lookup:
+        """The pieces of `text`, all to be encoded: it continues a text that ended at a cut and is cached elsewhere.
+        `MalformedRequest` as from `look_up`."""
         pieces = self._cuts.pieces(text)
         for piece in pieces:
             _check_encodable(piece)
-        return Lookup(text, 0, (), tuple(pieces), False, head, token_array())
+        return Lookup(text, 0, (), tuple(pieces), False, token_array(), token_array())
 
     def complete(self, lookup: Lookup) -> list[Segment]:
         """All segments of the text that was looked up; encodes the cold ones. Safe in any thread."""

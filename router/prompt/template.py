@@ -1,21 +1,20 @@
 """How does a chat request become the text that the engine will encode?
 
 As vLLM 0.32 does it (reference: protocols.md 4.4): messages and tools are rewritten (`conversation.py`), merged with
-the template's variables, and rendered by the code of `transformers` in its sandbox. This file never encodes text,
-and never accepts a template from a client.
+the template's variables, and rendered (`sandbox.py`). This file never encodes text, and never accepts a template from a
+client.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from router.errors import ConfigError, MalformedRequest
-from router.prompt.content_format import ContentFormat, detect_content_format
-from router.prompt.conversation import Unrenderable, normal_messages, plain_contents, without_developer
-from router.prompt.shapes import ContentDependent, TemplateSkeleton, instrument, is_instrumented, probes, trace
+from router.prompt.content_format import detect_content_format
+from router.prompt.conversation import Unrenderable, normal_messages, without_developer
+from router.prompt.sandbox import compile_template, parse_template, render_template
 from router.prompt.tokenizer import Tokenizer
 from router.prompt.tools import normal_tools
 
@@ -26,15 +25,22 @@ _NO_VARIABLES = frozenset(
     | {"return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
 )
 """Names in `chat_template_kwargs` that steer the renderer instead of reaching the template."""
-_METHODS = frozenset(dir(dict))
 _ONLY_MESSAGES = {"messages"}
 _DEVELOPER = re.compile(r"""(["'])developer\1""")
-SHAPES = 1024
-"""Sequences of roles whose forms are remembered."""
-_TRACED = "{#traced#}\n"
-"""Before a template's text, it makes another template that says the same: an instrumented one. The newline
-goes with the comment (`trim_blocks`), so that the text begins a line as ever."""
-_TRIED_ROLES = (("user",), ("system", "user"), ("user", "assistant", "user"), ("system", "user", "assistant", "user"))
+
+
+class _Variant:
+    """One compiled template of a model; a few models have `default` and `tool_use`."""
+
+    def __init__(self, text: str, content_format: Literal["auto", "string", "openai"]) -> None:
+        self.text = text
+        self.handles_developer = bool(_DEVELOPER.search(text))
+        try:
+            self.compiled = compile_template(text)
+            detected = detect_content_format(parse_template(text))
+        except Exception as error:  # a template may break its compiler in any way
+            raise ConfigError(f"chat template does not compile: {error}") from error
+        self.content_format = detected if content_format == "auto" else content_format
 
 
 class ChatTemplate:
@@ -51,61 +57,39 @@ class ChatTemplate:
         default_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         texts = template_text or tokenizer.chat_template or {}
-        self._texts: Mapping[str, str] = {"default": texts} if isinstance(texts, str) else texts
-        if "default" not in self._texts:
-            raise ConfigError("the tokenizer has no chat template; name one with chat_template")
-        detected = {name: _compile(text) for name, text in self._texts.items()}
-        self._formats = detected if content_format == "auto" else dict.fromkeys(detected, content_format)
+        by_name: Mapping[str, str] = {"default": texts} if isinstance(texts, str) else texts
+        if "default" not in by_name:
+            raise ConfigError("the tokenizer has no chat template; set chat_template to a Jinja file")
+        self._variants = {name: _Variant(text, content_format) for name, text in by_name.items()}
         self._special_tokens = tokenizer.special_tokens
         self._default_kwargs = dict(default_kwargs or {})
-        self._know_developers = {name for name, text in self._texts.items() if _DEVELOPER.search(text)}
-        self._usual_variables = self._variables({})
-        self.shape = lru_cache(SHAPES)(self._traced) if self._is_repetitive() else _shapeless
-        """The form of conversations with these roles and nothing else; None where there is none."""
+        self._default_variables = self._variables({})
+
+    @property
+    def source(self) -> str:
+        """The text of the template that renders chats without tools."""
+        return self._variants["default"].text
+
+    @property
+    def default_kwargs(self) -> Mapping[str, Any]:
+        """The engine's defaults for the template's variables."""
+        return self._default_kwargs
 
     def render(self, body: Mapping[str, Any]) -> str:
         """The prompt of a chat request's body. `MalformedRequest` where the engine would refuse it, with the
         template's own message; `Unrenderable` where it holds more than text."""
-        plain = plain_contents(body["messages"]) if body.keys() == _ONLY_MESSAGES else None
-        shape = self.shape(plain[0]) if plain else None
-        parts = shape.fill(plain[1]) if plain and shape else None
-        return self._render(body) if parts is None else "".join(parts)
-
-    def _render(self, body: Mapping[str, Any]) -> str:
-        variables = self._usual_variables if body.keys() == _ONLY_MESSAGES else self._variables(body)
-        name = "tool_use" if "tools" in variables and "tool_use" in self._texts else "default"
-        return self._worded(self._texts[name], name, body.get("messages"), variables)
-
-    def _worded(self, text: str, name: str, messages: Any, variables: Mapping[str, Any]) -> str:
-        conversation = normal_messages(messages, self._formats[name])
-        if name not in self._know_developers:
+        variables = self._default_variables if body.keys() == _ONLY_MESSAGES else self._variables(body)
+        variant = self._variants["default"]
+        if "tools" in variables:
+            variant = self._variants.get("tool_use", variant)
+        conversation = normal_messages(body.get("messages"), variant.content_format)
+        if not variant.handles_developer:
             conversation = without_developer(conversation)
-        return _render(text, conversation, {**self._special_tokens, **variables})
-
-    def _traced(self, roles: tuple[str, ...]) -> TemplateSkeleton | None:
-        text = _TRACED + self._texts["default"]
-        if not is_instrumented(_compiled(text)):  # the first, or another copy because many were compiled since
-            instrument(_compiled(text), text)
-        return trace(lambda messages: self._worded(text, "default", messages, self._usual_variables), roles)
-
-    def _is_repetitive(self) -> bool:
-        """Does it repeat contents, so that forms can be had of it? Only where these were seen to be right."""
+        given = {**self._special_tokens, **variables}
         try:
-            shapes = {roles: shape for roles in _TRIED_ROLES if (shape := self._traced(roles))}
-        except ContentDependent:
-            return False
-        contents = probes(self._texts["default"])
-        return bool(shapes) and all(self._agree(roles, shape, contents) for roles, shape in shapes.items())
-
-    def _agree(self, roles: Sequence[str], shape: TemplateSkeleton, contents: Sequence[str]) -> bool:
-        """Does the form say what the template does, wherever it says anything?"""
-        for start in range(len(contents)):
-            said = [contents[(start + turn) % len(contents)] for turn in range(len(roles))]
-            parts = shape.fill(said)
-            messages = [{"role": role, "content": content} for role, content in zip(roles, said, strict=True)]
-            if parts is not None and "".join(parts) != self._render({"messages": messages}):
-                return False
-        return True
+            return render_template(variant.compiled, variant.text, conversation, given)
+        except Exception as error:  # a template is code: it raises on purpose, or fails on unexpected input
+            raise MalformedRequest(f"the chat template refused the request: {error}", param="messages") from error
 
     def _variables(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """What the template may name besides messages, weakest first: the engine's defaults, the tools, the
@@ -135,10 +119,6 @@ def _own_fields(body: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, 
     return fields
 
 
-def _shapeless(_: tuple[str, ...]) -> None:
-    return None
-
-
 def checked(body: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
     """A field of the body, or `default` where it is absent or null. `MalformedRequest` unless it is of its kind."""
     value = body.get(name)
@@ -151,44 +131,3 @@ def checked(body: Mapping[str, Any], name: str, kind: type, default: Any = None)
 
 def _set(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None and value != "auto"}
-
-
-def _compiled(text: str) -> Any:
-    """By `transformers`, which remembers the last hundred."""
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    return _compile_jinja_template(text)
-
-
-def _compile(text: str) -> ContentFormat:
-    """Compile a template, which `transformers` remembers by its text, and tell which content it expects."""
-    try:
-        compiled = _compiled(text)
-        _read_fields_quickly(compiled.environment)
-        compiled.globals = dict(compiled.globals)  # copied for each rendering, and a ChainMap takes 7 us to copy
-        return detect_content_format(compiled.environment.parse(text))
-    except Exception as error:  # a template may break its compiler in any way
-        raise ConfigError(f"chat template: {error}") from error
-
-
-def _read_fields_quickly(environment: Any) -> None:
-    """The sandbox first tries whether `message.role` is a method, which it never is, and that is half of the time that
-    rendering takes. What could be one still goes the long way."""
-    as_ever, undefined = type(environment).getattr.__get__(environment), environment.undefined
-
-    def quick(of: Any, name: str) -> Any:
-        if type(of) is not dict or name in _METHODS:
-            return as_ever(of, name)
-        return of[name] if name in of else undefined(obj=of, name=name)
-
-    environment.getattr = quick
-
-
-def _render(text: str, conversation: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    try:
-        rendered, _ = render_jinja_template(conversations=[conversation], chat_template=text, **variables)
-    except Exception as error:  # a template is code: it raises on purpose, or trips over what it was given
-        raise MalformedRequest(f"the chat template refused the request: {error}", param="messages") from error
-    return str(rendered[0])

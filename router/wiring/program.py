@@ -166,7 +166,6 @@ class Program:
             self._config.edge,
             self._config.limits,
             frozenset(model.name for model in self._config.models),
-            self.prompts.earlier,
         )
         find, max_bytes = self.records.journal.find, self._config.limits.max_body_bytes
         routes = OwnRoutes(

@@ -14,7 +14,6 @@ import structlog
 from router.config.schema import ModelConfig, RouterConfig
 from router.errors import MalformedRequest
 from router.observe.metrics import Metrics
-from router.prompt.earlier import EarlierTurns
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer, TokenizerSource
@@ -50,7 +49,7 @@ class Prompts:
         self._ready_pods = ready_pods
         self._metrics = metrics
         self._load = load
-        self.earlier = EarlierTurns(getrandbits(64), self._tokens_cache_bytes)
+        self._incremental = config.index.incremental_prompts
         self.generations: dict[str, Generation] = {}
         self.readers = {model.name: self._reader(model) for model in config.models if model.tokenizer}
 
@@ -92,8 +91,19 @@ class Prompts:
         template = None
         if tokenizer.chat_template:
             template = ChatTemplate(tokenizer, None, model.chat_template_content_format, model.chat_template_kwargs)
+
+        def report_mismatch() -> None:
+            self._metrics.incremental_mismatches.labels(model.name).inc()
+            log.error("incremental prompts disabled: tokens differ from the whole prompt", model=model.name)
+
         return Fingerprinter(
-            tokenizer, template, generation, cache_bytes=self._tokens_cache_bytes, earlier=self.earlier
+            tokenizer,
+            template,
+            generation,
+            cache_bytes=self._tokens_cache_bytes,
+            cache_seed=getrandbits(64),
+            incremental=self._incremental,
+            on_mismatch=report_mismatch,
         )
 
     def _count_unread(self, model: str, reason: str) -> None:

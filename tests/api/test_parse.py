@@ -6,23 +6,19 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.api.parse import (
     ENGINE_FIELDS,
-    has_engine_fields,
     may_be_json_object,
     model_of,
     parse_body,
-    parse_chat,
     prompt_fields,
-    whole_prompt,
     without_engine_fields,
 )
 from router.errors import MalformedRequest
-from router.prompt.earlier import EarlierTurns
-from router.types import CachedPrefix, Endpoint, Piece, Turns
+from router.types import Endpoint
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 endpoints = st.sampled_from(Endpoint)
@@ -192,87 +188,3 @@ def test_what_may_have_engine_fields_and_cannot_be_read_is_refused(body: bytes) 
     """Never passed on without being read."""
     with pytest.raises(MalformedRequest):
         without_engine_fields(body)
-
-
-MESSAGE = '{"role":"user","content":"x"}'
-OTHER = '{"content":"y","role":"user"}'
-PARTS = st.lists(
-    st.sampled_from(
-        [
-            *(
-                "}",
-                "]",
-                ",",
-                '"messages":[',
-                '"rid":1',
-                f"{MESSAGE},",
-                f",{MESSAGE}",
-                f'],"rid":1,"messages":[{MESSAGE}',
-            ),
-            *(
-                f'],"messages":[{OTHER},{OTHER}',
-                f'],"\\u006dessages":[{OTHER}',
-                f'"a\\"messages":[{MESSAGE},{MESSAGE}],',
-            ),
-        ]
-    ),
-    max_size=9,
-).map("".join)
-
-
-def remembering(known: EarlierTurns, turns: Turns | None, body: bytes) -> None:
-    """As a reader of the prompt would, without knowing whether that is right."""
-    if turns is not None and (mark := turns.mark) is not None:
-        said = turns.messages[:-1]
-        before = read_before(turns)
-        piece = Piece(json.dumps([*before, *said]).encode(), None, 1)
-        found = CachedPrefix(mark.digest, mark.head, "m", (), 0, piece, b"", 0, b"", "")
-        known.keep(mark, body, len(said), found, known.age)
-
-
-def read_before(turns: Turns | None) -> list[Any]:
-    """The messages that are known already; their JSON stands for their tokens."""
-    return json.loads(turns.earlier.piece.tokens) if turns and turns.earlier else []
-
-
-@example("", "", [f'],"messages":[{OTHER},{OTHER}'] * 3)
-@example("", "", ["", "", f'],"messages":[{OTHER},{OTHER}'])
-@example("", f'],"rid":1,"messages":[{MESSAGE}', ["", "", ""])
-@given(beginning=PARTS, middle=PARTS, ends=st.lists(PARTS, min_size=3, max_size=3))
-def test_reading_only_what_is_new_hides_nothing_of_a_body(beginning: str, middle: str, ends: list[str]) -> None:
-    """Whatever is written how often: fields that steer engines are seen, the same messages are read, and what is wrong
-    with it is said, as of the whole."""
-    known = EarlierTurns(seed=1)
-    head = '{"model":"m",' + beginning + '"messages":[' + MESSAGE + middle
-    for end in [f",{MESSAGE}]}}", *(f",{MESSAGE}{end}]}}" for end in ends)]:
-        body = (head + end).encode()
-        try:
-            whole = parse_body(Endpoint.CHAT, body)
-        except MalformedRequest as error:
-            with pytest.raises(MalformedRequest) as said:
-                parse_chat(body, known)
-            assert (str(said.value), said.value.param) == (str(error), error.param)
-            continue
-        parsed, turns = parse_chat(body, known)
-        assert has_engine_fields(parsed) == has_engine_fields(whole)
-        assert [*read_before(turns), *parsed.messages] == whole.messages
-        remembering(known, turns, body)
-
-
-def test_a_chat_that_goes_on_is_decoded_behind_what_is_known() -> None:
-    """And whoever asks for its prompt gets all of it."""
-    known = EarlierTurns(seed=1)
-    said = [{"role": "user", "content": f"{i}"} for i in range(4)]
-    for _ in range(2):
-        body = chat(messages=said)
-        remembering(known, parse_chat(body, known)[1], body)
-    parsed, turns = parse_chat(chat(messages=said), known)
-    assert turns is not None
-    assert turns.earlier is not None
-    assert parsed.messages == turns.messages == said[3:]
-    prompt, goes_on = whole_prompt(chat(messages=said), prompt_fields(Endpoint.CHAT, parsed), turns, "m")
-    assert (dict(prompt), goes_on) == ({"messages": said}, turns)
-    assert whole_prompt(chat(messages=said), {"messages": said[3:]}, turns, "another")[1] is None
-    assert whole_prompt(chat(messages=said), {"messages": said[3:], "tools": []}, turns, "m")[1] is None
-    with pytest.raises(MalformedRequest):
-        parse_chat(chat(messages=said, continue_final_message=True, add_generation_prompt=True), known)

@@ -17,15 +17,13 @@ from router.api.parse import (
     has_engine_fields,
     model_of,
     parse_body,
-    parse_chat,
     prompt_fields,
     without_engine_fields,
 )
 from router.engines.handoff.body import STEERING_FIELDS, edited
 from router.engines.handoff.splittable import why_not
 from router.errors import MalformedRequest
-from router.prompt.earlier import EarlierTurns
-from router.types import CachedPrefix, Endpoint, Piece
+from router.types import Endpoint
 
 _READ = (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS)
 
@@ -44,8 +42,6 @@ def bodies(data: bytes) -> None:
     for endpoint in _READ:
         with suppress(MalformedRequest):
             _is_read_as_by_engines(endpoint, data, said)
-    with suppress(MalformedRequest):
-        _goes_on_like_the_whole(data)
     why_not(Endpoint.COMPLETIONS, data)
     model = model_of(data)
     assert model is None or not said or model == said["model"]
@@ -67,19 +63,6 @@ def _is_read_as_by_engines(endpoint: Endpoint, data: bytes, said: dict[str, Any]
     for name, value in prompt_fields(endpoint, parsed).items():
         if name in ("messages", "tools", "prompt", "documents", "chat_template_kwargs"):
             assert repr(value) == repr(exact[name]), f"{name} is read as something else"
-
-
-def _goes_on_like_the_whole(data: bytes) -> None:
-    """Again and again, and whatever may be remembered of it is: nothing of it is overlooked."""
-    whole, known = parse_body(Endpoint.CHAT, data), EarlierTurns(seed=1)
-    for _ in range(3):
-        parsed, turns = parse_chat(data, known)
-        assert has_engine_fields(parsed) == has_engine_fields(whole)
-        assert parsed.model == whole.model
-        assert repr(parsed.messages) == repr(whole.messages[-len(parsed.messages) :])
-        if turns is not None and (mark := turns.mark) is not None:
-            remembered = CachedPrefix(mark.digest, mark.head, "m", (), 0, Piece(b"", None, 0), b"", 0, b"", "")
-            known.keep(mark, data, len(turns.messages) - 1, remembered, known.age)
 
 
 def _loses_only(names: frozenset[str], said: dict[str, Any], left: bytes) -> None:

@@ -24,7 +24,6 @@ from router.config.schema import Edge, Limits
 from router.errors import RouterError
 from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
-from router.prompt.earlier import EarlierTurns
 from router.proxy.downstream import Downstream
 from router.proxy.headers import ENGINE_CONTROL, HOP_BY_HOP
 from router.proxy.request_context import RequestContext
@@ -104,7 +103,7 @@ async def _connection(pieces: list[bytes]) -> tuple[list[RequestContext], list[b
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
     pool, wire = ToPod(), Wire()
     forwarder = Forwarder(pool)
-    edge = Watched(cast(Any, forwarder), FLEET, METRICS, Edge(), LIMITS, frozenset(), EarlierTurns(seed=1))
+    edge = Watched(cast(Any, forwarder), FLEET, METRICS, Edge(), LIMITS, frozenset())
     config = uvicorn.Config(
         App(edge, cast(FastAPI, _own)), http=EdgeProtocol, ws="none", lifespan="off", log_config=None, access_log=False
     )

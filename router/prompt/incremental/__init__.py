@@ -1,0 +1,5 @@
+"""An optional shortcut for growing chats: only the new messages are rendered, encoded and hashed.
+
+`IncrementalReader` is the only entrance and `fingerprint.py` its only user. `index.incremental_prompts: false` turns it
+off; every prompt is then read whole, with the same result. A reader who is new to the project can skip this package.
+"""

@@ -1,0 +1,121 @@
+"""Remembers the prompts of the first messages of chats, by a digest of these messages.
+
+A prefix is stored when it is seen the second time: most prompts that share nothing with others never come back. The
+least recently used prefixes go first when the bytes run out.
+
+Threads: `store` may run in any thread; everything else belongs to the event loop's.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from sys import getsizeof
+
+import msgspec
+import xxhash
+
+from router.types import BlockHash
+
+MAX_BOUNDARIES = 4
+"""Boundaries looked up in a chat: a turn usually adds two messages, or three where the last was seen only once."""
+_SEEN_BYTES = 150
+"""Size in CPython of an entry that was seen once: key and slot."""
+_PREFIX_BYTES = 400
+"""The same with its prefix, without tokens, hashes and text."""
+
+
+class Boundary(msgspec.Struct, frozen=True, gc=False):
+    """A place in front of a message where a chat may continue; `digest` is of the messages before it."""
+
+    messages: int
+    digest: int
+
+
+class CachedPrefix(msgspec.Struct, frozen=True, gc=False):
+    """The prompt of a chat's first `messages`, up to the last place where its text may be cut."""
+
+    messages: int = 0
+    skeleton: int = 0
+    """`TemplateSkeleton.prefixes` at this boundary."""
+    tokens: bytes = b""
+    """As `hashing.token_array` lays them out."""
+    seed: BlockHash = 0
+    hashes: bytes = b""
+    """Of the full blocks in `tokens`, from that seed, as `hashing.hash_array` lays them out."""
+    rest: str = ""
+    """The text behind the cut."""
+
+
+EMPTY_PREFIX = CachedPrefix()
+
+
+class PrefixCache:
+    """The prefixes of one model's chats.
+
+    Digests are XXH3-128 with a secret `seed`: a client that does not know it cannot make two chats that share one, and
+    would gain only a wrong guess of what is cached."""
+
+    def __init__(self, seed: int, max_bytes: int) -> None:
+        self._seed = seed & (2**64 - 1)
+        self._max_bytes = max_bytes
+        self._prefixes: OrderedDict[int, CachedPrefix | None] = OrderedDict()
+        self._stored: deque[tuple[int, CachedPrefix]] = deque()
+        self.bytes = 0
+        """Bytes held, estimated."""
+
+    def __len__(self) -> int:
+        return len(self._prefixes)
+
+    def boundaries(self, roles: Sequence[str], contents: Sequence[str]) -> list[Boundary]:
+        """The last boundaries of a chat, the longest first."""
+        found = []
+        digest = xxhash.xxh3_128(seed=self._seed)
+        first = len(roles) - MAX_BOUNDARIES
+        for number, (role, content) in enumerate(zip(roles, contents, strict=True)):
+            if number and number >= first:
+                found.append(Boundary(number, digest.intdigest()))
+            data = content.encode("utf-8", "surrogatepass")
+            digest.update(b"%s:%d:" % (role.encode(), len(data)))
+            digest.update(data)
+        return found[::-1]
+
+    def find(self, boundaries: Sequence[Boundary]) -> CachedPrefix | None:
+        """The longest known prefix; `EMPTY_PREFIX` where one was only seen. None for a chat that is new, which is now
+        seen."""
+        self._take_stored()
+        seen = False
+        for boundary in boundaries:
+            if boundary.digest in self._prefixes:
+                seen = True
+                self._prefixes.move_to_end(boundary.digest)
+                prefix = self._prefixes[boundary.digest]
+                if prefix is not None:
+                    return prefix
+        if seen:
+            return EMPTY_PREFIX
+        if boundaries:
+            self._put(boundaries[0].digest, None)
+        return None
+
+    def store(self, digest: int, prefix: CachedPrefix) -> None:
+        """Remember a prefix; the next `find` sees it."""
+        self._stored.append((digest, prefix))
+
+    def _take_stored(self) -> None:
+        while self._stored:
+            self._put(*self._stored.popleft())
+
+    def _put(self, digest: int, prefix: CachedPrefix | None) -> None:
+        if digest in self._prefixes:
+            self.bytes -= _size_bytes(self._prefixes.pop(digest))
+        self._prefixes[digest] = prefix
+        self.bytes += _size_bytes(prefix)
+        while self.bytes > self._max_bytes:
+            self.bytes -= _size_bytes(self._prefixes.popitem(last=False)[1])
+
+
+def _size_bytes(prefix: CachedPrefix | None) -> int:
+    if prefix is None:
+        return _SEEN_BYTES
+    return _PREFIX_BYTES + len(prefix.tokens) + len(prefix.hashes) + getsizeof(prefix.rest)

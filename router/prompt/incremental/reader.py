@@ -1,0 +1,132 @@
+"""Reads a chat's prompt from a cached prefix and the messages behind it.
+
+This file never reads a prompt whole: it returns None, and `fingerprint.py` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from router.hashing import TOKEN_BYTES, hash_array, hash_rest, token_array
+from router.prompt.conversation import plain_contents
+from router.prompt.incremental.prefix_cache import EMPTY_PREFIX, CachedPrefix, PrefixCache
+from router.prompt.incremental.skeleton import Skeletons
+from router.prompt.segments import Lookup, SegmentCache
+from router.prompt.template import ChatTemplate
+from router.types import BlockHash, Generation, PromptPrefix
+
+_ONLY_MESSAGES = {"messages"}
+
+
+class PendingEntry(msgspec.Struct, frozen=True, gc=False):
+    """What to store once the tokens are known: the chat without its last message."""
+
+    cache: PrefixCache
+    """A cache that was cleared meanwhile is another one."""
+    digest: int
+    messages: int
+    skeleton: int
+    text: str
+    """From the cut of the prefix that it continues, up to the last message's content."""
+
+
+class IncrementalPrompt(msgspec.Struct, frozen=True, gc=False):
+    """A prompt between `begin` and `finish`: a cached prefix, and the text behind it."""
+
+    generation: Generation
+    seed: BlockHash
+    prefix: CachedPrefix
+    lookup: Lookup
+    entry: PendingEntry | None
+
+    @property
+    def text(self) -> str:
+        """The text behind the prefix."""
+        return self.lookup.text
+
+    @property
+    def cold_characters(self) -> int:
+        """How much text must still be encoded."""
+        return self.lookup.cold_characters
+
+
+class IncrementalReader:
+    """Reads the chats of one model. Threads: `finish` may run in any; everything else belongs to the event loop's."""
+
+    def __init__(self, template: ChatTemplate, *, cache_bytes: int, seed: int) -> None:
+        self._cache_bytes = cache_bytes
+        self._seed = seed
+        self._skeletons = Skeletons(template)
+        self._enabled = self._skeletons.enabled
+        self.cache = PrefixCache(seed, cache_bytes)
+
+    @property
+    def enabled(self) -> bool:
+        """False where the template does more than repeat contents, and after `disable`."""
+        return self._enabled
+
+    def disable(self) -> None:
+        """Read no more prompts."""
+        self._enabled = False
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all prefixes: the tokenizer has changed."""
+        self.cache = PrefixCache(self._seed, self._cache_bytes)
+
+    def begin(
+        self, body: Mapping[str, Any], generation: Generation, seed: BlockHash, segments: SegmentCache
+    ) -> IncrementalPrompt | None:
+        """None where the prompt must be read whole. `MalformedRequest` as from `SegmentCache.look_up`."""
+        plain = plain_contents(body["messages"]) if self._enabled and body.keys() == _ONLY_MESSAGES else None
+        if plain is None:
+            return None
+        roles, contents = plain
+        boundaries = self.cache.boundaries(roles, contents)
+        prefix = self.cache.find(boundaries)
+        skeleton = self._skeletons.find(roles) if prefix is not None else None
+        if prefix is None or skeleton is None:
+            return None
+        if prefix.messages and skeleton.prefixes[prefix.messages] != prefix.skeleton:
+            prefix = EMPTY_PREFIX  # the new messages change how the template prints the old ones
+        new = contents[prefix.messages :]
+        if not self._skeletons.can_fill(new):
+            return None
+        parts = skeleton.fill(new, prefix.messages)
+        entry, last = None, boundaries[0]
+        if prefix.messages != last.messages:
+            text = prefix.rest + "".join(parts[:-2])
+            entry = PendingEntry(self.cache, last.digest, last.messages, skeleton.prefixes[last.messages], text)
+        text = prefix.rest + "".join(parts)
+        lookup = segments.look_up(text) if prefix is EMPTY_PREFIX else segments.split(text)
+        return IncrementalPrompt(generation, seed, prefix, lookup, entry)
+
+    def finish(self, pending: IncrementalPrompt, segments: SegmentCache) -> PromptPrefix:
+        """Encode the new text and hash the new blocks."""
+        prefix, seed, block = pending.prefix, pending.seed, pending.generation.block_size_tokens
+        encoded = segments.complete(pending.lookup)
+        if prefix is EMPTY_PREFIX:
+            segments.keep(pending.lookup, encoded)
+        tokens = token_array()
+        tokens.frombytes(prefix.tokens)
+        for segment in encoded:
+            tokens.frombytes(segment.tokens)
+        known = hash_array(prefix.hashes if prefix.seed == seed else b"")
+        hashes = hash_rest(known, tokens[len(known) * block :], block, seed)
+        if pending.entry is not None:
+            entry = pending.entry
+            cut = segments.pieces(entry.text)[:-1]
+            count = len(prefix.tokens) // TOKEN_BYTES + sum([segment.token_count for segment in encoded[: len(cut)]])
+            stored = CachedPrefix(
+                messages=entry.messages,
+                skeleton=entry.skeleton,
+                tokens=tokens[:count].tobytes(),
+                seed=seed,
+                hashes=hashes[: count // block].tobytes(),
+                rest=entry.text[sum(map(len, cut)) :],
+            )
+            entry.cache.store(entry.digest, stored)
+        return PromptPrefix(pending.generation, tokens, hashes)

@@ -1,0 +1,120 @@
+"""Our sandbox renders what the one of `transformers` renders."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from router.errors import MalformedRequest
+from router.prompt import template as template_module
+from router.prompt.sandbox import compile_template, render_template
+from router.prompt.template import ChatTemplate, Unrenderable
+from router.prompt.tokenizer import Tokenizer
+from tests.prompt.conftest import TEMPLATE
+from tests.prompt.incremental.test_reader import CUTTING, LOOKING_BACK
+from tests.prompt.incremental.test_skeleton import DOING_MORE, REPEATING
+
+GOLDENS = Path(__file__).parents[1] / "parity" / "goldens"
+DEMO = (files("router.sim") / "chat_template.jinja").read_text("utf-8")
+CHATS = [
+    case["body"] for path in sorted(GOLDENS.glob("vllm_chat_tokens_*.json")) for case in json.loads(path.read_text())
+]
+FEATURES = {
+    "trims blocks": "{% if true %}\n  {% if true %}\n  a\n  {% endif %}\n{% endif %}\n\nb\n",
+    "loop controls": "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m.role }}{% endfor %}",
+    "continue": "{% for m in messages %}{% if m.role == 'user' %}{% continue %}{% endif %}{{ m.role }}{% endfor %}",
+    "generation tag": "{% for m in messages %}{% generation %}<{{ m.role }}>{% endgeneration %}{% endfor %}",
+    "scope of the generation tag": "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}",
+    "JSON": "{{ messages | tojson }}{{ {'é': '<&>', 'a': [1]} | tojson(indent=2, sort_keys=true) }}",
+    "compact JSON": "{{ messages[0] | tojson(separators=(',', ':'), ensure_ascii=true) }}",
+    "date": "{{ strftime_now('%Y-%m-%d') }}",
+    "raises": "{{ raise_exception('not like this') }}",
+    "missing fields": "{{ messages[0].nothing is defined }}{{ messages[0]['nothing'] }}{{ messages[0].get('role') }}",
+    "fields named as methods": "{% for k, v in messages[0].items() %}{{ k }}={{ v }}{% endfor %}{{ messages[0].keys }}",
+    "absent variables": "{{ tools is none }}{{ documents is none }}{{ nothing is defined }}{{ add_generation_prompt }}",
+    "unsafe": "{{ messages.__class__.__mro__ }}",
+    "immutable": "{{ messages.append(1) }}",
+    "undefined attribute": "{{ nothing.at.all }}",
+}
+TEMPLATES = {"demo": DEMO, "test": TEMPLATE, "cutting": CUTTING, "looking back": LOOKING_BACK, **FEATURES, **REPEATING}
+TEMPLATES |= DOING_MORE
+
+
+def outcome(render: Any) -> str:
+    try:
+        return f"text: {render()}"
+    except Exception as error:
+        continued = isinstance(error, ValueError) and "continue_final_message" in str(error)
+        return "ValueError: continue_final_message" if continued else f"{type(error).__name__}: {error}"
+
+
+def rendered_by_both(
+    monkeypatch: pytest.MonkeyPatch, template: ChatTemplate, body: dict[str, Any]
+) -> tuple[str, str] | None:
+    """What both sandboxes make of one request; None where it does not come to rendering."""
+    found = []
+
+    def render_both(compiled: Any, text: str, conversation: list[dict[str, Any]], variables: dict[str, Any]) -> str:
+        ours = outcome(lambda: render_template(compiled, text, conversation, variables))
+        theirs = outcome(lambda: render_jinja_template([conversation], chat_template=text, **variables)[0][0])
+        found.append((ours, theirs))
+        return ""
+
+    monkeypatch.setattr(template_module, "render_template", render_both)
+    try:
+        template.render(body)
+    except (MalformedRequest, Unrenderable):
+        return None
+    return found[0]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_recorded_chat_is_rendered_as_by_transformers(
+    deepseek: Tokenizer, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """By every template of these tests, with and without errors."""
+    template = ChatTemplate(deepseek, TEMPLATES[name])
+    pairs = [pair for body in CHATS if (pair := rendered_by_both(monkeypatch, template, body))]
+    assert len(pairs) > 50
+    for ours, theirs in pairs:
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("field", [True, "content", "reasoning"])
+@pytest.mark.parametrize(
+    "content", ["a word ", "a word", [{"type": "text", "text": "a "}, {"type": "text", "text": "b "}]]
+)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<end>",
+        "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}<end>",
+        "{% for m in messages %}{% for part in m.content %}{{ part.text }}|{% endfor %}{% endfor %}",
+        "{% for m in messages %}{{ m.content[:3] }}{% endfor %}",
+        "{% for m in messages %}{{ m.role }}{% endfor %}",
+    ],
+)
+def test_a_continued_final_message_ends_as_by_transformers(content: Any, field: Any, text: str) -> None:
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": content}]
+    given = {"continue_final_message": field}
+    ours = outcome(lambda: render_template(compile_template(text), text, messages, given))
+    assert ours == outcome(lambda: render_jinja_template([messages], chat_template=text, **given)[0][0])
+    assert messages[1]["content"] == content
+
+
+def test_a_final_message_without_text_cannot_be_continued() -> None:
+    text = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    for content in (None, [], [{"type": "image"}]):
+        messages = [{"role": "assistant", "content": content}]
+        with pytest.raises(ValueError, match="continue_final_message"):
+            render_template(compile_template(text), text, messages, {"continue_final_message": True})
+
+
+def test_documents_must_be_objects() -> None:
+    with pytest.raises(TypeError, match="documents"):
+        render_template(compile_template("x"), "x", [], {"documents": ["text"]})
