@@ -95,8 +95,11 @@ def test_a_longer_chat_begins_with_the_hashes_of_the_shorter(fingerprinter: Fing
     assert not set(other.hashes) & set(long.hashes)
 
 
-def test_only_the_new_end_of_a_conversation_is_cold(fingerprinter: Fingerprinter, make_request: Make) -> None:
-    """And a pending prompt tells how much that is, with the text for those who verify it."""
+def test_only_the_new_end_of_a_conversation_is_cold(
+    deepseek: Tokenizer, template: ChatTemplate, make_request: Make
+) -> None:
+    """A pending prompt has the number of characters to encode, and the whole text."""
+    fingerprinter = Fingerprinter(deepseek, template, MODEL, incremental=False)
     messages = dialogue(20, words=100)
     cold = []
     for end in range(1, len(messages)):
@@ -162,8 +165,8 @@ def test_hashes_of_a_framed_text_are_shifted_by_its_frame(zoo: dict[str, Path], 
 def test_blocks_of_known_segments_are_not_hashed_again(
     deepseek: Tokenizer, template: ChatTemplate, make_request: Make
 ) -> None:
-    """Here they carry marks in place of hashes."""
-    fingerprinter = Fingerprinter(deepseek, template, MODEL)
+    """Zeros in place of their hashes show it."""
+    fingerprinter = Fingerprinter(deepseek, template, MODEL, incremental=False)
     request = make_request(messages=dialogue(6))
     blocks = len(fingerprinter.fingerprint(request).hashes)
     fingerprinter.begin(request)
