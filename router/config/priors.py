@@ -7,14 +7,14 @@ replaces these numbers at run time.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from router.config.architecture import PrefillWork
 from router.config.load import Strict, load
-from router.config.schema import CostPrior, PodConfig
+from router.config.schema import CostPrior, ModelConfig, PodConfig
 from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.types import PodSpeed
@@ -99,9 +99,29 @@ def prior_speed(priors: Mapping[str, ModelPrior], cost: CostPrior, hardware: str
     return row.speed()
 
 
-def prior_of(priors: Mapping[str, ModelPrior], cost: CostPrior, pod: PodConfig) -> tuple[PodSpeed, int]:
-    """Speed and KV bytes per token of a pod that serves `cost.model`. `pod.speed` overrides every row."""
-    return pod.speed or prior_speed(priors, cost, pod.hardware), _model(priors, cost).kv_bytes_per_token
+class PodPriors:
+    """The prior of each pod: that of the configured model it serves. For a pod whose model is not known, that of the
+    only configured model, or else the default of `models[].cost`."""
+
+    def __init__(self, models: Iterable[ModelConfig], priors: Mapping[str, ModelPrior]) -> None:
+        self._priors = priors
+        self._costs = {model.name: model.cost for model in models}
+        (self._other,) = self._costs.values() if len(self._costs) == 1 else (CostPrior(),)
+
+    def of(self, pod: PodConfig, served: Iterable[str]) -> tuple[PodSpeed, int]:
+        """Speed and KV bytes per token of a pod that serves these models. `pod.speed` overrides every row; on hardware
+        without a row of the model, that of `cost.hardware` counts. Raises `ConfigError` for hardware without a row of
+        any configured model."""
+        costs = [*self._costs.values()] or [self._other]
+        if not pod.speed and not any(self._has_row(cost, pod.hardware) for cost in costs):
+            prior_speed(self._priors, costs[0], pod.hardware)
+        cost = next((self._costs[name] for name in served if name in self._costs), self._other)
+        hardware = pod.hardware if self._has_row(cost, pod.hardware) else ""
+        speed = pod.speed or prior_speed(self._priors, cost, hardware)
+        return speed, _model(self._priors, cost).kv_bytes_per_token
+
+    def _has_row(self, cost: CostPrior, hardware: str) -> bool:
+        return (hardware or cost.hardware) in _model(self._priors, cost).hardware
 
 
 def estimated_row(work: PrefillWork, hardware: str, gpus: Mapping[str, GpuPrior]) -> SpeedPrior:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from router.config.links import LinkClass, LinksConfig, build_links, load_link_classes
 from router.config.load import load, read_document
-from router.config.priors import ModelPrior, all_priors, prior_of, prior_speed
+from router.config.priors import ModelPrior, PodPriors, all_priors, prior_speed
 from router.config.schema import RouterConfig
 from router.errors import ConfigError
 
@@ -27,10 +27,10 @@ def check_names(
     for number, model in enumerate(config.models):
         with _at(path, "models", number, "cost"):
             prior_speed(priors, model.cost)
+    pod_priors = PodPriors(config.models, priors)
     for number, pod in enumerate(config.pods):
         with _at(path, "pods", number, "hardware"):
-            for model in config.models:
-                prior_of(priors, model.cost, pod)
+            pod_priors.of(pod, ())
     for place in LinksConfig.model_fields:
         with _at(path, "links", place):
             build_links(LinksConfig(**{place: getattr(config.links, place)}), links)

@@ -1,8 +1,7 @@
-"""When does what was learnt about pods and links take effect?
+"""Applies what was learnt about pods and links to the fleet, and shares it between routers.
 
-Once a second the fleet gets the coefficients that are known by now; every few seconds, with a Redis, what this router
-and its replicas have learnt is exchanged, so that a router that starts knows what the others know. This file never
-learns anything itself.
+Once a second the fleet gets the current coefficients. With a Redis, every few seconds each served model's coefficients
+are exchanged with the other routers, so that a new router starts with what the others learnt.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from dataclasses import fields
 
 from router.feeds.backoff import Backoff
 from router.fleet.fleet import Fleet
-from router.observe.calibrator import Calibrator, class_key
-from router.policy.calibration import Calibration
+from router.observe.calibrator import Calibrator
+from router.policy.calibration import Calibration, class_key, model_of
 from router.stores.shared_state import SharedCalibration
 from router.types import Link, Links, Pod
 
@@ -23,45 +22,50 @@ EXCHANGE_S = 5.0
 
 
 class CalibrationFeed:
-    """Applies and shares one calibration. `configured` are the pods with the speeds that were configured."""
+    """Applies and shares one calibration. `configured` returns the pods with the speeds of their priors; `shared`
+    returns the exchange of one model."""
 
     def __init__(
         self,
         fleet: Fleet,
         calibrator: Calibrator,
         configured: Callable[[], Iterable[Pod]],
-        shared: SharedCalibration | None = None,
+        shared: Callable[[str], SharedCalibration] | None = None,
     ) -> None:
         self._fleet = fleet
         self._calibrator = calibrator
         self._configured = configured
         self._shared = shared
+        self._exchanges: dict[str, SharedCalibration] = {}
 
     @property
     def runs(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """What must run."""
+        """The loops to run, by name."""
         return {"calibration": self.apply_forever} | ({"shared calibration": self.share} if self._shared else {})
 
     async def apply_forever(self) -> None:
-        """Until cancelled."""
+        """Applies until cancelled."""
         while True:
             self.apply()
             await asyncio.sleep(APPLY_S)
 
     async def share(self) -> None:
-        """Until cancelled."""
-        assert self._shared is not None
+        """Exchanges until cancelled."""
         backoff = Backoff("calibration of the other routers")
         while True:
             if await backoff.attempt(self._exchange):
-                await asyncio.sleep(EXCHANGE_S)
+                await asyncio.sleep(EXCHANGE_S if self._exchanges else APPLY_S)
 
     async def _exchange(self) -> None:
         assert self._shared is not None
-        await self._shared.exchange(self._calibrator.calibration)
+        for model in sorted({model_of(status.pod) for status in self._fleet.snapshot.pods} - {""}):
+            exchange = self._exchanges.get(model)
+            if exchange is None:
+                exchange = self._exchanges[model] = self._shared(model)
+            await exchange.exchange(self._calibrator.calibration)
 
     def apply(self) -> None:
-        """Give the fleet what is known now."""
+        """Give the fleet the current speeds and links."""
         calibration, priors = self._calibrator.calibration, {pod.id: pod.speed for pod in self._configured()}
         self._calibrator.priors = priors
         speeds = {
@@ -73,7 +77,7 @@ class CalibrationFeed:
 
 
 def calibrated_links(calibration: Calibration, configured: Links) -> Links:
-    """The links as they are known now."""
+    """The links with their current coefficients."""
     known: dict[str, Link] = {}
     for place in fields(configured):
         link: Link | None = getattr(configured, place.name)

@@ -32,6 +32,8 @@ class Fleet:
     def __init__(self, links: Links = _NO_LINKS) -> None:
         self._links = links
         self._statuses: dict[PodId, PodStatus] = {}  # ordered by id
+        self._configured: dict[PodId, Pod] = {}
+        """The set of the last `sync`."""
         self._reasons: dict[PodId, str] = {}
         self._listeners: list[Listener] = []
         self._epochs = count(1)
@@ -79,8 +81,9 @@ class Fleet:
             status = self._statuses.get(pod.id)
             if status is None:
                 self._add(pod)
-            else:
+            elif pod != self._configured.get(pod.id):
                 self._put(replace(status, pod=_reconfigured(status.pod, pod)))
+        self._configured = wanted
 
     def event(self, pod_id: PodId, event: PodEvent, now_s: float | None = None) -> PodState:
         """Let `event` happen to a pod. Returns its state afterwards. `now_s` tells since when it is READY, if it is."""

@@ -14,7 +14,7 @@ import msgspec
 
 from router.decision import Candidate, RouteDecision
 from router.observe.metrics import Metrics
-from router.policy.calibration import Calibration, PrefillClock, PrefillObservation, TransferObservation
+from router.policy.calibration import Calibration, PrefillClock, PrefillObservation, TransferObservation, class_key
 from router.policy.decide import expected_ttft_ms
 from router.types import Links, Pod, PodId, PodSpeed
 
@@ -43,11 +43,6 @@ class TransferReport(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 SpeedReport: TypeAlias = PrefillReport | TransferReport
 """What another worker of this router needs to learn the same."""
-
-
-def class_key(pod: Pod) -> str:
-    """Pods of one class are expected to be equally fast."""
-    return f"{pod.models[0] if pod.models else ''}/{pod.engine}/{pod.hardware or 'default'}"
 
 
 class Calibrator:

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from router.policy.fit import Fit, FitState, Vector
-from router.types import Link, PodId, PodSpeed
+from router.types import Link, Pod, PodId, PodSpeed
 
 VERSION: Final = 2
 """Of what `dump` returns."""
@@ -252,6 +252,20 @@ class _PodClass:
         self.away += 1
 
 
+def class_key(pod: Pod) -> str:
+    """Names the class of a pod: pods of one model, engine and hardware are expected to be equally fast."""
+    return f"{_class_prefix(model_of(pod))}{pod.engine}/{pod.hardware or 'default'}"
+
+
+def model_of(pod: Pod) -> str:
+    """The model under which the pod's calibration is kept; "" if it is not known yet."""
+    return pod.models[0] if pod.models else ""
+
+
+def _class_prefix(model: str) -> str:
+    return f"{model}/"
+
+
 class Calibration:
     """The one owner of what was learnt. Keys are opaque: a class of pods has one model, hardware and engine; a kind of
     links has one way and direction.
@@ -308,9 +322,13 @@ class Calibration:
 
     # --- kept, shared, shown ---
 
-    def dump(self) -> bytes:
-        """What is known of classes and links; a pod's own difference is found again soon."""
-        classes = {key: known.fit.state() for key, known in self._classes.items()}
+    def dump(self, model: str | None = None) -> bytes:
+        """The fits of all links and of the classes of `model`, None for every model; a pod's own fit is not kept."""
+        classes = {
+            key: known.fit.state()
+            for key, known in self._classes.items()
+            if model is None or key.startswith(_class_prefix(model))
+        }
         links = {kind: fit.state() for kind, fit in self._links.items()}
         return msgspec.msgpack.encode(_State(VERSION, classes, links))
 

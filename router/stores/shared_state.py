@@ -29,6 +29,7 @@ class SharedCalibration:
 
     def __init__(self, connection: RedisConnection, keys: Keys, model: str, *, lifetime_s: float) -> None:
         self._client = connection.client
+        self._model = model
         self._key = calibration_key(keys, model)
         self._lifetime_ms = int(lifetime_s * 1000)
         self._written = b""
@@ -40,7 +41,7 @@ class SharedCalibration:
             calibration.load(found or b"")
         except UnreadableCalibration:
             found = None
-        own = calibration.dump()
+        own = calibration.dump(self._model)
         # A router without traffic repeats nothing: its fits could be older than those that others write.
         if found is None or own not in (found, self._written):
             await self._client.set(self._key, own, px=self._lifetime_ms)

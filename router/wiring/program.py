@@ -23,8 +23,8 @@ from router.api.openai_edge import OpenAiEdge
 from router.api.views import MetricsPage, describe_pods
 from router.config.links import build_links, load_link_classes
 from router.config.policies import PolicyFolder, load_classes
-from router.config.priors import ModelPrior, prior_of
-from router.config.schema import CostPrior, PodConfig, RouterConfig
+from router.config.priors import ModelPrior, PodPriors
+from router.config.schema import RouterConfig
 from router.engines.adapter import PodFacts
 from router.feeds.calibration_feed import CalibrationFeed
 from router.feeds.discovery.membership import Membership
@@ -54,7 +54,7 @@ from router.prompt.tokenizer import load_tokenizer
 from router.proxy.forward import Forwarder
 from router.proxy.upstream import UpstreamPools
 from router.stores.prefix_store import LocalStore, PrefixStore
-from router.types import Generation, Pod, PodId, PodSpeed, PodState, PrefixTrust
+from router.types import Generation, Pod, PodId, PodState, PrefixTrust
 from router.wiring.cluster_member import ClusterMember
 from router.wiring.decision_records import DecisionRecords
 from router.wiring.forwarding import forwarding_of, timeouts_of
@@ -90,7 +90,6 @@ class Program:
         worker: WorkerIdentity | None = None,
     ) -> None:
         self._config = config
-        self._priors = priors
         self.metrics = Metrics()
         rules = load_classes(config.classes)
         self._classes = Classes(rules)
@@ -114,9 +113,11 @@ class Program:
         local = LocalStore()
         self.cluster = ClusterMember(redis, self.ledger, local, self._same_tokens, worker) if redis else None
         self.store: PrefixStore = self.cluster.store if self.cluster else local
-        self.membership = Membership(self.fleet, self._prior, {"configuration": ConfiguredPods(config.pods)})
+        self.membership = Membership(
+            self.fleet, PodPriors(config.models, priors).of, {"configuration": ConfiguredPods(config.pods)}
+        )
         self.membership.check(config.pods)
-        shared = self.cluster.calibration(config.models[0].name) if self.cluster and config.models else None
+        shared = self.cluster.calibration if self.cluster else None
         self.calibration = CalibrationFeed(self.fleet, self.calibrator, lambda: self.membership.pods, shared)
         shadows = Shadows(self._policy_named, self.metrics)
         self.records = DecisionRecords(config.receipts, shadows, self.metrics, self.cluster)
@@ -278,12 +279,6 @@ class Program:
             for status in self.fleet.snapshot.pods
             if status.state is PodState.READY and status.pod.serves(model)
         ]
-
-    def _prior(self, pod: PodConfig, models: tuple[str, ...]) -> tuple[PodSpeed, int]:
-        """The prior of the model that the pod serves; of the first configured one before the pod has reported it."""
-        costs = {model.name: model.cost for model in self._config.models}
-        cost = next((costs[name] for name in (*models, *costs) if name in costs), CostPrior())
-        return prior_of(self._priors, cost, pod)
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
         """A pod has come to life: know what it serves, and follow its cache."""

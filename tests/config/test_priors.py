@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from router.config.architecture import kv_cache, prefill_work
-from router.config.priors import all_priors, estimated_row, load_gpus, load_priors, prior_of, prior_speed
-from router.config.schema import CostPrior, PodConfig
+from router.config.priors import PodPriors, all_priors, estimated_row, load_gpus, load_priors, prior_speed
+from router.config.schema import CostPrior, ModelConfig, PodConfig
 from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.types import PodSpeed
@@ -18,6 +18,7 @@ from tests.config.architectures import ARCHITECTURES
 PRIORS = load_priors(shipped("config") / "models")
 GPUS = load_gpus()
 LLAMA = CostPrior(model="llama-3.1-8b", hardware="h100x1")
+QWEN = CostPrior(model="qwen3-32b", hardware="h100x2")
 FITTED = Path(__file__).parents[3] / "shared" / "data" / "prefill_fit_coefficients.json"
 MODELS = {
     "L8B": "llama-3.1-8b",
@@ -58,12 +59,45 @@ def test_a_prior_is_chosen_by_model_and_hardware() -> None:
         prior_speed(priors, cost, "tpu")
 
 
+def priors_of(**costs: CostPrior) -> PodPriors:
+    return PodPriors([ModelConfig(name=name, cost=cost) for name, cost in costs.items()], PRIORS)
+
+
 def test_a_pod_has_the_speed_of_its_hardware_and_the_kv_of_its_model() -> None:
-    """A speed of its own goes before every row, even where its hardware has none."""
+    """A speed of its own overrides every row, also on hardware without a row."""
     pod = PodConfig(url="http://a", hardware="a100x1")
-    assert prior_of(PRIORS, LLAMA, pod) == (prior_speed(PRIORS, LLAMA, "a100x1"), 131_072)
+    priors = priors_of(llama=LLAMA)
+    assert priors.of(pod, ["llama"]) == (prior_speed(PRIORS, LLAMA, "a100x1"), 131_072)
     own = PodSpeed(1.0, 2.0, 3.0)
-    assert prior_of(PRIORS, LLAMA, PodConfig(url="http://a", hardware="tpu", speed=own)) == (own, 131_072)
+    assert priors.of(PodConfig(url="http://a", hardware="tpu", speed=own), ["llama"]) == (own, 131_072)
+
+
+def test_each_pod_has_the_prior_of_the_model_it_serves() -> None:
+    """By any of its served names that is configured. Hardware without a row of that model: the model's own hardware."""
+    priors, pod = priors_of(llama=LLAMA, qwen=QWEN), PodConfig(url="http://a")
+    assert priors.of(pod, ["llama"])[0] == prior_speed(PRIORS, LLAMA)
+    assert priors.of(pod, ["alias", "qwen"])[0] == prior_speed(PRIORS, QWEN)
+    assert priors.of(pod, ["qwen"])[1] == PRIORS["qwen3-32b"].kv_bytes_per_token
+    on_a100 = PodConfig(url="http://a", hardware="a100x1")
+    assert priors.of(on_a100, ["llama"])[0] == prior_speed(PRIORS, LLAMA, "a100x1")
+    assert priors.of(on_a100, ["qwen"])[0] == prior_speed(PRIORS, QWEN)
+
+
+def test_a_pod_of_an_unknown_model_has_the_prior_of_the_only_model_or_the_default() -> None:
+    """Before its models are read, or when none of them is configured."""
+    pod = PodConfig(url="http://a")
+    assert priors_of(qwen=QWEN).of(pod, [])[0] == prior_speed(PRIORS, QWEN)
+    for priors in (priors_of(), priors_of(qwen=QWEN, other=QWEN)):
+        assert priors.of(pod, ["unknown"])[0] == prior_speed(PRIORS, CostPrior())
+
+
+def test_hardware_needs_a_row_of_some_configured_model() -> None:
+    """Which model a pod serves is not known when the configuration is read."""
+    priors = priors_of(llama=LLAMA, qwen=QWEN)
+    priors.of(PodConfig(url="http://a", hardware="a100x1"), ())
+    priors.of(PodConfig(url="http://a", hardware="tpu", speed=PodSpeed(1.0, 2.0, 3.0)), ())
+    with pytest.raises(ConfigError, match=r"no prior of 'llama-3.1-8b' on 'tpu'"):
+        priors.of(PodConfig(url="http://a", hardware="tpu"), ())
 
 
 @pytest.mark.skipif(

@@ -9,9 +9,9 @@ import pytest
 
 from router.feeds.calibration_feed import CalibrationFeed, calibrated_links
 from router.fleet.fleet import Fleet
-from router.observe.calibrator import Calibrator, class_key
+from router.observe.calibrator import Calibrator
 from router.observe.metrics import Metrics
-from router.policy.calibration import Calibration, PrefillObservation, TransferObservation
+from router.policy.calibration import Calibration, PrefillObservation, TransferObservation, class_key
 from router.types import Link, Links, Pod, PodSpeed
 
 pytestmark = pytest.mark.anyio
@@ -52,15 +52,42 @@ def test_the_fleet_gets_what_is_known_and_keeps_its_life() -> None:
     assert elsewhere is not None and elsewhere.transfer_ms(1e7) == pytest.approx(40.0, rel=0.15)
 
 
-def test_discovery_that_repeats_the_prior_is_corrected_at_the_next_time() -> None:
-    """The configured speed comes again with every set of pods."""
+def test_a_new_prior_is_corrected_at_the_next_time_and_a_repeated_one_changes_nothing() -> None:
+    """Discovery repeats its pods with every change of the set."""
     fleet, calibrator, feed = taught()
     teach(calibrator)
     feed.apply()
     learnt = known(fleet).speed
     fleet.sync([POD])
+    assert known(fleet).speed == learnt
+    fleet.sync([replace(POD, zone="z")])
+    assert known(fleet).speed == PRIOR
     feed.apply()
     assert known(fleet).speed == learnt
+
+
+class Exchanges:
+    """Records which models were exchanged."""
+
+    def __init__(self, model: str, calls: list[str]) -> None:
+        self._model, self._calls = model, calls
+
+    async def exchange(self, _calibration: Calibration) -> None:
+        self._calls.append(self._model)
+
+
+async def test_each_served_model_is_shared_under_its_own_name() -> None:
+    """Models are those that pods of the fleet serve; a pod without a known model has nothing to share."""
+    calls: list[str] = []
+    fleet, calibrator, _ = taught()
+    pods = [POD, *(replace(POD, id=name, url=f"http://{name}", models=(name, "alias")) for name in ("m", "n"))]
+    fleet.sync(pods)
+    feed = CalibrationFeed(fleet, calibrator, lambda: pods, lambda model: Exchanges(model, calls))  # type: ignore[arg-type,return-value]
+    task = asyncio.create_task(feed.share())
+    while len(calls) < 2:
+        await asyncio.sleep(0)
+    task.cancel()
+    assert calls == ["m", "n"] and set(feed.runs) == {"calibration", "shared calibration"}
 
 
 def test_links_that_nobody_configured_stay_away() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from router.decision import Candidate, Cost, Direct, RouteDecision
-from router.observe.calibrator import MIN_INTERVAL_S, REGRET_EVERY, Calibrator, class_key
+from router.observe.calibrator import MIN_INTERVAL_S, REGRET_EVERY, Calibrator
 from router.observe.metrics import Metrics
-from router.policy.calibration import Calibration, PrefillObservation
+from router.policy.calibration import Calibration, PrefillObservation, class_key
 from router.types import Link, Links, Pod, PodSpeed
 
 PRIOR = PodSpeed(5.0, 0.1, 0.0)

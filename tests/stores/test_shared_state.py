@@ -20,6 +20,7 @@ from tests.redis_servers.server import RedisServer, binaries, until
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
 KEYS = Keys("state")
+H100, A100 = "org/model/vllm/h100", "org/model/vllm/a100"
 KEY = calibration_key(KEYS, "org/model")
 PRIOR = PodSpeed(10.0, 0.05, 1e-6)
 
@@ -47,20 +48,20 @@ def shared(connection: RedisConnection, lifetime_s: float = 60) -> SharedCalibra
     return SharedCalibration(connection, KEYS, "org/model", lifetime_s=lifetime_s)
 
 
-def learnt(observations: int, factor: float = 2.0, class_key: str = "h100") -> Calibration:
+def learnt(observations: int, factor: float = 2.0, class_key: str = H100) -> Calibration:
     """From prompts of 1,000 tokens that take `factor` times what the prior says."""
     calibration = Calibration()
     learn(calibration, observations, factor, class_key)
     return calibration
 
 
-def learn(calibration: Calibration, observations: int, factor: float = 2.0, class_key: str = "h100") -> None:
+def learn(calibration: Calibration, observations: int, factor: float = 2.0, class_key: str = H100) -> None:
     for _ in range(observations):
         seen = PrefillObservation(1, 1000, 1_000_000, factor * PRIOR.prefill_ms(1000))
         calibration.observe_prefill(class_key, "pod", PRIOR, seen)
 
 
-def prefill_ms(calibration: Calibration, class_key: str = "h100") -> float:
+def prefill_ms(calibration: Calibration, class_key: str = H100) -> float:
     return calibration.speed(class_key, "pod", PRIOR).prefill_ms(1000)
 
 
@@ -75,13 +76,13 @@ async def test_a_new_router_starts_with_what_others_know(connection: RedisConnec
 async def test_of_each_class_the_fit_that_has_seen_most_stays(connection: RedisConnection) -> None:
     """Whoever writes last."""
     one, other = learnt(80), learnt(5, factor=3.0)
-    learn(other, 40, class_key="a100")
+    learn(other, 40, class_key=A100)
     await shared(connection).exchange(one)
     await shared(connection).exchange(other)
     newcomer = Calibration()
     await shared(connection).exchange(newcomer)
     assert prefill_ms(newcomer) == prefill_ms(other) == prefill_ms(one)
-    assert prefill_ms(newcomer, "a100") == prefill_ms(other, "a100") != PRIOR.prefill_ms(1000)
+    assert prefill_ms(newcomer, A100) == prefill_ms(other, A100) != PRIOR.prefill_ms(1000)
 
 
 async def test_a_router_without_news_repeats_nothing(connection: RedisConnection) -> None:
