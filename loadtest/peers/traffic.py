@@ -16,8 +16,8 @@ from router.cli.load_driver import DriveResults, drive
 from router.cli.mock_engine_command import TOKENIZER
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer, load_tokenizer
+from router.sim.block_pool import InfiniteCache
 from router.sim.chat_workload import sessions
-from router.sim.infinite import InfiniteCache
 
 TRACE_ROUNDED_TO_S = 3.0
 TRACE_MAX_TOKENS = 64

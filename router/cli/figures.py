@@ -16,7 +16,7 @@ from rich.table import Table
 from router.cli.load_driver import DriveResults, RequestResult
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
-from router.sim.infinite import InfiniteCache
+from router.sim.block_pool import InfiniteCache
 
 LEGEND = (
     "cached: prompt tokens that needed no compute; of ideal: the same against an infinite cache. "

@@ -1,35 +1,35 @@
-"""Which blocks does one engine hold, and what does it announce about them?
+"""Which blocks does one engine hold, and which KV events does it publish?
 
-A fixed pool of physical blocks with reference counts, chain hashes of full blocks, and a queue of free blocks, oldest
-first. A freed block stays matchable until it is handed out again, and a request frees its tail first, so that shared
-beginnings live longest. The rules are vLLM's (reference/protocols.md 1.5). This file never schedules anything and never
-reads a clock; what it has to announce waits until the caller takes it.
+Physical blocks with the tokens in them, on top of `BlockCache`: chain hashes of full blocks, several copies of one
+block, and the events of every change. A prompt that is fully cached computes its last block again, into a second copy,
+as in vLLM (reference/protocols.md 1.5). Events wait until the caller takes them.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import xxhash
 
 from router.hashing import hash_blocks
+from router.sim.block_cache import BlockCache
 from router.types import BlockHash, BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 
 _ENGINE_SEED = 0x6D6F636B
-"""Sets these chains apart from the router's: nobody may come to rely on both being equal."""
+"""Makes these chains differ from the router's, so that no code can rely on both being equal."""
 
 
 def chain_seed(adapter: str, salt: str) -> BlockHash:
-    """The root of an engine's hash chain: what an adapter or a salt computes is nobody else's to match."""
+    """The root of an engine's hash chain. Another adapter or salt gives another root, so blocks never match across."""
     return xxhash.xxh3_64_intdigest(f"{len(adapter)}:{adapter}{salt}".encode("utf-8", "surrogatepass"), _ENGINE_SEED)
 
 
 @dataclass(slots=True)
 class PodBlockTable:
-    """One request's tokens and the physical blocks that lie under them, in order."""
+    """One request's tokens and the ids of their physical blocks, in order."""
 
     tokens: array[int]
     adapter: str = ""
@@ -40,10 +40,10 @@ class PodBlockTable:
     """Leading full blocks that other requests can find."""
     hashes: list[BlockHash] = field(default_factory=list)
     garbled: bool = False
-    """Some KV under it is not of these tokens; so is all that is computed on top of it."""
+    """Some of its KV does not belong to these tokens; neither does anything computed on top of it."""
 
     def hash_up_to(self, blocks: int, block_size_tokens: int) -> None:
-        """Make `hashes` cover at least the first `blocks` full blocks; those known are not hashed again."""
+        """Extend `hashes` to the first `blocks` full blocks. Each block is hashed once."""
         known = len(self.hashes)
         if known < blocks:
             parent = self.hashes[-1] if known else chain_seed(self.adapter, self.salt)
@@ -52,42 +52,42 @@ class PodBlockTable:
 
 
 class BlockPool:
-    """The block pool of one engine. `free_blocks + used_blocks == num_blocks` at all times."""
+    """The physical blocks of one engine: a `BlockCache` that counts in blocks, with block ids as its keys."""
 
     def __init__(self, num_blocks: int, block_size_tokens: int) -> None:
         self.num_blocks = num_blocks
         self.block_size_tokens = block_size_tokens
-        self._references = [0] * num_blocks
-        self._hash_of: list[BlockHash | None] = [None] * num_blocks
+        self._cache = BlockCache(num_blocks)
+        self._ids = count()
+        self._hash_of: dict[int, BlockHash] = {}
         self._copies: dict[BlockHash, list[int]] = {}
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._garbled: set[int] = set()
         self._events: list[KvEvent] = []
 
     @property
     def free_blocks(self) -> int:
-        """Blocks under no request: room for new ones, though many may still be matchable."""
-        return len(self._free)
+        """Blocks that no request holds. Many of them may still be matchable."""
+        return self._cache.available_tokens
 
     @property
     def used_blocks(self) -> int:
-        return sum(1 for count in self._references if count > 0)
+        """Blocks that requests hold."""
+        return self.num_blocks - self.free_blocks
 
     @property
     def usage(self) -> float:
         """0..1, as `vllm:kv_cache_usage_perc` counts it."""
-        return 1 - len(self._free) / self.num_blocks
+        return self._cache.usage
 
     @property
     def copies(self) -> Mapping[BlockHash, int]:
-        """How many physical copies of every matchable block there are: the truth an index tries to follow."""
+        """The number of physical copies of every matchable block: the truth that an index tries to follow."""
         return {block_hash: len(blocks) for block_hash, blocks in self._copies.items()}
 
     def match(self, table: PodBlockTable) -> list[int]:
         """The physical blocks of the longest cached prefix of `table`.
 
-        Capped at floor((n - 1) / B) blocks, because the last token must be computed to say what follows it: a fully
-        cached prompt computes its last block again, into a second copy.
+        At most floor((n - 1) / B) blocks, because the last token must be computed to produce the next one.
         """
         limit = (len(table.tokens) - 1) // self.block_size_tokens
         table.hash_up_to(limit, self.block_size_tokens)
@@ -95,34 +95,38 @@ class BlockPool:
         return [self._copies[block_hash][0] for block_hash in table.hashes[:held]]
 
     def leading_blocks(self, hashes: Sequence[BlockHash]) -> int:
-        """How many of these blocks are matchable before the first that is not."""
+        """The number of leading blocks that are matchable."""
         return next((at for at, block_hash in enumerate(hashes) if block_hash not in self._copies), len(hashes))
 
     def admit(self, table: PodBlockTable, found: list[int], new_tokens: int) -> bool:
-        """Let `table` begin on the blocks that `match` found, with room for `new_tokens` behind them.
+        """Start `table` on the blocks that `match` found, with memory for `new_tokens` after them.
 
-        False, and nothing changed, where the pool lacks the room: a found block that is free cannot be both.
+        False, and nothing changed, without enough free blocks.
         """
         cached_tokens = len(found) * self.block_size_tokens
-        found_free = sum(1 for block in found if not self._references[block])
-        if self._blocks_under(cached_tokens + new_tokens) - len(found) > len(self._free) - found_free:
+        new_blocks = self._blocks_for(cached_tokens + new_tokens) - len(found)
+        if new_blocks > self.free_blocks - self._cache.free_tokens_of(found):
             return False
-        for block in found:
-            self._references[block] += 1
-            self._free.pop(block, None)
+        self._cache.pin(found)
         table.blocks = list(found)
         table.matchable_blocks = len(found)
         table.computed_tokens = cached_tokens
         table.garbled = not self._garbled.isdisjoint(found)
         return self.grow(table, cached_tokens + new_tokens)
 
+    def missing_blocks(self, table: PodBlockTable, total_tokens: int) -> int:
+        """Blocks that `table` lacks for its first `total_tokens`."""
+        return self._blocks_for(total_tokens) - len(table.blocks)
+
     def grow(self, table: PodBlockTable, total_tokens: int) -> bool:
-        """Give `table` blocks for its first `total_tokens`. False, and nothing changed, where the pool lacks them."""
-        missing = self._blocks_under(total_tokens) - len(table.blocks)
-        if missing > len(self._free):
+        """Give `table` blocks for its first `total_tokens`. False, and nothing changed, without enough free blocks."""
+        missing = max(self.missing_blocks(table, total_tokens), 0)
+        if missing > self.free_blocks:
             return False
-        for _ in range(missing):
-            table.blocks.append(self._reuse_oldest())
+        self._cache.take(missing)
+        for block in self._cache.take_evicted():
+            self._forget(block)
+        table.blocks += (next(self._ids) for _ in range(missing))
         return True
 
     def commit(self, table: PodBlockTable, computed_tokens: int) -> None:
@@ -133,6 +137,7 @@ class BlockPool:
             return
         table.hash_up_to(full, self.block_size_tokens)
         for block, block_hash in zip(table.blocks[first:full], table.hashes[first:full], strict=True):
+            self._cache.commit(block, 1)
             self._hash_of[block] = block_hash
             self._copies.setdefault(block_hash, []).append(block)
         if table.garbled:
@@ -141,51 +146,44 @@ class BlockPool:
         self._events.append(self._stored(table, first, full))
 
     def release(self, table: PodBlockTable) -> None:
-        """Take all blocks from `table`, the last one first in line for reuse. Nothing is gone yet, none is told."""
-        for block in reversed(table.blocks):
-            self._references[block] -= 1
-            if not self._references[block]:
-                self._free[block] = None
+        """Take all blocks from `table`. The matchable ones stay until their memory is needed, the last evicted
+        first."""
+        self._cache.release(table.blocks[: table.matchable_blocks])
+        self._cache.give(len(table.blocks) - table.matchable_blocks)
         table.blocks = []
         table.matchable_blocks = table.computed_tokens = 0
 
     def clear(self) -> bool:
-        """Forget every cached block. False, and nothing changed, while a request holds one."""
-        if len(self._free) < self.num_blocks:
+        """Evict every cached block. False, and nothing changed, while a request holds a block."""
+        if self.used_blocks:
             return False
+        self._cache = BlockCache(self.num_blocks)
         self._copies.clear()
-        self._hash_of = [None] * self.num_blocks
+        self._hash_of.clear()
+        self._garbled.clear()
         self._events.append(BlocksCleared())
         return True
 
     def take_events(self) -> tuple[KvEvent, ...]:
-        """What happened since the last call, in order: a removal stands before the store that needed its room."""
+        """The events since the last call, in order: a removal precedes the store that needed its memory."""
         events = tuple(self._events)
         self._events.clear()
         return events
 
-    def _blocks_under(self, tokens: int) -> int:
+    def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size_tokens)
 
-    def _reuse_oldest(self) -> int:
-        block, _ = self._free.popitem(last=False)
-        self._references[block] = 1
-        self._garbled.discard(block)
-        block_hash = self._hash_of[block]
-        if block_hash is not None:
-            self._forget(block, block_hash)
-        return block
-
-    def _forget(self, block: int, block_hash: BlockHash) -> None:
+    def _forget(self, block: int) -> None:
+        block_hash = self._hash_of.pop(block)
         copies = self._copies[block_hash]
         copies.remove(block)
         if not copies:
             del self._copies[block_hash]
-        self._hash_of[block] = None
+        self._garbled.discard(block)
         self._events.append(BlocksRemoved(block_hashes=(block_hash,)))
 
     def _stored(self, table: PodBlockTable, first: int, full: int) -> BlocksStored:
-        """Like vLLM, the salt is told only with the block that starts the chain; the adapter always."""
+        """As in vLLM, only the first block of a chain carries the salt; every event carries the adapter."""
         size = self.block_size_tokens
         return BlocksStored(
             block_hashes=tuple(table.hashes[first:full]),
@@ -195,3 +193,21 @@ class BlockPool:
             adapter=table.adapter,
             salt="" if first else table.salt,
         )
+
+
+class InfiniteCache:
+    """The block hashes of everything ever computed: the upper bound of reuse, with one cache that never evicts."""
+
+    def __init__(self, block_size_tokens: int = 16) -> None:
+        self._block_size_tokens = block_size_tokens
+        self._held: set[BlockHash] = set()
+
+    def serve(self, prompt: array[int], output: array[int]) -> int:
+        """Returns the prompt tokens that need no compute: whole blocks, never the last token.
+
+        Then adds the prompt and its output, except the last token, which is never computed."""
+        hashes = hash_blocks(prompt + output[:-1], self._block_size_tokens, 0)
+        usable = max(len(prompt) - 1, 0) // self._block_size_tokens
+        found = next((at for at, block in enumerate(hashes[:usable]) if block not in self._held), usable)
+        self._held.update(hashes)
+        return found * self._block_size_tokens

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.hashing import token_array
-from router.sim.pod import SimPod, SimPodConfig, SimRequest, Step, step_ms
+from router.sim.pod import SimPod, SimPodConfig, SimRequest, Step
+from router.sim.scheduler import step_ms
 from router.types import BlocksRemoved, BlocksStored, PodLoad, PodSpeed
 
 SPEED = PodSpeed(0.8, 0.0203, 4.01e-7, 6.3, 0.01, 4.2e-5)
@@ -49,8 +50,8 @@ def test_a_lone_prefill_takes_exactly_what_pod_speed_says(first_tokens: int, tok
 def test_a_decode_step_pays_for_its_requests_and_their_context() -> None:
     """d0 + d1 batch + d2 sum of contexts, and a chunk in the same step adds its own part without c0."""
     decodes = 6.3 + 2 * 0.01 + 300 * 4.2e-5
-    assert step_ms(SPEED, [100, 200], []) == pytest.approx(decodes)
-    assert step_ms(SPEED, [100, 200], [(50, 30)]) == pytest.approx(decodes + SPEED.prefill_ms(80, 50) - 0.8)
+    assert step_ms(SPEED, 2, 300, []) == pytest.approx(decodes)
+    assert step_ms(SPEED, 2, 300, [(50, 30)]) == pytest.approx(decodes + SPEED.prefill_ms(80, 50) - 0.8)
 
 
 def test_a_decode_context_is_what_the_cache_holds_of_it() -> None:
@@ -80,7 +81,7 @@ def test_a_prompt_beyond_the_budget_is_computed_in_chunks_behind_the_decodes() -
     pod.submit(request("p", range(50, 66)))
     steps = drain(pod)
     assert [step.emitted for step in steps[:3]] == [("d",), ("d",), ("d", "p")]
-    assert steps[0].duration_ms == pytest.approx(step_ms(SPEED, [4], [(0, 7)]))
+    assert steps[0].duration_ms == pytest.approx(step_ms(SPEED, 1, 4, [(0, 7)]))
 
 
 def test_nobody_overtakes_the_head_of_the_queue() -> None:
@@ -112,7 +113,7 @@ def test_when_blocks_run_out_the_youngest_gives_way_and_still_ends_whole() -> No
     assert [step.preempted for step in steps if step.preempted] == [("young",)]
     assert Counter(r for step in steps for r in step.emitted) == {"old": 6, "young": 6, "later": 6}
     assert [r for step in steps for r in step.finished] == ["old", "young", "later"]
-    assert pod.counters.preemptions == 1 and pod.counters.generation_tokens == 18
+    assert pod.preemptions == 1 and pod.counters.generation_tokens == 18
     assert pod.counters.prefix_cache_queries == pod.counters.prompt_tokens == 21
 
 

@@ -67,7 +67,7 @@ def _counters(dialect: str, pod: SimPod, handoff: HandoffCounters) -> dict[str, 
         "prefix_cache_hits": counters.prefix_cache_hits,
         "prompt_tokens": counters.prompt_tokens,
         "generation_tokens": counters.generation_tokens,
-        "num_preemptions": counters.preemptions,
+        "num_preemptions": pod.preemptions,
     }
     if dialect:
         values |= {

@@ -39,6 +39,11 @@ class Job:
         """Prompt and what was answered so far."""
         return self.ask.prompt_tokens + self.emitted
 
+    @property
+    def missing_tokens(self) -> int:
+        """Known tokens that are not computed yet."""
+        return self.ask.prompt_tokens + self.emitted - self.computed_tokens
+
     def block_end(self, block: int, block_size_tokens: int) -> int:
         """First token behind that block of the prompt."""
         return min((block + 1) * block_size_tokens, self.ask.prompt_tokens)

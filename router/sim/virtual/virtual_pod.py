@@ -1,43 +1,37 @@
-"""How does one pod behave, when nothing needs to look at every single step?
+"""One pod of lengths and block hashes instead of tokens, for the virtual clock.
 
-The same scheduler as `sim/pod.py` (continuous batching, chunked prefill under a token budget, decodes first,
-first come first served, the youngest preempted), over lengths and block hashes instead of tokens. Steps that only
-decode are taken many at once: `n` steps of a batch of `b` requests with `S` tokens of context take
+It skips over steps that only decode: `n` steps of a batch of `b` requests with `S` tokens of context take
 
     n (d0 + d1 b + d2 S) + d2 b n (n - 1) / 2
 
-so that a pod costs a few operations a request, not one a token. Whoever drives it calls `advance` at `wake_ms`. There
-is no clock here. Source of the step times: reference/simulator.md 5.2.
+so a pod costs a few operations a request instead of one a token. The caller calls `advance` at `wake_ms`; a pod has no
+clock. Source of the step times: reference/simulator.md 5.2.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 
-from router.sim.pod import step_ms
+from router.sim.block_cache import BlockCache, TierCache
+from router.sim.scheduler import Scheduler, SchedulerConfig, step_ms
 from router.sim.virtual.batch import Gaps, Job, Progress, StepRun
-from router.sim.virtual.cache import BlockCache, TierCache
 from router.sim.virtual.traffic import TrafficRequest
-from router.types import BlockHash, PodId, PodLoad, PodSpeed, StepBegan, Tier
+from router.types import BlockHash, PodId, PodLoad, StepBegan, Tier
 
 NEVER_MS = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VirtualPodConfig:
-    """One pod's hardware and scheduler limits; the defaults are vLLM's. `cpu_kv_tokens`: 0 for no such tier."""
+class VirtualPodConfig(SchedulerConfig):
+    """One pod's hardware and scheduler limits; the defaults are vLLM's. `cpu_kv_tokens`: 0 for no CPU tier."""
 
-    speed: PodSpeed
     kv_tokens: int
     cpu_kv_tokens: int = 0
     engine_block_tokens: int = 16
-    step_budget_tokens: int = 8192
-    max_num_seqs: int = 256
 
 
 def steps_under_way(
@@ -53,23 +47,19 @@ def steps_under_way(
     return steps
 
 
-class VirtualPod:
+class VirtualPod(Scheduler[Job]):
     """One pod. Blocks become matchable when a step that computed them ends."""
 
     def __init__(self, config: VirtualPodConfig, block_size_tokens: int) -> None:
+        super().__init__(config)
         self.config = config
         self.cache = BlockCache(config.kv_tokens)
         self.cpu = TierCache(config.cpu_kv_tokens) if config.cpu_kv_tokens else None
-        self.preemptions = 0
         self.computed_tokens = 0
         self.busy_ms = 0.0
         self._block = block_size_tokens
-        self._waiting: deque[Job] = deque()
-        self._admitted: dict[Job, None] = {}
-        """In their order of admission; those that load are among them."""
-        self._prefilling: dict[Job, None] = {}
         self._loading: set[Job] = set()
-        self._decoding: dict[Job, None] = {}
+        """Admitted jobs that wait for KV from the CPU tier."""
         self._finishing: list[tuple[int, int, Job]] = []
         self._ids = count()
         self._context_tokens = 0
@@ -230,18 +220,7 @@ class VirtualPod:
     # --- the next batch ---
 
     def _begin_run(self, now_ms: float) -> None:
-        preempted = self._make_room_for_decodes()
-        budget_tokens = self.config.step_budget_tokens - len(self._decoding)
-        chunks: list[tuple[Job, int]] = []
-        for job in list(self._prefilling):
-            tokens = min(job.known_tokens - job.computed_tokens, budget_tokens)
-            while job in self._prefilling and not self._take_chunk(job, tokens):
-                preempted |= self._preempt_youngest()
-            if tokens and job in self._prefilling:
-                chunks.append((job, tokens))
-                budget_tokens -= tokens
-        if not preempted:
-            self._admit_waiting(chunks, budget_tokens)
+        chunks = self._schedule()
         batch = len(self._decoding)
         if chunks or batch:
             self._run = self._run_of(now_ms, chunks, batch)
@@ -249,10 +228,7 @@ class VirtualPod:
     def _run_of(self, now_ms: float, chunks: list[tuple[Job, int]], batch: int) -> StepRun:
         speed = self.config.speed
         contexts = [(job.computed_tokens, tokens) for job, tokens in chunks]
-        first_ms = step_ms(speed, (), contexts)
-        if batch:
-            first_ms += speed.d0_ms - speed.c0_ms + speed.d1_ms_per_request * batch
-            first_ms += speed.d2_ms_per_context_token * self._context_tokens
+        first_ms = step_ms(speed, batch, self._context_tokens, contexts)
         steps = 1 if chunks else self._decode_steps(batch)
         return StepRun(now_ms, steps, first_ms, speed.d2_ms_per_context_token * batch, chunks)
 
@@ -265,36 +241,19 @@ class VirtualPod:
             heapq.heappop(self._finishing)
         return max(min(finish_step - self._steps, self.cache.available_tokens // batch), 1)
 
-    def _make_room_for_decodes(self) -> bool:
-        preempted = False
-        while self.cache.available_tokens < len(self._decoding):
-            preempted |= self._preempt_youngest()
-        return preempted
+    # --- memory, for the scheduler ---
 
-    def _take_chunk(self, job: Job, tokens: int) -> bool:
-        """Room for the next tokens of a prompt, beside the decodes of this very step."""
+    def _reserve_decodes(self) -> bool:
+        return self.cache.available_tokens >= len(self._decoding)
+
+    def _reserve_chunk(self, job: Job, tokens: int) -> bool:
         if self.cache.available_tokens - len(self._decoding) < tokens:
             return False
         self.cache.take(tokens)
         job.private_tokens += tokens
         return True
 
-    def _admit_waiting(self, chunks: list[tuple[Job, int]], budget_tokens: int) -> None:
-        """From the head of the queue while seats, budget and room last; nobody overtakes, but for those that load."""
-        while self._waiting and budget_tokens > 0 and len(self._admitted) < self.config.max_num_seqs:
-            job = self._waiting[0]
-            tokens = self._admit(job, budget_tokens)
-            if tokens is None:
-                return
-            self._waiting.popleft()
-            self._admitted[job] = None
-            if tokens:
-                self._prefilling[job] = None
-                chunks.append((job, tokens))
-                budget_tokens -= tokens
-
     def _admit(self, job: Job, budget_tokens: int) -> int | None:
-        """Let a job begin on what is cached. Tokens of its first chunk, 0 where it loads first; None without room."""
         prompt = job.ask.blocks[: job.ask.prompt_blocks]
         found = self.cache.run(prompt)
         held = job.block_end(found - 1, self._block) if found else 0
@@ -332,20 +291,14 @@ class VirtualPod:
         size = self.config.engine_block_tokens
         return min(blocks * self._block, tokens - 1) // size * size
 
-    def _preempt_youngest(self) -> bool:
-        """The last admitted goes back to the head of the queue and will compute its tokens again."""
-        job, _ = self._admitted.popitem()
+    def _drop(self, job: Job) -> None:
         if job in self._decoding:
             job.worst_gap_ms = max(job.worst_gap_ms, self._gaps.worst_since(job.joined_step))
             job.emitted += self._steps - job.joined_step
             self._leave_decoding(job)
-        self._prefilling.pop(job, None)
         self._loading.discard(job)
         self._release(job)
         job.arrived_tokens = 0
-        self._waiting.appendleft(job)
-        self.preemptions += 1
-        return True
 
     # --- what others hear ---
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.sim.virtual.cache import BlockCache, TierCache
+from router.sim.block_cache import BlockCache, TierCache
 
 CAPACITY = 30
 PROMPTS = [[0, 1, 2, 3], [0, 1, 12, 13], [0, 21, 22], [30, 31, 32, 33, 34]]
