@@ -1,8 +1,4 @@
-"""Which status and which OpenAI error body does each of our errors become?
-
-One table over the error tree; a test walks the subclasses and proves it complete. This file never decides whether
-something is an error.
-"""
+"""Maps each of the router's errors to an HTTP status and an OpenAI error body, in one complete table."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from router.config.schema import Limits
 from router.errors import (
     BodyTooLarge,
     ClientError,
@@ -38,7 +35,7 @@ from router.proxy.headers import HeaderList
 
 @dataclass(frozen=True, slots=True)
 class ErrorResponse:
-    """Status, `error.type` and `error.code` as OpenAI's clients know them. `retry_after_s`: when to ask again."""
+    """Status, `error.type` and `error.code` of OpenAI's API. `retry_after_s` becomes a Retry-After header."""
 
     status: int
     type: str
@@ -72,12 +69,12 @@ INTERNAL = ErrorResponse(500, "internal_error")
 
 
 def response_for(error: BaseException) -> ErrorResponse:
-    """The shape of an error of ours; anything else is an internal error that tells the client nothing."""
+    """The response for an error. An unknown one is an internal error without details."""
     return RESPONSES.get(type(error), INTERNAL) if isinstance(error, RouterError) else INTERNAL
 
 
 def error_headers(error: BaseException, body: bytes) -> HeaderList:
-    """What goes before `body`, its error object."""
+    """Headers of the response with this body."""
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     after_s = response_for(error).retry_after_s
     return headers if after_s is None else [*headers, (b"retry-after", b"%d" % after_s)]
@@ -85,7 +82,14 @@ def error_headers(error: BaseException, body: bytes) -> HeaderList:
 
 def error_body(error: BaseException) -> bytes:
     """The OpenAI error object."""
-    shape = response_for(error)
-    message = "The router failed; see its log." if shape is INTERNAL else str(error)
+    response = response_for(error)
+    message = "Internal error of the router; see its log." if response is INTERNAL else str(error)
     param = error.param if isinstance(error, ClientError) else None
-    return msgspec.json.encode({"error": {"message": message, "type": shape.type, "param": param, "code": shape.code}})
+    return msgspec.json.encode(
+        {"error": {"message": message, "type": response.type, "param": param, "code": response.code}}
+    )
+
+
+def headers_too_large(limits: Limits) -> HeadersTooLarge:
+    """The error for `limits.max_header_bytes`."""
+    return HeadersTooLarge(f"The headers are larger than {limits.max_header_bytes} bytes (limits.max_header_bytes).")

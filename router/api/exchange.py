@@ -1,8 +1,8 @@
-"""How do one request and its answer pass over a client's connection?
+"""One request and its response on a client's connection.
 
-The request is gathered whole; then a task serves it, and the answer goes straight to the transport: the head together
-with the first piece of body, each further piece as it comes, at the client's pace. A client that leaves cancels the
-task. To uvicorn's protocol an exchange is one of its cycles. This file parses nothing and knows no pod.
+The request is buffered until it is complete; then a task serves it. The response is written to the transport at the
+client's pace, the head together with the first piece of the body. When the client disconnects, the task is cancelled.
+To uvicorn's protocol, an `Exchange` is one of its request-response cycles.
 """
 
 from __future__ import annotations
@@ -26,23 +26,25 @@ _STATUS_LINES = {status: line.rstrip() for status, line in STATUS_LINE.items()}
 
 
 class ReceivedRequest(msgspec.Struct):
-    """A request as it came. `refusal`: what is wrong with it before anybody has read its body."""
+    """A request as it was received."""
 
     method: str
     path: str
-    """Without its query, decoded."""
+    """Decoded, without the query."""
     target: bytes
     """Path and query, raw."""
     headers: HeaderList
     named: Mapping[bytes, bytes]
-    """Of these, the first of each name."""
+    """The first header of each name."""
     peer: str
+    """Address of the client."""
     body: bytes = b""
     refusal: RouterError | None = None
+    """Why the request is refused, if its headers suffice to tell."""
 
 
 class BodyMemory(msgspec.Struct):
-    """Bytes of bodies that the exchanges of all clients hold together, `max_bytes` of them at a time."""
+    """Total size of all buffered request bodies, limited to `max_bytes`."""
 
     max_bytes: int
     bytes: int = 0
@@ -50,22 +52,23 @@ class BodyMemory(msgspec.Struct):
 
 @dataclass(slots=True, eq=False)
 class ClientConnection:
-    """What an exchange needs of the connection that it is on."""
+    """What an exchange needs of its connection."""
 
     transport: asyncio.Transport
     flow: FlowControl
     tasks: set[asyncio.Task[Any]]
     loop: asyncio.AbstractEventLoop
-    answered: Callable[[], None]
-    """To be told when an answer is complete."""
-    held: BodyMemory
+    on_complete: Callable[[], None]
+    """Called when a response is complete."""
+    body_memory: BodyMemory
 
 
 Serve: TypeAlias = Callable[["Exchange"], Coroutine[Any, Any, None]]
 
 
 class Exchange(msgspec.Struct, eq=False):
-    """One request and its answer. `http_1_0`: the client knows no chunks, a body may end with the connection."""
+    """One request and its response. Clients of HTTP/1.0 (`http_1_0`) get no chunks: the end of the connection ends the
+    body."""
 
     received: ReceivedRequest
     keep_alive: bool
@@ -74,20 +77,20 @@ class Exchange(msgspec.Struct, eq=False):
     _connection: ClientConnection
     _serve: Serve
     began: bool = False
-    """Has anybody begun to serve it?"""
+    """Whether its task has run."""
     started: bool = False
     response_complete: bool = False
     disconnected: bool = False
     more_body: bool = True
-    """Is there more to come of the request?"""
+    """Whether the request is incomplete."""
     pieces: list[bytes] = []
-    held_bytes: int = 0
+    buffered_bytes: int = 0
     _first: bool = False
     _served: bool = False
-    """Is there, or was there, a task for it?"""
+    """Whether a task was started for it."""
     _task: asyncio.Task[None] | None = None
     _headers: HeaderList | None = None
-    """Of the answer."""
+    """Of the response."""
     _head: bytes = b""
     _chunked: bool = False
     _expected_bytes: int | None = None
@@ -95,55 +98,55 @@ class Exchange(msgspec.Struct, eq=False):
     # --- the request ---
 
     def take_turn(self) -> None:
-        """No other exchange on this connection is before this one."""
+        """Begin, now that all earlier responses of this connection are complete."""
         self._first = True
         if self.expects_100 and not self.received.refusal and not self.pieces:
             self._connection.transport.write(_CONTINUE)
         if not self.more_body or self.received.refusal:
             self._begin()
 
-    def take(self, piece: bytes, max_bytes: int) -> None:
-        """Take a piece of the body. If that is too much, nothing is held any more and the request is refused."""
+    def add_body(self, piece: bytes, max_bytes: int) -> None:
+        """Buffer a piece of the body. If that exceeds a limit, drop the body and refuse the request."""
         if self.received.refusal is not None:
             return
-        held, size_bytes = self._connection.held, len(piece)
-        if self.held_bytes + size_bytes > max_bytes:
+        memory, size_bytes = self._connection.body_memory, len(piece)
+        if self.buffered_bytes + size_bytes > max_bytes:
             self.release_body()
-            self.refuse(BodyTooLarge(f"The body is larger than the {max_bytes} bytes that are taken."))
-        elif held.bytes + size_bytes > held.max_bytes:
+            self.refuse(BodyTooLarge(f"The request body is larger than {max_bytes} bytes (limits.max_body_bytes)."))
+        elif memory.bytes + size_bytes > memory.max_bytes:
             self.release_body()
-            self.refuse(Saturated("The bodies of other requests fill the memory that they may."))
+            self.refuse(Saturated("Request-body memory limit reached (limits.max_held_bytes); retry later."))
         else:
-            held.bytes += size_bytes
-            self.held_bytes += size_bytes
+            memory.bytes += size_bytes
+            self.buffered_bytes += size_bytes
             self.pieces.append(piece)
 
     def release_body(self) -> None:
-        """The body is needed no more. Again, it changes nothing."""
-        if self.held_bytes:
+        """Free the body. Idempotent."""
+        if self.buffered_bytes:
             self.pieces.clear()
-            self._connection.held.bytes -= self.held_bytes
-            self.held_bytes = 0
+            self._connection.body_memory.bytes -= self.buffered_bytes
+            self.buffered_bytes = 0
 
     def complete_request(self) -> None:
-        """All of the request is here."""
+        """The request was received completely."""
         self.more_body = False
         if self._first:
             self._begin()
 
     def refuse(self, error: RouterError) -> None:
-        """Answer with this error, without the rest of the request."""
+        """Answer with this error, without waiting for the rest of the request."""
         if not self._served:
             self.received.refusal = error
             if self._first:
                 self._begin()
 
     def disconnect(self) -> None:
-        """The client has closed its connection: whoever works for it stops at once."""
+        """The client closed its connection: cancel the task."""
         self.disconnected = True
         if self._task is not None and not self.response_complete:
             self._task.cancel()
-            if not self.began:  # a task that is cancelled before its first step never runs, not even its `finally`
+            if not self.began:  # a task that is cancelled before its first step never runs its `finally`
                 self._connection.tasks.discard(self._task)
 
     def _begin(self) -> None:
@@ -161,17 +164,17 @@ class Exchange(msgspec.Struct, eq=False):
         finally:
             if self._task is not None:
                 self._connection.tasks.discard(self._task)
-                self._task = None  # a task that was cancelled keeps the frames it was in, and with them this exchange
+                self._task = None  # a cancelled task keeps its frames, and so this exchange
             if not self.response_complete:
                 self._connection.transport.close()
                 self.release_body()
 
-    # --- the answer ---
+    # --- the response ---
 
     def start(self, status: int, headers: HeaderList) -> None:
-        """Status and headers; they go out with what follows. Whoever begins to answer has read the body.
+        """Set status and headers, which are sent with the first piece of body. Frees the request body.
 
-        Raises `ValueError` where a header would end its line."""
+        Raises `ValueError` if a header contains a line break."""
         self.started = True
         self.received.body = b""
         self.release_body()
@@ -188,16 +191,16 @@ class Exchange(msgspec.Struct, eq=False):
             lines.append(b"connection: close")
         head = b"\r\n".join(lines)
         if not head.count(b"\r") == head.count(b"\n") == len(lines) - 1:
-            raise ValueError("a header of the answer has a line break in it")
+            raise ValueError("a response header contains a line break")
         self._head = head + b"\r\n\r\n"
 
     @property
     def streams(self) -> bool:
-        """Is the answer that has begun an event stream?"""
+        """Whether the response is an event stream."""
         return self._headers is not None and is_stream(self._headers)
 
     def put(self, piece: bytes) -> bool:
-        """A piece of body. False: the client is slow, and more must wait until it is `ready`."""
+        """Send a piece of body. Returns False if the client is slow: wait for `ready` before sending more."""
         if self._chunked:
             piece = b"%x\r\n%b\r\n" % (len(piece), piece)
         elif self._expected_bytes is not None:
@@ -205,31 +208,31 @@ class Exchange(msgspec.Struct, eq=False):
             self._expected_bytes -= len(piece)
         if self._head:
             piece, self._head = self._head + piece, b""
-        line = self._connection
-        line.transport.write(piece)
-        return not line.flow.write_paused
+        connection = self._connection
+        connection.transport.write(piece)
+        return not connection.flow.write_paused
 
     async def ready(self) -> None:
-        """Wait until the client may take more."""
+        """Wait until the client has read enough."""
         if self._connection.flow.write_paused:
             await self._connection.flow.drain()
 
     def finish(self) -> None:
-        """The answer is complete, unless less came than its head has promised: then only the connection can tell."""
+        """End the response. If it is shorter than its content-length, close the connection to show that."""
         last = self._head + (b"0\r\n\r\n" if self._chunked else b"")
         if last:
             self._connection.transport.write(last)
         self.response_complete = True
         if not self.keep_alive or self._expected_bytes:
             self._connection.transport.close()
-        self._connection.answered()
+        self._connection.on_complete()
 
-    # --- what uvicorn's protocol looks for in a cycle ---
+    # --- what uvicorn's protocol expects of a cycle ---
 
     @property
     def message_event(self) -> Exchange:
-        """What is set when the connection is lost."""
+        """uvicorn sets this event when the connection is lost."""
         return self
 
     def set(self) -> None:
-        """`gone` is told more precisely."""
+        """Unused: the protocol calls `disconnect`."""

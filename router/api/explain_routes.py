@@ -1,9 +1,7 @@
-"""Why did this request go there, and where would that one go?
+"""The admin calls that explain routing decisions.
 
-    GET  /admin/explain/{request_id}     a decision that was made, with all its numbers and what came of it
-    POST /admin/preview                  the decision about a chat that is not sent
-
-This file never forwards a request and never decides anything itself.
+GET  /admin/explain/{request_id}     a past decision with its costs and the outcome
+POST /admin/preview                  the decision for a chat request that is not sent
 """
 
 from __future__ import annotations
@@ -27,8 +25,8 @@ Read = Callable[[Endpoint, Mapping[bytes, bytes], bytes, str], InferenceRequest]
 
 @dataclass(frozen=True, slots=True)
 class ExplainRoutes:
-    """Over what the router keeps of its decisions: `find` by request id, `elsewhere` as JSON from the other workers,
-    `read` a body, `preview` a request."""
+    """The two calls. `find` returns a decision by request id, `elsewhere` one of another worker as JSON, `read` parses
+    a body, `preview` decides without sending."""
 
     find: Callable[[str], RecordedDecision | None]
     elsewhere: Callable[[str], Awaitable[bytes | None]]
@@ -37,7 +35,7 @@ class ExplainRoutes:
     max_body_bytes: int
 
     def add_to(self, app: FastAPI) -> None:
-        """Both calls, for this machine alone."""
+        """Add both calls to the application."""
 
         @app.get("/admin/explain/{request_id:path}")
         async def explain(request: Request, request_id: str) -> Response:
@@ -45,7 +43,7 @@ class ExplainRoutes:
             kept = self.find(request_id)
             found = explained_json(kept) if kept is not None else await self.elsewhere(request_id)
             if found is None:
-                raise HTTPException(404, f"No decision about `{request_id}` is kept: see receipts.keep.")
+                raise HTTPException(404, f"No decision about `{request_id}` is in memory (limited by receipts.keep).")
             return _json(found)
 
         @app.post("/admin/preview")
@@ -58,17 +56,17 @@ class ExplainRoutes:
 
 
 async def _body(request: Request, max_bytes: int) -> bytes:
-    """All of it. Raises `BodyTooLarge` before more than that is held."""
+    """The whole body. Raises `BodyTooLarge` as soon as it exceeds the limit."""
     body = b""
     async for piece in request.stream():
         body += piece
         if len(body) > max_bytes:
-            raise BodyTooLarge(f"The body is larger than the {max_bytes} bytes that are taken.")
+            raise BodyTooLarge(f"The request body is larger than {max_bytes} bytes (limits.max_body_bytes).")
     return body
 
 
 def explained_json(kept: RecordedDecision) -> bytes:
-    """A decision as it is shown."""
+    """The decision as JSON."""
     return msgspec.json.encode(explained(kept))
 
 

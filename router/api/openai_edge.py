@@ -1,7 +1,7 @@
-"""How do clients speak to the router?
+"""Serves the `/v1` endpoints that are forwarded to pods.
 
-The `/v1` endpoints: the body is parsed once, the forwarder answers, and what it raises becomes an error as OpenAI's
-clients know them. A client that leaves cancels its context in whatever phase it is. This file never chooses a pod.
+The body is parsed once, the forwarder answers, and its exceptions become OpenAI error responses. The task is cancelled
+when the client disconnects.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from router.api.error_responses import error_body, error_headers, response_for
+from router.api.error_responses import error_body, error_headers, headers_too_large, response_for
 from router.api.exchange import BodyMemory, Exchange, ReceivedRequest
 from router.api.parse import (
     has_engine_fields,
@@ -28,7 +28,6 @@ from router.api.parse import (
 from router.config.schema import Edge, Limits
 from router.errors import (
     BodyTooLarge,
-    HeadersTooLarge,
     MalformedRequest,
     MethodNotAllowed,
     NoReadyPod,
@@ -50,14 +49,14 @@ from router.types import Endpoint, InferenceRequest
 
 _READ = {endpoint.value: endpoint for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
-_READABLE = frozenset({b"", b"identity"})
-"""Encodings of a body that is as it is."""
+_UNENCODED = frozenset({b"", b"identity"})
+"""Content encodings of an unencoded body."""
 
 log = structlog.get_logger()
 
 
 class OpenAiEdge:
-    """Answers everything that goes on to a pod."""
+    """Answers requests that are forwarded to pods."""
 
     def __init__(
         self,
@@ -80,7 +79,7 @@ class OpenAiEdge:
         self._tenant_header = edge.tenant_header.lower().encode()
 
     def is_proxied(self, method: str, path: str) -> bool:
-        """Is this path the pods' business?"""
+        """Whether a request is forwarded to a pod."""
         if path in _READ:
             return True
         if path == "/v1/models" or path.startswith("/v1/models/"):
@@ -88,21 +87,22 @@ class OpenAiEdge:
         return path.startswith("/v1/") or (method == "POST" and path in self._edge.passthrough_paths)
 
     def refusal(self, received: ReceivedRequest) -> RouterError | None:
-        """What is wrong with a request of which only the head is known."""
+        """Why a request is refused before its body is read; None if it is not."""
         headers, named, limits = received.headers, received.named, self.limits
         if received.method != "POST" and (received.method not in _METHODS or received.path in _READ):
-            return MethodNotAllowed(f"{received.path} does not take {received.method}.")
+            return MethodNotAllowed(f"{received.path} does not support {received.method}.")
         if sum(map(len, chain.from_iterable(headers))) > limits.max_header_bytes:
-            return HeadersTooLarge(f"The headers have more than {limits.max_header_bytes} bytes.")
+            return headers_too_large(limits)
         declared = named.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > limits.max_body_bytes:
-            return BodyTooLarge(f"The body has {int(declared)} bytes; at most {limits.max_body_bytes} are taken.")
-        if b"content-encoding" in named and not _readable(headers):
-            return MalformedRequest("Send the body without content-encoding.")
+            limit = f"{limits.max_body_bytes} bytes (limits.max_body_bytes)"
+            return BodyTooLarge(f"The request body has {int(declared)} bytes, more than {limit}.")
+        if b"content-encoding" in named and not _is_unencoded(headers):
+            return MalformedRequest("Encoded request bodies are not supported; send the body without content-encoding.")
         return None
 
     async def serve(self, client: Exchange) -> None:
-        """Answer one request. Cancel it when the client leaves."""
+        """Answer one request. Cancelled when the client disconnects."""
         given_id = client.received.named.get(b"x-request-id")
         request_id = given_id.decode("latin-1") if given_id else f"req-{getrandbits(128):032x}"
         self._serving += 1
@@ -110,7 +110,7 @@ class OpenAiEdge:
             await self._forwarder.forward(self.admit(client.received, request_id), client)
         except asyncio.CancelledError:
             if not client.disconnected:
-                self._fail(client, Stopping("The router stops."), request_id)
+                self._fail(client, Stopping("The router is stopping."), request_id)
             raise
         except RouterError as error:
             self._fail(client, error, request_id)
@@ -121,14 +121,16 @@ class OpenAiEdge:
             self._serving -= 1
 
     def admit(self, received: ReceivedRequest, request_id: str) -> RequestContext:
-        """Read and check the request. Raises `ClientError`, or `NoReadyPod` where its model has no pod yet."""
+        """Parse and check the request. Raises `ClientError`, or `NoReadyPod` if no pod of its model has started yet."""
         phases = Phases()
         endpoint = _READ.get(received.path, Endpoint.OTHER)
         try:
             if received.refusal is not None:
                 raise received.refusal
             if self._serving > self.limits.max_in_flight:
-                raise Saturated(f"{self.limits.max_in_flight} requests are being served already.")
+                raise Saturated(
+                    f"{self.limits.max_in_flight} requests are in flight (limits.max_in_flight); retry later."
+                )
             build = self._pass_through if endpoint is Endpoint.OTHER else self.inference
             request = build(endpoint, received.named, received.body, request_id)
         except RouterError as error:
@@ -138,11 +140,11 @@ class OpenAiEdge:
         return RequestContext(request, inbound, phases)
 
     def abandoned(self, received: ReceivedRequest) -> None:
-        """A client left before its request was whole or its turn came."""
+        """Count a request whose client disconnected before it was served."""
         self._metrics.requests.labels(_READ.get(received.path, Endpoint.OTHER).value, "", "client_gone").inc()
 
     def standalone_error(self, error: RouterError) -> bytes:
-        """All that is said to a client of which no request could be read."""
+        """The only response to a client whose request could not be read."""
         self._metrics.requests.labels(Endpoint.OTHER.value, "", type(error).__name__).inc()
         body = error_body(error)
         lines = [
@@ -165,7 +167,7 @@ class OpenAiEdge:
     def inference(
         self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
     ) -> InferenceRequest:
-        """A request that the router reads. Raises `ClientError` or `NoReadyPod`."""
+        """A request whose prompt the router reads. Raises `ClientError` or `NoReadyPod`."""
         parsed = parse_body(endpoint, body)
         base, adapter = self._resolve(parsed.model)
         if not self._edge.trust_engine_fields and has_engine_fields(parsed):
@@ -187,7 +189,7 @@ class OpenAiEdge:
     def _pass_through(
         self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
     ) -> InferenceRequest:
-        """A path that the router does not read: it only needs to know the model."""
+        """A request of which the router reads only the model."""
         model = model_of(body) or self._only_model()
         base, adapter = self._resolve(model)
         if not self._edge.trust_engine_fields and may_be_json_object(body):
@@ -205,7 +207,7 @@ class OpenAiEdge:
     def _resolve(self, model: str) -> tuple[str, str]:
         found = self._fleet.resolve(model)
         if found is None and model in self._configured:
-            raise NoReadyPod(f"No pod that serves `{model}` has come up yet.")
+            raise NoReadyPod(f"No pod that serves `{model}` has started yet; retry later.")
         if found is None:
             raise UnknownModel(f"The model `{model}` does not exist.", param="model")
         return found
@@ -213,12 +215,12 @@ class OpenAiEdge:
     def _only_model(self) -> str:
         served = {model for status in self._fleet.snapshot.pods for model in status.pod.models}
         if len(served) != 1:
-            raise MalformedRequest("Name the `model` in a JSON body: several are served here.", param="model")
+            raise MalformedRequest("Set `model` in a JSON body: this router serves several models.", param="model")
         return served.pop()
 
 
-def _readable(headers: HeaderList) -> bool:
-    return all(value in _READABLE for name, value in headers if name == b"content-encoding")
+def _is_unencoded(headers: HeaderList) -> bool:
+    return all(value in _UNENCODED for name, value in headers if name == b"content-encoding")
 
 
 def _max_output_tokens(parsed: Any) -> int | None:

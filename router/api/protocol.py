@@ -1,9 +1,8 @@
-"""How does a request reach the edge without a web framework in between?
+"""Takes requests for pods off a client's connection, without a web framework.
 
-uvicorn's HTTP protocol, except for what goes on to a pod: such a request becomes an `Exchange` instead of one of
-uvicorn's cycles, at the same place in the same pipeline, so that keep-alive, pipelining, back-pressure and graceful
-shutdown are uvicorn's own for both. Everything else is served by the ASGI application, untouched. This file reads no
-body.
+This is uvicorn's HTTP protocol, except that a request for a pod becomes an `Exchange` in place of uvicorn's own cycle.
+Keep-alive, pipelining, back-pressure and graceful shutdown are uvicorn's for both kinds. Every other request is served
+by the ASGI application. No body is read here.
 """
 
 from __future__ import annotations
@@ -22,21 +21,23 @@ from uvicorn.server import ServerState
 
 from router.api.app import App
 from router.api.client_deadlines import ClientDeadlines, ClientTimeouts
+from router.api.error_responses import headers_too_large
 from router.api.exchange import ClientConnection, Exchange, ReceivedRequest
-from router.errors import HeadersTooLarge, MalformedRequest, RequestTimeout, RouterError, Saturated
+from router.errors import MalformedRequest, RequestTimeout, RouterError, Saturated
 from router.proxy.headers import first_values
 
 LINGER_S = 0.2
-"""When the server stops, a connection is kept for so long since something was last asked or answered on it."""
-MAX_AHEAD = 4
-"""Requests a client may send ahead of its answers. That it has left is noticed only while its connection is read."""
+"""When the server stops, a connection is closed after this time without a request or a response."""
+MAX_PIPELINED = 4
+"""Requests that a client may send before their responses. Reading must go on up to there: a disconnect is only noticed
+while the connection is read."""
 
 
 class EdgeProtocol(HttpToolsProtocol):
-    """One client's connection to an `App`; give this class to uvicorn as `http`."""
+    """One client's connection to an `App`. Passed to uvicorn as `http`."""
 
     cycle: Any
-    """The request that is being parsed or was last: one of uvicorn's, or an exchange."""
+    """The last request that was parsed or is being parsed: a cycle of uvicorn's, or an `Exchange`."""
 
     def __init__(
         self,
@@ -50,18 +51,18 @@ class EdgeProtocol(HttpToolsProtocol):
         self._served, self._edge, allowed = config.app, config.app.edge, config.forwarded_allow_ips
         self._limits = self._edge.limits
         self._serving: Exchange | None = None
-        """The exchange whose turn it is or was; those after it wait in the pipeline."""
+        """The exchange that is served or was served last; later ones wait in the pipeline."""
         self._proxies = _proxies(",".join(allowed) if isinstance(allowed, list) else allowed)
         self._receiving = False
-        """Has the client begun a request that is not whole?"""
-        self._turned = False
-        """Has it begun or ended one in what is being read?"""
+        """Whether a request is incomplete."""
+        self._boundary_seen = False
+        """Whether the bytes being parsed begin or end a request."""
         self._unread_bytes = 0
-        """Since anything came of them: a head that does not end, or what should be none."""
+        """Bytes since the last complete part of a request. They are many if headers do not end."""
         self._rejected = False
-        """Nothing more is taken of this client."""
+        """Whether further bytes of this client are ignored."""
         self._host = ""
-        """The client's own; proxies may speak for others."""
+        """Address of the client, or of a proxy."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -72,9 +73,11 @@ class EdgeProtocol(HttpToolsProtocol):
         limits = self._limits
         timeouts = ClientTimeouts(self.timeout_keep_alive, limits.request_timeout_s, limits.write_timeout_s)
         self._deadlines = ClientDeadlines(self.loop, transport, timeouts, self._too_late)
-        self._wait()
+        self._set_deadline()
         if len(self.connections) > limits.max_connections:
-            self._reject_client(Saturated(f"{limits.max_connections} clients are connected already."))
+            self._reject_client(
+                Saturated(f"{limits.max_connections} clients are connected (limits.max_connections); retry later.")
+            )
 
     def data_received(self, data: bytes) -> None:
         if self._rejected:
@@ -83,18 +86,17 @@ class EdgeProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._read_on(memoryview(data)[upgrade.args[0] :])
+            self._ignore_upgrade(memoryview(data)[upgrade.args[0] :])
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
-        if self._turned:
-            self._turned = False
-            self._wait()
+        if self._boundary_seen:
+            self._boundary_seen = False
+            self._set_deadline()
         if self._unread_bytes > self._limits.max_header_bytes:
-            self._reject_client(HeadersTooLarge(f"The headers have more than {self._limits.max_header_bytes} bytes."))
+            self._reject_client(headers_too_large(self._limits))
 
-    def _read_on(self, rest: memoryview) -> None:
-        """A client that would rather speak something else is answered all the same, and what follows is read on
-        (RFC 9110 7.8), also in the same piece."""
+    def _ignore_upgrade(self, rest: memoryview) -> None:
+        """Parse what follows a request to upgrade: the request is answered without an upgrade (RFC 9110 7.8)."""
         while rest:
             try:
                 self.parser.feed_data(rest)
@@ -110,7 +112,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._deadlines.await_reading()
 
     def on_response_complete(self) -> None:
-        """As uvicorn has it, but with one timer for many requests."""
+        """As in uvicorn, but with `ClientDeadlines` in place of a timer per request."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             self._deadlines.await_reading()
@@ -119,10 +121,10 @@ class EdgeProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
-        self._wait()
+        self._set_deadline()
 
-    def _wait(self) -> None:
-        """For whatever the client has to do next."""
+    def _set_deadline(self) -> None:
+        """Wait for what the client has to do next."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete and (self.pipeline or not cycle.more_body):
             self._deadlines.disarm()
@@ -132,11 +134,11 @@ class EdgeProtocol(HttpToolsProtocol):
             self._deadlines.await_request()
 
     def _unset_keepalive_if_required(self) -> None:
-        """uvicorn's timer is never set."""
+        """Nothing: uvicorn's timer is never set."""
 
     def shutdown(self) -> None:
-        """uvicorn's name for: the server stops. The next answer that begins says so; where none does, nothing was asked
-        for a moment: most likely nothing is on its way."""
+        """Called by uvicorn when the server stops. The next response that begins ends the connection. An idle
+        connection is closed after `LINGER_S`."""
         cycle = self.cycle
         if cycle is not None and not (isinstance(cycle, Exchange) and cycle.started):
             cycle.keep_alive = False
@@ -151,19 +153,23 @@ class EdgeProtocol(HttpToolsProtocol):
             if isinstance(cycle, Exchange) and not cycle.began:
                 cycle.release_body()
                 self._edge.abandoned(cycle.received)
-        self._connection.answered = _unheard  # it leads back here: a cycle
+        self._connection.on_complete = _ignore  # breaks a reference cycle
 
-    # --- clients that are given up ---
+    # --- rejected clients ---
 
     def _too_late(self) -> None:
-        self._reject_client(RequestTimeout(f"The request was not whole within {self._limits.request_timeout_s:g} s."))
+        self._reject_client(
+            RequestTimeout(
+                f"The request was not complete within {self._limits.request_timeout_s:g} s (limits.request_timeout_s)."
+            )
+        )
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn's name for: this is not HTTP."""
+        """Called by uvicorn for bytes that are not HTTP."""
         self._reject_client(MalformedRequest(msg))
 
     def _reject_client(self, error: RouterError) -> None:
-        """Take nothing more of this client. What it has asked for already is answered; then the connection ends."""
+        """Stop reading from this client. Requests that were received are answered, then the connection is closed."""
         self._rejected = True
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
@@ -171,7 +177,7 @@ class EdgeProtocol(HttpToolsProtocol):
             if not cycle.more_body:
                 return
             if self.pipeline and not isinstance(cycle, Exchange):
-                cycle = self._refused_in_its_turn()
+                cycle = self._replace_last_request()
             if isinstance(cycle, Exchange):
                 cycle.refuse(error)
                 return
@@ -180,8 +186,8 @@ class EdgeProtocol(HttpToolsProtocol):
         self.transport.close()
         self._deadlines.await_reading()
 
-    def _refused_in_its_turn(self) -> Exchange:
-        """In place of the last request, which is the application's and waits behind others."""
+    def _replace_last_request(self) -> Exchange:
+        """Put an exchange in the place of the last request, which waits in the pipeline for the application."""
         received = ReceivedRequest("", "", b"", [], {}, self._host)
         self.cycle = exchange = Exchange(received, False, True, False, self._connection, self._edge.serve)
         self.pipeline[0] = exchange, self.app  # type: ignore[assignment]
@@ -190,7 +196,7 @@ class EdgeProtocol(HttpToolsProtocol):
     # --- httptools ---
 
     def on_message_begin(self) -> None:
-        self._receiving = self._turned = True
+        self._receiving = self._boundary_seen = True
         self.url = b""
         self.headers = []
 
@@ -210,7 +216,7 @@ class EdgeProtocol(HttpToolsProtocol):
             if is_proxied or refusal is not None:
                 self._open(ReceivedRequest(method, path, target, self.headers, named, peer, refusal=refusal))
                 return
-        self._hand_to_the_application()
+        self._pass_to_application()
 
     def on_body(self, body: bytes) -> None:
         self._unread_bytes = 0
@@ -218,12 +224,12 @@ class EdgeProtocol(HttpToolsProtocol):
         if not isinstance(cycle, Exchange):
             super().on_body(body)
             return
-        cycle.take(body, self._limits.max_body_bytes)
-        if self.pipeline and cycle.held_bytes > HIGH_WATER_LIMIT:
+        cycle.add_body(body, self._limits.max_body_bytes)
+        if self.pipeline and cycle.buffered_bytes > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
-        self._unread_bytes, self._receiving, self._turned = 0, False, True
+        self._unread_bytes, self._receiving, self._boundary_seen = 0, False, True
         if isinstance(self.cycle, Exchange):
             self.cycle.complete_request()
         else:
@@ -246,31 +252,31 @@ class EdgeProtocol(HttpToolsProtocol):
         else:
             self.pipeline.appendleft((exchange, self.app))  # type: ignore[arg-type]
             if self._served.is_stopping and isinstance(before, Exchange) and not before.started:
-                before.keep_alive = True  # the last that was sent ahead is to say that the connection ends
-            if len(self.pipeline) >= MAX_AHEAD:
+                before.keep_alive = True  # only the last pipelined response may end the connection
+            if len(self.pipeline) >= MAX_PIPELINED:
                 self.flow.pause_reading()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        """It is this one's turn."""
+        """Serve the next request of the pipeline."""
         if isinstance(cycle, Exchange):
             self._serving = cycle
             cycle.take_turn()
         else:
             super()._start_asgi_task(cycle, app)
 
-    def _hand_to_the_application(self) -> None:
-        """Go on as if uvicorn had followed the message from its begin."""
+    def _pass_to_application(self) -> None:
+        """Repeat the callbacks of this request for uvicorn, which has not seen them."""
         url, headers, expects_100 = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expects_100
         self.headers += headers
         super().on_headers_complete()
         self.cycle.keep_alive = self.cycle.keep_alive and not self._served.is_stopping
-        if 0 < len(self.pipeline) < MAX_AHEAD:
+        if 0 < len(self.pipeline) < MAX_PIPELINED:
             self.flow.resume_reading()
 
     def _forwarded_for(self) -> str:
-        """Whom a proxy that we trust names, or the client."""
+        """The address in x-forwarded-for if the connection is from a trusted proxy, else the connection's."""
         trusted = self._proxies.trusted_hosts
         if self._host not in trusted:
             return self._host
@@ -281,7 +287,7 @@ class EdgeProtocol(HttpToolsProtocol):
 
 @lru_cache(maxsize=64)
 def _path_and_target(url: bytes) -> tuple[str, bytes]:
-    """The path without its query, decoded; path and query, raw. Clients ask for a handful. Raises `HttpParserError`."""
+    """The decoded path without the query, and the raw path with it. Raises `HttpParserError`."""
     parts = httptools.parse_url(url)
     target = parts.path + b"?" + parts.query if parts.query else parts.path
     return urllib.parse.unquote(parts.path.decode("ascii")), target
@@ -289,13 +295,13 @@ def _path_and_target(url: bytes) -> tuple[str, bytes]:
 
 @cache
 def _proxies(allowed: str) -> ProxyHeadersMiddleware:
-    """Knows which proxies are trusted: uvicorn's `forwarded_allow_ips`."""
+    """uvicorn's check of `forwarded_allow_ips`."""
     return ProxyHeadersMiddleware(_nothing, allowed)
 
 
-def _unheard() -> None:
-    """The client is gone."""
+def _ignore() -> None:
+    pass
 
 
 async def _nothing(_scope: object, _receive: object, _send: object) -> None:
-    """The application behind a middleware that is only asked whom it trusts."""
+    """An application for a middleware that is never called."""

@@ -1,9 +1,8 @@
-"""How does the router stop?
+"""A uvicorn server that stops without losing requests.
 
-On SIGTERM it first says that it is not ready and goes on serving for a while, so that load balancers stop sending;
-each answer then ends its connection, so that its client asks elsewhere. After that no connection is taken any more,
-running answers may finish, and kept connections end when nothing was asked on them for a moment. On SIGINT somebody is
-waiting at a terminal: at once. This file never ends an answer.
+On SIGTERM, `/readyz` fails for a while before connections are refused, so that load balancers stop sending first. Each
+response then ends its connection. After that no connection is accepted, running responses may finish, and idle
+connections are closed soon. SIGINT skips the delay.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ MAX_POLLS = 100
 
 
 class DrainingServer(uvicorn.Server):
-    """Serves an `App`; `delay_s` is how long connections are still taken after SIGTERM."""
+    """Serves an `App`. After SIGTERM it accepts connections for another `delay_s`."""
 
     def __init__(self, config: uvicorn.Config, *, delay_s: float) -> None:
         super().__init__(config)
@@ -31,25 +30,26 @@ class DrainingServer(uvicorn.Server):
         self._drains = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """uvicorn's name for: this signal came."""
+        """Called by uvicorn on a signal."""
         if sig == signal.SIGTERM and not self.should_exit:
             self._drains = True
             cast(App, self.config.app).begin_stopping()
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let load balancers notice, then stop."""
+        """Called by uvicorn when it stops."""
         if self._drains:
             await asyncio.sleep(self._delay_s)
         cast(App, self.config.app).begin_stopping()
-        await self._take_who_waits()
+        await self._accept_pending()
         await super().shutdown(sockets)
 
-    async def _take_who_waits(self) -> None:
-        """Whoever has connected and was not taken yet would be reset. To take them costs the event loop two turns."""
-        listening, quiet_looks = [sock for server in self.servers for sock in server.sockets], 0
+    async def _accept_pending(self) -> None:
+        """Accept the connections in the listening queues, which would be reset otherwise. Each takes the event loop two
+        turns."""
+        listening, quiet_polls = [sock for server in self.servers for sock in server.sockets], 0
         for _ in range(MAX_POLLS):
-            quiet_looks = 0 if has_unread(*listening) else quiet_looks + 1
-            if quiet_looks == 2:
+            quiet_polls = 0 if has_unread(*listening) else quiet_polls + 1
+            if quiet_polls == 2:
                 return
             await asyncio.sleep(0)

@@ -166,4 +166,4 @@ async def test_the_command_prints_it(
     nowhere = await asyncio.to_thread(typed, "nobody", "--url", city.url)
     assert (known, unknown, nowhere) == (0, 1, 1)
     assert "= price, ms" in printed and max(map(len, printed.splitlines())) <= 100
-    assert "No decision about `nobody` is kept" in capsys.readouterr().err
+    assert "No decision about `nobody` is in memory" in capsys.readouterr().err
