@@ -59,7 +59,7 @@ class RequestContext(msgspec.Struct, eq=False):
         """The answer has begun, so that no other pod will be asked: for as long as it takes, only the length and the
         hashes of the prompt are kept, a twentieth of the whole."""
         self._body_bytes = self._body_bytes or len(self.request.body)
-        self.request = replace(self.request, body=b"", prompt={}, turns=None)
+        self.request = replace(self.request, body=b"", prompt={})
         if self.prompt is not None:
             self.prompt = replace(self.prompt, tokens=range(self.prompt.token_count))
 
