@@ -13,26 +13,25 @@ Each prompt is really rendered, tokenized (with the tokenizer of DeepSeek), hash
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import httpx
+import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import Chat, Prose, fresh_chats, packed, warm_chats
 from loadtest.peers.catalog import PEERS
 from loadtest.rig import OURS, Answer, Mocks, Rig, Routed, build, demo_tokenizer, mocks, routed
+from router.report.plots import Axes, bars
 
 CHUNKS = 64
 """Of each streamed answer."""
@@ -83,12 +82,25 @@ class Cost:
     p99_us: float
 
 
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One load through one router in one round."""
+
+    round: int
+    router: str
+    load: str
+    cpu_us: float
+    per_s: float
+    p50_us: float
+    p99_us: float
+
+
 def main(
     bench: Annotated[Path, typer.Option(exists=True, help="Folder with mock.c and lg.c.")],
     routers: Annotated[str, typer.Option(help=f"Of {', '.join(PEERS)}.")] = "warmroute",
     loads: Annotated[str, typer.Option(help=f"Of {'; '.join(LOADS)}; separated by semicolons.")] = ";".join(LOADS),
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     out: Annotated[Path | None, typer.Option(help="Write the figures of every round here, as JSON.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a bar chart here, as SVG.")] = None,
 ) -> None:
     """Compare CPU per request."""
     names, chosen = routers.split(","), {name: LOADS[name] for name in loads.split(";")}
@@ -100,15 +112,17 @@ def main(
             found: list[dict[str, dict[str, Cost]]] = []
             for number in range(rounds):
                 found.append({name: play(name, chosen, rig, pods, folder / f"{number}-{name}") for name in names})
-    Console().print(table(found))
+    rows = [
+        Row(number, name, title, **asdict(cost))
+        for number, one in enumerate(found)
+        for name, costs in one.items()
+        for title, cost in costs.items()
+    ]
+    print(markdown(rows))
     if out is not None:
-        rows = [
-            {"round": number, "router": name, "load": title, **asdict(cost)}
-            for number, one in enumerate(found)
-            for name, costs in one.items()
-            for title, cost in costs.items()
-        ]
-        out.write_text(json.dumps(rows, indent=1))
+        out.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1))
+    if plot is not None:
+        plot.write_text(bars_of(rows))
 
 
 def write_bodies(rig: Rig, loads: Mapping[str, Load]) -> None:
@@ -143,19 +157,41 @@ def send(rig: Rig, title: str, load: Load, to: Routed, *options: object) -> Answ
     return rig.run(title, to.port, connections=load.connections, requests=load.requests, options=options)
 
 
-def table(rounds: Sequence[Mapping[str, Mapping[str, Cost]]]) -> Table:
-    """Medians over the rounds, a row a router."""
-    titles = list(next(iter(rounds[0].values())))
-    shown = Table("CPU us", *titles, title=f"medians of {len(rounds)}; in brackets requests/s")
-    for name in rounds[0]:
-        costs = [[one[name][title] for one in rounds] for title in titles]
-        cells = [(_median(cost.cpu_us for cost in each), _median(cost.per_s for cost in each)) for each in costs]
-        shown.add_row(name, *(f"{cpu_us:.1f} ({per_s:,.0f})" for cpu_us, per_s in cells))
-    return shown
+def markdown(rows: Sequence[Row]) -> str:
+    """CPU us of each load, a row a router, medians over the rounds; requests a second in brackets."""
+    loads = _loads(rows)
+    lines = [["CPU us (requests/s)", *loads], ["---"] * (len(loads) + 1)]
+    for router in _routers(rows):
+        cells = [
+            f"{_median(rows, router, load, 'cpu_us'):.1f} ({_median(rows, router, load, 'per_s'):,.0f})"
+            for load in loads
+        ]
+        lines.append([router, *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _median(values: Iterable[float]) -> float:
-    return statistics.median(values)
+def bars_of(rows: Sequence[Row]) -> str:
+    """A whole SVG file, black on white."""
+    loads = _loads(rows)
+    heights = {router: [_median(rows, router, load, "cpu_us") for load in loads] for router in _routers(rows)}
+    axes = Axes(title="CPU of the router", x="load", y="us a request, or a chunk", log_y=True)
+    figure = bars(axes, loads, heights)
+    begin, end = figure.index("<svg"), figure.index("</svg>") + len("</svg>")
+    return figure[begin:end].replace("<svg", '<svg style="color: black; background: white"', 1)
+
+
+def _loads(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row.load for row in rows))
+
+
+def _routers(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row.router for row in rows))
+
+
+def _median(rows: Sequence[Row], router: str, load: str, figure: str) -> float:
+    """NaN for a load that the router never had."""
+    found = [getattr(row, figure) for row in rows if (row.router, row.load) == (router, load)]
+    return statistics.median(found) if found else float("nan")
 
 
 @dataclass(frozen=True, slots=True)

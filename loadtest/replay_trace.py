@@ -22,8 +22,7 @@ import typer
 import uvloop
 from rich.console import Console
 
-from loadtest.against import Load, against_fleet, against_url
-from loadtest.progress import OnProgress
+from loadtest.against import Load, OnProgress, against_fleet, against_url
 from loadtest.record import Run, record_of
 from loadtest.run import command, finish
 from router.cli.child_processes import FleetPlan, StageError, end_on_sigterm
@@ -58,7 +57,7 @@ def read_trace(path: Path, requests: int) -> list[TraceRequest]:
         return [msgspec.json.decode(line, type=TraceRequest) for line in islice(lines, requests)]
 
 
-class Prose:
+class TraceProse:
     """The text of each block: words of one token each, drawn by the block's id."""
 
     def __init__(self) -> None:
@@ -74,7 +73,7 @@ class Prose:
         return "".join(Random(block).choices(self._words, k=tokens))
 
 
-def ideal_cached_tokens(trace: Sequence[TraceRequest]) -> int:
+def ideal_of_trace(trace: Sequence[TraceRequest]) -> int:
     """What an infinite cache would save: leading known ids, in whole router blocks, never the last token."""
     known: set[int] = set()
     saved = 0
@@ -91,7 +90,7 @@ async def replay(
     model: str,
     on_progress: OnProgress,
     trace: Sequence[TraceRequest],
-    prose: Prose,
+    prose: TraceProse,
     due_s: Sequence[float],
     max_tokens: int,
 ) -> DriveResults:
@@ -164,8 +163,8 @@ def main(
 def load_of(trace: Sequence[TraceRequest], due_s: Sequence[float], max_tokens: int) -> Load:
     """The trace, ready to be played, at its mean rate."""
     ordered = [request for _, request in sorted(zip(due_s, trace, strict=True), key=lambda pair: pair[0])]
-    ideal = ideal_cached_tokens(ordered)
-    play = partial(replay, trace=trace, prose=Prose(), due_s=due_s, max_tokens=max_tokens)
+    ideal = ideal_of_trace(ordered)
+    play = partial(replay, trace=trace, prose=TraceProse(), due_s=due_s, max_tokens=max_tokens)
     rate_per_s = round(len(trace) / (max(due_s) or 1.0), 2)
     return Load(rate_per_s, len(trace), play, lambda _: ideal)
 

@@ -23,8 +23,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.against import Load, against_fleet, against_url, first_model
-from loadtest.progress import OnProgress
+from loadtest.against import Load, OnProgress, against_fleet, against_url, first_model
 from loadtest.record import Record, Run, record_of, write_record
 from loadtest.report import write_report
 from loadtest.scenario import Scenario, load_scenario, ours

@@ -11,10 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
-from loadtest.replay_trace import Prose, due_times_s, ideal_cached_tokens, read_trace, replay
+from loadtest.replay_trace import TraceProse, due_times_s, ideal_of_trace, read_trace, replay
+from router.cli.figures import ideal_cached_tokens
 from router.cli.load_driver import DriveResults, drive
 from router.cli.mock_engine_command import TOKENIZER
-from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer, load_tokenizer
 from router.sim.block_pool import InfiniteCache
 from router.sim.chat_workload import sessions
@@ -46,10 +46,10 @@ def session_traffic(seed: int, duration_s: float, sessions_per_s: float, model: 
 
 def trace_traffic(path: Path, requests: int, speedup: float, model: str) -> TrafficOfRound:
     """The first requests of a Mooncake trace, the same in every round."""
-    lines, prose = read_trace(path, requests), Prose()
+    lines, prose = read_trace(path, requests), TraceProse()
     due_s = due_times_s(lines, speedup, TRACE_ROUNDED_TO_S)
     ordered = [request for _, request in sorted(zip(due_s, lines, strict=True), key=lambda pair: pair[0])]
-    ideal = ideal_cached_tokens(ordered)
+    ideal = ideal_of_trace(ordered)
 
     def play(url: str) -> Awaitable[DriveResults]:
         return replay(url, model, lambda _: None, lines, prose, due_s, TRACE_MAX_TOKENS)
@@ -58,17 +58,10 @@ def trace_traffic(path: Path, requests: int, speedup: float, model: str) -> Traf
 
 
 def ideal_of_chats(results: DriveResults) -> int:
-    """Those that failed found nothing and left nothing."""
-    (tokenizer, template), infinite = _language(), InfiniteCache()
-    return sum(
-        infinite.serve(tokenizer.encode(template.render(one.asked)), tokenizer.encode(one.text))
-        for one in results.served
-        if not one.error
-    )
+    """Tokens that an infinite cache would have saved."""
+    return ideal_cached_tokens(results.served, _tokenizer())
 
 
 @cache
-def _language() -> tuple[Tokenizer, ChatTemplate]:
-    """The engines'; it takes seconds to load."""
-    tokenizer = load_tokenizer(TOKENIZER)
-    return tokenizer, ChatTemplate(tokenizer)
+def _tokenizer() -> Tokenizer:
+    return load_tokenizer(TOKENIZER)

@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from rich.console import Console
 
-from loadtest.against import Load, against_url, first_model
-from loadtest.progress import OnProgress
+from loadtest.against import Load, OnProgress, against_url, first_model
 from loadtest.run import load_of
 from loadtest.scenario import load_scenario
 from router.cli.child_processes import StageError

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.clients import found_executable, measured
-from loadtest.foreign import CLIENTS, Ask, ClientError
+from loadtest.clients import CLIENTS, Ask, ClientError, found_executable, measured
 
 ASK = Ask(
     url="http://127.0.0.1:8080",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.foreign import CLIENTS, Ask, ClientError, aiperf_rows, cache_tokenizer, guidellm_rows, vllm_rows
+from loadtest.clients import CLIENTS, Ask, ClientError, aiperf_rows, cache_tokenizer, guidellm_rows, vllm_rows
 
 ASK = Ask(
     url="http://127.0.0.1:8080",

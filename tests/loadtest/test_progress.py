@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from loadtest.progress import RECENT, Seen, shown
+from loadtest.against import RECENT, Seen, shown
 from router.cli.load_driver import RequestResult
 
 

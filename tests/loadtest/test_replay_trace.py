@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from loadtest.replay_trace import Prose, TraceRequest, due_times_s, ideal_cached_tokens, read_trace
+from loadtest.replay_trace import TraceProse, TraceRequest, due_times_s, ideal_of_trace, read_trace
 from router.cli.mock_engine_command import TOKENIZER
 from router.prompt.tokenizer import load_tokenizer
 
@@ -16,7 +16,7 @@ def request(tokens: int, *blocks: int, at_ms: float = 0.0) -> TraceRequest:
 
 def test_prompts_have_the_traces_lengths_and_share_its_blocks() -> None:
     """Token for token equal up to where the ids are, different right after it."""
-    tokenizer, prose = load_tokenizer(TOKENIZER), Prose()
+    tokenizer, prose = load_tokenizer(TOKENIZER), TraceProse()
     first, second = (tokenizer.encode(prose.prompt(one)) for one in (request(1300, 0, 1, 2), request(1100, 0, 1, 3)))
     assert (len(first), len(second)) == (1300, 1100)
     assert first[:1024] == second[:1024]
@@ -25,9 +25,9 @@ def test_prompts_have_the_traces_lengths_and_share_its_blocks() -> None:
 
 def test_the_ideal_counts_leading_known_ids_but_never_the_last_token() -> None:
     """Whole router blocks; what lies behind an unknown id is lost."""
-    assert ideal_cached_tokens([request(1024, 0, 1)]) == 0
-    assert ideal_cached_tokens([request(1024, 0, 1), request(1024, 0, 1)]) == 1008
-    assert ideal_cached_tokens([request(1024, 0, 1), request(1536, 0, 9, 1)]) == 512
+    assert ideal_of_trace([request(1024, 0, 1)]) == 0
+    assert ideal_of_trace([request(1024, 0, 1), request(1024, 0, 1)]) == 1008
+    assert ideal_of_trace([request(1024, 0, 1), request(1536, 0, 9, 1)]) == 512
 
 
 def test_arrivals_keep_the_traces_gaps_and_jitter_stays_within_its_bound() -> None:

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from loadtest.hotpath_report import Row, bars_of, markdown
+from loadtest.hotpath import Row, bars_of, markdown
 
 ROWS = [
     *(Row(n, "ours", "2K warm", cpu_us, 1_500.0, 1, 2) for n, cpu_us in enumerate((400.0, 900.0, 500.0))),
