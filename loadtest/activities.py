@@ -1,8 +1,7 @@
-"""What does a router do beside requests?
+"""Routers and the work that `stalls.py` gives them besides requests.
 
-Routers of three kinds before a hundred mock pods (alone; with a Redis; of two workers), and what is done to each: its
-policies change, its metrics are read, pods come and go, engines announce blocks, the cluster's index is read. This file
-measures nothing.
+Three setups in front of 100 mock pods: one router, one with Redis, one with two workers. The work: policy reloads,
+metrics scrapes, pods that join and leave, KV events, reads of the cluster index.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import numpy as np
 import zmq
 
 from loadtest.bodies import MODEL
-from loadtest.peers.processes import launched
+from loadtest.peers.processes import launch
 from loadtest.rig import PLAN
 from router.cli.child_processes import all_pods_trusted, free_port, router_config
 from router.config.schema import ModelConfig
@@ -45,57 +44,57 @@ from tests.redis_process import redis_process
 
 PODS = 100
 ADDED = 10
-"""Pods that come and go."""
+"""Pods that join and leave."""
 FOLLOWED = 10
-"""Pods that publish KV events."""
+"""Pods with KV events."""
 BLOCK_TOKENS = PLAN.block_size_tokens
 EVENT_BLOCKS, LONG_EVENT_BLOCKS = 64, 2048
 CACHE_BLOCKS = 100_000
-"""Of one pod: 1.6 million tokens."""
+"""Per pod: 1.6 million tokens."""
 HOLDERS, HOLDER_BLOCKS, ENTRY_BLOCKS = 20, 50_000, 1_000
-"""A million blocks in the cluster's index."""
+"""One million blocks in the cluster index."""
 LIFETIME_S = 600.0
 POLICY = "cost_aware"
 
 
-class Kind(Enum):
-    """Of the router that an activity needs."""
+class RouterSetup(Enum):
+    """Router setup that an activity needs."""
 
-    ALONE = "alone"
-    CLUSTER = "with a Redis"
-    WORKERS = "of two workers"
+    SINGLE = "alone"
+    CLUSTER = "with Redis"
+    WORKERS = "with two workers"
 
 
-KINDS = tuple(Kind)
+SETUPS = tuple(RouterSetup)
 
-Act: TypeAlias = Callable[[], Awaitable[None]]
+Action: TypeAlias = Callable[[], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class Stage:
-    """A running router and what is around it."""
+class Target:
+    """A running router and its environment."""
 
     port: int
     looks: Path
-    """Its watched processes write to files that begin so."""
+    """Path prefix of the files that its watched processes write."""
     policies: Path
     ports: Sequence[int]
     client: httpx.AsyncClient
-    engine: Engine
+    engine: EventPublisher
     pid: int
     redis: str = ""
 
     async def get(self, path: str) -> httpx.Response:
-        """Its answer, whatever it is."""
+        """The response, with any status."""
         return await self.client.get(path)
 
     def workers(self) -> list[int]:
-        """The processes that serve, where several do."""
+        """Process ids of the workers."""
         return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
 
 
-class Engine:
-    """One publisher of KV events that several pods are said to be behind."""
+class EventPublisher:
+    """One publisher of KV events, shared by several pods."""
 
     def __init__(self) -> None:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUB)
@@ -106,18 +105,18 @@ class Engine:
         self._random = np.random.default_rng(1)
 
     def store(self, blocks: int) -> tuple[int, ...]:
-        """A prompt of so many fresh blocks; their names."""
+        """Publish a prompt of new blocks; returns their hashes."""
         tokens = tuple(self._random.integers(0, 150_000, blocks * BLOCK_TOKENS).tolist())
         names = tuple(itertools.islice(self._names, blocks))
         self._send(BlocksStored(block_hashes=names, parent_hash=None, tokens=tokens, block_size_tokens=BLOCK_TOKENS))
         return names
 
     def remove(self, names: tuple[int, ...]) -> None:
-        """These blocks."""
+        """Publish the removal of these blocks."""
         self._send(BlocksRemoved(block_hashes=names))
 
     def close(self) -> None:
-        """What was not sent is lost."""
+        """Close the socket without waiting."""
         self._socket.close(linger=0)
 
     def _send(self, event: BlocksStored | BlocksRemoved) -> None:
@@ -125,25 +124,27 @@ class Engine:
         self._socket.send_multipart([b"", number, encode_batch([event], "map", 0.0)])
 
 
-# --- routers ------------------------------------------------------------------------------------------------
+# --- routers ---
 
 
 @asynccontextmanager
-async def staged(kind: Kind, ports: Sequence[int], folder: Path, *, holds: bool) -> AsyncIterator[Stage]:
-    """A watched router of that kind that trusts all pods."""
-    here = folder / kind.name.lower()
+async def running_target(
+    setup: RouterSetup, ports: Sequence[int], folder: Path, *, callbacks: bool
+) -> AsyncIterator[Target]:
+    """Start a watched router and wait until it trusts all pods."""
+    here = folder / setup.name.lower()
     here.mkdir()
     policies = Path(shutil.copytree(shipped("policies"), here / "policies"))
-    engine, port = Engine(), free_port()
+    engine, port = EventPublisher(), free_port()
     async with AsyncExitStack() as stack:
         stack.callback(engine.close)
-        redis = stack.enter_context(redis_process()).url if kind is Kind.CLUSTER else ""
+        redis = stack.enter_context(redis_process()).url if setup is RouterSetup.CLUSTER else ""
         config = here / "warmroute.yaml"
-        config.write_text(json.dumps(_config(kind, ports, engine.endpoint, redis)))
-        watched = [Path(__file__).with_name("watched.py"), here / "looks", *(["holds"] if holds else [])]
+        config.write_text(json.dumps(_config(setup, ports, engine.endpoint, redis)))
+        watched = [Path(__file__).with_name("loop_watch.py"), here / "looks", *(["callbacks"] if callbacks else [])]
         serve = ["serve", "--config", config, "--policies", policies, "--port", port]
         command = list(map(str, [sys.executable, *watched, *serve]))
-        router = stack.enter_context(launched("router", command, here, {}))
+        router = stack.enter_context(launch("router", command, here, {}))
         client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30)
         await stack.enter_async_context(client)
 
@@ -151,213 +152,213 @@ async def staged(kind: Kind, ports: Sequence[int], folder: Path, *, holds: bool)
             return await all_pods_trusted(client, len(ports)) or None
 
         await router.until(trusted)
-        yield Stage(port, here / "looks", policies, ports, client, engine, router.process.pid, redis)
+        yield Target(port, here / "looks", policies, ports, client, engine, router.process.pid, redis)
 
 
-def _config(kind: Kind, ports: Sequence[int], endpoint: str, redis: str) -> dict[str, Any]:
+def _config(setup: RouterSetup, ports: Sequence[int], endpoint: str, redis: str) -> dict[str, Any]:
     config = router_config([f"http://127.0.0.1:{port}" for port in ports], PLAN)
     config |= {"policy": POLICY, "probes": {"self_test": False, "load_interval_s": 0.25}}
     for pod in config["pods"][:FOLLOWED]:
         pod["kv_events"] = {"endpoint": endpoint}
     if redis:
         config["index"] = {"redis": {"url": redis, "holder_ttl_s": LIFETIME_S}}
-    if kind is Kind.WORKERS:
+    if setup is RouterSetup.WORKERS:
         config["listen"] = {"workers": 2}
     return config
 
 
-# --- what is done -------------------------------------------------------------------------------------------
+# --- actions ---
 
 
 @asynccontextmanager
-async def nothing(_stage: Stage) -> AsyncIterator[Act]:
-    """Pods are scraped and probed all the while."""
+async def nothing(_stage: Target) -> AsyncIterator[Action]:
+    """Only the periodic scrapes and probes."""
 
-    async def act() -> None:
+    async def action() -> None:
         await asyncio.sleep(0.1)
 
-    yield act
+    yield action
 
 
 @asynccontextmanager
-async def reload(stage: Stage) -> AsyncIterator[Act]:
-    """A number in a policy's file changes."""
-    path, numbers = stage.policies / f"{POLICY}.yaml", itertools.count(1)
+async def reload(target: Target) -> AsyncIterator[Action]:
+    """Change a number in a policy file and reload."""
+    path, numbers = target.policies / f"{POLICY}.yaml", itertools.count(1)
     before = path.read_text()
 
-    async def act() -> None:
+    async def action() -> None:
         path.write_text(before.replace("reuse: 1.5", f"reuse: 1.5{next(numbers)}"))
-        (await stage.client.post("/admin/policies/reload")).raise_for_status()
+        (await target.client.post("/admin/policies/reload")).raise_for_status()
 
-    yield act
+    yield action
 
 
 @asynccontextmanager
-async def broken_reload(stage: Stage) -> AsyncIterator[Act]:
-    """A policy's file has a mistake, and has it no more."""
-    path, breaks = stage.policies / f"{POLICY}.yaml", itertools.cycle((True, False))
+async def broken_reload(target: Target) -> AsyncIterator[Action]:
+    """Add an error to a policy file, or remove it, and reload."""
+    path, breaks = target.policies / f"{POLICY}.yaml", itertools.cycle((True, False))
     before = path.read_text()
 
-    async def act() -> None:
+    async def action() -> None:
         broken = next(breaks)
         path.write_text(before + "\nno_such_key: 1\n" if broken else before)
-        assert ((await stage.client.post("/admin/policies/reload")).status_code == 400) is broken
+        assert ((await target.client.post("/admin/policies/reload")).status_code == 400) is broken
 
-    yield act
+    yield action
     path.write_text(before)
 
 
 @asynccontextmanager
-async def metrics(stage: Stage) -> AsyncIterator[Act]:
-    """They are scraped."""
+async def metrics(target: Target) -> AsyncIterator[Action]:
+    """Scrape the metrics."""
 
-    async def act() -> None:
-        assert len((await stage.get("/metrics")).content) > 10_000
+    async def action() -> None:
+        assert len((await target.get("/metrics")).content) > 10_000
 
-    yield act
+    yield action
 
 
 @asynccontextmanager
-async def admin(stage: Stage) -> AsyncIterator[Act]:
-    """People look at it, and ask why."""
+async def admin(target: Target) -> AsyncIterator[Action]:
+    """Read the admin pages and preview a request."""
     preview = {"model": MODEL, "messages": [{"role": "user", "content": "Where would this go?"}]}
 
-    async def act() -> None:
+    async def action() -> None:
         for path in ("/readyz", "/admin/pods", "/v1/models", "/admin/policies"):
-            (await stage.get(path)).raise_for_status()
-        (await stage.client.post("/admin/preview", json=preview)).raise_for_status()
+            (await target.get(path)).raise_for_status()
+        (await target.client.post("/admin/preview", json=preview)).raise_for_status()
 
-    yield act
+    yield action
 
 
 @asynccontextmanager
-async def discovery(stage: Stage) -> AsyncIterator[Act]:
-    """Pods come, ten at once, and go: each a second life of a mock, by another name."""
+async def discovery(target: Target) -> AsyncIterator[Action]:
+    """Add ten pods, or remove them. They are mock pods under another name."""
     comes = itertools.cycle((True, False))
 
-    async def act() -> None:
-        come, some = next(comes), stage.ports[-ADDED:]
+    async def action() -> None:
+        come, some = next(comes), target.ports[-ADDED:]
         if come:
             added = [{"url": f"http://localhost:{port}", "id": f"added-{port}"} for port in some]
-            answers = [await stage.client.post("/admin/pods", json=pod) for pod in added]
+            answers = [await target.client.post("/admin/pods", json=pod) for pod in added]
         else:
-            answers = [await stage.client.delete(f"/admin/pods/added-{port}") for port in some]
+            answers = [await target.client.delete(f"/admin/pods/added-{port}") for port in some]
         assert all(answer.is_success for answer in answers)
 
-    yield act
+    yield action
 
 
 @asynccontextmanager
-async def kv_events(stage: Stage) -> AsyncIterator[Act]:
-    """Ten pods announce prompts of 64 blocks, a hundred a second in all, and drop as many."""
+async def kv_events(target: Target) -> AsyncIterator[Action]:
+    """Publish prompts of 64 blocks for ten pods, 100 blocks a second in total, and remove them."""
 
-    async def act() -> None:
-        stage.engine.remove(stage.engine.store(EVENT_BLOCKS))
+    async def action() -> None:
+        target.engine.remove(target.engine.store(EVENT_BLOCKS))
 
-    yield act
-
-
-@asynccontextmanager
-async def long_kv_events(stage: Stage) -> AsyncIterator[Act]:
-    """Ten pods announce a prompt of 32,768 tokens in one event."""
-
-    async def act() -> None:
-        stage.engine.remove(stage.engine.store(LONG_EVENT_BLOCKS))
-
-    yield act
+    yield action
 
 
 @asynccontextmanager
-async def full_cache(stage: Stage) -> AsyncIterator[Act]:
-    """The blocks of ten large caches come, a million in all, as fast as a core makes them."""
+async def long_kv_events(target: Target) -> AsyncIterator[Action]:
+    """Publish a prompt of 32,768 tokens in one event for ten pods."""
+
+    async def action() -> None:
+        target.engine.remove(target.engine.store(LONG_EVENT_BLOCKS))
+
+    yield action
+
+
+@asynccontextmanager
+async def full_cache(target: Target) -> AsyncIterator[Action]:
+    """Publish one million blocks for ten pods at full speed."""
     sent = 0
 
-    async def act() -> None:
+    async def action() -> None:
         nonlocal sent
         if sent < CACHE_BLOCKS:
-            sent += len(stage.engine.store(EVENT_BLOCKS * 4))
+            sent += len(target.engine.store(EVENT_BLOCKS * 4))
 
-    yield act
+    yield action
 
 
 @asynccontextmanager
-async def pods_with_full_caches_go(stage: Stage) -> AsyncIterator[Act]:
-    """One after the other, each with what it had; and come again."""
+async def pods_with_full_caches_go(target: Target) -> AsyncIterator[Action]:
+    """Remove a pod with a full cache and add it again, one after the other."""
     numbers = itertools.cycle(range(FOLLOWED))
 
-    async def act() -> None:
+    async def action() -> None:
         number = next(numbers)
-        pod = {"url": f"http://127.0.0.1:{stage.ports[number]}", "id": f"pod-{number}"}
-        (await stage.client.delete(f"/admin/pods/pod-{number}")).raise_for_status()
-        (await stage.client.post("/admin/pods", json=pod)).raise_for_status()
+        pod = {"url": f"http://127.0.0.1:{target.ports[number]}", "id": f"pod-{number}"}
+        (await target.client.delete(f"/admin/pods/pod-{number}")).raise_for_status()
+        (await target.client.post("/admin/pods", json=pod)).raise_for_status()
 
-    yield act
+    yield action
 
 
 def _generation() -> Generation:
-    """Of the mocks' model, as the router knows it."""
+    """The generation of the mocks' model."""
     return generation_of(ModelConfig.model_validate(router_config([], PLAN)["models"][0]))
 
 
 @asynccontextmanager
-async def index_log(stage: Stage) -> AsyncIterator[Act]:
-    """Publishers write a million blocks into the cluster's index."""
-    connection = RedisConnection(parse_url(stage.redis), timeout_s=10)
+async def index_log(target: Target) -> AsyncIterator[Action]:
+    """Write one million blocks to the cluster index."""
+    connection = RedisConnection(parse_url(target.redis), timeout_s=10)
     generation, random = _generation(), np.random.default_rng(2)
     holders = [HolderWriter(connection, Keys(), generation, f"pod-{n}", LIFETIME_S) for n in range(HOLDERS)]
     for number, holder in enumerate(holders):
         await holder.begin(EntryKind.EMPTY, HolderFacts(url=f"http://pod-{number}"), take_over=True)
     written = itertools.count()
 
-    async def act() -> None:
+    async def action() -> None:
         if next(written) * ENTRY_BLOCKS < HOLDER_BLOCKS:
             for holder in holders:
                 blocks = random.integers(1, 2**63, ENTRY_BLOCKS, dtype=np.uint64)
                 answer = await holder.apply([BlockChange(Tier.GPU, True, blocks.tolist())], complete=True)
                 assert answer is WriteResult.OK
 
-    yield act
+    yield action
     await connection.close()
 
 
 @asynccontextmanager
-async def index_snapshot(stage: Stage) -> AsyncIterator[Act]:
-    """All of them are read anew, because an entry of each does not follow on the one before."""
-    connection = RedisConnection(parse_url(stage.redis), timeout_s=10)
+async def index_snapshot(target: Target) -> AsyncIterator[Action]:
+    """Make the router read all holders again: one log entry per holder has a gap in its sequence."""
+    connection = RedisConnection(parse_url(target.redis), timeout_s=10)
     generation = _generation()
     rows, lost = await IndexReader(connection, Keys()).rows(generation), iter([True])
 
-    async def act() -> None:
+    async def action() -> None:
         if next(lost, False):
             for holder, row in rows.items():
                 entry = {"k": EntryKind.CHANGE, "h": holder, "e": row.epoch, "s": row.seq + 9}
                 await connection.client.xadd(Keys().log(scope_of(generation)), entry)
 
-    yield act
-    read = re.search(r"^warmroute_index_holders_read (\S+)", (await stage.get("/metrics")).text, re.MULTILINE)
+    yield action
+    read = re.search(r"^warmroute_index_holders_read (\S+)", (await target.get("/metrics")).text, re.MULTILINE)
     assert read and float(read[1]) >= len(rows)
     await connection.close()
 
 
 @asynccontextmanager
-async def a_worker_joins(stage: Stage) -> AsyncIterator[Act]:
-    """One of two is told to end, and another takes its place: its own first seconds count as well."""
-    workers = stage.workers()
+async def a_worker_joins(target: Target) -> AsyncIterator[Action]:
+    """Terminate one of two workers. The start of its replacement is part of the measurement."""
+    workers = target.workers()
     dies = iter([True])
 
-    async def act() -> None:
+    async def action() -> None:
         if next(dies, False):
             os.kill(workers[0], signal.SIGTERM)
 
-    yield act
+    yield action
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """`prepared` gives what is done every `every_s`; without `load` nobody asks anything meanwhile."""
+    """`prepared` yields the action that runs every `every_s`; without `load` no requests are sent."""
 
-    prepared: Callable[[Stage], AbstractAsyncContextManager[Act]]
-    kind: Kind = Kind.ALONE
+    prepared: Callable[[Target], AbstractAsyncContextManager[Action]]
+    setup: RouterSetup = RouterSetup.SINGLE
     every_s: float = 1.0
     load: bool = True
 
@@ -375,11 +376,11 @@ ACTIVITIES: Mapping[str, Activity] = {
     "full-caches": Activity(full_cache, every_s=0.0),
     "metrics-full": Activity(metrics),
     "full-caches-go": Activity(pods_with_full_caches_go),
-    "redis": Activity(nothing, Kind.CLUSTER),
-    "index-log": Activity(index_log, Kind.CLUSTER, every_s=0.1),
-    "index-snapshot": Activity(index_snapshot, Kind.CLUSTER),
-    "cluster-metrics": Activity(metrics, Kind.CLUSTER),
-    "workers": Activity(nothing, Kind.WORKERS),
-    "workers-metrics": Activity(metrics, Kind.WORKERS),
-    "worker-joins": Activity(a_worker_joins, Kind.WORKERS),
+    "redis": Activity(nothing, RouterSetup.CLUSTER),
+    "index-log": Activity(index_log, RouterSetup.CLUSTER, every_s=0.1),
+    "index-snapshot": Activity(index_snapshot, RouterSetup.CLUSTER),
+    "cluster-metrics": Activity(metrics, RouterSetup.CLUSTER),
+    "workers": Activity(nothing, RouterSetup.WORKERS),
+    "workers-metrics": Activity(metrics, RouterSetup.WORKERS),
+    "worker-joins": Activity(a_worker_joins, RouterSetup.WORKERS),
 }

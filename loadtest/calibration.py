@@ -1,12 +1,11 @@
-"""How well does a router foresee times to first token, when its coefficients are wrong at first?
+"""Measures how well a router predicts TTFT when its coefficients are wrong at first.
 
     python loadtest/calibration.py [--slower 4] [--sessions-per-s 2] [--duration-s 120] [--factors 1,3,0.333]
 
-A fleet of mock engines and a router that takes them for so many times slower (or faster) than they are; the demo's mix
-of sessions, streamed. Printed by windows of requests: the mean absolute error of the expected time to first token, of
-single requests and of their sum, by what the router writes into its receipts. The row with factor 1 shows what exact
-coefficients are worth. Engines, router and clients share one machine here, so that the engines are made `slower` than
-the hardware that they stand for: its times would drown in those of Python processes that wait for a core.
+Runs a fleet of mock engines and routers whose speed coefficients are wrong by each factor, with the demo's sessions as
+load. Prints the mean absolute error of the predicted TTFT per window of requests, from the receipts: of single requests
+and of their sum. Factor 1 shows the error with exact coefficients. Engines, router and clients share one machine, so
+the engines are `slower` than their hardware: otherwise waiting for a CPU core would dominate the times.
 """
 
 from __future__ import annotations
@@ -49,20 +48,20 @@ WINDOWS = ((0, 50), (50, 200), (200, 10**9))
 
 
 def main(
-    slower: Annotated[float, typer.Option(help="Times the hardware that the engines stand for.")] = 4.0,
+    slower: Annotated[float, typer.Option(help="Factor on the engines' times.")] = 4.0,
     sessions_per_s: Annotated[float, typer.Option()] = 2.0,
     duration_s: Annotated[float, typer.Option()] = 120.0,
-    factors: Annotated[str, typer.Option(help="Times the true coefficients.")] = "1,3,0.333",
+    factors: Annotated[str, typer.Option(help="Factors on the true coefficients.")] = "1,3,0.333",
     seed: Annotated[int, typer.Option()] = 1,
 ) -> None:
-    """Prints one table."""
+    """Print one table."""
     plan = FleetPlan(pods=4, num_blocks=4096, time_scale=slower)
     asyncio.run(_all(plan, [float(one) for one in factors.split(",")], sessions_per_s, duration_s, seed))
 
 
 async def _all(plan: FleetPlan, factors: list[float], sessions_per_s: float, duration_s: float, seed: int) -> None:
     end_on_sigterm()
-    table = Table("prior", "requests", "error of one", "error of the sum", title="Expected time to first token")
+    table = Table("prior", "requests", "error per request", "error of the sum", title="Expected time to first token")
     with TemporaryDirectory(prefix="warmroute-calibration-") as name:
         async with mock_fleet(plan, Path(name)) as pods:
             for factor in factors:
@@ -76,7 +75,7 @@ async def _all(plan: FleetPlan, factors: list[float], sessions_per_s: float, dur
 async def _run(
     plan: FleetPlan, factor: float, pods: list[str], folder: Path, sessions_per_s: float, duration_s: float, seed: int
 ) -> list[Receipt]:
-    """What one router, wrong by that factor, wrote down."""
+    """Receipts of one router whose coefficients are wrong by `factor`."""
     file, port = folder / f"receipts-{factor:g}.jsonl", free_port()
     path = folder / f"router-{factor:g}.yaml"
     path.write_text(json.dumps(_config(plan, factor, pods, file)))

@@ -1,11 +1,11 @@
-"""What do established load generators measure of the same router?
+"""Runs established load generators against a router and converts their results to records.
 
     python loadtest/clients.py aiperf --url http://127.0.0.1:8080 --python ~/aiperf/bin/python --trace trace.jsonl
     python loadtest/clients.py vllm --url http://127.0.0.1:8080 --python ~/vllm/bin/python
     python loadtest/clients.py guidellm --url http://127.0.0.1:8080 --python ~/guidellm/bin/python
 
-Each is run as its own users run it, offline, from an environment that is there already; what it wrote becomes one of
-our records, and `report.py` shows it beside ours. This file never sends a request itself and never installs anything.
+Each runs offline from its own installed environment. Where a client reports when a request was due, times count from
+then. `report.py` shows the record next to others.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import msgspec
 import typer
 from rich.console import Console
 
-from loadtest.against import first_model
 from loadtest.record import Row, Run, record_of
 from loadtest.run import command, finish
+from loadtest.runs import first_model
 from router.cli.child_processes import StageError
 from router.cli.figures import Objective
 from router.cli.mock_engine_command import TOKENIZER_PACKAGE
@@ -42,13 +42,13 @@ _CACHED_TOKENIZER = "local/tokenizer"
 
 
 class ClientError(Exception):
-    """It is not installed, or it failed; the message says what to do or what it said."""
+    """A client is not installed or failed. The message has its output or says what to install."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """What a client is asked to do. `tokenizer` is a folder with tokenizer.json; with a trace, its arrivals and lengths
-    replace rate and tokens."""
+class ClientJob:
+    """Parameters of one client run. `tokenizer` is a folder with tokenizer.json. A trace replaces rate and token
+    counts."""
 
     url: str
     model: str
@@ -65,38 +65,38 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """How one is called in a working folder, and how the file that it leaves there becomes rows."""
+    """Command line of a client, and the parser of its result file."""
 
     executable: str
     install: str
-    arguments: Callable[[Ask, Path], list[str]]
-    leaves: str
+    arguments: Callable[[ClientJob, Path], list[str]]
+    result_file: str
     rows: Callable[[bytes], list[Row]]
-    knows_cached: bool
+    reports_cached: bool
 
 
-# --- aiperf -------------------------------------------------------------------------------------------------
+# --- aiperf ---
 
 
-def _aiperf_arguments(ask: Ask, folder: Path) -> list[str]:
-    if ask.trace is None:
-        raise ClientError("aiperf plays a trace: name one in Mooncake's format with --trace")
+def _aiperf_arguments(job: ClientJob, folder: Path) -> list[str]:
+    if job.trace is None:
+        raise ClientError("aiperf needs a trace in Mooncake's format; set --trace")
     some = folder / "trace.jsonl"
-    with ask.trace.open() as lines:
-        some.write_text("".join(islice(lines, ask.requests)))
-    cache_tokenizer(ask.tokenizer, folder)
+    with job.trace.open() as lines:
+        some.write_text("".join(islice(lines, job.requests)))
+    cache_tokenizer(job.tokenizer, folder)
     return [
-        *("profile", "--model", ask.model, "--url", ask.url, "--endpoint-type", "chat", "--streaming"),
+        *("profile", "--model", job.model, "--url", job.url, "--endpoint-type", "chat", "--streaming"),
         *("--input-file", str(some), "--custom-dataset-type", "mooncake_trace", "--fixed-schedule"),
-        *("--synthesis-speedup-ratio", f"{ask.speedup:g}", "--synthesis-max-osl", str(ask.output_tokens)),
+        *("--synthesis-speedup-ratio", f"{job.speedup:g}", "--synthesis-max-osl", str(job.output_tokens)),
         *("--tokenizer", _CACHED_TOKENIZER, "--artifact-dir", str(folder), "--export-level", "records"),
         *("--ui", "none", "--no-gpu-telemetry", "--no-server-metrics"),
     ]
 
 
 def cache_tokenizer(tokenizer: Path, folder: Path) -> None:
-    """Put a tokenizer's files where huggingface_hub looks for downloaded ones: aiperf's worker processes set
-    HF_HUB_OFFLINE and then take no path."""
+    """Place the tokenizer in the layout of huggingface_hub's cache: aiperf's workers set HF_HUB_OFFLINE and accept no
+    path."""
     place = folder / f"models--{_CACHED_TOKENIZER.replace('/', '--')}"
     files = place / "snapshots" / _REVISION
     files.mkdir(parents=True)
@@ -107,7 +107,7 @@ def cache_tokenizer(tokenizer: Path, folder: Path) -> None:
 
 
 def aiperf_rows(exported: bytes) -> list[Row]:
-    """profile_export.jsonl: a request was due when its credit was issued."""
+    """Rows of profile_export.jsonl. A request was due when its credit was issued."""
     records = sorted(
         map(msgspec.json.decode, exported.splitlines()), key=lambda one: one["metadata"]["credit_issued_ns"]
     )
@@ -133,24 +133,24 @@ def _aiperf_row(when: Mapping[str, Any], metrics: Mapping[str, Any], error: Any,
     )
 
 
-# --- vllm bench serve ---------------------------------------------------------------------------------------
+# --- vllm bench serve ---
 
 
-def _vllm_arguments(ask: Ask, folder: Path) -> list[str]:
+def _vllm_arguments(job: ClientJob, folder: Path) -> list[str]:
     return [
         *("bench", "serve", "--backend", "openai-chat", "--endpoint", "/v1/chat/completions"),
-        *("--base-url", ask.url, "--model", ask.model, "--tokenizer", str(ask.tokenizer)),
-        *("--dataset-name", "prefix_repetition", "--prefix-repetition-prefix-len", str(ask.prefix_tokens)),
-        *("--prefix-repetition-suffix-len", str(ask.prompt_tokens - ask.prefix_tokens)),
-        *("--prefix-repetition-num-prefixes", str(ask.prefixes)),
-        *("--prefix-repetition-output-len", str(ask.output_tokens)),
-        *("--num-prompts", str(ask.requests), "--request-rate", f"{ask.rate_per_s:g}"),
+        *("--base-url", job.url, "--model", job.model, "--tokenizer", str(job.tokenizer)),
+        *("--dataset-name", "prefix_repetition", "--prefix-repetition-prefix-len", str(job.prefix_tokens)),
+        *("--prefix-repetition-suffix-len", str(job.prompt_tokens - job.prefix_tokens)),
+        *("--prefix-repetition-num-prefixes", str(job.prefixes)),
+        *("--prefix-repetition-output-len", str(job.output_tokens)),
+        *("--num-prompts", str(job.requests), "--request-rate", f"{job.rate_per_s:g}"),
         *("--save-result", "--save-detailed", "--result-filename", str(folder / "vllm.json")),
     ]
 
 
 def vllm_rows(saved: bytes) -> list[Row]:
-    """What --save-detailed adds: lists in the order of the requests, in seconds. Cached tokens are not among them."""
+    """Rows of the --save-detailed lists, in seconds. They lack cached tokens."""
     found = msgspec.json.decode(saved)
     columns = ("start_times", "ttfts", "latencies", "input_lens", "output_lens", "errors")
     began_s = min(found["start_times"], default=0.0)
@@ -171,26 +171,24 @@ def vllm_rows(saved: bytes) -> list[Row]:
     return sorted(rows, key=lambda row: row.due_s)
 
 
-# --- guidellm -----------------------------------------------------------------------------------------------
+# --- guidellm ---
 
 
-def _guidellm_arguments(ask: Ask, folder: Path) -> list[str]:
+def _guidellm_arguments(job: ClientJob, folder: Path) -> list[str]:
     return [
-        *("run", "--backend", f"kind=openai_http,target={ask.url},model={ask.model},validate_backend=false"),
-        *("--profile", f"kind=poisson,rate={ask.rate_per_s:g}"),
-        *("--constraint", f"kind=max_requests,count={ask.requests}"),
-        *("--tokenizer", f"kind=hf_auto,model={ask.tokenizer}"),
-        *("--data", f"kind=synthetic_text,prompt_tokens={ask.prompt_tokens},output_tokens={ask.output_tokens}"),
+        *("run", "--backend", f"kind=openai_http,target={job.url},model={job.model},validate_backend=false"),
+        *("--profile", f"kind=poisson,rate={job.rate_per_s:g}"),
+        *("--constraint", f"kind=max_requests,count={job.requests}"),
+        *("--tokenizer", f"kind=hf_auto,model={job.tokenizer}"),
+        *("--data", f"kind=synthetic_text,prompt_tokens={job.prompt_tokens},output_tokens={job.output_tokens}"),
         *("--output", f"kind=json,path={folder / 'guidellm.json'}"),
     ]
 
 
 def guidellm_rows(saved: bytes) -> list[Row]:
-    """Its first benchmark, in seconds; the dispatch delay is its lateness. What it broke off itself is left out."""
+    """Rows of the first benchmark, in seconds. The dispatch delay is the lateness. Cancelled requests are skipped."""
     found = msgspec.json.decode(saved)["benchmarks"][0]["requests"]
-    both = [(one, "") for one in found["successful"]] + [
-        (one, "guidellm counts it as errored") for one in found["errored"]
-    ]
+    both = [(one, "") for one in found["successful"]] + [(one, "errored in guidellm") for one in found["errored"]]
     due_s = [one["request_start_time"] - one["request_dispatch_delay"] for one, _ in both]
     began_s = min(due_s, default=0.0)
     rows = [_guidellm_row(one, at_s - began_s, error) for (one, error), at_s in zip(both, due_s, strict=True)]
@@ -222,7 +220,7 @@ def _row(
     error: str,
     cached_tokens: int | None = None,
 ) -> Row:
-    """None of them says which pod answered; a failed request has no counts."""
+    """A row without a pod, which no client reports. A failed request has no counts."""
     return Row(
         kind="all",
         due_s=due_s,
@@ -248,76 +246,80 @@ CLIENTS = {
 # --- running a client ---
 
 
-def measured(client: Client, ask: Ask, python: Path | None) -> Run:
-    """Run it to its end. Raises `ClientError`."""
-    executable = found_executable(client, python)
+def run_client(client: Client, job: ClientJob, python: Path | None) -> Run:
+    """Run a client to its end. Raises `ClientError`."""
+    executable = find_executable(client, python)
     with TemporaryDirectory(prefix="warmroute-client-") as name:
         folder = Path(name)
-        arguments = [executable, *client.arguments(ask, folder)]
+        arguments = [executable, *client.arguments(job, folder)]
         offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": name}
         done = subprocess.run(arguments, env=os.environ | offline, capture_output=True, text=True, check=False)
-        result = folder / client.leaves
+        result = folder / client.result_file
         if done.returncode or not result.exists():
             tail = "\n".join((done.stdout + done.stderr).splitlines()[-TAIL_LINES:])
-            raise ClientError(f"{client.executable} ended with exit code {done.returncode}:\n{tail}")
+            raise ClientError(f"{client.executable} failed with exit code {done.returncode}:\n{tail}")
         rows = client.rows(result.read_bytes())
     ends_s = max((row.due_s + row.e2e_ms / 1000 for row in rows), default=0.0)
     return Run(
         name=client.executable,
-        rate_per_s=_rate(ask, rows),
+        rate_per_s=_rate(job, rows),
         planned=len(rows),
         wall_s=ends_s,
         pods=[],
         ideal_cached_tokens=None,
-        cached_known=client.knows_cached,
+        cached_known=client.reports_cached,
         requests=rows,
     )
 
 
-def found_executable(client: Client, python: Path | None) -> str:
-    """Beside that Python, or on the PATH. Raises `ClientError`."""
+def find_executable(client: Client, python: Path | None) -> str:
+    """Path of the client's program: in the environment of `python`, or on the PATH. Raises `ClientError`."""
     found = shutil.which(client.executable, path=str(python.parent) if python else None)
     if found is None:
-        where = f"beside {python}" if python else "on the PATH"
+        where = f"next to {python}" if python else "on the PATH"
         raise ClientError(
-            f"{client.executable} is not {where}. Give it an environment of its own:\n"
+            f"{client.executable} is not {where}. Install it in its own environment:\n"
             f"  python3 -m venv ~/{client.executable} && ~/{client.executable}/bin/pip install {client.install}\n"
-            f"and say --python ~/{client.executable}/bin/python"
+            f"and set --python ~/{client.executable}/bin/python"
         )
     return found
 
 
-def _rate(ask: Ask, rows: Sequence[Row]) -> float:
-    """As asked, or the mean of the trace."""
-    if ask.trace is None:
-        return ask.rate_per_s
+def _rate(job: ClientJob, rows: Sequence[Row]) -> float:
+    """The requested rate, or the mean rate of the trace."""
+    if job.trace is None:
+        return job.rate_per_s
     span_s = rows[-1].due_s if rows else 0.0
     return round(len(rows) / span_s, 2) if span_s else math.nan
 
 
 def main(
     client: Annotated[str, typer.Argument(help=f"One of {', '.join(CLIENTS)}.")],
-    url: Annotated[str, typer.Option(help="A router, or anything that speaks OpenAI.")],
-    python: Annotated[Path | None, typer.Option(help="Of the environment it is installed in; else the PATH.")] = None,
-    model: Annotated[str, typer.Option(help="Default: the first that --url names.")] = "",
-    tokenizer: Annotated[Path | None, typer.Option(help="Folder of the model's; default: the mock engines'.")] = None,
+    url: Annotated[str, typer.Option(help="Base URL of a router or any OpenAI-compatible server.")],
+    python: Annotated[
+        Path | None, typer.Option(help="Python of the client's environment; default: search the PATH.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="Default: the first model of --url.")] = "",
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder of the model's tokenizer; default: the mock engines'.")
+    ] = None,
     requests: Annotated[int, typer.Option(min=1)] = 100,
-    rate: Annotated[float, typer.Option(min=0.01, help="Requests a second (not aiperf: the trace's).")] = 8.0,
+    rate: Annotated[float, typer.Option(min=0.01, help="Requests per second (not aiperf: the trace's).")] = 8.0,
     prompt_tokens: Annotated[int, typer.Option(min=2)] = 600,
-    prefix_tokens: Annotated[int, typer.Option(min=1, help="Shared ones among them (vllm).")] = 512,
-    prefixes: Annotated[int, typer.Option(min=1, help="How many different (vllm).")] = 5,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Of each answer; with a trace, the most.")] = 32,
+    prefix_tokens: Annotated[int, typer.Option(min=1, help="Of which shared (vllm).")] = 512,
+    prefixes: Annotated[int, typer.Option(min=1, help="Number of different prefixes (vllm).")] = 5,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Per response; with a trace, the maximum.")] = 32,
     trace: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Mooncake JSONL (aiperf).")] = None,
-    speedup: Annotated[float, typer.Option(min=0.01, help="Of the trace.")] = 1.0,
-    ttft_ms: Annotated[float, typer.Option(help="A good answer begins within.")] = 1000.0,
-    out: Annotated[Path | None, typer.Option(help="Results as JSON, with a row for each request.")] = None,
-    report: Annotated[Path | None, typer.Option(help="The same as a page with plots.")] = None,
+    speedup: Annotated[float, typer.Option(min=0.01, help="Factor on the trace's arrival rate.")] = 1.0,
+    ttft_ms: Annotated[float, typer.Option(help="TTFT objective.")] = 1000.0,
+    out: Annotated[Path | None, typer.Option(help="Write results as JSON, with one row per request.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML page with plots.")] = None,
 ) -> None:
-    """Exit code 1 when a request failed."""
+    """Run one client. Exit code 1 if a request failed."""
     try:
         if client not in CLIENTS:
-            raise ClientError(f"no client {client!r}; there are {', '.join(CLIENTS)}")
-        ask = Ask(
+            raise ClientError(f"unknown client {client!r}; known: {', '.join(CLIENTS)}")
+        job = ClientJob(
             url=url.rstrip("/"),
             model=model or asyncio.run(first_model(url)),
             tokenizer=tokenizer or _mock_tokenizer(),
@@ -330,9 +332,9 @@ def main(
             trace=trace,
             speedup=speedup,
         )
-        run = measured(CLIENTS[client], ask, python)
+        run = run_client(CLIENTS[client], job, python)
         scenario = f"{client} on {trace.stem}" if trace else client
-        about = f"As {client} measures it."
+        about = f"Measured by {client}."
         settings = {"requests": requests, "url": url}
         record = record_of(scenario, about, command(), settings, Objective(ttft_ms=ttft_ms), [run])
         finish(record, out, report, Console())
@@ -344,7 +346,7 @@ def main(
 def _mock_tokenizer() -> Path:
     spec = find_spec(TOKENIZER_PACKAGE)
     if spec is None or spec.origin is None:
-        raise ClientError("name the model's tokenizer folder with --tokenizer")
+        raise ClientError("set --tokenizer to the folder of the model's tokenizer")
     return Path(spec.origin).parent
 
 

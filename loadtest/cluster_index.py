@@ -1,15 +1,15 @@
-"""What do several routers over one index do to hits, and what does it cost when something of it dies?
+"""Measures several routers with one shared index, and failures of its parts.
 
-    python loadtest/cluster_index.py [--seconds 12] [--rounds 2] [--reads replica]
+    python loadtest/cluster_index.py [--seconds 12] [--rounds 2] [--scenes replicas,restart,redis]
 
-A fleet of mock engines, a publisher, a Valkey, and routers, all as processes of their own; the demo's mix of sessions,
-each request sent to the next router as a balancer would. Three scenes:
+A fleet of mock engines, a publisher, Valkey and routers, each in its own process. The load is the demo's sessions; each
+request goes to the next router, as behind a balancer. Three scenarios:
 
-* replicas: the cached share with 1, 2 and 4 routers, in turn, medians over the rounds.
-* restart: one of two routers is told to end under load and started again at once; how many decisions of its new life
-  were made blind (it said nothing was cached where the engine found something).
-* redis: Valkey is killed under load and comes back empty; failed requests, how long decisions took meanwhile, and
-  when the index was whole again.
+* replicas: the cached share with 1, 2 and 4 routers, medians over interleaved rounds.
+* restart: one of two routers is terminated under load and restarted; counts its blind decisions after the restart
+  (predicted no cached tokens where the engine had some).
+* redis: Valkey is killed under load and comes back empty; failed requests, slow decisions, and the time until the index
+  is complete again.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ PREDICTION_SLACK_TOKENS = 64
 
 
 @dataclass(slots=True)
-class Scene:
-    """Engines and the index; routers come and go."""
+class ClusterSetup:
+    """The engines and Redis; routers are started as needed."""
 
     pods: list[str]
     redis: RedisProcess
@@ -65,7 +65,7 @@ class Scene:
     started: int = 0
 
     def config(self) -> Path:
-        """What routers and publisher are started with."""
+        """Path of the configuration of routers and publisher."""
         config = router_config(self.pods, PLAN)
         config["index"] = {"redis": {"url": self.redis.url}}
         path = self.folder / "cluster.yaml"
@@ -74,7 +74,7 @@ class Scene:
 
     @asynccontextmanager
     async def publisher(self) -> AsyncIterator[str]:
-        """A publisher of all engines, publishing; the URL of its surface."""
+        """Start a publisher for all engines; yields its URL."""
         port = free_port()
         arguments = ["publish", "--config", str(self.config()), "--port", str(port)]
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
@@ -84,7 +84,7 @@ class Scene:
 
     @asynccontextmanager
     async def router(self, port: int = 0) -> AsyncIterator[str]:
-        """One more router that trusts all pods."""
+        """Start a router and wait until it trusts all pods; yields its URL."""
         self.started += 1
         port = port or free_port()
         arguments = ["serve", "--config", str(self.config()), "--port", str(port)]
@@ -109,8 +109,8 @@ async def _answers(process: Child, client: httpx.AsyncClient, path: str) -> None
 
 
 @asynccontextmanager
-async def fresh(scene: Scene) -> AsyncIterator[None]:
-    """Empty caches, an empty Redis and a publisher."""
+async def fresh(scene: ClusterSetup) -> AsyncIterator[None]:
+    """Clear all caches and Redis, and start a publisher."""
     await clear_caches(scene.pods)
     scene.redis.kill()
     scene.redis.start()
@@ -119,14 +119,14 @@ async def fresh(scene: Scene) -> AsyncIterator[None]:
 
 
 async def gauge(url: str, name: str) -> float:
-    """The sum of one metric over its labels."""
+    """Sum of a metric over its labels."""
     async with httpx.AsyncClient(trust_env=False) as client:
         text = (await client.get(f"{url}/metrics")).text
     return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
 
 
 async def slow_matches(urls: Sequence[str], bound: str) -> tuple[int, int]:
-    """(matches that took longer than `bound` seconds, all matches), over these routers."""
+    """(matches slower than `bound` seconds, all matches) of these routers."""
     total, quick = 0.0, 0.0
     for url in urls:
         total += await gauge(url, r'warmroute_phase_seconds_count\{phase="match"\}')
@@ -134,18 +134,18 @@ async def slow_matches(urls: Sequence[str], bound: str) -> tuple[int, int]:
     return int(total - quick), int(total)
 
 
-# --- scenes -------------------------------------------------------------------------------------------------
+# --- scenarios ---
 
 
-async def with_replicas(scene: Scene, replicas: int, seed: int, seconds: float) -> DriveResults:
-    """The mix over so many routers."""
+async def with_replicas(scene: ClusterSetup, replicas: int, seed: int, seconds: float) -> DriveResults:
+    """Run the sessions against `replicas` routers."""
     mix = sessions(seed, duration_s=seconds, sessions_per_s=SESSIONS_PER_S)
     async with fresh(scene), AsyncExitStack() as stack:
         urls = [await stack.enter_async_context(scene.router()) for _ in range(replicas)]
         return await drive(urls, PLAN.model, mix)
 
 
-async def replicas(scene: Scene, rounds: int, seconds: float) -> Table:
+async def replicas(scene: ClusterSetup, rounds: int, seconds: float) -> Table:
     """1, 2 and 4 routers, interleaved."""
     shares: dict[int, list[float]] = {1: [], 2: [], 4: []}
     errors = dict.fromkeys(shares, 0)
@@ -154,7 +154,7 @@ async def replicas(scene: Scene, rounds: int, seconds: float) -> Table:
             served = (await with_replicas(scene, count, seed, seconds)).served
             found.append(cached_share(served))
             errors[count] += sum(bool(one.error) for one in served)
-    table = Table("routers", "cached share", "against one router", "errors", title="replicas")
+    table = Table("routers", "cached share", "vs. one router", "errors", title="replicas")
     one = statistics.median(shares[1])
     for count, found in shares.items():
         share = statistics.median(found)
@@ -162,8 +162,8 @@ async def replicas(scene: Scene, rounds: int, seconds: float) -> Table:
     return table
 
 
-async def restart(scene: Scene, seconds: float) -> Table:
-    """One of two routers ends under load and comes back."""
+async def restart(scene: ClusterSetup, seconds: float) -> Table:
+    """Restart one of two routers under load."""
     mix = sessions(7, duration_s=seconds, sessions_per_s=SESSIONS_PER_S)
     port = free_port()
     async with fresh(scene), scene.router() as staying, AsyncExitStack() as stack:
@@ -177,7 +177,7 @@ async def restart(scene: Scene, seconds: float) -> Table:
             results = await driving
     new_life = [one for one in results.served if one.router == leaving and one.sent_s > seconds / 2 + back_s]
     blind = sum(map(is_blind, new_life))
-    table = Table("requests", "failed", "of the new life", "blind", "away for", title="restart of a router")
+    table = Table("requests", "failed", "after the restart", "blind", "away for", title="restart of a router")
     failed = sum(bool(one.error) for one in results.served)
     share = f"{blind} ({blind / max(len(new_life), 1):.2%})"
     table.add_row(str(len(results.served)), str(failed), str(len(new_life)), share, f"{back_s:.1f} s")
@@ -185,12 +185,12 @@ async def restart(scene: Scene, seconds: float) -> Table:
 
 
 def is_blind(one: RequestResult) -> bool:
-    """Nothing was expected where the engine found something."""
+    """Whether a router predicted no cached tokens where the engine had some."""
     return not one.error and one.predicted_cached_tokens == 0 and one.cached_tokens >= PREDICTION_SLACK_TOKENS
 
 
-async def redis(scene: Scene, seconds: float) -> Table:
-    """Valkey dies under load and comes back empty."""
+async def redis(scene: ClusterSetup, seconds: float) -> Table:
+    """Kill Valkey under load; it comes back empty."""
     mix = sessions(8, duration_s=seconds, sessions_per_s=SESSIONS_PER_S)
     async with fresh(scene), scene.router() as first, scene.router() as second:
         urls = [first, second]
@@ -211,8 +211,8 @@ async def redis(scene: Scene, seconds: float) -> Table:
     return table
 
 
-async def _until_whole(scene: Scene, since_s: float) -> float:
-    """Until every holder is in Redis again."""
+async def _until_whole(scene: ClusterSetup, since_s: float) -> float:
+    """Wait until all holders are in Redis again; returns the elapsed time."""
     client = RedisConnection(parse_url(scene.redis.url), timeout_s=5).client
     try:
         while True:
@@ -225,12 +225,12 @@ async def _until_whole(scene: Scene, since_s: float) -> float:
 
 
 async def run(args: argparse.Namespace) -> None:
-    """All scenes, one after the other."""
+    """Run all scenarios."""
     end_on_sigterm()
     console = Console()
     with TemporaryDirectory(prefix="warmroute-cluster-") as folder, redis_process("valkey") as server:
         async with mock_fleet(PLAN, Path(folder)) as pods:
-            scene = Scene(pods, server, Path(folder))
+            scene = ClusterSetup(pods, server, Path(folder))
             wanted = args.scenes.split(",")
             if "replicas" in wanted:
                 console.print(await replicas(scene, args.rounds, args.seconds))

@@ -1,12 +1,11 @@
-"""What would be the least that a Python router costs?
+"""A minimal Python proxy: the lower bound for the CPU cost of a Python router.
 
     python loadtest/floor.py --port 8080 http://127.0.0.1:9001 http://127.0.0.1:9002
     python loadtest/hotpath.py --bench BENCH --routers warmroute,floor,floor-tokens,nginx
 
-One protocol class on each side, uvloop and httptools, and nothing else: requests go round robin, every answer passes as
-the bytes that came. No route is chosen, nothing is counted, checked, retried, timed or given up, and a client that
-leaves is not noticed: nobody may run this. It says what of a router's price is Python's own, and what are its features.
-With `--tokens` each prompt is parsed, rendered, tokenized and hashed as our router does it.
+uvloop and httptools with one protocol class per side. Requests go round robin; responses are forwarded unchanged. There
+is no routing, counting, checking, retry or timeout, and client disconnects are ignored: not for production. With
+`--tokens`, each prompt is parsed, rendered, tokenized and hashed by the router's code.
 """
 
 from __future__ import annotations
@@ -27,17 +26,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import MODEL
 from router.api.parse import parse_body, prompt_fields
-from router.cli.mock_engine_command import TOKENIZER
+from router.cli.mock_engine_command import mock_tokenizer
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
-from router.prompt.tokenizer import load_tokenizer
 from router.types import Endpoint, Generation, InferenceRequest
 
 Read = Callable[[bytes], object]
 
 
 class Pods:
-    """Connections that wait for a request, by pod; the next pod is the next in turn."""
+    """Idle connections by pod; `send` rotates over the pods."""
 
     def __init__(self, urls: list[str]) -> None:
         places = [urlsplit(url) for url in urls]
@@ -45,7 +43,7 @@ class Pods:
         self._idle: dict[tuple[str, int], list[Upstream]] = {}
 
     def send(self, message: bytes, client: asyncio.Transport) -> None:
-        """To the next pod, over a connection that waits, or over a new one."""
+        """Send to the next pod, over an idle connection or a new one."""
         pod = next(self._turns)
         idle = self._idle.setdefault(pod, [])
         if idle:
@@ -61,7 +59,7 @@ class Pods:
 
 
 class Upstream(asyncio.Protocol):
-    """One connection to a pod; between two requests it lies among the `idle`."""
+    """One connection to a pod. Between requests it is in `idle`."""
 
     def __init__(self, idle: list[Upstream]) -> None:
         self._idle = idle
@@ -71,7 +69,7 @@ class Upstream(asyncio.Protocol):
         self._transport = transport
 
     def send(self, message: bytes, client: asyncio.Transport) -> None:
-        """One request; what comes back goes to that client."""
+        """Send one request; the response goes to `client`."""
         self._client = client
         self._transport.write(message)  # type: ignore[attr-defined]
 
@@ -84,7 +82,7 @@ class Upstream(asyncio.Protocol):
 
 
 class Client(asyncio.Protocol):
-    """One client's connection."""
+    """One client connection."""
 
     def __init__(self, pods: Pods, read: Read | None) -> None:
         self._pods = pods
@@ -119,8 +117,8 @@ class Client(asyncio.Protocol):
 
 
 def reader() -> Read:
-    """Tokens and block hashes of a chat, by the router's own code."""
-    tokenizer = load_tokenizer(TOKENIZER)
+    """Tokenize and hash a chat with the router's code."""
+    tokenizer = mock_tokenizer()
     generation = Generation(model=MODEL, block_size_tokens=16)
     fingerprinter = Fingerprinter(tokenizer, ChatTemplate(tokenizer), generation)
 
@@ -134,7 +132,7 @@ def reader() -> Read:
 
 
 async def serve(port: int, pods: list[str], read: Read | None) -> None:
-    """Until the process is ended."""
+    """Serve until the process is terminated."""
     known = Pods(pods)
     server = await asyncio.get_running_loop().create_server(lambda: Client(known, read), "127.0.0.1", port)
     await server.serve_forever()
@@ -143,9 +141,9 @@ async def serve(port: int, pods: list[str], read: Read | None) -> None:
 def main(
     pods: Annotated[list[str], typer.Argument(help="Base URLs.")],
     port: Annotated[int, typer.Option()],
-    tokens: Annotated[bool, typer.Option(help="Read each prompt.")] = False,
+    tokens: Annotated[bool, typer.Option(help="Render, tokenize and hash each prompt.")] = False,
 ) -> None:
-    """Pass requests on."""
+    """Run the proxy."""
     uvloop.run(serve(port, pods, reader() if tokens else None))
 
 

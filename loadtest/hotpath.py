@@ -1,14 +1,14 @@
-"""What does a request cost us, and what does it cost others?
+"""Measures the CPU cost of a request in this router and in others.
 
-    python loadtest/hotpath.py --bench BENCH                             # mock.c and lg.c lie in BENCH
+    python loadtest/hotpath.py --bench BENCH                             # BENCH has mock.c and lg.c
     python loadtest/hotpath.py --bench BENCH --routers warmroute,nginx,sglang-router --rounds 3
 
-CPU microseconds of the router's whole process tree (utime + stime) for each request, or each streamed chunk, while a C
-generator keeps it busy, or asks at an even pace, in front of four C mock upstreams that cost next to nothing. Medians
-over rounds in which the routers take turns.
+CPU microseconds (utime + stime) of the router's process tree per request, or per streamed chunk. A C generator
+saturates
+the router or sends at an even rate; the pods are four C mocks. Results are medians over interleaved rounds.
 
-Each prompt is really rendered, tokenized (with the tokenizer of DeepSeek), hashed, matched with what was sent before
-(the mock publishes no events) and priced by `cost_aware`; a run whose predictions say that this did not happen fails.
+The router renders, tokenizes, hashes and matches each prompt and prices it with `cost_aware`. A run fails if the
+router's predictions show that it did not. The mocks publish no events, so matches come from predictions.
 """
 
 from __future__ import annotations
@@ -28,36 +28,37 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from loadtest.bodies import Chat, Prose, fresh_chats, packed, warm_chats
+from loadtest.bodies import Chat, SourceText, fresh_chats, pack, warm_chats
 from loadtest.peers.catalog import PEERS
-from loadtest.rig import OURS, Answer, Mocks, Rig, Routed, build, demo_tokenizer, mocks, routed
+from loadtest.rig import OURS, GeneratorStats, Mocks, Rig, RunningRouter, build, launch_router, mocks
+from router.cli.mock_engine_command import mock_tokenizer
 from router.report.plots import Axes, bars
 
 CHUNKS = 64
-"""Of each streamed answer."""
+"""Per streamed response."""
 LONGEST_S = 15.0
-"""A router that is slow is asked no longer than this: some need hundreds of times as long as others."""
+"""Time limit per load, because some routers are hundreds of times slower than others."""
 NOTHING = (0.0, 0.02)
 """The template's first tokens are shared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One column of the table. `cached`: what part of the prompts our router must expect in caches, least and most."""
+    """One column of the table. `cached`: range of the cached share that our router must predict."""
 
-    chats: Callable[[Prose, int, int], Iterator[Chat]]
+    chats: Callable[[SourceText, int, int], Iterator[Chat]]
     tokens: int
     requests: int
     connections: int = 32
     stream: bool = False
     chunk_pause_us: int = 0
     per_s: int = 0
-    """Evenly so many; 0: as fast as they are answered."""
+    """Even rate; 0: as fast as possible."""
     cached: tuple[float, float] = (0.8, 1.0)
 
     @property
     def parts(self) -> int:
-        """What the CPU is divided by: requests, or chunks."""
+        """The divisor for CPU time: requests, or chunks."""
         return self.requests * (CHUNKS if self.stream else 1)
 
 
@@ -74,7 +75,7 @@ LOADS: Mapping[str, Load] = {
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one load through one router."""
+    """Cost of one load through one router."""
 
     cpu_us: float
     per_s: float
@@ -83,7 +84,7 @@ class Cost:
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One load through one router in one round."""
+    """Cost of one load through one router in one round."""
 
     round: int
     router: str
@@ -99,7 +100,7 @@ def main(
     routers: Annotated[str, typer.Option(help=f"Of {', '.join(PEERS)}.")] = "warmroute",
     loads: Annotated[str, typer.Option(help=f"Of {'; '.join(LOADS)}; separated by semicolons.")] = ";".join(LOADS),
     rounds: Annotated[int, typer.Option(min=1)] = 3,
-    out: Annotated[Path | None, typer.Option(help="Write the figures of every round here, as JSON.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the results of every round here, as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a bar chart here, as SVG.")] = None,
 ) -> None:
     """Compare CPU per request."""
@@ -126,19 +127,19 @@ def main(
 
 
 def write_bodies(rig: Rig, loads: Mapping[str, Load]) -> None:
-    """Every load's bodies, where the generator finds them."""
-    prose = Prose(demo_tokenizer())
+    """Write the bodies of every load for the generator."""
+    prose = SourceText(mock_tokenizer())
     for name, load in loads.items():
         chats = load.chats(prose, load.tokens, min(load.requests, 512))
-        rig.bodies(name).write_bytes(packed(chats, stream=load.stream))
+        rig.bodies(name).write_bytes(pack(chats, stream=load.stream))
 
 
 def play(name: str, loads: Mapping[str, Load], rig: Rig, pods: Mocks, folder: Path) -> dict[str, Cost]:
-    """Every load through one router, from its start to its end."""
-    with routed(name, pods, folder) as router:
+    """Start one router and run every load through it."""
+    with launch_router(name, pods, folder) as router:
         found = {}
         for title, load in loads.items():
-            pods.told(chunks=CHUNKS, chunk_pause_us=load.chunk_pause_us)
+            pods.configure(chunks=CHUNKS, chunk_pause_us=load.chunk_pause_us)
             warmed = send(rig, title, replace(load, requests=load.requests // 8 + load.connections), router)
             load = replace(load, requests=min(load.requests, load.connections + int(warmed["rps"] * LONGEST_S)))
             predicted, before_s = Predicted.by(name, router), router.cpu_s
@@ -151,14 +152,14 @@ def play(name: str, loads: Mapping[str, Load], rig: Rig, pods: Mocks, folder: Pa
     return found
 
 
-def send(rig: Rig, title: str, load: Load, to: Routed, *options: object) -> Answer:
-    """All requests of that load, as fast as they are answered where nothing says otherwise."""
+def send(rig: Rig, title: str, load: Load, to: RunningRouter, *options: object) -> GeneratorStats:
+    """Send all requests of a load, at its rate or as fast as possible."""
     options = (*options, *(("-s",) if load.stream else ()), *(("-r", load.per_s) if load.per_s else ()))
     return rig.run(title, to.port, connections=load.connections, requests=load.requests, options=options)
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """CPU us of each load, a row a router, medians over the rounds; requests a second in brackets."""
+    """Markdown table: CPU us per load, requests per second in brackets; medians over the rounds."""
     loads = _loads(rows)
     lines = [["CPU us (requests/s)", *loads], ["---"] * (len(loads) + 1)]
     for router in _routers(rows):
@@ -171,7 +172,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def bars_of(rows: Sequence[Row]) -> str:
-    """A whole SVG file, black on white."""
+    """Bar chart as a complete SVG file, black on white."""
     loads = _loads(rows)
     heights = {router: [_median(rows, router, load, "cpu_us") for load in loads] for router in _routers(rows)}
     axes = Axes(title="CPU of the router", x="load", y="us a request, or a chunk", log_y=True)
@@ -189,33 +190,33 @@ def _routers(rows: Sequence[Row]) -> list[str]:
 
 
 def _median(rows: Sequence[Row], router: str, load: str, figure: str) -> float:
-    """NaN for a load that the router never had."""
+    """NaN if the router did not run the load."""
     found = [getattr(row, figure) for row in rows if (row.router, row.load) == (router, load)]
     return statistics.median(found) if found else float("nan")
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What our router says of the prompts it has sent on."""
+    """Prediction counters of our router."""
 
     prompt_tokens: float = 0
     cached_tokens: float = 0
     unread: float = 0
 
     @classmethod
-    def by(cls, name: str, router: Routed) -> Predicted:
-        """From its metrics; nothing where it is not ours."""
+    def by(cls, name: str, router: RunningRouter) -> Predicted:
+        """Read the router's metrics; zeros if it is not ours."""
         text = httpx.get(f"{router.url}/metrics").text if name == OURS else ""
         names = ("prompt_tokens", "cached_tokens_predicted", "unread_prompts")
         found = (re.findall(rf"^warmroute_{name}_total\{{.*\}} (\S+)$", text, re.MULTILINE) for name in names)
         return cls(*(sum(map(float, values)) for values in found))
 
     def check(self, before: Predicted, load: Load) -> None:
-        """Raises `RuntimeError` where prompts were not read, or not matched."""
+        """Raise `RuntimeError` if prompts were not read or not matched."""
         read = (self.prompt_tokens - before.prompt_tokens) / load.requests
         share = (self.cached_tokens - before.cached_tokens) / max(self.prompt_tokens - before.prompt_tokens, 1)
         if self.unread or not 0.8 < read / load.tokens < 1.2 or not load.cached[0] <= share <= load.cached[1]:
-            raise RuntimeError(f"{read:.0f} tokens a prompt, {share:.0%} of them cached, {self.unread} unread")
+            raise RuntimeError(f"{read:.0f} tokens per prompt, {share:.0%} of them cached, {self.unread} unread")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""What of a request's price is our own code, and where is it?
+"""Measures the CPU cost of this router's own Python code, per request and per function.
 
-    python loadtest/inside.py --bench BENCH                              # CPU us a request, without any network
+    python loadtest/inside.py --bench BENCH                              # CPU us per request, without a network
     python loadtest/inside.py --bench BENCH --load "2K warm" --functions 40
 
-The load of `hotpath.py` is played inside the router's process: real protocol, real prompts, real decisions, but clients
-and pods are objects that answer at once, so that neither kernel nor neighbours are in the figure; it repeats to a few
-percent. With `--functions` the bytecodes and calls of each function a request are counted instead, which repeat exactly
-and say where the work is; traced code is slow, so that its times mean nothing.
+Runs a load of `hotpath.py` inside the router's process. Protocol, prompts and decisions are real; clients and pods are
+objects that respond at once. Kernel and other processes are therefore excluded, and results vary by a few percent only.
+`--functions` counts bytecodes and calls per function instead, which are exactly reproducible. Tracing is slow, so
+traced times mean nothing.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ import uvicorn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest import rig
-from loadtest.bodies import MARKER, Prose, chat_bodies
+from loadtest.bodies import MARKER, SourceText, chat_bodies
 from loadtest.hotpath import LOADS
 from router.api.protocol import EdgeProtocol
 from router.cli import main as warmroute
+from router.cli.mock_engine_command import mock_tokenizer
 from router.proxy.connection import Connection
 from router.proxy.upstream import UpstreamPool
 
@@ -42,8 +43,8 @@ CLIENTS = 32
 ROUNDS = 5
 WITHIN_S = 300.0
 LEAST_REQUESTS = 2_000
-_ORDER = "WARMROUTE_INSIDE"
-"""Names the file that tells the router's process what to play, and where to write what it found."""
+_JOB = "WARMROUTE_INSIDE"
+"""Environment variable with the path of the job file."""
 _BODY = json.dumps(
     {
         "object": "chat.completion",
@@ -57,8 +58,8 @@ _REQUEST = (
 )
 
 
-class Wire(asyncio.Transport):
-    """A connection of which only what is written to it matters."""
+class FakeTransport(asyncio.Transport):
+    """A transport that passes written data to a callback."""
 
     def __init__(self, written: Callable[[bytes], None]) -> None:
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
@@ -74,28 +75,28 @@ class Wire(asyncio.Transport):
     abort = close
 
     def pause_reading(self) -> None:
-        """Nothing is ever late."""
+        """Ignored."""
 
     resume_reading = pause_reading
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing is ever held."""
+        """Ignored."""
 
 
-async def answering(pool: UpstreamPool) -> Connection:
-    """In place of `UpstreamPool._connect`: a pod that answers whatever it is sent."""
+async def fake_connect(pool: UpstreamPool) -> Connection:
+    """Replaces `UpstreamPool._connect`: a pod that returns the same response to every request."""
     loop = asyncio.get_running_loop()
     connection = Connection(loop, pool.timeouts, pool.pod)
 
     def written(_: bytes) -> None:
         loop.call_soon(connection.data_received, _ANSWER)
 
-    connection.connection_made(Wire(written))
+    connection.connection_made(FakeTransport(written))
     return connection
 
 
-class Player:
-    """Clients that ask again as soon as they are answered."""
+class LoadPlayer:
+    """Clients that send the next request when they have a response."""
 
     def __init__(self, server: uvicorn.Server, bodies: list[bytes]) -> None:
         self._server = server
@@ -103,12 +104,12 @@ class Player:
         self._numbers = itertools.count(time.time_ns())
 
     async def play(self, requests: int) -> float:
-        """So many requests; CPU seconds of this thread meanwhile."""
+        """Run `requests` requests; returns the CPU seconds of this thread."""
         loop = asyncio.get_running_loop()
         left, done = requests, loop.create_future()
 
         def client() -> Callable[[], None]:
-            def answered(_: bytes) -> None:
+            def on_answer(_: bytes) -> None:
                 nonlocal left
                 left -= 1
                 if left >= CLIENTS:
@@ -120,7 +121,7 @@ class Player:
                 protocol.data_received(self._message())
 
             protocol = EdgeProtocol(self._server.config, self._server.server_state, {}, loop)
-            protocol.connection_made(Wire(answered))
+            protocol.connection_made(FakeTransport(on_answer))
             return ask
 
         for ask in [client() for _ in range(CLIENTS)]:
@@ -135,15 +136,15 @@ class Player:
         return _REQUEST % (len(body), body)
 
 
-class Counts:
-    """Bytecodes and calls of each function."""
+class BytecodeCounts:
+    """Bytecodes and calls per function."""
 
     def __init__(self) -> None:
         self.bytecodes: Counter[CodeType] = Counter()
         self.calls: Counter[CodeType] = Counter()
 
     def enter(self, frame: FrameType, _event: str, _value: object) -> Any:
-        """For `sys.settrace`."""
+        """Trace function for `sys.settrace`."""
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         self.calls[frame.f_code] += 1
         return self._within
@@ -154,66 +155,68 @@ class Counts:
         return self._within
 
     def lines(self, requests: int, most: int) -> list[str]:
-        """The sums, and the dearest functions."""
+        """Totals and the most expensive functions."""
         every, calls = sum(self.bytecodes.values()) / requests, sum(self.calls.values()) / requests
-        shown = [f"{every:,.0f} bytecodes in {calls:.0f} calls of Python functions a request; of them:"]
+        shown = [f"{every:,.0f} bytecodes in {calls:.0f} calls of Python functions per request; the largest:"]
         for code, count in self.bytecodes.most_common(most):
             where = f"{code.co_qualname} ({Path(code.co_filename).name})"
             shown.append(f"{count / requests:8.1f} {self.calls[code] / requests:6.2f}  {where}")
         return shown
 
 
-async def _played(player: Player, requests: int, functions: int) -> list[str]:
-    """What is to be said of it."""
+async def _play(player: LoadPlayer, requests: int, functions: int) -> list[str]:
+    """Run the load and return the lines to print."""
     await player.play(requests)
     if not functions:
         return [f"{await player.play(requests) / requests * 1e6:.1f} us" for _ in range(ROUNDS)]
-    counts = Counts()
+    counts = BytecodeCounts()
     sys.settrace(counts.enter)
     await player.play(requests)
     sys.settrace(None)
     return counts.lines(requests, functions)
 
 
-def _serve(order: dict[str, Any]) -> None:
-    """`warmroute serve` that plays once it is told to."""
-    startup, bodies = uvicorn.Server.startup, [body.encode() for body in order["bodies"]]
+def _serve(job: dict[str, Any]) -> None:
+    """`warmroute serve` that runs the job on SIGUSR1."""
+    startup, bodies = uvicorn.Server.startup, [body.encode() for body in job["bodies"]]
 
     async def with_orders(self: uvicorn.Server, sockets: Any = None) -> None:
         await startup(self, sockets)
         loop = asyncio.get_running_loop()
 
         def begin() -> None:
-            UpstreamPool._connect = answering  # type: ignore[assignment, method-assign]
-            playing = loop.create_task(_played(Player(self, bodies), order["requests"], order["functions"]))
+            UpstreamPool._connect = fake_connect  # type: ignore[assignment, method-assign]
+            playing = loop.create_task(_play(LoadPlayer(self, bodies), job["requests"], job["functions"]))
             playing.add_done_callback(lambda done: write(done.result()))
 
         loop.add_signal_handler(signal.SIGUSR1, begin)
 
     def write(lines: list[str]) -> None:
-        Path(order["out"]).write_text("\n".join(lines) + "\n")
+        Path(job["out"]).write_text("\n".join(lines) + "\n")
 
     uvicorn.Server.startup = with_orders  # type: ignore[method-assign]
     warmroute()
 
 
 def main(
-    bench: Annotated[Path, typer.Option(exists=True, help="Folder with mock.c and lg.c: pods to become ready before.")],
-    load: Annotated[str, typer.Option(help="Of hotpath.py, one that is not streamed.")] = "2K warm",
+    bench: Annotated[
+        Path, typer.Option(exists=True, help="Folder with mock.c and lg.c; the mocks make the router ready.")
+    ],
+    load: Annotated[str, typer.Option(help="A load of hotpath.py that is not streamed.")] = "2K warm",
     requests: Annotated[int, typer.Option(min=LEAST_REQUESTS)] = 5_000,
-    functions: Annotated[int, typer.Option(min=0, help="Count bytecodes, and show so many functions.")] = 0,
+    functions: Annotated[int, typer.Option(min=0, help="Count bytecodes and show this many functions.")] = 0,
 ) -> None:
-    """Play one load inside the router."""
+    """Run one load inside the router."""
     with TemporaryDirectory(prefix="warmroute-inside-") as temporary:
         folder = Path(temporary)
-        chats = LOADS[load].chats(Prose(rig.demo_tokenizer()), LOADS[load].tokens, 512)
+        chats = LOADS[load].chats(SourceText(mock_tokenizer()), LOADS[load].tokens, 512)
         bodies = [body.decode() for body in chat_bodies(chats, stream=False)]
-        order, out = folder / "order.json", folder / "out.txt"
-        order.write_text(json.dumps({"bodies": bodies, "requests": requests, "functions": functions, "out": str(out)}))
-        os.environ[_ORDER] = str(order)
+        job, out = folder / "job.json", folder / "out.txt"
+        job.write_text(json.dumps({"bodies": bodies, "requests": requests, "functions": functions, "out": str(out)}))
+        os.environ[_JOB] = str(job)
         with (
             rig.mocks(rig.build(bench, folder).mock) as pods,
-            rig.routed(rig.OURS, pods, folder / "router", program=[str(Path(__file__)), "serve"]) as router,
+            rig.launch_router(rig.OURS, pods, folder / "router", program=[str(Path(__file__)), "serve"]) as router,
         ):
             os.kill(router.session or 0, signal.SIGUSR1)
             deadline_s = time.monotonic() + WITHIN_S
@@ -225,7 +228,7 @@ def main(
 
 
 if __name__ == "__main__":
-    if _ORDER in os.environ:
-        _serve(json.loads(Path(os.environ[_ORDER]).read_bytes()))
+    if _JOB in os.environ:
+        _serve(json.loads(Path(os.environ[_JOB]).read_bytes()))
     else:
         typer.run(main)

@@ -1,8 +1,7 @@
-"""How is a measurement kept, so that it can be compared with another a month later?
+"""The JSON format of load test results.
 
-One JSON file is a `Record`: what was played, and a `Run` for each policy and rate (or for each foreign client), with
-its figures and one row for each request. Figures are there to be read; reports compute them again from the rows. This
-file never sends anything.
+A file is one `Record`: the scenario, and one `Run` per policy and rate (or per client) with figures and one row per
+request. Reports compute the figures again from the rows.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from router.cli.load_driver import DriveResults, RequestResult
 
 
 class RecordError(Exception):
-    """A file is not a record; the message names it."""
+    """A file is not a record. The message names it."""
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """One request; an array in the file. Times are milliseconds since it was due."""
+    """One request, an array in the file. Times are milliseconds since it was due."""
 
     kind: str
     due_s: float
@@ -40,9 +39,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """What one policy did with one rate. `planned` counts the requests that would have come had none failed (a session
-    ends at its first error); `rate_per_s` are sessions, or requests of a trace. Not every foreign client knows how many
-    tokens were cached."""
+    """One policy at one rate. `planned` is the number of requests without failures (a session ends at its first error);
+    `rate_per_s` counts sessions, or requests of a trace. Some clients do not report cached tokens."""
 
     name: str
     rate_per_s: float
@@ -55,28 +53,28 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, Any] = {}
 
     def results(self) -> DriveResults:
-        """The requests as they were measured, without their texts."""
+        """The requests, without their texts."""
         return DriveResults(tuple(map(_served, self.requests)), self.wall_s)
 
     def judged(self, objective: Objective) -> Figures:
-        """Its figures."""
+        """The figures of this run."""
         ideal = math.nan if self.ideal_cached_tokens is None else self.ideal_cached_tokens
         return figures(self.name, self.results(), ideal, self.pods, objective)
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """The objective; null binds nothing."""
+    """The objective; null: no bound."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
 
     def objective(self) -> Objective:
-        """As figures take it."""
+        """The objective for `figures`."""
         return Objective(ttft_ms=self.ttft_ms or math.inf, tpot_ms=self.tpot_ms or math.inf)
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One file. `settings` say how to run it again."""
+    """One file. `settings` are what reproduces it."""
 
     format: str = "warmroute-loadtest-1"
     scenario: str
@@ -91,7 +89,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 def run_of(
     name: str, rate_per_s: float, planned: int, results: DriveResults, pods: list[str], ideal_cached_tokens: int | None
 ) -> Run:
-    """What was measured, in the file's shape."""
+    """Convert measured results."""
     return Run(
         name=name,
         rate_per_s=rate_per_s,
@@ -106,7 +104,7 @@ def run_of(
 def record_of(
     scenario: str, about: str, command: str, settings: dict[str, Any], objective: Objective, runs: list[Run]
 ) -> Record:
-    """All runs, judged, as of now."""
+    """A record of all runs with their figures, dated now."""
     judged = [msgspec.structs.replace(run, figures=_rounded(asdict(run.judged(objective)))) for run in runs]
     return Record(
         scenario=scenario,
@@ -120,16 +118,16 @@ def record_of(
 
 
 def write_record(path: Path, record: Record) -> None:
-    """As JSON; `jq '.runs[] | {name, rate_per_s} + .figures'` shows what matters."""
+    """Write JSON; `jq '.runs[] | {name, rate_per_s} + .figures'` shows the figures."""
     path.write_bytes(msgspec.json.encode(record) + b"\n")
 
 
 def read_record(path: Path) -> Record:
-    """Raises `RecordError`."""
+    """Read a file. Raises `RecordError`."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Record)
     except (OSError, msgspec.DecodeError) as error:
-        raise RecordError(f"{path} is no result of a load test: {error}") from error
+        raise RecordError(f"{path}: not a load test record: {error}") from error
 
 
 def _row(one: RequestResult) -> Row:

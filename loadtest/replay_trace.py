@@ -1,10 +1,10 @@
-"""How do policies compare on a public trace of real traffic?
+"""Compares policies on a public trace of real traffic.
 
     python loadtest/replay_trace.py --trace conversation_trace.jsonl --requests 1000
 
-Plays requests of a Mooncake-format trace against a router: its own, over mock engines, once for each policy; or the one
-at --url. Texts are made so that prompts share blocks exactly as the trace says, a little before they are due: making
-them must not delay what is being sent. This file never reads a clock of the trace as truth: see --jitter-s.
+Replays a Mooncake-format trace against routers over mock engines, once per policy, or against the router at --url.
+Prompts share blocks exactly as in the trace. Each text is generated shortly before it is due, so that generating it
+does not delay requests. Arrival times of the trace are spread: see --jitter-s.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ import typer
 import uvloop
 from rich.console import Console
 
-from loadtest.against import Load, OnProgress, against_fleet, against_url
 from loadtest.record import Run, record_of
 from loadtest.run import command, finish
+from loadtest.runs import OnProgress, Workload, run_on_fleet, run_on_url
 from router.cli.child_processes import FleetPlan, StageError, end_on_sigterm
 from router.cli.figures import Objective
 from router.cli.load_driver import DriveResults, LoadDriver
-from router.cli.mock_engine_command import TOKENIZER, need_tokenizer
+from router.cli.mock_engine_command import mock_tokenizer, need_tokenizer
 from router.errors import ConfigError
-from router.prompt.tokenizer import load_tokenizer
 from router.report.plots import PlotsUnavailable
 from router.sim.mock.vocabulary import WORDS
 from router.types import Endpoint
@@ -39,11 +38,11 @@ TRACE_BLOCK_TOKENS = 512
 ROUTER_BLOCK_TOKENS = 16
 KIND = "trace"
 PREPARED_S = 1.0
-"""So long before it is due, a request's text is made."""
+"""Time before it is due at which a request's text is generated."""
 
 
 class TraceRequest(msgspec.Struct, frozen=True):
-    """One line of a Mooncake trace. `timestamp` is in ms; a hash id stands for its block and everything before it."""
+    """One line of a Mooncake trace. `timestamp` is in ms; a hash id identifies its block and everything before it."""
 
     timestamp: float
     input_length: int
@@ -52,20 +51,20 @@ class TraceRequest(msgspec.Struct, frozen=True):
 
 
 def read_trace(path: Path, requests: int) -> list[TraceRequest]:
-    """The first so many lines."""
+    """The first `requests` lines."""
     with path.open("rb") as lines:
         return [msgspec.json.decode(line, type=TraceRequest) for line in islice(lines, requests)]
 
 
 class TraceProse:
-    """The text of each block: words of one token each, drawn by the block's id."""
+    """Generates the text of each block: words of one token each, selected by the block's id."""
 
     def __init__(self) -> None:
-        tokenizer = load_tokenizer(TOKENIZER)
+        tokenizer = mock_tokenizer()
         self._words = [f" {word}" for word in WORDS if len(tokenizer.encode(f" {word}")) == 1]
 
     def prompt(self, request: TraceRequest) -> str:
-        """Exactly `input_length` tokens, equal up to where the trace's ids are equal."""
+        """A text of exactly `input_length` tokens; equal hash ids give equal text."""
         lengths = _block_lengths(request)
         return "".join(self._block(block, length) for block, length in zip(request.hash_ids, lengths, strict=False))
 
@@ -74,7 +73,7 @@ class TraceProse:
 
 
 def ideal_of_trace(trace: Sequence[TraceRequest]) -> int:
-    """What an infinite cache would save: leading known ids, in whole router blocks, never the last token."""
+    """Tokens that an infinite cache would save: leading known ids, in whole router blocks, without the last token."""
     known: set[int] = set()
     saved = 0
     for request in trace:
@@ -94,7 +93,7 @@ async def replay(
     due_s: Sequence[float],
     max_tokens: int,
 ) -> DriveResults:
-    """Every request when it is due, whether the router keeps up or not."""
+    """Send every request when it is due, open loop."""
     driver = LoadDriver([url], on_progress)
 
     async def one(request: TraceRequest, at_s: float) -> None:
@@ -118,7 +117,7 @@ async def replay(
 
 
 def due_times_s(trace: Sequence[TraceRequest], speedup: float, jitter_s: float) -> list[float]:
-    """When each is sent. The public conversation trace has its arrivals rounded to 3 s: jitter spreads them again."""
+    """Send time of each request. Jitter spreads arrivals, which the public conversation trace rounds to 3 s."""
     random = Random(0)
     first_ms = trace[0].timestamp
     return [((one.timestamp - first_ms) / 1000 + random.uniform(0, jitter_s)) / speedup for one in trace]
@@ -127,30 +126,32 @@ def due_times_s(trace: Sequence[TraceRequest], speedup: float, jitter_s: float) 
 def main(
     trace: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="Mooncake-format JSONL.")],
     requests: Annotated[int, typer.Option(min=1)] = 1000,
-    url: Annotated[str, typer.Option(help="A router that is up; else fleet and routers of our own.")] = "",
-    model: Annotated[str, typer.Option(help="The model behind --url; it must use the DeepSeek tokenizer.")] = "demo",
-    policies: Annotated[str, typer.Option(help="Of our own routers.")] = "round_robin,ring_bounded_load,cost_aware",
-    pods: Annotated[int, typer.Option(min=1, help="Of our own fleet.")] = 8,
+    url: Annotated[str, typer.Option(help="A running router; default: start a fleet and routers.")] = "",
+    model: Annotated[str, typer.Option(help="Model of --url; it must use the DeepSeek tokenizer.")] = "demo",
+    policies: Annotated[
+        str, typer.Option(help="Policies to compare, without --url.")
+    ] = "round_robin,ring_bounded_load,cost_aware",
+    pods: Annotated[int, typer.Option(min=1, help="Number of mock engines.")] = 8,
     num_blocks: Annotated[
-        int, typer.Option(help="KV blocks of 16 tokens a pod; 28,836 is Llama-70B on 4 H100.")
+        int, typer.Option(help="KV blocks of 16 tokens per pod; 28,836 is Llama-70B on 4 H100.")
     ] = 28_836,
-    speedup: Annotated[float, typer.Option(min=0.01, help="Arrivals so many times faster.")] = 2.0,
+    speedup: Annotated[float, typer.Option(min=0.01, help="Factor on the arrival rate.")] = 2.0,
     jitter_s: Annotated[float, typer.Option(min=0.0, help="Spread of each arrival, in trace time.")] = 3.0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, to bound the time.")] = 64,
-    ttft_ms: Annotated[float, typer.Option(help="A good answer begins within.")] = 5000.0,
-    out: Annotated[Path | None, typer.Option(help="Results as JSON, with a row for each request.")] = None,
-    report: Annotated[Path | None, typer.Option(help="The same as a page with plots.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per response.")] = 64,
+    ttft_ms: Annotated[float, typer.Option(help="TTFT objective.")] = 5000.0,
+    out: Annotated[Path | None, typer.Option(help="Write results as JSON, with one row per request.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML page with plots.")] = None,
 ) -> None:
-    """Exit code 1 when a request failed."""
+    """Replay a trace. Exit code 1 if a request failed."""
     lines = read_trace(trace, requests)
     due_s = due_times_s(lines, speedup, jitter_s)
     plan = FleetPlan(pods=pods, num_blocks=num_blocks, block_size_tokens=ROUTER_BLOCK_TOKENS, model=model)
     console = Console()
     try:
         need_tokenizer()
-        runs = uvloop.run(_played(load_of(lines, due_s, max_tokens), plan, url, policies.split(","), console))
+        runs = uvloop.run(_play(workload_of(lines, due_s, max_tokens), plan, url, policies.split(","), console))
         settings = {"requests": len(lines), "speedup": speedup, "jitter_s": jitter_s, "max_tokens": max_tokens}
-        about = f"{len(lines)} requests of {trace.name}, {speedup:g} times as fast."
+        about = f"{len(lines)} requests of {trace.name} at {speedup:g} times its rate."
         kept = record_of(trace.stem, about, command(), settings, Objective(ttft_ms=ttft_ms), runs)
         finish(kept, out, report, console)
     except (StageError, ConfigError, PlotsUnavailable) as error:
@@ -160,24 +161,24 @@ def main(
     raise SystemExit(1 if any(row.error for run in runs for row in run.requests) else 0)
 
 
-def load_of(trace: Sequence[TraceRequest], due_s: Sequence[float], max_tokens: int) -> Load:
-    """The trace, ready to be played, at its mean rate."""
+def workload_of(trace: Sequence[TraceRequest], due_s: Sequence[float], max_tokens: int) -> Workload:
+    """The trace as a workload, with its mean rate."""
     ordered = [request for _, request in sorted(zip(due_s, trace, strict=True), key=lambda pair: pair[0])]
     ideal = ideal_of_trace(ordered)
     play = partial(replay, trace=trace, prose=TraceProse(), due_s=due_s, max_tokens=max_tokens)
     rate_per_s = round(len(trace) / (max(due_s) or 1.0), 2)
-    return Load(rate_per_s, len(trace), play, lambda _: ideal)
+    return Workload(rate_per_s, len(trace), play, lambda _: ideal)
 
 
-async def _played(load: Load, plan: FleetPlan, url: str, policies: Sequence[str], console: Console) -> list[Run]:
+async def _play(load: Workload, plan: FleetPlan, url: str, policies: Sequence[str], console: Console) -> list[Run]:
     end_on_sigterm()
     if url:
-        return await against_url([load], url, plan.model, console, ideal_known=True)
-    return await against_fleet([load], policies, plan, console)
+        return await run_on_url([load], url, plan.model, console, ideal_known=True)
+    return await run_on_fleet([load], policies, plan, console)
 
 
 def _block_lengths(request: TraceRequest) -> Iterator[int]:
-    """Tokens of each block; only the last may be shorter."""
+    """Tokens per block; only the last may be shorter."""
     for start in range(0, request.input_length, TRACE_BLOCK_TOKENS):
         yield min(TRACE_BLOCK_TOKENS, request.input_length - start)
 

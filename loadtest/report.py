@@ -1,10 +1,10 @@
-"""How do runs compare, to the eye?
+"""Writes an HTML page that compares load test records.
 
     python loadtest/report.py loadtest/results/scenario-mixed.json --out report.html
 
-Results of `run.py`, `replay_trace.py` and `clients.py` in, one HTML file out that needs nothing else: the table, then
-times to first token as distribution and over time, goodput over the rate, the work of each pod, the cached share of
-each kind. Several results of one scenario are compared as if they were one. This file never measures anything.
+Reads results of `run.py`, `replay_trace.py` and `clients.py`. The page is self-contained: the table, TTFT as
+distribution and over time, goodput over the rate, work per pod, cached share per session kind. Records of the same
+scenario are compared with each other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Judged: TypeAlias = Sequence[tuple[Run, Figures]]
 
 
 def report(records: Sequence[Record]) -> str:
-    """The page: a section for each scenario."""
+    """The page, with a section per scenario."""
     ordered = sorted(records, key=lambda record: record.scenario)
     sections: list[Section] = []
     for scenario, same in groupby(ordered, key=lambda record: record.scenario):
@@ -61,17 +61,17 @@ def _sections(scenario: str, records: Sequence[Record]) -> Iterator[Section]:
 
 
 def _over_the_rate(rows: Judged) -> Iterator[str]:
-    """Where is the knee, and of which policy?"""
+    """Plots over the rate: where the goodput of each policy stops growing."""
     yield lines(
-        Axes(title="Goodput", x="sessions begun a second", y="good requests a second"),
+        Axes(title="Goodput", x="sessions started per second", y="good requests per second"),
         _by_policy(rows, lambda figures: figures.goodput_per_s),
     )
     yield lines(
-        Axes(title="Share of good requests", x="sessions begun a second", y="share"),
+        Axes(title="Share of good requests", x="sessions started per second", y="share"),
         _by_policy(rows, lambda figures: figures.within_objective_share),
     )
     yield lines(
-        Axes(title="TTFT p99", x="sessions begun a second", y="ms", log_y=True),
+        Axes(title="TTFT p99", x="sessions started per second", y="ms", log_y=True),
         _by_policy(rows, lambda figures: figures.ttft_p99_ms),
     )
 
@@ -80,23 +80,23 @@ def _at_one_rate(rows: Judged, bounds: Objective) -> Iterator[str]:
     mark = {f"objective {bounds.ttft_ms:g} ms": bounds.ttft_ms} if bounds.ttft_ms < float("inf") else {}
     times = {run.name: [row.ttft_ms for row in run.requests if row.ttft_ms is not None] for run, _ in rows}
     since_due = "ms since the request was due"
-    yield cdf(Axes(title="Time to first token", x=since_due, y="share of answers", log_x=True, upright=mark), times)
+    yield cdf(Axes(title="Time to first token", x=since_due, y="share of responses", log_x=True, upright=mark), times)
     yield dots(
         Axes(title="TTFT over time", x="s into the run at which the request was due", y="ms", log_y=True, across=mark),
         [_over_time(run) for run, _ in rows],
     )
     pods = sorted({pod for _, figures in rows for pod in figures.work_by_pod}, key=lambda pod: (len(pod), pod))
     if any(pods):
-        told = "uncached prompt tokens and output tokens"
+        caption = "uncached prompt tokens and output tokens"
         yield bars(
-            Axes(title="Work of each pod", x="", y="tokens computed", caption=told),
+            Axes(title="Work per pod", x="", y="tokens computed", caption=caption),
             pods,
             {run.name: [float(figures.work_by_pod.get(pod, 0)) for pod in pods] for run, figures in rows},
         )
     kinds = list(dict.fromkeys(row.kind for run, _ in rows for row in run.requests))
     shares = {run.name: list(_cached_by_kind(run, kinds)) for run, _ in rows if run.cached_known}
     if shares:
-        yield bars(Axes(title="Cached share by kind of session", x="", y="share of prompt tokens"), kinds, shares)
+        yield bars(Axes(title="Cached share per session kind", x="", y="share of prompt tokens"), kinds, shares)
 
 
 def _rates(rows: Judged) -> list[float]:
@@ -104,7 +104,7 @@ def _rates(rows: Judged) -> list[float]:
 
 
 def _by_policy(rows: Judged, value: Callable[[Figures], float]) -> list[Series]:
-    """A line a policy, over the rate."""
+    """One line per policy, over the rate."""
     ordered = sorted(rows, key=lambda row: row[0].rate_per_s)
     series = []
     for name in dict.fromkeys(run.name for run, _ in rows):
@@ -125,15 +125,15 @@ def _cached_by_kind(run: Run, kinds: Sequence[str]) -> Iterator[float]:
 
 
 def write_report(path: Path, records: Sequence[Record]) -> None:
-    """Raises `PlotsUnavailable`."""
+    """Write the page. Raises `PlotsUnavailable`."""
     path.write_text(report(records), encoding="utf-8")
 
 
 def main(
     results: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, help="JSON results to compare.")],
-    out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="Path of the page.")] = Path("report.html"),
 ) -> None:
-    """Write one page about all of them."""
+    """Write one page for all records."""
     try:
         write_report(out, [read_record(path) for path in results])
     except (RecordError, PlotsUnavailable) as error:

@@ -1,8 +1,7 @@
-"""How do a load generator, a router and pods that cost next to nothing come together?
+"""Builds and runs the C load generator and mock pods, with one router between them.
 
-The C programs `lg.c` and `mock.c` of a folder are compiled, mocks run many in a process, and one router of any make
-stands before them; `DIRECT` is none at all. Ours trusts its pods unseen (`probes.self_test: false`), because the mocks'
-answers name 300 prompt tokens whatever was asked. This file measures nothing.
+Compiles `lg.c` and `mock.c` of a folder; many mocks run in one process. `DIRECT` is no router. Our router runs without
+the self-test (`probes.self_test: false`), because the mocks report 300 prompt tokens for every request.
 """
 
 from __future__ import annotations
@@ -22,52 +21,52 @@ from typing import Any
 import httpx
 
 from loadtest.bodies import MODEL
-from loadtest.peers.catalog import PEERS, Peer, Place, Pod, answers
-from loadtest.peers.processes import launched, used
+from loadtest.peers.catalog import PEERS, LaunchPlan, Peer, Pod, responds
+from loadtest.peers.processes import launch, process_usage
 from router.cli.child_processes import Child, FleetPlan, all_pods_trusted, free_port, router_config
-from router.cli.mock_engine_command import TOKENIZER
-from router.prompt.tokenizer import Tokenizer, load_tokenizer
 
 PODS = 4
-MOST_PORTS = 50
-"""Of one process of mocks."""
+MAX_PORTS = 50
+"""Per mock process."""
 PLAN = FleetPlan(pods=PODS, num_blocks=10_000, model=MODEL)
 OURS = "warmroute"
 DIRECT = "direct"
-"""In place of a router's name: the generator talks to the first mock itself."""
+"""In place of a router's name: requests go directly to the first mock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """The built programs, and a folder for the bodies that the generator sends."""
+    """The compiled programs, and the folder of request bodies."""
 
     mock: Path
     generator: Path
     folder: Path
 
     def bodies(self, name: str) -> Path:
-        """The file of that load's bodies."""
+        """File with the bodies of a load."""
         return self.folder / f"{name}.bin"
 
     def command(self, title: str, port: int, *options: object) -> list[str]:
-        """The generator, with prompts that were never sent before."""
+        """Command line of the generator, with prompts that were never sent before."""
         parts = [self.generator, "-p", port, "-f", self.bodies(title), "-U", time.time_ns(), *options]
         return list(map(str, parts))
 
-    def run(self, title: str, port: int, *, connections: int, requests: int, options: Sequence[object] = ()) -> Answer:
-        """Send it all; what the generator saw. Raises `RuntimeError` where a request failed."""
+    def run(
+        self, title: str, port: int, *, connections: int, requests: int, options: Sequence[object] = ()
+    ) -> GeneratorStats:
+        """Run the generator to its end. Raises `RuntimeError` if a request failed."""
         command = self.command(title, port, "-c", connections, "-n", requests, *options)
         said = subprocess.run(command, capture_output=True, text=True, check=True)
-        return answered(title, said.stdout, requests)
+        return check_stats(title, said.stdout, requests)
 
 
-Answer = dict[str, Any]
-"""As the generator prints it: times in microseconds."""
+GeneratorStats = dict[str, Any]
+"""Output of the generator; times are in microseconds."""
 
 
-def answered(title: str, said: str, requests: int) -> Answer:
-    """What the generator has said. Raises `RuntimeError` where a request failed."""
-    answer: Answer = json.loads(said)
+def check_stats(title: str, said: str, requests: int) -> GeneratorStats:
+    """Parse the generator's output. Raises `RuntimeError` if a request failed."""
+    answer: GeneratorStats = json.loads(said)
     if answer["errs"] or answer["done"] != requests:
         raise RuntimeError(f"{title}: {answer}")
     return answer
@@ -80,48 +79,43 @@ def build(bench: Path, folder: Path) -> Rig:
     return Rig(folder / "mock", folder / "lg", folder)
 
 
-def demo_tokenizer() -> Tokenizer:
-    """That of the pods."""
-    return load_tokenizer(TOKENIZER)
-
-
 @dataclass(frozen=True, slots=True)
 class Mocks:
     """Running mock pods."""
 
     ports: Sequence[int]
 
-    def told(self, *, chunks: int, chunk_pause_us: int = 0) -> None:
-        """How they stream from now on."""
-        self._ask(f"_ctl?chunks={chunks}&delay_us={chunk_pause_us}")
+    def configure(self, *, chunks: int, chunk_pause_us: int = 0) -> None:
+        """Set how all mocks stream."""
+        self._get(f"_ctl?chunks={chunks}&delay_us={chunk_pause_us}")
 
-    def counted(self, name: str) -> int:
-        """The sum over them of one of their counts: `req`, `stream` or `abort`."""
-        return sum(port[name] for answer in self._ask("_stats") for port in answer.json()["ports"])
+    def count(self, name: str) -> int:
+        """Sum of one counter over all mocks: `req`, `stream` or `abort`."""
+        return sum(port[name] for answer in self._get("_stats") for port in answer.json()["ports"])
 
-    def _ask(self, path: str) -> list[httpx.Response]:
-        """Each process; one that has just begun does not listen at once."""
+    def _get(self, path: str) -> list[httpx.Response]:
+        """Send to each process; retries until it listens."""
         with httpx.Client(transport=httpx.HTTPTransport(retries=5)) as client:
-            urls = [f"http://127.0.0.1:{port}/{path}" for port in self.ports[::MOST_PORTS]]
+            urls = [f"http://127.0.0.1:{port}/{path}" for port in self.ports[::MAX_PORTS]]
             return [client.get(url).raise_for_status() for url in urls]
 
 
 @contextmanager
 def mocks(program: Path, pods: int = PODS) -> Iterator[Mocks]:
-    """As many as one process takes in each."""
+    """Run mocks, `MAX_PORTS` per process."""
     ports: set[int] = set()
-    while len(ports) < pods:  # a port that is free may be found twice
+    while len(ports) < pods:  # a free port may be found twice
         ports.add(free_port())
     listed = sorted(ports)
     with ExitStack() as running:
-        for first in range(0, pods, MOST_PORTS):
-            running.enter_context(_ended([program, *map(str, listed[first : first + MOST_PORTS])]))
+        for first in range(0, pods, MAX_PORTS):
+            running.enter_context(_process([program, *map(str, listed[first : first + MAX_PORTS])]))
         yield Mocks(listed)
 
 
 @contextmanager
-def _ended(command: Sequence[str | Path]) -> Iterator[None]:
-    """A process that runs until the block is left."""
+def _process(command: Sequence[str | Path]) -> Iterator[None]:
+    """Run a process inside the block."""
     process = subprocess.Popen(command, start_new_session=True)
     try:
         yield
@@ -131,8 +125,8 @@ def _ended(command: Sequence[str | Path]) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Routed:
-    """Where requests go to; `session` is the router's process tree, None where there is none."""
+class RunningRouter:
+    """Where requests go. `session` identifies the router's process tree; None if there is none."""
 
     port: int
     session: int | None = None
@@ -143,55 +137,55 @@ class Routed:
 
     @property
     def cpu_s(self) -> float:
-        """Used since it began."""
-        return used(self.session).cpu_s if self.session else 0.0
+        """CPU seconds since its start."""
+        return process_usage(self.session).cpu_s if self.session else 0.0
 
     @property
     def rss_bytes(self) -> int:
-        """At this moment."""
-        return used(self.session).rss_bytes if self.session else 0
+        """Current memory."""
+        return process_usage(self.session).rss_bytes if self.session else 0
 
 
 @contextmanager
-def routed(
+def launch_router(
     name: str,
     pods: Mocks,
     folder: Path,
     limits: Mapping[str, int] | None = None,
     program: Sequence[str] = ("-m", "router.cli", "serve"),
-) -> Iterator[Routed]:
-    """The router of that name before the pods, until the block is left; `limits` are those of our configuration, and
-    `program` is what Python runs of ours."""
+) -> Iterator[RunningRouter]:
+    """Run the router `name` in front of the pods. `limits` is for our configuration, `program` are the Python arguments
+    of our router."""
     if name == DIRECT:
-        yield Routed(pods.ports[0])
+        yield RunningRouter(pods.ports[0])
         return
     folder.mkdir()
-    place = Place(free_port(), [Pod(f"http://127.0.0.1:{port}", "", "") for port in pods.ports], PLAN, folder)
+    place = LaunchPlan(free_port(), [Pod(f"http://127.0.0.1:{port}", "", "") for port in pods.ports], PLAN, folder)
     ours = Peer(None, partial(_warmroute, limits or {}, program), all_pods_trusted)
     peer = ours if name == OURS else {**PEERS, **FLOORS}[name]
-    with launched(name, peer.command(place), folder, peer.variables) as child:
-        to = Routed(place.port, child.process.pid)
+    with launch(name, peer.command(place), folder, peer.variables) as child:
+        to = RunningRouter(place.port, child.process.pid)
         asyncio.run(_until_ready(child, peer, to.url))
         yield to
 
 
-def _warmroute(limits: Mapping[str, int], program: Sequence[str], place: Place) -> list[str]:
+def _warmroute(limits: Mapping[str, int], program: Sequence[str], place: LaunchPlan) -> list[str]:
     path = place.folder / "warmroute.yaml"
     config = router_config(place.urls, place.plan) | {"probes": {"self_test": False}, "limits": limits}
     path.write_text(json.dumps(config))
     return [sys.executable, *program, "--config", str(path), "--port", str(place.port)]
 
 
-def _floor(options: Sequence[str], place: Place) -> list[str]:
+def _floor(options: Sequence[str], place: LaunchPlan) -> list[str]:
     script = Path(__file__).with_name("floor.py")
     return [sys.executable, str(script), "--port", str(place.port), *options, *place.urls]
 
 
 FLOORS: Mapping[str, Peer] = {
-    "floor": Peer(None, partial(_floor, []), answers),
-    "floor-tokens": Peer(None, partial(_floor, ["--tokens"]), answers),
+    "floor": Peer(None, partial(_floor, []), responds),
+    "floor-tokens": Peer(None, partial(_floor, ["--tokens"]), responds),
 }
-"""What Python needs for nothing but passing requests on: `floor.py`."""
+"""Minimal Python proxies: `floor.py`."""
 
 
 async def _until_ready(child: Child, peer: Peer, url: str) -> None:

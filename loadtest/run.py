@@ -1,12 +1,11 @@
-"""How does a router stand a scenario?
+"""Runs a load test scenario.
 
-    python loadtest/run.py                                    which scenarios there are
-    python loadtest/run.py mixed                              a fleet of mock engines, three policies, one table
+    python loadtest/run.py                                    # list the scenarios
+    python loadtest/run.py mixed                              # a fleet of mock engines, three policies, one table
     python loadtest/run.py mixed --rate 10,20,30 --report mixed.html
-    python loadtest/run.py mixed --url http://router:8080     what is already there
+    python loadtest/run.py mixed --url http://router:8080     # an existing router
 
-Sessions come when they are due, whether answers do or not, and every time counts from when a request was due. This file
-only puts together: `scenario` says what is asked, `against` plays it, `summary` and `report` tell.
+Open loop: sessions start when they are due, and every time counts from when a request was due.
 """
 
 from __future__ import annotations
@@ -23,46 +22,47 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.against import Load, OnProgress, against_fleet, against_url, first_model
 from loadtest.record import Record, Run, record_of, write_record
 from loadtest.report import write_report
+from loadtest.runs import OnProgress, Workload, first_model, run_on_fleet, run_on_url
 from loadtest.scenario import Scenario, load_scenario, ours
 from loadtest.summary import judged, table, warnings
 from router.cli.child_processes import StageError, end_on_sigterm
 from router.cli.figures import ideal_cached_tokens
 from router.cli.load_driver import DriveResults, drive
-from router.cli.mock_engine_command import TOKENIZER, need_tokenizer
+from router.cli.mock_engine_command import mock_tokenizer, need_tokenizer
 from router.errors import ConfigError
-from router.prompt.tokenizer import load_tokenizer
 from router.report.plots import PlotsUnavailable
 from router.sim.chat_workload import ChatSession
 
 POLICIES = "round_robin,ring_bounded_load,cost_aware"
 
 
-def load_of(scenario: Scenario) -> Load:
-    """The scenario, ready to be played."""
+def workload_of(scenario: Scenario) -> Workload:
+    """The scenario as a workload."""
     mix = scenario.drawn()
 
     async def play(url: str, model: str, on_progress: OnProgress) -> DriveResults:
         return await drive(url, model, mix, on_progress)
 
-    return Load(scenario.arrivals.per_s, _requests(mix), play, _ideal)
+    return Workload(scenario.arrivals.per_s, _requests(mix), play, _ideal)
 
 
 def main(
-    scenario: Annotated[str, typer.Argument(help="Name of a scenario or a file; nothing lists them.")] = "",
-    url: Annotated[str, typer.Option(help="A router, or anything that speaks OpenAI; else a fleet of our own.")] = "",
-    model: Annotated[str, typer.Option(help="The model behind --url; default: the first it names.")] = "",
-    pods: Annotated[int | None, typer.Option(min=1, help="Of our own fleet; default: the scenario's.")] = None,
-    policies: Annotated[str, typer.Option(help="Of our own routers.")] = POLICIES,
-    rate: Annotated[str, typer.Option(help="Sessions a second, one or several: 10,20,30.")] = "",
-    duration_s: Annotated[float | None, typer.Option(min=0.1, help="How long new sessions come, each time.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Another seed, other sessions.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Results as JSON, with a row for each request.")] = None,
-    report: Annotated[Path | None, typer.Option(help="The same as a page with plots.")] = None,
+    scenario: Annotated[
+        str, typer.Argument(help="Name of a scenario, or a file; without it, scenarios are listed.")
+    ] = "",
+    url: Annotated[str, typer.Option(help="A router or any OpenAI-compatible server; default: start a fleet.")] = "",
+    model: Annotated[str, typer.Option(help="Model of --url; default: its first.")] = "",
+    pods: Annotated[int | None, typer.Option(min=1, help="Number of mock engines; default: the scenario's.")] = None,
+    policies: Annotated[str, typer.Option(help="Policies to compare, without --url.")] = POLICIES,
+    rate: Annotated[str, typer.Option(help="Sessions per second, one or several: 10,20,30.")] = "",
+    duration_s: Annotated[float | None, typer.Option(min=0.1, help="Seconds during which new sessions start.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sessions.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write results as JSON, with one row per request.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML page with plots.")] = None,
 ) -> None:
-    """Exit code 1 when a request failed."""
+    """Run a scenario. Exit code 1 if a request failed."""
     console = Console()
     if not scenario:
         console.print(_listed())
@@ -70,7 +70,7 @@ def main(
     try:
         chosen = load_scenario(scenario).at(duration_s=duration_s, seed=seed)
         rates = [float(one) for one in rate.split(",")] if rate else [chosen.arrivals.per_s]
-        runs = uvloop.run(_played(chosen, rates, url, model, pods, policies.split(","), console))
+        runs = uvloop.run(_play(chosen, rates, url, model, pods, policies.split(","), console))
         settings = {"rates": rates, "duration_s": chosen.duration_s, "seed": chosen.seed, "url": url}
         finish(_recorded(chosen, settings, runs), out, report, console)
     except (StageError, ConfigError, PlotsUnavailable, ValueError) as error:
@@ -81,7 +81,7 @@ def main(
 
 
 def finish(record: Record, out: Path | None, report: Path | None, console: Console) -> None:
-    """Show, warn and keep."""
+    """Print the table and warnings; write the files."""
     if out is not None:
         write_record(out, record)
     console.print(table(record))
@@ -92,11 +92,11 @@ def finish(record: Record, out: Path | None, report: Path | None, console: Conso
 
 
 def command() -> str:
-    """What was typed, for the record."""
+    """The command line, for the record."""
     return shlex.join(["python", *sys.argv])
 
 
-async def _played(
+async def _play(
     scenario: Scenario,
     rates: Sequence[float],
     url: str,
@@ -107,13 +107,13 @@ async def _played(
 ) -> list[Run]:
     end_on_sigterm()
     if url:
-        # caches there stay as they are: each rate asks something new
+        # An existing fleet keeps its caches, so each rate needs other sessions.
         seeds = range(scenario.seed, scenario.seed + len(rates))
-        loads = [load_of(scenario.at(rate_per_s=rate, seed=seed)) for rate, seed in zip(rates, seeds, strict=True)]
-        return await against_url(loads, url, model or await first_model(url), console, ideal_known=False)
+        loads = [workload_of(scenario.at(rate_per_s=rate, seed=seed)) for rate, seed in zip(rates, seeds, strict=True)]
+        return await run_on_url(loads, url, model or await first_model(url), console, ideal_known=False)
     need_tokenizer()
-    loads = [load_of(scenario.at(rate_per_s=rate)) for rate in rates]
-    return await against_fleet(loads, policies, scenario.plan(pods), console)
+    loads = [workload_of(scenario.at(rate_per_s=rate)) for rate in rates]
+    return await run_on_fleet(loads, policies, scenario.plan(pods), console)
 
 
 def _recorded(scenario: Scenario, settings: dict[str, Any], runs: list[Run]) -> Record:
@@ -121,7 +121,7 @@ def _recorded(scenario: Scenario, settings: dict[str, Any], runs: list[Run]) -> 
 
 
 def _ideal(results: DriveResults) -> int:
-    return ideal_cached_tokens(results.served, load_tokenizer(TOKENIZER))
+    return ideal_cached_tokens(results.served, mock_tokenizer())
 
 
 def _requests(mix: Sequence[ChatSession]) -> int:

@@ -1,9 +1,8 @@
-"""What is asked of the fleet, by whom, how often, and what counts as a good answer?
+"""Scenario files: what is requested, how often, and what a good response is.
 
-A scenario is one YAML file (`loadtest/scenarios/`): kinds of sessions with their shares, an arrival process, a
-duration, an objective, and the fleet that `--pods` starts. Unknown keys and impossible values are errors that name
-file, line and key. The same seed gives the same sessions; another rate gives the same sessions at other times. This
-file never sends anything.
+A scenario is one YAML file in `loadtest/scenarios/`: kinds of sessions with their shares, an arrival process, a
+duration, an objective, and the fleet to start. Unknown keys and invalid values are errors with file, line and key. The
+same seed gives the same sessions; another rate gives the same sessions at other times.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ SCENARIOS = Path(__file__).parent / "scenarios"
 
 def _ordered(span: tuple[float, float]) -> tuple[float, float]:
     if not 0 <= span[0] <= span[1]:
-        raise ValueError("a span is [least, most], neither below 0")
+        raise ValueError("a span is [min, max], neither below 0")
     return span
 
 
@@ -35,22 +34,22 @@ Words: TypeAlias = Annotated[tuple[PositiveInt, PositiveInt], AfterValidator(_or
 Seconds: TypeAlias = Annotated[tuple[float, float], AfterValidator(_ordered)]
 
 
-# --- arrivals -----------------------------------------------------------------------------------------------
+# --- arrivals ---
 
 
 class Poisson(Strict):
-    """Sessions that know nothing of each other, `per_s` a second on average."""
+    """Independent sessions, `per_s` a second on average."""
 
     process: Literal["poisson"]
     per_s: PositiveFloat
 
     def starts_s(self, random: Random, duration_s: float) -> Iterator[float]:
-        """When each session begins, in order."""
+        """Start times in order."""
         return poisson(random, duration_s, self.per_s)
 
 
 class Bursts(Strict):
-    """Every `every_s` all of that time's sessions at once, within `within_s`; `per_s` on average."""
+    """All sessions of each `every_s` start within `within_s`; `per_s` on average."""
 
     process: Literal["bursts"]
     per_s: PositiveFloat
@@ -58,7 +57,7 @@ class Bursts(Strict):
     within_s: PositiveFloat = 0.1
 
     def starts_s(self, random: Random, duration_s: float) -> Iterator[float]:
-        """When each session begins, in order."""
+        """Start times in order."""
         size = max(round(self.per_s * self.every_s), 1)
         bursts_s = [burst * self.every_s for burst in range(math.ceil(duration_s / self.every_s))]
         starts_s = [at_s + random.uniform(0, self.within_s) for at_s in bursts_s for _ in range(size)]
@@ -66,14 +65,14 @@ class Bursts(Strict):
 
 
 class Steps(Strict):
-    """A Poisson process that changes its rate: `per_s` times each of `times`, each for an equal part of the run."""
+    """A Poisson process whose rate changes: `per_s` times each of `times`, each for an equal part of the run."""
 
     process: Literal["steps"]
     per_s: PositiveFloat
     times: list[PositiveFloat] = Field(min_length=1)
 
     def starts_s(self, random: Random, duration_s: float) -> Iterator[float]:
-        """When each session begins, in order."""
+        """Start times in order."""
         part_s = duration_s / len(self.times)
         for number, factor in enumerate(self.times):
             yield from (number * part_s + at_s for at_s in poisson(random, part_s, self.per_s * factor))
@@ -82,11 +81,11 @@ class Steps(Strict):
 Arrivals: TypeAlias = Annotated[Poisson | Bursts | Steps, Field(discriminator="process")]
 
 
-# --- sessions -----------------------------------------------------------------------------------------------
+# --- sessions ---
 
 
 class SharedText(Strict):
-    """The pool of texts of which each session puts `picked` first, behind `preface`."""
+    """A pool of texts; each session starts with `picked` of them, after `preface`."""
 
     texts: PositiveInt
     words: Words
@@ -102,7 +101,7 @@ class SharedText(Strict):
 
 
 class Kind(Strict):
-    """How sessions of one kind look and grow; see `router/sim/chat_workload.py`."""
+    """Sessions of one kind; see `router/sim/chat_workload.py`."""
 
     share: PositiveFloat
     turns: Words = (1, 1)
@@ -115,20 +114,20 @@ class Kind(Strict):
     read_pause_s: float = Field(default=0.0, ge=0)
 
     def shape(self) -> SessionShape:
-        """As the workload takes it."""
+        """The kind for the session generator."""
         shared = Shared(**dict(self.shared)) if self.shared else None
         return SessionShape(**{**dict(self), "shared": shared})
 
 
 class Good(Strict):
-    """What a good answer is; a bound that is not given does not bind."""
+    """Objective of a good response; a missing bound is not checked."""
 
     ttft_ms: PositiveFloat = float("inf")
     tpot_ms: PositiveFloat = float("inf")
 
 
 class Fleet(Strict):
-    """The mock engines that are started where no URL is given: as fast as a row of config/models."""
+    """Mock engines that are started without a URL, with the speed of a row of config/models."""
 
     pods: PositiveInt = 4
     num_blocks: PositiveInt = 2560
@@ -137,7 +136,7 @@ class Fleet(Strict):
 
 
 class Scenario(Strict):
-    """One file."""
+    """One scenario file."""
 
     name: str
     about: str
@@ -149,24 +148,24 @@ class Scenario(Strict):
     fleet: Fleet = Fleet()
 
     def at(self, *, rate_per_s: float | None = None, duration_s: float | None = None, seed: int | None = None) -> Self:
-        """The same at another rate of new sessions, for another time, or with other sessions."""
+        """The same scenario with another rate of sessions, duration or seed."""
         changed = {"duration_s": duration_s, "seed": seed}
         arrivals = self.arrivals if rate_per_s is None else self.arrivals.model_copy(update={"per_s": rate_per_s})
         given = {key: value for key, value in changed.items() if value is not None}
         return self.model_copy(update={**given, "arrivals": arrivals})
 
     def drawn(self) -> list[ChatSession]:
-        """Every session, in the order in which they begin."""
+        """All sessions, in order of their start."""
         shapes: Mapping[str, SessionShape] = {name: kind.shape() for name, kind in self.sessions.items()}
         starts_s = self.arrivals.starts_s(Random(f"{self.seed} arrivals"), self.duration_s)
         return SessionMix(Random(self.seed), shapes).sessions(starts_s)
 
     def good(self) -> Objective:
-        """The objective as figures take it."""
+        """The objective for `figures`."""
         return Objective(**dict(self.objective))
 
     def plan(self, pods: int | None = None) -> FleetPlan:
-        """The fleet as the stage takes it."""
+        """The fleet to start."""
         return FleetPlan(
             pods=pods or self.fleet.pods,
             num_blocks=self.fleet.num_blocks,
@@ -176,10 +175,10 @@ class Scenario(Strict):
 
 
 def load_scenario(name: str) -> Scenario:
-    """A file, or the name of one of ours. `ConfigError` tells what is wrong, or what there is."""
+    """Load a file, or a scenario of this folder by name. Raises `ConfigError`."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else SCENARIOS / f"{name}.yaml"
     if not path.exists():
-        raise ConfigError(f"{path}: there is no such scenario; ours: {', '.join(ours())}")
+        raise ConfigError(f"{path}: no such scenario; known: {', '.join(ours())}")
     scenario = load(path, Scenario)
     if path.parent == SCENARIOS and scenario.name != path.stem:
         raise ConfigError(f"{path}:1: name: {scenario.name!r} must equal the file's name")

@@ -1,7 +1,4 @@
-"""What does a record say in one table, and what must be known before its numbers are believed?
-
-Pure: records in, cells and sentences out, for the terminal and for the page alike.
-"""
+"""Summarizes a record as a table and warnings, for the terminal and the HTML page."""
 
 from __future__ import annotations
 
@@ -16,10 +13,10 @@ from loadtest.record import Record, Run
 from router.cli.figures import Figures
 
 LEGEND = (
-    "Times count from when a request was due. cached: prompt tokens that needed no compute; of ideal: the same against "
-    "an infinite cache. TPOT: time per output token after the first. good: share of requests within the objective, and "
-    "how many of those a second. peak: computed prompt and output tokens of the busiest pod against the mean. late: "
-    "how late the client itself sent, p99. unsent: later turns of sessions that had failed."
+    "Times count from when a request was due. cached: prompt tokens that were not computed; of ideal: relative to an "
+    "infinite cache. TPOT: time per output token after the first. good: share of requests within the objective, and "
+    "their number per second. peak: computed prompt and output tokens of the busiest pod relative to the mean. late: "
+    "lateness of the client's sends, p99. unsent: later turns of sessions that failed."
 )
 _NARROW = {
     "policy": "policy",
@@ -35,7 +32,7 @@ _NARROW = {
     "late p99 ms": "late",
     "errors": "errors",
 }
-"""What fits into 80 columns, and under which title."""
+"""Columns and short titles that fit into 80 columns of text."""
 
 
 def cells(run: Run, figures: Figures) -> dict[str, str]:
@@ -61,7 +58,7 @@ def cells(run: Run, figures: Figures) -> dict[str, str]:
 
 
 def table(record: Record) -> Table:
-    """For a terminal."""
+    """The table for a terminal."""
     shown = Table(
         *_NARROW.values(),
         title=f"{record.scenario}: {objective(record)}",
@@ -80,27 +77,27 @@ def table(record: Record) -> Table:
 
 
 def judged(record: Record) -> list[tuple[Run, Figures]]:
-    """Each run with its figures, from the rows."""
+    """Each run with its figures, computed from the rows."""
     return [(run, run.judged(record.objective.objective())) for run in record.runs]
 
 
 def objective(record: Record) -> str:
-    """What a good answer is, in words."""
+    """The objective in words."""
     bounds = record.objective
     parts = [
         f"{name} within {bound:g} ms" for name, bound in (("TTFT", bounds.ttft_ms), ("TPOT", bounds.tpot_ms)) if bound
     ]
-    return "a good answer has " + " and ".join(parts) if parts else "every answer is good"
+    return "a good response has " + " and ".join(parts) if parts else "every response is good"
 
 
 def warnings(rows: Sequence[tuple[Run, Figures]]) -> Iterator[str]:
-    """What makes figures untrustworthy, and what failed."""
+    """Reasons not to trust the figures, and failures."""
     for run, figures in rows:
         name = f"{run.name} at {run.rate_per_s:g}/s"
         if figures.driver_was_late:
             yield (
                 f"{name}: the client was late by {figures.late_p99_ms:.0f} ms (p99): it was saturated, and these "
-                "figures are not to be trusted. Lower the rate, or give it a machine of its own."
+                "figures are not reliable. Lower the rate, or run the client on another machine."
             )
         for error, count in Counter(row.error for row in run.requests if row.error).most_common(3):
             yield f"{name}: {count} failed: {error}"

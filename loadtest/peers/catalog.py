@@ -1,7 +1,7 @@
-"""Which routers stand beside us, and how would their users start them?
+"""The routers to compare with, and their command lines.
 
-One entry each: the environment that holds its program, the command line in front of given pods, and when it is ready.
-Routing is left at the defaults, but for the policy that a name says. This file never starts anything.
+One entry per router: the environment of its program, its command line for given pods, and its readiness check. Routing
+stays at the defaults, except for a policy that the name states.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from router.cli.child_processes import FleetPlan, all_pods_trusted, free_port, r
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """An engine's base URL and its ZMQ addresses."""
+    """An engine's base URL and ZMQ addresses."""
 
     url: str
     kv_endpoint: str
@@ -30,8 +30,8 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a router is to listen, what it is to stand before, and a folder of its own for its files."""
+class LaunchPlan:
+    """Port of a router, its pods, and its own folder for files."""
 
     port: int
     pods: Sequence[Pod]
@@ -40,29 +40,29 @@ class Place:
 
     @property
     def urls(self) -> list[str]:
-        """Of the pods."""
+        """Base URLs of the pods."""
         return [pod.url for pod in self.pods]
 
 
-Command: TypeAlias = Callable[[Place], list[str]]
+Command: TypeAlias = Callable[[LaunchPlan], list[str]]
 Ready: TypeAlias = Callable[[httpx.AsyncClient, int], Awaitable[bool]]
-"""Does the router at the end of this client know so many pods?"""
+"""Whether the router has this number of pods."""
 
 
-async def counts_healthy_workers(client: httpx.AsyncClient, pods: int) -> bool:
-    """The answer that sglang-router and its forks give."""
+async def all_workers_healthy(client: httpx.AsyncClient, pods: int) -> bool:
+    """The readiness of sglang-router and its forks."""
     answer = await client.get("/readiness")
     return answer.status_code == 200 and answer.json().get("healthy_workers") == pods
 
 
-async def answers(client: httpx.AsyncClient, _: int) -> bool:
-    """For routers that take their pods from a file and check none."""
+async def responds(client: httpx.AsyncClient, _: int) -> bool:
+    """Whether a router responds; for routers that do not check their pods."""
     return (await client.get("/")).status_code < 500
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One router under one policy. `environment` is None where it is ourselves."""
+    """One router under one policy. `environment` is None for our own."""
 
     environment: str | None
     command: Command
@@ -70,11 +70,11 @@ class Peer:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-# --- Rust ---------------------------------------------------------------------------------------------------
+# --- Rust ---
 
 
-def _gateway(environment: str, before: Sequence[str], options: Sequence[str], place: Place) -> list[str]:
-    """sglang-router, smg and vllm-router are one family: they share these options."""
+def _gateway(environment: str, before: Sequence[str], options: Sequence[str], place: LaunchPlan) -> list[str]:
+    """sglang-router, smg and vllm-router share these options."""
     return [
         *(str(program(environment)), *before, "--host", "127.0.0.1", "--port", str(place.port)),
         *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())),
@@ -82,8 +82,8 @@ def _gateway(environment: str, before: Sequence[str], options: Sequence[str], pl
     ]
 
 
-def _kv_aware(place: Place) -> list[str]:
-    """Fed by the engines' KV events."""
+def _kv_aware(place: LaunchPlan) -> list[str]:
+    """vllm-router with the engines' KV events."""
     sources = [
         *(("--kv-event-source", f"{pod.url}={pod.kv_endpoint}") for pod in place.pods),
         *(("--kv-event-replay-source", f"{pod.url}={pod.kv_replay_endpoint}") for pod in place.pods),
@@ -98,18 +98,18 @@ def _kv_aware(place: Place) -> list[str]:
     return _gateway("vllm-router", [], options, place)
 
 
-# --- nginx ----------------------------------------------------------------------------------------------------
+# --- nginx ---
 
 
-def _nginx(balancing: str, place: Place) -> list[str]:
-    """Streams are passed on as they come, connections to pods kept: what its manual tells for such upstreams."""
+def _nginx(balancing: str, place: LaunchPlan) -> list[str]:
+    """Without response buffering and with upstream keepalive, as its manual recommends."""
     path = place.folder / "nginx.conf"
     path.write_text(nginx_conf(balancing, place))
     return [str(program(NGINX)), "-p", str(place.folder), "-c", str(path), "-e", "stderr"]
 
 
-def nginx_conf(balancing: str, place: Place) -> str:
-    """`balancing` is a directive of an upstream block, or nothing for round robin."""
+def nginx_conf(balancing: str, place: LaunchPlan) -> str:
+    """`balancing` is a directive of an upstream block; empty for round robin."""
     servers = "\n    ".join(f"server {url.removeprefix('http://')};" for url in place.urls)
     temporary = "\n  ".join(
         f"{kind}_temp_path {place.folder / kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -143,17 +143,17 @@ http {{
 """
 
 
-# --- haproxy --------------------------------------------------------------------------------------------------
+# --- haproxy ---
 
 
-def _haproxy(place: Place) -> list[str]:
-    """Its defaults, with connections to pods kept and shared."""
+def _haproxy(place: LaunchPlan) -> list[str]:
+    """Its defaults, with shared keepalive connections to pods."""
     path = place.folder / "haproxy.cfg"
     path.write_text(haproxy_conf(place))
     return [str(program(HAPROXY)), "-db", "-f", str(path)]
 
 
-def haproxy_conf(place: Place) -> str:
+def haproxy_conf(place: LaunchPlan) -> str:
     """Round robin over the pods."""
     servers = "\n  ".join(f"server pod{n} {url.removeprefix('http://')}" for n, url in enumerate(place.urls))
     return f"""global
@@ -173,24 +173,24 @@ backend pods
 """
 
 
-# --- Python ---------------------------------------------------------------------------------------------------
+# --- Python ---
 
 
-def _litellm(place: Place) -> list[str]:
-    """Each pod is a deployment of the same model, chosen by its default strategy, simple-shuffle."""
+def _litellm(place: LaunchPlan) -> list[str]:
+    """Each pod is a deployment of the same model, with its default strategy simple-shuffle."""
     path = place.folder / "litellm.yaml"
     path.write_text(json.dumps({"model_list": list(_deployments(place))}))
     command = [str(program("litellm")), "--config", str(path), "--host", "127.0.0.1", "--port", str(place.port)]
     return [*command, "--telemetry", "False"]
 
 
-def _deployments(place: Place) -> Iterator[Mapping[str, object]]:
+def _deployments(place: LaunchPlan) -> Iterator[Mapping[str, object]]:
     for url in place.urls:
         how = {"model": f"openai/{place.plan.model}", "api_base": f"{url}/v1", "api_key": "none"}
         yield {"model_name": place.plan.model, "litellm_params": how}
 
 
-def _warmroute(policy: str, place: Place) -> list[str]:
+def _warmroute(policy: str, place: LaunchPlan) -> list[str]:
     path = place.folder / "warmroute.yaml"
     path.write_text(json.dumps(router_config(place.urls, place.plan)))
     serve = [sys.executable, "-m", "router.cli", "serve", "--config", str(path)]
@@ -200,21 +200,21 @@ def _warmroute(policy: str, place: Place) -> list[str]:
 PEERS: Mapping[str, Peer] = {
     "warmroute": Peer(None, partial(_warmroute, "cost_aware"), all_pods_trusted),
     "warmroute-ring": Peer(None, partial(_warmroute, "ring_bounded_load"), all_pods_trusted),
-    "sglang-router": Peer("sglang-router", partial(_gateway, "sglang-router", ["launch"], []), counts_healthy_workers),
-    "smg": Peer("smg", partial(_gateway, "smg", ["launch"], []), counts_healthy_workers),
+    "sglang-router": Peer("sglang-router", partial(_gateway, "sglang-router", ["launch"], []), all_workers_healthy),
+    "smg": Peer("smg", partial(_gateway, "smg", ["launch"], []), all_workers_healthy),
     "smg-prefix-hash": Peer(
-        "smg", partial(_gateway, "smg", ["launch"], ["--policy", "prefix_hash"]), counts_healthy_workers
+        "smg", partial(_gateway, "smg", ["launch"], ["--policy", "prefix_hash"]), all_workers_healthy
     ),
-    "vllm-router": Peer("vllm-router", partial(_gateway, "vllm-router", [], []), counts_healthy_workers),
-    "vllm-router-kv": Peer("vllm-router", _kv_aware, counts_healthy_workers),
-    "nginx": Peer(NGINX, partial(_nginx, ""), answers),
-    "nginx-least-conn": Peer(NGINX, partial(_nginx, "least_conn;"), answers),
-    "haproxy": Peer(HAPROXY, _haproxy, answers, libraries(HAPROXY)),
+    "vllm-router": Peer("vllm-router", partial(_gateway, "vllm-router", [], []), all_workers_healthy),
+    "vllm-router-kv": Peer("vllm-router", _kv_aware, all_workers_healthy),
+    "nginx": Peer(NGINX, partial(_nginx, ""), responds),
+    "nginx-least-conn": Peer(NGINX, partial(_nginx, "least_conn;"), responds),
+    "haproxy": Peer(HAPROXY, _haproxy, responds, libraries(HAPROXY)),
     "litellm": Peer(
         "litellm",
         _litellm,
-        answers,
+        responds,
         {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"},
     ),
 }
-"""By the name that a table shows."""
+"""Routers by name."""

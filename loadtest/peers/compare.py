@@ -1,10 +1,10 @@
-"""How well do we route, beside the routers that others would use?
+"""Compares our routing with other routers.
 
     python loadtest/peers/compare.py --install          # once
     python loadtest/peers/compare.py --rounds 3 --out loadtest/results/peers.json
 
-One fleet of mock engines; then, for each round and router in turn, empty caches, that router in front of the fleet, and
-exactly the same traffic. The order rotates from round to round. This file never knows how a router is started.
+One fleet of mock engines. Each round runs each router with empty caches and exactly the same traffic; the order rotates
+from round to round.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from loadtest.peers.catalog import PEERS, Place, Pod
+from loadtest.peers.catalog import PEERS, LaunchPlan, Pod
 from loadtest.peers.environments import NotInstalled, install, program, version
 from loadtest.peers.figures import PodTokens, Round, cached_share, imbalance, markdown, table
-from loadtest.peers.processes import launched, used
+from loadtest.peers.processes import launch, process_usage
 from loadtest.peers.traffic import Traffic, TrafficOfRound, session_traffic, trace_traffic
 from router.cli.child_processes import Child, FleetPlan, StageError, clear_caches, end_on_sigterm, free_port, mock_fleet
 from router.cli.figures import percentile, ttfts_ms
@@ -40,25 +40,27 @@ from router.cli.mock_engine_command import need_tokenizer
 from router.errors import ConfigError
 
 DEFAULT_PEERS = ",".join(name for name in PEERS if name != "litellm")
-"""litellm alone would keep one of two cores busy, at the cost of the engines' timing."""
+"""litellm would use one of two cores and distort the engines' timing."""
 MIB = 1024 * 1024
 
 
 def main(
-    install_peers: Annotated[bool, typer.Option("--install", help="Install the peers, and nothing else.")] = False,
+    install_peers: Annotated[bool, typer.Option("--install", help="Install the peers and exit.")] = False,
     peers: Annotated[str, typer.Option(help=f"Of {', '.join(PEERS)}.")] = DEFAULT_PEERS,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     pods: Annotated[int, typer.Option(min=1)] = 4,
-    num_blocks: Annotated[int, typer.Option(min=1, help="KV blocks of 16 tokens, of each pod.")] = 2560,
-    sessions_per_s: Annotated[float, typer.Option(min=0.1, help="Sessions of several turns, to all pods.")] = 22.0,
-    duration_s: Annotated[float, typer.Option(min=1, help="How long new sessions arrive, in each run.")] = 12.0,
-    seed: Annotated[int, typer.Option(help="Of the first round; each round has other sessions.")] = 1,
-    trace: Annotated[Path | None, typer.Option(exists=True, help="Play this Mooncake trace instead.")] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Of the trace.")] = 300,
-    speedup: Annotated[float, typer.Option(min=0.01, help="Of the trace.")] = 2.0,
-    out: Annotated[Path | None, typer.Option(help="Write the figures: JSON here, a table beside it.")] = None,
+    num_blocks: Annotated[int, typer.Option(min=1, help="KV blocks of 16 tokens per pod.")] = 2560,
+    sessions_per_s: Annotated[float, typer.Option(min=0.1, help="Sessions per second, to all pods.")] = 22.0,
+    duration_s: Annotated[float, typer.Option(min=1, help="Seconds during which new sessions start, per run.")] = 12.0,
+    seed: Annotated[int, typer.Option(help="Seed of the first round; each round has other sessions.")] = 1,
+    trace: Annotated[
+        Path | None, typer.Option(exists=True, help="Replay this Mooncake trace instead of sessions.")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of the trace.")] = 300,
+    speedup: Annotated[float, typer.Option(min=0.01, help="Factor on the trace's arrival rate.")] = 2.0,
+    out: Annotated[Path | None, typer.Option(help="Write the results as JSON here, and a table as Markdown.")] = None,
 ) -> None:
-    """Exit code 1 when a request failed."""
+    """Compare routers. Exit code 1 if a request failed."""
     if install_peers:
         install()
         return
@@ -67,7 +69,7 @@ def main(
     try:
         need_tokenizer()
         _check(names)
-        told = about(names)
+        context = about(names)
         if trace is not None:
             traffic = trace_traffic(trace, requests, speedup, plan.model)
         else:
@@ -79,14 +81,14 @@ def main(
         raise SystemExit(130) from None
     Console().print(table(found, f"{rounds} rounds, {pods} pods, the same traffic through each router"))
     if out is not None:
-        write(out, told, found)
+        write(out, context, found)
     raise SystemExit(1 if any(one.errors for of_one in found.values() for one in of_one) else 0)
 
 
 def _check(names: Sequence[str]) -> None:
-    """Before anything is started."""
+    """Check the names and programs."""
     if unknown := [name for name in names if name not in PEERS]:
-        raise ConfigError(f"no such peer: {', '.join(unknown)}; there are {', '.join(PEERS)}")
+        raise ConfigError(f"unknown peer: {', '.join(unknown)}; known: {', '.join(PEERS)}")
     for name in names:
         if environment := PEERS[name].environment:
             program(environment)
@@ -95,7 +97,7 @@ def _check(names: Sequence[str]) -> None:
 async def compare(
     names: Sequence[str], rounds: int, plan: FleetPlan, traffic: TrafficOfRound
 ) -> dict[str, list[Round]]:
-    """What each router did in each round. Raises `StageError` where one does not come up or dies."""
+    """Rounds by router. Raises `StageError` if a process fails."""
     end_on_sigterm()
     found: dict[str, list[Round]] = {name: [] for name in names}
     async with AsyncExitStack() as stack:
@@ -105,21 +107,21 @@ async def compare(
             same = traffic(number)
             first = number % len(names)
             for name in (*names[first:], *names[:first]):
-                place = Place(free_port(), pods, plan, folder / f"{number}-{name}")
+                place = LaunchPlan(free_port(), pods, plan, folder / f"{number}-{name}")
                 one = await play_round(name, place, same)
                 found[name].append(one)
                 print(_line(number, name, one), file=sys.stderr)
     return found
 
 
-async def play_round(name: str, place: Place, traffic: Traffic) -> Round:
-    """One router from its start to its end."""
+async def play_round(name: str, place: LaunchPlan, traffic: Traffic) -> Round:
+    """Start one router, run the traffic, stop it."""
     place.folder.mkdir()
     await clear_caches(place.urls)
     async with running(name, place) as (url, router):
-        tokens_before, used_before = await _tokens(place.urls), used(router.process.pid)
+        tokens_before, used_before = await _tokens(place.urls), process_usage(router.process.pid)
         results = await traffic.play(url)
-        used_after, tokens_after = used(router.process.pid), await _tokens(place.urls)
+        used_after, tokens_after = process_usage(router.process.pid), await _tokens(place.urls)
         router.check_alive()
     pods = [after.since(before) for after, before in zip(tokens_after, tokens_before, strict=True)]
     good = [one for one in results.served if not one.error]
@@ -140,11 +142,11 @@ async def play_round(name: str, place: Place, traffic: Traffic) -> Round:
 
 
 @asynccontextmanager
-async def running(name: str, place: Place) -> AsyncIterator[tuple[str, Child]]:
-    """The router's URL and process. It knows all pods and has answered once, so that no first use is measured."""
+async def running(name: str, place: LaunchPlan) -> AsyncIterator[tuple[str, Child]]:
+    """Start a router; yields its URL and process once it has all pods and has responded once."""
     peer = PEERS[name]
     url = f"http://127.0.0.1:{place.port}"
-    with launched(name, peer.command(place), place.folder, peer.variables) as router:
+    with launch(name, peer.command(place), place.folder, peer.variables) as router:
         async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30.0) as client:
 
             async def ready() -> bool | None:
@@ -163,7 +165,7 @@ async def running(name: str, place: Place) -> AsyncIterator[tuple[str, Child]]:
         yield url, router
 
 
-# --- pods -----------------------------------------------------------------------------------------------------
+# --- pods ---
 
 
 async def _pod(url: str) -> Pod:
@@ -177,11 +179,11 @@ async def _tokens(urls: Sequence[str]) -> list[PodTokens]:
         return [PodTokens.of_metrics((await client.get(f"{url}/metrics")).text) for url in urls]
 
 
-# --- results --------------------------------------------------------------------------------------------------
+# --- results ---
 
 
 def about(names: Sequence[str]) -> dict[str, Any]:
-    """What a figure is worth nothing without; taken before the first round, for a checkout may move."""
+    """Command, date, machine and versions, read before the first round."""
     describe = ["git", "describe", "--always", "--dirty"]
     commit = subprocess.run(describe, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     environments = {environment for name in names if (environment := PEERS[name].environment)}
@@ -194,11 +196,13 @@ def about(names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def write(out: Path, told: dict[str, Any], found: dict[str, list[Round]]) -> None:
-    """Every round as JSON, and the table beside it as Markdown."""
+def write(out: Path, context: dict[str, Any], found: dict[str, list[Round]]) -> None:
+    """Write all rounds as JSON, and the table as Markdown."""
     rounds = {name: [asdict(one) for one in of_one] for name, of_one in found.items()}
-    out.write_bytes(msgspec.json.format(msgspec.json.encode({**told, "rounds": rounds})) + b"\n")
-    head = f"    {told['command']}\n\n{told['date']}, {told['machine']}, warmroute at {told['warmroute']}.\n\n"
+    out.write_bytes(msgspec.json.format(msgspec.json.encode({**context, "rounds": rounds})) + b"\n")
+    head = (
+        f"    {context['command']}\n\n{context['date']}, {context['machine']}, warmroute at {context['warmroute']}.\n\n"
+    )
     out.with_suffix(".md").write_text(head + markdown(found))
 
 

@@ -1,8 +1,7 @@
-"""Where do the peers' programs live, and how do they get there?
+"""Installs the peers' programs and finds them.
 
-One environment a package under a cache folder, at a pinned version, so that no peer meets another's dependencies or
-ours. nginx and haproxy come from the distribution: their packages are unpacked there and never installed. This file
-starts no router.
+One environment per package under a cache folder, with a pinned version, so that dependencies do not conflict. The
+packages of nginx and haproxy are unpacked there and not installed.
 """
 
 from __future__ import annotations
@@ -22,31 +21,31 @@ PYTHON_PACKAGES: Mapping[str, str] = {
     "vllm-router": "vllm-router==0.1.17",
     "litellm": "litellm[proxy]==1.106.2",
 }
-"""Requirement by environment; each has a program of the environment's name."""
+"""Requirement by environment; the program has the environment's name."""
 NGINX, HAPROXY = "nginx", "haproxy"
 DISTRIBUTED: Mapping[str, Sequence[str]] = {
     NGINX: ("nginx",),
     HAPROXY: ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1"),
 }
-"""Packages by environment, with the libraries that a bare system lacks."""
+"""Packages by environment, with libraries that a minimal system lacks."""
 
 
 class NotInstalled(Exception):
-    """A peer's program is missing; the message says what to run."""
+    """A peer's program is missing. The message has the command to install it."""
 
 
 def program(environment: str) -> Path:
-    """The program of that name. Raises `NotInstalled`."""
+    """Path of an environment's program. Raises `NotInstalled`."""
     if environment in DISTRIBUTED and (installed := shutil.which(environment)):
         return Path(installed)
     path = CACHE / environment / ("usr/sbin" if environment in DISTRIBUTED else "bin") / environment
     if not path.exists():
-        raise NotInstalled(f"{environment} is not installed; do: python loadtest/peers/compare.py --install")
+        raise NotInstalled(f"{environment} is not installed; run: python loadtest/peers/compare.py --install")
     return path
 
 
 def version(environment: str) -> str:
-    """What was installed, as results name it."""
+    """The installed version, for results."""
     if environment not in DISTRIBUTED:
         return PYTHON_PACKAGES[environment]
     command, known = [str(program(environment)), "-v"], os.environ | libraries(environment)
@@ -56,13 +55,13 @@ def version(environment: str) -> str:
 
 
 def libraries(environment: str) -> dict[str, str]:
-    """Variables with which an unpacked program finds the libraries that were unpacked with it."""
+    """Environment variables with which an unpacked program finds its unpacked libraries."""
     found = ":".join(map(str, (CACHE / environment / "usr" / "lib").glob("*-linux-gnu")))
     return {"LD_LIBRARY_PATH": found} if found else {}
 
 
 def install() -> None:
-    """Make every environment that is not there yet. Raises `CalledProcessError` where a tool failed."""
+    """Install every missing environment. Raises `CalledProcessError`."""
     for environment in (*PYTHON_PACKAGES, *DISTRIBUTED):
         try:
             program(environment)

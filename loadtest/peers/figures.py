@@ -1,7 +1,6 @@
-"""What do several rounds say about several routers?
+"""Computes and prints the figures of a comparison.
 
-Pure: counters and results in, figures and tables out. What a pod did is told by the pod's own counters, for no peer
-names the pod that answered. This file never judges a router by what it says of itself.
+What a pod did is read from the pod's own counters, because no peer reports which pod responded.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _COUNTER = re.compile(r"^vllm:(prompt_tokens|prefix_cache_hits|generation_tokens
 
 
 class PodTokens(NamedTuple):
-    """What a pod has done since its begin."""
+    """Token counters of a pod since its start."""
 
     prompt: int
     cached: int
@@ -27,25 +26,25 @@ class PodTokens(NamedTuple):
 
     @classmethod
     def of_metrics(cls, text: str) -> Self:
-        """From vLLM's `/metrics`, summed over its data-parallel ranks."""
+        """Read vLLM's `/metrics`, summed over data-parallel ranks."""
         found = {"prompt_tokens": 0, "prefix_cache_hits": 0, "generation_tokens": 0}
         for name, value in _COUNTER.findall(text):
             found[name] += int(float(value))
         return cls(found["prompt_tokens"], found["prefix_cache_hits"], found["generation_tokens"])
 
     def since(self, before: PodTokens) -> PodTokens:
-        """What came between."""
+        """The difference to an earlier reading."""
         return PodTokens(*(now - then for now, then in zip(self, before, strict=True)))
 
     @property
     def work_tokens(self) -> int:
-        """What had to be computed."""
+        """Tokens that were computed."""
         return self.prompt - self.cached + self.output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One router, one round. Shares are 0..1; `imbalance` is the busiest pod's work over the mean."""
+    """One router in one round. Shares are 0..1; `imbalance` is the busiest pod's work over the mean."""
 
     requests: int
     errors: int
@@ -59,23 +58,23 @@ class Round:
 
     @property
     def of_ideal(self) -> float:
-        """Share of what an infinite cache would have saved."""
+        """Cached share relative to an infinite cache."""
         return self.cached_share / self.ideal_share if self.ideal_share else 1.0
 
 
 def cached_share(pods: Sequence[PodTokens]) -> float:
-    """Cached prompt tokens of all prompt tokens."""
+    """Cached part of all prompt tokens."""
     return sum(pod.cached for pod in pods) / max(sum(pod.prompt for pod in pods), 1)
 
 
 def imbalance(pods: Sequence[PodTokens]) -> float:
-    """1 when all pods worked alike; the number of pods when one did everything."""
+    """1 if all pods did the same work; the number of pods if one did all."""
     work = [pod.work_tokens for pod in pods]
     return max(work) * len(work) / sum(work) if sum(work) else 1.0
 
 
 class Column(NamedTuple):
-    """What the table shows of a router, and which end is the better one."""
+    """A column of the table; `best` selects the best value."""
 
     title: str
     value: Callable[[Sequence[Round]], float]
@@ -99,14 +98,14 @@ COLUMNS = (
 )
 TITLES = ("router", *(column.title for column in COLUMNS))
 LEGEND = (
-    "Medians over the rounds; errors are of all rounds. cached: prompt tokens that needed no compute; of ideal: the "
-    "same against an infinite cache. TTFT: time to first token. peak: computed prompt and output tokens of the busiest "
-    "pod against the mean. CPU and RSS: of the router's whole process tree. Bold: the best of its column."
+    "Medians over the rounds; errors are of all rounds. cached: prompt tokens that were not computed; of ideal: "
+    "relative to an infinite cache. TTFT: time to first token. peak: computed prompt and output tokens of the busiest "
+    "pod relative to the mean. CPU and RSS: of the router's process tree. Bold: the best of its column."
 )
 
 
 def cells(rounds: Mapping[str, Sequence[Round]], bold: str) -> list[list[str]]:
-    """Rows of text, one a router; the best of each column inside `bold`, a format."""
+    """One row of text per router; the best of each column formatted with `bold`."""
     rows = [[name] for name in rounds]
     for column in COLUMNS:
         values = [column.value(of_one) for of_one in rounds.values()]
@@ -118,7 +117,7 @@ def cells(rounds: Mapping[str, Sequence[Round]], bold: str) -> list[list[str]]:
 
 
 def table(rounds: Mapping[str, Sequence[Round]], title: str) -> Table:
-    """For a terminal."""
+    """The table for a terminal."""
     shown = Table(
         *TITLES,
         title=title,
@@ -137,6 +136,6 @@ def table(rounds: Mapping[str, Sequence[Round]], title: str) -> Table:
 
 
 def markdown(rounds: Mapping[str, Sequence[Round]]) -> str:
-    """The same for a README."""
+    """The table as Markdown."""
     rows = [TITLES, ["---"] * len(TITLES), *cells(rounds, "**{}**")]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\n{LEGEND}\n"

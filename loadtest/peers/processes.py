@@ -1,7 +1,7 @@
-"""How is a router of any make started and ended, and what has it used?
+"""Starts and stops a router process, and measures its CPU and memory.
 
-A router gets a session of its own; whatever it spawns stays in that session even when its parent ends, so that the
-session is the process tree. This file never knows which router it runs.
+Each router runs in its own session. Its child processes stay in that session even after their parent ends, so the
+session is the process tree.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
-    """By a process tree since it began: CPU of user and kernel, and memory at this moment (pages that two processes
-    share count twice)."""
+class ProcessUsage:
+    """CPU of user and kernel since the start of a process tree, and its current memory (shared pages count twice)."""
 
     cpu_s: float
     rss_bytes: int
@@ -31,7 +30,7 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What we read of one `/proc/PID/stat` (proc(5)): reaped children's CPU is their parent's."""
+    """Fields of `/proc/PID/stat` (proc(5)). The CPU of reaped children counts as their parent's."""
 
     session: int
     ticks: int
@@ -39,20 +38,22 @@ class Stat:
 
 
 def read_stat(line: str) -> Stat:
-    """The name in parentheses may hold anything, blanks and parentheses included."""
+    """Parse `/proc/PID/stat`. The name in parentheses may contain blanks and parentheses."""
     fields = line.rpartition(")")[2].split()
     return Stat(session=int(fields[3]), ticks=sum(map(int, fields[11:15])), rss_pages=int(fields[21]))
 
 
-def used(session: int) -> Used:
-    """By every process of that session."""
+def process_usage(session: int) -> ProcessUsage:
+    """Usage of all processes of a session."""
     found = [stat for _, stat in _processes(session)]
-    return Used(sum(stat.ticks for stat in found) / _TICKS_PER_S, sum(stat.rss_pages for stat in found) * _PAGE_BYTES)
+    return ProcessUsage(
+        sum(stat.ticks for stat in found) / _TICKS_PER_S, sum(stat.rss_pages for stat in found) * _PAGE_BYTES
+    )
 
 
 @contextmanager
-def launched(name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Iterator[Child]:
-    """A running router, ended with all it spawned; `environment` is added to ours."""
+def launch(name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Iterator[Child]:
+    """Run a router inside the block, then stop its whole session; `environment` is added to ours."""
     output, log = folder / f"{name}.out", folder / f"{name}.log"
     with output.open("wb") as out, log.open("wb") as err:
         process = subprocess.Popen(
@@ -65,7 +66,7 @@ def launched(name: str, command: Sequence[str], folder: Path, environment: Mappi
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kindly at first; then whatever is left of its session."""
+    """Terminate the process, then kill what is left of its session."""
     process.terminate()
     try:
         process.wait(STOP_WITHIN_S)
@@ -76,7 +77,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
-            pass  # it ended by itself meanwhile
+            pass  # it has ended meanwhile
 
 
 def _processes(session: int) -> Iterator[tuple[int, Stat]]:
@@ -86,6 +87,6 @@ def _processes(session: int) -> Iterator[tuple[int, Stat]]:
         try:
             stat = read_stat((folder / "stat").read_text())
         except (FileNotFoundError, ProcessLookupError):
-            continue  # ended between the listing and the reading
+            continue  # it ended between listing and reading
         if stat.session == session:
             yield int(folder.name), stat

@@ -1,22 +1,16 @@
-"""What is played against every router of a round, and what could a cache have saved of it?
-
-The same for all routers of a round. This file never knows which router it is played against.
-"""
+"""The traffic of a comparison round, the same for all routers."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
 from loadtest.replay_trace import TraceProse, due_times_s, ideal_of_trace, read_trace, replay
 from router.cli.figures import ideal_cached_tokens
 from router.cli.load_driver import DriveResults, drive
-from router.cli.mock_engine_command import TOKENIZER
-from router.prompt.tokenizer import Tokenizer, load_tokenizer
-from router.sim.block_pool import InfiniteCache
+from router.cli.mock_engine_command import mock_tokenizer
 from router.sim.chat_workload import sessions
 
 TRACE_ROUNDED_TO_S = 3.0
@@ -25,7 +19,7 @@ TRACE_MAX_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """`play` it against a URL; `ideal_cached_tokens` of an infinite cache that was asked what was asked."""
+    """`play` sends it to a URL; `ideal_cached_tokens` is what an infinite cache would have saved."""
 
     play: Callable[[str], Awaitable[DriveResults]]
     ideal_cached_tokens: Callable[[DriveResults], int]
@@ -35,7 +29,7 @@ TrafficOfRound: TypeAlias = Callable[[int], Traffic]
 
 
 def session_traffic(seed: int, duration_s: float, sessions_per_s: float, model: str) -> TrafficOfRound:
-    """The demo's sessions: chats, questions about documents, agents, one-offs; others in every round."""
+    """The demo's sessions: chats, questions about documents, agents, one-offs; different in every round."""
 
     def of_round(number: int) -> Traffic:
         mix = sessions(seed + number, duration_s=duration_s, sessions_per_s=sessions_per_s)
@@ -59,9 +53,4 @@ def trace_traffic(path: Path, requests: int, speedup: float, model: str) -> Traf
 
 def ideal_of_chats(results: DriveResults) -> int:
     """Tokens that an infinite cache would have saved."""
-    return ideal_cached_tokens(results.served, _tokenizer())
-
-
-@cache
-def _tokenizer() -> Tokenizer:
-    return load_tokenizer(TOKENIZER)
+    return ideal_cached_tokens(results.served, mock_tokenizer())

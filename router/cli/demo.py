@@ -34,10 +34,9 @@ from router.cli.child_processes import (
 )
 from router.cli.figures import Figures, cached_share, figures, ideal_cached_tokens, percentile, table, ttfts_ms
 from router.cli.load_driver import DriveResults, RequestResult, drive
-from router.cli.mock_engine_command import TOKENIZER, need_tokenizer
+from router.cli.mock_engine_command import mock_tokenizer, need_tokenizer
 from router.config.policies import choose_policy, load_policies
 from router.config.shipped import shipped
-from router.prompt.tokenizer import load_tokenizer
 from router.sim.chat_workload import ChatSession, sessions
 
 POLICIES = "round_robin,ring_bounded_load,cost_aware"
@@ -149,7 +148,7 @@ async def _compare(
 
 def _judge(results: dict[str, DriveResults], pods: int) -> list[Figures]:
     """Figures of each policy, against an infinite cache that is asked the same in the same order."""
-    tokenizer = load_tokenizer(TOKENIZER)
+    tokenizer = mock_tokenizer()
     names = [f"pod-{n}" for n in range(pods)]
     return [
         figures(policy, result, ideal_cached_tokens(result.served, tokenizer), names)

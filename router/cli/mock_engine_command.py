@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
@@ -24,7 +25,7 @@ from router.config.schema import CostPrior
 from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.prompt.template import ChatTemplate
-from router.prompt.tokenizer import TokenizerSource, load_tokenizer
+from router.prompt.tokenizer import Tokenizer, TokenizerSource, load_tokenizer
 from router.sim.mock_engine import HandoffConfig, HandoffDialect, MockEngineConfig, MockFleet, serve
 from router.types import Role
 
@@ -68,7 +69,7 @@ def mock_engine_command(options: MockEngineOptions) -> None:
 def _configs(options: MockEngineOptions) -> Iterator[MockEngineConfig]:
     """One configuration per engine. The side port is the same for all engines, so their hosts differ."""
     priors = load_priors(shipped("config") / "models")
-    tokenizer = load_tokenizer(TOKENIZER)
+    tokenizer = mock_tokenizer()
     handoff = HandoffConfig()
     if options.pd:
         handoff = HandoffConfig(
@@ -95,6 +96,12 @@ def _configs(options: MockEngineOptions) -> Iterator[MockEngineConfig]:
             port=options.port + index if options.port else 0,
             handoff=replace(handoff, role=Role.PREFILL) if index < options.prefill else handoff,
         )
+
+
+@cache
+def mock_tokenizer() -> Tokenizer:
+    """The tokenizer of the mock engines, loaded once per process."""
+    return load_tokenizer(TOKENIZER)
 
 
 def need_tokenizer() -> None:

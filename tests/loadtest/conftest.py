@@ -1,4 +1,4 @@
-"""Runs as a load test leaves them, without one."""
+"""Records of load tests that were not run."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def run_with(name: str, rate_per_s: float, rows: list[Row]) -> Run:
 
 @pytest.fixture
 def make_record() -> MakeRecord:
-    """A record with these runs, or with two policies at two rates."""
+    """A record of these runs, or of two policies at two rates."""
 
     def make(runs: list[Run] | None = None, scenario: str = "mixed") -> Record:
         rows = [row(0.0, 100.0), row(1.0, 300.0, pod="pod-1"), row(2.0, None, error="status 503")]
-        told = runs or [run_with(name, rate, rows) for rate in (5.0, 10.0) for name in ("round_robin", "cost_aware")]
-        return record_of(scenario, "A mix.", "python run.py", {"seed": 1}, Objective(ttft_ms=200), told)
+        runs = runs or [run_with(name, rate, rows) for rate in (5.0, 10.0) for name in ("round_robin", "cost_aware")]
+        return record_of(scenario, "A mix.", "python run.py", {"seed": 1}, Objective(ttft_ms=200), runs)
 
     return make
 
 
 @pytest.fixture
 def late_run() -> Run:
-    """A client that was 80 ms late for answers of 100 ms."""
+    """A run whose client was 80 ms late for responses of 100 ms."""
     return run_with("cost_aware", 50.0, [row(0.0, 100.0, late_ms=80.0), row(1.0, 100.0, late_ms=80.0)])

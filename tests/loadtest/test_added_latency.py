@@ -1,4 +1,4 @@
-"""Is what a router adds its time less that of the way past it?"""
+"""`added_latency.py` subtracts the direct latency."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import io
 import pytest
 from rich.console import Console
 
-from loadtest.added_latency import Delay, table, times
+from loadtest.added_latency import LatencyResult, table, times
 from loadtest.hotpath import LOADS
 
 ANSWER = {"p50": 5.0, "p99": 9.0, "ttft50": 2.0, "ttft99": 3.0}
 
 
-def test_rows_are_medians_of_what_each_round_has_added() -> None:
-    """Not differences of medians: rounds differ more than what is looked for."""
+def test_rows_are_medians_of_the_latency_added_in_each_round() -> None:
+    """Not differences of medians: rounds vary more than the added latency."""
     rounds = [(500.0, 900.0, 100.0), (900.0, 1_000.0, 450.0), (700.0, 800.0, 150.0)]
     found = [
-        Delay(n, "ours", "2K warm", 2_000, 1_000, p50, p99, past, past) for n, (p50, p99, past) in enumerate(rounds)
+        LatencyResult(n, "ours", "2K warm", 2_000, 1_000, p50, p99, past, past)
+        for n, (p50, p99, past) in enumerate(rounds)
     ]
     out = io.StringIO()
     Console(file=out, width=140).print(table(found))
@@ -28,5 +29,5 @@ def test_rows_are_medians_of_what_each_round_has_added() -> None:
 
 @pytest.mark.parametrize(("load", "expected"), [("2K warm", (5.0, 9.0)), ("chunk", (2.0, 3.0))])
 def test_streams_count_to_their_first_token(load: str, expected: tuple[float, float]) -> None:
-    """Others to their last byte."""
+    """Other loads count to their last byte."""
     assert times(ANSWER, LOADS[load]) == expected

@@ -1,4 +1,4 @@
-"""Is a client run as it should be, and is one that is missing or fails explained?"""
+"""Established clients are run, and missing or failing clients are explained."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.clients import CLIENTS, Ask, ClientError, found_executable, measured
+from loadtest.clients import CLIENTS, ClientError, ClientJob, find_executable, run_client
 
-ASK = Ask(
+JOB = ClientJob(
     url="http://127.0.0.1:8080",
     model="demo",
     tokenizer=Path("/tokenizer"),
@@ -34,42 +34,42 @@ SAVED = {
 
 
 def installed(folder: Path, script: str) -> Path:
-    """A stand-in for vLLM; its last argument is the file that it leaves. The Python beside it."""
+    """A substitute for vLLM whose last argument is its result file; returns the path of the Python next to it."""
     executable = folder / "vllm"
     executable.write_text(f"#!/bin/sh\nfor last; do :; done\n{script}\n")
     executable.chmod(0o755)
     return folder / "python"
 
 
-def test_what_a_client_leaves_becomes_a_run(tmp_path: Path) -> None:
-    """At the rate that was asked, with the tokens that it did not count unknown."""
+def test_a_clients_result_file_becomes_a_run(tmp_path: Path) -> None:
+    """At the requested rate; cached tokens, which it does not report, are unknown."""
     python = installed(tmp_path, f"echo '{json.dumps(SAVED)}' > \"$last\"")
-    run = measured(CLIENTS["vllm"], ASK, python)
+    run = run_client(CLIENTS["vllm"], JOB, python)
     assert (run.name, run.rate_per_s, run.planned, len(run.requests)) == ("vllm", 4.0, 2, 2)
     assert run.wall_s == 2.5
     assert not run.cached_known
 
 
-def test_with_a_trace_the_rate_is_the_traces(tmp_path: Path) -> None:
+def test_with_a_trace_the_rate_is_that_of_the_trace(tmp_path: Path) -> None:
     """Two requests within two seconds."""
     python = installed(tmp_path, f"echo '{json.dumps(SAVED)}' > \"$last\"")
-    assert measured(CLIENTS["vllm"], replace(ASK, trace=tmp_path / "trace.jsonl"), python).rate_per_s == 1.0
+    assert run_client(CLIENTS["vllm"], replace(JOB, trace=tmp_path / "trace.jsonl"), python).rate_per_s == 1.0
 
 
-def test_it_runs_offline(tmp_path: Path) -> None:
-    """No client may go looking for a tokenizer."""
+def test_clients_run_offline(tmp_path: Path) -> None:
+    """The client must not download a tokenizer."""
     python = installed(tmp_path, f'[ "$HF_HUB_OFFLINE" = 1 ] && echo \'{json.dumps(SAVED)}\' > "$last"')
-    assert measured(CLIENTS["vllm"], ASK, python).requests
+    assert run_client(CLIENTS["vllm"], JOB, python).requests
 
 
 @pytest.mark.parametrize("script", ["echo no such flag >&2; exit 2", "echo no such flag"])
-def test_a_client_that_fails_or_leaves_nothing_shows_its_last_words(tmp_path: Path, script: str) -> None:
-    """An exit code of 0 proves nothing."""
+def test_a_client_that_fails_or_writes_no_file_shows_its_output(tmp_path: Path, script: str) -> None:
+    """Also with exit code 0."""
     with pytest.raises(ClientError, match="no such flag"):
-        measured(CLIENTS["vllm"], ASK, installed(tmp_path, script))
+        run_client(CLIENTS["vllm"], JOB, installed(tmp_path, script))
 
 
-def test_a_client_that_is_missing_comes_with_the_way_to_install_it(tmp_path: Path) -> None:
-    """In an environment of its own: it weighs a gigabyte."""
+def test_the_error_for_a_missing_client_says_how_to_install_it(tmp_path: Path) -> None:
+    """In its own environment, because it needs a gigabyte."""
     with pytest.raises(ClientError, match="pip install aiperf"):
-        found_executable(CLIENTS["aiperf"], tmp_path / "python")
+        find_executable(CLIENTS["aiperf"], tmp_path / "python")

@@ -1,4 +1,4 @@
-"""Do table and plot show the medians of what was measured?"""
+"""Table and plot of `hotpath.py` show medians."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ROWS = [
 ]
 
 
-def test_the_table_has_a_row_a_router_and_a_column_a_load() -> None:
-    """Medians; what was never measured is said not to be a number."""
+def test_the_table_has_a_row_per_router_and_a_column_per_load() -> None:
+    """A load that was not measured is NaN."""
     assert markdown(ROWS).splitlines() == [
         "| CPU us (requests/s) | 2K warm | chunk |",
         "| --- | --- | --- |",
@@ -25,10 +25,9 @@ def test_the_table_has_a_row_a_router_and_a_column_a_load() -> None:
     ]
 
 
-def test_the_plot_is_a_whole_svg_file_that_names_routers_and_loads() -> None:
-    """It needs nothing around it."""
+def test_the_plot_is_a_complete_svg_file_with_routers_and_loads() -> None:
     pytest.importorskip("matplotlib")
     root = ElementTree.fromstring(bars_of(ROWS))
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    told = {text.strip() for text in root.itertext()}
-    assert {"ours", "nginx", "2K warm", "chunk"} <= told
+    texts = {text.strip() for text in root.itertext()}
+    assert {"ours", "nginx", "2K warm", "chunk"} <= texts

@@ -1,4 +1,4 @@
-"""Is what is read again what was measured?"""
+"""Records are read back as they were written."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from loadtest.record import Record, RecordError, read_record, run_of, write_reco
 from router.cli.load_driver import DriveResults, RequestResult
 
 
-def test_a_record_survives_its_file(tmp_path: Path, make_record: Callable[..., Record]) -> None:
-    """Rows, bounds and figures, without loss."""
+def test_a_record_is_read_back_unchanged(tmp_path: Path, make_record: Callable[..., Record]) -> None:
+    """Rows, bounds and figures."""
     record = make_record()
     write_record(tmp_path / "r.json", record)
     assert read_record(tmp_path / "r.json") == record
 
 
-def test_figures_lie_beside_the_rows_for_other_programs(tmp_path: Path, make_record: Callable[..., Record]) -> None:
-    """Plain JSON, judged against the objective: one of three was good, in two seconds."""
+def test_the_file_has_figures_for_other_programs(tmp_path: Path, make_record: Callable[..., Record]) -> None:
+    """Plain JSON with the objective applied: one of three requests was good, in two seconds."""
     write_record(tmp_path / "r.json", make_record())
     figures = json.loads((tmp_path / "r.json").read_text())["runs"][0]["figures"]
     assert (figures["requests"], figures["errors"], figures["cached_share"]) == (3, 1, 0.6)
@@ -28,8 +28,8 @@ def test_figures_lie_beside_the_rows_for_other_programs(tmp_path: Path, make_rec
     assert figures["goodput_per_s"] == 0.5
 
 
-def test_what_was_measured_comes_back_as_it_was() -> None:
-    """Everything but the texts, which would fill the disk."""
+def test_results_are_read_back_unchanged() -> None:
+    """All except the texts, which are not stored."""
     one = RequestResult(
         kind="chat",
         asked={"messages": ["long"]},
@@ -51,8 +51,8 @@ def test_what_was_measured_comes_back_as_it_was() -> None:
     assert (back.asked, back.text) == ({}, "")
 
 
-def test_a_file_that_is_no_record_is_named(tmp_path: Path) -> None:
-    """Such as a result in an older shape."""
+def test_the_error_for_an_invalid_file_names_it(tmp_path: Path) -> None:
+    """For example a result in an older format."""
     path = tmp_path / "old.json"
     path.write_text('{"policies": []}')
     with pytest.raises(RecordError, match=r"old\.json"):

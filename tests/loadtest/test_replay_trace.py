@@ -1,4 +1,4 @@
-"""Does a replayed trace share exactly what the trace says?"""
+"""A replayed trace shares exactly the blocks of the trace."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 from loadtest.replay_trace import TraceProse, TraceRequest, due_times_s, ideal_of_trace, read_trace
-from router.cli.mock_engine_command import TOKENIZER
-from router.prompt.tokenizer import load_tokenizer
+from router.cli.mock_engine_command import mock_tokenizer
 
 
 def request(tokens: int, *blocks: int, at_ms: float = 0.0) -> TraceRequest:
@@ -15,8 +14,8 @@ def request(tokens: int, *blocks: int, at_ms: float = 0.0) -> TraceRequest:
 
 
 def test_prompts_have_the_traces_lengths_and_share_its_blocks() -> None:
-    """Token for token equal up to where the ids are, different right after it."""
-    tokenizer, prose = load_tokenizer(TOKENIZER), TraceProse()
+    """Equal tokens as long as the ids are equal, different tokens right after."""
+    tokenizer, prose = mock_tokenizer(), TraceProse()
     first, second = (tokenizer.encode(prose.prompt(one)) for one in (request(1300, 0, 1, 2), request(1100, 0, 1, 3)))
     assert (len(first), len(second)) == (1300, 1100)
     assert first[:1024] == second[:1024]
@@ -24,7 +23,7 @@ def test_prompts_have_the_traces_lengths_and_share_its_blocks() -> None:
 
 
 def test_the_ideal_counts_leading_known_ids_but_never_the_last_token() -> None:
-    """Whole router blocks; what lies behind an unknown id is lost."""
+    """Whole router blocks; blocks after an unknown id do not count."""
     assert ideal_of_trace([request(1024, 0, 1)]) == 0
     assert ideal_of_trace([request(1024, 0, 1), request(1024, 0, 1)]) == 1008
     assert ideal_of_trace([request(1024, 0, 1), request(1536, 0, 9, 1)]) == 512
@@ -40,7 +39,7 @@ def test_arrivals_keep_the_traces_gaps_and_jitter_stays_within_its_bound() -> No
 
 
 def test_only_the_asked_number_of_lines_is_read(tmp_path: Path) -> None:
-    """One JSON object a line."""
+    """One JSON object per line."""
     line = {"timestamp": 1, "input_length": 600, "output_length": 2, "hash_ids": [0, 1]}
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join([json.dumps(line)] * 3))

@@ -1,4 +1,4 @@
-"""Does the page show every run, and only what there is to show?"""
+"""The page shows every run and no empty plots."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from loadtest.record import Record, Run
 from loadtest.report import report, write_report
 
 
-def test_several_rates_have_a_knee_to_show(make_record: Callable[..., Record]) -> None:
-    """Goodput over the rate, and then each rate on its own with its four plots."""
+def test_several_rates_have_plots_over_the_rate(make_record: Callable[..., Record]) -> None:
+    """Goodput over the rate, then each rate with its four plots."""
     document = report([make_record()])
     assert document.count("<figure>") == 3 + 2 * 4
-    for title in ("Goodput", "Time to first token", "TTFT over time", "Work of each pod", "Cached share by kind"):
+    for title in ("Goodput", "Time to first token", "TTFT over time", "Work per pod", "Cached share per session kind"):
         assert f"<strong>{title}" in document
 
 
-def test_one_rate_has_no_curve_over_rates(make_record: Callable[..., Record]) -> None:
-    """A single point is no curve."""
+def test_one_rate_has_no_plots_over_the_rate(make_record: Callable[..., Record]) -> None:
+    """A single point is not a curve."""
     record = make_record()
     document = report([make_record(record.runs[:2])])
     assert "<strong>Goodput" not in document
@@ -26,20 +26,20 @@ def test_one_rate_has_no_curve_over_rates(make_record: Callable[..., Record]) ->
 
 
 def test_several_results_of_one_scenario_are_compared(make_record: Callable[..., Record]) -> None:
-    """Two files of two runs are a table of four rows and its header; another scenario has a section of its own."""
+    """Two files with two runs are one table of four rows and a header; another scenario has its own section."""
     runs = make_record().runs
     together = report([make_record(runs[:2]), make_record(runs[2:])])
     assert together.count("<tr>") == 5
     assert "<h2>rag</h2>" in report([make_record(), make_record(scenario="rag")])
 
 
-def test_a_late_client_stands_above_its_figures(make_record: Callable[..., Record], late_run: Run) -> None:
-    """Nobody should read the table first."""
+def test_the_warning_of_a_late_client_precedes_its_figures(make_record: Callable[..., Record], late_run: Run) -> None:
+    """The warning precedes the table."""
     document = report([make_record([late_run])])
-    assert document.index("not to be trusted") < document.index("<table>")
+    assert document.index("not reliable") < document.index("<table>")
 
 
 def test_the_page_is_one_file(tmp_path: Path, make_record: Callable[..., Record]) -> None:
-    """Written as UTF-8."""
+    """In UTF-8."""
     write_report(tmp_path / "r.html", [make_record()])
     assert (tmp_path / "r.html").read_text(encoding="utf-8").startswith("<!doctype html>")

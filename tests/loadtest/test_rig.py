@@ -1,4 +1,4 @@
-"""Does a run in which something failed pass for a measurement?"""
+"""A generator run with failures is not a measurement."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import json
 
 import pytest
 
-from loadtest.rig import answered
+from loadtest.rig import check_stats
 
 
 @pytest.mark.parametrize(("done", "errors"), [(9, 0), (10, 1)])
-def test_a_request_that_failed_or_never_ended_is_an_error(done: int, errors: int) -> None:
-    """With all that the generator saw."""
+def test_a_failed_or_unfinished_request_is_an_error(done: int, errors: int) -> None:
+    """The message has the generator's output."""
     with pytest.raises(RuntimeError, match=r"2K warm: .*'done'"):
-        answered("2K warm", json.dumps({"done": done, "errs": errors}), 10)
+        check_stats("2K warm", json.dumps({"done": done, "errs": errors}), 10)
 
 
-def test_otherwise_it_is_what_the_generator_saw() -> None:
-    """Unchanged."""
-    assert answered("2K warm", '{"done": 10, "errs": 0, "p50": 1.5}', 10)["p50"] == 1.5
+def test_a_complete_run_returns_the_generators_output() -> None:
+    assert check_stats("2K warm", '{"done": 10, "errs": 0, "p50": 1.5}', 10)["p50"] == 1.5

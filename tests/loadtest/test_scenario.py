@@ -1,4 +1,4 @@
-"""Do scenarios ask what their files say, and is a wrong file told where it is wrong?"""
+"""Scenario files are validated, and sessions follow them."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def small(tmp_path: Path) -> Scenario:
 
 
 @pytest.mark.parametrize("name", ours())
-def test_each_of_ours_can_be_drawn_and_has_every_kind(name: str) -> None:
-    """A file that is shipped is a file that works: a short run of it has sessions of each kind it names."""
+def test_each_shipped_scenario_has_sessions_of_every_kind(name: str) -> None:
+    """A short run of each shipped file has sessions of each of its kinds."""
     scenario = load_scenario(name)
     assert {session.kind for session in scenario.drawn()} == set(scenario.sessions)
 
 
 def test_the_mixed_scenario_is_the_demos_mix() -> None:
-    """What the file claims."""
+    """As the file states."""
     scenario = load_scenario("mixed")
     assert {name: kind.shape() for name, kind in scenario.sessions.items()} == dict(MIX)
 
@@ -50,7 +50,7 @@ def test_the_mixed_scenario_is_the_demos_mix() -> None:
     ("wrong", "line", "complaint"),
     [
         (SMALL.replace("per_s: 5", "per_second: 5"), 4, "per_second: unknown key; did you mean 'per_s'"),
-        (SMALL.replace("[5, 9]", "[9, 5]"), 6, "a span is [least, most]"),
+        (SMALL.replace("[5, 9]", "[9, 5]"), 6, "a span is [min, max]"),
         (SMALL.replace("poisson", "sometimes"), 4, "sometimes"),
         (SMALL.replace("share: 1", "share: 0"), 6, "greater than 0"),
         (SMALL.replace("share: 1", "share: 1, shared: {texts: 2, words: [5, 5], picked: 3}"), 6, "3 of 2 texts"),
@@ -58,29 +58,28 @@ def test_the_mixed_scenario_is_the_demos_mix() -> None:
     ],
 )
 def test_a_mistake_names_file_line_and_key(tmp_path: Path, wrong: str, line: int, complaint: str) -> None:
-    """Nothing is guessed and nothing is ignored."""
+    """With the line, and no key is ignored."""
     with pytest.raises(ConfigError) as error:
         load_scenario(written(tmp_path, wrong))
     assert f"small.yaml:{line}: " in str(error.value)
     assert complaint in str(error.value)
 
 
-def test_an_unknown_scenario_lists_ours() -> None:
-    """A typing mistake costs no search."""
+def test_the_error_for_an_unknown_scenario_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="chatbot"):
         load_scenario("chatbott")
 
 
-def test_another_rate_asks_the_same_at_other_times(tmp_path: Path) -> None:
-    """Rates are compared on the same sessions: the first of both runs are equal but for their start."""
+def test_another_rate_has_the_same_sessions_at_other_times(tmp_path: Path) -> None:
+    """Rates are compared on the same sessions: only their start differs."""
     slow, quick = small(tmp_path).drawn(), small(tmp_path).at(rate_per_s=50).drawn()
     assert len(quick) > 2 * len(slow)
     assert [one.turns for one in slow] == [one.turns for one in quick[: len(slow)]]
     assert [one.start_s for one in slow] != [one.start_s for one in quick[: len(slow)]]
 
 
-def test_duration_and_seed_can_be_said_anew(tmp_path: Path) -> None:
-    """And what is not said stays as it is in the file."""
+def test_duration_and_seed_can_be_overridden(tmp_path: Path) -> None:
+    """Other values stay as in the file."""
     scenario = small(tmp_path)
     assert scenario.at() == scenario
     assert scenario.at(duration_s=9).duration_s == 9
@@ -107,15 +106,17 @@ arrivals: st.SearchStrategy[Arrivals] = st.one_of(
 
 @settings(max_examples=30)
 @given(arrivals, st.integers(0, 2**32), st.floats(1, 20))
-def test_every_process_gives_starts_in_order_within_the_run(process: Arrivals, seed: int, duration_s: float) -> None:
-    """Whatever the process: sorted, never before the start, never after the end."""
+def test_every_arrival_process_gives_sorted_starts_within_the_run(
+    process: Arrivals, seed: int, duration_s: float
+) -> None:
+    """For any arrival process: sorted, and within the run."""
     starts_s = list(process.starts_s(Random(seed), duration_s))
     assert starts_s == sorted(starts_s)
     assert all(0 <= at_s < duration_s for at_s in starts_s)
 
 
-def test_a_burst_brings_all_of_its_interval_at_once() -> None:
-    """Eight a second every five seconds: forty, thrice in fifteen seconds, each within a tenth of one."""
+def test_a_burst_has_all_sessions_of_its_interval() -> None:
+    """Eight per second every five seconds: 40 sessions, three times in 15 seconds, each time within 0.1 s."""
     bursts = Bursts(process="bursts", per_s=8, every_s=5)
     starts_s = list(bursts.starts_s(Random(1), 15))
     assert len(starts_s) == 120

@@ -1,4 +1,4 @@
-"""Is what stays behind found, and does a client leave when it should?"""
+"""The soak test finds what is left behind, and its clients leave when they should."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from loadtest.bodies import MARKER
-from loadtest.soak import Asker, Bodies, End, Sample, Soaked, connected, growth, left_behind, results
+from loadtest.soak import Asker, Bodies, RequestEnd, Sample, SoakResult, connected, growth, left_behind, results
 
 METRICS = """
 warmroute_in_flight_requests 2.0
@@ -29,7 +29,7 @@ TCP = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retr
 
 
 def test_memory_counts_from_the_end_of_the_first_tenth() -> None:
-    """Caches fill until then; a trend is per request."""
+    """Caches fill until then; the trend is per request."""
     samples = [Sample(0, 0, 10), Sample(1, 100, 1000), Sample(2, 600, 2000), Sample(3, 1000, 2800)]
     grown = growth(samples, 1000)
     assert grown
@@ -39,13 +39,13 @@ def test_memory_counts_from_the_end_of_the_first_tenth() -> None:
 
 
 def test_gauges_and_results_are_summed_over_their_labels() -> None:
-    """By name, and by how requests ended."""
+    """By name, and by result."""
     assert left_behind(METRICS) == {"warmroute_in_flight_requests": 2, "warmroute_pod_in_flight_requests": 4}
     assert results(METRICS) == {"ok": 8, "client_gone": 4}
 
 
-def test_clients_that_are_connected_are_counted_at_the_routers_end() -> None:
-    """Neither the listening socket nor the other ends, nor what only waits for its time to be over."""
+def test_connected_clients_are_counted_by_the_routers_port() -> None:
+    """Not the listening socket, not the clients' ends, not sockets in TIME_WAIT."""
     assert connected(TCP, 8080) == 2
     assert connected(TCP, 9090) == 0
 
@@ -53,20 +53,22 @@ def test_clients_that_are_connected_are_counted_at_the_routers_end() -> None:
 @pytest.mark.parametrize(
     ("ends", "left", "clean"),
     [
-        ({End.ANSWERED: 5, End.LEFT_AMID: 1}, 0.0, True),
-        ({End.ANSWERED: 5, End.REFUSED: 1}, 0.0, False),
-        ({End.ANSWERED: 5, End.HUNG_UP: 1}, 0.0, False),
-        ({End.ANSWERED: 5}, 1.0, False),
+        ({RequestEnd.ANSWERED: 5, RequestEnd.LEFT_MID_STREAM: 1}, 0.0, True),
+        ({RequestEnd.ANSWERED: 5, RequestEnd.REFUSED: 1}, 0.0, False),
+        ({RequestEnd.ANSWERED: 5, RequestEnd.ROUTER_HUNG_UP: 1}, 0.0, False),
+        ({RequestEnd.ANSWERED: 5}, 1.0, False),
     ],
 )
-def test_it_is_clean_when_nothing_failed_and_nothing_stayed(ends: dict[End, int], left: float, clean: bool) -> None:
-    """Clients that left are no failure."""
+def test_a_run_is_clean_if_nothing_failed_and_nothing_is_left(
+    ends: dict[RequestEnd, int], left: float, clean: bool
+) -> None:
+    """Clients that left are not failures."""
     counted = Counter({end.value: count for end, count in ends.items()})
-    assert Soaked(6, counted, left_behind={"gauge": left}).clean is clean
+    assert SoakResult(6, counted, left_behind={"gauge": left}).clean is clean
 
 
-def test_every_request_is_unlike_all_others() -> None:
-    """Its marker is replaced by its number; its length is told."""
+def test_every_request_is_unique() -> None:
+    """Its marker is replaced by its number, and the content length is set."""
     bodies = Bodies([b"{streamed %b}" % MARKER.encode()], [b"{whole %b}" % MARKER.encode()])
     first, second = bodies.request(1, stream=True), bodies.request(2, stream=True)
     assert first != second
@@ -85,7 +87,7 @@ ANSWERS = {
 
 @pytest.fixture
 async def asker() -> AsyncIterator[Asker]:
-    """Connected to a server that answers to words, and hangs up on those that it does not know."""
+    """A connection to a server that responds to known words and disconnects on others."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while (word := await reader.read(100)) in ANSWERS:
@@ -102,24 +104,30 @@ async def asker() -> AsyncIterator[Asker]:
 
 @pytest.mark.net
 @pytest.mark.anyio
-async def test_one_connection_carries_one_answer_after_another(asker: Asker) -> None:
-    """Streamed or not, until the router hangs up."""
+async def test_one_connection_serves_several_requests(asker: Asker) -> None:
+    """Streamed or not, until the router disconnects."""
     asked = [await asker.ask(word) for word in (b"whole", b"streamed", b"refused", b"whole", b"unknown")]
-    assert asked == [End.ANSWERED, End.ANSWERED, End.REFUSED, End.ANSWERED, End.HUNG_UP]
+    assert asked == [
+        RequestEnd.ANSWERED,
+        RequestEnd.ANSWERED,
+        RequestEnd.REFUSED,
+        RequestEnd.ANSWERED,
+        RequestEnd.ROUTER_HUNG_UP,
+    ]
     assert asker.lost
 
 
 @pytest.mark.net
 @pytest.mark.anyio
-async def test_a_client_leaves_at_once_or_amid_the_stream(asker: Asker) -> None:
-    """Without waiting for what may never come; nothing can be asked on that connection any more."""
-    assert await asker.ask(b"silent", leave_after_s=0.0) is End.LEFT_AT_ONCE
+async def test_a_client_leaves_at_once_or_in_mid_stream(asker: Asker) -> None:
+    """Without waiting for a response; the connection is unusable afterwards."""
+    assert await asker.ask(b"silent", leave_after_s=0.0) is RequestEnd.LEFT_AT_ONCE
     assert asker.lost
 
 
 @pytest.mark.net
 @pytest.mark.anyio
-async def test_a_client_leaves_after_so_many_pieces(asker: Asker) -> None:
-    """The rest of the stream is not waited for."""
-    assert await asker.ask(b"endless", leave_after_pieces=2) is End.LEFT_AMID
+async def test_a_client_leaves_after_a_number_of_pieces(asker: Asker) -> None:
+    """The rest of the stream is not awaited."""
+    assert await asker.ask(b"endless", leave_after_pieces=2) is RequestEnd.LEFT_MID_STREAM
     assert asker.lost

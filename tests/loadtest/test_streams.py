@@ -1,4 +1,4 @@
-"""Do as many streams run at once as the figures are for, and are they compared with the right ones?"""
+"""`streams.py` holds the streams it reports, and compares with direct."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from loadtest.streams import ASKED, ASKED_S, CHUNKS_PER_S, SETTLE_S, Held, Timing, streams_allowed, table
+from loadtest.streams import CHUNKS_PER_S, PROBES, PROBES_S, SETTLE_S, StreamResult, Timing, streams_allowed, table
 
 
-def held(router: str, ttft_p50_us: float, rss_bytes: int) -> Held:
-    return Held(router, 10_000, 9_000, ttft_p50_us, ttft_p50_us * 2, 100, 200, 50 * 2**20, rss_bytes)
+def held(router: str, ttft_p50_us: float, rss_bytes: int) -> StreamResult:
+    return StreamResult(router, 10_000, 9_000, ttft_p50_us, ttft_p50_us * 2, 100, 200, 50 * 2**20, rss_bytes)
 
 
 @given(st.integers(1, 20_000))
-def test_the_first_stream_outlasts_all_that_is_asked_beside_the_last(streams: int) -> None:
-    """Its own first chunk comes after a pause, too, and chunks flow at one rate."""
+def test_the_first_stream_outlasts_the_last_probe(streams: int) -> None:
+    """Its first chunk also comes after a pause, and the chunk rate is constant."""
     timing = Timing(streams)
     lasts_s = timing.chunks * timing.pause_us / 1e6
-    assert lasts_s >= timing.opening_s + SETTLE_S + ASKED_S
+    assert lasts_s >= timing.opening_s + SETTLE_S + PROBES_S
     assert streams / (timing.pause_us / 1e6) <= CHUNKS_PER_S * 1.01
 
 
 @given(st.integers(2_000, 1_000_000))
-def test_all_streams_and_those_on_top_fit_into_the_open_files(open_files: int) -> None:
-    """Two sockets each; without a limit nothing bounds them."""
-    assert 2 * (streams_allowed(open_files) + ASKED) < open_files
+def test_all_streams_and_probes_fit_into_the_open_files(open_files: int) -> None:
+    """Two sockets per stream; no bound without a limit."""
+    assert 2 * (streams_allowed(open_files) + PROBES) < open_files
     assert streams_allowed(resource.RLIM_INFINITY) > 2**32
 
 
-def test_times_are_what_is_added_to_direct_and_memory_is_by_stream() -> None:
-    """Of the streams that were held, not of those that were asked for."""
+def test_times_are_relative_to_direct_and_memory_is_per_stream() -> None:
+    """Per stream that was held, not per requested stream."""
     out = io.StringIO()
     Console(file=out, width=140).print(table([held("direct", 400, 0), held("ours", 3_400, 50 * 2**20 + 9_000 * 2048)]))
     direct, ours = (line for line in out.getvalue().splitlines() if "9,000" in line)

@@ -1,4 +1,4 @@
-"""Are the peers' programs found where they were installed, and pinned?"""
+"""The peers' programs are found where they are installed, at pinned versions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from loadtest.peers.environments import (
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder, and no nginx on the path."""
+    """An empty cache folder, and no nginx on the PATH."""
     monkeypatch.setattr(environments, "CACHE", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     return tmp_path
@@ -30,20 +30,19 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("environment", [*PYTHON_PACKAGES, *DISTRIBUTED])
 def test_a_missing_program_says_how_to_install_it(environment: str, cache: Path) -> None:
     """Before any router is started."""
-    with pytest.raises(NotInstalled, match=f"{environment} is not installed; do: .* --install"):
+    with pytest.raises(NotInstalled, match=f"{environment} is not installed; run: .* --install"):
         program(environment)
 
 
-def test_each_program_stands_in_an_environment_of_its_own(cache: Path) -> None:
-    """Two peers never share a dependency."""
+def test_each_program_has_its_own_environment(cache: Path) -> None:
+    """No two peers share dependencies."""
     path = cache / "smg" / "bin" / "smg"
     path.parent.mkdir(parents=True)
     path.touch()
     assert program("smg") == path
 
 
-def test_an_nginx_of_the_machine_is_preferred(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No need to unpack another."""
+def test_an_installed_nginx_is_preferred(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = cache / "nginx"
     path.write_text("#!/bin/sh\necho 'nginx version: nginx/9.9.9' >&2\n")
     path.chmod(0o755)
@@ -64,5 +63,5 @@ def test_an_unpacked_program_finds_its_libraries_and_says_its_version(cache: Pat
 
 
 def test_every_python_peer_is_pinned() -> None:
-    """A result names the version that it belongs to."""
+    """Results state the version."""
     assert all("==" in version(environment) for environment in PYTHON_PACKAGES)

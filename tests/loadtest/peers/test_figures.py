@@ -1,4 +1,4 @@
-"""Do the figures say what the pods counted, and does the table show who was best?"""
+"""Figures come from the pods' counters, and the table marks the best."""
 
 from __future__ import annotations
 
@@ -30,50 +30,50 @@ def one(cached: float = 0.5, ideal: float = 0.8, p50_ms: float = 50.0, cpu_ms: f
     )
 
 
-def test_a_pods_tokens_are_summed_over_its_ranks_and_nothing_else_is_read() -> None:
-    """Queries are no prompt tokens; a value may be written with an exponent."""
+def test_a_pods_tokens_are_summed_over_its_ranks() -> None:
+    """Cache queries are not prompt tokens; values may have an exponent."""
     assert PodTokens.of_metrics(METRICS) == PodTokens(prompt=1000, cached=400, output=50)
 
 
-def test_a_pod_without_counters_has_done_nothing() -> None:
-    """An engine that has just begun need not have them."""
+def test_a_pod_without_counters_has_zero_tokens() -> None:
+    """A fresh engine may not export them."""
     assert PodTokens.of_metrics("# nothing yet\n") == PodTokens(0, 0, 0)
 
 
-def test_what_came_before_a_round_is_not_of_the_round() -> None:
-    """Counters are of the engine's life."""
+def test_a_round_counts_only_its_own_tokens() -> None:
+    """Counters cover the engine's lifetime."""
     assert PodTokens(1000, 400, 50).since(PodTokens(600, 300, 20)) == PodTokens(400, 100, 30)
 
 
-def test_the_cached_share_weighs_pods_by_their_prompts() -> None:
-    """Not a mean of shares; 0 where nothing was asked."""
+def test_the_cached_share_is_weighted_by_prompt_tokens() -> None:
+    """Not a mean of shares; 0 without requests."""
     assert cached_share([PodTokens(900, 900, 0), PodTokens(100, 0, 5)]) == pytest.approx(0.9)
     assert cached_share([PodTokens(0, 0, 0)]) == 0.0
 
 
 def test_imbalance_is_the_busiest_pods_work_over_the_mean() -> None:
-    """Cached tokens are no work; idle pods count; no work at all is balanced."""
+    """Cached tokens are not work; idle pods count; no work at all is balanced."""
     assert imbalance([PodTokens(500, 400, 100), PodTokens(100, 0, 100)]) == 1.0
     assert imbalance([PodTokens(100, 0, 0), PodTokens(900, 900, 0)]) == 2.0
     assert imbalance([PodTokens(0, 0, 0)] * 3) == 1.0
 
 
-def test_a_row_shows_medians_but_every_rounds_errors() -> None:
-    """One bad round does not move the median, and does not hide either."""
+def test_a_row_shows_medians_and_the_sum_of_errors() -> None:
+    """One bad round does not change the median, but its errors show."""
     rounds = [one(p50_ms=50.0), one(p50_ms=60.0), one(p50_ms=900.0, errors=7)]
     (row,) = cells({"us": rounds}, "{}")
     shown = dict(zip(TITLES, row, strict=True))
     assert (shown["router"], shown["TTFT p50 ms"], shown["errors"]) == ("us", "60", "7")
 
 
-def test_the_share_of_the_ideal_is_taken_in_each_round() -> None:
-    """Each round has its own ideal: a median of cached over a median of ideal would mix them."""
+def test_the_share_of_the_ideal_is_computed_per_round() -> None:
+    """Each round has its own ideal."""
     (row,) = cells({"us": [one(0.4, 0.8), one(0.5, 0.5), one(0.9, 0.9)]}, "{}")
     assert row[TITLES.index("of ideal")] == "100%"
 
 
-def test_the_best_of_a_column_is_marked_whoever_it_is_and_ties_share_it() -> None:
-    """More is better for hits, less for everything else."""
+def test_the_best_of_a_column_and_its_ties_are_marked() -> None:
+    """The maximum for cached shares, the minimum for the others."""
     us, them = cells({"us": [one(cached=0.9, cpu_ms=4.0)], "them": [one(cached=0.5, cpu_ms=2.0)]}, "<{}>")
     at = TITLES.index
     assert (us[at("cached")], them[at("cached")]) == ("<90.0%>", "50.0%")
@@ -81,14 +81,13 @@ def test_the_best_of_a_column_is_marked_whoever_it_is_and_ties_share_it() -> Non
     assert us[at("p99 ms")] == them[at("p99 ms")] == "<200>"
 
 
-def test_no_errors_are_nothing_to_boast_of() -> None:
-    """That column has no winner."""
+def test_the_errors_column_has_no_best() -> None:
     (row,) = cells({"us": [one()]}, "<{}>")
     assert row[TITLES.index("errors")] == "0"
 
 
 def test_terminal_and_readme_show_the_same_rows() -> None:
-    """A row a router, in the order given."""
+    """One row per router, in the given order."""
     rounds = {"us": [one()], "them": [one(cached=0.6)]}
     lines = markdown(rounds).splitlines()
     assert [line.split(" | ")[0] for line in lines[:4]] == ["| router", "| ---", "| us", "| them"]

@@ -1,4 +1,4 @@
-"""Is a router's whole process tree counted, and is nothing of it left behind?"""
+"""A router's whole process tree is measured and stopped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
-from loadtest.peers.processes import Stat, Used, launched, read_stat, used
+from loadtest.peers.processes import ProcessUsage, Stat, launch, process_usage, read_stat
 
 LARGE_BYTES = 64 * 1024 * 1024
 
@@ -29,7 +29,7 @@ time.sleep(60)
 
 
 def printed(output: Path) -> str:
-    """The first line of a child, once it is whole: under PYTHONUNBUFFERED a line comes in pieces."""
+    """The first complete line of a child's output: under PYTHONUNBUFFERED a line comes in pieces."""
 
     def line() -> str:
         first, end, _ = output.read_text().partition("\n")
@@ -43,7 +43,7 @@ def until(found: Callable[[], str]) -> str:
     while monotonic() < deadline_s:
         if said := found():
             return said
-    raise AssertionError("a child said nothing")
+    raise AssertionError("the child printed nothing")
 
 
 def test_a_name_with_blanks_and_parentheses_does_not_shift_the_fields() -> None:
@@ -54,40 +54,40 @@ def test_a_name_with_blanks_and_parentheses_does_not_shift_the_fields() -> None:
 
 def test_cpu_of_a_child_that_has_ended_still_counts(tmp_path: Path) -> None:
     """Its parent has reaped it."""
-    with launched("burner", [sys.executable, "-c", PARENT], tmp_path, {}) as burner:
+    with launch("burner", [sys.executable, "-c", PARENT], tmp_path, {}) as burner:
         assert printed(burner.output) == "burnt"
-        assert used(burner.process.pid).cpu_s >= 0.3
+        assert process_usage(burner.process.pid).cpu_s >= 0.3
 
 
-def test_memory_of_a_living_child_counts(tmp_path: Path) -> None:
-    """The parent alone is smaller than what its child holds."""
-    with launched("holder", [sys.executable, "-c", ORPHANING], tmp_path, {}) as holder:
+def test_memory_of_a_running_child_counts(tmp_path: Path) -> None:
+    """The parent alone uses less than its child."""
+    with launch("holder", [sys.executable, "-c", ORPHANING], tmp_path, {}) as holder:
         printed(holder.output)
-        until(lambda: "held" if used(holder.process.pid).rss_bytes > LARGE_BYTES else "")
+        until(lambda: "held" if process_usage(holder.process.pid).rss_bytes > LARGE_BYTES else "")
 
 
-def test_a_router_is_ended_with_the_children_that_outlive_it(tmp_path: Path) -> None:
-    """SIGTERM reaches only the parent; the rest is found by its session."""
-    with launched("parent", [sys.executable, "-c", ORPHANING], tmp_path, {}) as parent:
+def test_children_that_outlive_a_router_are_killed(tmp_path: Path) -> None:
+    """SIGTERM reaches only the parent; the others are found by their session."""
+    with launch("parent", [sys.executable, "-c", ORPHANING], tmp_path, {}) as parent:
         child = printed(parent.output)
         assert Path(f"/proc/{child}").exists()
     assert until(lambda: "gone" if _is_gone(child) else "") == "gone"
 
 
-def test_a_session_without_processes_has_used_nothing() -> None:
-    """No process can have this id: it is beyond any pid_max."""
-    assert used(2**31) == Used(cpu_s=0.0, rss_bytes=0)
+def test_a_session_without_processes_has_no_usage() -> None:
+    """No process has this id: it is above any pid_max."""
+    assert process_usage(2**31) == ProcessUsage(cpu_s=0.0, rss_bytes=0)
 
 
-def test_variables_reach_the_router_beside_ours(tmp_path: Path) -> None:
+def test_environment_variables_are_added_to_ours(tmp_path: Path) -> None:
     """It runs in its folder."""
     code = "import os; print(os.environ['ADDED'], 'PATH' in os.environ, os.getcwd(), flush=True)"
-    with launched("echo", [sys.executable, "-c", code], tmp_path, {"ADDED": "yes"}) as echo:
+    with launch("echo", [sys.executable, "-c", code], tmp_path, {"ADDED": "yes"}) as echo:
         assert printed(echo.output) == f"yes True {tmp_path}"
 
 
 def _is_gone(pid: str) -> bool:
-    """Ended, reaped by init or not yet."""
+    """Ended, whether init has reaped it or not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Is the same played against every router of a round, and is the ideal that of what was asked?"""
+"""All routers of a round get the same traffic, and the ideal matches it."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def ideal(*served: RequestResult) -> int:
     return ideal_of_chats(DriveResults(served, 1.0))
 
 
-def test_what_was_asked_before_need_not_be_computed_again() -> None:
-    """In whole blocks of 16 tokens; the first finds nothing."""
+def test_a_shared_prefix_counts_as_saved() -> None:
+    """In whole blocks of 16 tokens; the first request finds nothing."""
     assert ideal(asked("Which?")) == 0
     saved = ideal(asked("Which?"), asked("Whose?"))
     assert saved > 0
     assert saved % 16 == 0
 
 
-def test_a_failed_request_leaves_nothing_behind_and_finds_nothing() -> None:
-    """Its prompt was perhaps never computed."""
+def test_a_failed_request_neither_caches_nor_hits() -> None:
+    """Its prompt may never have been computed."""
     assert ideal(asked("Which?", error="status 503"), asked("Whose?")) == 0
     assert ideal(asked("Which?"), asked("Whose?", error="status 503")) == 0
 
 
-def test_a_trace_is_the_same_in_every_round_with_the_ideal_of_its_ids(tmp_path: Path) -> None:
-    """However it went: the ideal is the trace's."""
+def test_a_trace_has_the_same_ideal_in_every_round(tmp_path: Path) -> None:
+    """Independent of the results."""
     line = {"timestamp": 0, "input_length": 1024, "output_length": 2, "hash_ids": [0, 1]}
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join([json.dumps(line)] * 2))

@@ -1,12 +1,12 @@
-"""How late does the loop of a running router come, and what holds it for how much CPU time?
+"""Runs `warmroute` and records how late its event loop is and which callbacks are long.
 
-    python loadtest/watched.py LOOKS serve --config warmroute.yaml     # `warmroute serve`; its looks, written down
-    python loadtest/watched.py LOOKS holds serve --config ...          # what holds the loop, too
-    python loadtest/watched.py LOOKS idle                              # the looks of a loop with nothing to do
+    python loadtest/loop_watch.py PATH serve --config warmroute.yaml     # lag samples of `warmroute serve`
+    python loadtest/loop_watch.py PATH callbacks serve --config ...      # also long callbacks
+    python loadtest/loop_watch.py PATH idle                              # lag samples of an idle loop
 
-Each look of `router/observe/loop_lag.py` becomes a line of JSON in `LOOKS.PID`. With `holds` the router runs on
-asyncio's own loop instead of uvloop, where each callback passes through Python and its CPU time can be told, which
-nothing else on the machine changes. This file never judges what it sees.
+Writes JSON lines to `PATH.PID`: the samples of `router/observe/loop_lag.py`. With `callbacks` the router runs on
+asyncio's own loop instead of uvloop, where the CPU time of each callback can be measured independently of the load on
+the machine.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from router.observe import loop_lag
 from router.observe.loop_lag import LoopLag
 
 HOLD_S = 0.002
-"""What holds the loop for less CPU time is not written down."""
+"""Shorter callbacks are not recorded."""
 SAMPLE_S = 0.002
-"""Of CPU time, between two looks at where the process is."""
+"""CPU time between two stack samples."""
 FRAMES = 5
 
 
-class Look(msgspec.Struct, frozen=True, gc=False, tag="look"):
-    """One look, by a clock that all processes share; `cpu_s` is what all threads computed since the look before: each
-    of them may keep the loop from Python."""
+class LagSample(msgspec.Struct, frozen=True, gc=False, tag="look"):
+    """One lag sample, with a clock common to all processes. `cpu_s` is the CPU time of all threads since the previous
+    sample: each thread can block the loop."""
 
     at_s: float
     late_s: float
@@ -49,12 +49,12 @@ class Look(msgspec.Struct, frozen=True, gc=False, tag="look"):
 
     @property
     def own_s(self) -> float:
-        """By how much it was late while the process computed: all that can be blamed on it."""
+        """The part of the lag during which the process used the CPU: the most that it can have caused."""
         return min(self.late_s, self.cpu_s)
 
 
-class Hold(msgspec.Struct, frozen=True, gc=False, tag="hold"):
-    """One callback of the loop: CPU time of the loop's thread, and where that was now and then."""
+class LongCallback(msgspec.Struct, frozen=True, gc=False, tag="hold"):
+    """One long callback: CPU time of the loop's thread, and stack samples."""
 
     at_s: float
     cpu_s: float
@@ -62,7 +62,7 @@ class Hold(msgspec.Struct, frozen=True, gc=False, tag="hold"):
 
 
 class Watch:
-    """Writes to `out`."""
+    """Records to the file `out`."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
@@ -70,20 +70,20 @@ class Watch:
         self._cpu_s = self._search_s = 0.0
 
     def looks(self) -> None:
-        """From now on, write each down; there are as many when nobody is served."""
+        """Record every lag sample, with the same interval for an idle router."""
         loop_lag.IDLE_LOOK_S = loop_lag.LOOK_S
         look = LoopLag._look
 
         def watched(self_: LoopLag, late_s: float) -> None:
             cpu_s = time.process_time()
-            self._write(Look(time.monotonic(), late_s, cpu_s - self._cpu_s))
+            self._write(LagSample(time.monotonic(), late_s, cpu_s - self._cpu_s))
             self._cpu_s = cpu_s
             look(self_, late_s)
 
         LoopLag._look = watched  # type: ignore[method-assign, assignment]
 
-    def holds(self) -> None:
-        """From now on, write long ones down."""
+    def callbacks(self) -> None:
+        """Record long callbacks."""
         uvicorn.config.LOOP_FACTORIES["uvloop"] = uvicorn.config.LOOP_FACTORIES["asyncio"]
         run = asyncio.Handle._run
 
@@ -93,7 +93,7 @@ class Watch:
             run(handle)
             cpu_s = time.thread_time() - began_s
             if cpu_s > HOLD_S:
-                self._write(Hold(time.monotonic(), cpu_s, tuple(self._at) or (_name(handle._callback),)))
+                self._write(LongCallback(time.monotonic(), cpu_s, tuple(self._at) or (_name(handle._callback),)))
 
         asyncio.Handle._run = watched  # type: ignore[method-assign, assignment]
         gc.callbacks.append(self._search)
@@ -101,13 +101,13 @@ class Watch:
         signal.setitimer(signal.ITIMER_PROF, SAMPLE_S, SAMPLE_S)
 
     def _search(self, phase: str, about: dict[str, int]) -> None:
-        """Of the garbage collector."""
+        """Record long garbage collections."""
         if phase == "start":
             self._search_s = time.thread_time()
         elif (cpu_s := time.thread_time() - self._search_s) > HOLD_S / 2:
             self._at.append(f"gc of generation {about['generation']}: {cpu_s * 1000:.1f} ms")
 
-    def _write(self, line: Look | Hold) -> None:
+    def _write(self, line: LagSample | LongCallback) -> None:
         self._out.write(msgspec.json.encode(line) + b"\n")
 
 
@@ -117,7 +117,7 @@ def _name(callback: Any) -> str:
 
 
 def _place(frame: FrameType | None) -> str:
-    """From the innermost outwards."""
+    """Innermost frame first."""
 
     def places(frame: FrameType | None) -> Iterator[str]:
         while frame is not None:
@@ -130,14 +130,14 @@ def _place(frame: FrameType | None) -> str:
 
 
 def main() -> None:
-    """Watch, and be what was asked for."""
+    """Install the recorder and run the command."""
     path = sys.argv.pop(1)
     with Path(f"{path}.{os.getpid()}").open("wb", buffering=1 << 12) as out:
         watch = Watch(out)
         watch.looks()
-        if sys.argv[1] == "holds":
+        if sys.argv[1] == "callbacks":
             del sys.argv[1]
-            watch.holds()
+            watch.callbacks()
         if sys.argv[1] == "idle":
             uvloop.run(LoopLag(lambda _late_s: None, lambda: False).run())
         else:

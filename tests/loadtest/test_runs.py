@@ -1,4 +1,4 @@
-"""Does a load reach the URL that was named, and become a run?"""
+"""A workload is sent to the given URL and becomes a run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 from rich.console import Console
 
-from loadtest.against import Load, OnProgress, against_url, first_model
-from loadtest.run import load_of
+from loadtest.run import workload_of
+from loadtest.runs import OnProgress, Workload, first_model, run_on_url
 from loadtest.scenario import load_scenario
 from router.cli.child_processes import StageError
 from router.cli.load_driver import DriveResults
@@ -26,7 +26,7 @@ ANSWER = (
 
 
 async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Names one model, and answers everything with one word."""
+    """A server with one model that responds to everything with one word."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     if head.startswith(b"post"):
         await reader.readexactly(int(head.split(b"content-length:")[1].split(b"\r\n")[0]))
@@ -43,30 +43,30 @@ async def served() -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def test_a_scenario_is_played_against_a_url_as_it_is() -> None:
-    """Every request that was planned is sent, to the model that is there; what it could have saved is unknown."""
-    load = load_of(load_scenario("few-shot").at(rate_per_s=60, duration_s=0.5))
+async def test_a_scenario_runs_against_a_url() -> None:
+    """All planned requests are sent to the model of the URL; the ideal is unknown."""
+    load = workload_of(load_scenario("few-shot").at(rate_per_s=60, duration_s=0.5))
     async with served() as url:
-        (run,) = await against_url([load], url, await first_model(url), Console(quiet=True), ideal_known=False)
+        (run,) = await run_on_url([load], url, await first_model(url), Console(quiet=True), ideal_known=False)
     assert (run.name, run.rate_per_s, run.ideal_cached_tokens) == ("as it is", 60, None)
     assert len(run.requests) == run.planned > 10
     assert {row.error for row in run.requests} == {""}
     assert {row.kind for row in run.requests} == {"task"}
 
 
-async def test_the_ideal_is_asked_only_where_it_can_be_known() -> None:
-    """Its tokenizer must be ours."""
+async def test_the_ideal_is_computed_only_with_our_tokenizer() -> None:
+    """This needs the model's tokenizer."""
 
     async def play(url: str, model: str, on_progress: OnProgress) -> DriveResults:
         return DriveResults((), 1.0)
 
-    load = Load(1.0, 0, play, lambda _: 17)
-    (run,) = await against_url([load], "http://127.0.0.1:1", "tiny", Console(quiet=True), ideal_known=True)
+    load = Workload(1.0, 0, play, lambda _: 17)
+    (run,) = await run_on_url([load], "http://127.0.0.1:1", "tiny", Console(quiet=True), ideal_known=True)
     assert run.ideal_cached_tokens == 17
 
 
-async def test_where_no_model_is_named_one_must_be_said() -> None:
-    """Nothing listens there."""
+async def test_a_url_without_a_model_is_an_error() -> None:
+    """No server is listening."""
     async with served() as url:
         pass
     with pytest.raises(StageError, match="--model"):

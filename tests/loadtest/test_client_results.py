@@ -1,4 +1,4 @@
-"""Do the files of established clients become the rows that they mean?"""
+"""Result files of established clients are converted to rows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from loadtest.clients import CLIENTS, Ask, ClientError, aiperf_rows, cache_tokenizer, guidellm_rows, vllm_rows
+from loadtest.clients import CLIENTS, ClientError, ClientJob, aiperf_rows, cache_tokenizer, guidellm_rows, vllm_rows
 
-ASK = Ask(
+JOB = ClientJob(
     url="http://127.0.0.1:8080",
     model="demo",
     tokenizer=Path("/tokenizer"),
@@ -35,8 +35,8 @@ def aiperf_line(credit_ms: int, start_ms: int, end_ms: int, error: Any = None, *
     return json.dumps(record | ({"error": error} if error else {})).encode()
 
 
-def test_aiperfs_requests_were_due_when_their_credit_was_issued() -> None:
-    """Its own time to first token counts from the send: its lateness is added. Order is that of the dues."""
+def test_aiperf_requests_are_due_when_their_credit_is_issued() -> None:
+    """Its TTFT counts from the send, so the lateness is added. Rows are ordered by due time."""
     metrics = {
         "time_to_first_token": 90.0,
         "usage_prompt_tokens": 600,
@@ -50,30 +50,29 @@ def test_aiperfs_requests_were_due_when_their_credit_was_issued() -> None:
     assert (first.prompt_tokens, first.cached_tokens, first.output_tokens, first.error) == (600, 512, 3, "")
 
 
-def test_a_failure_of_aiperfs_keeps_its_reason() -> None:
-    """No metrics, no first token."""
+def test_a_failed_aiperf_request_has_its_error_and_no_metrics() -> None:
     (row,) = aiperf_rows(aiperf_line(0, 0, 5, error={"code": 503, "message": "busy"}))
     assert row.ttft_ms is None
     assert "busy" in row.error
     assert row.prompt_tokens == 0
 
 
-def test_aiperf_needs_a_trace_and_gets_as_many_lines_as_asked(tmp_path: Path) -> None:
-    """With the tokenizer in the shape of a download, because its workers are offline and take no path."""
+def test_aiperf_needs_a_trace_and_gets_the_requested_lines(tmp_path: Path) -> None:
+    """With the tokenizer in huggingface_hub's cache layout, because its workers are offline and accept no path."""
     with pytest.raises(ClientError, match="--trace"):
-        CLIENTS["aiperf"].arguments(ASK, tmp_path)
+        CLIENTS["aiperf"].arguments(JOB, tmp_path)
     trace, tokenizer = tmp_path / "whole.jsonl", tmp_path / "tokenizer"
     trace.write_text("{}\n{}\n{}\n")
     tokenizer.mkdir()
     (tokenizer / "tokenizer.json").write_text("{}")
-    arguments = CLIENTS["aiperf"].arguments(replace(ASK, trace=trace, tokenizer=tokenizer), tmp_path)
+    arguments = CLIENTS["aiperf"].arguments(replace(JOB, trace=trace, tokenizer=tokenizer), tmp_path)
     assert (tmp_path / "trace.jsonl").read_text() == "{}\n{}\n"
     assert arguments[arguments.index("--synthesis-speedup-ratio") + 1] == "2"
     assert arguments[arguments.index("--tokenizer") + 1] == "local/tokenizer"
 
 
-def test_a_tokenizer_lies_where_huggingface_hub_looks_for_downloads(tmp_path: Path) -> None:
-    """models--OWNER--NAME, a snapshot, and a reference that names it."""
+def test_a_tokenizer_is_placed_in_the_huggingface_hub_cache(tmp_path: Path) -> None:
+    """models--OWNER--NAME, a snapshot, and a reference to it."""
     (tmp_path / "tokenizer.json").write_text("{}")
     cache_tokenizer(tmp_path, tmp_path / "hub")
     place = tmp_path / "hub" / "models--local--tokenizer"
@@ -81,7 +80,7 @@ def test_a_tokenizer_lies_where_huggingface_hub_looks_for_downloads(tmp_path: Pa
     assert (place / "snapshots" / revision / "tokenizer.json").read_text() == "{}"
 
 
-def test_vllms_columns_become_rows_in_the_order_of_their_starts() -> None:
+def test_vllm_columns_become_rows_ordered_by_start() -> None:
     """Seconds become milliseconds; a failed request has no first token."""
     saved = {
         "start_times": [101.0, 100.0],
@@ -94,12 +93,12 @@ def test_vllms_columns_become_rows_in_the_order_of_their_starts() -> None:
     first, second = vllm_rows(json.dumps(saved).encode())
     assert (first.due_s, first.ttft_ms, first.error) == (0.0, None, "Service Unavailable")
     assert (second.due_s, second.ttft_ms, second.e2e_ms, second.output_tokens) == (1.0, 50.0, 300.0, 16)
-    assert not CLIENTS["vllm"].knows_cached
+    assert not CLIENTS["vllm"].reports_cached
 
 
-def test_vllms_suffix_is_what_the_prefix_leaves_of_the_prompt(tmp_path: Path) -> None:
-    """600 tokens with 512 shared."""
-    arguments = CLIENTS["vllm"].arguments(ASK, tmp_path)
+def test_the_vllm_suffix_is_the_prompt_without_the_prefix(tmp_path: Path) -> None:
+    """600 tokens, 512 of them shared."""
+    arguments = CLIENTS["vllm"].arguments(JOB, tmp_path)
     assert arguments[arguments.index("--prefix-repetition-suffix-len") + 1] == "88"
 
 
@@ -115,8 +114,8 @@ def guidellm_request(start_s: float, delay_s: float) -> dict[str, Any]:
     }
 
 
-def test_guidellms_dispatch_delay_is_its_lateness() -> None:
-    """A request was due so much before it began."""
+def test_the_guidellm_dispatch_delay_is_its_lateness() -> None:
+    """A request was due this long before it started."""
     found = {
         "successful": [guidellm_request(1000.5, 0.5)],
         "errored": [guidellm_request(1001.0, 0.0)],

@@ -1,7 +1,6 @@
-"""Against what is a load played: a fleet that we start, under one policy after the other, or a URL that is there?
+"""Runs a workload against a fleet that it starts, once per policy, or against an existing URL.
 
-Own fleets begin each run with empty caches and a new router; a foreign one stays as it is. This file never decides what
-is played and never judges it.
+On a started fleet each run begins with empty caches and a new router.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ OnProgress: TypeAlias = Callable[[RequestResult], None]
 REFRESH_S = 0.5
 LINE_EVERY_S = 5.0
 RECENT = 200
-"""The figures shown are of so many requests."""
+"""Number of requests in the displayed figures."""
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What is played: `planned` requests at a rate. `play(url, model, on_progress)` plays it once; `ideal` says what an
-    infinite cache would have saved of its results, which may take seconds."""
+class Workload:
+    """`planned` requests at a rate. `play(url, model, on_progress)` sends them once; `ideal` returns the tokens that an
+    infinite cache would have saved, which may take seconds."""
 
     rate_per_s: float
     planned: int
@@ -45,8 +44,10 @@ class Load:
     ideal: Callable[[DriveResults], int]
 
 
-async def against_fleet(loads: Sequence[Load], policies: Sequence[str], plan: FleetPlan, console: Console) -> list[Run]:
-    """Each load under each policy. Raises `ConfigError` for an unknown policy, `StageError` if something dies."""
+async def run_on_fleet(
+    loads: Sequence[Workload], policies: Sequence[str], plan: FleetPlan, console: Console
+) -> list[Run]:
+    """Run each workload under each policy. Raises `ConfigError` or `StageError`."""
     known = load_policies(shipped("policies"))
     for policy in policies:
         choose_policy(known, policy)
@@ -59,34 +60,36 @@ async def against_fleet(loads: Sequence[Load], policies: Sequence[str], plan: Fl
             for policy in policies:
                 await clear_caches(pods)
                 async with running_router(policy, pods, plan, folder) as url:
-                    results = await _played(load, url, plan.model, policy, console)
+                    results = await _play(load, url, plan.model, policy, console)
                 ideal = await asyncio.to_thread(load.ideal, results)
                 runs.append(run_of(policy, load.rate_per_s, load.planned, results, names, ideal))
     return runs
 
 
-async def against_url(loads: Sequence[Load], url: str, model: str, console: Console, *, ideal_known: bool) -> list[Run]:
-    """Each load as it is routed there; `ideal_known` where that model's tokenizer is ours."""
+async def run_on_url(
+    loads: Sequence[Workload], url: str, model: str, console: Console, *, ideal_known: bool
+) -> list[Run]:
+    """Run each workload against a URL. `ideal_known` requires that the model uses our tokenizer."""
     runs = []
     for load in loads:
-        results = await _played(load, url, model, AS_IT_IS, console)
+        results = await _play(load, url, model, AS_IT_IS, console)
         ideal = await asyncio.to_thread(load.ideal, results) if ideal_known else None
         runs.append(run_of(AS_IT_IS, load.rate_per_s, load.planned, results, [], ideal))
     return runs
 
 
 async def first_model(url: str) -> str:
-    """What is served there. Raises `StageError` if nothing answers or nothing is served."""
+    """The first model of a server. Raises `StageError` without one."""
     try:
         async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
             models = (await client.get("/v1/models")).raise_for_status().json()["data"]
             return str(models[0]["id"])
     except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
-        raise StageError(f"{url}/v1/models names no model ({error!r}); say --model") from error
+        raise StageError(f"{url}/v1/models has no model ({error!r}); set --model") from error
 
 
-async def _played(load: Load, url: str, model: str, name: str, console: Console) -> DriveResults:
-    async with shown(console, f"{name}, {load.rate_per_s:g}/s", load.planned) as on_progress:
+async def _play(load: Workload, url: str, model: str, name: str, console: Console) -> DriveResults:
+    async with show_progress(console, f"{name}, {load.rate_per_s:g}/s", load.planned) as on_progress:
         return await load.play(url, model, on_progress)
 
 
@@ -94,15 +97,15 @@ async def _played(load: Load, url: str, model: str, name: str, console: Console)
 
 
 @dataclass(slots=True)
-class Seen:
-    """What is done so far."""
+class RunProgress:
+    """Figures of the requests so far."""
 
     done: int = 0
     errors: int = 0
     recent: deque[RequestResult] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def __call__(self, one: RequestResult) -> None:
-        """One more."""
+        """Add a result."""
         self.done += 1
         self.errors += bool(one.error)
         self.recent.append(one)
@@ -119,9 +122,12 @@ class Seen:
 
 
 @asynccontextmanager
-async def shown(console: Console, label: str, planned: int) -> AsyncIterator[OnProgress]:
-    """While this is open, what the yielded function is told is shown."""
-    seen = Seen()
+async def show_progress(console: Console, label: str, planned: int) -> AsyncIterator[OnProgress]:
+    """Display the results passed to the yielded callback: a bar on a terminal, otherwise a line every few seconds.
+
+    The display refreshes at an interval and not per request, so that it does not slow the run.
+    """
+    seen = RunProgress()
     columns = (
         TextColumn("{task.description:<24}"),
         BarColumn(16),
@@ -138,7 +144,7 @@ async def shown(console: Console, label: str, planned: int) -> AsyncIterator[OnP
             console.print(f"{label}: {seen.done} of {planned}, {seen}", highlight=False, markup=False)
 
         show, every_s = (draw, REFRESH_S) if console.is_terminal else (say, LINE_EVERY_S)
-        watching = asyncio.create_task(_again_and_again(show, every_s))
+        watching = asyncio.create_task(_repeat(show, every_s))
         try:
             yield seen
         finally:
@@ -146,7 +152,7 @@ async def shown(console: Console, label: str, planned: int) -> AsyncIterator[OnP
             show()
 
 
-async def _again_and_again(show: Callable[[], None], every_s: float) -> None:
+async def _repeat(show: Callable[[], None], every_s: float) -> None:
     while True:
         await asyncio.sleep(every_s)
         show()
