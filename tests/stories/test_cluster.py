@@ -140,7 +140,7 @@ async def forgotten(city: City, chat: Chat) -> bool:
     prefix = await reader.read(
         InferenceRequest(id="x", endpoint=Endpoint.CHAT, model="demo", body=b"", prompt={"messages": chat})
     )
-    return prefix is not None and not (await city.program.store.match(prefix, 1e9)).blocks
+    return prefix is not None and not (await city.program.pods.store.match(prefix, 1e9)).blocks
 
 
 async def says_degraded(city: City) -> bool:
@@ -204,10 +204,10 @@ async def test_a_publisher_that_leaves_takes_its_holders_along(town: Town) -> No
     router = await town.router()
     await router.chat(question("bees"))
     await town.stop_publisher()
-    await router.until(lambda: not any(router.program.store.is_published(pod.id) for pod in pods_of(router)))
+    await router.until(lambda: not any(router.program.pods.store.is_published(pod.id) for pod in pods_of(router)))
     assert (await router.chat(question("bees"))).status_code == 200
     await town.publisher()
-    await router.until(lambda: all(router.program.store.is_published(pod.id) for pod in pods_of(router)))
+    await router.until(lambda: all(router.program.pods.store.is_published(pod.id) for pod in pods_of(router)))
 
 
 async def test_an_engine_that_restarts_is_empty_for_all(town: Town) -> None:

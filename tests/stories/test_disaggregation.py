@@ -55,7 +55,7 @@ class Pair(City):
     def pairable(self) -> bool:
         """Is all known that has to be?"""
         prefill = self.pod_of(self.prefill)
-        return self.program.handoff_facts.of(prefill, prefill.handoff) is not None
+        return self.program.pods.handoff_facts.of(prefill, prefill.handoff) is not None
 
     def handoffs(self, result: str) -> float:
         """How many splits came to that."""
@@ -131,7 +131,7 @@ async def test_a_split_request_is_answered_like_any_other(
             assert (usage["prompt_tokens_details"]["cached_tokens"] > 0) is (cached and dialect in ALONE)
             assert said(answer) == await alone(other, messages=chat)
         assert pair.handoffs("ok") == 2
-        assert not pair.program.ledger.inflight()
+        assert not pair.program.pods.ledger.inflight()
 
 
 def said(answer: httpx.Response) -> str:
@@ -176,7 +176,7 @@ async def test_a_prefill_pod_that_fails_costs_no_request(open_pair: OpenPair, di
         assert answer.status_code == 200
         assert answer.text.endswith("data: [DONE]\n\n")
         assert "error" not in answer.text
-        assert not pair.program.ledger.inflight()
+        assert not pair.program.pods.ledger.inflight()
         assert pair.program.fleet.snapshot.pods
         await pair.until(lambda: pair.decode.load.running == 0)
 
@@ -248,14 +248,14 @@ async def test_a_client_that_leaves_a_split_stops_both_pods(open_pair: OpenPair,
     """While the prefill takes for ever, and in mid-stream: nothing runs on, and no place stays taken."""
     async with open_pair(dialect, time_scale=1.0) as pair:
         pair.prefill.inject(Fault(kind=FaultKind.HANG))
-        for under_way in (lambda: len(pair.program.ledger.inflight()) == 2, lambda: pair.decode.load.running == 1):
+        for under_way in (lambda: len(pair.program.pods.ledger.inflight()) == 2, lambda: pair.decode.load.running == 1):
             body = {"model": "demo", "messages": opening("winds"), "max_tokens": 5000, "stream": True}
             asking = asyncio.create_task(pair.client.post("/v1/chat/completions", json=body))
             await pair.until(under_way)
             asking.cancel()
             await asyncio.wait([asking])
             await pair.until(lambda: not any(each.load.running for each in pair.engines))
-            await pair.until(lambda: not pair.program.ledger.inflight())
+            await pair.until(lambda: not pair.program.pods.ledger.inflight())
         assert pair.ready() == 2
 
 

@@ -59,7 +59,7 @@ async def test_a_request_that_is_being_served_explains_itself(open_city: OpenCit
     async with open_city(pods=1, engine={"time_scale": 1.0}) as city:
         city.client.headers["x-request-id"] = "hanging/1"
         asked = asyncio.create_task(city.chat(opening("slow"), max_tokens=500))
-        await city.until(lambda: bool(city.program.ledger.inflight()))
+        await city.until(lambda: bool(city.program.pods.ledger.inflight()))
         found = await explain(city, "hanging%2F1")
         assert (found.receipt.id, found.receipt.result) == ("hanging/1", "") and found.explanation.columns
         asked.cancel()
@@ -91,14 +91,14 @@ async def test_a_preview_decides_and_changes_nothing(open_city: OpenCity) -> Non
         for number in range(12):
             await city.chat(opening("harbour") if number == 5 else opening(f"boat {number}"))
         body = {"model": "demo", "messages": opening("harbour"), "max_tokens": 8}
-        seen = city.program.forwarder._shares._seen
+        seen = city.program.proxy.forwarder._shares._seen
         counts = {name: [run.count for run in shared._runs.values()] for name, shared in seen.items()}
         before, blocks = await metrics(city), [engine.load for engine in city.engines]
         previews = [await city.client.post("/admin/preview", json=body) for _ in range(3)]
         found = [msgspec.json.decode(answer.content, type=Explained) for answer in previews]
         assert await metrics(city) == before and [engine.load for engine in city.engines] == blocks
         assert counts == {name: [run.count for run in shared._runs.values()] for name, shared in seen.items()}
-        assert not city.program.ledger.inflight()
+        assert not city.program.pods.ledger.inflight()
         served = await city.chat(opening("harbour"))
         expected = (served.headers["x-warmroute-pod"], int(served.headers["x-warmroute-cached-tokens"]))
         plans = [one.explanation.columns[0].plan for one in found]

@@ -44,7 +44,7 @@ async def test_a_pod_that_fails_before_the_first_byte_costs_no_request(open_city
         assert answer.status_code == 200
         assert answer.text.endswith("data: [DONE]\n\n")
         assert not answer.headers["x-warmroute-pod"].endswith(city.engines[at].url.removeprefix("http://"))
-        assert not city.program.ledger.inflight()
+        assert not city.program.pods.ledger.inflight()
 
 
 async def test_a_pod_killed_in_mid_run_costs_no_unstreamed_request(open_city: OpenCity) -> None:
@@ -55,7 +55,7 @@ async def test_a_pod_killed_in_mid_run_costs_no_unstreamed_request(open_city: Op
         await city.engines[0].stop()
         answers = await asyncio.gather(*asked)
         assert [answer.status_code for answer in answers] == [200] * 20
-        assert not city.program.ledger.inflight()
+        assert not city.program.pods.ledger.inflight()
 
 
 async def test_a_stream_that_breaks_off_ends_with_an_error_that_sdks_raise_on(open_city: OpenCity) -> None:
@@ -91,7 +91,7 @@ async def test_a_client_that_leaves_stops_its_pod_at_once(open_city: OpenCity, s
         asking.cancel()
         await asyncio.wait([asking])
         await city.until(lambda: city.engines[0].load.running == 0)
-        await city.until(lambda: not city.program.ledger.inflight())
+        await city.until(lambda: not city.program.pods.ledger.inflight())
         metrics = (await city.client.get("/metrics")).text
         assert 'result="client_gone"} 1.0' in metrics
         assert city.ready() == 1
@@ -136,7 +136,7 @@ async def test_lost_events_are_fetched_again(open_city: OpenCity) -> None:
         await city.chat(opening("ice"))
         await city.chat(opening("hail"))
         pod = city.program.fleet.snapshot.pods[0].pod.id
-        await city.until(lambda: city.program.kv_streams.state_of(pod) == "complete")
+        await city.until(lambda: city.program.pods.kv_streams.state_of(pod) == "complete")
         answer = await city.chat(chat)
         predicted = int(answer.headers["x-warmroute-cached-tokens"])
         assert predicted == answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0

@@ -72,7 +72,7 @@ AFTER_THE_FIRST_BYTE = {
 
 async def nothing_stays_behind(city: City) -> None:
     """No lease, no request in flight."""
-    await city.until(lambda: not city.program.ledger.inflight())
+    await city.until(lambda: not city.program.pods.ledger.inflight())
     metrics = (await city.client.get("/metrics")).text
     assert "warmroute_in_flight_requests 0.0" in metrics
 
@@ -171,7 +171,7 @@ async def test_a_pod_whose_first_tokens_come_far_too_late_is_ejected(open_city: 
 async def test_a_fleet_that_fails_everything_is_not_asked_three_times_for_each(open_city: OpenCity) -> None:
     """Beyond the budget the failure stands, and that is counted."""
     async with open_city(pods=3, limits=Limits(retry_budget=0.0)) as city:
-        city.program.breaker._failures_to_eject = 10_000
+        city.program.pods.breaker._failures_to_eject = 10_000
         for engine in city.engines:
             engine.inject(Fault(kind=FaultKind.STATUS, status=HTTPStatus.SERVICE_UNAVAILABLE, count=None))
         asked = 40
@@ -266,7 +266,7 @@ async def test_more_requests_than_may_be_in_flight_are_told_to_come_back(open_ci
     async with open_city(pods=1, limits=Limits(max_in_flight=1)) as city:
         city.engines[0].inject(Fault(kind=FaultKind.HANG))
         hanging = asyncio.create_task(city.chat(opening("queues")))
-        await city.until(lambda: bool(city.program.ledger.inflight()))
+        await city.until(lambda: bool(city.program.pods.ledger.inflight()))
         answer = await city.chat(opening("queues"))
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert answer.json()["error"]["code"] == "saturated"

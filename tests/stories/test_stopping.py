@@ -50,7 +50,7 @@ async def test_on_sigterm_readiness_falls_first_and_running_streams_end_well(ope
         assert (await city.chat(opening("late"), max_tokens=1)).status_code == 200
         assert (await answer.aread()).endswith(b"data: [DONE]\n\n")
         await streaming.__aexit__(None, None, None)
-        assert not city.program.ledger.inflight()
+        assert not city.program.pods.ledger.inflight()
 
 
 async def test_a_stream_that_outlasts_the_drain_is_told_why_it_ends(open_city: OpenCity) -> None:
@@ -62,7 +62,7 @@ async def test_a_stream_that_outlasts_the_drain_is_told_why_it_ends(open_city: O
         await streaming.__aexit__(None, None, None)
         assert json.loads(last.strip().removeprefix(b"data: "))["error"]["code"] == "stopping"
         assert b'result="stopped"} 1.0' in city.program.metrics.render()
-        assert not city.program.ledger.inflight()
+        assert not city.program.pods.ledger.inflight()
         await city.until(lambda: not city.engines[0].load.running)
 
 
@@ -93,10 +93,10 @@ async def test_a_client_that_never_reads_is_given_up_with_its_pod(open_city: Ope
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         body = json.dumps({"model": "demo", "messages": opening("deserts"), "stream": True}).encode()
         writer.write(message(body))
-        await city.until(lambda: bool(city.program.ledger.inflight()))
+        await city.until(lambda: bool(city.program.pods.ledger.inflight()))
         await nothing_stays_behind(city)
         assert 'result="client_gone"} 1.0' in city.program.metrics.render().decode()
-        assert not city.program.breaker._records
+        assert not city.program.pods.breaker._records
         writer.transport.abort()
 
 
@@ -105,7 +105,7 @@ async def running(city: City) -> None:
 
 
 async def hanging(city: City) -> None:
-    await city.until(lambda: bool(city.program.ledger.inflight()))
+    await city.until(lambda: bool(city.program.pods.ledger.inflight()))
 
 
 @pytest.mark.parametrize("phase", ["inside its body", "before any answer", "before the first token", "in mid-stream"])
@@ -131,4 +131,4 @@ async def test_a_client_may_leave_in_any_phase(open_city: OpenCity, phase: str) 
         await city.until(lambda: not any(engine.load.running for engine in city.engines))
         await nothing_stays_behind(city)
         assert all(status.state is PodState.READY for status in city.program.fleet.snapshot.pods)
-        assert not city.program.breaker._records
+        assert not city.program.pods.breaker._records

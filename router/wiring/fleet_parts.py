@@ -1,0 +1,182 @@
+"""Builds everything that follows pods: discovery, probes, loads, KV events, the block index and self-tests."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import structlog
+
+from router.config.priors import ModelPrior, PodPriors
+from router.config.schema import RouterConfig
+from router.engines.adapter import PodFacts
+from router.feeds.calibration_feed import CalibrationFeed
+from router.feeds.discovery.membership import Membership
+from router.feeds.discovery.pod_source import ConfiguredPods, PodSource
+from router.feeds.handoff_facts import HandoffFacts
+from router.feeds.http_client import open_client
+from router.feeds.kv_streams import KvStreams
+from router.feeds.load_feed import LoadFeed, ScrapeShare
+from router.feeds.probe import ProbeFeed
+from router.feeds.selftest import ParityFeed
+from router.fleet.breaker import Breaker
+from router.fleet.fleet import Fleet
+from router.fleet.ledger import Ledger
+from router.observe.calibrator import Calibrator
+from router.observe.metrics import Metrics
+from router.policy.calibration import Calibration
+from router.proxy.upstream import UpstreamPools
+from router.stores.prefix_store import LocalStore, PrefixStore
+from router.types import Generation, Pod, PodId, PodState, PrefixTrust
+from router.wiring.cluster_member import ClusterMember
+from router.wiring.prompts import Prompts
+from router.workers.worker_sync import WorkerIdentity
+
+log = structlog.get_logger()
+
+
+class FleetParts:
+    """The owners of what is known about pods, and the feeds that keep it current. Raises `ConfigError`."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        priors: Mapping[str, ModelPrior],
+        metrics: Metrics,
+        fleet: Fleet,
+        prompts: Prompts,
+        pools: UpstreamPools,
+        worker: WorkerIdentity | None,
+    ) -> None:
+        self._config = config
+        self.metrics = metrics
+        self._prompts = prompts
+        self._pools = pools
+        self.fleet = fleet
+        self.ledger = Ledger()
+        self.calibrator = Calibrator(Calibration(), metrics, fleet.snapshot.links)
+        self.breaker = Breaker(
+            fleet,
+            failures_to_eject=config.probes.failures_to_eject,
+            late_factor=config.probes.slow_ttft_factor,
+            late_to_eject=config.probes.slow_ttfts_to_eject,
+        )
+        redis = config.index.redis
+        self.local = LocalStore()
+        self.cluster = ClusterMember(redis, self.ledger, self.local, self._is_readable, worker) if redis else None
+        self.store: PrefixStore = self.cluster.store if self.cluster else self.local
+        self.kv_streams = KvStreams(fleet, self.store, metrics)
+        sources: dict[str, PodSource] = {"configuration": ConfiguredPods(config.pods)}
+        self.membership = Membership(fleet, PodPriors(config.models, priors).of, sources)
+        self.membership.check(config.pods)
+        shared = self.cluster.calibration if self.cluster else None
+        self._calibration = CalibrationFeed(fleet, self.calibrator, lambda: self.membership.pods, shared)
+        self._client = open_client()
+        self.handoff_facts = HandoffFacts(fleet, self._client, timeout_s=config.probes.health_timeout_s)
+        fleet.listen(self._on_change)
+
+    def feeds(self, share: ScrapeShare | None) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        """Background tasks by name. `share`: this worker's turn in scraping loads."""
+        config, fetch = self._config.probes, self._pools.fetch
+        probe = ProbeFeed(
+            self.fleet,
+            self.breaker,
+            fetch,
+            self._on_described,
+            interval_s=config.health_interval_s,
+            timeout_s=config.health_timeout_s,
+        )
+        load = LoadFeed(
+            self.fleet,
+            self.ledger,
+            fetch,
+            interval_s=config.load_interval_s,
+            timeout_s=config.load_timeout_s,
+            share=share,
+        )
+        feeds = {
+            **self.membership.feeds,
+            "probe": probe.run,
+            "load": load.run,
+            "handoff facts": self.handoff_facts.run,
+            **self._calibration.runs,
+            **(self.cluster.feeds if self.cluster else {}),
+        }
+        if config.self_test:
+            parity = ParityFeed(
+                self.fleet,
+                self.store,
+                self._client,
+                self._prompts.of_probe,
+                self.publishes_events,
+                retest_s=config.self_test_interval_s,
+            )
+            feeds["self-test"] = parity.run
+        return feeds
+
+    async def close(self) -> None:
+        """Close all connections. Call it after the feeds have ended."""
+        await self.kv_streams.stop()
+        if self.cluster:
+            await self.cluster.close()
+        await self._client.aclose()
+
+    def publishes_events(self, pod_id: PodId) -> bool:
+        """Whether new blocks in the pod's cache appear in the index."""
+        return self.kv_streams.follows(pod_id) or self.store.is_published(pod_id)
+
+    def _is_readable(self, generation: Generation) -> bool:
+        """Whether blocks of a publisher's generation can match prompts of this router."""
+        ours = self._prompts.generations.get(generation.model)
+        if ours is None:
+            return False
+        expected, found = ((one.tokenizer, one.block_size_tokens) for one in (ours, generation))
+        if expected != found:
+            log.warning(
+                "ignoring publisher: tokenizer or block size differs",
+                model=generation.model,
+                router=expected,
+                publisher=found,
+            )
+        return expected == found
+
+    def _on_described(self, pod: Pod, facts: PodFacts) -> None:
+        """A pod has reported what it serves: follow its KV events."""
+        generations = self._prompts.generations
+        generation = next((generations[name] for name in facts.models if name in generations), None)
+        block_size = generation.block_size_tokens if generation else 1
+        self.fleet.describe(
+            pod.id,
+            models=facts.models,
+            adapters=facts.adapters,
+            max_model_len_tokens=facts.max_model_len_tokens,
+            block_size_tokens=facts.block_size_tokens,
+            capacity_blocks=facts.capacity_tokens // block_size if facts.capacity_tokens else None,
+            version=facts.version,
+        )
+        self.membership.refresh_prior(pod)
+        if generation is None:
+            log.warning(
+                "no tokenizer for the models of this pod; routing by load only",
+                pod=pod.id,
+                models=facts.models,
+                hint="add the model with its tokenizer under `models`",
+            )
+            return
+        described, reported = self.fleet.status(pod.id), None if self.cluster else facts.kv_events
+        source = self.membership.kv_events_of(pod, reported)
+        self.kv_streams.follow(described.pod if described else pod, generation, source)
+        if not self._config.probes.self_test:
+            self.fleet.trust(pod.id, PrefixTrust.TRUSTED, "trusted by configuration (probes.self_test: false)")
+
+    def _on_change(self, pod: Pod, old: PodState, new: PodState) -> None:
+        log.info("pod state changed", pod=pod.id, old=old.value, new=new.value)
+        if new is PodState.GONE:
+            self.kv_streams.leave(pod.id)
+            self.store.forget(pod.id)
+            self._pools.remove(pod.id)
+            self.calibrator.remove(pod)
+
+
+def ready_pods(fleet: Fleet, model: str) -> list[Pod]:
+    """The ready pods that serve `model`."""
+    return [status.pod for status in fleet.snapshot.pods if status.state is PodState.READY and status.pod.serves(model)]

@@ -1,0 +1,75 @@
+"""Builds what forwards requests: the forwarder and the OpenAI edge."""
+
+from __future__ import annotations
+
+from router.api.openai_edge import OpenAiEdge
+from router.config.schema import RouterConfig
+from router.feeds.policy_feed import PolicyFeed
+from router.observe.journal import Journal
+from router.observe.log import RequestLog
+from router.policy.classes import Classes
+from router.proxy.connection import UpstreamTimeouts
+from router.proxy.forward import Forwarder, Forwarding
+from router.proxy.upstream import UpstreamPools
+from router.wiring.fleet_parts import FleetParts
+from router.wiring.prompts import Prompts
+
+
+def upstream_pools(config: RouterConfig) -> UpstreamPools:
+    """Connection pools to pods."""
+    limits = config.limits
+    timeouts = UpstreamTimeouts(limits.connect_timeout_s, limits.first_byte_timeout_s, limits.idle_timeout_s)
+    return UpstreamPools(timeouts)
+
+
+class ProxyParts:
+    """The forwarder and the edge. `pools` are those that the fleet's feeds use as well."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        parts: FleetParts,
+        prompts: Prompts,
+        pools: UpstreamPools,
+        policies: PolicyFeed,
+        classes: Classes,
+        journal: Journal,
+    ) -> None:
+        metrics, logged = parts.metrics, config.log
+        self.forwarder = Forwarder(
+            fleet=parts.fleet,
+            ledger=parts.ledger,
+            breaker=parts.breaker,
+            store=parts.store,
+            readers=prompts.readers,
+            policies=policies.current,
+            classes=classes,
+            pool=pools.of,
+            handoff_facts=parts.handoff_facts.of,
+            publishes_events=parts.publishes_events,
+            metrics=metrics,
+            forwarding=_forwarding(config),
+            calibrator=parts.calibrator,
+            journal=journal,
+            request_log=RequestLog(logged.format, logged.requests_sample) if logged.requests else None,
+        )
+        self.edge = OpenAiEdge(
+            self.forwarder,
+            parts.fleet,
+            metrics,
+            config.edge,
+            config.limits,
+            frozenset(model.name for model in config.models),
+        )
+
+
+def _forwarding(config: RouterConfig) -> Forwarding:
+    return Forwarding(
+        retries=config.limits.retries,
+        retry_budget=config.limits.retry_budget,
+        route_headers=config.edge.route_headers,
+        trust_engine_fields=config.edge.trust_engine_fields,
+        predicted_ttl_s=config.index.predicted_ttl_s,
+        no_events_ttl_s=config.index.no_events_ttl_s,
+        no_events_capacity_tokens=config.index.no_events_capacity_tokens,
+    )
