@@ -1,11 +1,9 @@
-"""What is in the cluster's index?
+"""Inspect the cluster index. All commands only read, and take the routers' configuration.
 
-    warmroute index stats       how much there is, of which model, at which cost
-    warmroute index holders     who is in it, how well, since when
-    warmroute index lookup      which holder has how much of one prompt
-    warmroute index verify      does the index say what the engines say
-
-Only reads. Every command takes the routers' configuration.
+warmroute index stats       blocks, holders and memory by model
+warmroute index holders     holders with their blocks and state
+warmroute index lookup      cached blocks of one prompt by holder
+warmroute index verify      compare the index with the engines' own events
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,67 +32,63 @@ from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import TokenizerSource, load_tokenizer
 from router.publisher.verify import VerifyResult, verify_holder
 from router.stores.index_reader import IndexReader
-from router.stores.redis_connection import RedisClient, RedisConnection
+from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import HolderRow, Keys, scope_of
-from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
+from router.types import Endpoint, Generation, InferenceRequest
 from router.wiring.cluster_member import redis_address
 
 ConfigOption = Annotated[Path, typer.Option(help="The routers' configuration, with index.redis.")]
 RedisOption = Annotated[str | None, typer.Option(help="URL of the Redis, instead of index.redis.url.")]
 ModelOption = Annotated[str | None, typer.Option(help="Only this model.")]
 
-index_app = typer.Typer(no_args_is_help=True, help="Look into the cluster's index.")
+index_app = typer.Typer(no_args_is_help=True, help="Inspect the cluster index.")
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
-    """One Redis, open for a command."""
+class _Index:
+    """An open connection to the index."""
 
     config: RouterConfig
     connection: RedisConnection
     keys: Keys
-    registry: IndexReader
+    reader: IndexReader
 
-    @property
-    def client(self) -> RedisClient:
-        return self.connection.client
+    async def rows(self, model: str | None) -> list[tuple[Generation, str, HolderRow]]:
+        """All holders, or those of one model."""
+        found = []
+        for generation in await self.reader.generations():
+            if model in (None, generation.model):
+                rows = await self.reader.rows(generation)
+                found += [(generation, holder, row) for holder, row in sorted(rows.items())]
+        return found
 
 
 @asynccontextmanager
-async def _open(path: Path, url: str | None) -> AsyncIterator[_Opened]:
+async def _open(path: Path, url: str | None) -> AsyncIterator[_Index]:
     config = load(path, RouterConfig)
     if config.index.redis is None and url is None:
-        raise ConfigError(f"{path}: index.redis is missing; name the Redis there or with --redis")
+        raise ConfigError(f"{path}: index.redis is missing; configure it or pass --redis")
     data: dict[str, Any] = config.index.redis.model_dump() if config.index.redis else {}
-    given = RouterConfig.model_validate({"index": {"redis": {**data, **({"url": url} if url else {})}}}).index.redis
-    assert given is not None
-    connection = RedisConnection(redis_address(given), timeout_s=given.timeout_s)
+    redis = RouterConfig.model_validate({"index": {"redis": {**data, **({"url": url} if url else {})}}}).index.redis
+    assert redis is not None
+    connection, keys = RedisConnection(redis_address(redis), timeout_s=redis.timeout_s), Keys(redis.namespace)
     try:
-        yield _Opened(config, connection, Keys(given.namespace), IndexReader(connection, Keys(given.namespace)))
+        yield _Index(config, connection, keys, IndexReader(connection, keys))
     finally:
         await connection.close()
 
 
-def _run(path: Path, url: str | None, command: Callable[[_Opened], Awaitable[int]]) -> None:
+def _run(path: Path, url: str | None, command: Callable[[_Index], Awaitable[int]]) -> None:
     async def running() -> int:
-        async with _open(path, url) as opened:
-            return await command(opened)
+        async with _open(path, url) as index:
+            return await command(index)
 
     try:
         code = asyncio.run(running())
     except (RedisError, OSError) as error:
-        typer.echo(f"Redis does not answer: {error}. Is index.redis right, and does the server run?", err=True)
+        typer.echo(f"Redis does not answer: {error}. Check index.redis and that the server is running.", err=True)
         code = 3
     raise typer.Exit(code)
-
-
-async def _rows(opened: _Opened, model: str | None) -> list[tuple[Generation, str, HolderRow]]:
-    found = []
-    for generation in await opened.registry.generations():
-        if model in (None, generation.model):
-            rows = await opened.registry.rows(generation)
-            found += [(generation, holder, row) for holder, row in sorted(rows.items())]
-    return found
 
 
 # --- stats ---
@@ -102,33 +96,33 @@ async def _rows(opened: _Opened, model: str | None) -> list[tuple[Generation, st
 
 @index_app.command("stats")
 def stats_command(config: ConfigOption, redis: RedisOption = None, model: ModelOption = None) -> None:
-    """How much is in the index, of which generation, and what it costs the server."""
-    _run(config, redis, lambda opened: _stats(opened, model))
+    """Show holders, blocks and log entries by generation, and the server's memory."""
+    _run(config, redis, lambda index: _stats(index, model))
 
 
-async def _stats(opened: _Opened, model: str | None) -> int:
-    rows = await _rows(opened, model)
+async def _stats(index: _Index, model: str | None) -> int:
+    rows = await index.rows(model)
     table = Table("model", "revision", "holders", "blocks", "log entries", "scope")
     for generation in dict.fromkeys(generation for generation, _, _ in rows):
-        of = [row for each, _, row in rows if each == generation]
+        own = [row for each, _, row in rows if each == generation]
         scope = scope_of(generation)
-        entries = await opened.client.xlen(opened.keys.log(scope))
-        blocks = sum(sum(row.blocks) for row in of)
-        table.add_row(generation.model, generation.revision, str(len(of)), f"{blocks:,}", f"{entries:,}", scope)
+        entries = await index.connection.client.xlen(index.keys.log(scope))
+        blocks = sum(sum(row.blocks) for row in own)
+        table.add_row(generation.model, generation.revision, str(len(own)), f"{blocks:,}", f"{entries:,}", scope)
     Console().print(table)
-    routers = await opened.client.hlen(opened.keys.routers)
-    print(f"{routers} routers tell what they have in flight.{await _memory(opened)}")
+    routers = await index.connection.client.hlen(index.keys.routers)
+    print(f"{routers} routers share their requests in flight.{await _memory(index)}")
     return 0
 
 
-async def _memory(opened: _Opened) -> str:
-    """The server's memory, where this user may ask."""
+async def _memory(index: _Index) -> str:
+    """The server's memory, if this user may read it."""
     try:
-        info = await opened.client.info("memory")
+        info = await index.connection.client.info("memory")
     except RedisError:
         return ""
     used = info.get("used_memory_human")
-    return f" The server uses {used}." if used else ""
+    return f" Memory of the server: {used}." if used else ""
 
 
 # --- holders ---
@@ -136,20 +130,20 @@ async def _memory(opened: _Opened) -> str:
 
 @index_app.command("holders")
 def holders_command(config: ConfigOption, redis: RedisOption = None, model: ModelOption = None) -> None:
-    """Who is in the index: pods and stores, with what their publishers say of them."""
-    _run(config, redis, lambda opened: _holders(opened, model))
+    """List holders (pods and stores) with their blocks and state."""
+    _run(config, redis, lambda index: _holders(index, model))
 
 
-async def _holders(opened: _Opened, model: str | None) -> int:
-    table = Table("holder", "model", "what", "gpu", "cpu", "disk", "remote", "complete", "heard", "epoch since")
-    now_s = time.time()
-    for generation, holder, row in await _rows(opened, model):
-        what = f"store for {row.facts.reach}" if row.facts.reach else row.facts.url
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.epoch / 1e6))
+async def _holders(index: _Index, model: str | None) -> int:
+    columns = ("holder", "model", "address", "gpu", "cpu", "disk", "remote", "complete", "heartbeat", "epoch started")
+    table, now_s = Table(*columns), time.time()
+    for generation, holder, row in await index.rows(model):
+        address = f"store for {row.facts.reach}" if row.facts.reach else row.facts.url
+        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.epoch / 1e6))
         name = f"{generation.model} {generation.revision}".strip()
         counts = (f"{blocks:,}" for blocks in row.blocks)
         complete = "yes" if row.complete else "[red]no[/red]"
-        table.add_row(holder, name, what, *counts, complete, f"{max(now_s - row.beat_s, 0):.0f} s ago", since)
+        table.add_row(holder, name, address, *counts, complete, f"{max(now_s - row.beat_s, 0):.0f} s ago", started)
     Console().print(table)
     return 0
 
@@ -161,11 +155,11 @@ async def _holders(opened: _Opened, model: str | None) -> int:
 def lookup_command(
     config: ConfigOption,
     model: Annotated[str, typer.Option(help="The model, as clients name it.")],
-    prompt: Annotated[str, typer.Option(help="The prompt: one user message, or with --completion as it is.")],
+    prompt: Annotated[str, typer.Option(help="A user message, or with --completion a completion prompt.")],
     redis: RedisOption = None,
-    completion: Annotated[bool, typer.Option(help="Take the prompt as that of a completion.")] = False,
+    completion: Annotated[bool, typer.Option(help="The prompt is that of a completion.")] = False,
 ) -> None:
-    """Which holder has how much of a prompt, as the routers would find it."""
+    """Show how much of a prompt each holder has, as routers would find it."""
     chat = {"messages": [{"role": "user", "content": prompt}]}
     request = InferenceRequest(
         id="lookup",
@@ -174,46 +168,36 @@ def lookup_command(
         body=b"",
         prompt={"prompt": prompt} if completion else chat,
     )
-    _run(config, redis, lambda opened: _lookup(opened, request))
+    _run(config, redis, lambda index: _lookup(index, request))
 
 
-async def _lookup(opened: _Opened, request: InferenceRequest) -> int:
-    prefix = _fingerprint(opened.config, request)
+async def _lookup(index: _Index, request: InferenceRequest) -> int:
+    prefix = _fingerprinter(index.config, request.model).fingerprint(request)
     table = Table("holder", "revision", "blocks", "gpu", "cpu", "disk", "remote")
-    for generation, hashes in hashes_by_generation(prefix, await opened.registry.generations()):
-        for holder, row in sorted((await opened.registry.rows(generation)).items()):
-            run = await opened.registry.leading_run(generation, holder, row, hashes)
+    for generation, hashes in hashes_by_generation(prefix, await index.reader.generations()):
+        for holder, row in sorted((await index.reader.rows(generation)).items()):
+            run = await index.reader.leading_run(generation, holder, row, hashes)
             if any(run):
                 table.add_row(holder, generation.revision, str(sum(run)), *map(str, run))
     print(f"{prefix.token_count} tokens, {len(prefix.hashes)} blocks of {prefix.block_size_tokens}")
     if not table.rows:
-        print("Nobody holds the first block. `warmroute index holders` shows who publishes, and for which tokenizer.")
+        print("No holder has the first block. `warmroute index holders` lists all holders and their models.")
         return 1
     Console().print(table)
     return 0
 
 
-def _fingerprint(config: RouterConfig, request: InferenceRequest) -> PromptPrefix:
-    model = next((each for each in config.models if each.name == request.model), None)
-    if model is None or model.tokenizer in (None, "engine"):
-        known = ", ".join(each.name for each in config.models if each.tokenizer not in (None, "engine"))
-        raise ConfigError(f"no model {request.model!r} with a tokenizer of its own is configured; there are: {known}")
-    return _fingerprinter(model).fingerprint(request)
-
-
-def _fingerprinter(model: ModelConfig) -> Fingerprinter:
+def _fingerprinter(config: RouterConfig, name: str) -> Fingerprinter:
+    models = {model.name: model for model in config.models if model.tokenizer not in (None, "engine")}
+    if name not in models:
+        raise ConfigError(f"model {name!r} is not configured with a local tokenizer; known: {', '.join(models)}")
+    model: ModelConfig = models[name]
     assert model.tokenizer is not None
     tokenizer = load_tokenizer(TokenizerSource(model.tokenizer, model.chat_template), fast=False)
     template = None
     if tokenizer.chat_template:
         template = ChatTemplate(tokenizer, None, model.chat_template_content_format, model.chat_template_kwargs)
-    generation = Generation(
-        model=model.name,
-        revision=model.revision,
-        kv_dtype=model.kv_dtype,
-        block_size_tokens=model.block_size_tokens,
-    )
-    return Fingerprinter(tokenizer, template, replace(generation, tokenizer=tokenizer.fingerprint))
+    return Fingerprinter(tokenizer, template, model.generation(tokenizer.fingerprint))
 
 
 # --- verify ---
@@ -221,32 +205,32 @@ def _fingerprinter(model: ModelConfig) -> Fingerprinter:
 
 @index_app.command("verify")
 def verify_command(config: ConfigOption, redis: RedisOption = None, model: ModelOption = None) -> None:
-    """Compare the index with what the engines' replays say; exit code 1 if anything differs."""
-    _run(config, redis, lambda opened: _verify(opened, model))
+    """Compare the index with the engines' replays. Exit code 1 if they differ."""
+    _run(config, redis, lambda index: _verify(index, model))
 
 
-async def _verify(opened: _Opened, model: str | None) -> int:
+async def _verify(index: _Index, model: str | None) -> int:
     async with open_client() as client:
-        verdicts = [
-            await verify_holder(opened.registry, client, generation, holder, _engine(row))
-            for generation, holder, row in await _rows(opened, model)
+        results = [
+            await verify_holder(index.reader, client, generation, holder, _engine(row))
+            for generation, holder, row in await index.rows(model)
         ]
-    table = Table("holder", "in the index", "announced", "missing", "stale", "verdict")
-    for verdict in verdicts:
-        stale = "unknown" if verdict.stale is None else f"{verdict.stale:,}"
-        counts = (f"{count:,}" for count in (verdict.indexed, verdict.announced, verdict.missing))
-        table.add_row(verdict.holder, *counts, stale, _word(verdict))
+    table = Table("holder", "in the index", "announced", "missing", "stale", "result")
+    for result in results:
+        stale = "unknown" if result.stale is None else f"{result.stale:,}"
+        counts = (f"{count:,}" for count in (result.indexed, result.announced, result.missing))
+        table.add_row(result.holder, *counts, stale, _summary(result))
     Console().print(table)
-    return 0 if all(verdict.agrees or verdict.note for verdict in verdicts) else 1
+    return 0 if all(result.agrees or result.note for result in results) else 1
 
 
 def _engine(row: HolderRow) -> str:
     return row.facts.source if row.facts.source in ENGINES else "vllm"
 
 
-def _word(verdict: VerifyResult) -> str:
-    if verdict.note:
-        return f"[yellow]{verdict.note}[/yellow]"
-    if not verdict.agrees:
+def _summary(result: VerifyResult) -> str:
+    if result.note:
+        return f"[yellow]{result.note}[/yellow]"
+    if not result.agrees:
         return "[red]differs[/red]"
-    return "agrees" if verdict.stale is not None else "agrees, as far as the engine remembers"
+    return "equal" if result.stale is not None else "equal, as far as the engine's replay reaches"

@@ -1,7 +1,6 @@
-"""How is a publisher started?
+"""`warmroute publish`: starts a publisher.
 
-Reads the same configuration as the routers: models, pods, index.redis. Options win over the file, so that one file
-serves a fleet of sidecars.
+Reads the routers' configuration: models, pods, index.redis. Options override it, so that all sidecars can share a file.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from router.wiring.agent import Agent, generation_of
 
 def publish_command(
     config: Annotated[Path, typer.Option(help="router.yaml: models, index.redis, and pods unless --pod is given.")],
-    pod: Annotated[list[str] | None, typer.Option(help="URL of a pod; may be given several times.")] = None,
-    engine: Annotated[str, typer.Option(help="What runs there: vllm or sglang.")] = "vllm",
-    advertise: Annotated[str | None, typer.Option(help="The URL under which routers know the (one) pod.")] = None,
-    redis: Annotated[str | None, typer.Option(help="URL of the Redis to publish into.")] = None,
-    host: Annotated[str | None, typer.Option()] = None,
-    port: Annotated[int | None, typer.Option()] = None,
+    pod: Annotated[list[str] | None, typer.Option(help="URL of a pod; repeatable.")] = None,
+    engine: Annotated[str, typer.Option(help="Engine of the pods: vllm or sglang.")] = "vllm",
+    advertise: Annotated[str | None, typer.Option(help="URL that routers use for the pod; for a single --pod.")] = None,
+    redis: Annotated[str | None, typer.Option(help="URL of the Redis, instead of index.redis.url.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
 ) -> None:
-    """Publish until SIGTERM, then leave the index."""
+    """Publish until SIGTERM, then remove the holders from the index."""
     chosen = _with_options(
         load(config, RouterConfig),
         pods=[{"url": url, "engine": engine, "advertised_url": advertise} for url in pod or []],

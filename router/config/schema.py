@@ -22,7 +22,7 @@ from router.config.index_schema import Index, Publish
 from router.config.links import LinksConfig
 from router.config.load import HttpUrl, Strict
 from router.engines.engine_catalog import DIALECTS, ENGINES, PULL_DIALECTS
-from router.types import PodSpeed, Role
+from router.types import Generation, PodSpeed, Role
 
 MAX_SOCKET_PATH_BYTES = 107
 """Of a Unix socket's path, on Linux."""
@@ -82,6 +82,16 @@ class ModelConfig(Strict):
     revision: str = ""
     kv_dtype: str = "auto"
     cost: CostPrior = CostPrior()
+
+    def generation(self, tokenizer_fingerprint: str = "") -> Generation:
+        """What blocks of this model are hashed under."""
+        return Generation(
+            model=self.name,
+            revision=self.revision,
+            tokenizer=tokenizer_fingerprint,
+            kv_dtype=self.kv_dtype,
+            block_size_tokens=self.block_size_tokens,
+        )
 
 
 class KvEvents(Strict):

@@ -1,8 +1,7 @@
-"""What does the cluster publish of its caches?
+"""Keeps a `ReplicaStore` up to date with the cluster index in Redis.
 
-Follows the log of every generation of the models served here into a `ReplicaStore`: reads what is there, then every
-change in order; a holder whose entries do not follow on each other is read anew, and no other. Redis may go away and
-come back; the copy stays, and says how old it is. This file never decides what a match is worth.
+For each generation of the served models, reads all holders once, then follows the log. A holder with a gap in its
+entries is read again. While Redis does not answer, the replica stays and ages.
 """
 
 from __future__ import annotations
@@ -21,33 +20,33 @@ from router.stores.prefix_store import ReplicaStore
 from router.types import Generation
 
 WAIT_MS = 1000
-"""How long one question for news may wait; the copy is up to date after each."""
+"""Maximum wait of one log read; the replica is up to date after each."""
 BATCH_ENTRIES = 64
-"""Read at once: tens of thousands of blocks at the most."""
-COPIED_BLOCKS = 512
-"""Of what is read of a holder, taken in at once: the table may grow meanwhile, the more the more blocks come."""
+"""Log entries per read: at most tens of thousands of blocks."""
+COPY_BLOCKS = 512
+"""Blocks to apply before yielding to requests while a holder is read."""
 
 log = structlog.get_logger()
 
 
 class IndexFeed:
-    """`wanted`: are blocks of this generation of any use here? New generations are looked for every `look_s`."""
+    """`wanted`: whether to read a generation. Checks for new generations every `refresh_s`."""
 
     def __init__(
-        self, registry: IndexReader, store: ReplicaStore, wanted: Callable[[Generation], bool], *, look_s: float = 1.0
+        self, reader: IndexReader, store: ReplicaStore, wanted: Callable[[Generation], bool], *, refresh_s: float = 1.0
     ) -> None:
-        self._registry = registry
+        self._reader = reader
         self._store = store
         self._wanted = wanted
-        self._look_s = look_s
+        self._refresh_s = refresh_s
         self._logs: dict[Generation, _Log] = {}
-        self._looked_s: float | None = None
+        self._refreshed_s: float | None = None
         self.loaded = asyncio.Event()
-        """Set once everything that was there at the start has been read."""
+        """Set once all holders present at the start have been read."""
 
     @property
     def holders_read(self) -> int:
-        """How often a holder's blocks were read anew."""
+        """Number of full reads of a holder."""
         return sum(log.holders_read for log in self._logs.values())
 
     async def run(self) -> None:
@@ -55,10 +54,10 @@ class IndexFeed:
         backoff = Backoff("generations")
         try:
             while True:
-                if await backoff.attempt(self._look):
-                    await asyncio.sleep(self._look_s)
+                if await backoff.attempt(self._refresh):
+                    await asyncio.sleep(self._refresh_s)
                 else:
-                    self._store.lost()
+                    self._store.mark_stale()
         finally:
             tasks = [log.task for log in self._logs.values()]
             for task in tasks:
@@ -66,47 +65,47 @@ class IndexFeed:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._logs.clear()
 
-    async def _look(self) -> None:
-        """Begin to follow generations that are new; leave those that nobody publishes under any longer."""
-        generations = {each for each in await self._registry.generations() if self._wanted(each)}
+    async def _refresh(self) -> None:
+        """Follow new generations and stop following those that are no longer published."""
+        generations = {each for each in await self._reader.generations() if self._wanted(each)}
         for generation in generations - self._logs.keys():
-            self._logs[generation] = _Log(generation, self._registry, self._store, self._heard)
+            self._logs[generation] = _Log(generation, self._reader, self._store, self._update_age)
         for generation in self._logs.keys() - generations:
             self._logs.pop(generation).task.cancel()
-        self._looked_s = time.monotonic()
-        self._heard()
+        self._refreshed_s = time.monotonic()
+        self._update_age()
 
-    def _heard(self) -> None:
-        """News from somewhere: the copy is as new as the oldest of them."""
-        if self._looked_s is None:
+    def _update_age(self) -> None:
+        """The replica is as old as the log that was read least recently."""
+        if self._refreshed_s is None:
             return
-        last_seen_s = [log.last_seen_s for log in self._logs.values()]
-        oldest_s = min((heard for heard in last_seen_s if heard is not None), default=self._looked_s)
-        if None not in last_seen_s and not any(log.failing for log in self._logs.values()):
-            self._store.contact(oldest_s)
+        read_s = [log.read_s for log in self._logs.values()]
+        oldest_s = min((at_s for at_s in read_s if at_s is not None), default=self._refreshed_s)
+        if None not in read_s and not any(log.failing for log in self._logs.values()):
+            self._store.mark_current(oldest_s)
             self.loaded.set()
 
 
 class _Log:
-    """One generation's log, followed from birth to cancellation of `task`."""
+    """Follows one generation's log until `task` is cancelled."""
 
     def __init__(
-        self, generation: Generation, registry: IndexReader, store: ReplicaStore, heard: Callable[[], None]
+        self, generation: Generation, reader: IndexReader, store: ReplicaStore, on_read: Callable[[], None]
     ) -> None:
         self._generation = generation
-        self._registry = registry
+        self._reader = reader
         self._store = store
         self._index = store.index
-        self._tell = heard
+        self._on_read = on_read
         self._position: bytes | None = None
         self._backoff = Backoff(f"blocks of {generation.model}")
-        self.last_seen_s: float | None = None
+        self.read_s: float | None = None
         self.holders_read = 0
         self.task = asyncio.create_task(supervise(f"index of {generation.model}", self._run))
 
     @property
     def failing(self) -> bool:
-        """Was there no answer when it was last asked?"""
+        """Whether the last read failed."""
         return self._backoff.failures > 0
 
     async def _run(self) -> None:
@@ -114,35 +113,35 @@ class _Log:
             if self._backoff.failures:
                 await self._backoff.attempt(self._resume)
             elif await self._backoff.attempt(self._read_all if self._position is None else self._read_on):
-                self.last_seen_s = time.monotonic()
-                self._tell()
+                self.read_s = time.monotonic()
+                self._on_read()
             else:
-                self._store.lost()
+                self._store.mark_stale()
 
     async def _resume(self) -> None:
-        """Redis is back: nobody could be heard meanwhile, and what had been written last may be lost."""
+        """Restart the holders' lifetimes after an outage; read everything again if the log has lost entries."""
         self._index.reset_expiry(time.monotonic())
-        if self._position is not None and _order(await self._registry.last_entry(self._generation)) < _order(
+        if self._position is not None and _order(await self._reader.last_entry(self._generation)) < _order(
             self._position
         ):
             self._position = None
 
     async def _read_all(self) -> None:
-        """What is there: first where the log ends, then the holders, so that nothing falls between."""
-        position = await self._registry.last_entry(self._generation)
-        for holder in await self._registry.rows(self._generation):
+        """Read all holders. The end of the log is read first, so that no change is missed."""
+        position = await self._reader.last_entry(self._generation)
+        for holder in await self._reader.rows(self._generation):
             await self._read(holder)
         self._position = position
 
     async def _read(self, holder: HolderId) -> None:
-        row = await self._registry.row(self._generation, holder)
+        row = await self._reader.row(self._generation, holder)
         if row is None:
             return
         self.holders_read += 1
         self._index.begin_copy(self._generation, holder)
-        async for tier, blocks in self._registry.blocks(self._generation, holder, row):
-            for first in range(0, len(blocks), COPIED_BLOCKS):
-                self._index.copy(self._generation, holder, tier, blocks[first : first + COPIED_BLOCKS])
+        async for tier, blocks in self._reader.blocks(self._generation, holder, row):
+            for first in range(0, len(blocks), COPY_BLOCKS):
+                self._index.copy(self._generation, holder, tier, blocks[first : first + COPY_BLOCKS])
                 await asyncio.sleep(0)
         known = KnownHolder(
             id=holder,
@@ -156,19 +155,19 @@ class _Log:
         self._index.restore(known)
 
     async def _read_on(self) -> None:
-        """The next changes, and who has not been heard of for too long."""
+        """Apply the next log entries and expire holders."""
         assert self._position is not None
-        entries = await self._registry.entries(self._generation, self._position, wait_ms=WAIT_MS, count=BATCH_ENTRIES)
+        entries = await self._reader.entries(self._generation, self._position, wait_ms=WAIT_MS, count=BATCH_ENTRIES)
         for entry_id, entry in entries:
             if entry is not None and not self._index.apply(self._generation, entry, time.monotonic()):
                 await self._read(entry.holder)
             self._position = entry_id
-            await asyncio.sleep(0)  # an entry may hold thousands of blocks, and requests are waiting
+            await asyncio.sleep(0)  # yield to requests: an entry may contain thousands of blocks
         for holder in self._index.expire(time.monotonic()):
-            log.warning("holder expired: its publisher is silent", holder=holder.id, model=holder.generation.model)
+            log.warning("holder expired without heartbeat", holder=holder.id, model=holder.generation.model)
 
 
 def _order(entry_id: bytes) -> tuple[int, int]:
-    """Ids of log entries in the order in which they were written."""
+    """Sort key of a log entry's id."""
     time_ms, _, number = entry_id.partition(b"-")
     return int(time_ms), int(number)

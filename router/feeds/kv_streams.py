@@ -1,7 +1,6 @@
-"""Whose KV events are being followed, and how well?
+"""The KV event streams of all pods: one supervised `KvFeed` per pod, which writes to the index.
 
-One supervised `KvFeed` for each pod that publishes; the sink through which all of them reach the index. Knows for each
-pod whether its stream is complete. This file never looks into an event.
+Tracks whether each stream is complete. This file does not inspect events.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from router.types import Generation, KvEvent, Pod, PodId
 
 
 class EventStore(Protocol):
-    """Who takes the events: a router's index, or whoever publishes them."""
+    """Receives events: a router's index or a publisher."""
 
     def add_holder(self, pod: Pod, generation: Generation) -> None:
-        """Begin a (new) life of `pod`'s cache, empty."""
+        """Start a new, empty epoch of `pod`'s cache."""
 
     def apply(self, pod: PodId, events: Iterable[KvEvent]) -> None:
-        """Take over what `pod` announced, in order."""
+        """Apply events of `pod` in order."""
 
     def caught_up(self, pod: PodId, *, complete: bool) -> None:
-        """All was told that there was; `complete` False if some of it is lost for good."""
+        """All past events are delivered; `complete` is False if some are lost for good."""
 
 
 class KvStreams:
-    """Streams by pod; itself the `StreamSink` of all of them."""
+    """Streams by pod, and the `StreamSink` of each."""
 
     def __init__(self, fleet: Fleet, store: EventStore, metrics: Metrics) -> None:
         self._fleet = fleet
@@ -43,7 +42,7 @@ class KvStreams:
         self._complete: dict[PodId, bool] = {}
 
     def follow(self, pod: Pod, generation: Generation, source: KvEventSource | None) -> None:
-        """Begin with an empty cache of `pod`, and follow its events where it publishes any."""
+        """Add `pod` with an empty cache and, with a source, follow its events."""
         self.leave(pod.id)
         self._followed[pod.id] = pod, generation
         self._store.add_holder(pod, generation)
@@ -52,7 +51,7 @@ class KvStreams:
             self._tasks[pod.id] = asyncio.create_task(supervise(f"kv events of {pod.id}", feed.run))
 
     def leave(self, pod: PodId) -> None:
-        """Follow no longer."""
+        """Stop following the pod."""
         self._followed.pop(pod, None)
         self._complete.pop(pod, None)
         task = self._tasks.pop(pod, None)
@@ -60,17 +59,17 @@ class KvStreams:
             task.cancel()
 
     def follows(self, pod: PodId) -> bool:
-        """Are this pod's events being followed?"""
+        """Whether this pod's events are followed."""
         return pod in self._tasks
 
     def state_of(self, pod: PodId) -> str:
-        """For people: none, connecting, complete or incomplete."""
+        """State for display: none, connecting, complete or incomplete."""
         if pod not in self._tasks:
             return "none"
         return {None: "connecting", True: "complete", False: "incomplete"}[self._complete.get(pod)]
 
     async def stop(self) -> None:
-        """End all streams."""
+        """Stop all streams."""
         tasks = list(self._tasks.values())
         for pod in list(self._tasks):
             self.leave(pod)
@@ -85,7 +84,7 @@ class KvStreams:
         self._metrics.kv_events.labels(pod).inc(events)
 
     def restarted(self, pod: PodId) -> None:
-        """A new life of the engine: its cache is empty and must prove itself anew."""
+        """The engine restarted: its cache is empty and its self-test must run again."""
         if pod in self._followed:
             self._store.add_holder(*self._followed[pod])
             self._fleet.restarted(pod)

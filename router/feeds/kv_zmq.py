@@ -1,9 +1,8 @@
-"""What does one engine announce of its cache?
+"""Follows the KV events of one publisher (a pod, or one of its data-parallel ranks) over ZMQ.
 
-Follows one publisher (a pod, or one data-parallel rank of it) over ZMQ: catches up by replay, then follows live
-messages, heals gaps by replay. Notices a new life of the engine by its numbers, and after a reconnect by whether the
-last message still is the one that was seen. What is lost for good makes the stream incomplete, visibly; what is known
-stays. This file never looks into an event.
+Catches up by replay, follows live messages and fills gaps by replay. Detects a restart of the engine by message
+numbers, and after a reconnect by comparing the last message. Messages that are lost for good mark the stream
+incomplete; known blocks stay. This file does not inspect events.
 """
 
 from __future__ import annotations
@@ -22,36 +21,36 @@ from router.index.sequence import StreamPosition, Verdict
 from router.types import KvEvent, PodId
 
 REPLAY_IDLE_MS = 2000
-"""A replay that is silent for this long has ended, with or without its terminator."""
+"""A replay without messages for this time has ended, with or without its terminator."""
 
 END_OF_REPLAY = b"\xff" * 8
-"""The sequence number, -1, of the message after the last one of a replay."""
+"""Sequence number -1, which terminates a replay."""
 
 log = structlog.get_logger()
 
 
 class KvSink(Protocol):
-    """Who is told."""
+    """Receives the events of a stream."""
 
     def apply(self, pod: PodId, events: tuple[KvEvent, ...]) -> None:
-        """Events of one message, in order; a long one in pieces."""
+        """Events of one message in order; a long message in several calls."""
 
     def restarted(self, pod: PodId) -> None:
-        """The engine began a new life: what it had is gone."""
+        """The engine restarted: its blocks are gone."""
 
     def stream_state(self, pod: PodId, *, complete: bool) -> None:
-        """Whether every message of this life was seen."""
+        """Whether all messages of this epoch were received."""
 
 
 class StreamSink(KvSink, Protocol):
-    """Who is also told what the pieces were of."""
+    """A `KvSink` that also counts messages."""
 
     def applied(self, pod: PodId, events: int) -> None:
-        """A message of so many events has been taken in."""
+        """A message with this number of events was applied."""
 
 
 class KvFeed:
-    """One publisher's stream. `run` never returns by itself."""
+    """The stream of one publisher."""
 
     def __init__(
         self, pod: PodId, source: KvEventSource, sink: StreamSink, *, replay_idle_ms: int = REPLAY_IDLE_MS
@@ -62,11 +61,11 @@ class KvFeed:
         self._replay_idle_ms = replay_idle_ms
         self._sequence = StreamPosition()
         self._last_payload = b""
-        self._one_at_a_time = asyncio.Lock()
+        self._apply_lock = asyncio.Lock()
         self.undecodable = 0
 
     async def run(self) -> None:
-        """Follow the stream until cancelled. ZMQ itself reconnects."""
+        """Follow the stream until cancelled. ZMQ reconnects."""
         subscriber = _socket(zmq.SUB)
         connections = subscriber.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         try:
@@ -75,38 +74,38 @@ class KvFeed:
                 subscriber.bind(self._source.endpoint)
             else:
                 subscriber.connect(self._source.endpoint)
-            async with asyncio.TaskGroup() as both:
-                both.create_task(self._catch_up_at_each(connections))
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._replay_on_connect(connections))
                 while True:
-                    await self.take(await subscriber.recv_multipart())
-                    await asyncio.sleep(0)  # a backlog of messages is received without ever giving way
+                    await self.receive(await subscriber.recv_multipart())
+                    await asyncio.sleep(0)  # yield: receiving a backlog never blocks
         finally:
             subscriber.disable_monitor()
             connections.close(linger=0)
             subscriber.close(linger=0)
 
-    async def _catch_up_at_each(self, connections: zmq.asyncio.Socket) -> None:
-        """Whatever happened before we were connected, the first time or again, is in the replay."""
+    async def _replay_on_connect(self, connections: zmq.asyncio.Socket) -> None:
+        """Replay after each connection: messages may have been missed before."""
         while True:
             await connections.recv_multipart()
-            async with self._one_at_a_time:
+            async with self._apply_lock:
                 await self._replay()
-                self._tell()
+                self._report_state()
 
-    async def take(self, frames: Sequence[bytes]) -> None:
-        """One live message."""
+    async def receive(self, frames: Sequence[bytes]) -> None:
+        """Handle one live message."""
         parsed = self._parse(frames)
         if parsed is not None:
-            async with self._one_at_a_time:
-                await self._take(*parsed)
+            async with self._apply_lock:
+                await self._receive(*parsed)
 
-    async def _take(self, number: int, payload: bytes) -> None:
+    async def _receive(self, number: int, payload: bytes) -> None:
         verdict = self._sequence.observe(number)
         if verdict is Verdict.RESTART:
             self._restart()
             verdict = self._sequence.observe(number)
         if verdict is Verdict.GAP:
-            await self._heal(number)
+            await self._fill_gap(number)
             verdict = self._sequence.observe(number, replayed=True)
         if verdict is Verdict.APPLY:
             await self._apply(payload)
@@ -115,43 +114,43 @@ class KvFeed:
         log.info("engine restarted: its cache is empty", pod=self._pod)
         self._sequence.restart()
         self._sink.restarted(self._pod)
-        self._tell()
+        self._report_state()
 
-    async def _heal(self, number: int) -> None:
-        """Fetch what is missing before message `number`, or go on without it."""
+    async def _fill_gap(self, number: int) -> None:
+        """Replay the messages before `number`, or skip those that are lost."""
         missing = self._sequence.expected
         await self._replay()
         if number > self._sequence.expected:
-            log.warning("KV events lost", pod=self._pod, first=missing, until=number - 1)
+            log.warning("KV events lost", pod=self._pod, first=missing, last=number - 1)
             self._sequence.skip_to(number)
-        self._tell()
+        self._report_state()
 
     async def _replay(self) -> None:
-        """Ask for everything from the latest message on; again, as long as replies were lost but some came."""
+        """Replay from the last message on. Repeat while replies are lost but some progress is made."""
         endpoint = self._source.replay_endpoint
         while endpoint is not None:
             known = self._sequence.expected
             messages, ended = await fetch_replay(endpoint, max(known - 1, 0), self._replay_idle_ms)
-            if known and self._of_another_life(messages, ended):
+            if known and self._has_restarted(messages, ended):
                 self._restart()
                 continue
-            whole = await self._take_over(messages)
-            if (whole and ended) or self._sequence.expected == known:
+            applied_all = await self._apply_replay(messages)
+            if (applied_all and ended) or self._sequence.expected == known:
                 return
 
-    def _of_another_life(self, messages: list[list[bytes]], ended: bool) -> bool:
-        """Has the engine not even the latest message, or does that say something else by now?
+    def _has_restarted(self, messages: list[list[bytes]], ended: bool) -> bool:
+        """Whether the engine lacks the last received message or has another one with its number.
 
-        A new life may have counted past where the old one ended before it was heard."""
+        After a restart, the numbers may already exceed the previous ones."""
         first = self._parse(messages[0]) if messages else None
         if first is None:
             return ended
         return first[0] == self._sequence.expected - 1 and first[1] != self._last_payload
 
-    async def _take_over(self, messages: list[list[bytes]]) -> bool:
-        """Apply a replay up to a gap in it; False if there was one.
+    async def _apply_replay(self, messages: list[list[bytes]]) -> bool:
+        """Apply a replay up to the first gap. False if there is one.
 
-        Where nothing new comes before the gap, the engine has no more of it: it keeps only its latest messages."""
+        A gap before the first new message is final: the engine keeps only its latest messages."""
         known = self._sequence.expected
         for frames in messages:
             parsed = self._parse(frames)
@@ -166,7 +165,7 @@ class KvFeed:
                 return False
             if verdict is Verdict.APPLY:
                 await self._apply(payload)
-            await asyncio.sleep(0)  # thousands of messages, and requests are waiting
+            await asyncio.sleep(0)  # yield to requests between messages
         return True
 
     async def _apply(self, payload: bytes) -> None:
@@ -174,42 +173,42 @@ class KvFeed:
         try:
             events = decode_batch(payload).events
         except UndecodableBatch as error:
-            self._not_understood(error)
+            self._record_undecodable(error)
             return
-        for number, some in enumerate(split_events(events)):
+        for number, batch in enumerate(split_events(events)):
             if number:
-                await asyncio.sleep(0)  # requests are waiting
-            self._sink.apply(self._pod, some)
+                await asyncio.sleep(0)  # yield to requests
+            self._sink.apply(self._pod, batch)
         self._sink.applied(self._pod, len(events))
 
     def _parse(self, frames: Sequence[bytes]) -> tuple[int, bytes] | None:
         try:
             return parse_frames(frames)
         except UndecodableBatch as error:
-            self._not_understood(error)
+            self._record_undecodable(error)
             return None
 
-    def _not_understood(self, error: UndecodableBatch) -> None:
-        """Counted, and said once a life: what the message told is lost."""
+    def _record_undecodable(self, error: UndecodableBatch) -> None:
+        """Count the message and mark the stream incomplete; log the first one of each epoch."""
         self.undecodable += 1
         if self._sequence.complete:
-            log.warning("KV event message not understood", pod=self._pod, why=str(error), so_far=self.undecodable)
+            log.warning("undecodable KV event message", pod=self._pod, error=str(error), total=self.undecodable)
             self._sequence.complete = False
-            self._tell()
+            self._report_state()
 
-    def _tell(self) -> None:
+    def _report_state(self) -> None:
         self._sink.stream_state(self._pod, complete=self._sequence.complete)
 
 
 def binds(endpoint: str) -> bool:
-    """A wildcard address is bound here and engines connect to it; any other is connected to."""
+    """Whether to bind the endpoint, which has a wildcard address, instead of connecting to it."""
     return "*" in endpoint or endpoint.startswith("tcp://[::]")
 
 
 async def fetch_replay(endpoint: str, start: int, idle_ms: int) -> tuple[list[list[bytes]], bool]:
-    """Every buffered message from number `start` on, oldest first, and whether the terminator came or only silence.
+    """The buffered messages from number `start` on, oldest first, and whether the terminator arrived.
 
-    Drained into memory before anything is applied: engines drop replies to a slow reader without a word.
+    All messages are received before any is applied, because engines drop replies to a slow reader.
     """
     dealer = _socket(zmq.DEALER)
     messages: list[list[bytes]] = []

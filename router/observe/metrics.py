@@ -200,8 +200,8 @@ class Metrics:
             "warmroute_index_age_seconds", "Since the copy of the cluster index was up to date.", registry=r
         )
         self.index_bytes = Gauge("warmroute_index_bytes", "Memory of the copy's table.", registry=r)
-        self.index_left_out = Gauge(
-            "warmroute_index_blocks_left_out", "Blocks that did not fit into index.redis.max_replica_bytes.", registry=r
+        self.index_dropped_blocks = Gauge(
+            "warmroute_index_dropped_blocks", "Blocks that did not fit into index.redis.max_replica_bytes.", registry=r
         )
         self.index_reads = Gauge(
             "warmroute_index_holders_read", "Times that a holder's blocks were read anew.", registry=r

@@ -1,46 +1,49 @@
-"""What do LMCache servers hold?
+"""Receives the events of LMCache servers, in the role of their coordinator.
 
-Plays the coordinator that `lmcache server --coordinator-url ... --coordinator-event-reporting` reports to: servers
-register, send heartbeats, and post what they store and delete. Each tier of each server is a holder, and each pool that
-servers share is one. Batches are numbered within an incarnation of a server, but nobody can ask for them again: what is
-missing stays missing until the server restarts, and what it held before it first reported stays unknown. This file asks
-the servers nothing, never steers them as LMCache's own coordinator does, and knows neither clock nor socket.
+`lmcache server --coordinator-url ... --coordinator-event-reporting` registers here, sends heartbeats and posts what it
+stores and deletes. Each tier of each server is a holder, and so is each pool that servers share. Batches are numbered
+per incarnation of a server and cannot be requested again: a gap lasts until the server restarts, and blocks stored
+before the first report stay unknown. Unlike LMCache's coordinator, this one never sends requests to servers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
 
 import msgspec
 import structlog
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
 
 from router.feeds.kv_zmq import KvSink
 from router.publisher.lmcache_chunks import ChunkTable, Entry
 from router.types import KvEvent, Tier
 
-SILENT_FOR_S = 30.0
-"""A server that is not heard of for this long is gone. It sends a heartbeat every five seconds."""
+SERVER_TIMEOUT_S = 30.0
+"""A server without messages for this time is removed. Servers send a heartbeat every five seconds."""
 
 _DISKS = frozenset({"fs", "fs_native", "raw_block", "dax", "gds"})
-"""Backends on the server's own machine. All others are elsewhere."""
+"""Backends on the server's own machine; all others are remote."""
 
 log = structlog.get_logger()
 
 
 class TierSink(KvSink, Protocol):
-    """Who is told. `restarted` is also how a holder is first heard of; `apply` and `stream_state` follow it."""
+    """Receives the events of holders. `restarted` also adds a holder; `apply` and `stream_state` follow it."""
 
     def gone(self, holder: str) -> None:
-        """The holder is no longer there, with all that it had."""
+        """The holder and its blocks are gone."""
 
 
-# --- what servers send (lmcache 0.5: v1/mp_coordinator/schemas.py, api.py) ---
+# --- messages of servers (lmcache 0.5: v1/mp_coordinator/schemas.py, api.py) ---
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """What happened to some objects in one tier of one server, in order within `(instance_id, incarnation)`."""
+    """Changes of objects in one tier of one server, ordered within `(instance_id, incarnation)`."""
 
     instance_id: Annotated[str, msgspec.Meta(pattern="^[^/]+$")]
     incarnation: int
@@ -66,12 +69,12 @@ class Registration(msgspec.Struct, frozen=True):
     instance_id: Annotated[str, msgspec.Meta(pattern="^[^/]*$")] = ""
 
 
-# --- all servers ---
+# --- the coordinator ---
 
 
 @dataclass(slots=True)
 class _Server:
-    """One server. Its stream of batches goes on without a registration; heartbeats do not."""
+    """One server. Batches are accepted without a registration, heartbeats are not."""
 
     last_seen_s: float
     registration: Registration | None = None
@@ -86,28 +89,26 @@ class UnknownServer(Exception):
 
 @dataclass(slots=True)
 class Coordinator:
-    """What LMCache servers take for their coordinator: decoded JSON in, answers out, events to `sink`.
+    """State of all servers: decoded JSON in, responses out, events to `sink`. Raises `msgspec.ValidationError`.
 
-    `model` as the servers spell it: what the engines were given to load, often a path. Raises `msgspec.ValidationError`
-    with the path of what is wrong. Holders are `<server>` for its memory, `<server>/<backend>` for other tiers of it,
-    and `shared/<backend>`."""
+    `model` as the servers spell it: the name or path that the engines loaded. Holders are `<server>` for its memory,
+    `<server>/<backend>` for its other tiers, and `shared/<backend>`."""
 
     model: str
     sink: TierSink
     group: int = 0
-    """The group of objects that needs every chunk of a prefix, where servers keep attention groups apart."""
+    """The object group whose attention needs every chunk of a prefix, if servers separate attention groups."""
     _servers: dict[str, _Server] = field(default_factory=dict)
-    _shelves: dict[str, ChunkTable] = field(default_factory=dict)
-    _passed_over: set[str] = field(default_factory=set)
-    """Other models that servers spoke of."""
+    _chunks: dict[str, ChunkTable] = field(default_factory=dict)
+    _ignored_models: set[str] = field(default_factory=set)
 
     def host_of(self, holder: str) -> str:
-        """Where the holder's server runs; "" for shared holders and servers that have not registered."""
+        """Host of the holder's server; "" for shared holders and unregistered servers."""
         server = self._servers.get(holder.partition("/")[0])
         return server.registration.ip if server and server.registration else ""
 
     def register(self, body: Any, now_s: float) -> dict[str, Any]:
-        """`POST /instances`."""
+        """Handle `POST /instances`."""
         registration = msgspec.convert(body, Registration)
         name = registration.instance_id.strip() or f"mp-{registration.ip}:{registration.http_port}"
         server = self._servers.setdefault(name, _Server(now_s))
@@ -116,7 +117,7 @@ class Coordinator:
         return {"instance_id": name, "re_registered": again}
 
     def heartbeat(self, name: str, now_s: float) -> dict[str, Any]:
-        """`PUT /instances/{name}/heartbeat`. Raises `UnknownServer`."""
+        """Handle `PUT /instances/{name}/heartbeat`. Raises `UnknownServer`."""
         server = self._servers.get(name)
         if server is None or server.registration is None:
             raise UnknownServer(name)
@@ -124,37 +125,38 @@ class Coordinator:
         return {"instance_id": name}
 
     def deregister(self, name: str) -> None:
-        """`DELETE /instances/{name}`: it takes its tiers with it, whether it said goodbye or not."""
+        """Handle `DELETE /instances/{name}`: remove the server and the holders of its tiers."""
         if self._servers.pop(name, None):
-            log.info("LMCache server gone", server=name)
+            log.info("LMCache server removed", server=name)
             for holder in self._holders(name):
-                del self._shelves[holder]
+                del self._chunks[holder]
                 self.sink.gone(holder)
 
     def instances(self) -> dict[str, Any]:
-        """`GET /instances`."""
+        """Handle `GET /instances`."""
         known = ((name, server.registration) for name, server in self._servers.items())
         rows = [{**msgspec.to_builtins(row), "instance_id": name} for name, row in known if row]
         return {"instances": rows}
 
     def expire(self, now_s: float) -> None:
-        """Servers that were not heard of for `SILENT_FOR_S` are gone."""
-        for name in [name for name, server in self._servers.items() if now_s - server.last_seen_s > SILENT_FOR_S]:
+        """Remove servers without messages for `SERVER_TIMEOUT_S`."""
+        for name in [name for name, server in self._servers.items() if now_s - server.last_seen_s > SERVER_TIMEOUT_S]:
             self.deregister(name)
 
     def events(self, body: Any, now_s: float) -> dict[str, int]:
-        """`POST /events`."""
+        """Handle `POST /events`."""
         counts = {"applied": 0, "duplicates": 0, "stale": 0}
         for batch in msgspec.convert(body, Report).batches:
             server = self._servers.setdefault(batch.instance_id, _Server(now_s))
             server.last_seen_s = now_s
-            verdict = self._admit(server, batch)
-            counts[verdict] += 1
-            if verdict == "applied":
+            outcome = self._check_order(server, batch)
+            counts[outcome] += 1
+            if outcome == "applied":
                 self._apply(server, batch)
         return counts
 
-    def _admit(self, server: _Server, batch: Batch) -> str:
+    def _check_order(self, server: _Server, batch: Batch) -> str:
+        """ "applied" for the next batch, else "stale" or "duplicates"."""
         if batch.incarnation < server.incarnation:
             return "stale"
         if batch.incarnation > server.incarnation:
@@ -165,66 +167,66 @@ class Coordinator:
             log.warning("LMCache events lost", server=batch.instance_id, first=server.last_seq + 1, until=batch.seq - 1)
             server.complete = False
             for holder in self._holders(batch.instance_id):
-                self._mark(holder, complete=False)
+                self._set_complete(holder, complete=False)
         server.last_seq = batch.seq
         return "applied"
 
     def _restart(self, server: _Server, batch: Batch) -> None:
-        """Its memory is empty; what it wrote elsewhere is still there."""
+        """Start a new incarnation: the server's memory is empty, its other tiers keep their chunks."""
         server.incarnation, server.last_seq, server.complete = batch.incarnation, 0, True
-        memory = self._shelves.get(batch.instance_id)
+        memory = self._chunks.get(batch.instance_id)
         if memory is not None:
-            self._open(batch.instance_id, Tier.CPU, complete=True)
+            self._add_holder(batch.instance_id, Tier.CPU, complete=True)
 
     def _apply(self, server: _Server, batch: Batch) -> None:
         if batch.event_type == "access":
-            self._touch(batch)
+            self._mark_used(batch)
         elif batch.backend and batch.tier in ("l1", "l2"):
             holder = _holder(batch)
-            if holder not in self._shelves:
-                self._open(holder, _tier(batch), complete=server.complete)
+            if holder not in self._chunks:
+                self._add_holder(holder, _tier(batch), complete=server.complete)
             elif not server.complete:
-                self._mark(holder, complete=False)
-            told = tuple(self._changes(self._shelves[holder], batch))
-            if told:
-                self.sink.apply(holder, told)
+                self._set_complete(holder, complete=False)
+            events = tuple(self._events(self._chunks[holder], batch))
+            if events:
+                self.sink.apply(holder, events)
 
-    def _changes(self, shelf: ChunkTable, batch: Batch) -> Iterator[KvEvent]:
+    def _events(self, chunks: ChunkTable, batch: Batch) -> Iterator[KvEvent]:
         for entry in batch.entries:
-            if not self._ours(entry):
+            if not self._is_published(entry):
                 continue
-            event = shelf.store(entry) if batch.event_type == "store" else None
+            event = chunks.store(entry) if batch.event_type == "store" else None
             if batch.event_type == "delete":
-                event = shelf.delete(entry.key)
+                event = chunks.delete(entry.key)
             if event is not None:
                 yield event
 
-    def _ours(self, entry: Entry) -> bool:
+    def _is_published(self, entry: Entry) -> bool:
         model = entry.key.model_name
-        if model != self.model and model not in self._passed_over:
-            self._passed_over.add(model)
-            log.info("LMCache chunks of a model that is not published", model=model, published=self.model)
+        if model != self.model and model not in self._ignored_models:
+            self._ignored_models.add(model)
+            log.info("ignoring LMCache chunks of another model", model=model, published=self.model)
         return model == self.model and entry.key.object_group_id == self.group
 
-    def _touch(self, batch: Batch) -> None:
+    def _mark_used(self, batch: Batch) -> None:
         for holder in self._holders(batch.instance_id):
             for entry in batch.entries:
-                self._shelves[holder].touch(entry.key)
+                self._chunks[holder].touch(entry.key)
 
-    def _open(self, holder: str, tier: Tier, *, complete: bool) -> None:
-        shelf = self._shelves[holder] = ChunkTable(tier)
-        shelf.complete = complete
+    def _add_holder(self, holder: str, tier: Tier, *, complete: bool) -> None:
+        chunks = self._chunks[holder] = ChunkTable(tier)
+        chunks.complete = complete
         self.sink.restarted(holder)
         self.sink.stream_state(holder, complete=complete)
 
-    def _mark(self, holder: str, *, complete: bool) -> None:
-        shelf = self._shelves[holder]
-        if shelf.complete is not complete:
-            shelf.complete = complete
+    def _set_complete(self, holder: str, *, complete: bool) -> None:
+        chunks = self._chunks[holder]
+        if chunks.complete is not complete:
+            chunks.complete = complete
             self.sink.stream_state(holder, complete=complete)
 
     def _holders(self, name: str) -> list[str]:
-        return [holder for holder in self._shelves if holder == name or holder.startswith(f"{name}/")]
+        return [holder for holder in self._chunks if holder == name or holder.startswith(f"{name}/")]
 
 
 def _holder(batch: Batch) -> str:
@@ -237,3 +239,51 @@ def _tier(batch: Batch) -> Tier:
     if batch.tier == "l1" and batch.backend != "gds":
         return Tier.CPU
     return Tier.DISK if batch.backend in _DISKS and not batch.shared else Tier.REMOTE
+
+
+# --- HTTP ---
+
+
+def lmcache_routes(coordinator: Coordinator, clock: Callable[[], float] = time.monotonic) -> APIRouter:
+    """The paths that servers call. Like LMCache's own, without authentication: keep them inside the cluster."""
+    router = APIRouter()
+
+    @router.post("/instances")
+    async def register(request: Request) -> Response:
+        return await _respond(request, lambda body: coordinator.register(body, clock()))
+
+    @router.get("/instances")
+    async def instances() -> dict[str, Any]:
+        return coordinator.instances()
+
+    @router.put("/instances/{name}/heartbeat")
+    async def heartbeat(name: str) -> Response:
+        try:
+            return JSONResponse(coordinator.heartbeat(name, clock()))
+        except UnknownServer:
+            return JSONResponse({"error": f"unknown instance {name}; re-register"}, 404)
+
+    @router.delete("/instances/{name}")
+    async def deregister(name: str) -> Response:
+        coordinator.deregister(name)
+        return Response(status_code=204)
+
+    @router.post("/events")
+    async def events(request: Request) -> Response:
+        return await _respond(request, lambda body: coordinator.events(body, clock()))
+
+    return router
+
+
+async def _respond(request: Request, handle: Callable[[Any], dict[str, Any]]) -> Response:
+    try:
+        return JSONResponse(handle(msgspec.json.decode(await request.body())))
+    except msgspec.DecodeError as error:
+        return JSONResponse({"detail": str(error)}, 422)
+
+
+async def expire_servers(coordinator: Coordinator, clock: Callable[[], float] = time.monotonic) -> None:
+    """Remove servers that have stopped without deregistering. Runs until cancelled."""
+    while True:
+        await asyncio.sleep(SERVER_TIMEOUT_S / 10)
+        coordinator.expire(clock())

@@ -1,13 +1,13 @@
-"""Which chunks are on one LMCache server's shelf?
+"""The chunks that one tier of an LMCache server holds.
 
-A chunk is one object for each rank of the model, and held only if all are there. It comes with its tokens and its place
-in the prompt, but without what precedes it: that is the stored chunk whose hash gives this one's,
+A chunk is one object per rank of the model, and is held only with all of them. It comes with its tokens and its offset
+in the prompt, but without its parent: that is the stored chunk whose digest yields this one's,
 
-    digest = BLAKE3(digest before | tokens as u32 BE)
+    digest = BLAKE3(parent digest | tokens as u32 BE)
 
-A chunk without tokens (servers that do not copy KV themselves do not see any), of another hash or of lost ancestry is
-told by its hash alone. That is as good where the server hashes as the engine does, in chunks of one engine block: then
-the engine has said what it stands for. This file knows nothing of servers and their numbering.
+A chunk without tokens (servers that do not copy KV themselves see none), with another hash function or with an unknown
+parent is announced by its hash only. This is sufficient if the server hashes like the engine, in chunks of one engine
+block: the engine's events then resolve the hash. This file does not handle servers and their numbering.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from router.types import BlocksRemoved, BlocksStored, KvEvent, Tier
 
 
 class Key(msgspec.Struct, frozen=True):
-    """Names one object: one rank's share of one chunk. `kv_rank` has the number of ranks in its highest byte, and
-    which of them this is in the next."""
+    """Name of one object: one rank's part of a chunk. `kv_rank`: number of ranks in the highest byte, rank in the
+    next."""
 
     chunk_hash_hex: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2}){8,}$")]
     model_name: str
@@ -34,7 +34,7 @@ class Key(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One object in a batch. `token_offset` is where in the prompt the chunk's tokens begin; -1 for unknown."""
+    """One object in a batch. `token_offset` is the chunk's first token in the prompt, or -1."""
 
     key: Key
     token_ids: list[Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]] = []
@@ -42,7 +42,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class _Chunk(NamedTuple):
-    """A chunk as one model layout stores it."""
+    """A chunk in one model layout."""
 
     digest: str
     salt: str
@@ -50,21 +50,21 @@ class _Chunk(NamedTuple):
 
 
 class ChunkTable:
-    """The chunks of one holder. What becomes whole, or stops being so, comes out as an event."""
+    """The chunks of one holder. Methods return an event when a chunk becomes complete or stops being complete."""
 
     def __init__(self, tier: Tier) -> None:
         self.complete = True
         self._tier = tier
         self._present: dict[_Chunk, int] = {}
-        """A bit for each rank whose share is there."""
+        """A bit for each rank whose object is stored."""
         self._tokens: dict[_Chunk, Entry] = {}
-        """Of chunks that are not whole yet, the entry that brought the tokens."""
+        """For incomplete chunks, the entry with the tokens."""
         self._ending: dict[tuple[str, int], dict[str, None]] = {}
-        """Digests by salt and by where their tokens end, the latest used last."""
+        """Digests by salt and end of their tokens, most recently used last."""
         self._end: dict[_Chunk, int] = {}
 
     def store(self, entry: Entry) -> KvEvent | None:
-        """One more share."""
+        """Add one object."""
         chunk, rank_bit = _chunk(entry.key)
         before = self._present.get(chunk, 0)
         now = self._present[chunk] = before | rank_bit
@@ -75,19 +75,19 @@ class ChunkTable:
         return self._stored(chunk) if now.bit_count() == chunk.ranks else None
 
     def delete(self, key: Key) -> KvEvent | None:
-        """One share less."""
+        """Remove one object."""
         chunk, rank_bit = _chunk(key)
         before = self._present.pop(chunk, 0)
         if now := before & ~rank_bit:
             self._present[chunk] = now
         else:
-            self._forget(chunk)
+            self._drop(chunk)
         if before.bit_count() < chunk.ranks or now == before:
             return None
         return BlocksRemoved(block_hashes=(_engine_hash(chunk.digest, chunk.salt),), tier=self._tier)
 
     def touch(self, key: Key) -> None:
-        """The chunk was used: what is stored next may well continue it."""
+        """Mark the chunk as used: the next stored chunk probably continues it."""
         chunk, _ = _chunk(key)
         if end := self._end.get(chunk):
             digests = self._ending[chunk.salt, end]
@@ -112,7 +112,7 @@ class ChunkTable:
             salt=chunk.salt,
         )
 
-    def _forget(self, chunk: _Chunk) -> None:
+    def _drop(self, chunk: _Chunk) -> None:
         self._tokens.pop(chunk, None)
         place = chunk.salt, self._end.pop(chunk, -1)
         if digests := self._ending.get(place):
@@ -121,8 +121,8 @@ class ChunkTable:
                 del self._ending[place]
 
     def _parent(self, chunk: _Chunk, entry: Entry) -> str | None:
-        """Digest of the chunk before, "" for the first one of a prompt, None if it is not to be found. About two
-        microseconds a candidate, the latest used first."""
+        """Digest of the parent chunk, "" for the first chunk of a prompt, None if unknown. Tries the most recently used
+        candidates first, about two microseconds each."""
         if entry.token_offset == 0:
             return ""
         tokens = struct.pack(f">{len(entry.token_ids)}I", *entry.token_ids)
@@ -133,10 +133,10 @@ class ChunkTable:
 
 
 def _chunk(key: Key) -> tuple[_Chunk, int]:
-    """A key's chunk, and the bit of its rank."""
+    """A key's chunk and the bit of its rank."""
     return _Chunk(key.chunk_hash_hex, key.cache_salt, key.kv_rank >> 24), 1 << (key.kv_rank >> 16 & 0xFF)
 
 
 def _engine_hash(digest: str, salt: str) -> int:
-    """64 bits for the index. LMCache hashes no salt: here it tells tenants apart."""
+    """64-bit hash for the index. LMCache does not hash the salt; it is added here to separate tenants."""
     return int(digest[-16:], 16) ^ (xxhash.xxh3_64_intdigest(salt.encode()) if salt else 0)

@@ -1,11 +1,10 @@
-"""Which blocks does a Mooncake store hold?
+"""Publishes the blocks of a Mooncake store, which is one holder.
 
-The store is the holder. Its master is asked, again and again, for the names of everything in it (`/get_all_keys`): that
-is one answer of about a hundred bytes a key, it shows what came as well as what went, and it lists an object only once
-it is complete. `/batch_query_keys` would need the names beforehand and answers three times as many bytes. A block is
-one object for every part of the model (tensor, context and pipeline ranks; keys and values), and held only if all are
-there. Blocks are named by the engine's own hash, without tokens: engines that announce theirs say what they stand for.
-This file never reads an object, and never writes to the store.
+Polls the store's master for the names of all objects (`/get_all_keys`). The response takes about a hundred bytes per
+key, shows additions and removals, and lists an object only when it is complete; `/batch_query_keys` needs the names in
+advance and returns three times the bytes. A block is one object per part of the model (tensor, context and pipeline
+ranks; keys and values), and is held only with all of them. Objects are named by the engine's hash, without tokens; the
+events of the engines resolve the hashes. This file reads no objects and writes nothing to the store.
 """
 
 from __future__ import annotations
@@ -18,13 +17,14 @@ from dataclasses import dataclass
 import httpx
 import structlog
 
+from router.errors import UpstreamError
+from router.feeds.http_client import get_url
 from router.feeds.kv_zmq import KvSink
 from router.types import BlocksRemoved, BlocksStored, KvEvent, Tier
 
-POLL_EVERY_S = 2.0
-MOST_OF_THE_TIME = 0.1
-"""A store so large that a poll takes long is polled less often: this share of the time at most."""
-ANSWER_WITHIN_S = 30.0
+MAX_POLL_SHARE = 0.1
+"""Maximum share of time spent polling: a large store is polled less often."""
+TIMEOUT_S = 30.0
 
 _VLLM = re.compile(
     r"(?P<pool>.+)@tp_rank:(?P<part>\d+@pcp\d+@dcp\d+@pp_rank:\d+)@group:(?P<group>\d+)@(?P<digest>[0-9a-f]{16,})"
@@ -36,9 +36,8 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class ObjectName:
-    """What the name of one stored object says. `pool` is what separates models and deployments in one store;
-    `engine_hash` the block's hash as the engine's events have it; `part` which share of the block this is; `group` the
-    attention group that it belongs to."""
+    """A parsed object name. `pool` separates models and deployments in one store; `engine_hash` is the block's hash in
+    the engine's events; `part` is the part of the block; `group` its attention group."""
 
     pool: str
     engine_hash: int
@@ -47,7 +46,7 @@ class ObjectName:
 
 
 def parse_name(name: str) -> ObjectName | None:
-    """An object as vLLM's MooncakeStoreConnector or SGLang's HiCache names it; None for anything else.
+    """Parse a name of vLLM's MooncakeStoreConnector or SGLang's HiCache; None for any other name.
 
         vLLM     [<cache_prefix>@]<model>[<namespace>]@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@<digest>
         HiCache  [<tag>_]<model>_<digest>_<tp>[_<pp>]_k, and _v; of MLA models one, <digest>_[<pp>]_k
@@ -63,8 +62,8 @@ def parse_name(name: str) -> ObjectName | None:
 
 
 class Listing:
-    """One pool's blocks, by what the store lists. Which parts a block has is learnt from the blocks: all that were ever
-    seen of any. Of a model with several attention groups follow the one that needs every block of a prefix."""
+    """One pool's blocks, from the listed names. A block is complete if it has every part that any block has had. For a
+    model with several attention groups, `group` is the one that needs every block of a prefix."""
 
     def __init__(self, pool: str, group: int = 0) -> None:
         self._pool = pool
@@ -72,37 +71,37 @@ class Listing:
         self._names: set[str] = set()
         self._parts: set[str] = set()
         self._present: dict[int, int] = {}
-        """How many parts of a block are there, by engine hash."""
+        """Number of stored parts by engine hash."""
         self._held: set[int] = set()
 
     @property
     def held_blocks(self) -> int:
-        """Blocks that are there in all their parts."""
+        """Number of complete blocks."""
         return len(self._held)
 
     def update(self, names: Iterable[str]) -> list[KvEvent]:
-        """What has changed, now that the store lists exactly these objects. Removals come first."""
+        """Replace the listing. Returns the changes as events, removals first."""
         listed = set(names)
-        gone, fresh = self._names - listed, listed - self._names
+        removed, added = self._names - listed, listed - self._names
         self._names = listed
         parts_before = len(self._parts)
-        touched = self._count(gone, -1) | self._count(fresh, +1)
+        touched = self._count(removed, -1) | self._count(added, +1)
         return self._events(touched if len(self._parts) == parts_before else self._held | touched)
 
     def _count(self, names: Iterable[str], by: int) -> set[int]:
         touched = set()
         for name in names:
-            seen = parse_name(name)
-            if seen is not None and seen.pool == self._pool and seen.group == self._group:
-                self._parts.add(seen.part)
-                self._present[seen.engine_hash] = self._present.get(seen.engine_hash, 0) + by
-                touched.add(seen.engine_hash)
+            parsed = parse_name(name)
+            if parsed is not None and parsed.pool == self._pool and parsed.group == self._group:
+                self._parts.add(parsed.part)
+                self._present[parsed.engine_hash] = self._present.get(parsed.engine_hash, 0) + by
+                touched.add(parsed.engine_hash)
         return touched
 
     def _events(self, touched: set[int]) -> list[KvEvent]:
         present = {engine_hash: self._present.get(engine_hash, 0) for engine_hash in touched}
-        whole = {engine_hash for engine_hash, parts in present.items() if parts == len(self._parts)}
-        removed, stored = (touched - whole) & self._held, whole - self._held
+        complete = {engine_hash for engine_hash, parts in present.items() if parts == len(self._parts)}
+        removed, stored = (touched - complete) & self._held, complete - self._held
         self._held -= removed
         self._held |= stored
         for engine_hash, parts in present.items():
@@ -112,15 +111,15 @@ class Listing:
         if removed:
             events.append(BlocksRemoved(block_hashes=tuple(removed), tier=Tier.REMOTE))
         if stored:
-            named = tuple(stored)
+            hashes = tuple(stored)
             events.append(
-                BlocksStored(block_hashes=named, parent_hash=None, tokens=(), block_size_tokens=0, tier=Tier.REMOTE)
+                BlocksStored(block_hashes=hashes, parent_hash=None, tokens=(), block_size_tokens=0, tier=Tier.REMOTE)
             )
         return events
 
 
 class MooncakeSource:
-    """Follows one pool of one store. `master_url` is that of the master's HTTP admin port. `run` never returns."""
+    """Polls one pool of one store. `master_url` is the master's HTTP admin port."""
 
     def __init__(
         self,
@@ -131,13 +130,13 @@ class MooncakeSource:
         client: httpx.AsyncClient,
         *,
         group: int = 0,
-        poll_every_s: float = POLL_EVERY_S,
+        poll_interval_s: float,
     ) -> None:
         self._holder = holder
         self._url = master_url.rstrip("/") + "/get_all_keys"
         self._sink = sink
         self._client = client
-        self._poll_every_s = poll_every_s
+        self._poll_interval_s = poll_interval_s
         self._listing = Listing(pool, group)
         self._complete: bool | None = None
 
@@ -145,34 +144,33 @@ class MooncakeSource:
         """Poll until cancelled."""
         now_s = asyncio.get_running_loop().time
         while True:
-            began_s = now_s()
+            started_s = now_s()
             await self.poll()
-            await asyncio.sleep(max(self._poll_every_s, (now_s() - began_s) / MOST_OF_THE_TIME))
+            await asyncio.sleep(max(self._poll_interval_s, (now_s() - started_s) / MAX_POLL_SHARE))
 
     async def poll(self) -> None:
-        """Ask once and tell the sink. While the master does not answer, what was known stays."""
+        """Poll once. While the master does not answer, the known blocks stay."""
         try:
-            async with asyncio.timeout(ANSWER_WITHIN_S):
-                answer = (await self._client.get(self._url)).raise_for_status()
-        except (httpx.HTTPError, TimeoutError) as error:
+            body = await get_url(self._client, self._url, TIMEOUT_S)
+        except UpstreamError as error:
             if self._complete is not False:
-                log.warning("Mooncake's master does not answer", holder=self._holder, why=repr(error))
-            self._tell(complete=False)
+                log.warning("Mooncake master does not answer", holder=self._holder, error=repr(error))
+            self._set_complete(complete=False)
             return
-        await self._take(answer.text)
-        self._tell(complete=True)
+        await self._update(body.decode(errors="replace"))
+        self._set_complete(complete=True)
 
-    async def _take(self, text: str) -> None:
+    async def _update(self, text: str) -> None:
         held = self._listing.held_blocks
-        # a store of a million objects takes a second to compare
+        # in a thread: comparing a million names takes a second
         events = await asyncio.to_thread(lambda: self._listing.update(text.split("\n")))
         if held and not self._listing.held_blocks:
-            log.info("store is empty: its master or its memory was restarted, or it was cleared", holder=self._holder)
+            log.info("store is empty after a restart or clear", holder=self._holder)
             self._sink.restarted(self._holder)
         elif events:
             self._sink.apply(self._holder, tuple(events))
 
-    def _tell(self, *, complete: bool) -> None:
+    def _set_complete(self, *, complete: bool) -> None:
         if self._complete is not complete:
             self._complete = complete
             self._sink.stream_state(self._holder, complete=complete)

@@ -1,9 +1,9 @@
-"""How does one holder's cache get into Redis, and stay right there?
+"""Writes one holder's blocks to Redis and keeps both in agreement.
 
-Takes what a source tells of the holder, at once and without waiting, and writes it in its own time: changes are
-gathered for a moment and sent in one round trip. What Redis and we know of the holder is the same, or the whole is
-written again in a new epoch; a cache that was emptied begins a new epoch at once. If somebody else publishes the same
-holder, the newest publisher wins and the others stand by until it is silent. This file reads no event format.
+Events are applied in memory at once; a background task collects changes for a short time and writes them in one round
+trip. When Redis and this process disagree, all blocks are written again in a new epoch; a cleared cache starts a new
+epoch at once. If several processes publish the same holder, the newest one writes and the others stand by. This file
+decodes no event format.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from router.feeds.backoff import Backoff
 from router.index.cluster import EntryKind
 from router.index.holder_blocks import HashResolver, HolderBlocks
 from router.index.holders import HolderFacts, HolderId
-from router.publisher.expiry import TierExpiry
-from router.publisher.pending import PendingChanges, in_pieces
+from router.publisher.changes import PendingChanges, TierExpiry, split_held
 from router.stores.holder_writer import HolderWriter, WriteResult
 from router.types import BlockChange, BlocksCleared, Generation, KvEvent, Tier
 
-MOST_BLOCKS = 4096
+MAX_WRITE_BLOCKS = 4096
 """Blocks of one write: about two milliseconds of the server's time."""
 
 log = structlog.get_logger()
 
 
 class PublishState(StrEnum):
-    """How it stands between this publisher and Redis."""
+    """State of one published holder."""
 
     STARTING = "starting"
     PUBLISHING = "publishing"
     STANDBY = "standby"
-    """Somebody else publishes this holder."""
+    """Another process publishes this holder."""
     UNREACHABLE = "unreachable"
+    """Redis does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishTiming:
-    """How eagerly to write. `reload_jitter_s`: publishers that all lost the same Redis come back within this time."""
+    """Intervals of publishing; see `publish` in config/router.yaml. `start_s`: maximum wait for the first events."""
 
-    lifetime_s: float = 15.0
-    beat_s: float = 5.0
-    flush_interval_s: float = 0.02
+    lifetime_s: float
+    beat_s: float
+    flush_interval_s: float
+    reload_jitter_s: float
     start_s: float = 3.0
-    reload_jitter_s: float = 1.0
 
 
 @dataclass(slots=True)
 class Counts:
-    """What this holder's publisher has done."""
+    """Counters of one published holder."""
 
     blocks: int = 0
     writes: int = 0
@@ -65,211 +65,213 @@ class Counts:
 
 
 class PublishedHolder:
-    """One holder. `apply`, `restarted` and `caught_up` are the source's; `run` writes until `stop`."""
+    """One holder. The source calls `apply`, `restarted` and `caught_up`; `run` writes until `stop`."""
 
     def __init__(
         self,
-        holder: HolderId,
-        publication: HolderWriter,
-        generation: Generation,
+        writer: HolderWriter,
         facts: HolderFacts,
         timing: PublishTiming,
         resolve_hash: HashResolver | None = None,
         ttl_s: Mapping[Tier, float] | None = None,
     ) -> None:
-        self.id = holder
-        self.generation = generation
-        self.standing = PublishState.STARTING
+        self.id: HolderId = writer.holder
+        self.generation: Generation = writer.generation
+        self.facts = facts
+        self.state = PublishState.STARTING
         self.complete = True
         self.counts = Counts()
-        self._publication = publication
-        self.facts = facts
+        self.blocks = HolderBlocks(self.generation, resolve_hash)
+        self._writer = writer
         self._timing = timing
         self._resolve_hash = resolve_hash
-        self.blocks = HolderBlocks(generation, resolve_hash)
         self._expiry = TierExpiry(ttl_s or {})
         self._pending = PendingChanges()
         self._backlog: list[list[BlockChange]] = []
+        """Rest of a reload; the last item is empty and becomes the seal."""
         self._batch: tuple[EntryKind, list[BlockChange]] | None = None
-        self._due: EntryKind | None = EntryKind.RELOAD
+        """The write in progress, or one without an answer."""
+        self._epoch_due: EntryKind | None = EntryKind.RELOAD
         self._take_over = True
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._ready = asyncio.Event()
-        self._leaving = False
-        self._beat_at_s = 0.0
-        self._complete_told = True
+        self._stopping = False
+        self._next_beat_s = 0.0
+        self._published_complete = True
 
     @property
     def pending_blocks(self) -> int:
-        """Blocks whose change Redis has not been told."""
+        """Blocks whose change has not been written to Redis."""
         return len(self._pending) + sum(len(change.blocks) for piece in self._backlog for change in piece)
 
-    # --- what the source tells ---
+    # --- called by the source ---
 
     def apply(self, events: Iterable[KvEvent]) -> None:
-        """Events of the holder, in order."""
+        """Apply events of the holder, in order."""
         events = tuple(events)
-        self._expiry.note(events, time.monotonic())
-        self._take(events)
+        self._expiry.observe(events, time.monotonic())
+        self._apply(events)
 
-    def _take(self, events: Iterable[KvEvent]) -> None:
+    def _apply(self, events: Iterable[KvEvent]) -> None:
         for event in events:
             if isinstance(event, BlocksCleared):
                 self.restarted()
                 continue
             for change in self.blocks.apply(event):
-                self._pending.note(change)
-        self._news.set()
+                self._pending.add(change)
+        self._changed.set()
 
     def restarted(self) -> None:
-        """The holder's cache is empty: nothing of what was published counts any longer."""
+        """Drop all blocks: the holder's cache is empty."""
         self.blocks = HolderBlocks(self.generation, self._resolve_hash)
-        self._expiry.note((BlocksCleared(),), 0.0)
+        self._expiry.observe((BlocksCleared(),), 0.0)
         self._pending.clear()
         self._backlog.clear()
         self._batch = None
-        self._due = EntryKind.EMPTY
+        self._epoch_due = EntryKind.EMPTY
         self._ready.set()
-        self._news.set()
+        self._changed.set()
 
     def caught_up(self, *, complete: bool) -> None:
-        """The source has told all that there was; `complete` False if some of it is lost for good."""
+        """The source has delivered all past events; `complete` is False if some are lost for good."""
         self.complete = complete
         self._ready.set()
-        self._news.set()
+        self._changed.set()
 
     # --- writing ---
 
     async def run(self) -> None:
-        """Publish until `stop`, then take the holder out of the index."""
-        await self._first_news()
+        """Publish until `stop`, then remove the holder from the index."""
+        await self._wait_until_ready()
         backoff = Backoff(f"blocks of {self.id}")
-        while not self._leaving:
+        while not self._stopping:
             if not await backoff.attempt(self._step):
                 self.counts.failures += 1
-                self.standing = PublishState.UNREACHABLE
+                self.state = PublishState.UNREACHABLE
         await self._retire()
 
     def stop(self) -> None:
-        """Leave as soon as the write that is under way is done."""
-        self._leaving = True
+        """Stop after the write in progress."""
+        self._stopping = True
         self._ready.set()
-        self._news.set()
+        self._changed.set()
 
-    async def _first_news(self) -> None:
-        """Whoever published before us is still read: take over once there is something to take over with."""
+    async def _wait_until_ready(self) -> None:
+        """Let a previous publisher's blocks stay readable until this one has blocks to replace them."""
         try:
             async with asyncio.timeout(self._timing.start_s):
                 await self._ready.wait()
         except TimeoutError:
-            pass  # a source that is silent has nothing, as far as anybody knows
+            pass  # no events yet: publish the holder as empty
 
     async def _step(self) -> None:
-        if self._due is not None:
-            await self._begin(self._due)
-        elif self._batch is not None:  # its answer was lost: Redis may count it already
+        if self._epoch_due is not None:
+            await self._begin_epoch(self._epoch_due)
+        elif self._batch is not None:  # its answer was lost; Redis ignores it if it was already applied
             await self._write()
-        elif time.monotonic() >= self._beat_at_s or self.complete is not self._complete_told:
+        elif time.monotonic() >= self._next_beat_s or self.complete is not self._published_complete:
             await self._beat()
         elif self._next_batch():
             await self._write()
         else:
-            await self._rest()
+            await self._wait_for_change()
 
-    async def _begin(self, kind: EntryKind) -> None:
-        self._due = None
+    async def _begin_epoch(self, kind: EntryKind) -> None:
+        self._epoch_due = None
         try:
-            answer = await self._publication.begin(kind, self.facts, take_over=self._take_over, complete=self.complete)
+            result = await self._writer.begin(kind, self.facts, take_over=self._take_over, complete=self.complete)
         except BaseException:
-            self._begin_again_with(kind)
+            self._schedule_epoch(kind)
             raise
         self._take_over = False
-        if answer is WriteResult.HELD:
-            self._begin_again_with(kind)
+        if result is WriteResult.HELD:
+            self._schedule_epoch(kind)
             await self._stand_by()
             return
-        if kind is EntryKind.RELOAD and self._due is None:
+        if kind is EntryKind.RELOAD and self._epoch_due is None:
             self._pending.clear()
-            self._backlog = [*in_pieces(self.blocks.held(), MOST_BLOCKS), []]
+            self._backlog = [*split_held(self.blocks.held(), MAX_WRITE_BLOCKS), []]
             self.counts.reloads += 1
-        self.standing = PublishState.PUBLISHING
-        self._beat_at_s = time.monotonic() + self._timing.beat_s
-        log.info("publishing", holder=self.id, epoch=self._publication.epoch, begins=kind.value)
+        self.state = PublishState.PUBLISHING
+        self._next_beat_s = time.monotonic() + self._timing.beat_s
+        log.info("epoch started", holder=self.id, epoch=self._writer.epoch, kind=kind.value)
 
-    def _begin_again_with(self, kind: EntryKind) -> None:
-        """Unless the cache was emptied meanwhile."""
-        self._due = self._due or kind
+    def _schedule_epoch(self, kind: EntryKind) -> None:
+        """Start an epoch in the next step, unless a cleared cache has already scheduled one."""
+        self._epoch_due = self._epoch_due or kind
 
     def _next_batch(self) -> bool:
-        """Is there anything to write?"""
+        """Set `_batch` to the next write. False if there is none."""
         if self._batch is None and self._backlog:
             piece = self._backlog.pop(0)
             self._batch = (EntryKind.CHANGE if self._backlog else EntryKind.SEAL), piece
         elif self._batch is None and self._pending:
-            self._batch = EntryKind.CHANGE, self._pending.take(MOST_BLOCKS)
+            self._batch = EntryKind.CHANGE, self._pending.take(MAX_WRITE_BLOCKS)
         return self._batch is not None
 
     async def _write(self) -> None:
         batch = self._batch
         assert batch is not None
         kind, changes = batch
-        answer = await self._publication.apply(changes, complete=self.complete, kind=kind)
+        result = await self._writer.apply(changes, complete=self.complete, kind=kind)
         if self._batch is batch:
             self._batch = None
         self.counts.writes += 1
         self.counts.blocks += sum(len(change.blocks) for change in changes)
-        await self._mind(answer)
-        if not self._backlog and len(self._pending) < MOST_BLOCKS:
+        await self._handle(result)
+        if not self._backlog and len(self._pending) < MAX_WRITE_BLOCKS:
             await asyncio.sleep(self._timing.flush_interval_s)
 
     async def _beat(self) -> None:
-        self._take(self._expiry.due(time.monotonic()))
+        self._apply(self._expiry.expired(time.monotonic()))
         for change in self.blocks.retry():
-            self._pending.note(change)
+            self._pending.add(change)
         complete = self.complete
-        answer = await self._publication.beat(complete=complete)
-        self._complete_told = complete
-        self._beat_at_s = time.monotonic() + self._timing.beat_s * random.uniform(0.9, 1)
-        await self._mind(answer)
+        result = await self._writer.beat(complete=complete)
+        self._published_complete = complete
+        self._next_beat_s = time.monotonic() + self._timing.beat_s * random.uniform(0.9, 1)
+        await self._handle(result)
 
-    async def _mind(self, answer: WriteResult) -> None:
-        """Anything but OK means that Redis and we differ, and who is right."""
-        if answer is WriteResult.OK:
-            self.standing = PublishState.PUBLISHING
+    async def _handle(self, result: WriteResult) -> None:
+        """Schedule a reload if Redis refused the write."""
+        if result is WriteResult.OK:
+            self.state = PublishState.PUBLISHING
             return
-        log.warning("publishing anew", holder=self.id, because=answer.value)
+        log.warning("holder reload scheduled", holder=self.id, reason=result.value)
         self._batch = None
-        self._begin_again_with(EntryKind.RELOAD)
-        if answer is WriteResult.FENCED:
+        self._schedule_epoch(EntryKind.RELOAD)
+        if result is WriteResult.FENCED:
             await self._stand_by()
         else:
             await asyncio.sleep(random.uniform(0, self._timing.reload_jitter_s))
 
     async def _stand_by(self) -> None:
-        if self.standing is not PublishState.STANDBY:
-            log.info("standing by: somebody else publishes this holder", holder=self.id)
-        self.standing = PublishState.STANDBY
+        """Wait one heartbeat interval, then check whether the other publisher is still active."""
+        if self.state is not PublishState.STANDBY:
+            log.info("standby: another process publishes this holder", holder=self.id)
+        self.state = PublishState.STANDBY
         try:
             async with asyncio.timeout(self._timing.beat_s):
-                while not self._leaving:
-                    self._news.clear()
-                    await self._news.wait()
+                while not self._stopping:
+                    self._changed.clear()
+                    await self._changed.wait()
         except TimeoutError:
-            pass  # time to see whether it is still there
+            pass
 
-    async def _rest(self) -> None:
-        self._news.clear()
+    async def _wait_for_change(self) -> None:
+        """Wait for a change or the next heartbeat."""
+        self._changed.clear()
         try:
-            async with asyncio.timeout(max(self._beat_at_s - time.monotonic(), 0.0)):
-                await self._news.wait()
+            async with asyncio.timeout(max(self._next_beat_s - time.monotonic(), 0.0)):
+                await self._changed.wait()
         except TimeoutError:
-            pass  # a heartbeat is due
+            pass
 
     async def _retire(self) -> None:
-        if self.standing is not PublishState.PUBLISHING:
+        if self.state is not PublishState.PUBLISHING:
             return
         try:
-            await self._publication.retire()
-            log.info("no longer in the index", holder=self.id)
+            await self._writer.retire()
+            log.info("holder removed from the index", holder=self.id)
         except (RedisError, OSError) as error:
-            log.warning("could not leave the index: it will expire", holder=self.id, why=repr(error))
+            log.warning("holder not removed from the index; it will expire", holder=self.id, error=repr(error))

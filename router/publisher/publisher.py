@@ -1,15 +1,14 @@
-"""Which holders does this process publish?
+"""The holders that this process publishes: one `PublishedHolder` and one task for each.
 
-One `PublishedHolder` for each, with its task. Takes what event streams tell of pods, and what sources tell of stores;
-a model that is replaced under its name moves its holders to the new generation at once. This file writes nothing
-itself.
+Receives the events of pods and of stores. A new revision of a model moves its holders to the new generation at once.
+This file does not write to Redis itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -26,7 +25,7 @@ log = structlog.get_logger()
 
 
 class Publisher:
-    """Holders by id; an `EventStore` for pods. `generations` by model."""
+    """Published holders by id; an `EventStore` for pods. `generations` by model; `ttl_s` applies to pods only."""
 
     def __init__(
         self,
@@ -43,34 +42,33 @@ class Publisher:
         self._facts_of = facts_of
         self._timing = timing
         self._ttl_s = ttl_s or {}
-        """Of pods: stores tell what is gone."""
         self._holders: dict[HolderId, PublishedHolder] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def holders(self) -> tuple[PublishedHolder, ...]:
-        """All that are published."""
+        """All published holders."""
         return tuple(self._holders.values())
 
     def publishes(self, holder_id: HolderId) -> bool:
-        """Is this holder published?"""
+        """Whether this holder is published."""
         return holder_id in self._holders
 
     # --- pods: an EventStore ---
 
     def add_holder(self, pod: Pod, generation: Generation) -> None:
-        """Begin a (new) life of the pod's cache, empty."""
+        """Start a new, empty epoch of the pod's cache."""
         current = self.generations.get(generation.model, generation)
         self.begin(pod.id, current, self._facts_of(pod))
 
     def apply(self, pod: PodId, events: Iterable[KvEvent]) -> None:
-        """Take over what a holder announced, in order. A holder that is not published is ignored."""
+        """Apply a holder's events in order. Events of unpublished holders are ignored."""
         holder = self._holders.get(pod)
         if holder is not None:
             holder.apply(events)
 
     def caught_up(self, pod: PodId, *, complete: bool) -> None:
-        """All was told that there was; `complete` False if some of it is lost for good."""
+        """All past events are delivered; `complete` is False if some are lost for good."""
         holder = self._holders.get(pod)
         if holder is not None:
             holder.caught_up(complete=complete)
@@ -78,22 +76,17 @@ class Publisher:
     # --- any holder ---
 
     def begin(self, holder_id: HolderId, generation: Generation, facts: HolderFacts) -> None:
-        """Publish a holder, or a new and empty life of one that is published already."""
+        """Publish a holder, or start a new, empty epoch of a published one."""
         known = self._holders.get(holder_id)
         if known is not None and known.generation == generation:
             known.restarted()
             return
         self.end(holder_id)
-        publication = HolderWriter(
-            self._connection, self._keys, generation, holder_id, lifetime_s=self._timing.lifetime_s
-        )
         holder = PublishedHolder(
-            holder_id,
-            publication,
-            generation,
+            HolderWriter(self._connection, self._keys, generation, holder_id, lifetime_s=self._timing.lifetime_s),
             facts,
             self._timing,
-            resolve_hash=self._known_anywhere if facts.reach else None,
+            resolve_hash=self._resolve_hash if facts.reach else None,
             ttl_s=None if facts.reach else self._ttl_s,
         )
         self._holders[holder_id] = holder
@@ -102,37 +95,68 @@ class Publisher:
         task.add_done_callback(self._tasks.discard)
 
     def end(self, holder_id: HolderId) -> None:
-        """Take a holder out of the index."""
+        """Remove a holder from the index."""
         holder = self._holders.pop(holder_id, None)
         if holder is not None:
             holder.stop()
 
     def replace_revision(self, model: str, revision: str) -> Generation:
-        """The weights behind a model's name are others now: what was published of it counts no longer. `KeyError` for
-        a model that is not published here."""
+        """Drop all published blocks of a model whose weights have changed and continue under the new revision. Raises
+        `KeyError` for a model that is not published."""
         generation = replace(self.generations[model], revision=revision)
         self.generations[model] = generation
         for holder in self.holders:
             if holder.generation.model == model and holder.generation != generation:
                 self.begin(holder.id, generation, holder.facts)
                 self.caught_up(holder.id, complete=True)
-        log.info("another revision", model=model, revision=revision)
+        log.info("model revision replaced", model=model, revision=revision)
         return generation
 
     async def stop(self) -> None:
-        """End all, and leave the index consistent."""
+        """Stop publishing and remove all holders from the index."""
         for holder_id in list(self._holders):
             self.end(holder_id)
         try:
             async with asyncio.timeout(self._timing.lifetime_s):
                 await asyncio.gather(*self._tasks, return_exceptions=True)
         except TimeoutError:
-            log.warning("some holders could not be taken out of the index: they will expire")
+            log.warning("some holders not removed from the index; they will expire")
 
-    def _known_anywhere(self, engine_hash: int) -> Blocks | None:
-        """What a block is that a store names by hash alone: some pod has announced it with its tokens."""
+    def _resolve_hash(self, engine_hash: int) -> Blocks | None:
+        """The blocks of a hash without tokens, from any holder that has announced it with tokens."""
         for holder in self._holders.values():
             blocks = holder.blocks.blocks_of(engine_hash)
             if blocks is not None:
                 return blocks
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSink:
+    """A `TierSink` that publishes the holders of one source. `facts_of` returns a holder's facts by its name."""
+
+    publisher: Publisher
+    model: str
+    facts_of: Callable[[str], HolderFacts]
+
+    def restarted(self, holder: str) -> None:
+        """Add a holder, or drop the blocks of a known one."""
+        self.publisher.begin(holder, self.publisher.generations[self.model], self.facts_of(holder))
+
+    def apply(self, holder: str, events: tuple[KvEvent, ...]) -> None:
+        """Apply the holder's events in order."""
+        self._add(holder)
+        self.publisher.apply(holder, events)
+
+    def stream_state(self, holder: str, *, complete: bool) -> None:
+        """Record whether all events of the holder have arrived."""
+        self._add(holder)
+        self.publisher.caught_up(holder, complete=complete)
+
+    def gone(self, holder: str) -> None:
+        """Remove the holder."""
+        self.publisher.end(holder)
+
+    def _add(self, holder: str) -> None:
+        if not self.publisher.publishes(holder):
+            self.restarted(holder)

@@ -1,7 +1,6 @@
-"""What can be asked of a publisher, and told to it?
+"""The publisher's HTTP server: health, metrics, holders, standardised KV events, and new model revisions.
 
-Health, metrics, its holders; events of tiers that have no source of their own; a new revision of a model. This file
-publishes nothing itself.
+This file does not publish by itself.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from pydantic import BaseModel, ConfigDict
 
 from router.observe.metrics import Metrics
-from router.publisher.intake import StandardIntake
 from router.publisher.published_holder import PublishState
 from router.publisher.publisher import Publisher
-from router.publisher.standard_events import MalformedEvent, parse_standard_event
+from router.publisher.standard_events import MalformedEvent, StandardIntake, parse_standard_event
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -35,7 +33,7 @@ class NewRevision(BaseModel):
 
 
 def publisher_app(publisher: Publisher, metrics: Metrics, standard: StandardIntake, lifespan: Lifespan) -> FastAPI:
-    """The publisher's HTTP surface."""
+    """The publisher's HTTP application."""
     app = FastAPI(title="warmroute publish", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
 
     @app.get("/livez")
@@ -44,8 +42,8 @@ def publisher_app(publisher: Publisher, metrics: Metrics, standard: StandardInta
 
     @app.get("/readyz")
     async def readyz() -> JSONResponse:
-        standings = [holder.standing for holder in publisher.holders]
-        ready = bool(standings) and all(standing in _WELL for standing in standings)
+        states = [holder.state for holder in publisher.holders]
+        ready = bool(states) and all(state in _READY for state in states)
         return JSONResponse({"holders": describe(publisher)}, status_code=200 if ready else 503)
 
     @app.get("/metrics")
@@ -57,7 +55,7 @@ def publisher_app(publisher: Publisher, metrics: Metrics, standard: StandardInta
     @app.post("/kv-events")
     async def kv_events(request: Request) -> JSONResponse:
         try:
-            return JSONResponse(take_lines(standard, await request.body()))
+            return JSONResponse(apply_events(standard, await request.body()))
         except MalformedEvent as error:
             return JSONResponse({"error": str(error), "field": error.field}, 422)
 
@@ -67,18 +65,18 @@ def publisher_app(publisher: Publisher, metrics: Metrics, standard: StandardInta
             publisher.replace_revision(new.model, new.revision)
         except KeyError:
             known = ", ".join(sorted(publisher.generations))
-            return JSONResponse({"error": f"no model {new.model!r} is published here; known: {known}"}, 404)
+            return JSONResponse({"error": f"model {new.model!r} is not published; known: {known}"}, 404)
         return JSONResponse({"model": new.model, "revision": new.revision})
 
     return app
 
 
-def take_lines(standard: StandardIntake, body: bytes) -> dict[str, int]:
-    """Publish standardised events: one JSON object, a list of them, or one a line. Raises `MalformedEvent`; what stood
-    before the bad one is published."""
+def apply_events(standard: StandardIntake, body: bytes) -> dict[str, int]:
+    """Publish standardised events: a JSON object, a list of objects, or one object per line. Raises `MalformedEvent`;
+    the events before the invalid one are published."""
     counts = {"applied": 0, "known": 0}
     for fields in _objects(body):
-        counts["applied" if standard.take(parse_standard_event(fields)) else "known"] += 1
+        counts["applied" if standard.apply(parse_standard_event(fields)) else "known"] += 1
     return counts
 
 
@@ -94,34 +92,34 @@ def _objects(body: bytes) -> Iterator[Any]:
         raise MalformedEvent("event", f"is not JSON: {error}") from error
 
 
-_WELL = (PublishState.PUBLISHING, PublishState.STANDBY)
+_READY = (PublishState.PUBLISHING, PublishState.STANDBY)
 
 
 def describe(publisher: Publisher) -> list[dict[str, Any]]:
-    """All holders, for people."""
+    """All holders as JSON values."""
     return [
         {
             "holder": holder.id,
             "model": holder.generation.model,
             "revision": holder.generation.revision,
-            "standing": holder.standing.value,
+            "state": holder.state.value,
             "complete": holder.complete,
             "pending_blocks": holder.pending_blocks,
             "written_blocks": holder.counts.blocks,
             "reloads": holder.counts.reloads,
             "orphans": holder.blocks.orphans,
-            "refused": holder.blocks.rejected_reason,
+            "rejected_reason": holder.blocks.rejected_reason,
         }
         for holder in publisher.holders
     ]
 
 
 _GAUGES = {
-    "pending_blocks": "Blocks whose change Redis has not been told.",
-    "written_blocks": "Changes of blocks written.",
-    "reloads": "Times that all of a holder was written anew.",
-    "orphans": "Announced blocks that could not be placed.",
-    "complete": "1, or 0 while events of the holder are lost.",
+    "pending_blocks": "Blocks whose change is not written to Redis yet.",
+    "written_blocks": "Block changes written to Redis.",
+    "reloads": "Reloads of all blocks of a holder.",
+    "orphans": "Announced blocks dropped because their parent or tokens are unknown.",
+    "complete": "1 if all events of the holder were received, else 0.",
 }
 
 
@@ -133,9 +131,7 @@ def render_metrics(publisher: Publisher) -> bytes:
         gauge = Gauge(f"warmroute_publisher_{name}", text, ["model", "holder"], registry=registry)
         for row in rows:
             gauge.labels(row["model"], row["holder"]).set(row[name])
-    standing = Gauge(
-        "warmroute_publisher_standing", "1 for how a holder stands.", ["holder", "standing"], registry=registry
-    )
+    state = Gauge("warmroute_publisher_state", "1 for each holder's state.", ["holder", "state"], registry=registry)
     for row in rows:
-        standing.labels(row["holder"], row["standing"]).set(1)
+        state.labels(row["holder"], row["state"]).set(1)
     return generate_latest(registry)

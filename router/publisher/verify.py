@@ -1,8 +1,7 @@
-"""Is what the index says of a pod what its engine says?
+"""Compares a pod's blocks in the cluster index with the engine's own replay of its events.
 
-Asks the engine for everything that it has announced and still remembers (its replay), makes of it what a publisher
-would, and compares. The index is read before and after, so that what changes meanwhile is neither missing nor stale.
-This file changes nothing, on neither side.
+The index is read before and after the replay, so that concurrent changes count neither as missing nor as stale. This
+file changes nothing.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from router.index.holders import HolderId
 from router.stores.index_reader import IndexReader
 from router.types import BlockHash, BlocksCleared, Generation, Pod, PodSpeed, Tier
 
-ASK_WITHIN_S = 5.0
+TIMEOUT_S = 5.0
 
 Held = set[tuple[Tier, BlockHash]]
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """What differs. `stale` is None where the engine no longer remembers all that it announced."""
+    """Differences of one holder. `stale` is None if the engine's replay does not start at its first event."""
 
     holder: HolderId
     indexed: int = 0
@@ -41,31 +40,31 @@ class VerifyResult:
 
     @property
     def agrees(self) -> bool:
-        """Was something compared, and nothing different?"""
+        """Whether the blocks were compared and are equal."""
         return not self.note and not self.missing and not self.stale
 
 
 async def verify_holder(
-    registry: IndexReader, client: httpx.AsyncClient, generation: Generation, holder: HolderId, engine: str
+    reader: IndexReader, client: httpx.AsyncClient, generation: Generation, holder: HolderId, engine: str
 ) -> VerifyResult:
-    """One pod's blocks in the index against its own replay. Raises `redis.RedisError`."""
-    row = await registry.row(generation, holder)
+    """Compare one holder. Raises `redis.RedisError`."""
+    row = await reader.row(generation, holder)
     if row is None:
         return VerifyResult(holder, note="not in the index")
     if row.facts.reach:
-        return VerifyResult(holder, note="a store: it announces nothing that could be compared")
+        return VerifyResult(holder, note="a store: it has no replay to compare with")
     rank = row.facts.rank if row.facts.rank >= 0 else None
     pod = Pod(id=holder, url=row.facts.url, engine=engine, speed=PodSpeed(0, 0, 0), dp_rank=rank)
     source = await _source(client, pod)
     if source is None or source.replay_endpoint is None:
-        return VerifyResult(holder, note="the engine is not reached, or has no replay endpoint")
-    before = await _indexed(registry, generation, holder)
+        return VerifyResult(holder, note="the engine is not reachable or has no replay endpoint")
+    before = await _indexed(reader, generation, holder)
     messages, ended = await fetch_replay(source.replay_endpoint, 0, REPLAY_IDLE_MS)
-    after = await _indexed(registry, generation, holder)
+    after = await _indexed(reader, generation, holder)
     if not ended:
         return VerifyResult(holder, note="the engine's replay did not end")
-    announced, whole = _announced(messages, generation)
-    stale = len((before & after) - announced) if whole else None
+    announced, from_start = _announced(messages, generation)
+    stale = len((before & after) - announced) if from_start else None
     return VerifyResult(holder, len(after), len(announced), len(announced - (before | after)), stale)
 
 
@@ -74,36 +73,36 @@ async def _source(client: httpx.AsyncClient, pod: Pod) -> KvEventSource | None:
     answers: dict[str, bytes] = {}
     for path in adapter.describe_paths:
         try:
-            answers[path] = await get(client, pod, path, ASK_WITHIN_S)
+            answers[path] = await get(client, pod, path, TIMEOUT_S)
         except UpstreamError:
             continue
     facts = adapter.describe(answers, pod)
     return facts.kv_events if facts else None
 
 
-async def _indexed(registry: IndexReader, generation: Generation, holder: HolderId) -> Held:
-    row = await registry.row(generation, holder)
+async def _indexed(reader: IndexReader, generation: Generation, holder: HolderId) -> Held:
+    row = await reader.row(generation, holder)
     held: Held = set()
     if row is not None:
-        async for tier, blocks in registry.blocks(generation, holder, row):
+        async for tier, blocks in reader.blocks(generation, holder, row):
             held.update((tier, block) for block in blocks)
     return held
 
 
 def _announced(messages: Iterable[list[bytes]], generation: Generation) -> tuple[Held, bool]:
-    """What the engine holds by its replay, and whether that begins with its first message."""
-    blocks, whole = HolderBlocks(generation), True
+    """The blocks held according to the replay, and whether it starts with the engine's first message."""
+    blocks, from_start = HolderBlocks(generation), True
     for position, frames in enumerate(messages):
         try:
             parsed = parse_frames(frames)
             events = decode_batch(parsed[1]).events if parsed else ()
         except UndecodableBatch:
-            whole = False
+            from_start = False
             continue
-        whole = whole and (position > 0 or (parsed is not None and parsed[0] == 0))
+        from_start = from_start and (position > 0 or (parsed is not None and parsed[0] == 0))
         for event in events:
             if isinstance(event, BlocksCleared):
                 blocks = HolderBlocks(generation)
             else:
                 blocks.apply(event)
-    return {(tier, block) for tier, held in blocks.held().items() for block in held}, whole
+    return {(tier, block) for tier, held in blocks.held().items() for block in held}, from_start

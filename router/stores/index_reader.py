@@ -1,6 +1,6 @@
-"""What does the registry in Redis say of holders and generations, and how are one holder's blocks read?
+"""Reads the cluster index from Redis: generations, holders, blocks and the log.
 
-Reads only. Whatever this version cannot read is left out.
+Entries that this version cannot decode are skipped with a warning.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from router.stores.redis_schema import (
 from router.types import BlockHash, BlocksByTier, Generation, Tier
 
 SCAN_BLOCKS = 2048
-"""Blocks of one SSCAN: about half a millisecond of the server's time, and as much of ours."""
+"""Blocks per SSCAN: about half a millisecond on each side."""
 
 GENERATION_LIFETIME_S = 3600.0
-"""A generation that nobody has published under for so long is no longer looked for. Far more than clocks differ."""
+"""A generation without heartbeats for this time is ignored. Much longer than clock differences."""
 
 log = structlog.get_logger()
 
@@ -40,41 +40,41 @@ class IndexReader:
 
     def __init__(self, connection: RedisConnection, keys: Keys) -> None:
         self._redis = connection.client
-        self._longest_wait_ms = int(connection.timeout_s * 500)
+        self._max_wait_ms = int(connection.timeout_s * 500)
         self._keys = keys
 
     async def generations(self) -> list[Generation]:
-        """Every generation that anybody has published under lately."""
+        """All generations with a recent heartbeat."""
         found: list[Generation] = []
-        lately = time.time() - GENERATION_LIFETIME_S
-        for member in await self._redis.zrangebyscore(self._keys.scopes, lately, "+inf"):
+        oldest = time.time() - GENERATION_LIFETIME_S
+        for member in await self._redis.zrangebyscore(self._keys.scopes, oldest, "+inf"):
             try:
                 found.append(decode_generation(member))
             except Unreadable as error:
-                log.warning("left out of the index", why=str(error))
+                log.warning("skipping unreadable index entry", error=str(error))
         return found
 
     async def rows(self, generation: Generation) -> dict[HolderId, HolderRow]:
-        """All holders of a generation that are alive."""
+        """All holders of a generation that have not expired."""
         scope = scope_of(generation)
         ids = [holder.decode(errors="replace") for holder in await self._redis.zrange(self._keys.holders(scope), 0, -1)]
         found = {holder: await self.row(generation, holder) for holder in ids}
         return {holder: row for holder, row in found.items() if row is not None}
 
     async def row(self, generation: Generation, holder: HolderId) -> HolderRow | None:
-        """One holder, if it is alive."""
+        """One holder; None if it has expired."""
         fields = await self._redis.hgetall(self._keys.holder(scope_of(generation), holder))
         try:
             return decode_row(fields) if fields else None
         except Unreadable as error:
-            log.warning("left out of the index", holder=holder, why=str(error))
+            log.warning("skipping unreadable index entry", holder=holder, error=str(error))
             return None
 
     async def blocks(
         self, generation: Generation, holder: HolderId, row: HolderRow
     ) -> AsyncIterator[tuple[Tier, Sequence[BlockHash]]]:
-        """All that a holder has as of `row.seq` at the least, piece by piece: later changes may be in it or not, and
-        change nothing when they are applied again. A block may come in several pieces."""
+        """The holder's blocks at `row.seq`, in pieces. Later changes may be included and can be applied again. A block
+        may occur in several pieces."""
         scope = scope_of(generation)
         for tier in Tier:
             key, cursor = self._keys.blocks(scope, holder, row.epoch, tier), -1
@@ -104,16 +104,15 @@ class IndexReader:
     # --- the log ---
 
     async def last_entry(self, generation: Generation) -> bytes:
-        """Where the log ends now."""
+        """Id of the last log entry."""
         last = await self._redis.xrevrange(self._keys.log(scope_of(generation)), count=1)
         return bytes(last[0][0]) if last else b"0-0"
 
     async def entries(
         self, generation: Generation, after: bytes, *, wait_ms: int, count: int
     ) -> list[tuple[bytes, LogEntry | None]]:
-        """The next entries, waiting a while for the first, well within the connection's timeout. None for one that this
-        version cannot read."""
-        wait_ms = min(wait_ms, self._longest_wait_ms)
+        """The next log entries; waits up to `wait_ms` for the first one. None for an unreadable entry."""
+        wait_ms = min(wait_ms, self._max_wait_ms)
         answer = await self._redis.xread({self._keys.log(scope_of(generation)): after}, count=count, block=wait_ms)
         entries = answer[0][1] if answer else []
         return [(entry_id, _decoded(fields)) for entry_id, fields in entries]
@@ -123,5 +122,5 @@ def _decoded(fields: dict[bytes, bytes]) -> LogEntry | None:
     try:
         return decode_entry(fields)
     except Unreadable as error:
-        log.warning("left out of the index", why=str(error))
+        log.warning("skipping unreadable index entry", error=str(error))
         return None

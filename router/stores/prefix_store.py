@@ -18,34 +18,33 @@ from router.types import BlockHash, BlocksByTier, Generation, KvEvent, Pod, PodI
 
 
 class PrefixStore(Protocol):
-    """Who holds which blocks."""
+    """Which pods hold which blocks."""
 
     def add_holder(self, pod: Pod, generation: Generation) -> None:
-        """Begin a (new) life of `pod`'s cache, empty as far as this router heard itself. Its events are hashed under
-        `generation`."""
+        """Start a new, empty epoch of `pod`'s cache. Its events are hashed under `generation`."""
 
     def forget(self, pod: PodId) -> None:
-        """The pod is gone, with everything it had."""
+        """Remove the pod and its blocks."""
 
     def apply(self, pod: PodId, events: Iterable[KvEvent]) -> None:
-        """Take over what `pod` announced to this router, in order."""
+        """Apply events that `pod` sent to this router, in order."""
 
     def caught_up(self, pod: PodId, *, complete: bool) -> None:
-        """All that `pod` had announced before was told, or is lost for good."""
+        """All past events of `pod` are delivered; `complete` is False if some are lost for good."""
 
     def record(
         self, pod: PodId, prefix: PromptPrefix, now_s: float, *, ttl_s: float, capacity_blocks: int | None
     ) -> None:
-        """`prefix` was just dispatched to `pod`: it counts as held there for `ttl_s`."""
+        """Mark a dispatched prompt as cached on `pod` for `ttl_s`."""
 
     async def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
-        """Who holds how much of `prefix`. Never raises, and never waits longer than the store's deadline."""
+        """Leading blocks of `prefix` by pod. Does not raise."""
 
     async def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
-        """Leading blocks that `pod` itself has announced, predictions aside."""
+        """Leading blocks that `pod` has announced, without predictions."""
 
     def is_published(self, pod: PodId) -> bool:
-        """Does anybody publish what this pod holds, other than to this router alone?"""
+        """Whether a publisher writes this pod's blocks to the cluster index."""
 
     def rejected_reason(self, pod: PodId) -> str:
         """Why `pod`'s events cannot be indexed, or ""."""
@@ -55,17 +54,17 @@ class PrefixStore(Protocol):
         """Announced (block, holder, tier) triples in memory."""
 
 
-Dispatched: TypeAlias = Callable[[PodId, Sequence[BlockHash], float, int | None], None]
+OnRecord: TypeAlias = Callable[[PodId, Sequence[BlockHash], float, int | None], None]
 """(pod, blocks, ttl_s, capacity_blocks)."""
 
 
 class LocalStore:
-    """The embedded `PrefixStore`."""
+    """A `PrefixStore` in memory: announced and predicted blocks of this router."""
 
     def __init__(self) -> None:
         self._announced = BlockMap()
         self._predicted = PredictedIndex()
-        self.on_record: Dispatched | None = None
+        self.on_record: OnRecord | None = None
         """Called with each dispatch that this worker records."""
 
     @property
@@ -86,7 +85,7 @@ class LocalStore:
             self._announced.apply(pod, event)
 
     def caught_up(self, pod: PodId, *, complete: bool) -> None:
-        """Nothing follows from it here."""
+        """Ignored: a match does not depend on it."""
 
     def record(
         self, pod: PodId, prefix: PromptPrefix, now_s: float, *, ttl_s: float, capacity_blocks: int | None
@@ -107,7 +106,7 @@ class LocalStore:
     def blocks(
         self, prefix: PromptPrefix, now_s: float, known: Mapping[PodId, BlocksByTier] | None = None
     ) -> dict[PodId, BlocksByTier]:
-        """By pod the longest of what it announced, what was sent to it, and what is `known` otherwise."""
+        """Leading blocks by pod: the maximum of announced, predicted and `known` blocks."""
         announced, predicted = self._announced.match(prefix), self._predicted.match(prefix.hashes, now_s)
         if not announced and not known:
             return predicted
@@ -133,36 +132,36 @@ class LocalStore:
 
 
 FRESH_S = 3.0
-"""A copy that was in contact this lately is up to date: the log is asked again after a second at the latest."""
+"""Maximum age of an up-to-date replica; the log is read at least once a second."""
 
 
 class ReplicaStore:
-    """A `PrefixStore` over a local one. `max_age_s` bounds how old a copy may be that is still served."""
+    """A `PrefixStore` over a local one and a replica of the cluster index, used up to an age of `max_age_s`."""
 
     def __init__(self, index: ClusterIndex, local: LocalStore, *, max_age_s: float) -> None:
         self.index = index
         self._local = local
         self._max_age_s = max_age_s
-        self._contact_s: float | None = None
-        self._lost = False
+        self._current_s: float | None = None
+        self._stale = False
 
     @property
     def block_holders(self) -> int:
         """Announced (block, holder, tier) triples in memory."""
         return self.index.block_holders + self._local.block_holders
 
-    def contact(self, now_s: float) -> None:
-        """The copy is as new as it can be."""
-        self._contact_s = now_s
-        self._lost = False
+    def mark_current(self, now_s: float) -> None:
+        """The replica was up to date at `now_s`."""
+        self._current_s = now_s
+        self._stale = False
 
-    def lost(self) -> None:
-        """News comes no longer: from now on, the copy is an old one."""
-        self._lost = True
+    def mark_stale(self) -> None:
+        """Redis does not answer: matches are degraded."""
+        self._stale = True
 
     def age_s(self, now_s: float) -> float:
-        """How long ago the copy was up to date; infinite before it was for the first time."""
-        return float("inf") if self._contact_s is None else max(now_s - self._contact_s, 0.0)
+        """Time since the replica was up to date; infinite before the first time."""
+        return float("inf") if self._current_s is None else max(now_s - self._current_s, 0.0)
 
     def add_holder(self, pod: Pod, generation: Generation) -> None:
         self._local.add_holder(pod, generation)
@@ -186,15 +185,15 @@ class ReplicaStore:
     async def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
         age_s = self.age_s(now_s)
         known = self.index.match(prefix) if age_s <= self._max_age_s else {}
-        return PrefixMatch(self._local.blocks(prefix, now_s, known), age_s, degraded=self._lost or age_s > FRESH_S)
+        return PrefixMatch(self._local.blocks(prefix, now_s, known), age_s, degraded=self._stale or age_s > FRESH_S)
 
     async def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
         announced = sum(self.index.match(prefix).get(pod, (0,)))
         return max(announced, self._local.announced_blocks(pod, prefix))
 
     def is_published(self, pod: PodId) -> bool:
-        """While news comes in at all: of a copy that grows old, nobody confirms anything."""
-        fresh = not self._lost and self.age_s(time.monotonic()) <= FRESH_S
+        """Like the protocol; False while the replica is stale."""
+        fresh = not self._stale and self.age_s(time.monotonic()) <= FRESH_S
         return fresh and self.index.holders.publisher_of(pod) is not None
 
     def rejected_reason(self, pod: PodId) -> str:

@@ -1,8 +1,6 @@
-"""How is Redis reached?
+"""Connections to Redis 7 or Valkey: single server, Sentinel or Cluster, with TLS and ACL users.
 
-One address for a single server, Sentinel or Cluster, Redis 7 or Valkey, with TLS and ACL users; one client with
-deadlines and without retries of its own, because every caller here knows better what to do next. This file knows no
-key.
+Commands have a timeout and are not retried here; callers decide how to retry.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from redis.exceptions import AuthenticationError, NoScriptError
 from router.errors import ConfigError
 
 RedisClient: TypeAlias = Any
-"""`redis.asyncio.Redis` or `RedisCluster`: one set of commands, two unrelated types."""
+"""`redis.asyncio.Redis` or `RedisCluster`: unrelated types with the same commands."""
 
 Mode: TypeAlias = Literal["single", "sentinel", "cluster"]
 _PORTS = {"redis": 6379, "rediss": 6379}
@@ -36,7 +34,7 @@ _PORTS = {"redis": 6379, "rediss": 6379}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """Files of a TLS client; a missing `ca_file` means the system's."""
+    """TLS client files. Without `ca_file`, the system's certificates are used."""
 
     ca_file: str | None = None
     cert_file: str | None = None
@@ -46,7 +44,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secret:
-    """A user's name or password: given, or in a file or environment variable that is read for every connection."""
+    """A user name or password: a value, or a file or environment variable that is read for each connection."""
 
     value: str = field(default="", repr=False)
     file: str | None = None
@@ -61,7 +59,7 @@ class Secret:
         except (OSError, UnicodeError) as error:
             raise ConfigError(f"Redis credentials: {error}") from error
         except KeyError as error:
-            raise ConfigError(f"Redis credentials: the environment has no {error}") from error
+            raise ConfigError(f"Redis credentials: environment variable {error} is not set") from error
 
 
 class _Credentials(CredentialProvider):
@@ -82,7 +80,7 @@ class _Credentials(CredentialProvider):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAddress:
-    """Where Redis is and as whom to come. `nodes` are the servers, the sentinels or some of the cluster."""
+    """Address and credentials. `nodes`: the server, the sentinels, or some nodes of the cluster."""
 
     nodes: tuple[tuple[str, int], ...]
     mode: Mode = "single"
@@ -105,14 +103,14 @@ def parse_url(
     """`redis[s]://[user[:password]@]host[:port][,host[:port]...][/database]`. Raises `ConfigError`."""
     scheme, separator, rest = url.partition("://")
     if scheme not in _PORTS or not separator:
-        raise ConfigError(f"{scheme}: a Redis URL begins with redis:// or rediss://")
+        raise ConfigError(f"{scheme}: a Redis URL must start with redis:// or rediss://")
     credentials, _, places = rest.partition("/")[0].rpartition("@")
     database = rest.partition("/")[2] or "0"
     user, _, secret = credentials.partition(":")
     if not database.isdigit():
-        raise ConfigError(f"{database!r}: the database of a Redis URL is a number")
+        raise ConfigError(f"{database!r}: the database in a Redis URL must be a number")
     if mode == "sentinel" and not master:
-        raise ConfigError("with mode sentinel, say the name of the master")
+        raise ConfigError("mode sentinel requires the name of the master")
     return RedisAddress(
         nodes=tuple(_node(place, _PORTS[scheme]) for place in places.split(",")),
         mode=mode,
@@ -131,12 +129,12 @@ def _node(place: str, default_port: int) -> tuple[str, int]:
     except ValueError as error:
         raise ConfigError(f"{place}: {error}") from error
     if not parts.hostname:
-        raise ConfigError(f"{place!r} names no host")
+        raise ConfigError(f"{place!r}: missing host")
     return parts.hostname, port
 
 
 class RedisConnection:
-    """A client of one address. `timeout_s` bounds every single command; raise `redis.RedisError` otherwise."""
+    """A client for one address. A command that exceeds `timeout_s` raises `redis.RedisError`."""
 
     def __init__(self, address: RedisAddress, *, timeout_s: float, connections: int | None = None) -> None:
         self.timeout_s = timeout_s
@@ -149,18 +147,18 @@ class RedisConnection:
             self.client = _client(address, timeout_s, connections)
 
     async def script(self, lua: str, keys: Sequence[str], args: Sequence[object]) -> Any:
-        """Run a script, by its digest where the server has it already."""
+        """Run a script, by its digest if the server has it."""
         try:
             return await self.client.evalsha(_digest(lua), len(keys), *keys, *args)
         except NoScriptError:
             return await self.client.eval(lua, len(keys), *keys, *args)
 
-    async def announce(self, key: str, member: bytes | str) -> None:
-        """Put a member into a sorted set by the time of day."""
+    async def touch(self, key: str, member: bytes | str) -> None:
+        """Add a member to a sorted set with the current time as its score."""
         await self.client.zadd(key, {member: time.time()})
 
     async def close(self) -> None:
-        """Give all sockets back."""
+        """Close all sockets."""
         for client in (self.client, *self._sentinels):
             await client.aclose()
 
@@ -173,7 +171,7 @@ def _digest(lua: str) -> str:
 def _client(address: RedisAddress, timeout_s: float, connections: int | None) -> RedisClient:
     if address.mode == "cluster":
         nodes = [ClusterNode(host, port) for host, port in address.nodes]
-        retry = Retry(NoBackoff(), 2)  # not ours: it finds the slot's new master that way
+        retry = Retry(NoBackoff(), 2)  # the client uses these retries to find a slot's new master
         return RedisCluster(startup_nodes=nodes, **(_options(address, timeout_s) | {"retry": retry}))
     host, port = address.nodes[0]
     options = _options(address, timeout_s)

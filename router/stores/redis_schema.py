@@ -1,8 +1,7 @@
-"""How does the cluster index lie in Redis?
+"""The layout of the cluster index in Redis: keys, rows and log entries. `README.md` describes the whole schema.
 
-Names of keys, rows and log entries, and nothing that talks to a server: `README.md` beside this file draws the whole
-schema. Everything of one scope (a generation without adapter and salt, which stand in the block hashes) shares one
-hash tag and thus one slot, so that scripts never cross slots.
+All keys of a scope (a generation without adapter and salt, which are part of the block hashes) share one hash tag and
+thus one slot, so that scripts do not cross slots. This file does no I/O.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ Fields: TypeAlias = Mapping[bytes, bytes]
 
 
 class Unreadable(Exception):
-    """A row or entry that this version does not understand: skipped, counted, never guessed at."""
+    """A row or entry that this version cannot decode."""
 
 
-_BROKEN = (LookupError, ValueError, OverflowError, RecursionError)
-"""Whatever reading may trip over; `msgspec.DecodeError` and `UnicodeDecodeError` are values' errors, too."""
+_DECODE_ERRORS = (LookupError, ValueError, OverflowError, RecursionError)
+"""`msgspec.DecodeError` and `UnicodeDecodeError` are subclasses of `ValueError`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """All key names of one namespace."""
+    """The key names of one namespace."""
 
     namespace: str = "warmroute"
 
@@ -46,33 +45,33 @@ class Keys:
 
     @property
     def scopes(self) -> str:
-        """Sorted set: a generation as JSON, by the time of its last heartbeat."""
+        """Sorted set: generations as JSON, by time of the last heartbeat."""
         return f"{self.namespace}:{VERSION}:scopes"
 
     @property
     def routers(self) -> str:
-        """Hash: each router replica's work in flight, with the time at which it was written."""
+        """Hash: requests in flight by router replica, with the time of writing."""
         return f"{self.namespace}:{VERSION}:routers"
 
     @property
     def receipts(self) -> str:
-        """Stream: receipts of the routers, for whoever wants to read them; nothing here does."""
+        """Stream: receipts of all routers, for external consumers."""
         return f"{self.namespace}:{VERSION}:receipts"
 
     def holders(self, scope: str) -> str:
-        """Sorted set: holder ids, by the time of their last heartbeat."""
+        """Sorted set: holder ids, by time of the last heartbeat."""
         return f"{self.namespace}:{VERSION}:{{{scope}}}:holders"
 
     def holder(self, scope: str, holder: str) -> str:
-        """Hash: the row of one holder; expires by itself."""
+        """Hash: the row of one holder; expires."""
         return f"{self.namespace}:{VERSION}:{{{scope}}}:holder:{holder}"
 
     def blocks(self, scope: str, holder: str, epoch: int, tier: Tier) -> str:
-        """Set: what the holder has in that tier, in that epoch; expires by itself."""
+        """Set: the holder's blocks in a tier and epoch; expires."""
         return f"{self.namespace}:{VERSION}:{{{scope}}}:blocks:{holder}:{epoch}:{int(tier)}"
 
     def log(self, scope: str) -> str:
-        """Stream: every change, in order."""
+        """Stream: all changes, in order."""
         return f"{self.namespace}:{VERSION}:{{{scope}}}:log"
 
 
@@ -80,17 +79,17 @@ class Keys:
 
 
 def base_of(generation: Generation) -> Generation:
-    """What all adapters and salts of a generation share."""
+    """The generation without adapter and salt."""
     return replace(generation, adapter="", salt="")
 
 
 def scope_of(generation: Generation) -> str:
-    """The scope in which a generation's blocks lie: 16 hex digits."""
+    """The scope of a generation: 16 hex digits."""
     return f"{generation_seed(base_of(generation)):016x}"
 
 
 def encode_generation(generation: Generation) -> bytes:
-    """A generation as it stands in `scopes`."""
+    """A generation as a member of `scopes`."""
     return msgspec.json.encode(asdict(base_of(generation)), order="sorted")
 
 
@@ -98,15 +97,15 @@ def decode_generation(member: bytes) -> Generation:
     """Raises `Unreadable`."""
     try:
         return msgspec.json.decode(member, type=Generation)
-    except _BROKEN as error:
-        raise Unreadable(f"a generation that is none: {error}") from error
+    except _DECODE_ERRORS as error:
+        raise Unreadable(f"invalid generation: {error}") from error
 
 
 # --- blocks ---
 
 
 def pack_blocks(blocks: Iterable[BlockHash]) -> bytes:
-    """Hashes as little-endian u64, one after the other."""
+    """Concatenated little-endian u64 hashes."""
     packed = hash_array(blocks)
     if sys.byteorder == "big":
         packed.byteswap()
@@ -116,7 +115,7 @@ def pack_blocks(blocks: Iterable[BlockHash]) -> bytes:
 def unpack_blocks(packed: bytes) -> array[int]:
     """Raises `Unreadable`."""
     if len(packed) % HASH_BYTES:
-        raise Unreadable(f"{len(packed)} bytes are no blocks")
+        raise Unreadable(f"invalid blocks: {len(packed)} bytes is not a multiple of {HASH_BYTES}")
     blocks = hash_array()
     blocks.frombytes(packed)
     if sys.byteorder == "big":
@@ -129,7 +128,7 @@ def unpack_blocks(packed: bytes) -> array[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderRow:
-    """A holder as the registry has it. `blocks` by tier; `beat_s` by the server's clock."""
+    """A holder's row. `blocks`: count by tier; `beat_s`: last heartbeat by the server's clock."""
 
     epoch: int
     seq: int
@@ -141,12 +140,12 @@ class HolderRow:
 
 
 def encode_facts(facts: HolderFacts) -> bytes:
-    """What a holder says of itself, as it stands in its row and in the entry of a new epoch."""
+    """A holder's facts, as stored in its row and in the first entry of an epoch."""
     return msgspec.json.encode(facts)
 
 
 def decode_row(fields: Fields) -> HolderRow:
-    """A holder's row. Raises `Unreadable`."""
+    """Decode a holder's row. Raises `Unreadable`."""
     try:
         return HolderRow(
             epoch=int(fields[b"epoch"]),
@@ -157,12 +156,12 @@ def decode_row(fields: Fields) -> HolderRow:
             blocks=tuple(int(fields[b"n%d" % tier]) for tier in Tier),
             facts=msgspec.json.decode(fields[b"facts"], type=HolderFacts),
         )
-    except _BROKEN as error:
-        raise Unreadable(f"a holder's row that is none: {error!r}") from error
+    except _DECODE_ERRORS as error:
+        raise Unreadable(f"invalid holder row: {error!r}") from error
 
 
 def decode_entry(fields: Fields) -> LogEntry:
-    """One entry of the log. Raises `Unreadable`."""
+    """Decode a log entry. Raises `Unreadable`."""
     try:
         facts = fields.get(b"f")
         return LogEntry(
@@ -174,8 +173,8 @@ def decode_entry(fields: Fields) -> LogEntry:
             facts=msgspec.json.decode(facts, type=HolderFacts) if facts else None,
             changes=tuple(_changes(fields)),
         )
-    except _BROKEN as error:
-        raise Unreadable(f"a log entry that is none: {error!r}") from error
+    except _DECODE_ERRORS as error:
+        raise Unreadable(f"invalid log entry: {error!r}") from error
 
 
 def _changes(fields: Fields) -> Iterable[BlockChange]:

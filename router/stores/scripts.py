@@ -1,8 +1,7 @@
-"""What runs inside Redis?
+"""The Lua scripts that run in Redis.
 
-A few Lua scripts, each atomic over the keys of one holder and its scope, or of the routers. They fence by epoch and by
-sequence number, so that whoever writes late, twice or after a failover is told so instead of believed. Only the
-server's clock counts. All keys are given as KEYS and share one hash tag.
+Each is atomic over the keys of one holder and its scope, or of the routers. Scripts check epoch and sequence number and
+refuse late or repeated writes. They use the server's clock only. All keys are passed as KEYS and share one hash tag.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Final
 
 LOG_ENTRIES: Final = 65_536
 LOG_MS: Final = 60_000
-"""The log keeps this much at the most: who falls further behind reads the holder's blocks anew."""
+"""Maximum length and age of the log. A reader that falls further behind reads the holders again."""
 
 _NOW = """
 local clock = redis.call('TIME')
@@ -45,7 +44,7 @@ append(KEYS[3], 'k', ARGV[5], 'h', ARGV[1], 'e', epoch, 's', '0', 'f', ARGV[6], 
 return {'ok', epoch}
 """
 )
-"""A new epoch of a holder. kind: `empty`, its cache is; `reload`, its blocks follow, up to a `seal`."""
+"""Start an epoch of a holder. kind: `empty`, or `reload` if its blocks follow, up to a `seal`."""
 
 APPLY: Final = (
     _NOW
@@ -90,7 +89,7 @@ append(KEYS[2], unpack(entry))
 return answer
 """
 )
-"""The next changes of a holder, or the end of its reload. Again, it changes nothing."""
+"""Write the next changes of a holder, or the seal of its reload. Idempotent."""
 
 BEAT: Final = (
     _NOW
@@ -113,7 +112,7 @@ end
 return 'ok'
 """
 )
-"""A holder is still there. Whatever made its blocks differ from what its publisher counts shows here."""
+"""Extend a holder's lifetime and compare its block counts with those of its publisher."""
 
 RETIRE: Final = (
     _NOW
@@ -127,7 +126,7 @@ append(KEYS[3], 'k', 'gone', 'h', ARGV[1], 'e', ARGV[2], 's', '0')
 return 'ok'
 """
 )
-"""A holder's publisher leaves, and takes with it what nobody would look after."""
+"""Remove a holder."""
 
 EXCHANGE: Final = (
     _NOW
@@ -154,4 +153,4 @@ end
 return alive
 """
 )
-"""Write what this router has in flight; read what all others have that were heard of lately."""
+"""Write this router's requests in flight and read those of the other live routers."""

@@ -20,12 +20,15 @@ from router.types import InFlight, PodId
 
 
 def calibration_key(keys: Keys, model: str) -> str:
-    """String: another version of the schema or of the calibration has another key."""
+    """Key of the string; includes the versions of the schema and of the calibration."""
     return f"{keys.namespace}:{SCHEMA_VERSION}:calibration:{VERSION}:{model}"
 
 
 class SharedCalibration:
-    """What the routers of one model know together. Expires when none has learnt anything for `lifetime_s`."""
+    """The best fits of all routers of one model. Expires after `lifetime_s` without new ones.
+
+    Of each fit the one with the most observations stays: fits can share observations and must not be added up. Two
+    concurrent writers lose at most the latest fits of one, which return with its next exchange."""
 
     def __init__(self, connection: RedisConnection, keys: Keys, model: str, *, lifetime_s: float) -> None:
         self._client = connection.client
@@ -35,14 +38,14 @@ class SharedCalibration:
         self._written = b""
 
     async def exchange(self, calibration: Calibration) -> None:
-        """Take over what is better there, and write what is new here. Raises `redis.RedisError`."""
+        """Load better fits from Redis and write new ones. Raises `redis.RedisError`."""
         found: bytes | None = await self._client.get(self._key)
         try:
             calibration.load(found or b"")
         except UnreadableCalibration:
             found = None
         own = calibration.dump(self._model)
-        # A router without traffic repeats nothing: its fits could be older than those that others write.
+        # An unchanged calibration is not written again: others may have written newer fits.
         if found is None or own not in (found, self._written):
             await self._client.set(self._key, own, px=self._lifetime_ms)
             self._written = own
@@ -54,8 +57,8 @@ _ROW = msgspec.msgpack.Decoder(dict[str, InFlight])
 
 
 class SharedWorkload:
-    """The row of one router, and those of the others. Rows of routers whose names begin with `siblings` are left out:
-    other workers of this one, known already. Methods raise `redis.RedisError`."""
+    """Requests in flight of this router and of the others. Routers whose names start with `siblings` are skipped: they
+    are workers of this router. Methods raise `redis.RedisError`."""
 
     def __init__(
         self, connection: RedisConnection, keys: Keys, router: str, *, lifetime_s: float, siblings: str | None = None
@@ -67,12 +70,12 @@ class SharedWorkload:
         self._siblings = siblings
 
     async def exchange(self, own: Work) -> dict[str, Work]:
-        """Write our row; the others' by router. A row that cannot be read is one of another version: left out."""
+        """Write own requests in flight; return the others' by router. Rows of another version are skipped."""
         row = {pod: work.without_head() for pod, work in own.items()}
         return await self._exchange(msgspec.msgpack.encode(row))
 
     async def leave(self) -> None:
-        """Take our row away."""
+        """Remove this router's row."""
         await self._exchange(b"")
 
     async def _exchange(self, row: bytes) -> dict[str, Work]:

@@ -1,7 +1,7 @@
-"""How do the parts become a publisher?
+"""Builds the publisher (`warmroute publish`).
 
-`warmroute publish` is a router without requests: it knows pods as a router does, follows their KV events, and writes
-them into the cluster's index instead of an index of its own; stores and anybody else's tier come in through sources.
+It discovers and probes pods as a router does, follows their KV events and writes their blocks to the cluster index.
+Stores and other cache tiers are added through sources.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -31,14 +30,12 @@ from router.fleet.fleet import Fleet
 from router.index.holders import ALL_PODS, HolderFacts
 from router.observe.metrics import Metrics
 from router.prompt.tokenizer import TokenizerSource, load_tokenizer
-from router.publisher.intake import StandardIntake, StoreSink
-from router.publisher.lmcache import Coordinator
-from router.publisher.lmcache_http import expire_silent
-from router.publisher.lmcache_http import routes as lmcache_routes
+from router.publisher.lmcache import Coordinator, expire_servers, lmcache_routes
 from router.publisher.mooncake_source import MooncakeSource
 from router.publisher.published_holder import PublishTiming
-from router.publisher.publisher import Publisher
+from router.publisher.publisher import Publisher, StoreSink
 from router.publisher.publisher_app import publisher_app
+from router.publisher.standard_events import StandardIntake
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
 from router.types import Generation, Pod, PodSpeed, PodState, Tier
@@ -47,15 +44,15 @@ from router.wiring.cluster_member import redis_address
 log = structlog.get_logger()
 
 _NO_SPEED = PodSpeed(0.0, 0.0, 0.0)
-"""Nothing is priced here."""
+"""A publisher prices no plans."""
 
 
 class Agent:
-    """All that `warmroute publish` runs. `app` is its HTTP surface; its lifespan starts and stops the rest."""
+    """The publisher process. `app` is its HTTP application, whose lifespan starts and stops everything else."""
 
     def __init__(self, config: RouterConfig, generations: Mapping[str, Generation]) -> None:
         if config.index.redis is None:
-            raise ConfigError("index.redis is missing: a publisher needs a Redis to publish into")
+            raise ConfigError("index.redis: required by `warmroute publish`")
         self._config = config
         redis = config.index.redis
         self._connection = RedisConnection(redis_address(redis), timeout_s=redis.timeout_s)
@@ -74,7 +71,7 @@ class Agent:
         self._breaker = Breaker(self.fleet, failures_to_eject=config.probes.failures_to_eject)
         self._client = open_client()
         self._streams = KvStreams(self.fleet, self.publisher, self.metrics)
-        pods = [_as_routers_know_it(pod) for pod in config.pods]
+        pods = [_with_router_id(pod) for pod in config.pods]
         self._membership = Membership(self.fleet, lambda *_: (_NO_SPEED, 0), {"configuration": ConfiguredPods(pods)})
         self._membership.check(pods)
         self.fleet.listen(self._on_change)
@@ -117,7 +114,7 @@ class Agent:
     def _add_store(self, store: StoreConfig) -> None:
         if store.model not in self.publisher.generations:
             known = ", ".join(sorted(self.publisher.generations))
-            raise ConfigError(f"publish.stores: {store.model!r} is not under models; there are: {known}")
+            raise ConfigError(f"publish.stores: model {store.model!r} is not configured under models; known: {known}")
         if isinstance(store, MooncakeStore):
             self._add_mooncake(store)
         elif isinstance(store, LmcacheServers):
@@ -135,12 +132,12 @@ class Agent:
             StoreSink(self.publisher, store.model, lambda _holder: facts),
             self._client,
             group=store.group,
-            poll_every_s=store.poll_interval_s,
+            poll_interval_s=store.poll_interval_s,
         )
         self._sources[f"mooncake {store.id}"] = source.run
 
     def _add_lmcache(self, store: LmcacheServers) -> None:
-        """A server's own tiers are for the pods of its host; shared ones are for all."""
+        """Tiers of a server are readable by the pods of its host, shared ones by all pods."""
 
         def facts_of(holder: str) -> HolderFacts:
             return HolderFacts(reach=coordinator.host_of(holder) or ALL_PODS, source="lmcache")
@@ -148,12 +145,12 @@ class Agent:
         sink = StoreSink(self.publisher, store.model, facts_of)
         coordinator = Coordinator(store.engine_model_name or store.model, sink, store.group)
         self._routes.append(lmcache_routes(coordinator))
-        self._sources[f"lmcache {store.model}"] = partial(expire_silent, coordinator)
+        self._sources[f"lmcache {store.model}"] = partial(expire_servers, coordinator)
 
     # --- pods ---
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
-        """A pod has come to life: follow its cache."""
+        """Follow the events of a pod that has answered its first probe."""
         self.fleet.describe(
             pod.id,
             models=facts.models,
@@ -164,17 +161,17 @@ class Agent:
         )
         model = next((name for name in facts.models if name in self.publisher.generations), None)
         if model is None:
-            log.warning("this pod serves no model of the configuration", pod=pod.id, serves=facts.models)
+            log.warning("pod serves no configured model", pod=pod.id, models=facts.models)
             return
         source = self._membership.kv_events_of(pod, facts.kv_events)
         if source is None:
-            log.warning("this pod publishes no KV events", pod=pod.id, do="start the engine with KV events, see README")
+            log.warning("pod publishes no KV events", pod=pod.id, hint="enable KV events in the engine, see README")
             return
         described = self.fleet.status(pod.id)
         self._streams.follow(described.pod if described else pod, self.publisher.generations[model], source)
 
     def _facts(self, pod: Pod) -> HolderFacts:
-        """The pod as the routers know it."""
+        """The facts of a pod, with the URL that routers use."""
         config = self._membership.config_of(pod)
         return HolderFacts(
             url=(config.advertised_url if config else None) or pod.url,
@@ -187,11 +184,11 @@ class Agent:
         )
 
     def _on_change(self, pod: Pod, old: PodState, new: PodState) -> None:
-        log.info("pod", pod=pod.id, was=old.value, now=new.value)
+        log.info("pod state changed", pod=pod.id, old=old.value, new=new.value)
 
 
-def _as_routers_know_it(pod: PodConfig) -> PodConfig:
-    """Under the id that follows from the URL that routers use: beside every pod, this process sees the same one."""
+def _with_router_id(pod: PodConfig) -> PodConfig:
+    """The pod with the id that routers derive from its advertised URL. All sidecars have the same local URL."""
     if pod.id or pod.advertised_url is None:
         return pod
     parts = urlsplit(pod.advertised_url)
@@ -199,16 +196,9 @@ def _as_routers_know_it(pod: PodConfig) -> PodConfig:
 
 
 def generation_of(model: ModelConfig) -> Generation:
-    """What a publisher hashes a model's blocks under: the very generation that routers with this configuration have.
-    Loads the tokenizer, for its fingerprint."""
-    generation = Generation(
-        model=model.name,
-        revision=model.revision,
-        kv_dtype=model.kv_dtype,
-        block_size_tokens=model.block_size_tokens,
-    )
-    if model.tokenizer in (None, "engine"):
-        return generation
-    assert model.tokenizer is not None
+    """The generation of a model, equal to that of routers with the same configuration. Loads the tokenizer for its
+    fingerprint."""
+    if model.tokenizer is None or model.tokenizer == "engine":
+        return model.generation()
     tokenizer = load_tokenizer(TokenizerSource(model.tokenizer, model.chat_template), fast=False)
-    return replace(generation, tokenizer=tokenizer.fingerprint)
+    return model.generation(tokenizer.fingerprint)

@@ -1,7 +1,6 @@
-"""How does a router take part in the cluster's index?
+"""Builds a router's part in the cluster: the replica store, its feed and the exchange of requests in flight.
 
-Builds the store, the feeds that keep it fresh and the exchange of work in flight, over one Redis. A router without
-`index.redis` has none of it.
+Used only with `index.redis`.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from router.types import Generation
 from router.workers.worker_sync import WorkerIdentity
 
 WORK_LIFETIME_S = 1.0
-"""Another router's work counts for this long after it was last told."""
+"""Another router's requests in flight are ignored this long after its last update."""
 
 CALIBRATION_LIFETIME_S = 7 * 24 * 3600.0
-"""What was learnt is kept for so long after it was last written."""
+"""Calibration is kept this long after it was last written."""
 
 log = structlog.get_logger()
 
 
 def redis_address(config: RedisIndex) -> RedisAddress:
-    """Where Redis is, by the configuration. Raises `ConfigError`, also if a secret cannot be read."""
+    """The configured address. Raises `ConfigError`, also if a secret cannot be read."""
     username = _secret(config.username_file, config.username_env)
     password = _secret(config.password_file, config.password_env)
     tls = Tls(**config.tls.model_dump()) if config.tls else None
@@ -58,7 +57,7 @@ def _secret(file: str | None, variable: str | None) -> Secret | None:
 
 
 class ClusterMember:
-    """One router's part in the cluster. `wanted`: are blocks of this generation of any use here?"""
+    """One router's part in the cluster. `wanted`: whether to read a generation."""
 
     def __init__(
         self,
@@ -68,51 +67,49 @@ class ClusterMember:
         wanted: Callable[[Generation], bool],
         worker: WorkerIdentity | None,
     ) -> None:
-        self._config = config
         keys = self._keys = Keys(config.namespace)
         address = redis_address(config)
         self._connection = RedisConnection(address, timeout_s=config.timeout_s)
-        registry = IndexReader(self._connection, keys)
         index = ClusterIndex(
             lifetime_s=config.holder_ttl_s, max_bytes=config.max_replica_bytes, scatter=secrets.randbits(64)
         )
         self.store = ReplicaStore(index, local, max_age_s=config.max_stale_s)
-        self._feed = IndexFeed(registry, self.store, wanted)
+        self._feed = IndexFeed(IndexReader(self._connection, keys), self.store, wanted)
         siblings = f"{socket.gethostname()}:{worker.folder.name}:" if worker else None
         router = f"{siblings or socket.gethostname() + ':'}{os.getpid()}:{secrets.token_hex(4)}"
         work = SharedWorkload(self._connection, keys, router, lifetime_s=WORK_LIFETIME_S, siblings=siblings)
         self._work = WorkloadFeed(work, ledger)
 
     def calibration(self, model: str) -> SharedCalibration:
-        """What the routers of that model have learnt together."""
+        """The calibration that the routers of this model share."""
         return SharedCalibration(self._connection, self._keys, model, lifetime_s=CALIBRATION_LIFETIME_S)
 
     def receipts(self, maxlen: int, lost: Callable[[int], None]) -> ReceiptStream:
-        """Where receipts of all routers go."""
+        """The stream for receipts of all routers."""
         return ReceiptStream(self._connection, self._keys.receipts, maxlen, lost)
 
     @property
     def loaded(self) -> asyncio.Event:
-        """Set once what was there at the start has been read."""
+        """Set once the index has been read."""
         return self._feed.loaded
 
     @property
     def feeds(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """What must run."""
-        return {"index": self._feed.run, "work of other routers": self._work.run}
+        """Tasks to run, by name."""
+        return {"index": self._feed.run, "requests of other routers": self._work.run}
 
     def observe(self, metrics: Metrics) -> None:
-        """Take the gauges; called before each rendering."""
+        """Update the gauges; called before each rendering."""
         metrics.replicas.set(self._work.replicas)
         metrics.index_holder.clear()
         index = self.store.index
         metrics.index_age_s.set(self.store.age_s(time.monotonic()))
         metrics.index_bytes.set(index.bytes)
-        metrics.index_left_out.set(index.dropped_blocks)
+        metrics.index_dropped_blocks.set(index.dropped_blocks)
         metrics.index_reads.set(self._feed.holders_read)
         for holder in index.holders:
             metrics.index_holder.labels(holder.generation.model, holder.id).set(holder.complete)
 
     async def close(self) -> None:
-        """Give all sockets back."""
+        """Close all sockets."""
         await self._connection.close()

@@ -66,12 +66,7 @@ class Prompts:
 
     def _reader(self, model: ModelConfig) -> PromptReader:
         """How prompts of this model become tokens. Loading a tokenizer takes a second or two."""
-        generation = Generation(
-            model=model.name,
-            revision=model.revision,
-            kv_dtype=model.kv_dtype,
-            block_size_tokens=model.block_size_tokens,
-        )
+        generation = model.generation()
         if model.tokenizer == ENGINE_TOKENIZER:
             self.generations[model.name] = generation
             return EngineReader(generation, self._pool_of, self._ready_pods, self._count_unread)

@@ -67,9 +67,8 @@ async def agent(url: str, blocks: int) -> dict[str, float]:
     """Publish as `warmroute publish` does, as fast as it goes."""
     connection = RedisConnection(parse_url(url), timeout_s=5)
     publication = HolderWriter(connection, Keys(), GENERATION, "pod", 300)
-    holder = PublishedHolder(
-        "pod", publication, GENERATION, HolderFacts(url="http://pod"), PublishTiming(flush_interval_s=0.002)
-    )
+    timing = PublishTiming(lifetime_s=300, beat_s=5, flush_interval_s=0.002, reload_jitter_s=1)
+    holder = PublishedHolder(publication, HolderFacts(url="http://pod"), timing)
     made = list(events(blocks))
     holder.caught_up(complete=True)
     running = asyncio.create_task(holder.run())
@@ -235,7 +234,7 @@ async def lookups(redis: RedisProcess, block_holders: int) -> list[tuple[str, fl
     await feed.loaded.wait()
     loading_s = time.perf_counter() - began_s
     running.cancel()
-    copy.contact(0.0)
+    copy.mark_current(0.0)
     rows.append(("replica", *await timed(lambda prompt: ask(copy, prompt), prompts)))
     server_bytes = (await connection.client.info("memory"))["used_memory"]
     print(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 
-from router.feeds.kv_redis import COPIED_BLOCKS, IndexFeed
+from router.feeds.kv_redis import COPY_BLOCKS, IndexFeed
 from router.index.cluster import ClusterIndex, EntryKind
 from router.index.holders import HolderFacts, KnownHolder, holder_name
 from router.stores.holder_writer import HolderWriter, WriteResult
@@ -79,7 +79,7 @@ class Scene:
         self.wire = Wire(parse_url(server.url), timeout_s=2.0)
         self.connection = RedisConnection(parse_url(server.url), timeout_s=timeout_s)
         wanted = lambda generation: generation.model == "demo"  # noqa: E731
-        self.feed = IndexFeed(IndexReader(self.connection, KEYS), self.store, wanted, look_s=0.05)
+        self.feed = IndexFeed(IndexReader(self.connection, KEYS), self.store, wanted, refresh_s=0.05)
 
     async def publishing(self, pod: str, blocks: Sequence[BlockHash], generation: Generation = GENERATION) -> Publisher:
         """One that has written so much. The router knows the pod."""
@@ -312,7 +312,7 @@ async def test_a_large_holder_is_taken_in_by_and_by(scene: Scene, running: Runni
         while not scene.feed.loaded.is_set():
             known.append(scene.index.block_holders)
             await asyncio.sleep(0)
-    assert known[-1] == LARGE and max(after - before for before, after in pairwise(known)) <= COPIED_BLOCKS
+    assert known[-1] == LARGE and max(after - before for before, after in pairwise(known)) <= COPY_BLOCKS
 
 
 # --- Redis itself ---

@@ -79,7 +79,7 @@ async def told_by(*messages: list[bytes]) -> tuple[Told, KvFeed]:
     told = Told()
     feed = KvFeed(POD, NOWHERE, told)
     for frames in messages:
-        await feed.take(frames)
+        await feed.receive(frames)
     return told, feed
 
 
@@ -104,7 +104,7 @@ async def test_others_have_their_turn_while_a_long_message_is_taken_in() -> None
 
     serving = asyncio.create_task(serve())
     long = BlocksRemoved(block_hashes=tuple(range(4 * PIECE_BLOCKS)))
-    await KvFeed(POD, NOWHERE, told).take(message(0, encode_batch([long], "map", 0.0)))
+    await KvFeed(POD, NOWHERE, told).receive(message(0, encode_batch([long], "map", 0.0)))
     serving.cancel()
     assert turns >= 3 and told.lives == [[0, PIECE_BLOCKS, 2 * PIECE_BLOCKS, 3 * PIECE_BLOCKS]]
 

@@ -17,8 +17,7 @@ from fastapi import FastAPI
 
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.holder_blocks import HolderBlocks
-from router.publisher.lmcache import Coordinator
-from router.publisher.lmcache_http import routes
+from router.publisher.lmcache import Coordinator, lmcache_routes
 from router.publisher.mooncake_source import MooncakeSource
 from router.types import BlocksCleared, BlocksStored, Generation, KvEvent, Tier
 from tests.live.engines import HOME
@@ -89,7 +88,7 @@ async def test_a_mooncake_store_is_followed_through_puts_removals_and_the_loss_o
 
     async with httpx.AsyncClient() as http:
         with mooncake_master(*ports) as url:
-            source = MooncakeSource("store", url, "org/m", index, http)
+            source = MooncakeSource("store", url, "org/m", index, http, poll_interval_s=2.0)
             with mooncake_client(*ports[:2], free_port()) as client:
                 client.put(*names[0], *names[1], names[2][0], "somebody's/other-object")
                 await source.poll()
@@ -124,7 +123,7 @@ async def _polled_until(source: MooncakeSource, condition: Callable[[], bool]) -
 def serving(coordinator: Coordinator, port: int) -> Iterator[None]:
     """The coordinator's paths on a port."""
     app = FastAPI()
-    app.include_router(routes(coordinator))
+    app.include_router(lmcache_routes(coordinator))
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", lifespan="off"))
     thread = Thread(target=server.run)
     thread.start()

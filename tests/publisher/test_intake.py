@@ -8,9 +8,8 @@ from typing import Any, cast
 import pytest
 
 from router.index.holders import ALL_PODS, HolderFacts, HolderId
-from router.publisher.intake import StandardIntake, StoreSink
-from router.publisher.publisher import Publisher
-from router.publisher.standard_events import MalformedEvent, StandardEvent
+from router.publisher.publisher import Publisher, StoreSink
+from router.publisher.standard_events import MalformedEvent, StandardEvent, StandardIntake
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
 
 OLD, NEW = Generation(model="demo", revision="1"), Generation(model="demo", revision="2")
@@ -122,7 +121,7 @@ def test_events_in_order_are_published() -> None:
     """Wherever the count begins, nothing is missing."""
     hearer = Hearer()
     standard = standard_to(hearer)
-    assert [standard.take(event(7)), standard.take(event(8, REMOVED))] == [True, True]
+    assert [standard.apply(event(7)), standard.apply(event(8, REMOVED))] == [True, True]
     assert hearer.heard == [begun(), ("complete", HOLDER), told(), told(what=REMOVED)]
 
 
@@ -130,7 +129,7 @@ def test_what_was_sent_before_is_passed_over() -> None:
     """The same event again, and any before it; what follows is taken."""
     hearer = Hearer()
     standard = standard_to(hearer)
-    taken = [standard.take(event(event_id)) for event_id in (7, 8, 8, 7, 3, 9)]
+    taken = [standard.apply(event(event_id)) for event_id in (7, 8, 8, 7, 3, 9)]
     assert taken == [True, True, False, False, False, True]
     assert hearer.heard == [begun(), ("complete", HOLDER), told(), told(), told()]
 
@@ -139,7 +138,7 @@ def test_what_is_missing_is_told() -> None:
     """Before the event that shows it, which counts all the same; what comes late is passed over."""
     hearer = Hearer()
     standard = standard_to(hearer)
-    assert [standard.take(event(event_id)) for event_id in (1, 4, 5, 2)] == [True, True, True, False]
+    assert [standard.apply(event(event_id)) for event_id in (1, 4, 5, 2)] == [True, True, True, False]
     assert hearer.heard == [begun(), ("complete", HOLDER), told(), ("incomplete", HOLDER), told(), told()]
 
 
@@ -148,19 +147,19 @@ def test_a_cleared_stream_begins_anew_and_is_complete(event_id: int, lost: list[
     """Whatever was lost before it is gone in any case; ids go on counting."""
     hearer = Hearer()
     standard = standard_to(hearer)
-    standard.take(event(1))
+    standard.apply(event(1))
     hearer.heard.clear()
-    assert standard.take(event(event_id, BlocksCleared()))
+    assert standard.apply(event(event_id, BlocksCleared()))
     assert hearer.heard == [*lost, begun(), ("complete", HOLDER)]
-    assert not standard.take(event(event_id))
+    assert not standard.apply(event(event_id))
 
 
 def test_every_holder_counts_its_own_events() -> None:
     """Streams of one backend are numbered apart."""
     hearer = Hearer()
     standard = standard_to(hearer)
-    assert [standard.take(event(5, holder=holder)) for holder in ("cache/cpu", "cache/disk")] == [True, True]
-    assert standard.take(event(6, holder="cache/cpu")) and standard.take(event(6, holder="cache/disk"))
+    assert [standard.apply(event(5, holder=holder)) for holder in ("cache/cpu", "cache/disk")] == [True, True]
+    assert standard.apply(event(6, holder="cache/cpu")) and standard.apply(event(6, holder="cache/disk"))
     assert [word for word, *_ in hearer.heard] == ["begin", "complete", "apply"] * 2 + ["apply"] * 2
 
 
@@ -169,13 +168,13 @@ def test_each_backend_has_its_own_sink() -> None:
     cache, other = Hearer(), Hearer()
     standard = standard_to(cache)
     standard.add("other", sink_to(other))
-    standard.take(event(1, holder="other/cpu", backend="other"))
+    standard.apply(event(1, holder="other/cpu", backend="other"))
     assert cache.heard == [] and other.heard == [begun("other/cpu"), ("complete", "other/cpu"), told("other/cpu")]
 
 
 def test_a_sender_need_not_name_the_model() -> None:
     """The configuration says whose the backend's blocks are."""
-    assert standard_to(Hearer()).take(event(1, model=""))
+    assert standard_to(Hearer()).apply(event(1, model=""))
 
 
 @pytest.mark.parametrize(
@@ -190,13 +189,13 @@ def test_events_that_belong_to_nobody_are_refused(wrong: dict[str, str], field: 
     hearer = Hearer()
     standard = standard_to(hearer)
     with pytest.raises(MalformedEvent) as refused:
-        standard.take(event(1, **wrong))  # type: ignore[arg-type]
+        standard.apply(event(1, **wrong))  # type: ignore[arg-type]
     assert refused.value.field == field
     assert all(part in str(refused.value) for part in said)
-    assert hearer.heard == [] and standard.take(event(1))
+    assert hearer.heard == [] and standard.apply(event(1))
 
 
 def test_without_any_backend_every_event_is_refused() -> None:
     """And the refusal says that there are none."""
     with pytest.raises(MalformedEvent, match="known: none"):
-        StandardIntake().take(event(1))
+        StandardIntake().apply(event(1))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.holder_blocks import HolderBlocks
-from router.publisher.lmcache import SILENT_FOR_S, Coordinator, UnknownServer
+from router.publisher.lmcache import SERVER_TIMEOUT_S, Coordinator, UnknownServer
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
 
 RECORDED = [
@@ -280,10 +280,10 @@ def test_a_silent_server_is_gone_and_one_that_comes_back_begins_anew() -> None:
     plays, index = coordinator()
     plays.register(SERVER, 0.0)
     plays.events(report(1), 10.0)
-    plays.expire(10.0 + SILENT_FOR_S)
+    plays.expire(10.0 + SERVER_TIMEOUT_S)
     assert "cache-0" in index.holders
     plays.heartbeat("cache-0", 20.0)
-    plays.expire(20.0 + SILENT_FOR_S + 0.1)
+    plays.expire(20.0 + SERVER_TIMEOUT_S + 0.1)
     assert index.holders == {}
     plays.events(report(2, numbers=(2,)), 60.0)
     assert index.held("cache-0", Tier.CPU) == chunk(2)

@@ -6,8 +6,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from router.publisher.lmcache import SILENT_FOR_S, Coordinator
-from router.publisher.lmcache_http import routes
+from router.publisher.lmcache import SERVER_TIMEOUT_S, Coordinator, lmcache_routes
 from router.types import KvEvent
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +27,7 @@ BATCH = {"instance_id": "cache-0", "incarnation": 1, "seq": 1, "event_type": "co
 
 def client(coordinator: Coordinator, now_s: float = 0.0) -> httpx.AsyncClient:
     app = FastAPI()
-    app.include_router(routes(coordinator, lambda: now_s))
+    app.include_router(lmcache_routes(coordinator, lambda: now_s))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://coordinator")
 
 
@@ -67,7 +66,7 @@ async def test_the_clock_decides_who_is_still_there() -> None:
     coordinator = Coordinator("m", Nobody())
     async with client(coordinator, now_s=100.0) as http:
         await http.post("/instances", json=SERVER)
-    coordinator.expire(100.0 + SILENT_FOR_S)
+    coordinator.expire(100.0 + SERVER_TIMEOUT_S)
     assert coordinator.instances()["instances"]
-    coordinator.expire(100.0 + SILENT_FOR_S + 1)
+    coordinator.expire(100.0 + SERVER_TIMEOUT_S + 1)
     assert not coordinator.instances()["instances"]

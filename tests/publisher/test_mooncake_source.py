@@ -206,7 +206,7 @@ async def told_by(*answers: Callable[[], httpx.Response]) -> list[str]:
         return next(coming)()
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
-        source = MooncakeSource("pool", "http://master:9003/", POOL, sink, client)
+        source = MooncakeSource("pool", "http://master:9003/", POOL, sink, client, poll_interval_s=2.0)
         for _ in answers:
             await source.poll()
     return sink.said

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.publisher.pending import PendingChanges, in_pieces
+from router.publisher.changes import PendingChanges, split_held
 from router.types import BlockChange, BlockHash, Tier
 
 GPU, CPU = Tier.GPU, Tier.CPU
@@ -25,7 +25,7 @@ def went(*blocks: BlockHash, tier: Tier = GPU) -> BlockChange:
 def noted(*changes: BlockChange) -> PendingChanges:
     pending = PendingChanges()
     for change in changes:
-        pending.note(change)
+        pending.add(change)
     return pending
 
 
@@ -67,7 +67,7 @@ def test_what_was_taken_is_no_longer_pending() -> None:
     """What goes afterwards is a change again, not the end of one."""
     pending = noted(came(1))
     pending.take(ALL)
-    pending.note(went(1))
+    pending.add(went(1))
     assert pending.take(ALL) == [went(1)]
 
 
@@ -96,7 +96,7 @@ def test_what_is_taken_makes_of_a_copy_what_all_changes_made(
         else:
             tier, held, some = step
             blocks = [block for block in some if ((tier, block) in actual) is not held]
-            pending.note(BlockChange(tier, held, blocks))
+            pending.add(BlockChange(tier, held, blocks))
             actual ^= {(tier, block) for block in blocks}
         assert len(pending) == len(actual ^ copy)
     apply(pending.take(ALL), copy)
@@ -107,7 +107,7 @@ def test_what_is_taken_makes_of_a_copy_what_all_changes_made(
 @given(st.dictionaries(st.sampled_from(Tier), st.lists(st.integers(1, 50), unique=True)), st.integers(1, 7))
 def test_pieces_are_all_that_is_held_and_none_too_large(held: dict[Tier, list[BlockHash]], most: int) -> None:
     """As changes of a holder that has nothing yet, and as few of them as can be."""
-    pieces = list(in_pieces(held, most))
+    pieces = list(split_held(held, most))
     copy: Held = set()
     for piece in pieces:
         apply(piece, copy)

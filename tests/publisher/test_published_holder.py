@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.cluster import EntryKind
 from router.index.holders import HolderFacts
-from router.publisher.published_holder import MOST_BLOCKS, PublishedHolder, PublishState, PublishTiming
+from router.publisher.published_holder import MAX_WRITE_BLOCKS, PublishedHolder, PublishState, PublishTiming
 from router.stores.holder_writer import HolderWriter, WriteResult
 from router.stores.redis_connection import RedisConnection, parse_url
 from router.stores.redis_schema import HolderRow, Keys, decode_row, pack_blocks, scope_of, unpack_blocks
@@ -67,7 +67,7 @@ class Scene:
 
     def publish(self, timing: PublishTiming = LASTING) -> PublishedHolder:
         """One more publisher of the holder. Its task is the last one."""
-        holder = PublishedHolder(POD, self.publication(timing.lifetime_s), GENERATION, FACTS, timing)
+        holder = PublishedHolder(self.publication(timing.lifetime_s), FACTS, timing)
         self.tasks.append(asyncio.create_task(holder.run()))
         return holder
 
@@ -128,7 +128,7 @@ async def publishing(scene: Scene, *chats: int, timing: PublishTiming = LASTING)
     holder = scene.publish(timing)
     holder.apply([stored(chat) for chat in chats])
     holder.caught_up(complete=True)
-    await until(lambda: holder.standing is PublishState.PUBLISHING and scene.has(*chats) and not holder.pending_blocks)
+    await until(lambda: holder.state is PublishState.PUBLISHING and scene.has(*chats) and not holder.pending_blocks)
     return holder
 
 
@@ -159,7 +159,7 @@ async def test_what_came_and_went_at_once_is_never_written(scene: Scene) -> None
 async def test_a_holder_larger_than_one_write_comes_in_pieces_and_is_sealed_last(scene: Scene) -> None:
     """A reload is some changes and one seal; what changes meanwhile is right in the end."""
     holder = scene.publish()
-    blocks = 3 * MOST_BLOCKS
+    blocks = 3 * MAX_WRITE_BLOCKS
     holder.apply([stored(1, blocks)])
     holder.caught_up(complete=True)
     await until(lambda: scene.told()["change"])
@@ -212,18 +212,18 @@ async def test_the_newest_publisher_writes_and_the_other_comes_back_when_it_dies
     """A second publisher takes over; the first stands by until the second was silent for a lifetime."""
     first = await publishing(scene, 1, timing=SHORT)
     await publishing(scene, 1, 2, timing=SHORT)
-    await until(lambda: first.standing is PublishState.STANDBY)
+    await until(lambda: first.state is PublishState.STANDBY)
     first.apply([stored(3)])
     scene.tasks[1].cancel()
 
-    await until(lambda: scene.has(1, 3) and first.standing is PublishState.PUBLISHING)
+    await until(lambda: scene.has(1, 3) and first.state is PublishState.PUBLISHING)
 
 
 async def test_a_publisher_that_stands_by_does_not_take_the_holder_out(scene: Scene) -> None:
     """Only who publishes retires."""
     first = await publishing(scene, 1)
     await publishing(scene, 2)
-    await until(lambda: first.standing is PublishState.STANDBY)
+    await until(lambda: first.state is PublishState.STANDBY)
     first.stop()
 
     await until(lambda: scene.tasks[0].done() and scene.has(2))
@@ -272,11 +272,11 @@ async def test_what_could_not_be_written_is_written_when_it_can(scene: Scene, ou
     holder = await publishing(scene, 1, 2)
     disturb(scene)
     holder.apply([stored(3), removed(1)])
-    await until(lambda: holder.standing is PublishState.UNREACHABLE and holder.counts.failures >= 2)
+    await until(lambda: holder.state is PublishState.UNREACHABLE and holder.counts.failures >= 2)
     holder.apply([stored(4), removed(3)])
     mend(scene)
 
-    await until(lambda: scene.has(2, 4) and holder.standing is PublishState.PUBLISHING)
+    await until(lambda: scene.has(2, 4) and holder.state is PublishState.PUBLISHING)
 
 
 @pytest.mark.parametrize("outage", ["full", "a replica"])
@@ -290,7 +290,7 @@ async def test_a_restart_during_an_outage_of_more_than_a_lifetime_is_not_forgott
     holder.apply([stored(3)])
     mend(scene)
 
-    await until(lambda: scene.has(3) and holder.standing is PublishState.PUBLISHING)
+    await until(lambda: scene.has(3) and holder.state is PublishState.PUBLISHING)
 
 
 async def test_a_write_whose_answer_was_lost_costs_no_reload(scene: Scene) -> None:
@@ -301,7 +301,7 @@ async def test_a_write_whose_answer_was_lost_costs_no_reload(scene: Scene) -> No
     await until(lambda: holder.counts.failures >= 2)
     scene.server.resume()
 
-    await until(lambda: scene.has(1, 2) and holder.standing is PublishState.PUBLISHING)
+    await until(lambda: scene.has(1, 2) and holder.state is PublishState.PUBLISHING)
     assert holder.counts.reloads == 1
 
 

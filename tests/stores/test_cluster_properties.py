@@ -53,7 +53,7 @@ class World:
         self.connection = RedisConnection(parse_url(server.url), timeout_s=5)
         self.registry = IndexReader(self.connection, self.keys)
         self.replica = ReplicaStore(ClusterIndex(lifetime_s=60), LocalStore(), max_age_s=60)
-        self.feed = IndexFeed(self.registry, self.replica, lambda generation: generation.model == "m", look_s=0.01)
+        self.feed = IndexFeed(self.registry, self.replica, lambda generation: generation.model == "m", refresh_s=0.01)
         self.generation = dict.fromkeys(PODS, GENERATIONS[0])
         self.held: dict[str, set[Chain]] = {pod: set() for pod in PODS}
         self.publishers: dict[str, list[PublishedHolder]] = {pod: [] for pod in PODS}
@@ -67,7 +67,7 @@ class World:
         """A publisher that has heard everything there is to hear; those before it still run, and hear as well."""
         generation = self.generation[pod]
         publication = HolderWriter(self.connection, self.keys, generation, pod, TIMING.lifetime_s)
-        holder = PublishedHolder(pod, publication, generation, HolderFacts(url=f"http://{pod}"), TIMING)
+        holder = PublishedHolder(publication, HolderFacts(url=f"http://{pod}"), TIMING)
         holder.apply(_stored(chain) for chain in sorted(self.held[pod], key=len))
         holder.caught_up(complete=True)
         self.publishers[pod].append(holder)
@@ -162,7 +162,7 @@ class World:
 
     async def converge(self) -> None:
         """Until all agree. A disagreement that lasts is shown by the assertion."""
-        self.replica.contact(0.0)
+        self.replica.mark_current(0.0)
         for _ in range(400):
             if await self.agrees():
                 return

@@ -95,8 +95,8 @@ def test_an_address_names_servers_user_and_database() -> None:
     [
         ("http://one", "redis://"),
         ("one:6379", "redis://"),
-        ("redis://", "no host"),
-        ("redis://one,", "no host"),
+        ("redis://", "missing host"),
+        ("redis://one,", "missing host"),
         ("redis://one:99999", "Port"),
         ("redis://one/a", "number"),
     ],

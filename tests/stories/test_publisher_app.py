@@ -57,10 +57,10 @@ async def test_a_publisher_says_how_it_stands(town: Town) -> None:
 
         await until(ready)
         holders = (await client.get("/readyz")).json()["holders"]
-        assert [holder["standing"] for holder in holders] == ["publishing"] * 2
+        assert [holder["state"] for holder in holders] == ["publishing"] * 2
         assert (await client.get("/livez")).json() == {"status": "alive"}
         metrics = (await client.get("/metrics")).text
-        assert 'warmroute_publisher_standing{holder="127.0.0.1' in metrics
+        assert 'warmroute_publisher_state{holder="127.0.0.1' in metrics
         assert "warmroute_publisher_written_blocks" in metrics
 
 
@@ -92,8 +92,8 @@ async def test_anybodys_tier_can_send_its_events(town: Town) -> None:
         await until(lambda: holder.counts.blocks >= 3)
 
 
-async def test_the_index_can_be_looked_into(town: Town, tmp_path: Path) -> None:
-    """stats, holders, lookup and verify, with the configuration that routers have; a Redis that is away is said."""
+async def test_index_commands_inspect_the_cluster_index(town: Town, tmp_path: Path) -> None:
+    """stats, holders, lookup and verify, with the configuration of the routers; and without Redis."""
     router = await town.router()
     pod = (await router.chat(question("bees"))).headers["x-warmroute-pod"]
     await router.until(partial(found_on, router, question("bees"), pod))
@@ -107,13 +107,13 @@ async def test_the_index_can_be_looked_into(town: Town, tmp_path: Path) -> None:
         return found.exit_code == 0 and pod in found.output
 
     await until(held)
-    assert "Nobody holds" in (await run("lookup", "--config", str(config), "--model", "demo", "--prompt", "?")).output
+    assert "No holder has" in (await run("lookup", "--config", str(config), "--model", "demo", "--prompt", "?")).output
     stats = (await run("stats", "--config", str(config))).output
-    assert "demo" in stats and "1 routers tell" in stats
+    assert "demo" in stats and "1 routers share" in stats
     holders = (await run("holders", "--config", str(config))).output
     assert all(str(engine.url)[-5:] in holders for engine in town.fleet.engines)
     verified = await run("verify", "--config", str(config))
-    assert verified.exit_code == 0 and verified.output.count("agrees") == 2, verified.output
+    assert verified.exit_code == 0 and verified.output.count("equal") == 2, verified.output
     town.redis.kill()
     lost = await run("stats", "--config", str(config))
     assert lost.exit_code == 3 and "Redis does not answer" in lost.output
