@@ -34,7 +34,7 @@ from loadtest.runs import first_model
 from router.cli.child_processes import StageError
 from router.cli.figures import Objective
 from router.cli.mock_engine_command import TOKENIZER_PACKAGE
-from router.report.plots import PlotsUnavailable
+from router.report import PlotsUnavailable
 
 TAIL_LINES = 15
 _REVISION = "0" * 40

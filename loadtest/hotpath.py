@@ -32,7 +32,7 @@ from loadtest.bodies import Chat, SourceText, fresh_chats, pack, warm_chats
 from loadtest.peers.catalog import PEERS
 from loadtest.rig import OURS, GeneratorStats, Mocks, Rig, RunningRouter, build, launch_router, mocks
 from router.cli.mock_engine_command import mock_tokenizer
-from router.report.plots import Axes, bars
+from router.report import PlotAxes, bars
 
 CHUNKS = 64
 """Per streamed response."""
@@ -175,7 +175,7 @@ def bars_of(rows: Sequence[Row]) -> str:
     """Bar chart as a complete SVG file, black on white."""
     loads = _loads(rows)
     heights = {router: [_median(rows, router, load, "cpu_us") for load in loads] for router in _routers(rows)}
-    axes = Axes(title="CPU of the router", x="load", y="us a request, or a chunk", log_y=True)
+    axes = PlotAxes(title="CPU of the router", x="load", y="us a request, or a chunk", log_y=True)
     figure = bars(axes, loads, heights)
     begin, end = figure.index("<svg"), figure.index("</svg>") + len("</svg>")
     return figure[begin:end].replace("<svg", '<svg style="color: black; background: white"', 1)

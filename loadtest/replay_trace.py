@@ -30,7 +30,7 @@ from router.cli.figures import Objective
 from router.cli.load_driver import DriveResults, LoadDriver
 from router.cli.mock_engine_command import mock_tokenizer, need_tokenizer
 from router.errors import ConfigError
-from router.report.plots import PlotsUnavailable
+from router.report import PlotsUnavailable
 from router.sim.mock.vocabulary import WORDS
 from router.types import Endpoint
 

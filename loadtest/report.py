@@ -21,8 +21,20 @@ import typer
 from loadtest.record import Record, RecordError, Run, read_record
 from loadtest.summary import LEGEND, cells, judged, objective, warnings
 from router.cli.figures import Figures, Objective, cached_share
-from router.report.page import Section, page, paragraph, table, warning
-from router.report.plots import Axes, PlotsUnavailable, Series, bars, cdf, dots, lines
+from router.report import (
+    PlotAxes,
+    PlotsUnavailable,
+    Section,
+    Series,
+    bars,
+    cdf,
+    dots,
+    lines,
+    page,
+    paragraph,
+    table,
+    warning,
+)
 
 Judged: TypeAlias = Sequence[tuple[Run, Figures]]
 
@@ -63,15 +75,15 @@ def _sections(scenario: str, records: Sequence[Record]) -> Iterator[Section]:
 def _over_the_rate(rows: Judged) -> Iterator[str]:
     """Plots over the rate: where the goodput of each policy stops growing."""
     yield lines(
-        Axes(title="Goodput", x="sessions started per second", y="good requests per second"),
+        PlotAxes(title="Goodput", x="sessions started per second", y="good requests per second"),
         _by_policy(rows, lambda figures: figures.goodput_per_s),
     )
     yield lines(
-        Axes(title="Share of good requests", x="sessions started per second", y="share"),
+        PlotAxes(title="Share of good requests", x="sessions started per second", y="share"),
         _by_policy(rows, lambda figures: figures.within_objective_share),
     )
     yield lines(
-        Axes(title="TTFT p99", x="sessions started per second", y="ms", log_y=True),
+        PlotAxes(title="TTFT p99", x="sessions started per second", y="ms", log_y=True),
         _by_policy(rows, lambda figures: figures.ttft_p99_ms),
     )
 
@@ -80,23 +92,27 @@ def _at_one_rate(rows: Judged, bounds: Objective) -> Iterator[str]:
     mark = {f"objective {bounds.ttft_ms:g} ms": bounds.ttft_ms} if bounds.ttft_ms < float("inf") else {}
     times = {run.name: [row.ttft_ms for row in run.requests if row.ttft_ms is not None] for run, _ in rows}
     since_due = "ms since the request was due"
-    yield cdf(Axes(title="Time to first token", x=since_due, y="share of responses", log_x=True, upright=mark), times)
+    yield cdf(
+        PlotAxes(title="Time to first token", x=since_due, y="share of responses", log_x=True, upright=mark), times
+    )
     yield dots(
-        Axes(title="TTFT over time", x="s into the run at which the request was due", y="ms", log_y=True, across=mark),
+        PlotAxes(
+            title="TTFT over time", x="s into the run at which the request was due", y="ms", log_y=True, across=mark
+        ),
         [_over_time(run) for run, _ in rows],
     )
     pods = sorted({pod for _, figures in rows for pod in figures.work_by_pod}, key=lambda pod: (len(pod), pod))
     if any(pods):
         caption = "uncached prompt tokens and output tokens"
         yield bars(
-            Axes(title="Work per pod", x="", y="tokens computed", caption=caption),
+            PlotAxes(title="Work per pod", x="", y="tokens computed", caption=caption),
             pods,
             {run.name: [float(figures.work_by_pod.get(pod, 0)) for pod in pods] for run, figures in rows},
         )
     kinds = list(dict.fromkeys(row.kind for run, _ in rows for row in run.requests))
     shares = {run.name: list(_cached_by_kind(run, kinds)) for run, _ in rows if run.cached_known}
     if shares:
-        yield bars(Axes(title="Cached share per session kind", x="", y="share of prompt tokens"), kinds, shares)
+        yield bars(PlotAxes(title="Cached share per session kind", x="", y="share of prompt tokens"), kinds, shares)
 
 
 def _rates(rows: Judged) -> list[float]:

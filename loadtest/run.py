@@ -32,7 +32,7 @@ from router.cli.figures import ideal_cached_tokens
 from router.cli.load_driver import DriveResults, drive
 from router.cli.mock_engine_command import mock_tokenizer, need_tokenizer
 from router.errors import ConfigError
-from router.report.plots import PlotsUnavailable
+from router.report import PlotsUnavailable
 from router.sim.chat_workload import ChatSession
 
 POLICIES = "round_robin,ring_bounded_load,cost_aware"

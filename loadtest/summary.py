@@ -6,11 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from loadtest.record import Record, Run
 from router.cli.figures import Figures
+from router.report import text_table
 
 LEGEND = (
     "Times count from when a request was due. cached: prompt tokens that were not computed; of ideal: relative to an "
@@ -59,21 +59,13 @@ def cells(run: Run, figures: Figures) -> dict[str, str]:
 
 def table(record: Record) -> Table:
     """The table for a terminal."""
-    shown = Table(
-        *_NARROW.values(),
+    rows = [cells(*row) for row in judged(record)]
+    return text_table(
+        list(_NARROW.values()),
+        ([found[title] for title in _NARROW] for found in rows),
         title=f"{record.scenario}: {objective(record)}",
         caption=LEGEND,
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=0,
     )
-    for column in shown.columns[1:]:
-        column.justify, column.no_wrap = "right", True
-    for row in judged(record):
-        found = cells(*row)
-        shown.add_row(*(found[title] for title in _NARROW))
-    return shown
 
 
 def judged(record: Record) -> list[tuple[Run, Figures]]:

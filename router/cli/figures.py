@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from router.cli.load_driver import DriveResults, RequestResult
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
+from router.report import text_table
 from router.sim.block_pool import InfiniteCache
 
 LEGEND = (
@@ -162,35 +162,30 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def table(rows: Sequence[Figures], title: str) -> Table:
     """The comparison that demo and trace replay end with; fits into 80 columns."""
-    shown = Table(
-        *("policy", "cached", "of ideal", "p50 ms", "p99 ms", "work", "peak", "exact", "errors"),
+    shown = text_table(
+        ["policy", "cached", "of ideal", "p50 ms", "p99 ms", "work", "peak", "exact", "errors"],
+        map(_cells, rows),
         title=title,
         caption=LEGEND,
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=0,
     )
-    for column in shown.columns:
-        column.no_wrap = True
-    for column in shown.columns[1:]:
-        column.justify = "right"
-    for row in rows:
-        shown.add_row(
-            row.policy,
-            f"{row.cached_share:.1%}",
-            "" if math.isnan(row.ideal_share) else f"{row.of_ideal:.0%}",
-            f"{row.ttft_p50_ms:.0f}",
-            f"{row.ttft_p99_ms:.0f}",
-            bars(list(row.work_by_pod.values())),
-            f"{row.max_over_mean:.2f}",
-            f"{row.exact_predictions_share:.1%}",
-            str(row.errors),
-        )
     ideal_share = max((row.ideal_share for row in rows if not math.isnan(row.ideal_share)), default=math.nan)
     if not math.isnan(ideal_share):
         shown.add_row("infinite cache", f"{ideal_share:.1%}", "100%", *[""] * 6, style="dim")
     return shown
+
+
+def _cells(row: Figures) -> Sequence[str]:
+    return (
+        row.policy,
+        f"{row.cached_share:.1%}",
+        "" if math.isnan(row.ideal_share) else f"{row.of_ideal:.0%}",
+        f"{row.ttft_p50_ms:.0f}",
+        f"{row.ttft_p99_ms:.0f}",
+        bars(list(row.work_by_pod.values())),
+        f"{row.max_over_mean:.2f}",
+        f"{row.exact_predictions_share:.1%}",
+        str(row.errors),
+    )
 
 
 def bars(values: Sequence[float]) -> str:

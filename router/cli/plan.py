@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -24,6 +23,7 @@ from rich.table import Table
 from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment
 from router.config.policies import choose_policy
 from router.config.shipped import shipped
+from router.report import text_table
 from router.sim.virtual.capacity_plan import PlanResult, Variant, plan_variant, variants
 from router.sim.virtual.compare import Experiment
 
@@ -79,23 +79,16 @@ def _table(
     setup: Experiment, asked: Sequence[Variant], answers: Sequence[PlanResult | None], target: float, most: int
 ) -> Table:
     slo = setup.fleet.slo
-    shown = Table(
-        *("", "pods", "GPUs", "GPU-hours", "in SLO", "p99", "hit", "prefill Mtok", "saved"),
+    missed = [f"> {most}", *[""] * 7]
+    return text_table(
+        ["", "pods", "GPUs", "GPU-hours", "in SLO", "p99", "hit", "prefill Mtok", "saved"],
+        (_row(one) if one else [variant.name, *missed] for variant, one in zip(asked, answers, strict=True)),
         title=f"Fewest pods with {target:.0%} within {slo.ttft_ms:g} ms to the first token, {slo.tpot_ms:g} ms a token",
         caption="prefill: prompt tokens computed, in millions; saved: of all prompt tokens.",
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=0,
     )
-    for column in shown.columns[1:]:
-        column.justify, column.no_wrap = "right", True
-    for variant, one in zip(asked, answers, strict=True):
-        shown.add_row(*(_row(one) if one else (variant.name, f"> {most}", *[""] * 7)))
-    return shown
 
 
-def _row(one: PlanResult) -> tuple[str, ...]:
+def _row(one: PlanResult) -> Sequence[str]:
     figures = one.figures
     name = f"{one.variant.name} ({one.layout})" if one.layout else one.variant.name
     return (

@@ -12,11 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from router.report.page import Section, page, paragraph, table
-from router.report.plots import Axes, Series, bars, cdf, lines
+from router.report import PlotAxes, Section, Series, bars, cdf, lines, page, paragraph, table, text_table
 from router.sim.virtual.compare import Measure, Result, mean_of, ranks
 from router.sim.virtual.outcome import RunFigures, Slo
 from router.sim.virtual.scenario import FleetSpec
@@ -62,27 +60,20 @@ def _duration(ms: float) -> str:
 
 
 def summary(results: Sequence[Result], slo: Slo) -> Table:
-    """A row for each policy, load and pool, means over seeds; without the runs with misjudged coefficients. What is the
-    same in all rows stands in the title alone."""
+    """A row for each policy, load and pod count: means over seeds, without the runs with wrong coefficients.
+
+    A load or pod count that is the same in all rows is in the title only."""
     rows = _rows(results)
-    loads, pods = {row[1] for row in rows}, {row[2] for row in rows}
-    shown = Table(
-        title=f"load {', '.join(sorted(loads))}; {', '.join(sorted(pods))} pods",
-        caption=LEGEND.format(ttft=f"{slo.ttft_ms:g}", tpot=f"{slo.tpot_ms:g}"),
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=0,
-    )
+    loads, pods = sorted({row[1] for row in rows}), sorted({row[2] for row in rows})
     names = ["policy", "load", "pods", *(name for name, _ in _COLUMNS)]
-    alike = {1} if len(loads) == 1 else set()
-    alike |= {2} if len(pods) == 1 else set()
-    kept = [at for at in range(len(names)) if at not in alike]
-    for at in kept:
-        shown.add_column(names[at], justify="right" if at else "left", no_wrap=True)
-    for row in rows:
-        shown.add_row(*(row[at] for at in kept))
-    return shown
+    constant = ({1} if len(loads) == 1 else set()) | ({2} if len(pods) == 1 else set())
+    kept = [at for at in range(len(names)) if at not in constant]
+    return text_table(
+        [names[at] for at in kept],
+        ([row[at] for at in kept] for row in rows),
+        title=f"load {', '.join(loads)}; {', '.join(pods)} pods",
+        caption=LEGEND.format(ttft=f"{slo.ttft_ms:g}", tpot=f"{slo.tpot_ms:g}"),
+    )
 
 
 def write_csv(path: Path, results: Sequence[Result]) -> None:
@@ -218,13 +209,15 @@ def _goodput(by_policy: dict[str, list[Result]], slo: Slo) -> str:
         of = [mean_of((run for run in runs if run.setting.load == load), lambda f: f.goodput_per_s) for load in loads]
         series.append(Series(policy, loads, of))
     caption = f"Requests a second that met {slo.ttft_ms:g} ms to the first token and {slo.tpot_ms:g} ms a token."
-    axes = Axes(title="Goodput at the SLO", x="times the traffic's own rate", y="good requests / s", caption=caption)
+    axes = PlotAxes(
+        title="Goodput at the SLO", x="times the traffic's own rate", y="good requests / s", caption=caption
+    )
     return lines(axes, series)
 
 
 def _ttft(by_policy: dict[str, list[Result]], load: float, slo: Slo) -> str:
     upright = {"SLO": slo.ttft_ms} if math.isfinite(slo.ttft_ms) else {}
-    axes = Axes(
+    axes = PlotAxes(
         title=f"Time to first token at load {load:g}", x="ms", y="share of requests", log_x=True, upright=upright
     )
     return cdf(axes, {policy: [ms for run in runs for ms in run.ttft_ms] for policy, runs in by_policy.items()})
@@ -236,7 +229,7 @@ def _hits(by_policy: dict[str, list[Result]]) -> str:
         policy: [fmean(run.figures.cached_share_by_kind.get(kind, 0.0) for run in runs) for kind in kinds]
         for policy, runs in by_policy.items()
     }
-    return bars(Axes(title="Cached share of the prompt tokens", x="kind of request", y="share"), kinds, shares)
+    return bars(PlotAxes(title="Cached share of the prompt tokens", x="kind of request", y="share"), kinds, shares)
 
 
 def _work(by_policy: dict[str, list[Result]]) -> str:
@@ -244,7 +237,7 @@ def _work(by_policy: dict[str, list[Result]]) -> str:
         Series(policy, list(range(1, len(runs[0].work_tokens) + 1)), [tokens / 1e6 for tokens in runs[0].work_tokens])
         for policy, runs in by_policy.items()
     ]
-    axes = Axes(
+    axes = PlotAxes(
         title="Computed prompt tokens by pod", x="pod, the busiest first", y="million tokens", caption="Seed 0."
     )
     return lines(axes, series)
@@ -255,7 +248,7 @@ def _regret(by_policy: dict[str, list[Result]]) -> str:
     if not any(samples.values()):
         return ""
     caption = "How much sooner the first token was to be had on another pod, by what really lay and waited there."
-    return cdf(Axes(title="Regret", x="ms", y="share of decisions", log_x=True, caption=caption), samples)
+    return cdf(PlotAxes(title="Regret", x="ms", y="share of decisions", log_x=True, caption=caption), samples)
 
 
 def _stability(results: Sequence[Result]) -> list[str]:

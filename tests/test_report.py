@@ -1,16 +1,97 @@
-"""Is what is drawn what was measured, and can it be put into any page?"""
+"""Reports are self-contained pages, and plots show the given values."""
 
 from __future__ import annotations
 
 import re
 import sys
+from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
 
-from router.report.plots import Axes, PlotsUnavailable, Series, bars, cdf, dots, lines
+from router.report import (
+    PlotAxes,
+    PlotsUnavailable,
+    Section,
+    Series,
+    bars,
+    cdf,
+    dots,
+    lines,
+    page,
+    paragraph,
+    table,
+    text_table,
+    warning,
+)
 
-AXES = Axes(title="TTFT <p99> & more", x="rate", y="ms", caption="one run")
+TEXT = "<script>alert('x')</script> & more"
+
+
+class Tags(HTMLParser):
+    """Every tag of a document, in order, and whether all were closed."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.open: list[str] = []
+        self.feed(document)
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.seen.append(tag)
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def whole() -> str:
+    return page(TEXT, [Section(TEXT, [paragraph(TEXT), warning(TEXT), table([TEXT, "p50"], [[TEXT, "1"]])])])
+
+
+def test_text_is_escaped_wherever_it_stands() -> None:
+    """Policy names, errors and titles come from files and from the network."""
+    tags = Tags(whole())
+    assert "script" not in tags.seen
+    assert whole().count("&lt;script&gt;") == 7
+    assert tags.open == []
+
+
+def test_a_page_needs_nothing_from_elsewhere() -> None:
+    """It can be mailed, and opened on a train."""
+    assert not re.search(r"""(src|href)=|@import|url\(""", whole())
+
+
+def test_a_page_follows_the_readers_light_or_dark() -> None:
+    """By the system's setting, without a script."""
+    assert "prefers-color-scheme: dark" in whole()
+
+
+def test_sections_and_blocks_stand_in_the_order_given() -> None:
+    """A report is read from the top."""
+    document = page("t", [Section("first", ["<p>one</p>", "<p>two</p>"]), Section("second", [])])
+    places = [document.index(part) for part in ("<h2>first", "one", "two", "<h2>second")]
+    assert places == sorted(places)
+
+
+def test_a_table_has_a_row_for_the_header_and_one_for_each_row() -> None:
+    """As many cells as columns."""
+    tags = Tags(table(["a", "b"], [["1", "2"], ["3", "4"]])).seen
+    assert (tags.count("tr"), tags.count("th"), tags.count("td")) == (3, 2, 4)
+
+
+def test_a_text_table_aligns_its_columns() -> None:
+    """The first column names the row; numbers are aligned to the right."""
+    shown = text_table(["policy", "hit"], [["cost_aware", "90%"]], title="t", caption="c")
+    assert [(column.header, column.justify, column.no_wrap) for column in shown.columns] == [
+        ("policy", "left", True),
+        ("hit", "right", True),
+    ]
+    assert shown.row_count == 1
+
+
+AXES = PlotAxes(title="TTFT <p99> & more", x="rate", y="ms", caption="one run")
 ONE = Series("cost_aware", [1.0, 2.0], [10.0, 20.0])
 
 
@@ -74,7 +155,7 @@ def test_a_name_with_dollars_is_text_and_no_formula() -> None:
 
 def test_nothing_measured_still_draws_the_axes() -> None:
     """A run in which every request failed has a report, too; on logarithmic axes as well."""
-    log = Axes(title="t", x="x", y="y", log_x=True, log_y=True)
+    log = PlotAxes(title="t", x="x", y="y", log_x=True, log_y=True)
     for figure in (cdf(log, {"a": []}), lines(log, []), dots(log, [Series("a", [], [])]), bars(AXES, [], {})):
         ElementTree.fromstring(svg_of(figure))
 
@@ -82,7 +163,7 @@ def test_nothing_measured_still_draws_the_axes() -> None:
 @pytest.mark.parametrize(("least", "expected"), [(20.0, {"20", "50", "100", "200"}), (0.01, {"0.1", "1", "10", "100"})])
 def test_logarithmic_axes_are_labelled_in_plain_numbers(least: float, expected: set[str]) -> None:
     """Within two decades between the powers, too; never as a formula."""
-    log = Axes(title="t", x="x", y="y", log_x=True, log_y=True)
+    log = PlotAxes(title="t", x="x", y="y", log_x=True, log_y=True)
     values = [least, 300.0]
     labels = set("".join(ElementTree.fromstring(svg_of(lines(log, [Series("a", values, values)]))).itertext()).split())
     assert expected <= labels
@@ -91,7 +172,7 @@ def test_logarithmic_axes_are_labelled_in_plain_numbers(least: float, expected: 
 
 def test_marks_are_drawn_and_named() -> None:
     """An objective is a line that the legend explains."""
-    marked = Axes(title="t", x="x", y="y", across={"ideal": 15.0}, upright={"SLO": 1.5})
+    marked = PlotAxes(title="t", x="x", y="y", across={"ideal": 15.0}, upright={"SLO": 1.5})
     drawn = "".join(ElementTree.fromstring(svg_of(lines(marked, [ONE]))).itertext())
     assert "ideal" in drawn
     assert "SLO" in drawn
