@@ -1,8 +1,7 @@
-"""What does this body ask for, and is it well formed?
+"""Parses and checks request bodies.
 
-Bytes in, `InferenceRequest` out, or an error that says what is wrong and where. Only what the router needs is decoded
-into values; everything else stays as the bytes that came. Numbers and booleans are read as leniently as the engines
-read them, so that nothing which they accept is refused here. This file never looks at the fleet.
+Only the fields that the router needs are decoded; all others are forwarded as received. Numbers and booleans are
+parsed as leniently as engines do, so that no body is refused that an engine would accept.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from router.errors import MalformedRequest
 from router.types import Endpoint
 
 ENGINE_FIELDS = STEERING_FIELDS | {"ec_transfer_params", "rid"}
-"""With these a client could read or plant another tenant's KV; see reference/protocols.md 3.11."""
+"""Fields by which a client could read or replace the KV of another tenant. Source: reference/protocols.md 3.11."""
 
 
 class _Sampling(msgspec.Struct, kw_only=True):
-    """Fields of every generating endpoint whose wrong type must not reach a pod."""
+    """Fields that all generating endpoints have. Bodies with a wrong type here are refused."""
 
     model: str
     stream: bool | None = None
@@ -38,7 +37,7 @@ class _Sampling(msgspec.Struct, kw_only=True):
 
 
 class ChatBody(_Sampling, kw_only=True):
-    """The fields of a chat request that decide its tokens, and those that the router reads."""
+    """The fields of a chat request that the router needs; most of them determine its tokens."""
 
     messages: list[dict[str, Any]]
     max_tokens: int | None = None
@@ -55,7 +54,7 @@ class ChatBody(_Sampling, kw_only=True):
 
 
 class CompletionBody(_Sampling, kw_only=True):
-    """The same for a plain completion."""
+    """The same for a completion request."""
 
     prompt: str | list[Any]
     suffix: Any = None
@@ -65,7 +64,7 @@ class CompletionBody(_Sampling, kw_only=True):
 
 
 class OtherBody(msgspec.Struct, kw_only=True):
-    """What is read of any other body."""
+    """The only field that is read of other bodies."""
 
     model: str
 
@@ -89,10 +88,10 @@ _PROMPT_FIELDS = {
 
 
 def _decoder(body: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
-    """Of such a body; it also tells which fields that steer engines are there."""
+    """A decoder for a body, which also detects `ENGINE_FIELDS`."""
     engine_fields = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in sorted(ENGINE_FIELDS)]
-    seen = msgspec.defstruct(body.__name__, engine_fields, bases=(body,), kw_only=True)
-    return msgspec.json.Decoder(seen, strict=False)
+    extended = msgspec.defstruct(body.__name__, engine_fields, bases=(body,), kw_only=True)
+    return msgspec.json.Decoder(extended, strict=False)
 
 
 _DECODERS = {
@@ -105,26 +104,26 @@ _ENGINE_FIELDS_OF = attrgetter(*sorted(ENGINE_FIELDS))
 _NO_ENGINE_FIELDS = (msgspec.UNSET,) * len(ENGINE_FIELDS)
 _PROMPT_FIELDS_OF = {endpoint: attrgetter(*names) for endpoint, names in _PROMPT_FIELDS.items()}
 _RAW_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def parse_body(endpoint: Endpoint, body: bytes) -> Any:
-    """The typed part of a body. Raises `MalformedRequest` naming the field."""
+    """The decoded fields of a body. Raises `MalformedRequest` that names the field."""
     try:
         parsed = _DECODERS[endpoint].decode(body)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         param = path.rstrip("`").lstrip(".") or None
         raise MalformedRequest(f"{message}{f' in `{param}`' if param else ''}.", param=param) from error
-    except _UNREADABLE as error:
-        raise MalformedRequest(f"The body is not valid JSON: {error}") from error
+    except _DECODE_ERRORS as error:
+        raise MalformedRequest(f"The request body is not valid JSON: {error}") from error
     if endpoint is Endpoint.CHAT:
         _check_chat(parsed)
     return parsed
 
 
 def prompt_fields(endpoint: Endpoint, parsed: Any) -> dict[str, Any]:
-    """The fields that decide the prompt's tokens, as they were given."""
+    """The fields that determine the prompt's tokens."""
     if endpoint not in _PROMPT_FIELDS:
         return {}
     named = zip(_PROMPT_FIELDS[endpoint], _PROMPT_FIELDS_OF[endpoint](parsed), strict=True)
@@ -132,34 +131,34 @@ def prompt_fields(endpoint: Endpoint, parsed: Any) -> dict[str, Any]:
 
 
 def has_engine_fields(parsed: Any) -> bool:
-    """Does the body have any of `ENGINE_FIELDS`, however its keys are written?"""
+    """Whether the body has any of `ENGINE_FIELDS`, also if their names are escaped."""
     return bool(_ENGINE_FIELDS_OF(parsed) != _NO_ENGINE_FIELDS)
 
 
 def without_engine_fields(body: bytes) -> bytes:
-    """The body without the fields that steer engines. Every other byte of every value stays as it came.
+    """The body without `ENGINE_FIELDS`. The bytes of all other values are unchanged.
 
-    Raises `MalformedRequest` where the body cannot be read.
+    Raises `MalformedRequest` if the body is not a JSON object.
     """
     try:
         fields = _RAW_OBJECT.decode(body)
-    except _UNREADABLE as error:
-        raise MalformedRequest(f"The body is not a valid JSON object: {error}") from error
+    except _DECODE_ERRORS as error:
+        raise MalformedRequest(f"The request body is not a valid JSON object: {error}") from error
     kept = {name: value for name, value in fields.items() if name not in ENGINE_FIELDS}
     return body if len(kept) == len(fields) else msgspec.json.encode(kept)
 
 
 def may_be_json_object(body: bytes) -> bool:
-    """Could an engine find a JSON object in it? They guess the encoding: it may be UTF-16, or have a byte order mark,
-    and then `without_engine_fields` refuses it."""
+    """Whether an engine could decode a JSON object from it. Engines detect other encodings, such as UTF-16, which
+    `without_engine_fields` refuses."""
     return json.detect_encoding(body) != "utf-8" or body.lstrip()[:1] == b"{"
 
 
 def model_of(body: bytes) -> str | None:
-    """The `model` of any JSON body, or None where there is none to be found."""
+    """The `model` of a JSON body; None if there is none."""
     try:
         return _DECODERS[Endpoint.OTHER].decode(body).model  # type: ignore[no-any-return]
-    except _UNREADABLE:
+    except _DECODE_ERRORS:
         return None
 
 
@@ -169,6 +168,6 @@ def _check_chat(parsed: ChatBody) -> None:
     if parsed.continue_final_message and parsed.add_generation_prompt:
         raise MalformedRequest(
             "`continue_final_message` and `add_generation_prompt` exclude each other: "
-            "the first goes on with the last message, the second begins a new one.",
+            "the first continues the last message, the second begins a new one.",
             param="continue_final_message",
         )

@@ -1,8 +1,7 @@
-"""How does a YAML file become a frozen, checked value, and how does a mistake in it name its line?
+"""Reads YAML files into frozen pydantic models.
 
-Every configuration file of the product (router.yaml, policies, cost priors) is read here. Unknown keys, wrong types
-and duplicate keys raise `ConfigError` with file, line, path and, where one is near, the key that was probably meant.
-This file never decides what a key means: the pydantic models do.
+Unknown keys, wrong types and duplicate keys raise `ConfigError` with file, line, path and, if there is a similar one,
+the key that was probably meant.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from router.errors import ConfigError
 
 
 class Strict(BaseModel):
-    """Base of every configuration model: frozen, and an unknown key is an error."""
+    """Base of all configuration models: frozen; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
 
@@ -41,51 +40,48 @@ def _http_url(value: str) -> str:
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
 M = TypeVar("M", bound=BaseModel)
 
-KEPT_DOCUMENTS = 64
-"""To parse a policy takes two milliseconds, in which nothing else of this process has Python: a reload parses what has
-changed."""
+CACHED_DOCUMENTS = 64
+"""Parsing a policy blocks the process for two milliseconds, so a reload only parses changed files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One parsed YAML file that still knows where each of its keys stands."""
+    """A parsed YAML file with the lines of its keys."""
 
     path: Path
     data: Any
 
     def line_of(self, location: Sequence[str | int]) -> int:
-        """1-based line of the deepest part of `location` that the file really has."""
+        """1-based line of the deepest part of `location` that exists in the file."""
         node, line = self.data, 1
         for key in location:
-            # pydantic's location also names the member of a union, which the file does not
+            # pydantic's location also contains the names of union members, which are not in the file
             line, node = _position(node, key) or (line, node)
         return line
 
 
 def read_document(path: Path) -> Document:
-    """Parse one YAML file, unless it says what it said before. An empty file is an empty mapping."""
+    """A YAML file, parsed anew if its text changed. An empty file is an empty mapping. Raises `ConfigError`."""
     try:
         return _parsed(path, path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
 
 
-@lru_cache(maxsize=KEPT_DOCUMENTS)
+@lru_cache(maxsize=CACHED_DOCUMENTS)
 def _parsed(path: Path, text: str) -> Document:
-    """Nobody changes a document."""
     try:
         data = YAML(typ="rt").load(text)
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{path}:{line}: not valid YAML: {error.problem}") from error
-    except Exception as error:  # characters that YAML has not, dates that are none, merged scalars: the library trips
+    except Exception as error:  # for example for invalid characters, dates and merge keys
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     return Document(path, {} if data is None else data)
 
 
 def validate(document: Document, model: type[M], data: Any = None) -> M:
-    """The document as `model`, or a `ConfigError` that lists every mistake with its line. With `data`, that is read
-    instead: the document and what it builds on."""
+    """The document as `model`, or `data` in its place. Raises `ConfigError` that lists every mistake with its line."""
     try:
         return model.model_validate(plain(document.data) if data is None else data)
     except ValidationError as error:
@@ -93,7 +89,7 @@ def validate(document: Document, model: type[M], data: Any = None) -> M:
 
 
 def load(path: Path, model: type[M]) -> M:
-    """Read and validate one file."""
+    """One file as `model`. Raises `ConfigError`."""
     return validate(read_document(path), model)
 
 
@@ -109,7 +105,7 @@ def _position(node: Any, key: str | int) -> tuple[int, Any] | None:
 
 
 def plain(node: Any) -> Any:
-    """Builtin containers and scalars: pydantic's error messages then quote plain values."""
+    """The node with builtin containers and scalars, so that pydantic's messages quote plain values."""
     if isinstance(node, dict):
         return {str(key): plain(value) for key, value in node.items()}
     if isinstance(node, list):
@@ -138,13 +134,13 @@ def _suggestion(model: type[BaseModel], location: Sequence[str | int]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """What was probably meant, as the end of a message; empty where nothing is near."""
+    """The end of an error message that suggests a similar word; empty if there is none."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _model_at(model: type, location: Sequence[str | int]) -> type | None:
-    """The model or dataclass whose fields apply at `location`, looking through lists, dicts and unions."""
+    """The model or dataclass at `location`, also inside lists, dicts and unions."""
     current: type | None = model
     for part in location:
         if current is None:
@@ -156,7 +152,7 @@ def _model_at(model: type, location: Sequence[str | int]) -> type | None:
 
 
 def _fields(model: type) -> Mapping[str, Any]:
-    """Annotations by field, as a file names it."""
+    """Annotations by the name of the field in a file."""
     if issubclass(model, BaseModel):
         return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
     return {field.name: field.type for field in dataclasses.fields(model)} if dataclasses.is_dataclass(model) else {}

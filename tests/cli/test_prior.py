@@ -1,4 +1,4 @@
-"""Is what `warmroute prior` prints a file that the router reads?"""
+"""`warmroute prior` prints files that the router can read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.config.architectures import DEEPSEEK_V3, GPT_OSS_120B, LLAMA_8B
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A folder My-Model that says what Llama-3.1-8B does."""
+    """A folder My-Model with the configuration of Llama-3.1-8B."""
     return write(tmp_path / "My-Model", LLAMA_8B)
 
 
@@ -26,14 +26,14 @@ def write(folder: Path, config: dict[str, Any]) -> Path:
 
 
 def as_file(printed: str, folder: Path, name: str) -> ModelPrior:
-    """What the router makes of the output, written where it says."""
+    """The output, read by the router."""
     folder.mkdir()
     (folder / f"{name}.yaml").write_text(printed)
     return load_priors(folder)[name]
 
 
 def test_the_output_is_a_prior_named_after_the_folder(typed: Typed, model: Path, tmp_path: Path) -> None:
-    """With a row for each hardware that was asked for, marked as an estimate."""
+    """With a row for each requested hardware, marked as an estimate."""
     ended = typed("prior", model, "--hardware", "h100x1", "--hardware", "a100x2")
     assert ended.code == 0, ended.err
     prior = as_file(ended.out, tmp_path / "models", "my-model")
@@ -44,45 +44,45 @@ def test_the_output_is_a_prior_named_after_the_folder(typed: Typed, model: Path,
 
 
 @pytest.mark.parametrize("which", ["My-Model/config.json", "My-Model", "llama.json"])
-def test_a_file_or_its_folder_will_do(typed: Typed, model: Path, tmp_path: Path, which: str) -> None:
-    """The name comes from what tells the model apart."""
+def test_the_argument_is_a_file_or_its_folder(typed: Typed, model: Path, tmp_path: Path, which: str) -> None:
+    """The name is that of the file, or of the folder of a config.json."""
     (tmp_path / "llama.json").write_text((model / "config.json").read_text())
     ended = typed("prior", tmp_path / which)
     assert ended.code == 0, ended.err
     assert f'name: "{"llama" if which == "llama.json" else "my-model"}"\n' in ended.out
 
 
-def test_dtype_and_ranks_count(typed: Typed, tmp_path: Path) -> None:
-    """The row is for as many GPUs; copies are explained."""
+def test_dtype_and_ranks_determine_the_size(typed: Typed, tmp_path: Path) -> None:
+    """The row has the same number of GPUs; copies are explained."""
     ended = typed("prior", write(tmp_path / "mla", DEEPSEEK_V3), "--kv-dtype", "fp8", "--tp", "4")
     assert "kv_bytes_per_token: 140544\n" in ended.out
     assert "# KV in fp8; 4 equal copies" in ended.out
     assert "  h100x4:\n" in ended.out
 
 
-def test_a_fitted_row_goes_before_an_estimate(typed: Typed, tmp_path: Path) -> None:
-    """Where config/models has that model on that hardware."""
+def test_a_fitted_row_replaces_an_estimate(typed: Typed, tmp_path: Path) -> None:
+    """If config/models has that model on that hardware."""
     ended = typed("prior", write(tmp_path / "deepseek-v3", DEEPSEEK_V3), "--hardware", "h200x8")
     row = as_file(ended.out, tmp_path / "models", "deepseek-v3").hardware["h200x8"]
     assert (row.c0_ms, row.d0_ms) == (46.22, 16.72) and row.source.startswith("fitted")
 
 
-def test_what_does_not_grow_is_told_in_a_comment(typed: Typed, tmp_path: Path) -> None:
-    """A window, an engine that has none, layers with a state."""
+def test_kv_of_fixed_size_is_explained_in_a_comment(typed: Typed, tmp_path: Path) -> None:
+    """Windows, and layers with a state."""
     windowed = typed("prior", write(tmp_path / "windowed", GPT_OSS_120B)).out
     assert "kv_bytes_per_token: 36864\n" in windowed
-    assert "# Layers with a window of 128 tokens grow to 4718592 bytes and no further." in windowed
-    assert "an engine that treats all layers alike has 73728 bytes a token" in windowed
+    assert "# Layers with a window of 128 tokens keep at most 4718592 bytes." in windowed
+    assert "Engines that treat all layers alike keep 73728 bytes per token" in windowed
     hybrid = typed("prior", write(tmp_path / "hybrid", {"model_type": "qwen3_next", "num_hidden_layers": 8})).out
-    assert "# 6 layers have a state that does not grow" in hybrid
+    assert "# 6 layers keep a state of fixed size" in hybrid
 
 
-def test_a_model_of_windows_only_has_their_bytes(typed: Typed, tmp_path: Path) -> None:
-    """As long as prompts fit in."""
+def test_the_size_of_a_model_with_only_windows(typed: Typed, tmp_path: Path) -> None:
+    """Valid for prompts within the window."""
     config = {**LLAMA_8B, "model_type": "mistral", "sliding_window": 4096, "max_position_embeddings": 32768}
     printed = typed("prior", write(tmp_path / "mistral", config)).out
     assert "kv_bytes_per_token: 131072\n" in printed
-    assert "# There are no others: the figure holds for prompts within the window." in printed
+    assert "# All layers have one: the figure holds for prompts within the window." in printed
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_a_model_of_windows_only_has_their_bytes(typed: Typed, tmp_path: Path) -
         ({**LLAMA_8B, "model_type": "nobody knows"}, 131_072),
     ],
 )
-def test_what_the_file_leaves_out_is_completed(
+def test_missing_keys_get_the_defaults_of_the_architecture(
     typed: Typed, tmp_path: Path, config: dict[str, Any], kv_bytes: int
 ) -> None:
-    """As transformers, and so the engines, complete it; an unknown architecture counts as it stands."""
+    """As in transformers. An unknown architecture gets none."""
     folder = write(tmp_path / "model", {"intermediate_size": 4096, **config})
     assert f"kv_bytes_per_token: {kv_bytes}\n" in typed("prior", folder).out
 
@@ -107,16 +107,14 @@ def test_what_the_file_leaves_out_is_completed(
     ("content", "what"),
     [
         (None, "model/config.json: cannot be read"),
-        ("[]", "model/config.json: is no JSON object"),
+        ("[]", "model/config.json: not a JSON object"),
         ("{", "model/config.json: cannot be read"),
-        ('{"model_type": "llama", "hidden_size": "many"}', "model/config.json: no configuration of 'llama'"),
-        ('{"model_type": "nobody"}', "num_hidden_layers is missing, and architecture 'nobody' cannot be sized"),
+        ('{"model_type": "llama", "hidden_size": "many"}', "model/config.json: not a valid configuration of 'llama'"),
+        ('{"model_type": "nobody"}', "num_hidden_layers: missing, but needed for architecture 'nobody'"),
     ],
 )
-def test_a_file_that_cannot_be_understood_is_exit_code_2(
-    typed: Typed, tmp_path: Path, content: str | None, what: str
-) -> None:
-    """Named, with what is missing; nothing is printed that could be taken for a prior."""
+def test_an_invalid_file_ends_with_exit_code_2(typed: Typed, tmp_path: Path, content: str | None, what: str) -> None:
+    """Nothing is printed to stdout."""
     (tmp_path / "model").mkdir()
     if content is not None:
         (tmp_path / "model" / "config.json").write_text(content)
@@ -124,13 +122,13 @@ def test_a_file_that_cannot_be_understood_is_exit_code_2(
     assert (ended.code, ended.out) == (2, "") and what in ended.err
 
 
-def test_hardware_that_is_not_known_prints_nothing(typed: Typed, model: Path) -> None:
-    """Even behind one that is."""
+def test_unknown_hardware_prints_nothing(typed: Typed, model: Path) -> None:
+    """Even after a known one."""
     ended = typed("prior", model, "--hardware", "h100x1", "--hardware", "abacus")
     assert (ended.code, ended.out) == (2, "") and "known GPUs: a100, h100, h200" in ended.err
 
 
 def test_a_hub_name_is_looked_up_in_the_cache_only(typed: Typed) -> None:
-    """Without a socket; what is not there is named."""
+    """Without a network."""
     ended = typed("prior", "nobody/no-such-model")
-    assert ended.code == 2 and "nobody/no-such-model: neither a file nor a folder nor in the hub's cache" in ended.err
+    assert ended.code == 2 and "nobody/no-such-model: not a file or folder, and not in the hub's cache" in ended.err

@@ -1,4 +1,4 @@
-"""The KV of an architecture is what engines allocate for it; what is not understood is never guessed."""
+"""KV sizes equal those of engines; unsupported architectures are refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.config.architecture import KvDtype, kv_cache, prefill_work
+from router.config.architecture import KvDtype, kv_size, prefill_work
 from router.errors import ConfigError
 from tests.config.architectures import ARCHITECTURES, DEEPSEEK_V3, GPT_OSS_120B, LLAMA_8B, LLAMA_70B, QWEN3_30B_A3B
 
@@ -43,9 +43,9 @@ def without(config: dict[str, Any], key: str) -> dict[str, Any]:
         ("gpt-oss-120b", 36_864),  # the table's 73,728 counts the window layers in full
     ],
 )
-def test_kv_is_what_the_cost_model_says(model: str, kv_bytes: int) -> None:
-    """The published dimensions of every model of its table."""
-    assert kv_cache(ARCHITECTURES[model]).bytes_per_token == kv_bytes
+def test_kv_sizes_equal_those_of_the_cost_model(model: str, kv_bytes: int) -> None:
+    """For every model of its table."""
+    assert kv_size(ARCHITECTURES[model]).bytes_per_token == kv_bytes
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_kv_is_what_the_cost_model_says(model: str, kv_bytes: int) -> None:
         ({**LLAMA_8B, "layers_block_type": ["mamba", "attention", "hybrid", "mlp"]}, 8_192),
     ],
 )
-def test_every_way_to_say_heads_is_read(config: dict[str, Any], kv_bytes: int) -> None:
-    """As many as heads where they are not named; one where queries share it; a latent; within another configuration."""
-    assert kv_cache(config).bytes_per_token == kv_bytes
+def test_every_notation_of_kv_heads_is_supported(config: dict[str, Any], kv_bytes: int) -> None:
+    """Multi-head, grouped-query, multi-query and latent attention; a nested configuration."""
+    assert kv_size(config).bytes_per_token == kv_bytes
 
 
 @pytest.mark.parametrize(
@@ -87,24 +87,24 @@ def test_every_way_to_say_heads_is_read(config: dict[str, Any], kv_bytes: int) -
         ),
     ],
 )
-def test_layers_with_a_window_are_counted_apart(
+def test_layers_with_a_window_are_counted_separately(
     config: dict[str, Any], of_full: int, of_window: int, window: int
 ) -> None:
-    """Named layer by layer, all, or from one layer on; a window that no prompt exceeds is none."""
-    cache = kv_cache(config)
-    assert (cache.bytes_per_token, cache.window_bytes_per_token, cache.window_tokens) == (of_full, of_window, window)
+    """By layer types, for all layers, or from one layer on. A window as long as the context does not count."""
+    kv = kv_size(config)
+    assert (kv.bytes_per_token, kv.window_bytes_per_token, kv.window_tokens) == (of_full, of_window, window)
 
 
-def test_a_linear_layer_keeps_no_token() -> None:
-    """Only each fourth layer of Qwen3-Next has KV."""
-    cache = kv_cache(QWEN3_NEXT)
-    assert (cache.bytes_per_token, cache.state_layers) == (12 * 2 * 2 * 256 * 2, 36)
+def test_linear_attention_layers_keep_no_tokens() -> None:
+    """One in four layers of Qwen3-Next has KV."""
+    kv = kv_size(QWEN3_NEXT)
+    assert (kv.bytes_per_token, kv.state_layers) == (12 * 2 * 2 * 256 * 2, 36)
 
 
 @pytest.mark.parametrize(("dtype", "share"), [("bf16", 1.0), ("fp16", 1.0), ("fp8", 0.5), ("fp32", 2.0)])
-def test_kv_takes_the_bytes_of_its_dtype(dtype: str, share: float) -> None:
+def test_the_dtype_decides_the_bytes(dtype: str, share: float) -> None:
     """FP8 halves it."""
-    assert kv_cache(LLAMA_70B, KvDtype(dtype)).bytes_per_token == 327_680 * share
+    assert kv_size(LLAMA_70B, KvDtype(dtype)).bytes_per_token == 327_680 * share
 
 
 @pytest.mark.parametrize(
@@ -113,45 +113,45 @@ def test_kv_takes_the_bytes_of_its_dtype(dtype: str, share: float) -> None:
 )
 def test_ranks_beyond_the_kv_heads_keep_copies(config: dict[str, Any], ranks: int, copies: int) -> None:
     """A latent cannot be split at all."""
-    cache = kv_cache(config, tensor_parallel=ranks)
-    assert cache.copies == copies
-    assert cache.bytes_per_token == copies * kv_cache(config).bytes_per_token
+    kv = kv_size(config, tensor_parallel=ranks)
+    assert kv.copies == copies
+    assert kv.bytes_per_token == copies * kv_size(config).bytes_per_token
 
 
 @pytest.mark.parametrize(
     ("config", "what"),
     [
-        ({"model_type": "t5"}, "num_hidden_layers is missing, and architecture 't5' cannot be sized"),
-        ({}, "num_hidden_layers is missing, and architecture 'unknown'"),
-        (without(LLAMA_8B, "hidden_size"), "hidden_size is missing"),
-        (without(LLAMA_8B, "num_attention_heads"), "num_attention_heads is missing"),
-        (without(DEEPSEEK_V3, "qk_rope_head_dim"), "qk_rope_head_dim is missing"),
-        (without(GPT_OSS_120B, "sliding_window"), "sliding_window or attention_chunk_size is missing"),
-        (without(QWEN2, "max_window_layers"), "max_window_layers is missing"),
-        ({**LLAMA_8B, "num_key_value_heads": [8, 4]}, r"num_key_value_heads: \[8, 4\] is no positive number"),
-        ({**LLAMA_8B, "num_hidden_layers": 0}, "num_hidden_layers: 0 is no positive number"),
-        ({**LLAMA_8B, "layer_types": ["lightning"]}, "layer_types: 'lightning' is not understood; known: full_att"),
+        ({"model_type": "t5"}, "num_hidden_layers: missing, but needed for architecture 't5'"),
+        ({}, "num_hidden_layers: missing, but needed for architecture 'unknown'"),
+        (without(LLAMA_8B, "hidden_size"), "hidden_size: missing"),
+        (without(LLAMA_8B, "num_attention_heads"), "num_attention_heads: missing"),
+        (without(DEEPSEEK_V3, "qk_rope_head_dim"), "qk_rope_head_dim: missing"),
+        (without(GPT_OSS_120B, "sliding_window"), "sliding_window or attention_chunk_size: missing"),
+        (without(QWEN2, "max_window_layers"), "max_window_layers: missing"),
+        ({**LLAMA_8B, "num_key_value_heads": [8, 4]}, r"num_key_value_heads: \[8, 4\] is not a positive integer"),
+        ({**LLAMA_8B, "num_hidden_layers": 0}, "num_hidden_layers: 0 is not a positive integer"),
+        ({**LLAMA_8B, "layer_types": ["lightning"]}, "layer_types: 'lightning' is not supported; known: full_att"),
         ({**LLAMA_8B, "layer_types": ["mamba", "mlp"]}, "no layer of this architecture keeps KV"),
         ({**LLAMA_8B, "hybrid_override_pattern": "M-M*"}, "hybrid_override_pattern: layers that differ"),
         ({**LLAMA_8B, "num_kv_shared_layers": 15}, "num_kv_shared_layers: layers that differ"),
     ],
 )
-def test_what_is_not_understood_is_named(config: dict[str, Any], what: str) -> None:
-    """Rather than guessed."""
+def test_unsupported_configurations_are_refused(config: dict[str, Any], what: str) -> None:
+    """The message names the key."""
     with pytest.raises(ConfigError, match=what):
-        kv_cache(config)
+        kv_size(config)
 
 
-def test_named_layers_go_before_a_pattern() -> None:
-    """Where transformers has read the pattern already."""
+def test_layer_types_override_a_pattern() -> None:
+    """They are what transformers made of the pattern."""
     config = {**LLAMA_8B, "hybrid_override_pattern": "M*", "layer_types": ["linear_attention", "full_attention"]}
-    assert kv_cache(config).bytes_per_token == 4_096
+    assert kv_size(config).bytes_per_token == 4_096
 
 
-def test_ranks_that_cannot_share_the_heads_are_refused() -> None:
-    """Engines do not start so either."""
-    with pytest.raises(ConfigError, match="--tp: 3 ranks cannot share 8 KV heads evenly"):
-        kv_cache(LLAMA_8B, tensor_parallel=3)
+def test_ranks_that_do_not_divide_the_heads_are_refused() -> None:
+    """Engines refuse to start, too."""
+    with pytest.raises(ConfigError, match="--tp: 8 KV heads cannot be divided evenly by 3 ranks"):
+        kv_size(LLAMA_8B, tensor_parallel=3)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_active_parameters_are_those_of_the_layers(model: str, billions: float) 
 
 
 def test_experts_that_all_tokens_share_are_active() -> None:
-    """Whether their width is said, or their number."""
+    """Given by width or by number."""
     plain = prefill_work(QWEN3_30B_A3B).active_parameters
     for shared in ({"shared_expert_intermediate_size": 768}, {"n_shared_experts": 1}):
         assert prefill_work({**QWEN3_30B_A3B, **shared}).active_parameters - plain == 48 * 3 * 2048 * 768
@@ -194,8 +194,8 @@ def test_only_full_attention_grows_with_the_square() -> None:
 @settings(max_examples=50)
 @given(st.lists(st.sampled_from(["full_attention", "sliding_attention", "linear_attention"]), min_size=1))
 def test_every_layer_is_counted_once(layer_types: list[str]) -> None:
-    """Full, windowed or a state: nothing is lost and nothing counted twice."""
+    """As full, windowed or state."""
     config = {**LLAMA_8B, "layer_types": ["full_attention", *layer_types], "sliding_window": 10}
-    cache = kv_cache(config)
-    with_kv = (cache.bytes_per_token + cache.window_bytes_per_token) // 4096
-    assert with_kv + cache.state_layers == len(layer_types) + 1
+    kv = kv_size(config)
+    with_kv = (kv.bytes_per_token + kv.window_bytes_per_token) // 4096
+    assert with_kv + kv.state_layers == len(layer_types) + 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.architecture import kv_cache, prefill_work
+from router.config.architecture import kv_size, prefill_work
 from router.config.priors import PodPriors, all_priors, estimated_row, load_gpus, load_priors, prior_speed
 from router.config.schema import CostPrior, ModelConfig, PodConfig
 from router.config.shipped import shipped
@@ -117,8 +117,8 @@ def test_every_file_has_the_kv_of_its_architecture() -> None:
     """All layers counted: what an engine holds that treats them alike."""
     assert PRIORS.keys() == ARCHITECTURES.keys()
     for name, architecture in ARCHITECTURES.items():
-        cache = kv_cache(architecture)
-        assert PRIORS[name].kv_bytes_per_token == cache.bytes_per_token + cache.window_bytes_per_token
+        kv = kv_size(architecture)
+        assert PRIORS[name].kv_bytes_per_token == kv.bytes_per_token + kv.window_bytes_per_token
 
 
 @pytest.mark.parametrize("model", ARCHITECTURES)
