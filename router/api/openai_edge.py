@@ -40,9 +40,8 @@ from router.errors import (
 from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
 from router.observe.phase import Phases
-from router.proxy.downstream import Inbound
 from router.proxy.forward import Forwarder
-from router.proxy.headers import HeaderList
+from router.proxy.headers import HeaderList, Inbound
 from router.proxy.relay import end_broken_stream
 from router.proxy.request_context import RequestContext
 from router.types import Endpoint, InferenceRequest

@@ -100,7 +100,7 @@ class Calibrator:
         if self.on_report is not None and not remote:
             self.on_report(TransferReport(sender.id, receiver.id, tokens, elapsed_ms, concurrent))
 
-    def settle(self, model: str, decision: RouteDecision, chosen: Candidate, ttft_ms: float) -> None:
+    def compare_ttft(self, model: str, decision: RouteDecision, chosen: Candidate, ttft_ms: float) -> None:
         """Compare a streamed request's time to first token with its price, and with that of the other candidates."""
         self._metrics.observe_ttft(model, expected_ttft_ms(chosen.cost), ttft_ms)
         self._settled += 1

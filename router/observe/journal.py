@@ -15,7 +15,7 @@ from router.decision import RouteDecision
 from router.observe.receipt_lines import ReceiptWriter
 from router.observe.receipts import Outcome, RecordedDecision, record_decision
 from router.observe.shadow import Shadows
-from router.policy.recording import record
+from router.policy.recording import record as record_scene
 from router.policy.spec import Policy
 from router.types import PromptPrefix, Scene
 
@@ -42,10 +42,10 @@ class Journal:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def decided(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> RecordedDecision:
+    def record(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> RecordedDecision:
         """Keep it; the oldest goes. `workload` is the class of the request."""
         prompt = dict(scene.request.prompt) if self._prompts else None
-        kept = record_decision(record(scene, workload), decision, policy, time.time(), prompt)
+        kept = record_decision(record_scene(scene, workload), decision, policy, time.time(), prompt)
         known = len(self._kept)
         self._kept[scene.request.id] = kept
         if len(self._kept) == known:
@@ -54,7 +54,7 @@ class Journal:
             self._kept.popitem(last=False)
         return kept
 
-    def settled(
+    def settle(
         self,
         outcome: Outcome,
         kept: RecordedDecision | None,
@@ -73,6 +73,6 @@ class Journal:
         """The decision about that request, if it is still kept."""
         return self._kept.get(request_id)
 
-    def last(self, most: int) -> list[RecordedDecision]:
+    def latest(self, count: int) -> list[RecordedDecision]:
         """The newest decisions, oldest first: what other policies can be tried on."""
-        return list(islice(reversed(self._kept.values()), most))[::-1]
+        return list(islice(reversed(self._kept.values()), count))[::-1]

@@ -2,43 +2,38 @@
 
     admit -> fingerprint -> match -> decide -> attempt -> relay -> settle
 
-The same seven words everywhere: function names, histogram labels, log fields, headings. This file never exports a
-metric; `observe/metrics.py` reads what is measured here.
+The same seven words are function names, histogram labels, log fields and headings.
 """
 
 from __future__ import annotations
 
-from operator import sub
 from time import perf_counter
 
 PHASES = ("admit", "fingerprint", "match", "decide", "attempt", "relay", "settle")
 
 
 class Phases:
-    """The phases of one request, from its arrival, with which the first begins: `enter` ends one and begins the next. A
-    phase entered twice adds up."""
+    """The times of one request, from its arrival on, when the first phase begins."""
 
-    __slots__ = ("_entered", "taken_s")
+    __slots__ = ("_arrived_s", "_entered_s", "_phase", "taken_s")
 
     def __init__(self) -> None:
-        self._entered = [(PHASES[0], perf_counter())]
+        self._phase = PHASES[0]
+        self._arrived_s = self._entered_s = perf_counter()
         self.taken_s: dict[str, float] = {}
-        """Seconds by phase, once the last has ended."""
+        """Seconds by phase; a phase that was entered twice has the sum."""
 
     def enter(self, phase: str) -> None:
-        """End the one under way and begin `phase`."""
-        self._entered.append((phase, perf_counter()))
+        """End the current phase and begin `phase`."""
+        self.end()
+        self._phase = phase
 
     def end(self) -> None:
-        """End the one under way, the last."""
-        phases, began_s = zip(*self._entered, strict=True)
-        each_s = map(sub, (*began_s[1:], perf_counter()), began_s)
-        if len(set(phases)) == len(phases):
-            self.taken_s.update(zip(phases, each_s, strict=True))
-            return
-        for phase, one_s in zip(phases, each_s, strict=True):
-            self.taken_s[phase] = self.taken_s.get(phase, 0.0) + one_s
+        """End the current phase."""
+        now_s = perf_counter()
+        self.taken_s[self._phase] = self.taken_s.get(self._phase, 0.0) + now_s - self._entered_s
+        self._entered_s = now_s
 
     def elapsed_s(self) -> float:
-        """Since the request arrived."""
-        return perf_counter() - self._entered[0][1]
+        """Seconds since the request arrived."""
+        return perf_counter() - self._arrived_s

@@ -20,7 +20,7 @@ class Booking:
 
     __slots__ = (
         *("_answering", "_arrived", "_clock", "_computing", "_ledger", "_prefilling", "_pull_began_s", "_sending"),
-        *("observation", "pulled_ms", "sent_beside"),
+        *("observation", "pulled_ms", "concurrent_transfers"),
     )
 
     def __init__(
@@ -29,7 +29,7 @@ class Booking:
         plan, cached_tokens, now_s = candidate.plan, candidate.cached_tokens, time.monotonic()
         self.observation: PrefillObservation | None = None
         """What the pod that computed the prompt has shown of its speed."""
-        self.sent_beside = 0
+        self.concurrent_transfers = 0
         """How many transfers the sender of KV was busy with when ours began."""
         self.pulled_ms: float | None = None
         """How long a pull and what was left to compute took, on a pod that had nothing else to do."""
@@ -111,7 +111,7 @@ class Booking:
 
     def _send(self, holder: PodId) -> None:
         self._sending = holder
-        self.sent_beside = self._ledger.pull_began(holder)
+        self.concurrent_transfers = self._ledger.pull_began(holder)
 
     def _sent(self) -> None:
         self._arrived = True

@@ -1,16 +1,28 @@
-"""Which headers go on to the pod, and which come back?
+"""Which headers are sent to the pod, and which to the client?
 
-Pure: header lists in, header lists and request heads out. Hop-by-hop headers never pass (RFC 9110 7.6.1), headers that
-steer an engine pass only from trusted clients. This file never reads a body.
+Hop-by-hop headers never pass (RFC 9110 7.6.1); headers that control an engine pass only from trusted clients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from router.errors import MalformedRequest
 
 HeaderList = list[tuple[bytes, bytes]]
+
+
+class Inbound(msgspec.Struct, frozen=True, gc=False):
+    """A client's request without its body, as it is forwarded. `target` is the raw path and query."""
+
+    id: str
+    method: str
+    target: bytes
+    headers: HeaderList
+    peer: str = ""
+
 
 HOP_BY_HOP = frozenset(
     {
@@ -41,10 +53,10 @@ ENGINE_CONTROL = frozenset(
         b"x-override-disagg-prefill-dp-rank",
     }
 )
-"""With these a client could send KV, or make an engine fetch it, from anywhere."""
+"""With these a client could send KV to an engine, or make it fetch KV from any address."""
 
-# Recomputed for the upstream exchange; accept-encoding is dropped because a compressed stream cannot be observed and
-# would be held back by the compressor.
+# Recomputed for the upstream request. accept-encoding is dropped because a compressed stream cannot be observed, and a
+# compressor delays it.
 _REWRITTEN = frozenset({b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id", b"x-forwarded-for"})
 _NOT_UPSTREAM = HOP_BY_HOP | _REWRITTEN
 _NOT_UPSTREAM_UNTRUSTED = _NOT_UPSTREAM | ENGINE_CONTROL
@@ -52,7 +64,7 @@ _NOT_DOWNSTREAM = HOP_BY_HOP | {b"date", b"server", b"x-request-id"}
 
 
 def upstream_headers(headers: HeaderList, *, trusted: bool) -> HeaderList:
-    """The client's headers as a pod may see them."""
+    """The client's headers without those that a pod must not receive."""
     dropped = _NOT_UPSTREAM if trusted else _NOT_UPSTREAM_UNTRUSTED
     if b"connection" in dict(headers):
         dropped |= _named_by_connection(headers)
@@ -60,7 +72,7 @@ def upstream_headers(headers: HeaderList, *, trusted: bool) -> HeaderList:
 
 
 def downstream_headers(headers: HeaderList) -> HeaderList:
-    """The pod's headers as the client may see them."""
+    """The pod's headers without those that the client must not receive."""
     dropped = _NOT_DOWNSTREAM
     if b"connection" in dict(headers):
         dropped |= _named_by_connection(headers)
@@ -68,23 +80,23 @@ def downstream_headers(headers: HeaderList) -> HeaderList:
 
 
 def request_message(method: str, target: bytes, host: bytes, headers: HeaderList, body: bytes) -> bytes:
-    """One whole HTTP/1.1 request. Raises `MalformedRequest` where target or headers would end a line on their own."""
+    """One whole HTTP/1.1 request. Raises `MalformedRequest` where the target or a header contains a line break."""
     lines = [b"%b %b HTTP/1.1" % (method.encode(), target), b"host: " + host, *map(b": ".join, headers)]
     if body or method not in ("GET", "DELETE"):
         lines.append(b"content-length: %d" % len(body))
     head = b"\r\n".join(lines)
     if not head.count(b"\r") == head.count(b"\n") == len(lines) - 1:
-        raise MalformedRequest("The path or a header has a line break in it.")
+        raise MalformedRequest("The path or a header contains a line break.")
     return head + b"\r\n\r\n" + body
 
 
 def first_values(headers: HeaderList) -> Mapping[bytes, bytes]:
-    """The first value of each name, for whoever asks for several."""
+    """The first value of each name."""
     return dict(reversed(headers))
 
 
 def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
-    """First value of a header, or ""."""
+    """The first value of a header, or ""."""
     for key, value in headers:
         if key == name:
             return value.decode("latin-1")
@@ -92,6 +104,6 @@ def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
 
 
 def _named_by_connection(headers: HeaderList) -> set[bytes]:
-    """What the sender has declared to be hop-by-hop."""
+    """Names that the sender declared to be hop-by-hop."""
     tokens = b",".join([value for name, value in headers if name == b"connection"]).split(b",")
     return {token.strip().lower() for token in tokens}

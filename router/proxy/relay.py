@@ -1,8 +1,8 @@
-"""How does an answer pass from the pod to the client?
+"""How does a response pass from the pod to the client?
 
-Byte for byte, one piece at a time, with the client's pace pacing the pod. Nothing goes downstream before the first
-piece of body is here, so that a pod that dies until then can still be replaced; an unstreamed answer is held until it
-is whole for the same reason. This file never retries.
+Byte for byte, one piece at a time; a slow client slows the pod down. Nothing is sent to the client before the first
+piece of body is here, so that a pod that fails until then can be replaced. An unstreamed response is held until it is
+complete, for the same reason.
 """
 
 from __future__ import annotations
@@ -15,24 +15,47 @@ from typing import Protocol
 from router.errors import UpstreamBroken
 from router.proxy.answer import AnswerReader
 from router.proxy.connection import Ready, Sink
-from router.proxy.downstream import Downstream
 from router.proxy.headers import HeaderList, downstream_headers
 from router.types import PodId
 
-HOLD_BYTES = 4 * 1024 * 1024
-"""An unstreamed answer larger than this is not held."""
+MAX_HELD_BYTES = 4 * 1024 * 1024
+"""A larger unstreamed response is sent on before it is complete."""
+
+
+class Downstream(Protocol):
+    """The client's side of a response; `api` implements it over ASGI. After `started` no retry is possible."""
+
+    @property
+    def started(self) -> bool:
+        """Whether anything was sent to the client."""
+
+    @property
+    def disconnected(self) -> bool:
+        """Whether the client has closed the connection."""
+
+    def start(self, status: int, headers: HeaderList) -> None:
+        """Send status and headers."""
+
+    def put(self, piece: bytes) -> bool:
+        """Send a piece of body. False: do not send more before `ready` has returned."""
+
+    async def ready(self) -> None:
+        """Wait until the client can receive more."""
+
+    def finish(self) -> None:
+        """End the response."""
 
 
 class AnyReply(Protocol):
-    """One answer being read: a pod's own, as `proxy/upstream.py` has it, or what `proxy/replies.py` makes of it."""
+    """A response that is being read: a pod's own (`upstream.Reply`), or one made of it (`proxy/replies.py`)."""
 
     @property
     def pod(self) -> PodId:
-        """Whose it is."""
+        """The pod that responded."""
 
     @property
     def status(self) -> int:
-        """Of HTTP."""
+        """The HTTP status."""
 
     @property
     def headers(self) -> HeaderList:
@@ -42,11 +65,11 @@ class AnyReply(Protocol):
         """The next piece of body; b"" at the end. Raises `UpstreamError`."""
 
     async def pour(self, sink: Sink, ready: Ready) -> None:
-        """Hand the rest of the body to `sink`, each piece the moment that it is here; where that is False, no more
-        until `ready` has returned. Raises `UpstreamError`."""
+        """Pass the rest of the body to `sink`, each piece on arrival; where the sink returns False, wait for `ready`.
+        Raises `UpstreamError`."""
 
     def close(self) -> None:
-        """No more of it is wanted. Again, it changes nothing."""
+        """Stop reading. Idempotent."""
 
 
 async def relay(
@@ -57,12 +80,12 @@ async def relay(
     first_token: Callable[[], None],
     stepped: Callable[[float], None],
 ) -> None:
-    """Carry one answer over. `stepped` is told when each piece came, and before it `first_token` of the first that
-    holds one.
+    """Send one response to the client. Calls `first_token` once, for the piece that holds it, and `stepped` with the
+    arrival time of each piece.
 
-    Raises `UpstreamError`; whether bytes went downstream stands in `client.started`."""
+    Raises `UpstreamError`; `client.started` says whether bytes were sent."""
     piece = await reply.read()
-    pieces, may_hold_bytes = [piece], 0 if is_stream(reply.headers) else HOLD_BYTES
+    pieces, may_hold_bytes = [piece], 0 if is_stream(reply.headers) else MAX_HELD_BYTES
     while piece and (may_hold_bytes := may_hold_bytes - len(piece)) > 0:
         piece = await reply.read()
         pieces.append(piece)
@@ -84,19 +107,18 @@ async def relay(
 
 
 def end_broken_stream(client: Downstream, body: bytes) -> None:
-    """Tell the reader of an event stream that it is incomplete, in the shape that SDKs raise on."""
+    """End an incomplete event stream with an error event that SDKs raise on."""
     client.put(b"\n\ndata: " + body + b"\n\n")
     client.finish()
 
 
 def is_stream(headers: HeaderList) -> bool:
-    """Is this answer an event stream?"""
+    """Whether the response is an event stream."""
     return dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
 
 
 async def read_all(reply: AnyReply, max_bytes: float = inf) -> bytes:
-    """The whole body at once, and the reply closed whatever happens. Raises `UpstreamError`, also where it is longer
-    than `max_bytes`."""
+    """The whole body; closes the reply in any case. Raises `UpstreamError`, also where the body exceeds `max_bytes`."""
     pieces: list[bytes] = []
     try:
         while piece := await reply.read():
@@ -110,7 +132,7 @@ async def read_all(reply: AnyReply, max_bytes: float = inf) -> bytes:
 
 
 async def pour_read(reply: AnyReply, sink: Sink, ready: Ready) -> None:
-    """`pour` for a reply that can only be read."""
+    """`pour` for a reply that only has `read`."""
     while piece := await reply.read():
         if not sink(piece):
             await ready()

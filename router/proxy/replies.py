@@ -1,24 +1,29 @@
-"""What reaches a client that no pod has sent in this very form?
+"""Responses that reach the client in another form than a pod sent them.
 
-A whole answer that is here already, and a decode pod's answer, whose first piece has been read and whose usage is put
-right. Both are read as a pod's own is. This file never asks a pod for anything.
+A response that is complete already, and a decode pod's response with corrected usage. Both have the interface of
+`AnyReply`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from router.engines.handoff.usage import UsageCorrection
 from router.proxy.connection import Ready, Sink
 from router.proxy.headers import HeaderList
 from router.proxy.relay import AnyReply, is_stream, pour_read
-from router.types import PodId
+from router.types import Endpoint, PodId
+
+_DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(slots=True)
 class WholeReply:
-    """An answer that has been read to its end."""
+    """A response that was read to its end."""
 
     pod: PodId
     status: int
@@ -26,20 +31,21 @@ class WholeReply:
     body: bytes
 
     async def read(self) -> bytes:
-        """All of it, once."""
+        """The whole body, once."""
         body, self.body = self.body, b""
         return body
 
     async def pour(self, sink: Sink, ready: Ready) -> None:
-        """The same."""
+        """See `AnyReply`."""
         await pour_read(self, sink, ready)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """No connection is open."""
 
 
 class DecodeReply:
-    """The decode pod's answer from `first` on, which tells the client of `cached_tokens` where it tells of any."""
+    """The decode pod's response, from `first` on, with `cached_tokens` in its usage where it has one. `closed` is
+    called by `close`."""
 
     def __init__(self, reply: AnyReply, first: bytes, cached_tokens: int | None, closed: Callable[[], object]) -> None:
         self._reply = reply
@@ -51,14 +57,14 @@ class DecodeReply:
         self.headers = [(name, value) for name, value in reply.headers if name != b"content-length"]
 
     async def read(self) -> bytes:
-        """The next piece that may go on; b"" at the end."""
+        """The next corrected piece; b"" at the end."""
         while piece := await self._next():
             if corrected := self._correction.feed(piece):
                 return corrected
         return self._correction.end()
 
     async def pour(self, sink: Sink, ready: Ready) -> None:
-        """The rest, corrected."""
+        """See `AnyReply`."""
         await pour_read(self, sink, ready)
 
     async def _next(self) -> bytes:
@@ -66,6 +72,43 @@ class DecodeReply:
         return await self._reply.read() if first is None else first
 
     def close(self) -> None:
-        """Whatever else belongs to it is let go, too."""
+        """Close the decode response, and the prefill request with it."""
         self._reply.close()
         self._closed()
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class _StreamRequest(msgspec.Struct):
+    stream_options: _StreamOptions | None = None
+
+
+def as_stream(endpoint: Endpoint, response: bytes, request: bytes) -> bytes:
+    """The server-sent events with the content of an unstreamed `response`, for a client whose `request` wants a stream;
+    with usage where it wants that.
+
+    Raises `ValueError` where `response` is not one of that endpoint."""
+    chat = endpoint is Endpoint.CHAT
+    try:
+        whole = msgspec.json.decode(response)
+        shared = {name: whole[name] for name in ("id", "created", "model") if name in whole}
+        steps = [step for choice in whole["choices"] for step in (_chat_steps(choice) if chat else [dict(choice)])]
+    except (LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not a response of {endpoint.value}: {error!r}") from error
+    shared["object"] = "chat.completion.chunk" if chat else "text_completion"
+    events = [{**shared, "choices": [step]} for step in steps]
+    options = msgspec.json.decode(request, type=_StreamRequest, strict=False).stream_options
+    if options is not None and options.include_usage:
+        events.append({**shared, "choices": [], "usage": whole.get("usage")})
+    return b"".join(b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events) + _DONE
+
+
+def _chat_steps(choice: dict[str, Any]) -> list[dict[str, Any]]:
+    """A choice as two chunks: its message, and its finish reason."""
+    message = {name: value for name, value in choice.get("message", {}).items() if value is not None}
+    if "tool_calls" in message:
+        message["tool_calls"] = [{"index": number, **call} for number, call in enumerate(message["tool_calls"])]
+    rest = {name: value for name, value in choice.items() if name != "message"}
+    return [{**rest, "delta": message, "finish_reason": None}, {**rest, "delta": {}, "logprobs": None}]

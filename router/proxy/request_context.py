@@ -1,7 +1,4 @@
-"""What is remembered of one request while it is served?
-
-Filled in phase by phase, settled into metrics and an outcome at its end. This file counts nothing.
-"""
+"""The state of one request while it is served, filled phase by phase, and its summaries at the end."""
 
 from __future__ import annotations
 
@@ -12,52 +9,52 @@ from msgspec.structs import replace
 
 from router.decision import Candidate, Direct, RouteDecision, Split
 from router.engines.engine_catalog import DIALECTS
+from router.observe.class_metrics import ClassifiedRequest
 from router.observe.phase import Phases
 from router.observe.receipts import Failure, Outcome, RecordedDecision
-from router.observe.slices import Slice
 from router.policy.decide import BYTES_PER_TOKEN, expected_ttft_ms
 from router.policy.spec import Policy
 from router.proxy.answer import AnswerReader
-from router.proxy.downstream import Inbound
+from router.proxy.headers import Inbound
 from router.types import InferenceRequest, PodId, PromptPrefix
 
 
 class RequestContext(msgspec.Struct, eq=False):
-    """One request, from the door to the last byte."""
+    """One request, from its arrival to the last byte of its response."""
 
     request: InferenceRequest
     inbound: Inbound
     phases: Phases = msgspec.field(default_factory=Phases)
     prompt: PromptPrefix | None = None
     workload: str = ""
-    """Its class; empty until it is decided."""
+    """Workload class; empty until the request is decided."""
     policy: Policy | None = None
     decision: RouteDecision | None = None
-    kept: RecordedDecision | None = None
+    recorded: RecordedDecision | None = None
     candidate: Candidate | None = None
     reader: AnswerReader = msgspec.field(default_factory=AnswerReader)
     status: int = 0
     first_token_s: float | None = None
     handed_over_cached_tokens: int | None = None
-    """What the prefill pod of a split had not to compute, by its own account."""
+    """Cached tokens that the prefill pod of a split reported."""
     tries: int = 0
     failed_pods: tuple[PodId, ...] = ()
     failures: tuple[Failure, ...] = ()
     result: str = "error"
     _body_bytes: int = 0
-    """Of what was let go."""
+    """Length of a dropped body."""
     _refusals: dict[str, str] | None = None
 
     @property
     def prompt_tokens(self) -> int:
-        """Estimated from the body where the prompt could not be read."""
+        """Number of prompt tokens; estimated from the body where the prompt was not tokenized."""
         if self.prompt:
             return self.prompt.token_count
         return (self._body_bytes or len(self.request.body)) // BYTES_PER_TOKEN
 
-    def let_go(self) -> None:
-        """The answer has begun, so that no other pod will be asked: for as long as it takes, only the length and the
-        hashes of the prompt are kept, a twentieth of the whole."""
+    def drop_prompt(self) -> None:
+        """Free the body and the tokens once the response has begun and no retry is possible: the prompt's length and
+        hashes, which remain, take a twentieth of the memory."""
         self._body_bytes = self._body_bytes or len(self.request.body)
         self.request = replace(self.request, body=b"", prompt={})
         if self.prompt is not None:
@@ -65,18 +62,18 @@ class RequestContext(msgspec.Struct, eq=False):
 
     @property
     def prefill_pod(self) -> PodId:
-        """The pod of a split that computes the prompt; "" where the answering one does."""
+        """The prefill pod of a split, else ""."""
         plan = self.candidate.plan if self.candidate else None
         return plan.prefill.id if isinstance(plan, Split) else ""
 
     @property
     def cached_tokens(self) -> int | None:
-        """What the pod that computed the prompt found in its cache; None where it did not say."""
+        """Cached tokens as reported by the pod that computed the prompt; None where it did not report them."""
         split = self.candidate is not None and isinstance(self.candidate.plan, Split)
         return self.handed_over_cached_tokens if split else self.reader.cached_tokens
 
     def refused_by(self, dialect: str) -> str:
-        """Why a dialect cannot split this request; empty where it can. Its body is read once for each dialect."""
+        """Why a dialect cannot split this request; "" where it can. The body is parsed once for each dialect."""
         if self._refusals is None:
             self._refusals = {}
         if dialect not in self._refusals:
@@ -84,9 +81,9 @@ class RequestContext(msgspec.Struct, eq=False):
         return self._refusals[dialect]
 
 
-def slice_of(context: RequestContext, policy: Policy, ended: Outcome) -> Slice:
-    """The context by what it was and who decided it, `ended` as its outcome says."""
-    return Slice(
+def classified(context: RequestContext, policy: Policy, ended: Outcome) -> ClassifiedRequest:
+    """The request for the metrics by class, policy and tenant."""
+    return ClassifiedRequest(
         context.workload,
         policy.name,
         context.request.tenant,
@@ -98,8 +95,8 @@ def slice_of(context: RequestContext, policy: Policy, ended: Outcome) -> Slice:
     )
 
 
-def timed(context: RequestContext) -> tuple[PodId, float, float] | None:
-    """(pod, expected, actual milliseconds) of the first token, where one pod alone answers for the difference."""
+def ttft_of_one_pod(context: RequestContext) -> tuple[PodId, float, float] | None:
+    """(pod, expected ms, actual ms) of the first token, where one pod alone is responsible for the difference."""
     if not context.request.stream or context.tries != 1 or context.prompt is None:
         return None
     first_token_s, candidate = context.first_token_s, context.candidate
@@ -109,7 +106,7 @@ def timed(context: RequestContext) -> tuple[PodId, float, float] | None:
 
 
 def outcome_of(context: RequestContext) -> Outcome:
-    """What came of it, in numbers: as it stands, but that the phase under way is added when it ends."""
+    """The request in numbers. `phases_s` also receives the current phase when it ends."""
     request, prompt, reader, first_token_s = context.request, context.prompt, context.reader, context.first_token_s
     elapsed_s = context.phases.elapsed_s()
     return Outcome(

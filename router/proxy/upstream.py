@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 from router.engines.engine_catalog import ENGINES
 from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamTimeout
 from router.proxy.connection import Connection, UpstreamTimeouts
-from router.proxy.downstream import Inbound
-from router.proxy.headers import HeaderList, request_message, upstream_headers
+from router.proxy.headers import HeaderList, Inbound, request_message, upstream_headers
 from router.proxy.relay import read_all
 from router.types import Pod, PodId
 

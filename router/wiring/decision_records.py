@@ -46,7 +46,7 @@ class DecisionRecords:
 
     async def review(self, old: PolicySet, new: PolicySet) -> str | None:
         """What a new set would have decided otherwise than the old one, of the last decisions."""
-        last = self.journal.last(REVIEWED)
+        last = self.journal.latest(REVIEWED)
         return str(await asyncio.to_thread(_review, last, old, new)) if last else None
 
     def close(self) -> None:

@@ -9,7 +9,8 @@ from router.observe.journal import Journal
 from router.observe.log import RequestLog
 from router.policy.classes import Classes
 from router.proxy.connection import UpstreamTimeouts
-from router.proxy.forward import Forwarder, Forwarding
+from router.proxy.dependencies import ForwardSettings, ProxyDependencies
+from router.proxy.forward import Forwarder
 from router.proxy.upstream import UpstreamPools
 from router.wiring.fleet_parts import FleetParts
 from router.wiring.prompts import Prompts
@@ -36,7 +37,7 @@ class ProxyParts:
         journal: Journal,
     ) -> None:
         metrics, logged = parts.metrics, config.log
-        self.forwarder = Forwarder(
+        needs = ProxyDependencies(
             fleet=parts.fleet,
             ledger=parts.ledger,
             breaker=parts.breaker,
@@ -48,11 +49,12 @@ class ProxyParts:
             handoff_facts=parts.handoff_facts.of,
             publishes_events=parts.publishes_events,
             metrics=metrics,
-            forwarding=_forwarding(config),
+            settings=_forward_settings(config),
             calibrator=parts.calibrator,
             journal=journal,
             request_log=RequestLog(logged.format, logged.requests_sample) if logged.requests else None,
         )
+        self.forwarder = Forwarder(needs)
         self.edge = OpenAiEdge(
             self.forwarder,
             parts.fleet,
@@ -63,8 +65,8 @@ class ProxyParts:
         )
 
 
-def _forwarding(config: RouterConfig) -> Forwarding:
-    return Forwarding(
+def _forward_settings(config: RouterConfig) -> ForwardSettings:
+    return ForwardSettings(
         retries=config.limits.retries,
         retry_budget=config.limits.retry_budget,
         route_headers=config.edge.route_headers,

@@ -24,8 +24,8 @@ from router.config.schema import Edge, Limits
 from router.errors import RouterError
 from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
-from router.proxy.downstream import Downstream
 from router.proxy.headers import ENGINE_CONTROL, HOP_BY_HOP
+from router.proxy.relay import Downstream
 from router.proxy.request_context import RequestContext
 from router.proxy.upstream import Reply, UpstreamPool, UpstreamSender
 from router.types import Pod, PodSpeed

@@ -21,7 +21,7 @@ from router.engines.openai import prompt_token_count, prompt_token_ids
 from router.errors import RouterError
 from router.proxy.answer import AnswerReader
 from router.proxy.connection import Connection, UpstreamTimeouts
-from router.proxy.whole_stream import as_stream
+from router.proxy.replies import as_stream
 from router.types import Endpoint
 from tests.fuzz.bodies import JSON
 from tests.fuzz.pieces import in_pieces

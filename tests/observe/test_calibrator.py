@@ -107,7 +107,7 @@ def test_only_what_the_client_waits_for_is_compared_with_what_came() -> None:
     """A price also holds what others lose."""
     made = calibrator()
     chosen = candidate("a", 100.0, eviction_ms=900.0)
-    made.settle("m", RouteDecision("p", "v", (chosen,)), chosen, 125.0)
+    made.compare_ttft("m", RouteDecision("p", "v", (chosen,)), chosen, 125.0)
     assert sample(made, "warmroute_time_to_first_token_predicted_seconds_sum") == pytest.approx(0.1)
     assert sample(made, "warmroute_time_to_first_token_error_ratio_sum") == pytest.approx(0.2)
 
@@ -118,10 +118,10 @@ def test_regret_is_what_the_best_of_the_others_would_have_saved() -> None:
     chosen, other = candidate("a", 50.0), candidate("b", 80.0)
     decision = RouteDecision("p", "v", (chosen, other))
     for _ in range(REGRET_EVERY):
-        made.settle("m", decision, chosen, 200.0)
+        made.compare_ttft("m", decision, chosen, 200.0)
     assert sample(made, "warmroute_regret_seconds_sum") == pytest.approx(0.12)
     for _ in range(REGRET_EVERY):
-        made.settle("m", decision, chosen, 60.0)
+        made.compare_ttft("m", decision, chosen, 60.0)
     assert sample(made, "warmroute_regret_seconds_sum") == pytest.approx(0.12)
     assert sample(made, "warmroute_regret_seconds_count") == 2
 

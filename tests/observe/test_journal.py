@@ -19,7 +19,7 @@ def seen(name: str) -> Scene:
 
 def decided(journal: Journal, *names: str) -> None:
     for name in names:
-        journal.decided(seen(name), decide(seen(name), BY), BY)
+        journal.record(seen(name), decide(seen(name), BY), BY)
 
 
 def test_the_oldest_decision_goes() -> None:
@@ -28,15 +28,15 @@ def test_the_oldest_decision_goes() -> None:
     decided(journal, "one", "two", "three")
     assert len(journal) == 2 and journal.find("one") is None
     assert (found := journal.find("three")) and found.scene.request_id == "three"
-    assert [each.scene.request_id for each in journal.last(5)] == ["two", "three"]
-    assert [each.scene.request_id for each in journal.last(1)] == ["three"]
+    assert [each.scene.request_id for each in journal.latest(5)] == ["two", "three"]
+    assert [each.scene.request_id for each in journal.latest(1)] == ["three"]
 
 
 def test_of_two_requests_with_one_id_the_later_counts() -> None:
     """Clients name requests as they like; it is then the newest."""
     journal = Journal(size=2)
     decided(journal, "one", "two", "one", "three")
-    assert [each.scene.request_id for each in journal.last(5)] == ["one", "three"]
+    assert [each.scene.request_id for each in journal.latest(5)] == ["one", "three"]
 
 
 def test_nothing_is_kept_where_nothing_may_be() -> None:
@@ -51,10 +51,10 @@ def test_what_came_of_it_is_added_and_written() -> None:
     lines: list[bytes] = []
     journal = Journal(writer=ReceiptWriter([lines.append]))
     decision = decide(seen("one"), BY)
-    kept = journal.decided(seen("one"), decision, BY, "chat")
+    kept = journal.record(seen("one"), decision, BY, "chat")
     outcome = Outcome(id="one", at_s=0.0, model="m", endpoint="chat", result="ok")
-    journal.settled(outcome, kept, decision, None)
-    journal.settled(outcome, None, None, None)
+    journal.settle(outcome, kept, decision, None)
+    journal.settle(outcome, None, None, None)
     assert kept.outcome is outcome and len(lines) == 3
     assert b'"workload":"chat"' in lines[1]
 

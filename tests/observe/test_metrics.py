@@ -17,7 +17,7 @@ async def test_rendered_in_turns_it_is_the_same_text() -> None:
     metrics = Metrics()
     metrics.requests.labels("chat", "demo", "ok").inc()
     metrics.loop_lag_s.labels().observe(0.003)
-    metrics.pod_in_flight.take({(f"pod-{number}",): number for number in range(2 * PIECE_SAMPLES + 1)})
+    metrics.pod_in_flight.replace({(f"pod-{number}",): number for number in range(2 * PIECE_SAMPLES + 1)})
     assert await metrics.render_in_turns() == metrics.render()
 
 
@@ -32,7 +32,7 @@ async def test_others_have_their_turn_while_it_is_rendered() -> None:
             await asyncio.sleep(0)
 
     metrics = Metrics()
-    metrics.pod_in_flight.take({(f"pod-{number}",): 0.0 for number in range(100 * PIECE_SAMPLES)})
+    metrics.pod_in_flight.replace({(f"pod-{number}",): 0.0 for number in range(100 * PIECE_SAMPLES)})
     serving = asyncio.create_task(serve())
     await metrics.render_in_turns()
     assert turns > 120

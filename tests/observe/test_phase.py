@@ -10,19 +10,18 @@ from router.observe.phase import PHASES, Phases
 
 @given(st.lists(st.sampled_from(PHASES), max_size=20))
 def test_the_phases_share_the_time_since_the_request_arrived(entered: list[str]) -> None:
-    """Each once, however often it was entered; the one under way when it ends."""
+    """Each phase has one entry, however often it was entered."""
     phases, began = Phases(), [PHASES[0], *entered]
     for phase in entered:
         phases.enter(phase)
-    assert not phases.taken_s
     phases.end()
     assert set(phases.taken_s) == set(began)
-    assert min(phases.taken_s.values()) > 0.0
-    assert sum(phases.taken_s.values()) <= phases.elapsed_s() + 1e-9
+    assert min(phases.taken_s.values()) >= 0.0
+    assert 0 < sum(phases.taken_s.values()) <= phases.elapsed_s() + 1e-9
 
 
 def test_a_phase_that_is_entered_again_adds_up() -> None:
-    """Nothing of the time since the request arrived is left out."""
+    """The phases add up to the time since the request arrived."""
     phases = Phases()
     for phase in ("relay", "admit", "relay"):
         phases.enter(phase)

@@ -23,9 +23,9 @@ from router.observe.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
 from router.proxy.connection import UpstreamTimeouts
-from router.proxy.downstream import Inbound
-from router.proxy.forward import Forwarder, Forwarding
-from router.proxy.headers import HeaderList
+from router.proxy.dependencies import ForwardSettings, ProxyDependencies
+from router.proxy.forward import Forwarder
+from router.proxy.headers import HeaderList, Inbound
 from router.proxy.request_context import RequestContext
 from router.proxy.upstream import UpstreamPools
 from router.stores.prefix_store import LocalStore
@@ -180,7 +180,7 @@ class Town:
         self.breaker = Breaker(self.fleet)
         self.pools = UpstreamPools(UpstreamTimeouts(LONGER_S, first_byte_s, LONGER_S))
         self.facts: Mapping[str, Any] | None = {}
-        self.forwarder = Forwarder(
+        needs = ProxyDependencies(
             fleet=self.fleet,
             ledger=self.ledger,
             breaker=self.breaker,
@@ -193,7 +193,7 @@ class Town:
             publishes_events=lambda pod: True,
             metrics=self.metrics,
             calibrator=self.calibrator,
-            forwarding=Forwarding(
+            settings=ForwardSettings(
                 retries=retries,
                 retry_budget=0.2,
                 route_headers=True,
@@ -203,6 +203,7 @@ class Town:
                 no_events_capacity_tokens=1000,
             ),
         )
+        self.forwarder = Forwarder(needs)
 
     def pod(self, name: str) -> Pod:
         """As it is now."""
@@ -237,7 +238,7 @@ class Town:
         """Attempt in order, under a deadline."""
         client = client or Client()
         async with asyncio.timeout(PATIENCE_S):
-            await self.forwarder.attempt_in_order(context, client)
+            await self.forwarder._attempts.attempt_in_order(context, client)
         return client
 
     def counted(self, name: str, **labels: str) -> float:

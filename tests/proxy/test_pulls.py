@@ -9,7 +9,7 @@ import pytest
 from router.decision import Direct, Pull
 from router.types import Link, Links
 from tests.proxy.pods import CHAT, Asked, town
-from tests.proxy.test_split import ANSWERING, refusing_handoffs, resetting
+from tests.proxy.test_split_executor import ANSWERING, refusing_handoffs, resetting
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 

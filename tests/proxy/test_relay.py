@@ -12,7 +12,7 @@ from router.errors import UpstreamBroken
 from router.proxy.answer import AnswerReader
 from router.proxy.connection import Connection, UpstreamTimeouts
 from router.proxy.headers import HeaderList
-from router.proxy.relay import HOLD_BYTES, end_broken_stream, is_stream, read_all, relay
+from router.proxy.relay import MAX_HELD_BYTES, end_broken_stream, is_stream, read_all, relay
 from router.proxy.upstream import Reply, UpstreamPool
 
 pytestmark = pytest.mark.anyio
@@ -216,14 +216,14 @@ async def test_an_unstreamed_answer_is_held_until_it_is_whole() -> None:
 async def test_an_answer_too_large_to_hold_passes_as_it_comes() -> None:
     """Memory for one request is bounded."""
     pod = Pod(JSON)
-    pod.send(b"x" * HOLD_BYTES)
+    pod.send(b"x" * MAX_HELD_BYTES)
     passage = Passage(pod)
     await passage.until_waiting()
     assert passage.client.started
     pod.send(b"y")
     pod.end()
     await passage.task
-    assert b"".join(passage.client.pieces) == b"x" * HOLD_BYTES + b"y"
+    assert b"".join(passage.client.pieces) == b"x" * MAX_HELD_BYTES + b"y"
 
 
 async def test_an_empty_answer_is_an_answer() -> None:

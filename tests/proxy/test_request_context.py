@@ -7,7 +7,7 @@ import pytest
 from router.decision import Candidate, Cost, Direct, Plan, RouteDecision, Split
 from router.hashing import hash_array, token_array
 from router.observe.receipts import receipt
-from router.proxy.downstream import Inbound
+from router.proxy.headers import Inbound
 from router.proxy.request_context import RequestContext, outcome_of
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PodSpeed, PromptPrefix
 
@@ -74,6 +74,6 @@ def test_what_is_let_go_is_not_missed_in_the_end(read: bool) -> None:
     context = told(Direct(pod("d")), None, b"x" * 400)
     context.prompt = PromptPrefix(Generation(model="m"), token_array(range(40)), hash_array([1, 2])) if read else None
     tokens, blocks = context.prompt_tokens, context.prompt and context.prompt.hashes
-    context.let_go()
+    context.drop_prompt()
     assert (context.prompt_tokens, context.prompt and context.prompt.hashes) == (tokens, blocks)
     assert (context.request.body, context.request.prompt) == (b"", {})

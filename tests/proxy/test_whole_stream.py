@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.proxy.whole_stream import as_stream
+from router.proxy.replies import as_stream
 from router.types import Endpoint
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 1}
@@ -65,5 +65,5 @@ def test_what_is_no_answer_is_a_value_error(endpoint: Endpoint, answer: bytes) -
     if endpoint is Endpoint.COMPLETIONS and b"message" in answer:
         assert as_stream(endpoint, answer, b"{}")
     else:
-        with pytest.raises(ValueError, match=r"not an answer|malformed|truncated|JSON"):
+        with pytest.raises(ValueError, match=r"not a response|malformed|truncated|JSON"):
             as_stream(endpoint, answer, b"{}")

@@ -91,7 +91,7 @@ async def test_a_preview_decides_and_changes_nothing(open_city: OpenCity) -> Non
         for number in range(12):
             await city.chat(opening("harbour") if number == 5 else opening(f"boat {number}"))
         body = {"model": "demo", "messages": opening("harbour"), "max_tokens": 8}
-        seen = city.program.proxy.forwarder._shares._seen
+        seen = city.program.proxy.forwarder._decisions._traffic._by_model
         counts = {name: [run.count for run in shared._runs.values()] for name, shared in seen.items()}
         before, blocks = await metrics(city), [engine.load for engine in city.engines]
         previews = [await city.client.post("/admin/preview", json=body) for _ in range(3)]

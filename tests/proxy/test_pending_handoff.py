@@ -6,7 +6,7 @@ import pytest
 
 from router.engines.handoff.dialect import Handoff
 from router.fleet.fleet import Fleet
-from router.proxy.handover import PendingHandoff
+from router.proxy.split_executor import PendingHandoff
 from router.types import Pod, PodSpeed
 
 OFFERED = Handoff({"remote_engine_id": "e"})

@@ -612,7 +612,7 @@ async def test_a_pod_of_which_too_little_is_known_hands_nothing_over() -> None:
         pods.facts = None
         assert (await pods.serve(pods.context(split(pods), direct(pods)))).status == 200
         assert not pods.made["p"].asked
-        with pytest.raises(NoReadyPod, match="Pod p"):
+        with pytest.raises(NoReadyPod, match="pod p are not known yet"):
             await pods.serve(pods.context(split(pods)))
 
 

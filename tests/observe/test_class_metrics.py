@@ -1,28 +1,35 @@
-"""Requests by class, policy and tenant, with few labels whatever comes."""
+"""Requests by class, policy and tenant; few labels for any traffic."""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from router.observe.slices import NAMED_TENANTS, OTHER, RENEWED_EVERY, Slice, Slices, Tenants
+from router.observe.class_metrics import (
+    NAMED_TENANTS,
+    OTHER,
+    RENEW_EVERY_REQUESTS,
+    BusiestTenants,
+    ClassifiedRequest,
+    ClassMetrics,
+)
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
     return registry.get_sample_value(name, labels)
 
 
-def ended(**facts: object) -> Slice:
+def ended(**facts: object) -> ClassifiedRequest:
     usual: dict[str, object] = {"workload": "chat", "policy": "mine", "tenant": "acme", "result": "ok"}
-    return Slice(**(usual | facts))  # type: ignore[arg-type]
+    return ClassifiedRequest(**(usual | facts))  # type: ignore[arg-type]
 
 
-def test_a_request_counts_where_it_belongs() -> None:
-    """First tokens of streamed answers, hits where the engine told them, targets where there is one."""
+def test_a_request_is_counted_by_class_policy_and_tenant() -> None:
+    """First tokens of streamed responses, cached tokens where the engine reported them, SLOs where a policy has one."""
     registry = CollectorRegistry()
-    slices = Slices(registry, (0.1, 1.0))
-    slices.settle(ended(prompt_tokens=100, cached_tokens=60, ttft_s=0.4, slo_ttft_ms=500.0))
-    slices.settle(ended(prompt_tokens=100, ttft_s=0.6, slo_ttft_ms=500.0))
-    slices.settle(ended(prompt_tokens=100, result="client_gone"))
+    metrics = ClassMetrics(registry, (0.1, 1.0))
+    metrics.settle(ended(prompt_tokens=100, cached_tokens=60, ttft_s=0.4, slo_ttft_ms=500.0))
+    metrics.settle(ended(prompt_tokens=100, ttft_s=0.6, slo_ttft_ms=500.0))
+    metrics.settle(ended(prompt_tokens=100, result="client_gone"))
     by = {"class": "chat", "policy": "mine"}
     assert value(registry, "warmroute_class_time_to_first_token_seconds_count", **by) == 2
     assert value(registry, "warmroute_class_prompt_tokens_total", **by) == 100
@@ -35,24 +42,24 @@ def test_a_request_counts_where_it_belongs() -> None:
 
 
 def test_any_number_of_tenants_makes_few_labels() -> None:
-    """An attacker who invents names counts under `other`; the busiest get names of their own in time."""
+    """Invented names count as `other`; the busiest tenant gets its own label in time."""
     registry = CollectorRegistry()
-    slices = Slices(registry, (1.0,))
-    for number in range(3 * RENEWED_EVERY):
-        slices.settle(ended(tenant=f"invented-{number}" if number % 2 or number < 99 else "late but busy"))
+    metrics = ClassMetrics(registry, (1.0,))
+    for number in range(3 * RENEW_EVERY_REQUESTS):
+        metrics.settle(ended(tenant=f"invented-{number}" if number % 2 or number < 99 else "late but busy"))
     (metric,) = [one for one in registry.collect() if one.name == "warmroute_class_requests"]
     tenants = {one.labels["tenant"] for one in metric.samples if one.name.endswith("_total")}
     assert len(tenants) <= NAMED_TENANTS + 1
     assert {OTHER, "late but busy"} <= tenants
 
 
-def test_who_falls_out_of_the_busiest_is_named_no_more() -> None:
-    """And is told once, so that its series can end."""
-    tenants = Tenants()
+def test_a_tenant_that_is_no_longer_busy_loses_its_label() -> None:
+    """It is listed once, so that its series can be removed."""
+    tenants = BusiestTenants()
     for number in range(NAMED_TENANTS):
         assert tenants.label(f"first-{number}") == f"first-{number}"
-    while not tenants.fallen:
+    while not tenants.unnamed:
         for number in range(NAMED_TENANTS):
             tenants.label(f"second-{number}")
-    assert set(tenants.fallen) == {f"first-{number}" for number in range(NAMED_TENANTS)}
+    assert set(tenants.unnamed) == {f"first-{number}" for number in range(NAMED_TENANTS)}
     assert tenants.label("first-0") == OTHER

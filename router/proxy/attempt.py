@@ -1,0 +1,235 @@
+"""One request, candidate by candidate: the phases attempt and relay.
+
+A failure before the first byte leads to the next candidate, as `policy/retry.py` and the retry budget allow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from functools import partial
+
+from router.decision import Candidate, Plan, Split
+from router.errors import NoReadyPod, UpstreamBroken, UpstreamError
+from router.observe.receipts import Failure
+from router.policy.decide import expected_ttft_ms
+from router.policy.retry import RETRY_STATUSES, Retry, RetryBudget, law_of
+from router.proxy.booking import Booking
+from router.proxy.dependencies import ProxyDependencies
+from router.proxy.headers import HeaderList
+from router.proxy.pulls import PullExecutor
+from router.proxy.relay import AnyReply, Downstream, relay
+from router.proxy.request_context import RequestContext
+from router.proxy.split_executor import SplitExecutor
+from router.proxy.upstream import UpstreamSender
+from router.types import Pod, PodId, PromptPrefix
+
+UNARY_PREFILL_SLACK = 1.5
+"""An unstreamed response does not show its first token: its prefill counts as done after this multiple of the expected
+time."""
+
+
+class Attempts:
+    """Tries candidates."""
+
+    def __init__(self, needs: ProxyDependencies) -> None:
+        self._needs = needs
+        self._settings = needs.settings
+        self._metrics = needs.metrics
+        self._breaker = needs.breaker
+        self._budget = RetryBudget(needs.settings.retry_budget)
+        self._sender = UpstreamSender(needs.pool, trust_engine_fields=needs.settings.trust_engine_fields)
+        self._splits = SplitExecutor(needs, self._sender)
+        self._pulls = PullExecutor(needs, self._sender)
+
+    async def attempt_in_order(self, context: RequestContext, client: Downstream) -> None:
+        """Try candidates until one has begun to respond. Raises the error of the last one."""
+        candidate = self._first(context)
+        self._budget.asked(time.monotonic())
+        while True:
+            context.tries += 1
+            try:
+                await self.attempt(context, candidate, client)
+                return
+            except UpstreamError as error:
+                self._record_failure(context, candidate, error)
+                following = None if client.started else self._next(context)
+                if following is None or not self._may_retry(error, bytes_sent=client.started):
+                    raise
+                candidate = following
+
+    async def attempt(self, context: RequestContext, candidate: Candidate, client: Downstream) -> None:
+        """Try one candidate. Its leases are booked before the first await, and released in any case."""
+        context.phases.enter("attempt")
+        context.candidate = candidate
+        booking = Booking(self._needs.ledger, candidate, context.prompt_tokens, self._needs.calibrator.clock)
+        prefill_timer = None
+        try:
+            prefill_timer = self._start_prefill_timer(context, candidate, booking)
+            self._predict_blocks(context, candidate)
+            reply = await self._open(context, candidate, booking)
+            try:
+                if reply.status in RETRY_STATUSES and self._next(context) is not None and self._has_budget():
+                    raise UpstreamBroken(f"pod {reply.pod}: status {reply.status}", pod=reply.pod)
+                context.status = reply.status
+                await self.relay(context, candidate, reply, client, booking)
+            finally:
+                reply.close()
+            self._record_result(reply)
+        finally:
+            if prefill_timer is not None:
+                prefill_timer.cancel()
+            booking.release()
+            self._observe_speed(context, candidate, booking)
+
+    def relay(
+        self, context: RequestContext, candidate: Candidate, reply: AnyReply, client: Downstream, booking: Booking
+    ) -> Awaitable[None]:
+        """Send the response to the client, byte for byte."""
+        context.phases.enter("relay")
+
+        def first_token() -> None:
+            context.first_token_s = context.phases.elapsed_s()
+            booking.first_token()
+            if context.request.stream and not context.prefill_pod:
+                context.drop_prompt()
+
+        headers = self._route_headers(context, candidate)
+        stepped = partial(self._needs.ledger.stepped, candidate.plan.pod.id)
+        return relay(reply, client, context.reader, headers, first_token, stepped)
+
+    # --- which candidate ---
+
+    def _first(self, context: RequestContext) -> Candidate:
+        """The first usable candidate. Raises the reason where there is none."""
+        assert context.decision is not None
+        candidate = self._next(context)
+        if candidate is None:
+            reason = self._splits.unusable_reason(context, context.decision.candidates[0].plan)
+            raise reason or NoReadyPod("No pod may serve this request.")
+        return candidate
+
+    def _next(self, context: RequestContext) -> Candidate | None:
+        """The best usable candidate after the last one tried, preferably without pods that failed this request; None
+        after the last one."""
+        assert context.decision is not None
+        attempts = context.policy.attempts if context.policy else None
+        if context.tries >= (attempts or 1 + self._settings.retries):
+            return None
+        rest: Sequence[Candidate] = context.decision.candidates
+        if context.candidate is not None:
+            rest = rest[rest.index(context.candidate) + 1 :]
+        if failed := context.failed_pods:
+            rest = sorted(rest, key=lambda candidate: _uses_any(candidate.plan, failed))
+        for candidate in rest:
+            if self._splits.unusable_reason(context, candidate.plan) is None:
+                return candidate
+        return None
+
+    def _may_retry(self, error: UpstreamError, *, bytes_sent: bool) -> bool:
+        """Whether another candidate may be tried after this failure. Call once a failure: it spends the budget."""
+        law, reason = law_of(error, bytes_sent=bytes_sent), type(error).__name__
+        allowed = law is Retry.ALWAYS or (law is Retry.IN_BUDGET and self._budget.spend(time.monotonic()))
+        if allowed:
+            self._metrics.retries.labels(reason).inc()
+        elif law is Retry.IN_BUDGET:
+            self._metrics.retries_refused.labels(reason).inc()
+        return allowed
+
+    def _has_budget(self) -> bool:
+        """Whether a response may be dropped in favour of another candidate's."""
+        left = self._budget.left(time.monotonic())
+        if not left:
+            self._metrics.retries_refused.labels("status").inc()
+        return left
+
+    # --- results ---
+
+    def _record_failure(self, context: RequestContext, candidate: Candidate, error: UpstreamError) -> None:
+        """Count the failure, and hold it against the pod that caused it, if one did."""
+        name = type(error).__name__
+        self._metrics.sent.labels(error.pod or candidate.pod.id, name).inc()
+        context.failures = (*context.failures, Failure(error.pod, name, str(error)))
+        if error.pod:
+            self._breaker.failure(error.pod, time.monotonic())
+            context.failed_pods = (*context.failed_pods, error.pod)
+
+    def _record_result(self, reply: AnyReply) -> None:
+        """Count a relayed response. Server errors are failures of the pod."""
+        healthy = reply.status < 500
+        self._metrics.sent.labels(reply.pod, "ok" if healthy else "server_error").inc()
+        if healthy:
+            self._breaker.success(reply.pod)
+        else:
+            self._breaker.failure(reply.pod, time.monotonic())
+
+    def _observe_speed(self, context: RequestContext, candidate: Candidate, booking: Booking) -> None:
+        """Calibrate the speed of the pod that computed the prompt, and of the link that it pulled over."""
+        calibrator, now_s = self._needs.calibrator, time.monotonic()
+        if booking.pulled_ms is not None:
+            self._pulls.observe(candidate, booking.pulled_ms, booking.concurrent_transfers)
+        seen = booking.observation
+        if seen is None or context.prompt is None:
+            return
+        plan = candidate.plan
+        pod = plan.prefill if isinstance(plan, Split) else plan.pod
+        if calibrator.wants_observation(pod, now_s):
+            if (found := context.cached_tokens) is not None:
+                seen = seen.corrected(candidate.cached_tokens, found)
+            calibrator.observe_prefill(pod, seen, now_s)
+
+    # --- parts of an attempt ---
+
+    def _open(self, context: RequestContext, candidate: Candidate, booking: Booking) -> Awaitable[AnyReply]:
+        """Send the request; returns the response for the client. Raises `UpstreamError`."""
+        plan = candidate.plan
+        if isinstance(plan, Split):
+            return self._splits.open(context, plan, booking, last=self._next(context) is None)
+        if plan.pull is not None:
+            return self._pulls.open(context, plan.pod, plan.pull.holder, last=self._next(context) is None)
+        return self._sender.send(context.inbound, plan.pod, context.request.body)
+
+    def _predict_blocks(self, context: RequestContext, candidate: Candidate) -> None:
+        """Mark the prompt as cached on its pods until a KV event confirms it or the prediction expires."""
+        if context.prompt is None:
+            return
+        plan = candidate.plan
+        self._predict(plan.pod, context.prompt)
+        if isinstance(plan, Split):
+            self._predict(plan.prefill, context.prompt)
+
+    def _predict(self, pod: Pod, prompt: PromptPrefix) -> None:
+        ttl_s, capacity, settings = self._settings.predicted_ttl_s, None, self._settings
+        if not self._needs.publishes_events(pod.id):
+            ttl_s = settings.no_events_ttl_s
+            capacity = pod.capacity_blocks or settings.no_events_capacity_tokens // prompt.block_size_tokens
+        self._needs.store.record(pod.id, prompt, time.monotonic(), ttl_s=ttl_s, capacity_blocks=capacity)
+
+    def _start_prefill_timer(
+        self, context: RequestContext, candidate: Candidate, booking: Booking
+    ) -> asyncio.TimerHandle | None:
+        """Ends the booked prefill of an unstreamed request, whose first token cannot be seen."""
+        if context.request.stream:
+            return None
+        expected_s = max(expected_ttft_ms(candidate.cost), booking.prefill_ms) / 1000 * UNARY_PREFILL_SLACK
+        return asyncio.get_running_loop().call_later(expected_s, booking.first_token_is_due)
+
+    def _route_headers(self, context: RequestContext, candidate: Candidate) -> HeaderList:
+        """The headers that the router adds to the response."""
+        request_id, plan = (b"x-request-id", context.request.id.encode("latin-1", "replace")), candidate.plan
+        if not self._settings.route_headers or context.decision is None:
+            return [request_id]
+        headers = [
+            request_id,
+            (b"x-warmroute-pod", plan.pod.id.encode()),
+            (b"x-warmroute-policy", context.decision.policy.encode()),
+            (b"x-warmroute-cached-tokens", b"%d" % candidate.cached_tokens),
+        ]
+        if isinstance(plan, Split):
+            headers.append((b"x-warmroute-prefill-pod", plan.prefill.id.encode()))
+        return headers
+
+
+def _uses_any(plan: Plan, pods: tuple[PodId, ...]) -> bool:
+    return plan.pod.id in pods or (isinstance(plan, Split) and plan.prefill.id in pods)

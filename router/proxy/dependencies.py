@@ -1,0 +1,58 @@
+"""What serving a request needs from the rest of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from router.fleet.breaker import Breaker
+from router.fleet.fleet import Fleet
+from router.fleet.ledger import Ledger
+from router.observe.calibrator import Calibrator
+from router.observe.journal import Journal
+from router.observe.log import RequestLog
+from router.observe.metrics import Metrics
+from router.policy.classes import Classes
+from router.policy.policy_set import PolicySet
+from router.proxy.prompt_readers import PromptReader
+from router.proxy.upstream import UpstreamPool
+from router.stores.prefix_store import PrefixStore
+from router.types import Pod, PodId
+
+FactsLookup: TypeAlias = Callable[[Pod, str], Mapping[str, Any] | None]
+"""(prefill pod, dialect) to what the dialect needs to know of the pod's current process; None while unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardSettings:
+    """The part of the configuration that applies to forwarding."""
+
+    retries: int
+    retry_budget: float
+    route_headers: bool
+    trust_engine_fields: bool
+    predicted_ttl_s: float
+    no_events_ttl_s: float
+    no_events_capacity_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyDependencies:
+    """The owners of the program's facts, and the settings."""
+
+    settings: ForwardSettings
+    fleet: Fleet
+    ledger: Ledger
+    breaker: Breaker
+    store: PrefixStore
+    readers: Mapping[str, PromptReader]
+    policies: Callable[[], PolicySet]
+    classes: Classes
+    pool: Callable[[Pod], UpstreamPool]
+    handoff_facts: FactsLookup
+    publishes_events: Callable[[PodId], bool]
+    metrics: Metrics
+    calibrator: Calibrator
+    journal: Journal = field(default_factory=Journal)
+    request_log: RequestLog | None = None

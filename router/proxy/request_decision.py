@@ -1,0 +1,128 @@
+"""Where does a request go? The phases fingerprint, match and decide.
+
+Collects what `policy.decide` needs: the prompt's block hashes, the pods that have them, and a snapshot of the fleet.
+Nothing is sent to a pod, except by readers that tokenize with an engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+
+from router.decision import RouteDecision
+from router.fleet.fleet import Fleet
+from router.index.shared import HEAVY_SHARE, SharedPrefixes
+from router.observe.receipts import RecordedDecision, record_decision
+from router.policy.decide import decide, prompt_token_count
+from router.policy.recording import record
+from router.policy.spec import Policy
+from router.proxy.dependencies import ProxyDependencies
+from router.proxy.headers import HeaderList
+from router.proxy.request_context import RequestContext
+from router.types import InferenceRequest, PodState, PrefixMatch, PromptPrefix, Scene
+
+
+class RequestDecisions:
+    """Decides requests."""
+
+    def __init__(self, needs: ProxyDependencies) -> None:
+        self._needs = needs
+        self._turns: Counter[str] = Counter()
+        self._traffic = TrafficPrefixes(needs.fleet)
+
+    async def fingerprint(self, context: RequestContext) -> PromptPrefix | None:
+        """Tokens and block hashes of the prompt; None where they cannot be known."""
+        context.phases.enter("fingerprint")
+        return await self._read(context.request)
+
+    async def match(self, context: RequestContext) -> PrefixMatch:
+        """Which holders have how many leading blocks of the prompt."""
+        context.phases.enter("match")
+        if context.prompt is None:
+            return PrefixMatch()
+        match = await self._needs.store.match(context.prompt, time.monotonic())
+        if match.degraded:
+            self._needs.metrics.degraded_matches.labels(context.request.model).inc()
+        return match
+
+    def decide(self, context: RequestContext, match: PrefixMatch) -> RouteDecision:
+        """All candidates, best first. Raises `RouterError` where there is none."""
+        context.phases.enter("decide")
+        request = context.request
+        model = request.adapter or request.model
+        self._turns[model] += 1
+        shared_blocks = self._traffic.observe(request.model, context.prompt)
+        scene = self._scene(request, context.prompt, match, self._turns[model], shared_blocks)
+        context.workload, context.policy = self._policy_for(scene, context.inbound.headers)
+        decision = decide(scene, context.policy)
+        context.recorded = self._needs.journal.record(scene, decision, context.policy, context.workload)
+        return decision
+
+    async def preview(self, request: InferenceRequest, headers: HeaderList) -> RecordedDecision:
+        """The decision that would be made now. Nothing is sent, booked or counted. Raises `RouterError`."""
+        prompt = await self._read(request)
+        match = await self._needs.store.match(prompt, time.monotonic()) if prompt else PrefixMatch()
+        shared_blocks = self._traffic.shared(request.model, prompt)
+        turn = self._turns[request.adapter or request.model] + 1
+        scene = self._scene(request, prompt, match, turn, shared_blocks)
+        workload, policy = self._policy_for(scene, headers, counted=False)
+        return record_decision(record(scene, workload), decide(scene, policy), policy, time.time())
+
+    async def _read(self, request: InferenceRequest) -> PromptPrefix | None:
+        reader = self._needs.readers.get(request.model)
+        return await reader.read(request) if reader and request.prompt else None
+
+    def _scene(
+        self, request: InferenceRequest, prompt: PromptPrefix | None, match: PrefixMatch, turn: int, shared_blocks: int
+    ) -> Scene:
+        ledger = self._needs.ledger
+        return Scene(
+            request=request,
+            prompt=prompt,
+            match=match,
+            fleet=self._needs.fleet.snapshot,
+            inflight=ledger.inflight(),
+            steps=ledger.steps(),
+            now_s=time.monotonic(),
+            turn=turn,
+            shared_blocks=shared_blocks,
+        )
+
+    def _policy_for(self, scene: Scene, headers: HeaderList, *, counted: bool = True) -> tuple[str, Policy]:
+        """Workload class of the request, and the policy for it."""
+        needs, tokens = self._needs, prompt_token_count(scene)
+        workload = needs.classes.classify(scene, prompt_tokens=tokens, headers=headers, counted=counted)
+        return workload, needs.policies().for_request(scene.request, workload, tokens, headers)
+
+
+class TrafficPrefixes:
+    """Which leading blocks of a prompt so much of its model's traffic shares that every pod should hold them."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._by_model: defaultdict[str, SharedPrefixes] = defaultdict(SharedPrefixes)
+        self._snapshot = fleet.snapshot
+        self._thresholds: dict[str, float] = {}
+        """By model, for `_snapshot`."""
+
+    def observe(self, model: str, prompt: PromptPrefix | None) -> int:
+        """Count the prompt as traffic; returns the number of its shared leading blocks."""
+        if prompt is None:
+            return 0
+        return self._by_model[model].observe(prompt.hashes, threshold=self._threshold(model))
+
+    def shared(self, model: str, prompt: PromptPrefix | None) -> int:
+        """The same without counting the prompt."""
+        if prompt is None:
+            return 0
+        return self._by_model[model].shared(prompt.hashes, threshold=self._threshold(model))
+
+    def _threshold(self, model: str) -> float:
+        """Depends on the number of ready pods, which are counted once a snapshot."""
+        if self._fleet.snapshot is not self._snapshot:
+            self._snapshot, self._thresholds = self._fleet.snapshot, {}
+        threshold = self._thresholds.get(model)
+        if threshold is None:
+            ready = sum(s.state is PodState.READY and s.pod.serves(model) for s in self._snapshot.pods)
+            threshold = self._thresholds[model] = HEAVY_SHARE / max(ready, 1)
+        return threshold

@@ -1,0 +1,294 @@
+"""How do two pods serve one request?
+
+The prefill pod computes the prompt; the decode pod receives its KV and responds. The dialect says whether the decode
+request follows the prefill response or both are sent at once. A failure of either ends both and is held against the pod
+that caused it; the next candidate is tried without this handoff. The same where a pod refuses a body that is not the
+client's own: the client only sees errors about its own body, unless no candidate is left. Nothing is retried here.
+
+A handoff is used once, soon after the prefill response, and only while its pod's process lives. An engine that receives
+an old one responds 200 with the text of another prompt, caches that, and counts no error, so only the router can
+prevent it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from dataclasses import dataclass, field
+
+from router.decision import Plan, Split
+from router.engines.engine_catalog import DIALECTS
+from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
+from router.errors import HandoffFailed, MalformedRequest, NoReadyPod, RouterError, UpstreamBroken, UpstreamError
+from router.fleet.fleet import Fleet
+from router.policy.retry import RETRY_STATUSES
+from router.proxy.answer import AnswerReader
+from router.proxy.booking import Booking
+from router.proxy.dependencies import ProxyDependencies
+from router.proxy.relay import AnyReply, is_stream, read_all
+from router.proxy.replies import DecodeReply, WholeReply, as_stream
+from router.proxy.request_context import RequestContext
+from router.proxy.upstream import Reply, UpstreamSender
+from router.types import Pod, PodId, PodState
+
+PREFILL_GRACE_S = 0.5
+"""Where both requests are sent at once, the prefill response comes before or soon after the decode response begins: its
+cached-token count is not waited for longer."""
+MAX_TRANSFER_S = 20.0
+"""Where both requests are sent at once, the prefill pod is watched this long after its response."""
+WATCH_INTERVAL_S = 0.25
+
+# vLLM reports a failed KV load with 500, or in a stream with an error event instead of the first token.
+_ERROR_EVENT = re.compile(rb'data: ?\{"error"')
+
+
+def is_same_epoch(fleet: Fleet, pod: Pod) -> bool:
+    """Whether the pod is present, not ejected, and has not restarted since `pod` was read: it still has its KV."""
+    status = fleet.status(pod.id)
+    return status is not None and status.pod.epoch == pod.epoch and status.state is not PodState.EJECTED
+
+
+class PendingHandoff:
+    """The handoff that `prefill` offered, as that pod was when the request was decided; usable until `expires_at_s`."""
+
+    def __init__(self, handoff: Handoff | None, prefill: Pod, expires_at_s: float) -> None:
+        self._handoff = handoff
+        self._prefill = prefill
+        self._expires_at_s = expires_at_s
+        self.offered = handoff is not None
+
+    def take(self, fleet: Fleet, now_s: float) -> Handoff | None:
+        """The handoff, to be sent now; None where it is too late, and on every later call."""
+        handoff, self._handoff = self._handoff, None
+        return handoff if is_same_epoch(fleet, self._prefill) and now_s < self._expires_at_s else None
+
+
+@dataclass(slots=True)
+class SplitAttempt:
+    """One attempt with two pods. `last`: no other candidate will be tried."""
+
+    context: RequestContext
+    plan: Split
+    dialect: Dialect
+    pair: Pair
+    booking: Booking
+    last: bool
+    began_s: float = field(default_factory=time.monotonic)
+    """When the KV transfer may have begun."""
+    sent_handoff: bool = False
+    """Whether the decode request names KV to load."""
+    result: str = "ok"
+
+    def prefill_body(self) -> bytes:
+        """The body for the prefill pod."""
+        request = self.context.request
+        return self.dialect.prefill_body(request.endpoint, request.body, self.pair)
+
+    def read(self, response: bytes) -> Handoff | None:
+        """The handoff that the prefill pod offers."""
+        handoff = self.dialect.read_handoff(self.context.request.endpoint, response, self.pair)
+        if handoff is not None:
+            self.context.handed_over_cached_tokens = handoff.cached_tokens
+        return handoff
+
+    def decode_body(self, pending: PendingHandoff, fleet: Fleet) -> bytes:
+        """The body for the decode pod, to be sent now: the client's own where there is no handoff, so that the decode
+        pod computes the prompt."""
+        request = self.context.request
+        handoff = pending.take(fleet, time.monotonic())
+        self.sent_handoff = handoff is not None
+        if handoff is None:
+            self.result = "dropped" if pending.offered else "not_offered"
+            self.context.handed_over_cached_tokens = None
+            return request.body
+        return self.dialect.decode_body(request.endpoint, request.body, self.pair, handoff)
+
+    def decode_failed(self, why: str, *, caused_by: PodId = "") -> None:
+        """Record that the decode pod failed. Raises `HandoffFailed` where the handoff may be the reason and another
+        candidate does without."""
+        self.result = "decode_failed"
+        if self.sent_handoff and not self.last:
+            decode, prefill = self.pair.decode.id, self.pair.prefill.id
+            raise HandoffFailed(f"pod {decode}: {why}, after a handoff by pod {prefill}", pod=caused_by)
+
+    def count_cached_tokens(self, prefill: asyncio.Task[WholeReply]) -> None:
+        """Take the cached tokens from the prefill response, if it is here."""
+        if prefill.done() and not prefill.cancelled() and prefill.exception() is None:
+            reader = AnswerReader()
+            reader.feed(prefill.result().body)
+            self.context.handed_over_cached_tokens = reader.cached_tokens
+
+    def failed_by(self, error: BaseException) -> str:
+        """The metric label of a failure."""
+        if isinstance(error, asyncio.CancelledError):
+            return "client_gone"
+        if self.result != "ok" or not isinstance(error, UpstreamError):
+            return self.result
+        return "prefill_failed" if error.pod == self.pair.prefill.id else "decode_failed"
+
+
+class SplitExecutor:
+    """Carries out `Split` plans."""
+
+    def __init__(self, needs: ProxyDependencies, sender: UpstreamSender) -> None:
+        self._fleet = needs.fleet
+        self._breaker = needs.breaker
+        self._sender = sender
+        self._facts = needs.handoff_facts
+        self._metrics = needs.metrics
+        self._calibrator = needs.calibrator
+
+    def unusable_reason(self, context: RequestContext, plan: Plan) -> RouterError | None:
+        """Why this plan cannot serve the request; None where it can."""
+        if not isinstance(plan, Split):
+            return NoReadyPod(f"Pod {plan.pod.id} serves no request on its own.") if not plan.pod.serves_alone else None
+        if why := context.refused_by(plan.prefill.handoff):
+            return MalformedRequest(why)
+        if self._facts(plan.prefill, plan.prefill.handoff) is None:
+            return NoReadyPod(f"Handoff facts of pod {plan.prefill.id} are not known yet.")
+        return None
+
+    async def open(self, context: RequestContext, plan: Split, booking: Booking, *, last: bool) -> AnyReply:
+        """The client's response once it has begun. Raises `UpstreamError`; then both requests have ended."""
+        name = plan.prefill.handoff
+        facts = self._facts(plan.prefill, name) or {}
+        pair = Pair(plan.prefill, plan.decode, secrets.randbits(63), facts)
+        attempt = SplitAttempt(context, plan, DIALECTS[name], pair, booking, last)
+        prefill = asyncio.ensure_future(self._prefill(attempt))
+        prefill.add_done_callback(_retrieve)
+        try:
+            together = attempt.dialect.order is Order.TOGETHER
+            reply = await (self._together if together else self._in_turn)(attempt, prefill)
+        except BaseException as error:
+            prefill.cancel()
+            self._metrics.handoffs.labels(name, attempt.failed_by(error)).inc()
+            raise
+        self._metrics.handoffs.labels(name, attempt.result).inc()
+        return reply
+
+    # --- the prefill request ---
+
+    async def _prefill(self, attempt: SplitAttempt) -> WholeReply:
+        """The whole response: a 200, or a refusal of the request."""
+        pod = attempt.pair.prefill
+        reply = await self._sender.send_once(attempt.context.inbound, pod, attempt.prefill_body)
+        response = WholeReply(pod.id, reply.status, reply.headers, await read_all(reply))
+        if response.status == 200:
+            attempt.booking.handed_over()
+            self._metrics.sent.labels(pod.id, "ok").inc()
+        elif not 400 <= response.status < 500:
+            raise UpstreamBroken(f"pod {pod.id}: status {response.status} to a prefill request", pod=pod.id)
+        return response
+
+    async def _in_turn(self, attempt: SplitAttempt, prefill: asyncio.Task[WholeReply]) -> AnyReply:
+        """The decode request follows the prefill response."""
+        response = await prefill
+        if response.status != 200:
+            return _refusal(attempt, response)
+        attempt.began_s = time.monotonic()
+        handoff = attempt.read(response.body)
+        if handoff is not None and handoff.answer is not None:
+            return self._complete(attempt, handoff.answer)
+        pending = PendingHandoff(handoff, attempt.pair.prefill, attempt.began_s + attempt.dialect.hold_s)
+        return await self._decode(attempt, pending, prefill)
+
+    async def _together(self, attempt: SplitAttempt, prefill: asyncio.Task[WholeReply]) -> AnyReply:
+        """Both are sent at once. The failure of one ends both: the other would wait for minutes."""
+        pending = PendingHandoff(Handoff(), attempt.pair.prefill, attempt.began_s + attempt.dialect.hold_s)
+        decode = asyncio.ensure_future(self._decode(attempt, pending, prefill))
+        try:
+            await asyncio.wait((prefill, decode), return_when=asyncio.FIRST_COMPLETED)
+            if not decode.done() and (response := prefill.result()).status != 200:
+                return _refusal(attempt, response)
+            await self._watch_prefill_pod(attempt, decode)
+            return await decode
+        finally:
+            decode.cancel()
+
+    async def _watch_prefill_pod(self, attempt: SplitAttempt, decode: asyncio.Future[DecodeReply]) -> None:
+        """Raise `UpstreamBroken` if the prefill pod dies before `decode` is done: its KV is lost, and engines wait for
+        it for minutes. After `MAX_TRANSFER_S` the transfer is over."""
+        pod, until_s = attempt.pair.prefill, time.monotonic() + MAX_TRANSFER_S
+        while not decode.done() and time.monotonic() < until_s:
+            await asyncio.wait((decode,), timeout=WATCH_INTERVAL_S)
+            if not decode.done() and not is_same_epoch(self._fleet, pod):
+                attempt.result = "prefill_failed"
+                raise UpstreamBroken(f"pod {pod.id} died after its prefill response", pod=pod.id)
+
+    def _complete(self, attempt: SplitAttempt, response: bytes) -> WholeReply:
+        """The one token of the prefill response was the whole response."""
+        attempt.result = "answered"
+        pod, request = attempt.pair.prefill.id, attempt.context.request
+        if not request.stream:
+            self._breaker.success(pod)
+            return WholeReply(pod, 200, [(b"content-type", b"application/json")], response)
+        try:
+            events = as_stream(request.endpoint, response, request.body)
+        except ValueError as error:
+            attempt.result = "prefill_failed"
+            raise UpstreamBroken(f"pod {pod}: {error}", pod=pod) from error
+        self._breaker.success(pod)
+        return WholeReply(pod, 200, [(b"content-type", b"text/event-stream; charset=utf-8")], events)
+
+    # --- the decode request ---
+
+    async def _decode(
+        self, attempt: SplitAttempt, pending: PendingHandoff, prefill: asyncio.Task[WholeReply]
+    ) -> DecodeReply:
+        """The decode pod's response from its first piece on. Raises `UpstreamError`."""
+        inbound, pod = attempt.context.inbound, attempt.pair.decode
+        reply = await self._sender.send_once(inbound, pod, lambda: attempt.decode_body(pending, self._fleet))
+        try:
+            first = await self._first_piece(attempt, reply)
+            if not prefill.done():
+                await asyncio.wait((prefill,), timeout=PREFILL_GRACE_S)
+        except BaseException:
+            reply.close()
+            raise
+        if attempt.dialect.order is Order.TOGETHER:
+            attempt.count_cached_tokens(prefill)
+        return DecodeReply(reply, first, attempt.context.handed_over_cached_tokens, prefill.cancel)
+
+    async def _first_piece(self, attempt: SplitAttempt, reply: Reply) -> bytes:
+        """The first piece of body. Raises `HandoffFailed` where the handoff may have caused an error."""
+        prefill = attempt.pair.prefill.id
+        if reply.status >= 500:
+            caused_by = reply.pod if reply.status in RETRY_STATUSES else prefill
+            attempt.decode_failed(f"status {reply.status}", caused_by=caused_by)
+        elif reply.status >= 400:
+            attempt.decode_failed(f"status {reply.status}")
+        first = await reply.read()
+        if is_stream(reply.headers) and _ERROR_EVENT.match(first):
+            attempt.decode_failed("the stream began with an error", caused_by=prefill)
+        elif reply.status < 400:
+            self._breaker.success(prefill)
+            self._observe_handoff(attempt)
+        return first
+
+    def _observe_handoff(self, attempt: SplitAttempt) -> None:
+        """Record the time of the handoff. An unstreamed response does not show when the KV arrived."""
+        if not (attempt.context.request.stream and attempt.sent_handoff):
+            return
+        elapsed_s, plan = time.monotonic() - attempt.began_s, attempt.plan
+        self._metrics.handoff_s.labels(plan.prefill.handoff).observe(elapsed_s)
+        if attempt.dialect.order is Order.PREFILL_FIRST:
+            concurrent = attempt.booking.concurrent_transfers
+            self._calibrator.observe_transfer(
+                plan.prefill, plan.decode, plan.handoff_tokens, elapsed_s * 1000, concurrent
+            )
+
+
+def _refusal(attempt: SplitAttempt, response: WholeReply) -> WholeReply:
+    """The prefill pod's 4xx, which the client sees only where no other candidate can check the client's own body."""
+    attempt.result = "prefill_refused"
+    if not attempt.last:
+        raise HandoffFailed(f"pod {response.pod}: status {response.status} to a prefill request")
+    return response
+
+
+def _retrieve(prefill: asyncio.Task[WholeReply]) -> None:
+    """Mark the task's exception as retrieved: after the decode response has begun it does not matter."""
+    if not prefill.cancelled():
+        prefill.exception()
