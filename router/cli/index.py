@@ -29,13 +29,13 @@ from router.feeds.http_client import open_client
 from router.index.holders import hashes_by_generation
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
-from router.prompt.tokenizer import TokenizerSource, load_tokenizer
 from router.publisher.verify import VerifyResult, verify_holder
 from router.stores.index_reader import IndexReader
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import HolderRow, Keys, scope_of
 from router.types import Endpoint, Generation, InferenceRequest
 from router.wiring.cluster_member import redis_address
+from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 ConfigOption = Annotated[Path, typer.Option(help="The routers' configuration, with index.redis.")]
 RedisOption = Annotated[str | None, typer.Option(help="URL of the Redis, instead of index.redis.url.")]

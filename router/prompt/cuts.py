@@ -9,10 +9,9 @@ sample must prove it; a tokenizer that fails is not cut at all. This file never 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
-from os.path import commonprefix
 from typing import Any
 from unicodedata import category
 
@@ -67,7 +66,7 @@ def find_cuts(tokenizer: Tokenizer) -> Cuts:
     words = [token.content for token in tokenizer.added_tokens if token.content in alone and _splits(token, tokenizer)]
     if not words:
         return Cuts(None, "no added token splits every text")
-    cuts = Cuts(re.compile(_any_of(sorted(words))), f"cut at {len(words)} added tokens", commonprefix(words))
+    cuts = Cuts(re.compile(_any_of(sorted(words))), f"cut at {len(words)} added tokens", _common_prefix(words))
     texts = samples(added)
     for text, whole in zip(texts, tokenizer.encode_batch(texts), strict=True):
         pieces = tokenizer.encode_batch(cuts.pieces(text, shortest=1))
@@ -113,8 +112,13 @@ def _any_of(words: Iterable[str]) -> str:
     """A pattern that matches exactly these sorted words, none a prefix of another, branching as a trie does: one
     step a character instead of one attempt a word."""
     words = list(words)
-    head = commonprefix(words)
+    head = _common_prefix(words)
     if len(words) == 1:
         return re.escape(head)
     groups = groupby((word[len(head) :] for word in words), key=lambda rest: rest[0])
     return re.escape(head) + "(?:" + "|".join(_any_of(group) for _, group in groups) + ")"
+
+
+def _common_prefix(words: Sequence[str]) -> str:
+    first, last = min(words), max(words)
+    return next((first[:i] for i, letter in enumerate(first) if last[i : i + 1] != letter), first)

@@ -29,7 +29,6 @@ from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.index.holders import ALL_PODS, HolderFacts
 from router.observe.metrics import Metrics
-from router.prompt.tokenizer import TokenizerSource, load_tokenizer
 from router.publisher.lmcache import Coordinator, expire_servers, lmcache_routes
 from router.publisher.mooncake_source import MooncakeSource
 from router.publisher.published_holder import PublishTiming
@@ -40,6 +39,7 @@ from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
 from router.types import Generation, Pod, PodSpeed, PodState, Tier
 from router.wiring.cluster_member import redis_address
+from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 log = structlog.get_logger()
 

@@ -29,7 +29,6 @@ from router.observe.shadow import Shadows
 from router.policy.classes import Classes
 from router.policy.policy_set import PolicySet
 from router.policy.spec import Policy
-from router.prompt.tokenizer import load_tokenizer
 from router.types import Pod, PodState
 from router.wiring.decision_records import DecisionRecords
 from router.wiring.fleet_parts import FleetParts, ready_pods
@@ -37,6 +36,7 @@ from router.wiring.gc_tuning import gc_loop
 from router.wiring.prompts import LoadTokenizer, Prompts
 from router.wiring.proxy_parts import ProxyParts, upstream_pools
 from router.wiring.startup_wait import StartupWait
+from router.wiring.tokenizer_files import load_tokenizer
 from router.workers.shared_view import SharedOwners
 from router.workers.worker_sync import WorkerHooks, WorkerIdentity, WorkerSync
 

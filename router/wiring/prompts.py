@@ -16,10 +16,11 @@ from router.errors import MalformedRequest
 from router.observe.metrics import Metrics
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
-from router.prompt.tokenizer import Tokenizer, TokenizerSource
+from router.prompt.tokenizer import Tokenizer
 from router.proxy.prompt_readers import EngineReader, LocalReader, PromptReader
 from router.proxy.upstream import UpstreamPool
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
+from router.wiring.tokenizer_files import TokenizerSource
 
 ENGINE_TOKENIZER = "engine"
 

@@ -34,13 +34,11 @@ TEMPLATE = """\
 @cache
 def _tokenizer() -> Tokenizer:
     """A token for each byte, and two special ones."""
-    from transformers import PreTrainedTokenizerFast
-
     vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     library = Library(models.BPE(vocabulary, []))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.add_special_tokens([AddedToken(marker, normalized=False) for marker in ("<|start|>", "<|end|>")])
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=library), "fingerprint", None)
+    return Tokenizer(library, "fingerprint", {}, None)
 
 
 @cache

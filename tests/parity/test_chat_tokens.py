@@ -17,8 +17,8 @@ import pytest
 from router.errors import MalformedRequest
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
-from router.prompt.tokenizer import TokenizerSource, load_tokenizer
 from router.types import Endpoint, Generation, InferenceRequest
+from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 GOLDENS = Path(__file__).parent / "goldens"
 QWEN3 = Path(os.environ.get("WARMROUTE_LIVE_HOME", "~/.cache/warmroute/live")).expanduser() / "tokenizer" / "qwen3"

@@ -12,8 +12,9 @@ from tokenizers import Tokenizer as Trained
 
 from router.prompt.samples import TEXTS
 from router.prompt.template import ChatTemplate
-from router.prompt.tokenizer import Tokenizer, TokenizerSource, load_tokenizer
+from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, InferenceRequest
+from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 TEMPLATE = """\
 {{ bos_token }}{% if tools %}TOOLS {{ tools | tojson }}

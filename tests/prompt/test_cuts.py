@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from router.prompt.cuts import SHORTEST_PIECE, Cuts, find_cuts
 from router.prompt.samples import TEXTS
-from router.prompt.tokenizer import Tokenizer, TokenizerSource, load_tokenizer
+from router.prompt.tokenizer import Tokenizer
+from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 SHARED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

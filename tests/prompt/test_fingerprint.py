@@ -17,8 +17,9 @@ from router.errors import MalformedRequest
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate, Unrenderable
-from router.prompt.tokenizer import Tokenizer, TokenizerSource, load_tokenizer
+from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
+from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 BLOCK = 16
 MODEL = Generation(model="m", revision="r", block_size_tokens=BLOCK)

@@ -17,7 +17,8 @@ from router.hashing import token_array
 from router.prompt.cuts import SHORTEST_PIECE
 from router.prompt.samples import TEXTS
 from router.prompt.segments import Segment, SegmentCache
-from router.prompt.tokenizer import Tokenizer, TokenizerSource, load_tokenizer
+from router.prompt.tokenizer import Tokenizer
+from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 PLENTY = 1 << 24
 

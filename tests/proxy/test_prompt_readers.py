@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from router.prompt.fingerprint import Fingerprinter
-from router.prompt.tokenizer import Tokenizer, TokenizerSource, load_tokenizer
+from router.prompt.tokenizer import Tokenizer
 from router.proxy import prompt_readers
 from router.proxy.prompt_readers import LocalReader
 from router.types import Endpoint, Generation, InferenceRequest
+from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 pytestmark = pytest.mark.anyio
 TEMPLATE = Path(__file__).parents[2] / "router" / "sim" / "chat_template.jinja"

@@ -19,10 +19,11 @@ from router.config.priors import load_priors
 from router.config.schema import Edge, Limits, ModelConfig, PodConfig, Probes, Receipts, RouterConfig
 from router.config.shipped import shipped
 from router.prompt.template import ChatTemplate
-from router.prompt.tokenizer import Tokenizer, TokenizerSource, load_tokenizer
+from router.prompt.tokenizer import Tokenizer
 from router.sim.mock_engine import MockEngine, MockEngineConfig, MockFleet
 from router.types import PodSpeed, PodState
 from router.wiring.program import Program
+from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 DEADLINE_S = 60.0
 TEMPLATE = str(Path(__file__).parents[2] / "router" / "sim" / "chat_template.jinja")

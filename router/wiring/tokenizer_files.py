@@ -1,0 +1,158 @@
+"""Loads a tokenizer from its files.
+
+`transformers` is the reference, because engines use it, but importing it takes a second and its loader 200 MiB. Where
+it would take `tokenizer.json` as it is, the library `tokenizers` reads that file alone; tests compare both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from router.errors import ConfigError
+from router.prompt.tokenizer import Tokenizer
+
+PACKAGE = "package:"
+_NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+_PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes that take `tokenizer.json` as it is; others build a tokenizer of their own from its vocabulary."""
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_WITHOUT_EFFECT = frozenset(
+    {"tokenizer_class", "chat_template", "add_bos_token", "add_eos_token", "clean_up_tokenization_spaces", "legacy"}
+    | {"model_max_length", "sp_model_kwargs", "model_input_names", "padding_side", "truncation_side", "backend"}
+    | {"use_default_system_prompt", "name_or_path", "is_local", "local_files_only"}
+)
+"""Keys of `tokenizer_config.json` that do not change the tokens of a plain class."""
+_CHANGING_FILES = ("config.json", "special_tokens_map.json", "added_tokens.json", "additional_chat_templates")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSource:
+    """Where a tokenizer is: a directory with `tokenizer.json` (and `tokenizer_config.json`, `chat_template.jinja`),
+    `package:NAME[/DIRECTORY]` for one inside an installed Python package, or a hub name. `chat_template` is the path of
+    a Jinja file that replaces the tokenizer's own template."""
+
+    path: str
+    chat_template: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    backend: Any  # `tokenizers.Tokenizer`
+    special_tokens: Mapping[str, str]
+    chat_template: str | Mapping[str, str] | None
+
+
+def load_tokenizer(source: TokenizerSource, *, fast: bool = True) -> Tokenizer:
+    """Load, fingerprint and, with `fast`, try to speed up a tokenizer. Takes a second or two.
+
+    `ConfigError` where there is none, or none that `transformers` can run without Python code of the model's.
+    """
+    place = _place(source.path)
+    try:
+        loaded = _load_plain(Path(place)) or _load_with_transformers(place)
+    except ConfigError:
+        raise
+    except Exception as error:  # both libraries raise anything for a broken file
+        raise ConfigError(f"tokenizer {place}: {error}") from error
+    template = _read_template(source.chat_template) if source.chat_template else loaded.chat_template
+    tokenizer = Tokenizer(loaded.backend, _fingerprint(place, template), loaded.special_tokens, template)
+    if fast:
+        tokenizer.adopt_fast()
+    return tokenizer
+
+
+def _place(path: str) -> str:
+    """The directory that `path` names; a hub name stays as it is."""
+    if not path.startswith(PACKAGE):
+        return path
+    name, _, inside = path.removeprefix(PACKAGE).partition("/")
+    spec = find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(f"tokenizer {path}: the Python package {name} is not installed")
+    return str(Path(spec.submodule_search_locations[0], inside))
+
+
+def _read_template(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"chat template {path}: {error}") from error
+
+
+def _load_plain(folder: Path) -> _Loaded | None:
+    """By `tokenizers` alone; None where `transformers` might change anything in `tokenizer.json`."""
+    if not (folder / "tokenizer.json").is_file() or any((folder / name).exists() for name in _CHANGING_FILES):
+        return None
+    own_template = folder / "chat_template.jinja"
+    config = json.loads(_file(str(folder), "tokenizer_config.json") or b"{}")
+    if config and config.get("tokenizer_class") not in _PLAIN_CLASSES:
+        return None
+    special_tokens = {name: _content(config[name]) for name in _SPECIAL_TOKENS if config.get(name) is not None}
+    template = own_template.read_text("utf-8") if config and own_template.is_file() else config.get("chat_template")
+    if config.keys() - _WITHOUT_EFFECT - set(_SPECIAL_TOKENS) or not isinstance(template, str | None):
+        return None
+    from tokenizers import Tokenizer as Backend
+
+    backend = Backend.from_file(str(folder / "tokenizer.json"))
+    known = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    if backend.padding is not None or not known.issuperset(special_tokens.values()):
+        return None
+    return _Loaded(backend, special_tokens, template)
+
+
+def _content(token: Any) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def _load_with_transformers(place: str) -> _Loaded:
+    with _without_advice():
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    bare = Path(place, "tokenizer.json").is_file() and not Path(place, "tokenizer_config.json").is_file()
+    reference: Any = (
+        PreTrainedTokenizerFast(tokenizer_file=str(Path(place, "tokenizer.json")))
+        if bare
+        else AutoTokenizer.from_pretrained(place)
+    )
+    if getattr(reference, "backend_tokenizer", None) is None:
+        raise ConfigError(f"tokenizer {place}: no tokenizer.json; only fast tokenizers can be reproduced")
+    return _Loaded(reference.backend_tokenizer, dict(reference.special_tokens_map), reference.chat_template)
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """`transformers` advises at import to install torch, which a router does not need; errors stay visible."""
+    before = os.environ.get(_NO_ADVICE)
+    os.environ[_NO_ADVICE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_NO_ADVICE]
+        else:
+            os.environ[_NO_ADVICE] = before
+
+
+def _fingerprint(place: str, template: str | Mapping[str, str] | None) -> str:
+    configuration = json.loads(_file(place, "tokenizer_config.json") or b"{}")
+    configuration.pop("chat_template", None)
+    digest = hashlib.sha256(_file(place, "tokenizer.json"))
+    digest.update(json.dumps([configuration, template], sort_keys=True).encode())
+    return digest.hexdigest()[:16]
+
+
+def _file(place: str, name: str) -> bytes:
+    """A tokenizer's file from its directory or, for a hub name, from the cache that loading it filled."""
+    path: str | None = str(Path(place, name))
+    if not Path(place).is_dir():
+        from transformers.utils import cached_file
+
+        path = cached_file(place, name, _raise_exceptions_for_missing_entries=False)
+    return Path(path).read_bytes() if path and Path(path).is_file() else b""
