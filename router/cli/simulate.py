@@ -94,7 +94,7 @@ def run_all(setup: Experiment, settings: Sequence[Setting], jobs: int) -> list[R
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         if len(settings) == 1:
-            task = progress.add_task(settings[0].policy, total=setup.traffic(1.0, 0).requests or None)
+            task = progress.add_task(settings[0].policy, total=setup.traffic(1.0, 0).request_count or None)
             return [_run(setup, settings[0], lambda done: _tick(progress, task, done))]
         task = progress.add_task("runs", total=len(settings))
         results = []

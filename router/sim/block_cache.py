@@ -42,7 +42,7 @@ class BlockCache:
         """0..1, as `vllm:kv_cache_usage_perc` counts it: what requests hold."""
         return 1 - self.available_tokens / self.capacity_tokens
 
-    def run(self, blocks: Iterable[BlockHash]) -> int:
+    def leading_blocks(self, blocks: Iterable[BlockHash]) -> int:
         """How many leading blocks are here."""
         return sum(1 for _ in takewhile(self._tokens.__contains__, blocks))
 
@@ -60,7 +60,7 @@ class BlockCache:
                 del self._free[block]
                 self.free_tokens -= self._tokens[block]
 
-    def take(self, tokens: int) -> None:
+    def allocate(self, tokens: int) -> None:
         """Make so many tokens private, evicting what was freed longest ago. There must be room."""
         self.unused_tokens -= tokens
         while self.unused_tokens < 0:
@@ -70,7 +70,7 @@ class BlockCache:
             self.unused_tokens += size
             self._evicted.append(block)
 
-    def give(self, tokens: int) -> None:
+    def free(self, tokens: int) -> None:
         """Private tokens are no longer needed."""
         self.unused_tokens += tokens
 
@@ -114,7 +114,7 @@ class TierCache:
         """All that can be found here."""
         return self._tokens.keys()
 
-    def run(self, blocks: Iterable[BlockHash]) -> int:
+    def leading_blocks(self, blocks: Iterable[BlockHash]) -> int:
         """How many leading blocks are here."""
         return sum(1 for _ in takewhile(self._tokens.__contains__, blocks))
 

@@ -123,7 +123,7 @@ class BlockPool:
         missing = max(self.missing_blocks(table, total_tokens), 0)
         if missing > self.free_blocks:
             return False
-        self._cache.take(missing)
+        self._cache.allocate(missing)
         for block in self._cache.take_evicted():
             self._forget(block)
         table.blocks += (next(self._ids) for _ in range(missing))
@@ -149,7 +149,7 @@ class BlockPool:
         """Take all blocks from `table`. The matchable ones stay until their memory is needed, the last evicted
         first."""
         self._cache.release(table.blocks[: table.matchable_blocks])
-        self._cache.give(len(table.blocks) - table.matchable_blocks)
+        self._cache.free(len(table.blocks) - table.matchable_blocks)
         table.blocks = []
         table.matchable_blocks = table.computed_tokens = 0
 

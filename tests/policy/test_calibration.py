@@ -323,8 +323,8 @@ def drive(learner: Learner, random: Random, load: float, requests: int) -> list[
             if pod.wake_ms < math.inf:
                 continue
         for job in pod.advance(now_ms).started:
-            learner.first_token(job.about, now_ms)
-            sent_ms, predicted_ms = sent[job.about]
+            learner.first_token(job.tag, now_ms)
+            sent_ms, predicted_ms = sent[job.tag]
             found.append((predicted_ms, now_ms - sent_ms))
     return found
 

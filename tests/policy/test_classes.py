@@ -53,7 +53,7 @@ def test_length_and_sharing_tell_the_rest() -> None:
 def arrivals(session: Session) -> list[tuple[float, int, Session]]:
     """When its turns come, if every answer takes as long."""
     at_s, times = session.start_s, []
-    for turn, ask in enumerate(session.asks):
+    for turn, ask in enumerate(session.requests):
         at_s += ask.think_s + (ANSWER_S if turn else 0.0)
         times.append((at_s, turn, session))
     return times
@@ -67,7 +67,7 @@ def test_the_shipped_rules_know_most_of_a_mix_for_what_it_is() -> None:
     classes, told = Classes(RULES), Counter[tuple[str, int, str]]()
     generation = Generation(model="m", block_size_tokens=128)
     for at_s, turn, session in coming:
-        ask = session.asks[turn]
+        ask = session.requests[turn]
         asked = PromptPrefix(generation, range(ask.prompt_tokens), ask.blocks[: ask.prompt_blocks])
         told[session.kind, min(turn, 2), classify(classes, asked, at_s)] += 1
     right = {"agent": ("agent", 2), "chat": ("chat", 2), "one_off": ("one_off", 0), "rag": ("rag", 0)}

@@ -108,12 +108,12 @@ def play(true: PodSpeed, prior: PodSpeed, load: float, seed: int, noise: float) 
                 continue
         progress = pods[name].advance(now_ms)
         for job in progress.started:
-            one = sent[job.about]
+            one = sent[job.tag]
             router.first_token(one.lease, now_ms)
             found.append((one.expected_ms, now_ms - one.at_ms))
         router.ledger.stepped(name, now_ms / 1000)
         for job in progress.finished:
-            router.ledger.release(sent[job.about].lease, now_ms / 1000)
+            router.ledger.release(sent[job.tag].lease, now_ms / 1000)
     return found
 
 

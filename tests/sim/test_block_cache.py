@@ -57,12 +57,12 @@ class Both:
 
     def begin(self, prompt: list[int]) -> None:
         """Pin what is here and take room for the rest, where there is any."""
-        found = self.cache.run(prompt)
+        found = self.cache.leading_blocks(prompt)
         new = sum(map(size, prompt[found:]))
         if self.cache.available_tokens - self.cache.free_tokens_of(prompt[:found]) < new:
             return
         self.cache.pin(prompt[:found])
-        self.cache.take(new)
+        self.cache.allocate(new)
         for block in prompt[:found]:
             self.by_hand.pin(block)
         self.by_hand.private += new
@@ -88,7 +88,7 @@ class Both:
         for block in reversed(prompt[:done]):
             self.by_hand.release(block)
         left = sum(map(size, prompt[done:]))
-        self.cache.give(left)
+        self.cache.free(left)
         self.by_hand.private -= left
 
     def agree(self) -> None:
@@ -125,7 +125,7 @@ def filled(*prompts: list[int]) -> BlockCache:
     """One after the other computed and released; every block is 10 tokens."""
     cache = BlockCache(100)
     for prompt in prompts:
-        cache.take(10 * len(prompt))
+        cache.allocate(10 * len(prompt))
         for block in prompt:
             cache.commit(block, 10)
         cache.release(prompt)
@@ -135,9 +135,9 @@ def filled(*prompts: list[int]) -> BlockCache:
 def test_tails_go_before_heads() -> None:
     """What is left of a prompt can still be matched."""
     cache = filled([1, 2, 3])
-    cache.take(80)
+    cache.allocate(80)
     assert cache.take_evicted() == [3]
-    assert cache.run([1, 2, 3]) == 2
+    assert cache.leading_blocks([1, 2, 3]) == 2
 
 
 def test_what_was_freed_longest_ago_goes_first() -> None:
@@ -145,7 +145,7 @@ def test_what_was_freed_longest_ago_goes_first() -> None:
     cache = filled([1], [2], [3])
     cache.pin([1])
     cache.release([1])
-    cache.take(90)
+    cache.allocate(90)
     assert cache.take_evicted() == [2, 3]
 
 
@@ -155,14 +155,14 @@ def test_what_somebody_pins_stays() -> None:
     cache.pin([1])
     cache.pin([1])
     cache.release([1])
-    cache.take(90)
+    cache.allocate(90)
     assert cache.take_evicted() == [2]
-    assert (cache.run([1]), cache.available_tokens, cache.usage) == (1, 0, 1.0)
+    assert (cache.leading_blocks([1]), cache.available_tokens, cache.usage) == (1, 0, 1.0)
 
 
 def test_a_run_ends_at_the_first_block_that_is_missing() -> None:
     """What lies behind a gap is of no use."""
-    assert filled([1], [3]).run([1, 2, 3]) == 1
+    assert filled([1], [3]).leading_blocks([1, 2, 3]) == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=40), st.integers(1, 15))
@@ -191,4 +191,4 @@ def test_of_a_run_that_was_read_the_head_stays_longest() -> None:
         tier.put(block, 10)
     tier.touch([1, 2, 3])
     assert tier.put(4, 10) == (True, [3])
-    assert tier.run([1, 2, 3]) == 2
+    assert tier.leading_blocks([1, 2, 3]) == 2

@@ -21,8 +21,8 @@ class Job:
     Times are in ms; `cached_tokens` is what the first admission found, in the cache or brought along.
     """
 
-    about: Any
-    ask: TrafficRequest
+    tag: Any
+    request: TrafficRequest
     arrived_tokens: int = 0
     cached_tokens: int | None = None
     first_token_ms: float = math.nan
@@ -37,16 +37,16 @@ class Job:
     @property
     def known_tokens(self) -> int:
         """Prompt and what was answered so far."""
-        return self.ask.prompt_tokens + self.emitted
+        return self.request.prompt_tokens + self.emitted
 
     @property
     def missing_tokens(self) -> int:
         """Known tokens that are not computed yet."""
-        return self.ask.prompt_tokens + self.emitted - self.computed_tokens
+        return self.request.prompt_tokens + self.emitted - self.computed_tokens
 
     def block_end(self, block: int, block_size_tokens: int) -> int:
         """First token behind that block of the prompt."""
-        return min((block + 1) * block_size_tokens, self.ask.prompt_tokens)
+        return min((block + 1) * block_size_tokens, self.request.prompt_tokens)
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class Progress:
     finished: list[Job] = field(default_factory=list)
     loading: list[tuple[Job, int]] = field(default_factory=list)
     """Jobs that wait for so many tokens from the pod's CPU tier: give them to `loaded` when they are there."""
-    news: list[tuple[Tier, bool, list[BlockHash]]] = field(default_factory=list)
+    block_changes: list[tuple[Tier, bool, list[BlockHash]]] = field(default_factory=list)
 
 
 class Gaps:

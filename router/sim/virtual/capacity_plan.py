@@ -74,7 +74,7 @@ def plan_variant(setup: Experiment, variant: Variant, target: float, most: int) 
         tried[pods] = _best_layout(setup, variant, pods)
         return tried[pods].figures.slo_share >= target
 
-    fewest = fewest_that(enough, min(max(fewest_by_compute(setup), smallest), most), most)
+    fewest = smallest_that(enough, min(max(fewest_by_compute(setup), smallest), most), most)
     return None if fewest is None else tried[fewest]
 
 
@@ -87,7 +87,7 @@ def fewest_by_compute(setup: Experiment) -> int:
     work_ms = last_s = 0.0
     for session in traffic.sessions:
         last_s = session.start_s
-        for ask in session.asks:
+        for ask in session.requests:
             blocks = ask.blocks
             found = next((at for at in range(ask.prompt_blocks) if blocks[at] not in known), ask.prompt_blocks)
             known.update(blocks)
@@ -100,7 +100,7 @@ def _without_regret(fleet: FleetSpec) -> FleetSpec:
     return fleet.model_copy(update={"conditions": replace(fleet.conditions, regret_every=0)})
 
 
-def fewest_that(enough: Callable[[int], bool], least: int, most: int) -> int | None:
+def smallest_that(enough: Callable[[int], bool], least: int, most: int) -> int | None:
     """By doubling and then by halves: more is taken to be never worse. None where not even `most` are. O(log) calls."""
     if least > most:
         return None

@@ -76,10 +76,10 @@ class Experiment:
             block_size_tokens=traffic.block_size_tokens,
             seed=setting.seed,
         )
-        return remember(setting, world.run(traffic, progressed), spec.slo)
+        return summarize(setting, world.run(traffic, progressed), spec.slo)
 
 
-def remember(setting: Setting, run: Run, slo: Slo) -> Result:
+def summarize(setting: Setting, run: Run, slo: Slo) -> Result:
     """A run without its requests."""
     ttft_ms = np.array([one.ttft_ms for one in run.outcomes if not one.refused])
     quantiles = np.quantile(ttft_ms, np.linspace(0, 1, QUANTILES + 1)).tolist() if len(ttft_ms) else []

@@ -1,7 +1,7 @@
 """How long do transfers take that share their links?
 
 Each flow needs a fixed time first and then moves bytes, at the pace of the most crowded place that it passes: a place
-(a pod's network card, its PCIe bus) shares its bandwidth equally among the flows through it, up to `MOST_FLOWS` of
+(a pod's network card, its PCIe bus) shares its bandwidth equally among the flows through it, up to `MAX_FLOWS` of
 them; who comes later waits until one has ended. No clock here: callers say what time it is.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 Place: TypeAlias = Hashable
 
-MOST_FLOWS = 32
+MAX_FLOWS = 32
 """Through one place at a time, as transfer engines bound what they have under way."""
 
 
@@ -88,7 +88,7 @@ class LinkSharing:
     def _let_in(self, now_ms: float) -> None:
         """Whoever is first in a line and has room everywhere."""
         for line in self._queued.values():
-            while line and all(self.flows_through(place) < MOST_FLOWS for place in line[0][1].places):
+            while line and all(self.flows_through(place) < MAX_FLOWS for place in line[0][1].places):
                 flow_id, flow = line.popleft()
                 for place in flow.places:
                     self._through.setdefault(place, {})[flow_id] = flow

@@ -73,13 +73,13 @@ class RouterView:
         self._shared = SharedPrefixes()
         self._turn = 0
         self._snapshot = FleetSnapshot()
-        self.scraped({}, 0.0)
+        self.apply_loads({}, 0.0)
 
-    def heard(self, pod: PodId, tier: Tier, held: bool, blocks: list[BlockHash]) -> None:
+    def apply_blocks(self, pod: PodId, tier: Tier, held: bool, blocks: list[BlockHash]) -> None:
         """A pod announced a change of what it holds."""
         (self._announced.add if held else self._announced.remove)(pod, blocks, tier)
 
-    def scraped(self, loads: Mapping[PodId, PodLoad], now_s: float) -> None:
+    def apply_loads(self, loads: Mapping[PodId, PodLoad], now_s: float) -> None:
         """What the pods said of themselves; those that are missing keep silent."""
         statuses = tuple(self._status(pod, loads.get(pod.id, PodLoad())) for _, pod in sorted(self.pods.items()))
         self._snapshot = FleetSnapshot(self._snapshot.version + 1, statuses, self._links)
@@ -88,7 +88,7 @@ class RouterView:
         our_prompts = self.ledger.on(pod.id).prefill_requests
         return PodStatus(pod, PodState.READY, replace(load, our_prompts=our_prompts))
 
-    def forget(self) -> None:
+    def restart(self) -> None:
         """A new process: it knows nobody's blocks and nothing of what is in flight."""
         self._announced, self._predicted, self._shared = HolderMasks(), PredictedIndex(), SharedPrefixes()
         self.ledger = Ledger()
@@ -128,7 +128,7 @@ class RouterView:
         )
         return decide(scene, self._policy)
 
-    def sent(
+    def record_send(
         self,
         pod: PodId,
         prompt_tokens: int,
@@ -147,7 +147,7 @@ class RouterView:
         self._predicted.record(pod, hashes, now_s, ttl_s=ttl_s, capacity_blocks=capacity)
         return self.ledger.book(self.pods[pod], prompt_tokens, cached_tokens, now_s, prefills=prefills)
 
-    def others(self, replicas: Iterable[Mapping[PodId, InFlight]]) -> None:
+    def apply_replicas(self, replicas: Iterable[Mapping[PodId, InFlight]]) -> None:
         """What the other replicas have in flight."""
         self.ledger.others(replicas)
 

@@ -33,7 +33,7 @@ class Session:
     """Asks that follow one another, each after the answer to the last; a single one is an open-loop request."""
 
     start_s: float
-    asks: tuple[TrafficRequest, ...]
+    requests: tuple[TrafficRequest, ...]
     kind: str = "any"
 
 
@@ -46,5 +46,5 @@ class Traffic:
 
     block_size_tokens: int
     sessions: Iterable[Session]
-    requests: int = 0
+    request_count: int = 0
     name: str = "traffic"

@@ -94,16 +94,18 @@ class VirtualPod(Scheduler[Job]):
 
     def held_tokens(self, ask: TrafficRequest) -> int:
         """What a prompt would find in the pod's own memory now."""
-        return self._usable(self.cache.run(ask.blocks[: ask.prompt_blocks]), ask.prompt_tokens)
+        return self._usable(self.cache.leading_blocks(ask.blocks[: ask.prompt_blocks]), ask.prompt_tokens)
 
     def submit(self, job: Job, now_ms: float) -> None:
         """Queue a job. `ValueError` where it could not even run alone."""
-        if job.ask.prompt_tokens + job.ask.output_tokens > self.config.kv_tokens:
-            raise ValueError(f"{job.ask.prompt_tokens + job.ask.output_tokens} tokens do not fit into the whole cache")
+        if job.request.prompt_tokens + job.request.output_tokens > self.config.kv_tokens:
+            raise ValueError(
+                f"{job.request.prompt_tokens + job.request.output_tokens} tokens do not fit into the whole cache"
+            )
         self._waiting.append(job)
         self._look_up(now_ms)
 
-    def loaded(self, job: Job, now_ms: float) -> None:
+    def finish_load(self, job: Job, now_ms: float) -> None:
         """What the job waited for in the CPU tier is here."""
         if job in self._loading:
             self._loading.remove(job)
@@ -135,7 +137,7 @@ class VirtualPod(Scheduler[Job]):
         batch = len(self._decoding)
         self._steps += run.steps
         self._context_tokens += batch * run.steps
-        self.cache.take(batch * run.steps)
+        self.cache.allocate(batch * run.steps)
         self.busy_ms += run.duration_ms(run.steps)
         self._gaps.add(self._steps, run.first_ms + run.growth_ms * (run.steps - 1))
         while self._finishing and self._finishing[0][0] <= self._steps:
@@ -159,7 +161,7 @@ class VirtualPod(Scheduler[Job]):
         del self._prefilling[job]
         self._decoding[job] = None
         job.joined_step = self._steps
-        job.finish_step = self._steps + job.ask.output_tokens - job.emitted
+        job.finish_step = self._steps + job.request.output_tokens - job.emitted
         self._context_tokens += job.computed_tokens
         if job.finish_step == self._steps:
             self._finish(job)
@@ -170,7 +172,7 @@ class VirtualPod(Scheduler[Job]):
         """The prompt's blocks up to there can be found by others from now on."""
         new: list[BlockHash] = []
         stored: list[tuple[BlockHash, int]] = []
-        ask, block = job.ask, job.pinned_blocks
+        ask, block = job.request, job.pinned_blocks
         while block < ask.prompt_blocks and job.block_end(block, self._block) <= computed_tokens:
             tokens = job.block_end(block, self._block) - block * self._block
             job.private_tokens -= tokens
@@ -184,7 +186,7 @@ class VirtualPod(Scheduler[Job]):
 
     def _finish(self, job: Job) -> None:
         job.worst_gap_ms = max(job.worst_gap_ms, self._gaps.worst_since(job.joined_step))
-        job.emitted = job.ask.output_tokens
+        job.emitted = job.request.output_tokens
         self._leave_decoding(job)
         self._commit_answer(job)
         self._release(job)
@@ -193,7 +195,7 @@ class VirtualPod(Scheduler[Job]):
 
     def _commit_answer(self, job: Job) -> None:
         """What the answer filled stays as well, for the turn that follows. Its last token was never computed."""
-        ask, new = job.ask, []
+        ask, new = job.request, []
         if job.pinned_blocks < ask.prompt_blocks:
             return
         full = min((ask.prompt_tokens + ask.output_tokens - 1) // self._block, len(ask.blocks))
@@ -213,8 +215,8 @@ class VirtualPod(Scheduler[Job]):
         job.computed_tokens += steps
 
     def _release(self, job: Job) -> None:
-        self.cache.release(job.ask.blocks[: job.pinned_blocks])
-        self.cache.give(job.private_tokens)
+        self.cache.release(job.request.blocks[: job.pinned_blocks])
+        self.cache.free(job.private_tokens)
         job.pinned_blocks = job.private_tokens = job.computed_tokens = 0
 
     # --- the next batch ---
@@ -249,13 +251,13 @@ class VirtualPod(Scheduler[Job]):
     def _reserve_chunk(self, job: Job, tokens: int) -> bool:
         if self.cache.available_tokens - len(self._decoding) < tokens:
             return False
-        self.cache.take(tokens)
+        self.cache.allocate(tokens)
         job.private_tokens += tokens
         return True
 
     def _admit(self, job: Job, budget_tokens: int) -> int | None:
-        prompt = job.ask.blocks[: job.ask.prompt_blocks]
-        found = self.cache.run(prompt)
+        prompt = job.request.blocks[: job.request.prompt_blocks]
+        found = self.cache.leading_blocks(prompt)
         held = job.block_end(found - 1, self._block) if found else 0
         usable = max(self._usable(found, job.known_tokens), min(job.arrived_tokens, job.known_tokens - 1))
         below = self._in_cpu_tier(job, found)
@@ -266,7 +268,7 @@ class VirtualPod(Scheduler[Job]):
         if self.cache.available_tokens - free - len(self._decoding) < private:
             return None
         self.cache.pin(prompt[:found])
-        self.cache.take(private)
+        self.cache.allocate(private)
         job.pinned_blocks, job.private_tokens, job.computed_tokens = found, private, computed
         if job.cached_tokens is None:
             job.cached_tokens = computed
@@ -281,8 +283,8 @@ class VirtualPod(Scheduler[Job]):
         """Tokens of the run that the CPU tier continues; 0 where it adds nothing."""
         if self.cpu is None:
             return 0
-        prompt = job.ask.blocks[found : job.ask.prompt_blocks]
-        more = self.cpu.run(prompt)
+        prompt = job.request.blocks[found : job.request.prompt_blocks]
+        more = self.cpu.leading_blocks(prompt)
         self.cpu.touch(prompt[:more])
         return self._usable(found + more, job.known_tokens) if more else 0
 
@@ -305,9 +307,9 @@ class VirtualPod(Scheduler[Job]):
     def _tell(self, tier: Tier, held: bool, blocks: list[BlockHash]) -> None:
         """In the order in which it happened: what was evicted to make room went first."""
         if evicted := self.cache.take_evicted():
-            self._progress.news.append((Tier.GPU, False, evicted))
+            self._progress.block_changes.append((Tier.GPU, False, evicted))
         if blocks:
-            self._progress.news.append((tier, held, blocks))
+            self._progress.block_changes.append((tier, held, blocks))
 
     def _store_below(self, stored: list[tuple[BlockHash, int]]) -> None:
         """Whatever is computed is written through into the CPU tier."""

@@ -53,7 +53,7 @@ class _Request:
 
     @property
     def ask(self) -> TrafficRequest:
-        return self.session.asks[self.turn]
+        return self.session.requests[self.turn]
 
 
 class World:
@@ -153,7 +153,7 @@ class World:
         self._coming -= 1
         if turn == 0:
             self._expect_next_session()
-        ask = session.asks[turn]
+        ask = session.requests[turn]
         request = _Request(
             session, turn, RequestOutcome(session.kind, self._now_ms, ask.prompt_tokens, ask.output_tokens)
         )
@@ -195,7 +195,7 @@ class World:
         self, view: RouterView, ask: TrafficRequest, pod: str, cached_tokens: int, *, prefills: bool = True
     ) -> _Place:
         hashes, now_s = ask.blocks[: ask.prompt_blocks], self._now_ms / 1000
-        lease = view.sent(pod, ask.prompt_tokens, cached_tokens, hashes, now_s, prefills=prefills)
+        lease = view.record_send(pod, ask.prompt_tokens, cached_tokens, hashes, now_s, prefills=prefills)
         return _Place(pod, view.ledger, lease)
 
     def _dispatch(self, request: _Request, view: RouterView, decision: RouteDecision) -> None:
@@ -284,7 +284,7 @@ class World:
             self._touch(pod_id)
 
     def _take(self, pod_id: str, progress: Progress) -> None:
-        for tier, held, blocks in progress.news:
+        for tier, held, blocks in progress.block_changes:
             self._announce(pod_id, tier, held, blocks)
         for job, tokens in progress.loading:
             kv_bytes = tokens * self._facts[pod_id].known.kv_bytes_per_token
@@ -298,13 +298,13 @@ class World:
 
     def _loaded(self, pod_id: str, job: Job) -> Callable[[], None]:
         def done() -> None:
-            self._pods[pod_id].loaded(job, self._now_ms)
+            self._pods[pod_id].finish_load(job, self._now_ms)
             self._touch(pod_id)
 
         return done
 
     def _started(self, job: Job, pod_id: str) -> None:
-        request: _Request = job.about
+        request: _Request = job.tag
         place = request.prefill
         assert place is not None
         place.ledger.first_token(place.lease, self._now_ms / 1000)
@@ -313,7 +313,7 @@ class World:
         request.outcome.ttft_ms = self._now_ms - request.outcome.arrived_ms + self._conditions.overhead_ms
 
     def _finished(self, job: Job, pod_id: str) -> None:
-        request: _Request = job.about
+        request: _Request = job.tag
         if self._goes_on(request, pod_id):
             self._hand_off(request)
             return
@@ -345,9 +345,9 @@ class World:
         self._open -= 1
         self._progressed(len(self._outcomes) - self._open)
         session, turn = request.session, request.turn + 1
-        if turn < len(session.asks) and not request.outcome.refused:
+        if turn < len(session.requests) and not request.outcome.refused:
             answered_ms = self._now_ms + self._conditions.overhead_ms
-            self._expect(answered_ms + session.asks[turn].think_s * 1000, session, turn)
+            self._expect(answered_ms + session.requests[turn].think_s * 1000, session, turn)
 
     # --- what routers hear ---
 
@@ -362,24 +362,24 @@ class World:
         while news and news[0][0] <= self._now_ms:
             _, pod_id, tier, held, blocks = news.popleft()
             for view in self._views:
-                view.heard(pod_id, tier, held, blocks)
+                view.apply_blocks(pod_id, tier, held, blocks)
 
     def _scrape(self) -> None:
         """What every pod says of itself now is what all routers believe until the next time."""
         loads = {pod_id: pod.load for pod_id, pod in self._pods.items()}
         for view in self._views:
-            view.scraped(loads, self._now_ms / 1000)
+            view.apply_loads(loads, self._now_ms / 1000)
         self._again(self._conditions.scrape_ms, self._scrape)
 
     def _exchange(self) -> None:
         own = [view.ledger.own() for view in self._views]
         for at, view in enumerate(self._views):
-            view.others(one for other, one in enumerate(own) if other != at)
+            view.apply_replicas(one for other, one in enumerate(own) if other != at)
         assert self._conditions.exchange_ms is not None
         self._again(self._conditions.exchange_ms, self._exchange)
 
     def _restart(self, replica: int, blind_s: float) -> None:
-        self._views[replica].forget()
+        self._views[replica].restart()
         if self._events_known:
             self._at(self._now_ms + blind_s * 1000, self._read_again, replica)
 
@@ -388,9 +388,9 @@ class World:
         view = self._views[replica]
         for pod_id in view.pods:
             pod = self._pods[pod_id]
-            view.heard(pod_id, Tier.GPU, True, list(pod.cache.blocks))
+            view.apply_blocks(pod_id, Tier.GPU, True, list(pod.cache.blocks))
             if pod.cpu is not None:
-                view.heard(pod_id, Tier.CPU, True, list(pod.cpu.blocks))
+                view.apply_blocks(pod_id, Tier.CPU, True, list(pod.cpu.blocks))
 
     def _again(self, after_ms: float, what: Callable[[], None]) -> None:
         """As long as anything else is still to happen."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from router.config.priors import load_priors
 from router.config.shipped import shipped
 from router.policy.spec import Policy
-from router.sim.virtual.capacity_plan import Variant, fewest_that, plan_variant, variants
+from router.sim.virtual.capacity_plan import Variant, plan_variant, smallest_that, variants
 from router.sim.virtual.compare import Experiment, Setting
 from router.sim.virtual.generate import Kind, TrafficMix
 from router.sim.virtual.outcome import Slo
@@ -31,7 +31,7 @@ def test_the_fewest_equals_a_linear_search(needed: int, least: int, most: int) -
         return pods >= needed
 
     expected = next((pods for pods in range(least, most + 1) if pods >= needed), None)
-    assert fewest_that(enough, least, most) == expected
+    assert smallest_that(enough, least, most) == expected
     assert all(pods <= most for pods in tried) and len(tried) <= 2 * most.bit_length() + 1
     assert expected is None or expected in tried
 

@@ -43,7 +43,7 @@ def test_kinds_have_their_shares() -> None:
 def test_popular_prefixes_follow_zipf() -> None:
     """The first of ten is asked for 1 / (1 + 1/2 + ... + 1/10) of the time, and twice as often as the second."""
     kinds = {"rag": Kind(prefixes=10, prefix_tokens=(160, 160), first_tokens=(20, 20))}
-    counts = Counter(session.asks[0].blocks[0] for session in sessions(kinds=kinds)).most_common()
+    counts = Counter(session.requests[0].blocks[0] for session in sessions(kinds=kinds)).most_common()
     total = sum(count for _, count in counts)
     assert len(counts) == 10
     assert counts[0][1] / total == pytest.approx(1 / sum(1 / rank for rank in range(1, 11)), abs=0.04)
@@ -53,7 +53,7 @@ def test_popular_prefixes_follow_zipf() -> None:
 def test_without_zipf_all_prefixes_are_as_popular() -> None:
     """An exponent of 0."""
     kinds = {"rag": Kind(prefixes=4, prefix_tokens=(160, 160), zipf=0.0)}
-    counts = Counter(session.asks[0].blocks[0] for session in sessions(kinds=kinds))
+    counts = Counter(session.requests[0].blocks[0] for session in sessions(kinds=kinds))
     assert all(count / counts.total() == pytest.approx(0.25, abs=0.04) for count in counts.values())
 
 
@@ -74,12 +74,12 @@ shapes = st.builds(
 def test_each_prompt_of_a_session_goes_on_where_the_answer_before_it_ended(kind: Kind, seed: int) -> None:
     """Lengths grow, and whole blocks stay what they were; none is there twice."""
     for session in sessions(kinds={"any": kind}, duration_s=3.0, seed=seed):
-        for before, after in pairwise(session.asks):
+        for before, after in pairwise(session.requests):
             assert after.prompt_tokens > before.prompt_tokens + before.output_tokens
             assert after.blocks[: len(before.blocks)] == before.blocks
             assert 1.0 <= after.think_s <= 2.0
-        assert session.asks[0].think_s == 0.0
-        for ask in session.asks:
+        assert session.requests[0].think_s == 0.0
+        for ask in session.requests:
             assert ask.prompt_blocks == ask.prompt_tokens // BLOCK
             assert len(ask.blocks) == (ask.prompt_tokens + ask.output_tokens - 1) // BLOCK
             assert len(set(ask.blocks)) == len(ask.blocks)
@@ -92,8 +92,8 @@ def test_sessions_share_exactly_the_whole_blocks_of_their_prefix(prefix_tokens: 
     kind = Kind(prefixes=1, prefix_tokens=(prefix_tokens, prefix_tokens), first_tokens=(50, 80))
     found = sessions(kinds={"any": kind}, duration_s=3.0, seed=seed)
     whole = prefix_tokens // BLOCK
-    counts = Counter(block for session in found for block in session.asks[0].blocks)
-    shared = set(found[0].asks[0].blocks[:whole]) if found else set()
+    counts = Counter(block for session in found for block in session.requests[0].blocks)
+    shared = set(found[0].requests[0].blocks[:whole]) if found else set()
     assert len(shared) == (whole if found else 0)
     assert all(count == (len(found) if block in shared else 1) for block, count in counts.items())
 
@@ -103,7 +103,7 @@ def test_kinds_share_nothing_with_one_another() -> None:
     kind = Kind(prefixes=2, prefix_tokens=(320, 320))
     blocks: dict[str, set[int]] = {"one": set(), "other": set()}
     for session in sessions(kinds={"one": kind, "other": kind}):
-        blocks[session.kind].update(session.asks[0].blocks)
+        blocks[session.kind].update(session.requests[0].blocks)
     assert blocks["one"].isdisjoint(blocks["other"])
 
 
@@ -135,7 +135,7 @@ def test_different_seeds_share_no_block() -> None:
     """Not even a prefix."""
     kinds = {"any": Kind(prefixes=2, prefix_tokens=(320, 320))}
     one, other = (
-        {block for session in sessions(kinds=kinds, seed=seed) for ask in session.asks for block in ask.blocks}
+        {block for session in sessions(kinds=kinds, seed=seed) for ask in session.requests for block in ask.blocks}
         for seed in (0, 1)
     )
     assert one and other and one.isdisjoint(other)
@@ -145,7 +145,7 @@ def test_a_speedup_packs_the_same_sessions_closer() -> None:
     """What happens inside them keeps its pace."""
     kinds = {"any": Kind(turns=(1, 3), think_s=(1.0, 5.0))}
     slow, fast = sessions(kinds=kinds), sessions(kinds=kinds, speedup=2.0)
-    assert [session.asks for session in fast] == [session.asks for session in slow]
+    assert [session.requests for session in fast] == [session.requests for session in slow]
     assert [session.start_s for session in fast] == pytest.approx([session.start_s / 2 for session in slow])
 
 

@@ -47,42 +47,42 @@ def by_pod(router: RouterView) -> dict[str, Candidate]:
 
 def test_it_expects_what_a_pod_announced(router: RouterView) -> None:
     """And goes there."""
-    router.heard(B, Tier.GPU, True, [1, 2])
+    router.apply_blocks(B, Tier.GPU, True, [1, 2])
     assert cached_by_pod(router) == {A: 0, B: 32}
     assert decision(router).candidates[0].pod.id == B
 
 
 def test_it_forgets_what_a_pod_took_back(router: RouterView) -> None:
     """Block by block and tier by tier."""
-    router.heard(B, Tier.GPU, True, [1, 2])
-    router.heard(B, Tier.CPU, True, [1, 2])
-    router.heard(B, Tier.GPU, False, [1, 2])
+    router.apply_blocks(B, Tier.GPU, True, [1, 2])
+    router.apply_blocks(B, Tier.CPU, True, [1, 2])
+    router.apply_blocks(B, Tier.GPU, False, [1, 2])
     assert cached_by_pod(router)[B] == 32
-    router.heard(B, Tier.CPU, False, [2])
+    router.apply_blocks(B, Tier.CPU, False, [2])
     assert cached_by_pod(router)[B] == 16
 
 
 def test_what_was_sent_counts_until_the_event_is_due(router: RouterView) -> None:
     """For `predicted_ttl_s`, 5 s here."""
-    router.sent(A, 70, 0, PROMPT, now_s=10.0)
+    router.record_send(A, 70, 0, PROMPT, now_s=10.0)
     assert cached_by_pod(router, now_s=14.9)[A] == 64
     assert cached_by_pod(router, now_s=15.1)[A] == 0
 
 
 def test_of_what_was_sent_and_what_was_announced_the_longer_counts(router: RouterView) -> None:
     """Whichever that is."""
-    router.sent(A, 32, 0, PROMPT[:2], now_s=0.0)
-    router.heard(A, Tier.GPU, True, [1])
+    router.record_send(A, 32, 0, PROMPT[:2], now_s=0.0)
+    router.apply_blocks(A, Tier.GPU, True, [1])
     assert cached_by_pod(router)[A] == 32
-    router.heard(A, Tier.GPU, True, [2, 3])
+    router.apply_blocks(A, Tier.GPU, True, [2, 3])
     assert cached_by_pod(router)[A] == 48
 
 
 def test_without_events_it_remembers_longer_but_not_more_than_a_pod_is_taken_to_hold(deaf: RouterView) -> None:
     """A minute and three blocks here."""
-    deaf.sent(A, 32, 0, PROMPT[:2], now_s=0.0)
+    deaf.record_send(A, 32, 0, PROMPT[:2], now_s=0.0)
     assert cached_by_pod(deaf, now_s=59.0)[A] == 32
-    deaf.sent(A, 32, 0, [7, 8], now_s=59.0)
+    deaf.record_send(A, 32, 0, [7, 8], now_s=59.0)
     assert cached_by_pod(deaf, now_s=59.5)[A] <= 16
     assert cached_by_pod(deaf, now_s=120.0)[A] == 0
 
@@ -90,18 +90,18 @@ def test_without_events_it_remembers_longer_but_not_more_than_a_pod_is_taken_to_
 def test_what_is_in_flight_makes_a_pod_dearer_until_it_is_given_back(router: RouterView) -> None:
     """Its own requests and those of other replicas alike."""
     idle_ms = by_pod(router)[A].cost.total_ms
-    lease = router.sent(A, 5000, 0, [99], now_s=0.0)
+    lease = router.record_send(A, 5000, 0, [99], now_s=0.0)
     booked = router.ledger.own()
     assert by_pod(router)[A].cost.total_ms > idle_ms + 400
     router.ledger.release(lease, 0.0)
     assert by_pod(router)[A].cost.total_ms == idle_ms
-    router.others([booked])
+    router.apply_replicas([booked])
     assert by_pod(router)[A].cost.total_ms > idle_ms + 400
 
 
 def test_what_is_computed_elsewhere_is_only_expected_to_arrive(router: RouterView) -> None:
     """A pod that decodes what another computes: its blocks are known by then, and nothing waits behind them."""
-    router.sent(A, 70, 0, PROMPT, now_s=0.0, prefills=False)
+    router.record_send(A, 70, 0, PROMPT, now_s=0.0, prefills=False)
     assert router.ledger.own() == {A: InFlight(1, 0, 0, 0.0, 70, decode_tokens=70)}
     assert cached_by_pod(router)[A] == 64
 
@@ -109,11 +109,11 @@ def test_what_is_computed_elsewhere_is_only_expected_to_arrive(router: RouterVie
 def test_load_is_as_old_as_the_last_scrape(policies: dict[str, Policy]) -> None:
     """Least load goes by what the pods said of themselves."""
     router = view(policies["least_load"], Knowledge())
-    router.scraped(
+    router.apply_loads(
         {A: PodLoad(running=9, waiting=9, kv_usage=0.9, scraped_at_s=1.0), B: PodLoad(scraped_at_s=1.0)}, 1.0
     )
     assert decision(router, 1.0).candidates[0].pod.id == B
-    router.scraped(
+    router.apply_loads(
         {B: PodLoad(running=9, waiting=9, kv_usage=0.9, scraped_at_s=2.0), A: PodLoad(scraped_at_s=2.0)}, 2.0
     )
     assert decision(router, 2.0).candidates[0].pod.id == A
@@ -122,20 +122,20 @@ def test_load_is_as_old_as_the_last_scrape(policies: dict[str, Policy]) -> None:
 def test_our_own_prompt_in_a_queue_is_nobody_elses(router: RouterView) -> None:
     """A pod that spoke of it while it was there costs no more than an idle one once it is answered."""
     idle_ms = by_pod(router)[A].cost.total_ms
-    lease = router.sent(A, 5000, 0, [99], now_s=0.0)
-    router.scraped({A: PodLoad(waiting=1)}, 0.0)
+    lease = router.record_send(A, 5000, 0, [99], now_s=0.0)
+    router.apply_loads({A: PodLoad(waiting=1)}, 0.0)
     router.ledger.release(lease, 0.1)
     assert by_pod(router)[A].cost.total_ms == idle_ms
-    router.scraped({A: PodLoad(waiting=1)}, 0.2)
+    router.apply_loads({A: PodLoad(waiting=1)}, 0.2)
     assert by_pod(router)[A].cost.total_ms > idle_ms
 
 
 def test_a_new_process_knows_nothing(router: RouterView) -> None:
     """Nobody's blocks, nothing sent, nothing in flight; what was booked before can still be given back."""
     before = by_pod(router)[A].cost.total_ms
-    router.heard(A, Tier.GPU, True, PROMPT)
-    ledger, lease = router.ledger, router.sent(A, 70, 0, PROMPT, now_s=0.0)
-    router.forget()
+    router.apply_blocks(A, Tier.GPU, True, PROMPT)
+    ledger, lease = router.ledger, router.record_send(A, 70, 0, PROMPT, now_s=0.0)
+    router.restart()
     assert cached_by_pod(router) == {A: 0, B: 0}
     assert by_pod(router)[A].cost.total_ms == before
     ledger.release(lease, 0.0)

@@ -45,7 +45,7 @@ def test_every_shipped_fleet_loads(path: Path) -> None:
 def test_every_shipped_traffic_loads(path: Path) -> None:
     """And begins."""
     first = next(iter(load(path, TrafficMix).traffic().sessions))
-    assert first.asks[0].prompt_tokens > 0
+    assert first.requests[0].prompt_tokens > 0
 
 
 def test_a_file_becomes_its_fleet(tmp_path: Path) -> None:

@@ -43,10 +43,10 @@ def test_a_line_becomes_one_ask_with_its_blocks(tmp_path: Path) -> None:
     """The last block may be cut short; the answer fills none that is known."""
     traffic = mooncake_traffic(read_mooncake(jsonl(tmp_path, json.dumps(GOOD))))
     (session,) = traffic.sessions
-    (ask,) = session.asks
+    (ask,) = session.requests
     assert (session.start_s, ask.prompt_tokens, ask.output_tokens) == (0.0, 1025, 52)
     assert (list(ask.blocks), ask.prompt_blocks) == ([46, 47, 2353], 3)
-    assert (traffic.requests, traffic.block_size_tokens) == (1, 512)
+    assert (traffic.request_count, traffic.block_size_tokens) == (1, 512)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,9 @@ def test_jitter_keeps_the_order_of_what_had_different_times_and_the_span(ticks: 
     """Nobody comes before the own tick, nor after the next one."""
     sessions = played(ticks, 3.0, seed)
     assert starts(sessions) == sorted(starts(sessions))
-    assert sorted(session.asks[0].prompt_tokens for session in sessions) == list(range(1, len(ticks) + 1))
+    assert sorted(session.requests[0].prompt_tokens for session in sessions) == list(range(1, len(ticks) + 1))
     for session in sessions:
-        tick = ticks[session.asks[0].prompt_tokens - 1] - ticks[0]
+        tick = ticks[session.requests[0].prompt_tokens - 1] - ticks[0]
         assert 3 * tick <= session.start_s <= 3 * (tick + 1)
 
 
@@ -111,7 +111,7 @@ def test_a_speedup_divides_all_times(ticks: list[int], speedup: float) -> None:
     """And changes nothing else."""
     slow, fast = played(ticks, 3.0), played(ticks, 3.0, speedup=speedup)
     assert starts(fast) == pytest.approx([at_s / speedup for at_s in starts(slow)])
-    assert [session.asks for session in fast] == [session.asks for session in slow]
+    assert [session.requests for session in fast] == [session.requests for session in slow]
 
 
 def test_an_azure_trace_comes_in_with_its_lengths_and_times(tmp_path: Path) -> None:
@@ -121,9 +121,9 @@ def test_an_azure_trace_comes_in_with_its_lengths_and_times(tmp_path: Path) -> N
     traffic = azure_traffic(path)
     sessions = list(traffic.sessions)
     assert starts(sessions) == pytest.approx([0.0, 4.314579, 60.0])
-    asks = [session.asks[0] for session in sessions]
+    asks = [session.requests[0] for session in sessions]
     assert [(ask.prompt_tokens, ask.output_tokens) for ask in asks] == [(374, 44), (1396, 109), (3, 1)]
-    assert (traffic.requests, traffic.name) == (3, "azure")
+    assert (traffic.request_count, traffic.name) == (3, "azure")
     assert starts(azure_traffic(path, speedup=2).sessions) == pytest.approx([0.0, 4.314579 / 2, 30.0])
 
 
@@ -139,7 +139,7 @@ def test_prompts_of_an_azure_trace_share_nothing(tmp_path: Path) -> None:
     """The trace says nothing of what they say."""
     path = tmp_path / "azure.csv"
     path.write_text(AZURE)
-    blocks = [block for session in azure_traffic(path).sessions for block in session.asks[0].blocks]
+    blocks = [block for session in azure_traffic(path).sessions for block in session.requests[0].blocks]
     assert len(blocks) == len(set(blocks)) == 1 + 3 + 1
 
 
@@ -147,7 +147,7 @@ def test_only_so_many_requests_of_an_azure_trace_are_read(tmp_path: Path) -> Non
     """The first ones."""
     path = tmp_path / "azure.csv"
     path.write_text(AZURE)
-    assert azure_traffic(path, requests=2).requests == 2
+    assert azure_traffic(path, requests=2).request_count == 2
 
 
 @pytest.mark.parametrize("row", ["yesterday,1,1", "2023-11-16 18:15:46.6805900,many,1", "2023-11-16 18:15:46.6805900"])
@@ -184,12 +184,12 @@ def test_our_own_receipts_are_played_as_they_came(tmp_path: Path) -> None:
     traffic = receipts_traffic(read_receipts(jsonl(tmp_path, *map(json.dumps, lines))), speedup=2.0)
     sessions = list(traffic.sessions)
     assert starts(sessions) == [0.0, 1.0]
-    asks = [session.asks[0] for session in sessions]
+    asks = [session.requests[0] for session in sessions]
     assert [(ask.prompt_tokens, ask.output_tokens, list(ask.blocks)) for ask in asks] == [
         (40, 7, [5, 6]),
         (40, 7, [5, 9]),
     ]
-    assert (traffic.block_size_tokens, traffic.requests, sessions[0].kind) == (16, 2, "m")
+    assert (traffic.block_size_tokens, traffic.request_count, sessions[0].kind) == (16, 2, "m")
 
 
 def test_a_line_that_is_no_receipt_is_named(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def drive_virtual(pod: VirtualPod, arrivals: list[tuple[float, TrafficRequest]])
         else:
             now_ms = pod.wake_ms
         for job in pod.advance(now_ms).finished:
-            story[job.about] = (job.first_token_ms, now_ms, job.cached_tokens or 0)
+            story[job.tag] = (job.first_token_ms, now_ms, job.cached_tokens or 0)
     return story
 
 
@@ -119,13 +119,13 @@ def test_every_job_ends_and_the_pool_is_whole_again_however_little_there_is(
             now_ms = pod.wake_ms
         progress = pod.advance(now_ms)
         while True:
-            for tier, is_held, blocks in progress.news:
+            for tier, is_held, blocks in progress.block_changes:
                 assert held[tier].isdisjoint(blocks) if is_held else held[tier] >= set(blocks)
                 (held[tier].update if is_held else held[tier].difference_update)(blocks)
             ended += len(progress.finished)
             assert 0 <= pod.cache.available_tokens <= kv_tokens
             for job, _ in progress.loading:
-                pod.loaded(job, now_ms)
+                pod.finish_load(job, now_ms)
             if not progress.loading or pod.wake_ms < math.inf:
                 break
             progress = pod.advance(now_ms)
@@ -150,7 +150,7 @@ def test_a_tier_below_gives_back_what_was_evicted() -> None:
     progress = pod.advance(200.0)
     ((job, tokens),) = progress.loading
     assert (tokens, pod.load.waiting) == (32, 1)  # one block of the 9 was never evicted
-    pod.loaded(job, 250.0)
+    pod.finish_load(job, 250.0)
     assert pod.advance(250.0).finished == []
     (done,) = pod.advance(pod.wake_ms).finished
     assert done.cached_tokens == 36
@@ -185,7 +185,7 @@ def test_the_longest_gap_is_the_chunk_that_came_between() -> None:
     finished: list[Job] = []
     while pod.wake_ms < math.inf:
         finished += pod.advance(pod.wake_ms).finished
-    (decoding,) = [job for job in finished if job.about == "decoding"]
+    (decoding,) = [job for job in finished if job.tag == "decoding"]
     chunk_ms = SPEED.prefill_ms(31) - SPEED.c0_ms
     assert decoding.worst_gap_ms == pytest.approx(chunk_ms + SPEED.d0_ms + SPEED.d1_ms_per_request, rel=0.05)
 

@@ -68,7 +68,7 @@ def test_under_every_policy_all_requests_end_and_no_more_is_cached_than_could_be
     sessions = list(small_mix().traffic(speedup=15.0).sessions)
     asked, told = world(fleet(3, small_pod(4000, 9000), LINK), policies[name], conditions), list[int]()
     run = asked.run(Traffic(BLOCK, sessions), told.append)
-    begun = sum(len(session.asks) for session in sessions)
+    begun = sum(len(session.requests) for session in sessions)
     assert_all_ended(asked, run, begun if conditions is AT_ONCE else len(run.outcomes))
     assert len(sessions) <= len(run.outcomes) <= begun
     assert told == list(range(1, len(run.outcomes) + 1))
