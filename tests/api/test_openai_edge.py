@@ -1,29 +1,87 @@
-"""What a request becomes at the edge."""
+"""The edge checks requests, strips engine fields, and answers errors in OpenAI's format."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 import pytest
 
+from router.api.exchange import Exchange, ReceivedRequest
 from router.api.openai_edge import OpenAiEdge
+from router.api.parse import ENGINE_FIELDS
 from router.config.schema import Edge, Limits
+from router.errors import (
+    BodyTooLarge,
+    HeadersTooLarge,
+    MalformedRequest,
+    MethodNotAllowed,
+    NoReadyPod,
+    RouterError,
+    Saturated,
+    UnknownModel,
+    UpstreamBroken,
+)
 from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
-from router.types import Endpoint, Pod, PodSpeed
+from router.proxy.headers import HeaderList, first_values
+from router.proxy.request_context import RequestContext
+from router.types import Endpoint, InferenceRequest, Pod, PodSpeed
 
-POD = Pod(id="a", url="http://a", engine="vllm", speed=PodSpeed(1, 1, 0), models=("m",))
+POD = Pod(id="a", url="http://a", engine="vllm", speed=PodSpeed(1, 1, 0), models=("m",), adapters=("lora",))
+OTHER_POD = Pod(id="b", url="http://b", engine="vllm", speed=PodSpeed(1, 1, 0), models=("n",))
+Headers = Sequence[tuple[bytes, bytes]]
+Forward = Callable[[RequestContext, Exchange], Awaitable[None]]
+FORWARDED = {"id": "x", "model": "m", "prompt": "p"}
 
 
-@pytest.fixture
-def edge() -> OpenAiEdge:
+class Forwarder:
+    def __init__(self, forward: Forward) -> None:
+        self.forward = forward
+
+
+async def answer_nothing(_context: RequestContext, _client: Exchange) -> None:
+    """A forwarder that leaves the response to the test."""
+
+
+def make_edge(
+    *pods: Pod,
+    edge: Edge | None = None,
+    limits: Limits | None = None,
+    forward: Forward = answer_nothing,
+    configured: frozenset[str] = frozenset(),
+) -> OpenAiEdge:
     fleet = Fleet()
-    fleet.sync([POD])
-    return OpenAiEdge(cast(Any, None), fleet, Metrics(), Edge(), Limits(), frozenset())
+    fleet.sync(pods or [POD])
+    forwarder = cast(Any, Forwarder(forward))
+    return OpenAiEdge(forwarder, fleet, Metrics(), edge or Edge(), limits or Limits(), configured)
 
 
-def test_engine_fields_are_removed_from_the_body_and_the_prompt_is_kept(edge: OpenAiEdge) -> None:
+def received(body: bytes = b"", *, path: str = "/v1/x", method: str = "POST", headers: Headers = ()) -> ReceivedRequest:
+    listed = list(headers)
+    return ReceivedRequest(method, path, path.encode(), listed, first_values(listed), "127.0.0.1", body)
+
+
+def admitted(edge: OpenAiEdge, fields: object, path: str = "/v1/x", headers: Headers = ()) -> InferenceRequest:
+    """The request that the edge makes of a JSON body."""
+    return edge.admit(received(json.dumps(fields).encode(), path=path, headers=headers), "r").request
+
+
+def counted(edge: OpenAiEdge, endpoint: Endpoint, result: str) -> float:
+    """The requests of the metric with this result."""
+    value = edge._metrics.registry.get_sample_value(
+        "warmroute_requests_total", {"endpoint": endpoint.value, "model": "", "result": result}
+    )
+    return value or 0.0
+
+
+# --- engine fields ---
+
+
+def test_engine_fields_are_removed_from_the_body_and_the_prompt_is_kept() -> None:
+    edge = make_edge()
     messages = [{"role": "user", "content": text} for text in "abc"]
     plain = json.dumps({"model": "m", "messages": messages}).encode()
     steering = json.dumps({"model": "m", "messages": messages, "kv_transfer_params": {"remote": 1}}).encode()
@@ -32,3 +90,284 @@ def test_engine_fields_are_removed_from_the_body_and_the_prompt_is_kept(edge: Op
         assert json.loads(request.body) == {"model": "m", "messages": messages}
         assert request.prompt == {"messages": messages}
     assert edge.inference(Endpoint.CHAT, {}, plain, "r").body is plain
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/v1/responses", "/tokenize"])
+@pytest.mark.parametrize("name", sorted(ENGINE_FIELDS))
+def test_engine_fields_are_removed_on_every_path(path: str, name: str) -> None:
+    """Also where the router reads only the model."""
+    edge = make_edge(edge=Edge(passthrough_paths=("/tokenize",)))
+    assert json.loads(admitted(edge, {**FORWARDED, name: 1}, path).body) == FORWARDED
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
+def test_engine_fields_of_trusted_clients_are_kept(path: str) -> None:
+    """With `edge.trust_engine_fields`."""
+    edge = make_edge(edge=Edge(trust_engine_fields=True))
+    fields = {**FORWARDED, "kv_transfer_params": {"remote": 1}}
+    assert json.loads(admitted(edge, fields, path).body) == fields
+
+
+def test_passed_through_bodies_that_are_not_objects_are_unchanged() -> None:
+    """They go to the only model; no engine finds a field in them."""
+    edge = make_edge()
+    for body in (b"--boundary\r\n{}", b"", b"[1]"):
+        assert edge.admit(received(body), "r").request.body is body
+
+
+def test_passed_through_bodies_in_other_encodings_are_refused() -> None:
+    """Engines would decode them; a trusted client may send them."""
+    body = json.dumps(FORWARDED).encode("utf-16")
+    with pytest.raises(MalformedRequest):
+        make_edge().admit(received(body), "r")
+    assert make_edge(edge=Edge(trust_engine_fields=True)).admit(received(body), "r").request.body is body
+
+
+# --- what a request is made of ---
+
+
+def test_a_request_has_the_fields_that_routing_needs() -> None:
+    """From body and headers."""
+    headers = [(b"x-tenant-id", b"t"), (b"x-session-id", b"s")]
+    fields = {"model": "lora", "messages": [{}], "stream": True, "cache_salt": "c", "max_tokens": 7}
+    request = admitted(make_edge(), fields, "/v1/chat/completions", headers)
+    assert (request.id, request.endpoint, request.model, request.adapter) == ("r", Endpoint.CHAT, "m", "lora")
+    assert (request.stream, request.tenant, request.session, request.salt) == (True, "t", "s", "c")
+    assert request.max_output_tokens == 7
+
+
+def test_a_passed_through_request_has_tenant_and_session() -> None:
+    """By the configured headers, in any case of letters."""
+    edge = make_edge(edge=Edge(tenant_header="X-Org", session_header="X-Chat"))
+    request = admitted(edge, FORWARDED, headers=[(b"x-org", b"t"), (b"x-chat", b"s")])
+    assert (request.id, request.endpoint, request.tenant, request.session) == ("r", Endpoint.OTHER, "t", "s")
+    assert (request.model, request.adapter) == ("m", "")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"max_tokens": 5}, 5),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, 6),
+        ({"max_tokens": 0}, None),
+        ({"max_tokens": -1}, None),
+        ({"max_tokens": 1}, 1),
+    ],
+)
+def test_the_output_limit_is_the_positive_one(fields: dict[str, int], expected: int | None) -> None:
+    """`max_completion_tokens` before `max_tokens`."""
+    body = {"model": "m", "messages": [{}], **fields}
+    assert admitted(make_edge(), body, "/v1/chat/completions").max_output_tokens == expected
+
+
+def test_the_session_header_overrides_the_body() -> None:
+    """`session_id` of the body is used without a header."""
+    body = {"model": "m", "messages": [{}], "session_id": "body"}
+    assert admitted(make_edge(), body, "/v1/chat/completions").session == "body"
+    headers = [(b"x-session-id", b"header")]
+    assert admitted(make_edge(), body, "/v1/chat/completions", headers).session == "header"
+
+
+def test_an_unknown_model_is_told_from_one_without_pods() -> None:
+    """404, or 503 if the model is configured."""
+    edge = make_edge(configured=frozenset({"late"}))
+    with pytest.raises(UnknownModel) as caught:
+        admitted(edge, {"model": "nobody"})
+    assert caught.value.param == "model"
+    with pytest.raises(NoReadyPod, match="late"):
+        admitted(edge, {"model": "late"})
+
+
+def test_a_request_without_a_model_goes_to_the_only_one() -> None:
+    """With several models it is refused."""
+    assert admitted(make_edge(), {"x": 1}).model == "m"
+    with pytest.raises(MalformedRequest) as caught:
+        admitted(make_edge(POD, OTHER_POD), {"x": 1})
+    assert caught.value.param == "model"
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "expected"),
+    [
+        ("POST", "/v1/chat/completions", True),
+        ("GET", "/v1/chat/completions", True),
+        ("GET", "/v1/models", False),
+        ("GET", "/v1/models/m", False),
+        ("GET", "/v1/files", True),
+        ("POST", "/tokenize", True),
+        ("GET", "/tokenize", False),
+        ("POST", "/metrics", False),
+    ],
+)
+def test_which_requests_are_forwarded(method: str, path: str, expected: bool) -> None:
+    """/v1 except the models, and POST to `edge.passthrough_paths`."""
+    assert make_edge(edge=Edge(passthrough_paths=("/tokenize",))).is_proxied(method, path) is expected
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "refused"),
+    [
+        ("GET", "/v1/chat/completions", True),
+        ("GET", "/v1/files", False),
+        ("DELETE", "/v1/files/1", False),
+        ("TRACE", "/v1/files", True),
+        ("POST", "/v1/chat/completions", False),
+    ],
+)
+def test_which_methods_are_refused(method: str, path: str, refused: bool) -> None:
+    """Endpoints whose prompts are read support only POST."""
+    refusal = make_edge().refusal(received(method=method, path=path))
+    assert isinstance(refusal, MethodNotAllowed) if refused else refusal is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "refusal"),
+    [
+        ([(b"content-length", b"100")], None),
+        ([(b"content-length", b"101")], BodyTooLarge),
+        ([(b"content-length", b"-101")], None),
+        ([(b"a", b"x" * 1023)], None),
+        ([(b"a", b"x" * 1024)], HeadersTooLarge),
+        ([(b"a", b"x" * 511), (b"b", b"x" * 512)], HeadersTooLarge),
+        ([(b"content-encoding", b"gzip")], MalformedRequest),
+        ([(b"content-encoding", b"identity")], None),
+        ([(b"content-encoding", b"identity"), (b"content-encoding", b"gzip")], MalformedRequest),
+    ],
+)
+def test_requests_are_refused_by_their_headers(headers: Headers, refusal: type[RouterError] | None) -> None:
+    """Before the body is read; sizes at the limit are accepted."""
+    edge = make_edge(limits=Limits(max_body_bytes=100, max_header_bytes=1024))
+    assert type(edge.refusal(received(headers=headers))) is (refusal or type(None))
+
+
+def test_a_refusal_is_raised_and_counted() -> None:
+    """Before anything of the request is parsed."""
+    edge, request = make_edge(), received(b"not JSON", path="/v1/completions")
+    request.refusal = BodyTooLarge("too large")
+    with pytest.raises(BodyTooLarge):
+        edge.admit(request, "r")
+    assert counted(edge, Endpoint.COMPLETIONS, "BodyTooLarge") == 1
+
+
+def test_abandoned_requests_are_counted_by_endpoint() -> None:
+    """Clients that left before they were served."""
+    edge = make_edge()
+    edge.abandoned(received(path="/v1/embeddings"))
+    edge.abandoned(received(path="/v1/x"))
+    assert counted(edge, Endpoint.EMBEDDINGS, "client_gone") == counted(edge, Endpoint.OTHER, "client_gone") == 1
+
+
+def test_a_standalone_error_ends_the_connection() -> None:
+    """A whole HTTP response."""
+    edge = make_edge()
+    head, _, body = edge.standalone_error(Saturated("full")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    assert head.endswith(b"\r\nconnection: close") and b"retry-after: 1" in head
+    assert json.loads(body)["error"]["message"] == "full"
+    assert counted(edge, Endpoint.OTHER, "Saturated") == 1
+
+
+# --- errors while serving ---
+
+
+class Client:
+    """Records the response in place of an `Exchange`."""
+
+    def __init__(self, headers: Headers = ()) -> None:
+        self.received = received(json.dumps(FORWARDED).encode(), headers=headers)
+        self.started = self.response_complete = self.disconnected = self.streams = False
+        self.status, self.headers, self.body = 0, dict[bytes, bytes](), b""
+
+    def start(self, status: int, headers: HeaderList) -> None:
+        self.started, self.status, self.headers = True, status, dict(headers)
+
+    def put(self, piece: bytes) -> bool:
+        self.body += piece
+        return True
+
+    def finish(self) -> None:
+        self.response_complete = True
+
+
+def served(edge: OpenAiEdge, client: Client) -> Client:
+    asyncio.run(edge.serve(cast(Exchange, client)))
+    return client
+
+
+def failing(error: BaseException, *, stream: bool | None = None) -> Forward:
+    """A forwarder that fails; with `stream` given, after the response began."""
+
+    async def forward(_context: RequestContext, client: Exchange) -> None:
+        if stream is not None:
+            client.start(200, [])
+            cast(Any, client).streams = stream
+        raise error
+
+    return forward
+
+
+def test_an_error_is_answered_with_its_status_and_the_request_id() -> None:
+    """The client's id, or one that the router makes."""
+    edge = make_edge(forward=failing(Saturated("full")))
+    client = served(edge, Client([(b"x-request-id", b"mine")]))
+    assert (client.status, client.headers[b"x-request-id"], client.response_complete) == (503, b"mine", True)
+    assert json.loads(client.body)["error"]["code"] == "saturated"
+    first, second = (served(edge, Client()).headers[b"x-request-id"] for _ in range(2))
+    assert first.startswith(b"req-") and first != second
+
+
+def test_an_unexpected_error_is_answered_without_details() -> None:
+    """500."""
+    client = served(make_edge(forward=failing(ValueError("secret"))), Client())
+    assert client.status == 500 and b"secret" not in client.body
+
+
+@pytest.mark.parametrize(
+    ("error", "stream", "is_told"),
+    [
+        (UpstreamBroken("lost"), True, True),
+        (UpstreamBroken("lost"), False, False),
+        (ValueError("secret"), True, False),
+    ],
+)
+def test_a_broken_stream_ends_with_an_error_event(error: Exception, stream: bool, is_told: bool) -> None:
+    """Any other response that began is cut off."""
+    client = served(make_edge(forward=failing(error, stream=stream)), Client())
+    assert client.status == 200 and (b"upstream_broken" in client.body) is is_told
+
+
+@pytest.mark.parametrize(("disconnected", "status"), [(False, 503), (True, 0)])
+def test_a_cancelled_request_is_told_that_the_router_stops(disconnected: bool, status: int) -> None:
+    """Unless its client has left."""
+    client = Client()
+    client.disconnected = disconnected
+    with pytest.raises(asyncio.CancelledError):
+        served(make_edge(forward=failing(asyncio.CancelledError())), client)
+    assert client.status == status
+
+
+def test_requests_beyond_the_limit_are_refused_until_others_end() -> None:
+    """`limits.max_in_flight`."""
+
+    async def story() -> None:
+        go_on = asyncio.Event()
+
+        async def wait(_context: RequestContext, _client: Exchange) -> None:
+            await go_on.wait()
+
+        edge = make_edge(limits=Limits(max_in_flight=1), forward=wait)
+        first, second, third = Client(), Client(), Client()
+        running = asyncio.create_task(edge.serve(cast(Exchange, first)))
+        await asyncio.sleep(0)
+        await edge.serve(cast(Exchange, second))
+        assert (first.status, second.status) == (0, 503) and b"max_in_flight" in second.body
+        go_on.set()
+        await running
+        await edge.serve(cast(Exchange, third))
+        assert third.status == 0
+
+    asyncio.run(story())
