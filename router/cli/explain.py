@@ -24,8 +24,8 @@ from rich.text import Text
 
 from router.observe.receipts import Explained, Receipt
 from router.policy.catalog import DELAYS
+from router.policy.eligible import LeftOut
 from router.policy.explain import Column, Explanation, TermNote, printed
-from router.policy.narrow import LeftOut
 
 ORDINALS = ("chosen", "runner-up", "third", "fourth")
 NONE = "-"

@@ -26,7 +26,7 @@ from router.config.policies import Shelf, check, load_classes
 from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.policy.catalog import COSTS, FILTERS
-from router.policy.reference import question_of, reference_page, schema_page, unit_of
+from router.policy.reference import purpose_of, reference_page, schema_page, unit_of
 from router.policy.spec import PolicySpec
 from router.sim.virtual.compare import grid
 
@@ -124,7 +124,7 @@ def _purpose(key: str, was: Any, now: Any) -> str:
     """Why one would have the term, where one has it and the other has not."""
     section, _, name = key.partition(".")
     kind = {"costs": COSTS, "filters": FILTERS}.get(section, {}).get(name)
-    return f"   ({question_of(kind)})" if kind and ABSENT in (was, now) else ""
+    return f"   ({purpose_of(kind)})" if kind and ABSENT in (was, now) else ""
 
 
 def _spec(name: str) -> PolicySpec:

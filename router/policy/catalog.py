@@ -1,7 +1,7 @@
-"""Which filters, cost terms and pickers can a policy file name?
+"""The filters, cost terms and pickers that a policy file can name.
 
-Explicit tables: a name of the YAML, and where its class stands below `router.policy`. A new member is one file with one
-class, and one line here. This file never says what a member does.
+Explicit tables from the name in the YAML to the place of its class below `router.policy`. A new member is a class and
+one line here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Kind = TypeVar("Kind", bound=Configurable)
 
 
 def _classes(kind: type[Kind], places: Mapping[str, str]) -> Mapping[str, type[Kind]]:
-    """The class of every place, imported once. Raises `TypeError` for one that is of another kind."""
+    """The class of every place. Raises `TypeError` for a class of another kind."""
     return {name: _class_at(kind, place) for name, place in places.items()}
 
 
@@ -24,18 +24,18 @@ def _class_at(kind: type[Kind], place: str) -> type[Kind]:
     module, _, name = place.rpartition(".")
     found: type = getattr(import_module(f"router.policy.{module}"), name)
     if not issubclass(found, kind):
-        raise TypeError(f"{place} is no {kind.__name__}")
+        raise TypeError(f"{place} is not a {kind.__name__}")
     return found
 
 
 FILTERS: Mapping[str, type[Filter]] = _classes(
     Filter,  # type: ignore[type-abstract]
     {
-        "pods": "filters.pods.Pods",
-        "hardware": "filters.hardware.Hardware",
-        "topology": "filters.topology.Topology",
-        "max_kv_usage": "filters.max_kv_usage.MaxKvUsage",
-        "max_waiting": "filters.max_waiting.MaxWaiting",
+        "pods": "filters.PodsFilter",
+        "hardware": "filters.HardwareFilter",
+        "topology": "filters.TopologyFilter",
+        "max_kv_usage": "filters.MaxKvUsageFilter",
+        "max_waiting": "filters.MaxWaitingFilter",
     },
 )
 
@@ -58,7 +58,7 @@ COSTS: Mapping[str, type[CostTerm]] = _classes(
 )
 
 DELAYS = frozenset(name for name, term in COSTS.items() if term.delays)
-"""Terms that are time until the first token."""
+"""Names of the terms that are time until the first token."""
 
 PICKERS = _classes(
     Configurable,

@@ -1,8 +1,8 @@
-"""What kind of work is a request: chat, rag, agent, batch, long context, one-off?
+"""Which class of work is a request: chat, rag, agent, batch, long context, one-off?
 
-A client may say it in a header; otherwise the first rule that fits does, by what stands in the request and by what its
-prompt's prefix does: whether it grows from one that was seen, how soon, and what it shares with others. Classes choose
-policies and slice metrics; nothing is refused by them.
+A client may name the class in a header. Otherwise the first matching rule decides, by the request and by its prefix:
+whether the prompt continues an earlier one, how soon, and what it shares with others. Classes select policies and split
+metrics; no request is refused by its class.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from router.types import Scene
 ClassName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
-class _Section(BaseModel):
+class _RuleModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class ClassRule(_Section):
-    """Requests of one class: all that is given must hold."""
+class ClassRule(_RuleModel):
+    """The conditions of one class; all that are given must hold."""
 
     workload_class: Annotated[ClassName, Field(alias="class")]
     request: Match = Match()
-    """As the `match` of a policy, but for the class itself."""
+    """As `match` of a policy, without `class`."""
     min_turn: NonNegativeInt = 0
-    """The prompt goes on from at least so many earlier ones."""
+    """Earlier prompts that this prompt continues, at least."""
     max_gap_s: PositiveFloat | None = None
-    """These came so closely after one another, on average."""
+    """Maximum mean time between these prompts."""
     min_shared_tokens: NonNegativeInt = 0
-    """Another conversation's prompt began with so many of the same tokens."""
+    """Leading tokens in common with a prompt of another conversation, at least."""
 
     @field_validator("request")
     @classmethod
@@ -45,32 +45,32 @@ class ClassRule(_Section):
         return request
 
 
-class ClassRules(_Section):
+class ClassRules(_RuleModel):
     """`config/classes.yaml`."""
 
     header: str = "x-workload-class"
-    """Where a client may say it; empty: it may not. Names that are no class are ignored."""
-    said: tuple[ClassName, ...] = ()
-    """Classes that only a client can tell."""
+    """Request header with the name of a class; empty for none. Unknown names are ignored."""
+    client_only: tuple[ClassName, ...] = ()
+    """Classes that only a client can name."""
     rules: Annotated[tuple[ClassRule, ...], Field(min_length=1)]
-    """In this order; the last fits everything."""
+    """Tried in this order; the last one has no conditions."""
 
     @model_validator(mode="after")
-    def _something_always_fits(self) -> ClassRules:
+    def _last_rule_matches_all(self) -> ClassRules:
         others = {"workload_class"}
         anything = ClassRule.model_validate({"class": "any"}).model_dump(exclude=others)
         if self.rules[-1].model_dump(exclude=others) != anything:
-            raise ValueError("rules: the last one must have no conditions, so that every request has a class")
+            raise ValueError("rules: the last rule must have no conditions, so that every request has a class")
         return self
 
     @property
     def names(self) -> frozenset[str]:
-        """All classes."""
-        return frozenset(self.said) | {rule.workload_class for rule in self.rules}
+        """Names of all classes."""
+        return frozenset(self.client_only) | {rule.workload_class for rule in self.rules}
 
 
 class Classes:
-    """The rules, and what was seen of prefixes."""
+    """Classifies requests by the rules and by the prompts seen so far."""
 
     def __init__(self, rules: ClassRules) -> None:
         self._rules = [_unpacked(rule) for rule in rules.rules]
@@ -79,28 +79,28 @@ class Classes:
         self._lineage = Lineage()
 
     def classify(self, scene: Scene, *, prompt_tokens: int, headers: HeaderPairs, counted: bool = True) -> str:
-        """The class of one request, and, where it is `counted`, take note of its prompt. O(blocks) at most, see
-        `Lineage`. `prompt_tokens` may be an estimate."""
+        """The class of one request; its prompt is recorded if it is `counted`. At most O(blocks), see `Lineage`.
+        `prompt_tokens` may be an estimate."""
         request, prompt = scene.request, scene.prompt
         hashes: Sequence[int] = prompt.hashes if prompt else ()
         look = self._lineage.observe if counted else self._lineage.peek
         past = look(hashes, scene.now_s, scene.shared_blocks)
-        said = self._said(headers)
-        if said in self._names:
-            return said
+        named = self._named(headers)
+        if named in self._names:
+            return named
         shared_tokens = past.shared_blocks * prompt.block_size_tokens if prompt else 0
         turn, gap_s = past.turn, past.gap_s
         for name, min_turn, max_gap_s, min_shared_tokens, match in self._rules:
-            fits = turn >= min_turn and gap_s <= max_gap_s and shared_tokens >= min_shared_tokens
-            if fits and (match is None or match.covers(request, "", prompt_tokens, headers)):
+            matches = turn >= min_turn and gap_s <= max_gap_s and shared_tokens >= min_shared_tokens
+            if matches and (match is None or match.covers(request, "", prompt_tokens, headers)):
                 return name
-        raise AssertionError("the last rule fits everything")
+        raise AssertionError("the last rule has no conditions")
 
     def apply_remote(self, hashes: Sequence[int], now_s: float) -> None:
         """Record a prompt that another worker classified."""
         self._lineage.apply_remote(hashes, now_s)
 
-    def _said(self, headers: HeaderPairs) -> str:
+    def _named(self, headers: HeaderPairs) -> str:
         wanted = self._header
         for name, value in headers if wanted else ():
             if name == wanted:
@@ -109,7 +109,7 @@ class Classes:
 
 
 def _unpacked(rule: ClassRule) -> tuple[str, int, float, int, Match | None]:
-    """Its class and its conditions, as `classify` reads them."""
+    """Its class and conditions as `classify` reads them."""
     max_gap_s = inf if rule.max_gap_s is None else rule.max_gap_s
     match = rule.request if rule.request.conditions else None
     return rule.workload_class, rule.min_turn, max_gap_s, rule.min_shared_tokens, match

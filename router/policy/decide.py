@@ -1,7 +1,7 @@
 """Where should this request go, and why?
 
-The centre of the project: a pure function from a scene to a ranked list of priced candidates. The live proxy, the
-simulator and the tests call this very function. It never waits, draws a random number or reads a clock.
+The centre of the project: a pure function from a scene to a ranked list of priced candidates. The proxy, the simulator
+and the tests call this function.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from itertools import compress
 from router.decision import Candidate, Cost, Direct, Pull, RouteDecision
 from router.errors import NoReadyPod
 from router.policy.catalog import DELAYS
-from router.policy.eligible import eligible
-from router.policy.narrow import narrowed
+from router.policy.eligible import eligible, filtered
 from router.policy.plans import BYTES_PER_TOKEN, Planner, expected_cached_tokens, most_promising, prompt_token_count
 from router.policy.spec import Policy
 from router.policy.split import split_candidates
@@ -25,13 +24,13 @@ __all__ = ["BYTES_PER_TOKEN", "decide", "expected_cached_tokens", "expected_ttft
 
 
 def decide(scene: Scene, policy: Policy) -> RouteDecision:
-    """Every way to serve it that is worth a look, best first, with its price in milliseconds.
+    """The candidate plans for the request, best first, with their costs in milliseconds.
 
     Raises `UnknownModel`, `NoReadyPod` or `ContextTooLong`. O(pods of the model + shortlist * cost terms).
     """
     prompt_tokens = prompt_token_count(scene)
     planner = Planner(scene, prompt_tokens)
-    pods = narrowed(scene, eligible(scene, prompt_tokens if scene.prompt else 0), policy)
+    pods = filtered(scene, eligible(scene, prompt_tokens if scene.prompt else 0), policy)
     splitting = policy.splits and bool(pods.prefill)
     direct = planner.placements(_shortlisted(planner, pods.direct, policy, splitting))
     candidates = _priced(direct, policy)
@@ -40,13 +39,13 @@ def decide(scene: Scene, policy: Policy) -> RouteDecision:
     if policy.splits:
         candidates += split_candidates(planner, pods, policy)
     if not candidates:
-        raise NoReadyPod(f"No pods of `{scene.request.model}` that are ready can hand KV to one another.")
+        raise NoReadyPod(f"No two ready pods of `{scene.request.model}` can hand KV over to each other.")
     ranked, reason = policy.picker.rank(scene, candidates)
     return RouteDecision(policy.name, policy.version, tuple(ranked), reason)
 
 
 def expected_ttft_ms(cost: Cost) -> float:
-    """Of a price, the part that the client waits for."""
+    """The part of a cost that is time until the first token."""
     return sum(compress(cost.parts_ms, _delaying(cost.names)))
 
 
@@ -58,12 +57,12 @@ def _delaying(names: tuple[str, ...]) -> tuple[bool, ...]:
 def _shortlisted(
     planner: Planner, statuses: Sequence[PodStatus], policy: Policy, splitting: bool
 ) -> Sequence[PodStatus]:
-    """In a large fleet only the most promising are priced in full; a third as many where splits are priced beside."""
-    most = policy.shortlist // 3 if splitting else policy.shortlist
-    if not 0 < most < len(statuses):
+    """The most promising pods, which alone are priced in full; a third as many if splits are priced as well."""
+    limit = policy.shortlist // 3 if splitting else policy.shortlist
+    if not 0 < limit < len(statuses):
         return statuses
     weight = planner.missing_weight(statuses[0].pod, policy.costs)
-    return most_promising(planner.scene, statuses, planner.prompt_tokens, most, weight)
+    return most_promising(planner.scene, statuses, planner.prompt_tokens, limit, weight)
 
 
 def _priced(placements: Sequence[Placement], policy: Policy) -> list[Candidate]:
@@ -83,7 +82,7 @@ def _pull(sender: Pod, at: Placement) -> Pull:
 
 
 def _cheapest_of_each_pod(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Of each pod its own way, or the pull that is cheaper."""
+    """One candidate per pod: with or without a pull."""
     best: dict[PodId, Candidate] = {}
     for candidate in candidates:
         pod_id = candidate.plan.pod.id

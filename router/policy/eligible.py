@@ -1,17 +1,22 @@
-"""Which pods may take this request at all?
+"""Which pods may serve this request?
 
-These are not preferences, so no policy can switch them off; those are `filters`. This file never prices anything.
+First the hard conditions, which no policy can switch off: state, model, role and context length. Then the filters of
+the policy, in the order of the catalog. A filter that would leave no usable pod is ignored unless it is strict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
 
+import msgspec
+
 from router.errors import ContextTooLong, NoReadyPod, UnknownModel
-from router.types import FleetSnapshot, PodState, PodStatus, PrefixTrust, Role, Scene
+from router.policy.spec import Policy
+from router.policy.term import Filter
+from router.types import FleetSnapshot, PodId, PodState, PodStatus, PrefixTrust, Role, Scene
 
 SNAPSHOTS = 64
 """Pairs of fleet snapshot and model whose pods are cached."""
@@ -19,8 +24,8 @@ SNAPSHOTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Eligible:
-    """Ready pods that serve the model and take a prompt of this length. `direct`: those that may serve it whole;
-    `prefill` and `decode`: those that may share it, where the fleet has pods for one of both."""
+    """Ready pods that serve the model and accept a prompt of this length. `direct`: pods that may serve the request
+    alone; `prefill` and `decode`: pods that may share it, if the fleet has pods of one role only."""
 
     direct: list[PodStatus]
     prefill: list[PodStatus]
@@ -29,67 +34,67 @@ class Eligible:
 
 @dataclass(frozen=True, slots=True)
 class _Serving:
-    """Who serves a model at all. `of_all`: who may take a prompt that every one of them has room for, which are those
-    of up to `room_tokens` with their answer."""
+    """Ready pods of one model. `of_all`: the eligible pods of a prompt whose length with its output is at most
+    `min_context_tokens`, so that it fits every pod."""
 
     ready: list[PodStatus]
     answering: list[PodStatus]
-    apart: bool
-    room_tokens: float
+    has_roles: bool
+    min_context_tokens: float
     of_all: Eligible
 
 
 def eligible(scene: Scene, prompt_tokens: int) -> Eligible:
-    """Who may do what. O(1) for a prompt that fits everywhere, but for the first of a snapshot; else O(pods).
+    """The eligible pods by role. O(1) for a prompt that fits every pod (O(pods) once per snapshot), else O(pods).
 
-    Raises `UnknownModel`, `NoReadyPod` or `ContextTooLong`, whichever is the first to leave nobody who could answer.
+    Raises `UnknownModel`, `NoReadyPod` or `ContextTooLong`, in this order.
     """
     model, output_tokens = scene.request.adapter or scene.request.model, scene.request.max_output_tokens or 1
     serving = _serving(scene.fleet, model)
     if not serving.answering:
-        raise _nobody(scene, model)
-    if prompt_tokens + output_tokens <= serving.room_tokens:
+        raise _no_pod(scene, model)
+    if prompt_tokens + output_tokens <= serving.min_context_tokens:
         found = serving.of_all
     else:
-        roomy = _with_room(serving.answering, prompt_tokens, output_tokens)
-        if not roomy:
+        fitting = _fitting(serving.answering, prompt_tokens, output_tokens)
+        if not fitting:
             raise _too_long(scene, serving.answering, prompt_tokens)
-        found = _roles(roomy, [s for s in serving.ready if _takes(s, prompt_tokens)], serving.apart)
+        found = _roles(fitting, [s for s in serving.ready if _fits(s, prompt_tokens)], serving.has_roles)
     if not found.direct and not found.prefill:
-        raise NoReadyPod(f"No prefill pod that serves `{model}` is ready, and no other serves alone.")
+        raise NoReadyPod(f"No ready prefill pod serves `{model}`, and no other pod serves it alone.")
     return found
 
 
 @lru_cache(maxsize=SNAPSHOTS)
 def _serving(fleet: FleetSnapshot, model: str) -> _Serving:
     ready = [s for s in fleet.pods if s.state is PodState.READY and s.pod.serves(model)]
-    apart = {s.pod.role for s in ready} != {Role.BOTH}
+    has_roles = {s.pod.role for s in ready} != {Role.BOTH}
     answering = [s for s in ready if s.pod.role is not Role.PREFILL]
     limits = [s.pod.max_model_len_tokens for s in ready]
-    room_tokens = min((limit for limit in limits if limit is not None), default=inf)
-    return _Serving(ready, answering, apart, room_tokens, _roles(answering, ready, apart))
+    min_context_tokens = min((limit for limit in limits if limit is not None), default=inf)
+    return _Serving(ready, answering, has_roles, min_context_tokens, _roles(answering, ready, has_roles))
 
 
-def _roles(answering: list[PodStatus], taking: list[PodStatus], apart: bool) -> Eligible:
-    if not apart:
+def _roles(answering: list[PodStatus], prefilling: list[PodStatus], has_roles: bool) -> Eligible:
+    if not has_roles:
         return Eligible(answering, [], [])
-    prefill = [s for s in taking if s.pod.role is not Role.DECODE and s.pod.handoff]
+    prefill = [s for s in prefilling if s.pod.role is not Role.DECODE and s.pod.handoff]
     return Eligible([s for s in answering if s.pod.serves_alone], prefill, [s for s in answering if s.pod.handoff])
 
 
-def _with_room(statuses: list[PodStatus], prompt_tokens: int, output_tokens: int) -> list[PodStatus]:
-    """Where the prompt fits. In a mixed pool, pods where the asked-for output fits too are preferred; if there are
-    none, let an engine answer."""
+def _fitting(statuses: list[PodStatus], prompt_tokens: int, output_tokens: int) -> list[PodStatus]:
+    """The pods that the prompt and the requested output fit; if there are none, those that the prompt fits."""
     tokens = prompt_tokens + output_tokens
-    roomy = [s for s in statuses if (limit := s.pod.max_model_len_tokens) is None or tokens <= limit]
-    return roomy or [s for s in statuses if _takes(s, prompt_tokens)]
+    fitting = [s for s in statuses if (limit := s.pod.max_model_len_tokens) is None or tokens <= limit]
+    return fitting or [s for s in statuses if _fits(s, prompt_tokens)]
 
 
-def _nobody(scene: Scene, model: str) -> UnknownModel | NoReadyPod:
+def _no_pod(scene: Scene, model: str) -> UnknownModel | NoReadyPod:
     serving = [status for status in scene.fleet.pods if status.pod.serves(model)]
     if not serving:
         return UnknownModel(f"The model `{model}` does not exist.", param="model")
-    return NoReadyPod(f"No pod that serves `{model}` is ready: {_states(serving)}.")
+    states = ", ".join(f"{status.pod.id} is {status.state.value}" for status in serving)
+    return NoReadyPod(f"No pod that serves `{model}` is ready: {states}.")
 
 
 def _too_long(scene: Scene, statuses: list[PodStatus], prompt_tokens: int) -> ContextTooLong:
@@ -101,11 +106,66 @@ def _too_long(scene: Scene, statuses: list[PodStatus], prompt_tokens: int) -> Co
     )
 
 
-def _takes(status: PodStatus, prompt_tokens: int) -> bool:
-    """A prompt must leave room for one token. Where our tokens are unproven, the engine itself may judge."""
+def _fits(status: PodStatus, prompt_tokens: int) -> bool:
+    """Whether the prompt leaves space for one output token. An engine with another tokenizer checks it itself."""
     limit = status.pod.max_model_len_tokens
     return limit is None or prompt_tokens < limit or status.pod.trust is not PrefixTrust.TRUSTED
 
 
-def _states(statuses: Iterable[PodStatus]) -> str:
-    return ", ".join(f"{status.pod.id} is {status.state.value}" for status in statuses)
+# --- filters ---
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """The pods that a filter excluded for one request; none if it was ignored (`gave_way`) because no usable pod would
+    have been left."""
+
+    filter: str
+    pods: tuple[PodId, ...]
+    gave_way: bool = False
+
+
+def filtered(scene: Scene, pods: Eligible, policy: Policy) -> Eligible:
+    """The pods that pass the policy's filters. Raises `NoReadyPod` if a strict filter leaves no usable pod.
+    O(pods * filters)."""
+    for name, each in policy.filters:
+        kept = _kept(pods, each)
+        if _can_serve(kept, pods, policy):
+            pods = kept
+        elif each.strict:
+            model = scene.request.adapter or scene.request.model
+            raise NoReadyPod(
+                f"The filter `{name}` of policy `{policy.name}` keeps no ready pod that can serve `{model}`."
+            )
+    return pods
+
+
+def left_out(scene: Scene, policy: Policy) -> Iterator[LeftOut]:
+    """The effect of each filter that excluded pods, or was ignored, for a request that was served."""
+    if not policy.filters:
+        return
+    pods = eligible(scene, len(scene.prompt.tokens) if scene.prompt else 0)
+    for name, each in policy.filters:
+        kept = _kept(pods, each)
+        gone = tuple(sorted(_ids(pods) - _ids(kept)))
+        if _can_serve(kept, pods, policy):
+            pods = kept
+            if gone:
+                yield LeftOut(name, gone)
+        else:
+            yield LeftOut(name, (), gave_way=True)
+
+
+def _kept(pods: Eligible, each: Filter) -> Eligible:
+    return Eligible(*([s for s in side if each.keeps(s)] for side in (pods.direct, pods.prefill, pods.decode)))
+
+
+def _can_serve(kept: Eligible, pods: Eligible, policy: Policy) -> bool:
+    """Whether a pod, or a pair if the policy splits, can serve the request; with a prefill pod if the policy requires
+    one."""
+    if policy.on_no_prefill == "fail" and pods.prefill and not kept.prefill:
+        return False
+    return bool(kept.direct or (policy.splits and kept.prefill and kept.decode))
+
+
+def _ids(pods: Eligible) -> set[PodId]:
+    return {status.pod.id for side in (pods.direct, pods.prefill, pods.decode) for status in side}

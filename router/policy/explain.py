@@ -1,8 +1,7 @@
-"""Why did this request go there?
+"""Why did this request go to this pod?
 
-A decision as a table that a person can recompute: of each candidate its parts in milliseconds and the numbers that
-their formulas were given, with units. Everything is read off the recorded scene by the code that decided. This file
-never decides, and never knows what came of it.
+A decision as a table that can be recomputed by hand: for each candidate the parts of its cost in milliseconds, and the
+inputs of their formulas with units. The inputs are read from the recorded scene with the code that decided.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import msgspec
 
 from router.decision import Candidate, Split
 from router.policy.decide import expected_ttft_ms
+from router.policy.eligible import LeftOut, left_out
 from router.policy.inputs import prompt_inputs
-from router.policy.narrow import LeftOut, left_out
 from router.policy.pickers import LowestCost
 from router.policy.price import Choice, choice_of, placed
 from router.policy.spec import Policy
@@ -29,7 +28,7 @@ ON_DECODE_POD = " (decode pod)"
 
 
 class PricedPlan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A candidate in numbers. `ttft_ms`: of the total, what the client waits for."""
+    """A candidate with its cost. `ttft_ms`: the part of the total that is time until the first token."""
 
     choice: Choice
     parts: tuple[tuple[str, float], ...]
@@ -40,14 +39,14 @@ class PricedPlan(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """One candidate."""
+    """One candidate with the inputs of its cost."""
 
     plan: PricedPlan
     inputs: tuple[Input, ...]
 
 
 class TermNote(msgspec.Struct, frozen=True):
-    """A cost term: its formula, and its parameters by the policy."""
+    """A cost term: its formula, and its parameters in the policy."""
 
     name: str
     formula: str
@@ -55,7 +54,7 @@ class TermNote(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """A decision, best candidates first; `candidate_count` is how many there were."""
+    """A decision, best candidates first; `candidate_count` includes those without a column."""
 
     request_id: str
     model: str
@@ -70,7 +69,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 def priced(candidate: Candidate) -> PricedPlan:
-    """The candidate in numbers."""
+    """The candidate as a `PricedPlan`."""
     plan, cost = candidate.plan, candidate.cost
     handoff_tokens = plan.handoff_tokens if isinstance(plan, Split) else 0
     return PricedPlan(
@@ -96,9 +95,9 @@ def explain(scene: Scene, policy: Policy, candidates: Sequence[Candidate], count
 
 
 def in_hundredths(parts_ms: Sequence[float], total_ms: float) -> list[int]:
-    """The parts in hundredths of a millisecond, which add up to the rounded total exactly.
+    """The parts in hundredths of a millisecond; they add up to the rounded total exactly.
 
-    Each is its value rounded down or up; those that lose most by being cut are rounded up, as many as are missing."""
+    Each part is rounded down, then as many as needed are rounded up, those with the largest remainder first."""
     exact = [ms * 100 for ms in parts_ms]
     found = [floor(value) for value in exact]
     if not found:
@@ -112,12 +111,12 @@ def in_hundredths(parts_ms: Sequence[float], total_ms: float) -> list[int]:
 
 
 def printed(plan: PricedPlan) -> dict[str, int]:
-    """Its parts by name, in hundredths of a millisecond that add up."""
+    """Its parts by name, in hundredths of a millisecond that add up to the total."""
     cents = in_hundredths([ms for _, ms in plan.parts], plan.total_ms)
     return dict(zip((name for name, _ in plan.parts), cents, strict=True))
 
 
-# --- one sentence ---
+# --- the summary ---
 
 
 def _why(scene: Scene, policy: Policy, plans: Sequence[PricedPlan], count: int, reason: str) -> str:
@@ -126,7 +125,7 @@ def _why(scene: Scene, policy: Policy, plans: Sequence[PricedPlan], count: int, 
     hit = (
         f" {first.cached_tokens:,} of {prompt_tokens:,} prompt tokens were expected in its cache."
         if prompt_tokens
-        else " Its prompt was not read: n is guessed from the length of the body."
+        else " Its prompt was not read: n is estimated from the length of the body."
     )
     if count == 1:
         return f"Only {first.choice} could serve it.{hit}"
@@ -134,9 +133,9 @@ def _why(scene: Scene, policy: Policy, plans: Sequence[PricedPlan], count: int, 
 
 
 def _against(policy: Policy, first: PricedPlan, second: PricedPlan) -> str:
-    """As it is printed: what a reader subtracts must come out."""
+    """The comparison with the second candidate, from the rounded parts, so that a reader gets the same difference."""
     if not policy.costs:
-        return "this policy goes by no price"
+        return "this policy has no costs"
     ours, theirs = printed(first), printed(second)
     less_ms = (sum(theirs.values()) - sum(ours.values())) / 100
     if isinstance(policy.picker, LowestCost) and abs(less_ms) <= policy.picker.indifference_ms:
@@ -145,10 +144,10 @@ def _against(policy: Policy, first: PricedPlan, second: PricedPlan) -> str:
     if less_ms == 0:
         return f"{second.choice} costs the same"
     if less_ms < 0:
-        return f"{second.choice} is {-less_ms:,.2f} ms cheaper, but price is not all that this policy goes by"
+        return f"{second.choice} is {-less_ms:,.2f} ms cheaper, but this policy does not choose by cost alone"
     _, name = max((theirs.get(name, 0) - cents, name) for name, cents in ours.items())
-    most = f"{name} ({ours[name] / 100:,.2f} against {theirs.get(name, 0) / 100:,.2f})"
-    return f"{less_ms:,.2f} ms cheaper than {second.choice}, above all in {most}"
+    parts = f"{name} ({ours[name] / 100:,.2f} instead of {theirs.get(name, 0) / 100:,.2f})"
+    return f"{less_ms:,.2f} ms cheaper than {second.choice}, mostly in {parts}"
 
 
 def _note(name: str, term: CostTerm) -> TermNote:
@@ -156,7 +155,7 @@ def _note(name: str, term: CostTerm) -> TermNote:
 
 
 def _formula(doc: str) -> str:
-    """The equations of a term's docstring, a line each: what is indented there, or else its first line."""
+    """The equations of a term's docstring, one per line: its indented lines, or else its first line."""
     lines = doc.splitlines()
     indented = [" ".join(line.split()) for line in lines if line.startswith("    ")]
     found = ""

@@ -1,8 +1,7 @@
 """Which requests does a policy decide?
 
-Conditions of a policy file, all of which must hold, and the share of those requests that it takes. A share is cut by a
-hash of the session, never by chance: a conversation stays with one policy, and a replay sees what the router saw. This
-file never looks at pods.
+The conditions of a policy file, and the share of the matching requests that it takes. A share is cut by a hash of the
+session: a conversation stays with one policy, and a replay finds the same policy.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from router.types import InferenceRequest
 
 HeaderPairs = Iterable[tuple[bytes, bytes]]
 _PARTS = 10_000
-"""Into so many parts traffic is cut: a share is exact to a hundredth of a percent."""
+"""Shares are exact to a hundredth of a percent."""
 
 
 def _listed(value: Any) -> Any:
@@ -31,7 +30,7 @@ Names = Annotated[
     Field(min_length=1),
     WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}]}),
 ]
-"""One name, or a list of which any will do."""
+"""One name, or a list of alternatives."""
 
 
 class TokenRange(BaseModel):
@@ -40,54 +39,54 @@ class TokenRange(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     min: NonNegativeInt = 0
-    """Fewest tokens."""
+    """Minimum tokens."""
     max: NonNegativeInt | None = None
-    """Most tokens; null for no limit."""
+    """Maximum tokens; null for no limit."""
 
     @model_validator(mode="after")
     def _not_empty(self) -> TokenRange:
         if self.max is not None and self.max < self.min:
-            raise ValueError("max is below min: nothing matches")
+            raise ValueError(f"max ({self.max}) is below min ({self.min}): no prompt matches")
         return self
 
     def covers(self, tokens: int) -> bool:
-        """Is it within?"""
+        """Whether a prompt of that length is in the range."""
         return self.min <= tokens and (self.max is None or tokens <= self.max)
 
 
 class Match(BaseModel):
-    """Conditions on a request; one that is not given always holds. `{}` is every request."""
+    """Conditions on a request; all that are given must hold. `{}` matches every request."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, serialize_by_alias=True)
 
     model: Names | None = None
-    """As the pods name it: the base model of an adapter."""
+    """The name that pods serve; for an adapter, its base model."""
     adapter: Names | None = None
     """The LoRA adapter."""
     tenant: Names | None = None
-    """As `edge.tenant_header` says."""
+    """The value of `edge.tenant_header`."""
     workload_class: Annotated[Names | None, Field(alias="class")] = None
     """A class of `config/classes.yaml`."""
     headers: dict[str, Names] = Field(default_factory=dict)
-    """Request headers by name, and the values of which one is needed."""
+    """Request headers by name, each with its accepted values."""
     prompt_tokens: TokenRange | None = None
-    """How long the prompt is."""
+    """Length of the prompt."""
     stream: bool | None = None
-    """Whether the answer is streamed."""
+    """Whether the client requests a streamed answer."""
 
     @property
     def conditions(self) -> int:
-        """How narrow it is: of two policies that match, the one with more conditions decides."""
+        """Number of conditions: of two policies that match, the one with more conditions decides."""
         return sum(getattr(self, name) not in (None, {}) for name in type(self).model_fields)
 
     def covers(self, request: InferenceRequest, workload: str, prompt_tokens: int, headers: HeaderPairs) -> bool:
-        """Do all conditions hold? O(conditions + headers)."""
+        """Whether all conditions hold. O(conditions + headers)."""
         return self.covers_but_headers(request, workload, prompt_tokens) and (
             not self.headers or self._covers_headers(headers)
         )
 
     def covers_but_headers(self, request: InferenceRequest, workload: str, prompt_tokens: int) -> bool:
-        """Do all the others hold?"""
+        """Whether all conditions except those on headers hold."""
         return (
             (self.stream is None or self.stream is request.stream)
             and (self.workload_class is None or workload in self.workload_class)
@@ -99,14 +98,14 @@ class Match(BaseModel):
 
     def _covers_headers(self, headers: HeaderPairs) -> bool:
         given: dict[bytes, str] = {}
-        for name, value in headers:  # of several with one name the first counts, as everywhere here
+        for name, value in headers:  # the first of repeated headers counts, as elsewhere in the router
             given.setdefault(name.lower(), value.decode("latin-1"))
         return all(given.get(name.lower().encode()) in values for name, values in self.headers.items())
 
 
 def takes_share(request: InferenceRequest, policy: str, percent: float) -> bool:
-    """Is this request one of the `percent` that this policy takes? The same for all of a session; where there is no
-    session, decided by the request's id. Shares of policies of different names are cut independently."""
+    """Whether the request is in the `percent` of requests that this policy takes: by a hash of the session id, or of
+    the request id without one. Shares of different policies are independent."""
     if percent >= 100:
         return True
     seed = xxhash.xxh3_64_intdigest(policy.encode())

@@ -1,7 +1,6 @@
-"""Given priced candidates, which comes first?
+"""The pickers: they order priced candidates.
 
-Three pickers: the cheapest; each in turn; and the ring with a bound on outstanding work. They order, they never
-drop: the rest of the list is what a retry uses.
+They never drop a candidate: a retry uses the rest of the list.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ Ranked = tuple[Sequence[Candidate], str]
 
 
 class LowestCost(Configurable):
-    """The cheapest first. Prices within `indifference_ms` of the lowest count as equal, and equal ones are decided by
-    the request's affinity key: requests that share a prefix then agree, and no pod gets everything for being a
-    microsecond cheaper."""
+    """The cheapest first. Costs within `indifference_ms` of the lowest are equal; the request's affinity key decides
+    among these, so that requests with a common prefix agree, and a pod that is a microsecond cheaper does not get all
+    requests."""
 
     indifference_ms: NonNegativeFloat = 0.0
 
@@ -33,7 +32,7 @@ class LowestCost(Configurable):
 
 
 class InTurn(Configurable):
-    """Round robin over the pods that can serve, ordered by id."""
+    """Round robin over the eligible pods, ordered by id."""
 
     def rank(self, scene: Scene, candidates: Sequence[Candidate]) -> Ranked:
         start = scene.turn % len(candidates)
@@ -43,13 +42,13 @@ class InTurn(Configurable):
 class RingBoundedLoad(Configurable):
     """Consistent hashing with a bound on outstanding work.
 
-    Walk the ring from the request's key (its prefix; with `key: session` its session's id, where it has one); the first
-    pod whose outstanding work (the policy's costs, in ms) is within
+    Walk the ring from the request's key (its prefix; with `key: session` its session id, if it has one) and take the
+    first pod whose outstanding work (the policy's costs, in ms) is at most
 
         (1 + headroom) * mean work + slack_prefills * T_prefill(n, 0)
 
-    takes it. A request without a key, or one whose every pod is over the bound, goes to the least loaded. The slack
-    keeps the bound from tripping all the time at low load. Source: Mirrokni, Thorup and Zadimoghaddam 2016; the
+    A request without a key, or with every pod over the bound, uses the least loaded pod. Without slack the bound would
+    be exceeded all the time at low load. Source: Mirrokni, Thorup and Zadimoghaddam 2016; the
     finding on slack: reference/algorithms.md 1.8.
     """
 
@@ -82,11 +81,11 @@ class RingBoundedLoad(Configurable):
 
 _total_ms = attrgetter("cost.total_ms")
 SAME_PRICE_MS = 0.001
-"""Sums of floats differ in bits where prices are the same."""
+"""Sums of floats differ in the last bits for equal costs."""
 
 
 def _cheapest_first(scene: Scene, candidates: Sequence[Candidate], indifference_ms: float = 0.0) -> list[Candidate]:
-    """By price; the order among those that cost as much as the cheapest is the request's key's."""
+    """By cost; candidates that cost the same as the cheapest are ordered by the request's key."""
     by_price = sorted(candidates, key=_total_ms)
     highest_ms = by_price[0].cost.total_ms + max(indifference_ms, SAME_PRICE_MS)
     if len(by_price) == 1 or by_price[1].cost.total_ms > highest_ms:

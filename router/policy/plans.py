@@ -1,7 +1,7 @@
-"""Which placements of a request are there to be priced?
+"""Builds the placements of a request that are priced.
 
-One on every pod that may serve it, and one more where a peer holds more of the prompt and can be told to send it. This
-file never prices anything.
+One on every pod that may serve it, and a second one with a pull if a peer holds more of the prompt and can send it.
+This module computes no cost.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from router.types import (
 )
 
 BYTES_PER_TOKEN = 4
-"""How long a token is in a body whose tokens we do not know."""
+"""Assumed for a body that was not tokenized."""
 DEFAULT_OUTPUT_TOKENS = 256
-MOST_OUTPUT_TOKENS = 1 << 20
-"""Clients may ask for any number; prices stay numbers."""
-MOST_PULLING = 6
-"""So many pods are looked at as receivers of KV: what they all would pull is about the same, their queues are not."""
+MAX_OUTPUT_TOKENS = 1 << 20
+"""Clients may request any number; costs stay finite."""
+MAX_PULLING = 6
+"""Pods that are priced with a pull, those with the shortest queues: what they would pull is about the same."""
 _IDLE = InFlight()
 _UNSEEN = StepBegan()
 _NOTHING: BlocksByTier = (0, 0, 0, 0)
 
 
 def prompt_token_count(scene: Scene) -> int:
-    """Tokens of the prompt, estimated from the body where they are unknown."""
+    """Length of the prompt in tokens, estimated from the body if they are unknown."""
     return len(scene.prompt.tokens) if scene.prompt else len(scene.request.body) // BYTES_PER_TOKEN
 
 
 def expected_cached_tokens(scene: Scene, pod: Pod) -> int:
-    """How many prompt tokens `pod`'s engine should report as cached.
+    """Prompt tokens that the pod's engine should report as cached.
 
-    Whole engine blocks only, and never the whole prompt: engines always compute at least its last token.
-    Zero while the pod's tokens and hashes are unproven.
+    Whole engine blocks only, and never the whole prompt: engines compute at least its last token. Zero until the pod's
+    parity test has passed.
     """
     held = scene.match.blocks.get(pod.id)
     if held is None:
@@ -68,24 +68,24 @@ def _usable_tokens(held: BlocksByTier, pod: Pod, prompt_tokens: int, block_token
 
 
 def most_promising(
-    scene: Scene, statuses: Sequence[PodStatus], prompt_tokens: int, most: int, missing_weight: float = 1.0
+    scene: Scene, statuses: Sequence[PodStatus], prompt_tokens: int, limit: int, missing_weight: float = 1.0
 ) -> Sequence[PodStatus]:
-    """The `most` pods (0: all) with the least outstanding work and uncached prompt, at a first glance.
+    """The `limit` pods (0: all) with the least outstanding work and uncached prompt, by a rough estimate.
 
-    `missing_weight`: what a token that is not cached costs, in times of c1. Of equal pods, which are many in an idle
-    fleet, those come first that the request's key comes to first. O(pods)."""
-    if not most or len(statuses) <= most:
+    `missing_weight`: cost of an uncached token, in units of c1. Equal pods, of which an idle fleet has many, are taken
+    in a rotation that starts at the request's key. O(pods)."""
+    if not limit or len(statuses) <= limit:
         return statuses
     inflight, held, now_s = scene.inflight.get, scene.match.blocks.get, scene.now_s
     block = scene.prompt.block_size_tokens * missing_weight if scene.prompt else 0.0
-    most_tokens = prompt_tokens * missing_weight
+    all_tokens = prompt_tokens * missing_weight
     first = tie_key(scene) % len(statuses)
-    turned = [*statuses[first:], *statuses[:first]]
+    rotated = [*statuses[first:], *statuses[:first]]
     rough_ms: list[float] = []
-    for status in turned:
+    for status in rotated:
         pod = status.pod
         speed = pod.speed
-        missing_tokens = most_tokens - sum(found) * block if (found := held(pod.id)) else most_tokens
+        missing_tokens = all_tokens - sum(found) * block if (found := held(pod.id)) else all_tokens
         ms = speed.c1_ms_per_token * missing_tokens
         if work := inflight(pod.id):
             ms += work.prefill_ms + work.requests * speed.d1_ms_per_request
@@ -93,11 +93,11 @@ def most_promising(
                 done_ms = (now_s - work.head_since_s) * 1000
                 ms -= done_ms if done_ms < head_ms else head_ms
         rough_ms.append(ms)
-    return [turned[at] for at in sorted(range(len(turned)), key=rough_ms.__getitem__)[:most]]
+    return [rotated[at] for at in sorted(range(len(rotated)), key=rough_ms.__getitem__)[:limit]]
 
 
 class Planner:
-    """Placements of one scene's request."""
+    """Builds the placements of one scene's request."""
 
     def __init__(self, scene: Scene, prompt_tokens: int) -> None:
         self.scene = scene
@@ -106,10 +106,10 @@ class Planner:
         self._missing_weight: float | None = None
         shared_tokens = scene.shared_blocks * self._block if scene.prompt else 0
         self._shared_tokens = min(shared_tokens, max(prompt_tokens - 1, 0))
-        self._output_tokens = min(scene.request.max_output_tokens or DEFAULT_OUTPUT_TOKENS, MOST_OUTPUT_TOKENS)
+        self._output_tokens = min(scene.request.max_output_tokens or DEFAULT_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS)
 
     def placements(self, statuses: Iterable[PodStatus]) -> list[Placement]:
-        """On each pod with what it holds itself."""
+        """One on each pod, with the blocks that it holds itself."""
         scene, block, now_s, links = self.scene, self._block, self.scene.now_s, self.scene.fleet.links
         inflight, steps = scene.inflight.get, scene.steps.get
         holders = scene.match.blocks if scene.prompt else {}
@@ -146,13 +146,14 @@ class Planner:
         return found
 
     def pulling(self, placements: Sequence[Placement]) -> list[Placement]:
-        """The same with what a peer can send, where that is sooner there than computed: on those with least to do."""
+        """The same with a pull from the best holder, on the pods with the least work for which a pull is faster than
+        computing."""
         holder = self._best_holder()
         if holder is None:
             return []
         sender, tokens = holder
-        most = min(MOST_PULLING, (len(placements) + 1) // 2)
-        lacking = sorted([at for at in placements if tokens > at.own_tokens], key=_outstanding_ms)[:most]
+        limit = min(MAX_PULLING, (len(placements) + 1) // 2)
+        lacking = sorted([at for at in placements if tokens > at.own_tokens], key=_outstanding_ms)[:limit]
         return [found for at in lacking if (found := self._pulled(at, sender, tokens))]
 
     def receiving(self, prefill: Placement, decode: Placement) -> Placement | None:
@@ -172,30 +173,31 @@ class Planner:
         return Transfer(sender, link, tokens, concurrent, transfer_ms, prefill_ms)
 
     def missing_weight(self, pod: Pod, costs: Costs) -> float:
-        """What a token of this prompt costs where it is not cached, by all terms of a policy, in times of c1.
+        """Cost of an uncached token of this prompt by all terms of a policy, in units of c1.
 
-        Of the pod that is asked for first: all pods of a model are taken to be alike in that."""
+        Computed for the first pod given: all pods of a model count as equal here."""
         if self._missing_weight is None:
             self._missing_weight = self._weigh_missing(pod, costs)
         return self._missing_weight
 
     def _weigh_missing(self, pod: Pod, costs: Costs) -> float:
-        most = max(self.prompt_tokens - 1, 1)
-        extremes = [self._imagined(pod, tokens) for tokens in (0, most)]
+        max_cached = max(self.prompt_tokens - 1, 1)
+        extremes = [self._on_idle(pod, tokens) for tokens in (0, max_cached)]
         more_ms = sum(
             [none_ms - all_but_one_ms for none_ms, all_but_one_ms in [t.costs_ms(extremes) for _, t in costs]]
         )
-        return more_ms / most / pod.speed.c1_ms_per_token
+        return more_ms / max_cached / pod.speed.c1_ms_per_token
 
-    def _imagined(self, pod: Pod, cached_tokens: int) -> Placement:
-        """On that pod, if it were idle and held so much."""
+    def _on_idle(self, pod: Pod, cached_tokens: int) -> Placement:
+        """The placement on the pod if it were idle and held that many tokens."""
         return Placement(
             pod, PodLoad(), _IDLE, self.prompt_tokens, cached_tokens, 0, self._output_tokens, self.scene.now_s,
             self.scene.fleet.links, cached_tokens, (cached_tokens, 0, 0, 0), 0, pod.speed.c0_ms, _UNSEEN,
         )  # fmt: skip
 
     def _best_holder(self) -> tuple[Pod, int] | None:
-        """Of those who can send it, who holds most of the prompt, and how much; of equal ones, who sends the least."""
+        """The pod that holds most of the prompt and can send it, with the tokens it holds; of equal ones, the pod with
+        the fewest transfers."""
         senders = _senders(self.scene.fleet)
         if not senders:
             return None
@@ -211,7 +213,7 @@ class Planner:
 
     def _pulled(self, at: Placement, sender: Pod, tokens: int) -> Placement | None:
         pod = at.pod
-        if sender.id == pod.id or not _speak_alike(pod, sender):
+        if sender.id == pod.id or not _can_pull(pod, sender):
             return None
         tokens -= tokens % (pod.block_size_tokens or self._block)
         pull = self._transfer(sender, pod, tokens - at.own_tokens)
@@ -221,7 +223,7 @@ class Planner:
 
 
 def _by_tier(held: BlocksByTier, cached_tokens: int, block_tokens: int) -> BlocksByTier:
-    """What of the usable tokens lies where: the nearest tier holds the head of the prompt."""
+    """The usable tokens by tier: the nearest tier holds the start of the prompt."""
     gpu = held[0] * block_tokens
     if gpu >= cached_tokens:
         return cached_tokens, 0, 0, 0
@@ -234,8 +236,8 @@ def _outstanding_ms(at: Placement) -> float:
     return at.inflight.queue_ms(at.now_s) + at.fixed_ms
 
 
-def _speak_alike(pod: Pod, holder: Pod) -> bool:
-    """KV means the same to both, and one can be told to fetch it from the other."""
+def _can_pull(pod: Pod, holder: Pod) -> bool:
+    """Whether both have the same KV format and pull dialect."""
     return bool(pod.pulls) and (pod.pulls, pod.engine, pod.version) == (holder.pulls, holder.engine, holder.version)
 
 

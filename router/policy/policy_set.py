@@ -1,7 +1,6 @@
 """Which policy decides this request?
 
-One default, and others for the requests that they match: the narrowest that matches decides. The set is a value,
-built and checked whole and swapped whole. This file never reads a file.
+One default, and other policies for the requests that they match. The set is an immutable value, replaced as a whole.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ from router.types import InferenceRequest
 
 @dataclass(frozen=True, slots=True)
 class PolicySet:
-    """All policies that are in force. Of `others`, every one has a `match`, and the first that holds decides."""
+    """All active policies. Each of `others` has a `match`; the first that matches decides."""
 
     default: Policy
     others: tuple[Policy, ...] = ()
     library: Mapping[str, Policy] = field(default_factory=dict, repr=False)
-    """All that were read, by name: what a shadow may name."""
+    """All loaded policies by name; a shadow may be any of them."""
     version: str = field(init=False)
-    """Changes whenever what decides changes."""
+    """Changes when an active policy changes."""
 
     def __post_init__(self) -> None:
-        said = " ".join(f"{policy.name}@{policy.version}" for policy in self.active)
-        object.__setattr__(self, "version", hashlib.sha256(said.encode()).hexdigest()[:12])
+        versions = " ".join(f"{policy.name}@{policy.version}" for policy in self.active)
+        object.__setattr__(self, "version", hashlib.sha256(versions.encode()).hexdigest()[:12])
 
     @property
     def active(self) -> tuple[Policy, ...]:
-        """Those that can decide, in the order in which they are asked."""
+        """The policies that can decide, in the order in which they are tried."""
         return *self.others, self.default
 
     def for_request(
         self, request: InferenceRequest, workload: str = "", prompt_tokens: int = 0, headers: HeaderPairs = ()
     ) -> Policy:
-        """Who decides. `workload` is its class. O(policies)."""
+        """The policy that decides. `workload` is the request's class. O(policies)."""
         for policy in self.others:
             match = policy.match
             if (
@@ -52,8 +51,8 @@ class PolicySet:
         return self.default
 
     def for_recorded(self, seen: RecordedScene, decided_by: str) -> Policy:
-        """Who would decide it now. Headers are not recorded: conditions on them hold for the policy of the name that
-        decided it, and for no other. O(policies)."""
+        """The policy that would decide a recorded scene now. Headers are not recorded: conditions on headers count as
+        true for the policy that decided the scene, and as false for the others. O(policies)."""
         scene = seen.scene()
         for policy in self.others:
             match = policy.match
@@ -68,8 +67,8 @@ class PolicySet:
 
 
 def policy_set(default: Policy, policies: Iterable[Policy]) -> PolicySet:
-    """The default, and of the others those that say what they match: most conditions first, of equal ones the smallest
-    share first (a canary before what it is to replace), then by name."""
+    """The default and the policies with a `match`, ordered by number of conditions (most first), then by share
+    (smallest first: a canary comes before the policy it is to replace), then by name."""
     library = {policy.name: policy for policy in policies}
     matching = (policy for policy in library.values() if policy.match is not None and policy.name != default.name)
     return PolicySet(default, tuple(sorted(matching, key=_order)), library)

@@ -1,7 +1,6 @@
-"""What would one way of serving a request cost by that policy?
+"""Prices one given choice of pods by a policy, with the placements and terms of `decide`.
 
-The same placements and terms as in `decide`, for a choice that somebody else made: another policy, or a recording. This
-file never ranks anything.
+The choice comes from another policy or from a recording.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from router.types import PodId, PodStatus, Scene
 
 
 class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which pods serve a request: the one that answers; the one that computes its prompt, or that sends it KV, where
-    there is one. A plan without its prices."""
+    """A plan without its cost: the pod that answers, and the pod that computes the prompt or sends KV, if any."""
 
     pod: PodId
     prefill_pod: PodId = ""
@@ -32,14 +30,14 @@ class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def choice_of(plan: Plan) -> Choice:
-    """The pods of a plan."""
+    """The choice of a plan."""
     if isinstance(plan, Split):
         return Choice(plan.decode.id, plan.prefill.id)
     return Choice(plan.pod.id, pull_from=plan.pull.holder if plan.pull else "")
 
 
 def placed(scene: Scene, choice: Choice, *, pulls: bool = True) -> Sequence[tuple[Side | None, Placement]]:
-    """What the terms price of it: one placement, or one for each side of a split; none where its pods are not there."""
+    """Its placements: one, or one for each side of a split; empty if a pod is missing."""
     planner = Planner(scene, prompt_token_count(scene))
     answering = scene.fleet.find(choice.pod)
     if answering is None:
@@ -52,10 +50,8 @@ def placed(scene: Scene, choice: Choice, *, pulls: bool = True) -> Sequence[tupl
 
 
 def price(scene: Scene, choice: Choice, policy: Policy) -> Cost | None:
-    """Its price in milliseconds; None where its pods are not there, or no link is between them. O(log pods), but for a
-    pull.
-
-    A pull counts as none where the policy has no price for it."""
+    """Its cost in milliseconds; None if a pod is missing or no link connects the two. O(log pods), or O(pods) for a
+    pull. Without a term that prices pulls the choice is priced without its pull."""
     places = placed(scene, choice, pulls=policy.pulls)
     if not places:
         return None

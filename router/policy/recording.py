@@ -1,8 +1,8 @@
-"""What must be kept of a scene, so that it can be decided again?
+"""Records a scene so that it can be decided again.
 
-Lengths, one block hash, who holds how much, the fleet and its load: never a token or a word of the prompt. In memory a
-recorded scene refers to the very values that the decision was made of; written down it is two kinds of lines, so that a
-fleet stands there once for many scenes. This file never decides anything and never writes a file.
+Kept are lengths, one block hash, held blocks, the fleet and its load; never a token or text of the prompt. In memory a
+recorded scene refers to the values that were decided on. Serialized it is two kinds of lines: a fleet is written once
+for many scenes.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from router.types import (
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 BodyBytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
-"""Restored as so many bytes: a hostile line must not fill the memory."""
+"""Bounded, because a body of this length is restored."""
 
 
 class LoadRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The fields of `PodLoad` that decide."""
+    """The fields of `PodLoad` that policies read."""
 
     running: int
     waiting: int
@@ -58,7 +58,7 @@ class LoadRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SceneFacts(msgspec.Struct, frozen=True, gc=False):
-    """What policies read of a request and its prompt; its headers are not kept."""
+    """What policies read of a request and its prompt. Headers are not kept."""
 
     request_id: str
     endpoint: Endpoint
@@ -67,17 +67,17 @@ class SceneFacts(msgspec.Struct, frozen=True, gc=False):
     session: str = ""
     tenant: str = ""
     workload: str = ""
-    """Its class: with tenant and stream, what the `match` of a policy goes by."""
+    """The request's class, for the `match` of a policy."""
     stream: bool = False
     max_output_tokens: int | None = None
     body_bytes: BodyBytes = 0
-    """Of a prompt whose tokens are unknown."""
+    """Length of the body if the prompt's tokens are unknown, else 0."""
     prompt_tokens: Count | None = None
     block_size_tokens: Annotated[int, msgspec.Meta(ge=1)] = 1
     blocks: Count = 0
-    """Full ones of the prompt."""
+    """Full blocks of the prompt."""
     key: BlockHash = 0
-    """The hash of the block that the affinity key is taken from."""
+    """Hash of the block `ring.key_block`."""
     shared_blocks: Count = 0
     turn: Count = 0
     now_s: float = 0.0
@@ -93,7 +93,7 @@ class RecordedScene(SceneFacts, frozen=True, kw_only=True, gc=False):
     fleet: FleetSnapshot
 
     def scene(self) -> Scene:
-        """One in which every policy decides as in the recorded one."""
+        """A scene in which every policy decides as in the original."""
         return Scene(
             request=InferenceRequest(
                 id=self.request_id,
@@ -125,8 +125,8 @@ class RecordedScene(SceneFacts, frozen=True, kw_only=True, gc=False):
 
 
 class _OneHash(Sequence[BlockHash]):
-    """A prompt's hashes, of which only the one that keys are made of is known: whoever reads another one fails, instead
-    of deciding by what was not recorded."""
+    """The hashes of a prompt, of which only that of the affinity key was recorded. Reading another one raises
+    `IndexError`."""
 
     def __init__(self, count: int, at: int, key: BlockHash) -> None:
         self._count, self._at, self._key = count, at, key
@@ -170,12 +170,12 @@ def record(scene: Scene, workload: str = "") -> RecordedScene:
     )
 
 
-# --- written down ---
+# --- lines ---
 
 
 class FleetLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="fleet"):
-    """Pods, their states and links. `fleet` is the digest of these facts, by which scenes refer to them; loads change
-    too often to belong to them. `at_s` is the time of day at which it was written."""
+    """Pods, their states and links. `fleet` is the digest of these facts, by which scenes refer to them; loads are part
+    of the scene, since they change often. `at_s` is the wall-clock time of writing."""
 
     at_s: float
     version: Literal[1] = 1
@@ -184,13 +184,13 @@ class FleetLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     links: Links
 
     def snapshot(self, loads: Sequence[LoadRow]) -> FleetSnapshot:
-        """The fleet with these loads. Raises `ValueError` where they are not those of its pods."""
+        """The fleet with these loads. Raises `ValueError` if their number is not that of its pods."""
         rows = zip(self.pods, loads, strict=True)
         return FleetSnapshot(0, tuple(PodStatus(pod, state, load.load()) for (pod, state), load in rows), self.links)
 
 
 class SceneLine(SceneFacts, frozen=True, kw_only=True, omit_defaults=True):
-    """A recorded scene that names its fleet by its digest. `loads` are in the order of the fleet's pods."""
+    """A recorded scene with the digest of its fleet. `loads` are in the order of the fleet's pods."""
 
     fleet: str
     match: dict[PodId, BlocksByTier] = {}
@@ -199,7 +199,7 @@ class SceneLine(SceneFacts, frozen=True, kw_only=True, omit_defaults=True):
     loads: tuple[LoadRow, ...] = ()
 
     def restored(self, fleet: FleetLine) -> RecordedScene:
-        """The scene again. Raises `ValueError` where `fleet` is another one."""
+        """The recorded scene. Raises `ValueError` for another fleet."""
         return RecordedScene(
             **_facts(self),
             match=self.match,
@@ -210,7 +210,7 @@ class SceneLine(SceneFacts, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def fleet_digest(fleet: FleetSnapshot) -> str:
-    """Equal for fleets whose pods, states and links are equal. O(pods)."""
+    """Equal for fleets with equal pods, states and links. O(pods)."""
     return _digest((_pods(fleet), fleet.links))
 
 
@@ -220,7 +220,7 @@ def fleet_line(fleet: FleetSnapshot, digest: str, at_s: float) -> FleetLine:
 
 
 def scene_line(scene: RecordedScene, fleet: str) -> SceneLine:
-    """The scene as a line that refers to its fleet's digest. O(pods)."""
+    """The scene as a line with its fleet's digest. O(pods)."""
     return SceneLine(
         **_facts(scene),
         fleet=fleet,
@@ -232,7 +232,7 @@ def scene_line(scene: RecordedScene, fleet: str) -> SceneLine:
 
 
 def scene_digest(line: SceneLine) -> str:
-    """Equal for scenes in which every policy decides alike."""
+    """Equal for scenes in which every policy decides the same."""
     return _digest(line)
 
 

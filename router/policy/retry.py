@@ -1,17 +1,16 @@
-"""May a request that failed be tried again, and where?
+"""May a failed request be tried again, and where?
 
     failure                                    before the first byte                     after it
     ConnectFailed    nothing was sent          always, on the next candidate             never
     StaleConnection  a kept connection died    once, on the same pod, connected anew     never
     UpstreamBroken   reset, cut, garbled       within the budget, on the next candidate  never
-    502, 503, 504    the pod says so itself    within the budget, on the next candidate  never
+    502, 503, 504    status of the pod         within the budget, on the next candidate  never
     UpstreamTimeout  no answer in time         within the budget, on the next candidate  never
-    HandoffFailed    a split fell apart        always, without that handoff              never
+    HandoffFailed    a split failed            always, without that handoff              never
 
-"The first byte" is the first that went to the client. What a budget refuses is answered with the failure itself: where
-most requests fail, trying each of them again would multiply the load on what is left. A handoff is of use once, so that
-what follows one is never a second try of it, but a request that nobody has answered yet: budgets do not count it. How
-many candidates there are to try is the policy's and the configuration's business. This file never tries anything.
+"The first byte" is the first byte sent to the client. Without budget the client gets the failure: if most requests
+fail, retrying all of them would multiply the load on the remaining pods. A handoff can be used once: a request whose
+handoff failed has not been answered by any pod yet, so the budget does not count its next attempt.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ from router.errors import (
 )
 
 WINDOW_S = 60.0
-"""How long a request counts, as a time constant: longer than most answers take, so that those that one dead pod leaves
-behind can all be tried again."""
+"""Time constant with which requests fade from the budget: longer than most answers take, so that all requests of a dead
+pod can be retried."""
 FADE_EVERY_S = 0.1
-"""Requests that come sooner after one another count as if they had come together."""
+"""Requests within this interval fade together."""
 FLOOR = 20
-"""Retries in such a time that are allowed however few requests there are."""
+"""Retries per window that are allowed even with few requests."""
 
 RETRY_STATUSES = frozenset({502, 503, 504})
-"""Answers with which a pod says that another one should try."""
+"""Response statuses after which another pod may be tried."""
 
 
 class Retry(StrEnum):
-    """What the law says of a failure."""
+    """Whether a failure may be retried."""
 
     ALWAYS = "always"
     IN_BUDGET = "within the budget"
@@ -61,12 +60,12 @@ LAW: Mapping[type[UpstreamError], Retry] = {
 
 
 def law_of(error: UpstreamError, *, bytes_sent: bool) -> Retry:
-    """The row of the table. `bytes_sent`: has the client got anything?"""
+    """The row of the table. `bytes_sent`: whether the client has received a byte."""
     return Retry.NEVER if bytes_sent else LAW[type(error)]
 
 
 class RetryBudget:
-    """Retries may be `FLOOR` and a share of the requests of about the last `WINDOW_S`; both fade exponentially."""
+    """Allows `FLOOR` retries plus a share of the requests of about the last `WINDOW_S`; counts fade exponentially."""
 
     __slots__ = ("_at_s", "_requests", "_retries", "_share")
 
@@ -77,18 +76,18 @@ class RetryBudget:
         self._at_s = 0.0
 
     def asked(self, now_s: float) -> None:
-        """One more request came in."""
+        """Count a request."""
         if now_s - self._at_s > FADE_EVERY_S:
             self._fade(now_s)
         self._requests += 1
 
     def left(self, now_s: float) -> bool:
-        """Is there a retry to be had?"""
+        """Whether the budget has a retry left."""
         self._fade(now_s)
         return self._retries + 1 <= FLOOR + self._share * self._requests
 
     def spend(self, now_s: float) -> bool:
-        """Take one. False where none is left."""
+        """Use a retry. False if none is left."""
         if not self.left(now_s):
             return False
         self._retries += 1

@@ -1,9 +1,8 @@
-"""What would another policy have done?
+"""What would another policy have decided?
 
-Re-decides scenes and tells where choices differ, what that does to the expected time to first token, and who gains and
-loses requests. Both choices of a scene are priced by the same terms, those that a client waits for, so that policies
-with different terms can be compared. The one implementation behind the dry run of a reload, `warmroute replay` and the
-shadow. This file never reads a file and never carries out a decision.
+Decides scenes again and reports which choices differ, how the expected time to first token changes, and which pods gain
+and lose requests. Both choices of a scene are priced with the same terms, those that are time until the first token, so
+that policies with different terms can be compared. Used by the dry run of a reload, `warmroute replay` and shadows.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from router.types import Scene
 YARDSTICK = parse_policy(
     {
         "name": "yardstick",
-        "about": "Everything that a client waits for, at its price.",
+        "about": "The terms that are time until the first token.",
         "costs": {name: {} for name in sorted(DELAYS)},
         "picker": {"lowest_cost": {}},
     }
@@ -42,7 +41,7 @@ class Times(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One request that would be served in another way; None where it would be refused."""
+    """A request whose choice changes; None if it is refused."""
 
     request_id: str
     was: Choice | None
@@ -52,12 +51,12 @@ class Change(msgspec.Struct, frozen=True):
 
     @property
     def change_ms(self) -> float:
-        """How much later its first token is expected; 0 where only one of both would serve it."""
+        """How much later its first token is expected; 0 if one of the policies refuses it."""
         return self.now_ms - self.was_ms if self.now_ms is not None and self.was_ms is not None else 0.0
 
 
 class Move(msgspec.Struct, frozen=True):
-    """So many requests change from one way to another."""
+    """The number of requests that change from one choice to another."""
 
     was: str
     now: str
@@ -65,19 +64,19 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Review(msgspec.Struct, frozen=True):
-    """What changes between two policies. `before` and `after` are of the scenes that both can serve."""
+    """What changes between two policies. `before` and `after` cover the scenes that both can serve."""
 
     policy: str
     decisions: int
     changed: int
     refused: int
-    """Served before, and not any more."""
+    """Requests that the old policy serves and the new one refuses."""
     before: Times
     after: Times
     moves: tuple[Move, ...]
-    """The most frequent first."""
+    """Most frequent first."""
     largest: tuple[Change, ...]
-    """Those that gain or lose most."""
+    """The changes with the largest difference in time."""
 
     def __str__(self) -> str:
         p99 = f"{self.after.p99_ms / self.before.p99_ms - 1:+.0%}" if self.before.p99_ms else "unknown"
@@ -86,17 +85,17 @@ class Review(msgspec.Struct, frozen=True):
 
 
 def review(scenes: Iterable[Scene], old: Policy, new: Policy, *, most: int = 10) -> Review:
-    """What changes when `new` takes over from `old`. O(scenes * a few decisions)."""
+    """What changes when `new` replaces `old`. O(scenes * a few decisions)."""
     return against(((scene, chosen(scene, old)) for scene in scenes), new, most=most)
 
 
 def against(decided: Iterable[tuple[Scene, Choice | None]], new: Policy, *, most: int = 10) -> Review:
-    """The same against choices that were made. At most `most` moves and changes are listed."""
+    """The same with recorded choices. At most `most` moves and changes are listed."""
     return each_against(((scene, was, new) for scene, was in decided), new.name, most=most)
 
 
 def each_against(decided: Iterable[tuple[Scene, Choice | None, Policy]], name: str, *, most: int = 10) -> Review:
-    """The same where each request has the policy that would decide it; `name` is that of them all."""
+    """The same with a policy for each request; `name` names them together."""
     rows = [_row(scene, was, chosen(scene, new)) for scene, was, new in decided]
     changed = [row for row in rows if row.was != row.now]
     both = [(row.was_ms, row.now_ms) for row in rows if row.was_ms is not None and row.now_ms is not None]
@@ -114,7 +113,7 @@ def each_against(decided: Iterable[tuple[Scene, Choice | None, Policy]], name: s
 
 
 def chosen(scene: Scene, policy: Policy) -> Choice | None:
-    """What the policy would carry out; None where it would refuse the request."""
+    """The choice of the policy; None if it refuses the request."""
     try:
         return choice_of(decide(scene, policy).candidates[0].plan)
     except RouterError:
@@ -122,18 +121,18 @@ def chosen(scene: Scene, policy: Policy) -> Choice | None:
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Two decisions on one scene. Gains are how much sooner the first token would be expected by the other choice: as
-    the live policy prices both, and as the other one does."""
+    """Two decisions on one scene. A gain is how much sooner the first token is expected with the other choice: priced
+    by the live policy and by the other one."""
 
     agrees: bool
     live_gain_ms: float = 0.0
     other_gain_ms: float = 0.0
     other_ms: float = 0.0
-    """When the other choice's first token would be expected, as the live policy prices it."""
+    """Expected time to first token of the other choice, priced by the live policy."""
 
 
 def compare(scene: Scene, live: RouteDecision, live_policy: Policy, other_policy: Policy) -> Comparison | None:
-    """What the other policy would make of it; None where it would refuse the request, or a price is unknown."""
+    """The comparison with another policy; None if that refuses the request, or a cost is unknown."""
     try:
         other = decide(scene, other_policy)
     except RouterError:
@@ -149,7 +148,7 @@ def compare(scene: Scene, live: RouteDecision, live_policy: Policy, other_policy
 
 
 def _expected_by(scene: Scene, decision: RouteDecision, policy: Policy, choice: Choice) -> float | None:
-    """As the policy's own decision has priced it, or as it would have."""
+    """The cost in the policy's own decision, or else priced by the policy."""
     for candidate in decision.candidates:
         if choice_of(candidate.plan) == choice:
             return expected_ttft_ms(candidate.cost)

@@ -1,7 +1,7 @@
-"""Where does a key lie on the ring of pods?
+"""Consistent hashing of requests onto pods, over uhashring.
 
-A thin face of uhashring: preference orders that move a key only onto a pod that was added, and only away from one
-that was removed. Also the rendezvous score that breaks ties. This file never looks at load.
+A key moves only onto a pod that was added, or away from one that was removed. Also the rendezvous score that breaks
+ties. Load is not considered here.
 """
 
 from __future__ import annotations
@@ -23,16 +23,14 @@ def _ring(pods: tuple[PodId, ...], points_per_pod: int) -> HashRing:
 
 
 def ring_order(key: int, pods: tuple[PodId, ...], points_per_pod: int) -> list[PodId]:
-    """All pods, in the order in which the ring is walked from `key`. O(points walked)."""
+    """All pods in ring order from `key`. O(points walked)."""
     found = _ring(pods, points_per_pod).range(str(key), size=len(pods), unique=True)
     return [str(node["nodename"]) for node in found]
 
 
 def affinity_key(scene: Scene) -> int | None:
-    """What later requests of the same conversation or document will share with this one, as one number.
-
-    The hash of the block `key_block`. The session's key if the prompt has no blocks beyond the shared prefix.
-    """
+    """A number that later requests of the same conversation or document have in common with this one: the hash of the
+    block `key_block`, or the session key if the prompt has no blocks beyond the shared prefix; None without either."""
     if scene.prompt is None or len(scene.prompt.hashes) <= scene.shared_blocks:
         return session_key(scene)
     hashes = scene.prompt.hashes
@@ -46,18 +44,18 @@ def key_block(blocks: int, shared_blocks: int) -> int:
 
 
 def session_key(scene: Scene) -> int | None:
-    """The session's id as a number; None where the client gave none."""
+    """A hash of the session id; None without one."""
     return _text_key(scene.request.session) if scene.request.session else None
 
 
 def tie_key(scene: Scene) -> int:
-    """What breaks ties: the affinity key, so that equal prices still keep a conversation together; else the id."""
+    """The affinity key, so that ties keep a conversation together; without one a hash of the request id."""
     key = affinity_key(scene)
     return _text_key(scene.request.id) if key is None else key
 
 
 def rendezvous(key: int, pod: PodId) -> int:
-    """Score of `pod` for `key`: the highest wins, and removing another pod never changes the winner."""
+    """Score of `pod` for `key`. The highest score wins; removing another pod never changes the winner."""
     return xxhash.xxh3_64_intdigest(pod.encode(), key & 0xFFFF_FFFF_FFFF_FFFF)
 
 

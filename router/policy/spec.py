@@ -1,13 +1,13 @@
-"""How does a policy's YAML become something that decides?
+"""Parses a policy's YAML into a `Policy` that can decide.
 
     name: nightly
     about: one line
-    extends: batch      # begin with what that one says; `config/policies.py` has merged it by now
-    match: {tenant: etl}                # decides these requests; without, only when it is named as the default
-    percent: 5                          # and of these only so many
-    filters:            # pods that are left out before anything is priced, if others are left
+    extends: batch      # start from that policy; `config/policy_files.py` has merged it already
+    match: {tenant: etl}                # decides these requests; without it, only if it is the default
+    percent: 5                          # and only this share of them
+    filters:            # exclude pods before pricing, if others are left
       max_waiting: {requests: 8}
-    costs:              # terms of the price, in ms; the keys are names of `policy/catalog.py`
+    costs:              # terms of the cost, in ms; the keys are names of `policy/catalog.py`
       queue: {}
       prefill: {}
     picker:
@@ -50,7 +50,7 @@ OnNoPrefill = Literal["aggregate", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """Which policy decides beside, without effect, and for what share (0..1) of the requests."""
+    """A policy that decides without effect, for this share (0..1) of the requests."""
 
     policy: str
     rate: float
@@ -58,7 +58,7 @@ class Shadow:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One policy, ready to decide. `version` changes whenever what it says changes."""
+    """One policy, ready to decide. `version` changes when its file changes."""
 
     name: str
     version: str
@@ -70,17 +70,17 @@ class Policy:
     match: Match | None = None
     percent: float = 100.0
     attempts: int | None = None
-    """How many candidates may be tried; None as `limits.retries` of the configuration says."""
+    """Maximum number of candidates to try; None: 1 + `limits.retries` of the configuration."""
     slo_ttft_ms: float | None = None
     shadow: Shadow | None = None
     filters: Filters = ()
 
     cost_names: tuple[str, ...] = field(init=False)
-    """Of `costs`: one value for all prices."""
+    """Names of `costs`: one tuple shared by all its costs."""
     pulls: bool = field(init=False)
-    """Whether it can price the fetching of KV from peers: what has no price is not planned."""
+    """Whether it has a term for pulls: without one no pull is planned."""
     splits: bool = field(init=False)
-    """Whether it can price a handoff from a prefill pod to a decode pod."""
+    """Whether it considers splits and has a term for handoffs."""
     _sides: Mapping[Side, Costs] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -92,12 +92,12 @@ class Policy:
             object.__setattr__(self, attribute, value)
 
     def costs_of(self, side: Side) -> Costs:
-        """The terms that price that side of a split."""
+        """The terms of one side of a split."""
         return self._sides[side]
 
 
 def choice_model(name: str, table: Mapping[str, type[BaseModel]]) -> type[BaseModel]:
-    """A strict model with one optional field per catalog entry, so that a typo is an unknown key with a line."""
+    """A strict model with one optional field per catalog entry: a typo is reported as an unknown key with its line."""
     fields: dict[str, Any] = {
         key: (Annotated[kind | None, BeforeValidator(_not_empty)], None) for key, kind in table.items()
     }
@@ -105,9 +105,9 @@ def choice_model(name: str, table: Mapping[str, type[BaseModel]]) -> type[BaseMo
 
 
 def _not_empty(value: Any) -> Any:
-    """`queue:` with nothing behind it must not mean "no queue"."""
+    """Rejects `queue:` with an empty value, which does not mean "no queue"."""
     if value is None:
-        raise ValueError("nothing stands behind it; write {} for its defaults")
+        raise ValueError("empty value; write {} for the defaults")
     return value
 
 
@@ -116,67 +116,67 @@ CostChoices = choice_model("CostChoices", COSTS)
 PickerChoice = choice_model("PickerChoice", PICKERS)
 
 
-class _Section(BaseModel):
-    """Part of a policy file: frozen, strict, documented by its docstrings."""
+class _SpecSection(BaseModel):
+    """A part of a policy file: frozen and strict."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
-class RetrySpec(_Section):
+class RetrySpec(_SpecSection):
     """What happens when a pod fails before the first byte."""
 
     attempts: Annotated[int, Field(ge=1, le=11)] | None = None
-    """Candidates that may be tried in all, 1 for no retry; null: 1 + `limits.retries` of the configuration."""
+    """Maximum number of candidates to try, 1 for no retry; null: 1 + `limits.retries` of the configuration."""
 
 
-class PdSpec(_Section):
+class PdSpec(_SpecSection):
     """Prefill and decode on different pods."""
 
     on_no_prefill: OnNoPrefill = "aggregate"
-    """Where prefill and decode are apart and no prefill pod is ready: let decode pods compute, or refuse (503)."""
+    """In a fleet with roles, while no prefill pod is ready: decode pods compute prompts, or requests get a 503."""
     splits: bool = True
-    """Whether pairs of pods are considered; they also need the cost term `handoff`, or they have no price."""
+    """Whether pairs of pods are considered; this also needs the cost term `handoff`."""
 
 
-class SloSpec(_Section):
-    """What the requests of this policy are promised. Nothing is refused by it."""
+class SloSpec(_SpecSection):
+    """Objectives for the requests of this policy. They refuse nothing."""
 
     ttft_ms: PositiveFloat | None = None
-    """Target of the time to first token: `warmroute_policy_slo_requests_total` counts the streamed answers within it
-    and beyond it."""
+    """Target of the time to first token: `warmroute_policy_slo_requests_total` counts the streamed answers within and
+    beyond it."""
 
 
-class ShadowSpec(_Section):
-    """A policy that decides beside this one and sends nothing."""
+class ShadowSpec(_SpecSection):
+    """A policy that decides the same requests without effect."""
 
     policy: str
     """Its name."""
     rate: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """For what share of the requests, 0 to 1."""
+    """Share of the requests, 0 to 1."""
 
 
-class PolicySpec(_Section):
+class PolicySpec(_SpecSection):
     """One file of `policies/`, with what it extends."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
     """The file's name without .yaml."""
     about: str
-    """What it does, in one line."""
+    """Description in one line."""
     extends: str | None = None
-    """A policy to begin with: what stands here is laid over it, key by key; null takes away what it says. `match`,
-    `percent` and `shadow` are not taken over."""
+    """A policy to start from: the keys of this file override its keys; null removes one. `match`, `percent` and
+    `shadow` are not inherited."""
     match: Match | None = None
-    """Which requests it decides beside the default; `{}` for all. Without it, it decides only as the default."""
+    """The requests that it decides; `{}` for all. Without `match`, it decides only as the default."""
     percent: Annotated[float, Field(gt=0, le=100)] = 100.0
-    """Of the requests that match, so many: a canary. Cut by a hash of the session or request id."""
+    """Share of the matching requests that it decides: a canary. Cut by a hash of the session or request id."""
     filters: FilterChoices = FilterChoices()  # type: ignore[valid-type]
-    """Preferences that leave pods out before anything is priced. Where nobody would be left, nobody is left out."""
+    """Exclude pods before pricing, as long as a usable pod is left."""
     costs: CostChoices = CostChoices()  # type: ignore[valid-type]
-    """Terms of the price, in milliseconds, that are added up."""
+    """Terms of the cost, in milliseconds, which are added."""
     picker: PickerChoice  # type: ignore[valid-type]
-    """How priced candidates are ordered: exactly one."""
+    """Orders the priced candidates: exactly one."""
     shortlist: NonNegativeInt = 0
-    """How many pods are priced in full: those with the least outstanding work and uncached prompt. 0 for all."""
+    """Number of pods priced in full: those with the least outstanding work and uncached prompt. 0 for all."""
     retry: RetrySpec = RetrySpec()
     pd: PdSpec = PdSpec()
     slo: SloSpec = SloSpec()
@@ -190,9 +190,9 @@ class PolicySpec(_Section):
         return picker
 
     @model_validator(mode="after")
-    def _share_of_something(self) -> PolicySpec:
+    def _percent_requires_match(self) -> PolicySpec:
         if self.match is None and self.percent != 100:
-            raise ValueError("percent: of which requests? Say `match: {}` for all")
+            raise ValueError(f"percent ({self.percent:g}) requires `match`; write `match: {{}}` for all requests")
         return self
 
     def build(self) -> Policy:
@@ -213,7 +213,7 @@ class PolicySpec(_Section):
             attempts=self.retry.attempts,
             slo_ttft_ms=self.slo.ttft_ms,
             shadow=Shadow(self.shadow.policy, self.shadow.rate) if self.shadow else None,
-            filters=tuple((name, cast(Filter, one)) for name, one in _chosen(self.filters)),
+            filters=tuple((name, cast(Filter, each)) for name, each in _chosen(self.filters)),
         )
 
 

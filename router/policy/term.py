@@ -1,9 +1,8 @@
-"""What is a cost term, what is a filter, and what is a picker?
+"""The base classes of filters, cost terms and pickers.
 
-A filter leaves pods out. A cost term prices one aspect of serving a request on one pod, in milliseconds. A picker
-orders the priced candidates. Each is one frozen pydantic model in one file: the docstring is the formula, the fields
-are the YAML, the method is the algorithm. Terms see a `Placement`, filters a pod's row in the snapshot; they never
-change anything and never see each other.
+A filter excludes pods. A cost term prices one aspect of serving a request on one pod, in milliseconds. A picker orders
+the priced candidates. Each is a frozen pydantic model: the docstring is the formula, the fields are the YAML keys, the
+method is the algorithm. Terms read a `Placement`, filters a row of the fleet snapshot; they change nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from router.types import BlocksByTier, InFlight, Link, Links, Pod, PodLoad, PodS
 
 
 class Configurable(BaseModel):
-    """Base of terms and pickers: frozen; unknown keys and numbers that are none are refused."""
+    """Base of filters, terms and pickers: frozen, without unknown keys, infinities and NaN."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Side(StrEnum):
-    """Which pod a term prices, where prefill and decode are on two."""
+    """The pod of a split that a term prices."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -56,35 +55,35 @@ class Transfer(msgspec.Struct, frozen=True, gc=False):
 
 
 class Placement(msgspec.Struct, frozen=True, gc=False):
-    """One request on one pod: what every cost term reads."""
+    """One request on one pod: the input of every cost term."""
 
     pod: Pod
     load: PodLoad
     inflight: InFlight
     prompt_tokens: int
     cached_tokens: int
-    """Expected to need no compute there: what it holds, aligned and capped as its engine does; what a pull brings."""
+    """Prompt tokens expected to need no compute: held there, aligned and capped as its engine does, or pulled."""
     shared_tokens: int
-    """Leading tokens that so much of the traffic shares that every pod should hold them."""
+    """Leading tokens shared by so much of the traffic that every pod should hold them."""
     output_tokens: int
     now_s: float
     links: Links
     own_tokens: int
-    """Of `cached_tokens`, what it holds itself."""
+    """The part of `cached_tokens` that the pod holds itself."""
     held_tokens: BlocksByTier
-    """The same by tier."""
+    """`own_tokens` by tier."""
     capacity_tokens: int
-    """Of its KV cache; 0 where unknown."""
+    """Size of its KV cache; 0 if unknown."""
     fixed_ms: float
-    """The part of its next step that does not depend on what prompts are in it."""
+    """The part of its next step that does not depend on the prompts in it."""
     step: StepBegan
     decoding_requests: int = 0
-    """Requests that decode there, by the last scrape or by our ledger, whichever is more: a scrape lags, a ledger does
-    not include other routers."""
+    """Requests that decode there by the last scrape or by our ledger, the larger of the two: a scrape lags, a ledger
+    does not include other routers."""
     pull: Transfer | None = None
-    """Brings what `own_tokens` lacks of `cached_tokens`."""
+    """Transfers the part of `cached_tokens` beyond `own_tokens`."""
     handoff: Transfer | None = None
-    """Brings the whole prompt from the pod that computes it."""
+    """Transfers the KV of the prompt from the pod that computes it."""
 
 
 class CostTerm(Configurable, ABC):
@@ -92,14 +91,14 @@ class CostTerm(Configurable, ABC):
 
     side: ClassVar[Side]
     delays: ClassVar[bool]
-    """Is it time until the first token? Otherwise it is what it is worth to spare somebody else: it counts for the
-    choice, and not for when the client is expected to hear."""
+    """Whether the cost is time until the first token. Otherwise it is an effect on other requests: it counts for the
+    choice but not for the expected time to first token."""
 
     @abstractmethod
     def costs_ms(self, placements: Sequence[Placement]) -> Sequence[float]:
-        """Expected milliseconds of each; may be negative only where the term's docstring says why.
+        """Expected milliseconds of each placement; negative only if the term's docstring says why.
 
-        All at once, which is two thirds of the price of one at a time; each for itself all the same."""
+        All placements in one call: this takes two thirds of the time of one call for each."""
 
     @abstractmethod
     def inputs(self, at: Placement) -> Iterator[Input]:
@@ -112,16 +111,16 @@ class CostTerm(Configurable, ABC):
 
 
 class Filter(Configurable, ABC):
-    """Leaves pods out before anything is priced: a preference, as long as somebody is left who can serve."""
+    """Excludes pods before pricing. It applies only while a pod is left that can serve the request."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     strict: bool = False
-    """Refuse the request (503) where nobody would be left, instead of leaving nobody out."""
+    """Refuse the request (503) if no pod would be left, instead of ignoring the filter."""
 
     @abstractmethod
     def keeps(self, status: PodStatus) -> bool:
-        """Does this pod stay?"""
+        """Whether the pod stays eligible."""
 
 
 Filters: TypeAlias = Sequence[tuple[str, Filter]]
@@ -132,7 +131,7 @@ Costs: TypeAlias = Sequence[tuple[str, CostTerm]]
 
 
 def prices_ms(placements: Sequence[Placement], costs: Costs) -> Iterable[tuple[float, ...]]:
-    """For each placement what each term costs. Term by term over all: half the price of going pod by pod."""
+    """The cost of each term, for each placement. Term by term: half the time of going pod by pod."""
     columns = [term.costs_ms(placements) for _, term in costs]
     return zip(*columns, strict=True) if columns else repeat((), len(placements))
 
@@ -141,4 +140,4 @@ class Picker(Protocol):
     """Orders candidates, best first."""
 
     def rank(self, scene: Scene, candidates: Sequence[Candidate]) -> tuple[Sequence[Candidate], str]:
-        """All candidates in order of preference, and one line that says why the first is first."""
+        """All candidates in order of preference, and the reason for the first in one line."""

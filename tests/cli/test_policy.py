@@ -63,7 +63,8 @@ def test_a_difference_is_told_field_by_field_with_units(typed: Typed, tmp_path: 
         "picker.lowest_cost.indifference_ms: 1.0 ms -> 5.0 ms",
         "shortlist: 12 pods -> 8 pods",
         "match.prompt_tokens.min: nothing -> 100 tokens",
-        "filters.max_waiting: nothing -> filters   (At which engines do requests pile up?)",
+        "filters.max_waiting: nothing -> filters   "
+        "(Keeps the pods with at most `requests` waiting requests in the last scrape.)",
         "filters.max_waiting.strict: nothing -> False",
         "filters.max_waiting.requests: nothing -> 3 requests",
         "costs.decode_interference: nothing -> priced   "

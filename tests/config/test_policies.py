@@ -114,7 +114,7 @@ def test_every_file_with_a_match_is_in_force(tmp_path: Path) -> None:
         ("extends: mine\n", "/mine.yaml:3: extends: in a circle: mine extends mine"),
         ("extends: [base]\n", "/mine.yaml:3: extends: Input should be a valid string"),
         ("extends: base\ncosts:\n  decod: null\n", "/mine.yaml:5: costs.decod: unknown key; did you mean 'decode'?"),
-        ("extends: base\ncosts:\n  prefill:\n", "/mine.yaml:5: costs.prefill: Value error, nothing stands behind it"),
+        ("extends: base\ncosts:\n  prefill:\n", "/mine.yaml:5: costs.prefill: Value error, empty value"),
         ("extends: base\npd: {split: false}\n", "/mine.yaml:4: pd.split: unknown key; did you mean 'splits'?"),
         ("extends: base\nmatch: {clas: chat}\n", "/mine.yaml:4: match.clas: unknown key; did you mean 'class'?"),
         (
@@ -122,7 +122,7 @@ def test_every_file_with_a_match_is_in_force(tmp_path: Path) -> None:
             "/mine.yaml:4: match.class: there is no class 'chatt'; did you mean",
         ),
         ("extends: base\nmatch:\n  stream: maybe\n", "/mine.yaml:5: match.stream: Input should be a valid boolean"),
-        ("extends: base\npercent: 5\n", "percent: of which requests?"),
+        ("extends: base\npercent: 5\n", "requires `match`"),
         ("extends: base\nmatch: {}\npercent: 0\n", "/mine.yaml:5: percent: Input should be greater than 0"),
         ("extends: base\nshadow: {policy: bas}\n", "/mine.yaml:4: shadow.policy: there is no policy 'bas'; did you"),
         (

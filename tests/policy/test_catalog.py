@@ -5,17 +5,16 @@ from __future__ import annotations
 import pytest
 
 from router.policy.catalog import COSTS, DELAYS, FILTERS, PICKERS, _classes
-from router.policy.reference import question_of
+from router.policy.reference import purpose_of
 from router.policy.term import Configurable, CostTerm, Filter
 
 
 @pytest.mark.parametrize(
     "kind", [*FILTERS.values(), *COSTS.values(), *PICKERS.values()], ids=lambda kind: kind.__name__
 )
-def test_every_member_says_what_it_is_for(kind: type[Configurable]) -> None:
-    """Its file asks a question, and its class answers it."""
-    assert question_of(kind).endswith("?")
-    assert kind.__doc__
+def test_every_member_has_a_purpose(kind: type[Configurable]) -> None:
+    """A question or a sentence, which reference page and `policy diff` show."""
+    assert purpose_of(kind).endswith(("?", "."))
 
 
 def test_what_a_client_waits_for_is_said_by_the_terms() -> None:
@@ -23,9 +22,9 @@ def test_what_a_client_waits_for_is_said_by_the_terms() -> None:
     assert {"queue", "prefill", "tier_read", "transfer", "handoff", "kv_wait"} == DELAYS
 
 
-@pytest.mark.parametrize("place", ["pickers.LowestCost", "filters.pods.Pods"])
+@pytest.mark.parametrize("place", ["pickers.LowestCost", "filters.PodsFilter"])
 def test_a_row_in_the_wrong_table_is_an_error_at_once(place: str) -> None:
     """Not when the first request is priced by it."""
-    with pytest.raises(TypeError, match=f"{place} is no CostTerm"):
+    with pytest.raises(TypeError, match=f"{place} is not a CostTerm"):
         _classes(CostTerm, {"mine": place})  # type: ignore[type-abstract]
-    assert issubclass(_classes(Filter, {"mine": "filters.pods.Pods"})["mine"], Filter)  # type: ignore[type-abstract]
+    assert issubclass(_classes(Filter, {"mine": "filters.PodsFilter"})["mine"], Filter)  # type: ignore[type-abstract]

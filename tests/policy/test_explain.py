@@ -91,7 +91,7 @@ def test_the_sentence_names_the_part_that_decided() -> None:
     """What the runner-up would have cost there."""
     seen = holding(scene(*ready(pod("a"), pod("b"))), "a", 50)
     assert explained(seen, policy("queue", "prefill")).why == (
-        "a, by lowest cost: 16.26 ms cheaper than b, above all in prefill (5.14 against 21.40). "
+        "a, by lowest cost: 16.26 ms cheaper than b, mostly in prefill (5.14 instead of 21.40). "
         "800 of 1,000 prompt tokens were expected in its cache."
     )
 
@@ -102,8 +102,8 @@ def test_the_sentence_admits_that_price_did_not_decide() -> None:
     assert "costs the same, and the request's key decided" in explained(idle, policy("queue")).why
     busy = scene(*ready(pod("a"), pod("b")), turn=0, inflight={"a": InFlight(1, 1, 9, 30.0)})
     turns = policy("queue", picker={"in_turn": {}})
-    assert "b is 30.00 ms cheaper, but price is not all" in explained(busy, turns).why
-    assert "goes by no price" in explained(busy, POLICIES["round_robin"]).why
+    assert "b is 30.00 ms cheaper, but this policy does not choose by cost alone" in explained(busy, turns).why
+    assert "this policy has no costs" in explained(busy, POLICIES["round_robin"]).why
     work = {"a": InFlight(1, 1, 9, 5.0), "b": InFlight(1, 1, 9, 5.5)}
     near = scene(*ready(pod("a"), pod("b")), inflight=work)
     assert "costs the same within 1 ms" in explained(near, POLICIES["cost_aware"]).why
@@ -127,4 +127,4 @@ def test_every_term_of_the_default_policy_has_a_formula() -> None:
 def test_the_sentence_admits_that_the_prompt_was_not_read() -> None:
     """Then its length is a guess, and so is the price."""
     unread = scene(*ready(pod("a"), pod("b")), prompt=None)
-    assert explained(unread, policy("queue", "prefill")).why.endswith("n is guessed from the length of the body.")
+    assert explained(unread, policy("queue", "prefill")).why.endswith("n is estimated from the length of the body.")

@@ -57,9 +57,7 @@ assert "pod is far, 0 or 1 0 1" in lines
 assert "distance distance = far_ms on pods whose zone is not `home`." in lines
 assert "home here, far_ms 7" in lines
 """
-FILTER = '''"""Whose number is even?"""
-
-from router.policy.term import Filter
+FILTER = '''from router.policy.term import Filter
 from router.types import PodStatus
 
 
@@ -76,7 +74,7 @@ from tests.policy.scenes import pod, policy, ready, scene
 
 found = decide(scene(*ready(pod("a1"), pod("a2"))), policy("queue", filters={"even": {}}))
 print([one.pod.id for one in found.candidates])
-assert "Whose number is even?" in reference_page() and '"even"' in schema_page()
+assert "Keeps the pods whose name ends in an even digit." in reference_page() and '"even"' in schema_page()
 """
 
 
@@ -107,5 +105,5 @@ def test_a_new_cost_term_is_one_file_and_one_line_of_the_catalog(tmp_path: Path)
 
 def test_a_new_filter_is_one_file_and_one_line_of_the_catalog(tmp_path: Path) -> None:
     """Policies can leave pods out by it; the reference page and the schema have it, too."""
-    line = '        "even": "filters.even.Even",'
-    assert learnt(tmp_path, "filters/even.py", FILTER, "FILTERS", line, FILTERS) == "['a2']"
+    line = '        "even": "even.Even",'
+    assert learnt(tmp_path, "even.py", FILTER, "FILTERS", line, FILTERS) == "['a2']"

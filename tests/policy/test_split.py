@@ -13,7 +13,7 @@ from router.decision import Candidate, Direct, Split
 from router.errors import ClientError, FleetError, NoReadyPod
 from router.policy.decide import decide
 from router.policy.spec import Policy
-from router.policy.split import MOST_OF_A_SIDE, fit_together
+from router.policy.split import MAX_PODS_PER_SIDE, compatible
 from router.types import InFlight, Link, Links, Pod, PodLoad, PodState, PodStatus, PrefixMatch, PrefixTrust, Role, Scene
 from tests.policy.scenes import SPEED, holding, pod, policy, prompt, ready, scene, speeds, works
 
@@ -90,7 +90,7 @@ def test_a_fleet_of_pods_of_both_roles_is_not_split() -> None:
 def test_only_what_understands_one_anothers_kv_is_paired(facts: dict[str, Any], fit: bool) -> None:
     """One engine, one version, one dialect."""
     prefill, decode = half("p0", Role.PREFILL), half("d0", Role.DECODE, **facts)
-    assert fit_together(prefill, decode) is fit
+    assert compatible(prefill, decode) is fit
     assert bool(pairs(asked(*ready(prefill, decode)))) is fit
 
 
@@ -113,7 +113,7 @@ def test_of_many_only_the_best_of_either_side_are_paired() -> None:
     full = PodLoad(kv_usage=0.9)
     statuses = [replace(status, load=full) if status.pod.id != "d8" else status for status in pods]
     found = pairs(asked(*statuses, inflight=inflight))
-    assert len(found) == MOST_OF_A_SIDE**2
+    assert len(found) == MAX_PODS_PER_SIDE**2
     assert {prefill for prefill, _ in found} == {"p2", "p5", "p7"}
     assert {decode for _, decode in found} == {"d0", "d4", "d8"}
 
@@ -192,7 +192,7 @@ def test_without_a_prefill_pod_decode_pods_compute_or_nobody_serves(state: PodSt
     )
     (only,) = decide(seen, aggregate).candidates
     assert only.plan == Direct(decode)
-    with pytest.raises(NoReadyPod, match="No prefill pod that serves `m` is ready"):
+    with pytest.raises(NoReadyPod, match="No ready prefill pod serves `m`"):
         decide(seen, fail)
 
 
@@ -254,7 +254,7 @@ def test_every_pair_fits_and_adds_up(seen: Scene) -> None:
         assert each.cost.total_ms == sum(ms for _, ms in each.cost.parts)
         assert each.pod.role is not Role.PREFILL
         if isinstance(each.plan, Split):
-            assert fit_together(each.plan.prefill, each.plan.decode)
+            assert compatible(each.plan.prefill, each.plan.decode)
             assert each.plan.prefill.handoff
             assert each.plan.prefill.role is not Role.DECODE
             assert sorted(name for name, _ in each.cost.parts) == sorted(name for name, _ in ALL.costs)
@@ -291,4 +291,4 @@ def test_in_the_middle_of_an_upgrade_pods_that_fit_are_found_behind_better_ones_
     busy = {"p9": InFlight(1, 1, prefill_ms=500.0), "d9": InFlight(1, context_tokens=1000, decode_tokens=1000)}
     found = pairs(asked(*ready(*fleet), inflight=busy))
     assert {("p9", "d0"), ("p0", "d9")} <= set(found)
-    assert all(fit_together(pair.plan.prefill, pair.plan.decode) for pair in found.values())  # type: ignore[union-attr]
+    assert all(compatible(pair.plan.prefill, pair.plan.decode) for pair in found.values())  # type: ignore[union-attr]

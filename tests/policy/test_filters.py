@@ -1,4 +1,4 @@
-"""Preferences leave pods out, and give way where nobody would be left."""
+"""Filters keep the pods that they describe, and are ignored if no usable pod would be left."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from router.errors import NoReadyPod, RouterError
 from router.policy.decide import decide
+from router.policy.eligible import LeftOut, left_out
 from router.policy.explain import explain
-from router.policy.narrow import LeftOut, left_out
 from router.policy.recording import record
 from router.types import PodLoad, PodState, PodStatus, Role, Scene
 from tests.policy.scenes import pod, policy, ready, scene, scenes
@@ -96,3 +97,36 @@ def test_an_explanation_names_the_filter_and_whom_it_left_out() -> None:
     found = decide(FLEET, by)
     told = explain(FLEET, by, found.candidates, len(found.candidates), found.reason)
     assert told.left_out == (LeftOut("hardware", (), gave_way=True), LeftOut("max_waiting", ("a1",)))
+
+
+# --- each filter ---
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "stay"),
+    [
+        ("max_kv_usage", {}, {"a2", "b1"}),
+        ("max_kv_usage", {"share": 0.5}, {"b1"}),
+        ("max_waiting", {}, {"a2", "b1"}),
+        ("max_waiting", {"requests": 0}, {"b1"}),
+        ("pods", {"only": "a*"}, {"a1", "a2"}),
+        ("pods", {"without": ["a*"]}, {"b1"}),
+        ("pods", {"only": ["a?", "b*"], "without": "?2"}, {"a1", "b1"}),
+        ("hardware", {"only": "h100x1"}, {"a1", "a2"}),
+        ("topology", {"zone": "us"}, {"a2", "b1"}),
+        ("topology", {"zone": ["us", "eu"], "rack": "r1"}, {"a1", "a2"}),
+    ],
+)
+def test_a_filter_leaves_out_whom_it_says(name: str, said: dict[str, Any], stay: set[str]) -> None:
+    """Each by the facts and the load of the pods, its bounds included."""
+    ((_, one),) = policy("queue", filters={name: said}).filters
+    assert {status.pod.id for status in FLEET.fleet.pods if one.keeps(status)} == stay
+
+
+@pytest.mark.parametrize(
+    "said", [{"topology": {}}, {"hardware": {}}, {"pods": {}}, {"max_kv_usage": {"share": 2}}, {"max_waiting": None}]
+)
+def test_a_filter_that_says_nothing_or_nonsense_is_refused(said: dict[str, Any]) -> None:
+    """At once, not when a request comes."""
+    with pytest.raises(ValidationError):
+        policy("queue", filters=said)
