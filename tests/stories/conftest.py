@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import uvicorn
 
 from router.api.protocol import EdgeProtocol
 from router.api.server import DrainingServer
-from router.config.priors import load_priors
+from router.config.priors import ModelPrior, load_priors
 from router.config.schema import Edge, Limits, ModelConfig, PodConfig, Probes, Receipts, RouterConfig
 from router.config.shipped import shipped
+from router.prompt import segments
+from router.prompt.cuts import find_cuts
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.sim.mock_engine import MockEngine, MockEngineConfig, MockFleet
@@ -75,6 +78,33 @@ class City:
 OpenCity = Callable[..., AbstractAsyncContextManager[City]]
 
 
+class _FastPolling:
+    """The `asyncio` module for uvicorn, whose server polls every 100 ms: here every 5 ms."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, delay_s: float) -> None:
+        """A twentieth of the delay."""
+        await asyncio.sleep(delay_s / 20)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fast_routers() -> Iterator[None]:
+    """Compute what is equal for every router only once, and stop uvicorn without delay."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segments, "find_cuts", cache(find_cuts))
+        patch.setattr(uvicorn.server, "asyncio", _FastPolling())
+        patch.setattr(httpx, "create_ssl_context", cache(httpx.create_ssl_context))
+        yield
+
+
+@pytest.fixture(scope="session")
+def priors() -> dict[str, ModelPrior]:
+    """The shipped cost priors."""
+    return load_priors(shipped("config") / "models")
+
+
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """The DeepSeek tokenizer with our template."""
@@ -100,7 +130,9 @@ def engine_config(tokenizer: Tokenizer) -> Callable[..., MockEngineConfig]:
 
 
 @pytest.fixture
-def open_city(engine_config: Callable[..., MockEngineConfig], tokenizer: Tokenizer) -> OpenCity:
+def open_city(
+    engine_config: Callable[..., MockEngineConfig], tokenizer: Tokenizer, priors: dict[str, ModelPrior]
+) -> OpenCity:
     """Start engines and router; everything is down again afterwards, in whatever way the story ends."""
 
     @asynccontextmanager
@@ -132,12 +164,11 @@ def open_city(engine_config: Callable[..., MockEngineConfig], tokenizer: Tokeniz
                     **{"health_interval_s": 0.1, "load_interval_s": 0.05, "self_test_interval_s": 0.2, **(probes or {})}
                 ),
             )
-            priors = load_priors(shipped("config") / "models")
             folder = policies or shipped("policies")
             program = Program(config, folder, priors, load=lambda source, *, fast: tokenizer)
             async with (
                 listening(program, host, **stop) as (server, url),
-                httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as client,
+                httpx.AsyncClient(base_url=url, timeout=DEADLINE_S, verify=False) as client,
             ):
                 city = City(list(fleet.engines), program, client, url, server)
                 if wait:
