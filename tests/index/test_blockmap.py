@@ -1,4 +1,4 @@
-"""Announced blocks of several holders, against a model of plain sets and counts."""
+"""Announced blocks of several pods, compared with a model of plain sets and counts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def placeholder(*hashes: int, tier: Tier) -> BlocksStored:
 
 
 def after(*events: KvEvent, generation: Generation = GENERATION) -> BlockMap:
-    """The map when one holder, "a", has announced these."""
+    """BlockMap with one pod, "a", after these events."""
     blocks = BlockMap()
     blocks.add_holder("a", generation)
     for event in events:
@@ -80,8 +80,8 @@ def held(blocks: BlockMap, asked: PromptPrefix | None = None) -> BlocksByTier:
     return blocks.match(asked or prompt()).get("a", (0, 0, 0, 0))
 
 
-def test_stored_blocks_are_matched() -> None:
-    """As far as they lead, whatever hashes the engine gives them."""
+def test_stored_blocks_are_matched_up_to_the_first_missing_one() -> None:
+    """For any engine hashes."""
     blocks = after(stored(71, 72))
     assert held(blocks) == (2, 0, 0, 0)
     assert held(blocks, prompt((1, 2, 9, 9))) == (1, 0, 0, 0)
@@ -89,14 +89,14 @@ def test_stored_blocks_are_matched() -> None:
 
 
 def test_blocks_continue_those_of_their_parent() -> None:
-    """Engines announce a prompt in pieces."""
+    """Engines announce a prompt in several events."""
     assert held(after(stored(71), stored(72, 73, parent=71, start=2))) == (3, 0, 0, 0)
 
 
 @given(st.integers(1, 3 * PIECE_BLOCKS), st.integers(1, 3 * PIECE_BLOCKS))
 @settings(max_examples=20)
-def test_a_long_event_is_taken_in_by_and_by(blocks: int, gone: int) -> None:
-    """None of its pieces is long, and in the end the map is the same."""
+def test_a_long_event_is_applied_in_short_pieces(blocks: int, gone: int) -> None:
+    """The final state is the same."""
     tokens = tuple(range(2 * blocks))
     long = BlocksStored(block_hashes=tuple(range(blocks)), parent_hash=None, tokens=tokens, block_size_tokens=2)
     pieces = list(split_events([long, removed(*range(blocks - min(gone, blocks), blocks))]))
@@ -107,22 +107,21 @@ def test_a_long_event_is_taken_in_by_and_by(blocks: int, gone: int) -> None:
 
 
 def test_a_forgotten_pod_frees_its_blocks_at_once() -> None:
-    """Nothing keeps a reference to them."""
     found = after(stored(71, 72, 73, 74))
     blocks = ref(found._holders["a"])
     found.forget("a")
     assert blocks() is None and held(found) == (0, 0, 0, 0)
 
 
-def test_an_orphan_is_counted_and_left_out() -> None:
-    """After a replay that began late its place is unknown; what follows it has no place either."""
+def test_an_orphan_is_counted_and_dropped() -> None:
+    """A late replay lacks the parent; the orphan's children have no parent either."""
     blocks = after(stored(72, 73, parent=71, start=2), stored(74, parent=73, start=6), placeholder(75, tier=Tier.CPU))
     assert blocks.match(prompt()) == {}
     assert (blocks.orphans("a"), blocks.block_holders) == (4, 0)
 
 
 def test_a_block_stays_until_its_last_copy_is_removed() -> None:
-    """A repeated prompt computes its last block again: stored twice, removed twice."""
+    """A repeated prompt stores its last block again: stored twice, removed twice."""
     blocks = after(stored(71), stored(71), removed(71))
     assert held(blocks) == (1, 0, 0, 0)
     blocks.apply("a", removed(71))
@@ -130,14 +129,14 @@ def test_a_block_stays_until_its_last_copy_is_removed() -> None:
     assert blocks.block_holders == 0
 
 
-def test_a_removal_of_what_is_not_there_changes_nothing() -> None:
-    """Unknown hashes, other tiers, and groups of attention that are not indexed."""
+def test_removing_an_absent_block_changes_nothing() -> None:
+    """Unknown hashes, other tiers, and attention groups that are not indexed."""
     blocks = after(stored(71), removed(99), removed(71, tier=Tier.CPU), removed(71, group=1))
     assert held(blocks) == (1, 0, 0, 0)
 
 
 def test_groups_count_their_own_copies() -> None:
-    """A hybrid model stores the same hash once for each of its groups."""
+    """A hybrid model stores the same hash once per attention group."""
     blocks = after(stored(71), stored(71, group=1), removed(71, group=1))
     assert held(blocks) == (1, 0, 0, 0)
     blocks.apply("a", removed(71))
@@ -145,19 +144,18 @@ def test_groups_count_their_own_copies() -> None:
 
 
 def test_a_placeholder_adds_a_tier_to_known_blocks() -> None:
-    """And a block that has left the GPU still counts where it lies."""
+    """A block that was removed from the GPU still counts in its other tier."""
     blocks = after(stored(71, 72), placeholder(71, 72, tier=Tier.CPU), removed(72))
     assert held(blocks) == (1, 1, 0, 0)
 
 
 def test_a_block_in_another_tier_can_still_be_a_parent() -> None:
-    """Its place in the chain does not depend on where it lies."""
     blocks = after(stored(71), placeholder(71, tier=Tier.CPU), removed(71), stored(72, parent=71, start=2))
     assert held(blocks) == (1, 1, 0, 0)
 
 
 def test_engine_blocks_may_be_multiples_of_the_routers() -> None:
-    """One of eight tokens is four of two; it comes and goes as one."""
+    """One engine block of eight tokens is four router blocks of two, added and removed together."""
     blocks = after(stored(71, size=4), stored(72, parent=71, start=4, size=4))
     assert held(blocks) == (4, 0, 0, 0)
     blocks.apply("a", removed(72))
@@ -165,15 +163,14 @@ def test_engine_blocks_may_be_multiples_of_the_routers() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_engine_blocks_of_any_other_size_are_refused(size: int) -> None:
-    """Visibly, with the reason."""
+def test_engine_blocks_of_any_other_size_are_rejected_with_a_reason(size: int) -> None:
     blocks = after(stored(71, size=size))
     assert blocks.match(prompt()) == {}
     assert str(size) in blocks.rejected_reason("a") and "2" in blocks.rejected_reason("a")
     assert after(stored(71)).rejected_reason("a") == ""
 
 
-def test_a_cleared_holder_has_nothing_and_goes_on() -> None:
+def test_a_cleared_pod_is_empty_and_can_store_again() -> None:
     """As after a reset of its prefix cache."""
     blocks = after(stored(71, 72), BlocksCleared())
     assert (held(blocks), blocks.block_holders) == ((0, 0, 0, 0), 0)
@@ -181,7 +178,7 @@ def test_a_cleared_holder_has_nothing_and_goes_on() -> None:
     assert held(blocks) == (1, 0, 0, 0)
 
 
-def test_a_new_life_knows_nothing_of_the_old_one() -> None:
+def test_a_new_epoch_keeps_nothing_of_the_previous_one() -> None:
     """Not even parents."""
     blocks = after(stored(71))
     blocks.add_holder("a", GENERATION)
@@ -189,8 +186,8 @@ def test_a_new_life_knows_nothing_of_the_old_one() -> None:
     assert blocks.match(prompt()) == {} and blocks.orphans("a") == 1
 
 
-def test_events_of_strangers_are_ignored() -> None:
-    """They may come after a pod has left."""
+def test_events_of_unknown_pods_are_ignored() -> None:
+    """They can arrive after a pod was removed."""
     blocks = after(stored(71))
     blocks.forget("a")
     blocks.apply("a", stored(71))
@@ -202,22 +199,22 @@ def test_events_of_strangers_are_ignored() -> None:
     [{"model": "other"}, {"revision": "2"}, {"tokenizer": "other"}, {"kv_dtype": "fp8"}],
 )
 def test_the_same_tokens_of_another_generation_never_match(other: dict[str, str]) -> None:
-    """Neither way round."""
+    """In either direction."""
     elsewhere = replace(GENERATION, **other)  # type: ignore[arg-type]
     assert after(stored(71)).match(prompt(generation=elsewhere)) == {}
     assert after(stored(71), generation=elsewhere).match(prompt()) == {}
 
 
 def test_an_events_adapter_and_salt_are_part_of_its_generation() -> None:
-    """Its children follow by their parent alone."""
+    """Child blocks follow through their parent."""
     blocks = after(stored(71, adapter="lora", salt="tenant"), stored(72, parent=71, start=2))
     own = replace(GENERATION, adapter="lora", salt="tenant")
     assert held(blocks, prompt(generation=own)) == (2, 0, 0, 0)
     assert held(blocks) == (0, 0, 0, 0)
 
 
-def test_a_hash_that_an_engine_uses_for_two_caches_stands_for_the_first() -> None:
-    """SGLang does not hash every namespace; nothing may be left behind when both are gone."""
+def test_a_hash_used_for_two_caches_keeps_its_first_blocks() -> None:
+    """SGLang does not hash every namespace. Nothing may remain when both are removed."""
     blocks = after(stored(71, salt="one"), stored(71, salt="two"))
     assert held(blocks, prompt(generation=replace(GENERATION, salt="one"))) == (1, 0, 0, 0)
     assert held(blocks, prompt(generation=replace(GENERATION, salt="two"))) == (0, 0, 0, 0)
@@ -226,8 +223,8 @@ def test_a_hash_that_an_engine_uses_for_two_caches_stands_for_the_first() -> Non
     assert held(blocks, prompt(generation=replace(GENERATION, salt="one"))) == (0, 0, 0, 0)
 
 
-def test_hits_that_are_announced_again_and_again_stay_in_their_tier() -> None:
-    """`kv_cache_report_mode=full`: no number of them runs over into the next tier's count."""
+def test_repeated_hits_do_not_overflow_into_the_next_tiers_count() -> None:
+    """With `kv_cache_report_mode=full`."""
     blocks = after(*[stored(71)] * 70_000)
     assert held(blocks) == (1, 0, 0, 0)
     blocks.apply("a", removed(71, tier=Tier.CPU))
@@ -244,7 +241,7 @@ DEPTH = 4
 
 
 def tokens_of(path: Path, size: int) -> tuple[int, ...]:
-    """A block is its name, over and over."""
+    """Tokens of a block: its name, repeated."""
     return tuple(token for name in path for token in (10 + name,) * size)
 
 
@@ -254,7 +251,7 @@ def engine_hash(salt: str, path: Path) -> int:
 
 @dataclass
 class NaiveHolder:
-    """What one holder has: copies of each block by tier and group; blocks are (salt, path)."""
+    """Copies of each block by tier and group; blocks are (salt, path)."""
 
     copies: Counter[tuple[str, Path, Tier]] = field(default_factory=Counter)
     groups: set[int] = field(default_factory=set)
@@ -290,7 +287,7 @@ class NaiveHolder:
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that happens to one holder."""
+    """One event of one pod."""
 
     kind: str
     pod: PodId
@@ -336,13 +333,13 @@ def steps(draw: st.DrawFn) -> Step:
     )
 
 
-def questions() -> Iterator[tuple[str, Path, int]]:
-    """Every prompt of full depth: salt, path, and the engine block size in which the path is spelled."""
+def prompts_of() -> Iterator[tuple[str, Path, int]]:
+    """All prompts of full depth: salt, path, and the engine block size of the path."""
     return product(SALTS, product((0, 1), repeat=DEPTH), sorted(set(SIZES.values())))
 
 
 def naive_match(holders: dict[PodId, NaiveHolder], salt: str, path: Path, size: int) -> dict[PodId, BlocksByTier]:
-    """In router blocks; holders whose blocks have another size are left out."""
+    """In router blocks; pods with another block size are skipped."""
     each = size // GENERATION.block_size_tokens
     found = {pod: holder.run(salt, path) for pod, holder in holders.items() if SIZES[pod] == size}
     return {
@@ -353,14 +350,14 @@ def naive_match(holders: dict[PodId, NaiveHolder], salt: str, path: Path, size: 
 
 
 def assert_equal(blocks: BlockMap, holders: dict[PodId, NaiveHolder]) -> None:
-    for salt, path, size in questions():
+    for salt, path, size in prompts_of():
         asked = prompt(tokens_of(path, size), replace(GENERATION, salt=salt))
         told = {pod: run for pod, run in blocks.match(asked).items() if SIZES[pod] == size}
         assert told == naive_match(holders, salt, path, size)
 
 
-def take(step: Step, blocks: BlockMap, holders: dict[PodId, NaiveHolder]) -> None:
-    """Let one step happen to both."""
+def apply_step(step: Step, blocks: BlockMap, holders: dict[PodId, NaiveHolder]) -> None:
+    """Apply one step to the map and to the model."""
     if step.kind == "forget":
         blocks.forget(step.pod)
         holders.pop(step.pod, None)
@@ -382,14 +379,14 @@ def take(step: Step, blocks: BlockMap, holders: dict[PodId, NaiveHolder]) -> Non
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(steps(), max_size=40))
-def test_the_map_tells_what_sets_and_counts_would_tell(happening: list[Step]) -> None:
-    """Any order of stores, removals, clears, restarts and departures: several holders, sizes, salts, tiers, groups."""
+def test_the_map_matches_as_sets_and_counts_do(happening: list[Step]) -> None:
+    """Any order of stores, removals, clears, restarts and departures: several pods, sizes, salts, tiers, groups."""
     blocks, holders = BlockMap(), dict[PodId, NaiveHolder]()
     for pod in SIZES:
         blocks.add_holder(pod, GENERATION)
         holders[pod] = NaiveHolder()
     for step in happening:
-        take(step, blocks, holders)
+        apply_step(step, blocks, holders)
     assert_equal(blocks, holders)
     for pod in SIZES:
         blocks.forget(pod)
@@ -399,11 +396,10 @@ def test_the_map_tells_what_sets_and_counts_would_tell(happening: list[Step]) ->
 @settings(max_examples=60, deadline=None)
 @given(st.lists(steps().map(lambda step: replace(step, kind="store", pod="a")), min_size=1, max_size=20))
 def test_more_stored_blocks_never_shorten_a_match(stores: list[Step]) -> None:
-    """Whatever is announced, in whatever order."""
     blocks = BlockMap()
     blocks.add_holder("a", GENERATION)
     asked = [
-        prompt(tokens_of(path, 2), replace(GENERATION, salt=salt)) for salt, path, size in questions() if size == 2
+        prompt(tokens_of(path, 2), replace(GENERATION, salt=salt)) for salt, path, size in prompts_of() if size == 2
     ]
     before = [0] * len(asked)
     for step in stores:

@@ -1,4 +1,4 @@
-"""What a router makes of the log, against what publishers have."""
+"""The replica of the log, compared with the publishers' state."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ GPU, CPU = Tier.GPU, Tier.CPU
 EMPTY, RELOAD, CHANGE, SEAL, BEAT, GONE = EntryKind
 
 
-def came(*blocks: BlockHash, tier: Tier = GPU) -> BlockChange:
+def adds(*blocks: BlockHash, tier: Tier = GPU) -> BlockChange:
     return BlockChange(tier, True, blocks)
 
 
-def went(*blocks: BlockHash, tier: Tier = GPU) -> BlockChange:
+def removes(*blocks: BlockHash, tier: Tier = GPU) -> BlockChange:
     return BlockChange(tier, False, blocks)
 
 
 def entry(
     kind: EntryKind, seq: int = 0, *changes: BlockChange, epoch: int = 1, holder: HolderId = "a", complete: bool = True
 ) -> LogEntry:
-    """One entry about a holder that is the pod of the same name."""
+    """One entry of a holder that is the pod with the same name."""
     facts = HolderFacts(url=f"http://{holder}") if kind in (EMPTY, RELOAD) else None
     return LogEntry(kind=kind, holder=holder, epoch=epoch, seq=seq, complete=complete, facts=facts, changes=changes)
 
 
 def make_index() -> ClusterIndex:
-    """Of two pods, `a` and `b`."""
+    """An index with two pods, `a` and `b`."""
     index = ClusterIndex(lifetime_s=LIFETIME_S)
     for pod_id in "ab":
         index.holders.bind(
@@ -45,14 +45,14 @@ def make_index() -> ClusterIndex:
     return index
 
 
-def take(index: ClusterIndex, *entries: LogEntry, now_s: float = 0.0) -> list[bool]:
+def apply(index: ClusterIndex, *entries: LogEntry, now_s: float = 0.0) -> list[bool]:
     return [index.apply(GENERATION, one, now_s) for one in entries]
 
 
 def after(*entries: LogEntry) -> ClusterIndex:
-    """The index when it took all of these over."""
+    """An index after these entries."""
     index = make_index()
-    assert take(index, *entries) == [True] * len(entries)
+    assert apply(index, *entries) == [True] * len(entries)
     return index
 
 
@@ -67,7 +67,7 @@ def runs(index: ClusterIndex, *blocks: BlockHash) -> dict[str, BlocksByTier]:
 
 
 def copied(index: ClusterIndex, *blocks: BlockHash, epoch: int = 1, seq: int = 0) -> KnownHolder:
-    """Read `a` anew, all of it on the GPU."""
+    """Read `a` again, all blocks on the GPU."""
     known = KnownHolder(
         id="a", generation=GENERATION, facts=HolderFacts(url="http://a"), epoch=epoch, seq=seq, last_seen_s=0.0
     )
@@ -77,60 +77,59 @@ def copied(index: ClusterIndex, *blocks: BlockHash, epoch: int = 1, seq: int = 0
     return known
 
 
-STARTED = entry(EMPTY), entry(CHANGE, 1, came(1, 2, 3))
+STARTED = entry(EMPTY), entry(CHANGE, 1, adds(1, 2, 3))
 
 
 # --- changes in order ---
 
 
-def test_changes_that_follow_on_each_other_are_taken_over() -> None:
-    """What comes, what goes, and in which tier."""
-    index = after(*STARTED, entry(CHANGE, 2, came(2, tier=CPU), went(2)), entry(CHANGE, 3, came(4)))
+def test_consecutive_changes_are_applied() -> None:
+    """Additions and removals in each tier."""
+    index = after(*STARTED, entry(CHANGE, 2, adds(2, tier=CPU), removes(2)), entry(CHANGE, 3, adds(4)))
     assert runs(index, 1, 2, 3, 4) == {"a": (3, 1, 0, 0)}
     assert index.held(get(index)) == index.block_holders == 4
     assert (get(index).seq, get(index).complete) == (3, True)
 
 
-def test_holders_count_for_themselves() -> None:
-    """Neither their numbers nor their blocks are one another's."""
-    index = after(*STARTED, entry(EMPTY, holder="b"), entry(CHANGE, 1, came(1), holder="b"))
+def test_holders_are_independent() -> None:
+    """Both sequence numbers and blocks."""
+    index = after(*STARTED, entry(EMPTY, holder="b"), entry(CHANGE, 1, adds(1), holder="b"))
     assert runs(index, 1, 2) == {"a": (2, 0, 0, 0), "b": (1, 0, 0, 0)}
 
 
-def test_a_change_that_was_heard_before_changes_nothing() -> None:
-    """Its blocks may have gone meanwhile."""
-    index = after(*STARTED, entry(CHANGE, 2, went(3)), STARTED[1], STARTED[0])
+def test_a_repeated_change_is_ignored() -> None:
+    """Its blocks may have been removed since."""
+    index = after(*STARTED, entry(CHANGE, 2, removes(3)), STARTED[1], STARTED[0])
     assert (runs(index, 1, 2, 3), get(index).seq) == ({"a": (2, 0, 0, 0)}, 2)
 
 
-def test_after_a_gap_the_holder_must_be_read_anew() -> None:
-    """The change is not taken over, nor is the holder heard of: it stays as it was."""
+def test_after_a_gap_the_holder_must_be_read_again() -> None:
+    """The change is not applied and does not extend the holder's lifetime."""
     index = after(*STARTED)
-    assert take(index, entry(CHANGE, 3, came(4)), now_s=5.0) == [False]
+    assert apply(index, entry(CHANGE, 3, adds(4)), now_s=5.0) == [False]
     assert (runs(index, 1, 2, 3, 4), get(index).seq, get(index).last_seen_s) == ({"a": (3, 0, 0, 0)}, 1, 0.0)
 
 
-def test_a_beat_tells_of_changes_that_were_lost() -> None:
-    """It repeats the number of the last change; one behind it is merely late."""
+def test_a_beat_reveals_lost_changes() -> None:
+    """It repeats the number of the last change; a lower number is only late."""
     index = after(*STARTED, entry(BEAT, 1), entry(BEAT, 0))
-    assert take(index, entry(BEAT, 2)) == [False]
+    assert apply(index, entry(BEAT, 2)) == [False]
     assert runs(index, 1, 2, 3) == {"a": (3, 0, 0, 0)}
 
 
 @pytest.mark.parametrize("kind, seq", [(CHANGE, 1), (SEAL, 1), (BEAT, 0)])
-def test_an_unknown_holder_must_be_read_anew(kind: EntryKind, seq: int) -> None:
-    """Its beginning was not heard."""
+def test_an_unknown_holder_must_be_read_again(kind: EntryKind, seq: int) -> None:
+    """The start of its epoch was missed."""
     index = make_index()
-    assert take(index, entry(kind, seq)) == [False]
+    assert apply(index, entry(kind, seq)) == [False]
     assert list(index.holders) == []
 
 
-def test_whether_a_holder_is_complete_comes_with_every_entry() -> None:
-    """From its beginning on."""
+def test_every_entry_updates_whether_the_holder_is_complete() -> None:
     index = after(entry(EMPTY, complete=False))
     told = [get(index).complete]
     for one in (entry(CHANGE, 1), entry(BEAT, 1, complete=False), entry(BEAT, 1)):
-        assert take(index, one) == [True]
+        assert apply(index, one) == [True]
         told.append(get(index).complete)
     assert told == [False, True, False, True]
 
@@ -140,83 +139,82 @@ def test_whether_a_holder_is_complete_comes_with_every_entry() -> None:
 
 @pytest.mark.parametrize("late", [CHANGE, SEAL, BEAT, EMPTY, RELOAD, GONE])
 def test_an_older_epoch_is_ignored(late: EntryKind) -> None:
-    """Somebody who was fenced off and does not know it yet; whatever the number."""
-    index = after(entry(EMPTY, epoch=5), entry(CHANGE, 1, came(1), epoch=5))
-    assert take(index, entry(late, 2, went(1), came(9), epoch=4, complete=False), now_s=5.0) == [True]
+    """Entries of a fenced-off publisher, whatever their number."""
+    index = after(entry(EMPTY, epoch=5), entry(CHANGE, 1, adds(1), epoch=5))
+    assert apply(index, entry(late, 2, removes(1), adds(9), epoch=4, complete=False), now_s=5.0) == [True]
     assert (runs(index, 1), runs(index, 9)) == ({"a": (1, 0, 0, 0)}, {})
     assert (get(index).epoch, get(index).seq, get(index).complete, get(index).last_seen_s) == (5, 1, True, 0.0)
 
 
 @pytest.mark.parametrize("kind", [CHANGE, SEAL, BEAT])
-def test_a_newer_epoch_whose_beginning_was_lost_must_be_read_anew(kind: EntryKind) -> None:
-    """What is known of the old one stays until then."""
+def test_a_newer_epoch_whose_start_was_lost_must_be_read_again(kind: EntryKind) -> None:
+    """The previous epoch stays until then."""
     index = after(*STARTED)
-    assert take(index, entry(kind, 2, came(4), epoch=2)) == [False]
+    assert apply(index, entry(kind, 2, adds(4), epoch=2)) == [False]
     assert (runs(index, 1, 2, 3, 4), get(index).epoch) == ({"a": (3, 0, 0, 0)}, 1)
 
 
 def test_an_empty_epoch_drops_everything_at_once() -> None:
-    """The holder has lost its cache; numbers begin anew."""
+    """Sequence numbers restart."""
     index = after(*STARTED, entry(EMPTY, epoch=2))
     assert (runs(index, 1), index.block_holders) == ({}, 0)
-    assert take(index, entry(CHANGE, 1, came(2), epoch=2)) == [True]
+    assert apply(index, entry(CHANGE, 1, adds(2), epoch=2)) == [True]
     assert (runs(index, 1), runs(index, 2)) == ({}, {"a": (1, 0, 0, 0)})
 
 
-def test_a_reload_keeps_the_old_until_it_is_sealed() -> None:
-    """What is merely written again stays readable; with the seal, only what was written counts."""
-    index = after(*STARTED, entry(RELOAD, epoch=2), entry(CHANGE, 1, came(1, 4), epoch=2))
+def test_a_reload_keeps_the_old_blocks_until_its_seal() -> None:
+    """After the seal only the written blocks count."""
+    index = after(*STARTED, entry(RELOAD, epoch=2), entry(CHANGE, 1, adds(1, 4), epoch=2))
     assert runs(index, 1, 2, 3) == {"a": (3, 0, 0, 0)} and runs(index, 4) == {}
     assert get(index).reloading
-    assert take(index, entry(SEAL, 2, came(2), epoch=2)) == [True]
+    assert apply(index, entry(SEAL, 2, adds(2), epoch=2)) == [True]
     assert runs(index, 1, 2, 3) == {"a": (2, 0, 0, 0)} and runs(index, 4) == {"a": (1, 0, 0, 0)}
     assert not get(index).reloading and index.block_holders == 3
 
 
-def test_after_the_seal_changes_count_at_once() -> None:
-    """A seal that is heard again changes nothing."""
-    index = after(entry(RELOAD), entry(CHANGE, 1, came(1)), entry(SEAL, 2), entry(CHANGE, 3, came(2)), entry(SEAL, 2))
+def test_after_the_seal_changes_are_applied_at_once() -> None:
+    """A repeated seal is ignored."""
+    index = after(entry(RELOAD), entry(CHANGE, 1, adds(1)), entry(SEAL, 2), entry(CHANGE, 3, adds(2)), entry(SEAL, 2))
     assert runs(index, 1, 2) == {"a": (2, 0, 0, 0)}
 
 
-def test_a_reload_that_begins_again_forgets_what_was_gathered() -> None:
-    """The old stays even then."""
+def test_a_restarted_reload_drops_the_collected_blocks() -> None:
+    """The old blocks still stay."""
     index = after(
         *STARTED,
         entry(RELOAD, epoch=2),
-        entry(CHANGE, 1, came(8), epoch=2),
+        entry(CHANGE, 1, adds(8), epoch=2),
         entry(RELOAD, epoch=3),
-        entry(CHANGE, 1, came(9), epoch=3),
+        entry(CHANGE, 1, adds(9), epoch=3),
     )
     assert (runs(index, 1), runs(index, 8), runs(index, 9)) == ({"a": (1, 0, 0, 0)}, {}, {})
-    assert take(index, entry(SEAL, 2, epoch=3)) == [True]
+    assert apply(index, entry(SEAL, 2, epoch=3)) == [True]
     assert (runs(index, 1), runs(index, 8), runs(index, 9)) == ({}, {}, {"a": (1, 0, 0, 0)})
 
 
 def test_an_empty_epoch_ends_a_reload() -> None:
-    """Neither the old nor what was gathered is left."""
-    index = after(*STARTED, entry(RELOAD, epoch=2), entry(CHANGE, 1, came(8), epoch=2), entry(EMPTY, epoch=3))
+    """Neither old nor collected blocks remain."""
+    index = after(*STARTED, entry(RELOAD, epoch=2), entry(CHANGE, 1, adds(8), epoch=2), entry(EMPTY, epoch=3))
     assert (index.block_holders, get(index).reloading) == (0, False)
 
 
-def test_a_beginning_that_does_not_say_who_it_is_must_be_read() -> None:
-    """Nothing is known of the holder then."""
+def test_an_epoch_start_without_facts_must_be_read_again() -> None:
     index = make_index()
-    assert take(index, replace(entry(EMPTY), facts=None)) == [False]
+    assert apply(index, replace(entry(EMPTY), facts=None)) == [False]
     assert list(index.holders) == []
 
 
 # --- who is no longer there ---
 
 
-def test_who_is_gone_has_nothing() -> None:
-    """Neither what was known nor what was being gathered; others stay."""
+def test_a_removed_holder_has_no_blocks() -> None:
+    """Neither current nor collected ones; other holders stay."""
     index = after(
         *STARTED,
         entry(RELOAD, epoch=2),
-        entry(CHANGE, 1, came(8), epoch=2),
+        entry(CHANGE, 1, adds(8), epoch=2),
         entry(EMPTY, holder="b"),
-        entry(CHANGE, 1, came(1), holder="b"),
+        entry(CHANGE, 1, adds(1), holder="b"),
         entry(GONE, epoch=2),
         entry(GONE, epoch=2),
     )
@@ -224,18 +222,17 @@ def test_who_is_gone_has_nothing() -> None:
     assert runs(index, 1) == {"b": (1, 0, 0, 0)}
 
 
-def test_who_is_silent_for_longer_than_a_lifetime_expires() -> None:
-    """Changes and heartbeats are signs of life, even those that were heard before."""
+def test_a_holder_without_entries_expires_after_its_lifetime() -> None:
+    """Changes and heartbeats extend the lifetime, including repeated ones."""
     index = after(*STARTED, entry(EMPTY, holder="b"))
-    take(index, entry(BEAT, 0, holder="b"), now_s=1.0)
+    apply(index, entry(BEAT, 0, holder="b"), now_s=1.0)
     assert index.expire(LIFETIME_S) == []
     assert [known.id for known in index.expire(LIFETIME_S + 0.5)] == ["a"]
     assert ([known.id for known in index.holders], index.block_holders) == (["b"], 0)
     assert [known.id for known in index.expire(LIFETIME_S + 1.5)] == ["b"]
 
 
-def test_when_nobody_could_be_heard_lifetimes_begin_anew() -> None:
-    """The silence was not theirs."""
+def test_lifetimes_restart_after_an_outage() -> None:
     index = after(*STARTED, entry(EMPTY, holder="b"))
     index.reset_expiry(100.0)
     assert index.expire(100.0 + LIFETIME_S) == []
@@ -245,8 +242,8 @@ def test_when_nobody_could_be_heard_lifetimes_begin_anew() -> None:
 # --- reading anew ---
 
 
-def test_what_is_known_stays_while_it_is_read_anew() -> None:
-    """With the last piece the copy takes its place, at once; pieces may repeat blocks."""
+def test_blocks_stay_while_a_holder_is_read_again() -> None:
+    """The copy replaces them at once; pieces may repeat blocks."""
     index = after(*STARTED)
     index.begin_copy(GENERATION, "a")
     index.copy(GENERATION, "a", GPU, [1, 9])
@@ -258,17 +255,17 @@ def test_what_is_known_stays_while_it_is_read_anew() -> None:
     assert index.held(get(index)) == index.block_holders == 3
 
 
-def test_a_copy_goes_on_where_it_was_read() -> None:
-    """What it has seen already is passed over, what follows is taken."""
+def test_a_copy_continues_at_its_sequence_number() -> None:
+    """Earlier entries are ignored, later ones are applied."""
     index = make_index()
     copied(index, 1, 2, epoch=3, seq=7)
-    assert take(index, entry(CHANGE, 7, went(2), epoch=3), entry(CHANGE, 8, came(3), epoch=3)) == [True, True]
+    assert apply(index, entry(CHANGE, 7, removes(2), epoch=3), entry(CHANGE, 8, adds(3), epoch=3)) == [True, True]
     assert runs(index, 1, 2, 3) == {"a": (3, 0, 0, 0)}
-    assert take(index, entry(CHANGE, 10, epoch=3)) == [False]
+    assert apply(index, entry(CHANGE, 10, epoch=3)) == [False]
 
 
-def test_a_copy_that_was_begun_again_has_nothing_of_the_first() -> None:
-    """Redis may fail in the middle of one."""
+def test_a_restarted_copy_drops_the_first_attempt() -> None:
+    """Redis may fail during a copy."""
     index = make_index()
     index.begin_copy(GENERATION, "a")
     index.copy(GENERATION, "a", GPU, [8])
@@ -277,17 +274,16 @@ def test_a_copy_that_was_begun_again_has_nothing_of_the_first() -> None:
 
 
 def test_a_copy_of_an_empty_holder_is_empty() -> None:
-    """Though nothing of it was ever copied."""
     index = after(*STARTED)
     known = copied(index, seq=5)
     assert (get(index), runs(index, 1), index.block_holders) == (known, {}, 0)
 
 
-def test_a_copy_that_was_read_during_a_reload_counts_as_it_is() -> None:
-    """What is written again from then on adds to it, and the seal takes nothing away."""
-    index = after(*STARTED, entry(RELOAD, epoch=2), entry(CHANGE, 1, came(8), epoch=2))
+def test_a_copy_read_during_a_reload_is_used_as_it_is() -> None:
+    """Later writes add to it, and the seal removes nothing."""
+    index = after(*STARTED, entry(RELOAD, epoch=2), entry(CHANGE, 1, adds(8), epoch=2))
     copied(index, 1, 2, epoch=2, seq=3)
-    assert take(index, entry(CHANGE, 4, came(3), epoch=2), entry(SEAL, 5, epoch=2)) == [True, True]
+    assert apply(index, entry(CHANGE, 4, adds(3), epoch=2), entry(SEAL, 5, epoch=2)) == [True, True]
     assert runs(index, 1, 2, 3) == {"a": (3, 0, 0, 0)} and runs(index, 8) == {}
 
 
@@ -299,7 +295,7 @@ Held = frozenset[tuple[Tier, BlockHash]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is true of one holder."""
+    """True state of one holder."""
 
     epoch: int
     seq: int
@@ -312,7 +308,7 @@ Truth = dict[HolderId, Row]
 
 @dataclass(slots=True)
 class Writers:
-    """Publishers, the log they write, and what was true after each entry."""
+    """Publishers, the log they write, and the true state after each entry."""
 
     rows: Truth = field(default_factory=dict)
     log: list[LogEntry] = field(default_factory=list)
@@ -320,7 +316,7 @@ class Writers:
     epoch: int = 0
 
     def write(self, kind: EntryKind, holder: HolderId, flipped: Held = frozenset(), *, complete: bool = True) -> None:
-        """One entry, in which `flipped` comes if it is not held and goes if it is."""
+        """Write one entry that adds the absent ones of `flipped` and removes the others."""
         row = self.rows.get(holder)
         if kind in (EMPTY, RELOAD):
             self.epoch += 1
@@ -339,8 +335,8 @@ class Writers:
         self.truths.append(dict(self.rows))
 
 
-def read_anew(index: ClusterIndex, holder: HolderId, truth: Truth, now_s: float) -> None:
-    """As the feed does it."""
+def read_again(index: ClusterIndex, holder: HolderId, truth: Truth, now_s: float) -> None:
+    """As the feed does."""
     row = truth.get(holder)
     if row is None:
         return
@@ -360,11 +356,11 @@ def read_anew(index: ClusterIndex, holder: HolderId, truth: Truth, now_s: float)
     )
 
 
-def hear(index: ClusterIndex, entries: Iterable[LogEntry], truth: Truth, now_s: float) -> None:
-    """Take entries over; whoever does not follow is read as `truth` has it."""
+def apply_log(index: ClusterIndex, entries: Iterable[LogEntry], truth: Truth, now_s: float) -> None:
+    """Apply entries; a holder with a gap is read from `truth`."""
     for one in entries:
         if not index.apply(GENERATION, one, now_s):
-            read_anew(index, one.holder, truth, now_s)
+            read_again(index, one.holder, truth, now_s)
 
 
 def assert_equal(index: ClusterIndex, truth: Truth) -> None:
@@ -393,11 +389,11 @@ writes = st.tuples(
     happening=st.lists(st.tuples(writes, st.sampled_from([1, 1, 1, 0, 2]), st.integers(0, 3)), max_size=40),
     last=st.integers(0, 1),
 )
-def test_whatever_is_lost_or_repeated_the_copy_is_the_truth(
+def test_the_replica_converges_despite_lost_and_repeated_entries(
     happening: list[tuple[tuple[EntryKind, HolderId, Held, bool], int, int]], last: int
 ) -> None:
-    """Entries come in order, each any number of times; a holder that is read anew is read as it is by then, which may
-    be ahead of the log. With the next heartbeat, and a lifetime after the last one of who is gone, all is right."""
+    """A holder that is read again may be ahead of the log. After the next heartbeat, and a lifetime after
+    the last entry of removed holders, the replica equals the true state."""
     writers = Writers()
     heard: list[tuple[int, int]] = []
     for (kind, holder, flipped, complete), times, ahead in happening:
@@ -410,21 +406,21 @@ def test_whatever_is_lost_or_repeated_the_copy_is_the_truth(
     index = make_index()
     for at, (times, ahead) in enumerate(heard):
         truth = writers.truths[min(at + ahead, len(heard) - 1)]
-        hear(index, [writers.log[at]] * times, truth, now_s=0.0)
+        apply_log(index, [writers.log[at]] * times, truth, now_s=0.0)
     later_s = 2 * LIFETIME_S
     beats = [
         entry(BEAT, row.seq, epoch=row.epoch, holder=holder, complete=row.complete)
         for holder, row in writers.rows.items()
     ]
-    hear(index, beats, writers.rows, later_s)
+    apply_log(index, beats, writers.rows, later_s)
     index.expire(later_s)
     assert_equal(index, writers.rows)
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(writes, max_size=30))
-def test_a_log_that_is_heard_in_full_is_never_read_anew(history: list[tuple[EntryKind, HolderId, Held, bool]]) -> None:
-    """The copy is the truth after every entry, but for holders whose reload is not sealed: those keep the old."""
+def test_a_complete_log_never_requires_reading_again(history: list[tuple[EntryKind, HolderId, Held, bool]]) -> None:
+    """The replica is exact after each entry, except for holders whose reload is not sealed."""
     writers, index = Writers(), make_index()
     for kind, holder, flipped, complete in history:
         writers.write(kind, holder, flipped, complete=complete)

@@ -1,4 +1,4 @@
-"""What publishers of every kind and release put on the wire, as values."""
+"""KV event messages of every engine type and release, decoded to values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def decode(*events: Any, rank: int | None = None) -> KvBatch:
 
 
 def event(**changes: Any) -> KvEvent:
-    """The one event of a batch of one."""
+    """The event of a batch of one."""
     batch = decode(STORED | changes)
     assert batch.skipped == 0
     return batch.events[0]
@@ -47,7 +47,7 @@ def stored(**changes: Any) -> BlocksStored:
     return value
 
 
-def test_events_come_as_maps() -> None:
+def test_events_can_be_maps() -> None:
     """vLLM since 0.24, and SGLang."""
     removed = {"type": "BlockRemoved", "block_hashes": [11], "medium": "CPU", "group_idx": 1}
     batch = decode(removed, STORED, {"type": "AllBlocksCleared"}, rank=3)
@@ -55,8 +55,8 @@ def test_events_come_as_maps() -> None:
     assert batch == KvBatch(3, (expected, AS_VALUE, BlocksCleared()))
 
 
-def test_events_come_as_tagged_arrays() -> None:
-    """vLLM up to 0.23; their fields in declared order."""
+def test_events_can_be_tagged_arrays() -> None:
+    """vLLM up to 0.23, with fields in declared order."""
     values = ["BlockStored", [11, 12], 10, [1, 2, 3, 4], 2, None, "CPU", "lora", [["lora"], None], 1, None, None]
     batch = decode(values, ["BlockRemoved", [11], "GPU", 1], ["AllBlocksCleared"])
     one = BlocksStored(
@@ -72,13 +72,13 @@ def test_events_come_as_tagged_arrays() -> None:
 
 
 def test_older_releases_send_shorter_arrays() -> None:
-    """What is missing at the end has its default."""
+    """Missing fields have their default."""
     batch = decode(["BlockStored", [11, 12], None, [1, 2, 3, 4], 2], ["BlockRemoved", [11]])
     assert batch.events == (AS_VALUE, BlocksRemoved(block_hashes=(11,)))
 
 
-def test_a_batch_can_be_a_map_itself() -> None:
-    """As in one commit of vLLM's main branch; and its rank may be missing."""
+def test_a_batch_can_be_a_map() -> None:
+    """As in one commit of vLLM's main branch; the rank may be missing."""
     batch = {"ts": 1.5, "events": [STORED], "data_parallel_rank": 2}
     assert decode_batch(msgspec.msgpack.encode(batch)) == KvBatch(2, (AS_VALUE,))
     assert decode_batch(msgspec.msgpack.encode([1.5, [STORED]])) == KvBatch(None, (AS_VALUE,))
@@ -87,13 +87,13 @@ def test_a_batch_can_be_a_map_itself() -> None:
 @pytest.mark.parametrize(
     "same", [2**64 - 3, -3, b"\xff" * 7 + b"\xfd", b"digest of sha256 or " + b"\xff" * 7 + b"\xfd"]
 )
-def test_hashes_are_one_space_however_they_are_written(same: int | bytes) -> None:
-    """Unsigned, signed, or a raw digest, whose last eight bytes count."""
+def test_all_hash_formats_map_to_64_bits(same: int | bytes) -> None:
+    """Unsigned, signed, or a raw digest, of which the last eight bytes count."""
     assert stored(block_hashes=[same, 1], parent_block_hash=same).block_hashes == (2**64 - 3, 1)
     assert stored(parent_block_hash=same).parent_hash == 2**64 - 3
 
 
-def test_of_bigram_tokens_the_first_counts() -> None:
+def test_the_first_token_of_a_bigram_counts() -> None:
     """EAGLE in SGLang publishes each token with its successor."""
     assert stored(token_ids=[[1, 2], [2, 3], [3, 4], [4, 5]]).tokens == token_array((1, 2, 3, 4))
 
@@ -111,15 +111,14 @@ def test_of_bigram_tokens_the_first_counts() -> None:
         ("a shelf in Paris", Tier.REMOTE),
     ],
 )
-def test_each_medium_is_a_tier(medium: str | None, tier: Tier) -> None:
-    """By any publisher's spelling; what nobody has heard of is at least far away."""
+def test_each_medium_maps_to_a_tier(medium: str | None, tier: Tier) -> None:
+    """In any publisher's spelling; unknown media are remote."""
     removed = {"type": "BlockRemoved", "block_hashes": [1], "medium": medium}
     assert stored(medium=medium).tier is tier
     assert decode(removed).events == (BlocksRemoved(block_hashes=(1,), tier=tier),)
 
 
-def test_what_is_not_with_the_publisher_is_remote() -> None:
-    """Whatever its medium."""
+def test_remote_locality_overrides_the_medium() -> None:
     assert stored(medium="CPU", locality="REMOTE").tier is Tier.REMOTE
     assert stored(medium="CPU", locality="LOCAL").tier is Tier.CPU
 
@@ -138,20 +137,20 @@ def test_what_is_not_with_the_publisher_is_remote() -> None:
         ({"lora_id": 7, "lora_name": "lora"}, "lora", ""),
     ],
 )
-def test_an_adapter_and_a_salt_set_blocks_apart(changes: dict[str, Any], adapter: str, salt: str) -> None:
-    """The salt stands in the first block's extra keys, bare or tagged; old releases only number their adapters."""
+def test_adapter_and_salt_are_decoded(changes: dict[str, Any], adapter: str, salt: str) -> None:
+    """The salt is in the first block's extra keys, bare or tagged; old releases only number their adapters."""
     value = stored(**changes)
     assert (value.adapter, value.salt) == (adapter, salt)
 
 
 def test_a_placeholder_has_no_tokens() -> None:
-    """Offload tiers say where a known block also lies."""
+    """Offload tiers announce only the hash of a known block."""
     assert stored(token_ids=[], block_size=0, medium="CPU").tokens == token_array()
 
 
 @pytest.mark.parametrize("kind", [None, "full_attention", "mla_attention", "sink_full_attention"])
 def test_attention_to_the_whole_prefix_is_indexed(kind: str | None) -> None:
-    """DeepSeek's latent attention as well."""
+    """Including DeepSeek's latent attention."""
     assert stored(kv_cache_spec_kind=kind) == AS_VALUE
 
 
@@ -166,14 +165,13 @@ def test_attention_to_the_whole_prefix_is_indexed(kind: str | None) -> None:
         ["BlockMigrated", [1]],
     ],
 )
-def test_what_is_no_prefix_is_skipped_and_counted(event: Any) -> None:
-    """Windows, states, spans with holes, and events of types yet to come; the rest of the batch is read."""
+def test_events_that_cannot_be_indexed_are_skipped_and_counted(event: Any) -> None:
+    """Windows, states, spans with holes, and unknown event types; the rest of the batch is decoded."""
     batch = decode(event, STORED)
     assert (batch.events, batch.skipped) == ((AS_VALUE,), 1)
 
 
 def test_unknown_fields_are_ignored() -> None:
-    """The next release will have more."""
     assert event(session_id="s", lookahead_token_ids=[[5], None], ownership=None) == AS_VALUE
 
 
@@ -184,8 +182,7 @@ def test_unknown_fields_are_ignored() -> None:
         msgspec.msgpack.encode([1.5, [], "rank"]),
     ],
 )
-def test_what_is_no_batch_is_undecodable(payload: bytes) -> None:
-    """One error, by which the feed goes on."""
+def test_an_invalid_batch_is_undecodable(payload: bytes) -> None:
     with pytest.raises(UndecodableBatch):
         decode_batch(payload)
 
@@ -206,7 +203,6 @@ def test_what_is_no_batch_is_undecodable(payload: bytes) -> None:
     ],
 )
 def test_fields_of_the_wrong_type_are_undecodable(changes: dict[str, Any]) -> None:
-    """They must not travel on as values that break elsewhere."""
     with pytest.raises(UndecodableBatch):
         decode(STORED | changes)
 
@@ -223,8 +219,7 @@ broken_events = st.dictionaries(st.sampled_from([name for name in STORED if name
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(broken_events | junk, max_size=3) | junk, st.binary(max_size=3))
-def test_nothing_on_the_wire_can_break_more_than_its_batch(events: Any, noise: bytes) -> None:
-    """Whatever decodes can be indexed; all else is one kind of error."""
+def test_any_bytes_decode_or_raise_undecodable_batch(events: Any, noise: bytes) -> None:
     blocks = BlockMap()
     blocks.add_holder("pod", Generation(model="m", block_size_tokens=2))
     for payload in (msgspec.msgpack.encode([0.0, events, None]), msgspec.msgpack.encode(events), noise):
@@ -242,7 +237,7 @@ END = b"\xff" * 8
 
 @pytest.mark.parametrize("before", [[b"topic"], [b""], [b"", b"topic"]])
 def test_the_last_two_frames_are_number_and_payload(before: list[bytes]) -> None:
-    """Live, replayed, and replayed since vLLM 0.26; the end of a replay is no message."""
+    """Live, replayed, and replayed since vLLM 0.26; the end of a replay is not a message."""
     assert parse_frames([*before, SEVEN, b"payload"]) == (7, b"payload")
     assert parse_frames([*before, END, b""]) is None
 

@@ -1,4 +1,4 @@
-"""One holder's announcements as changes of what it holds, against sets and counts."""
+"""One holder's events as changes of its blocks, compared with sets and counts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def stored(*hashes: int, parent: int | None = None, start: int = 0, size: int = 
     return BlocksStored(block_hashes=hashes, parent_hash=parent, tokens=tokens, block_size_tokens=size, tier=tier)
 
 
-def named(*hashes: int, tier: Tier = GPU) -> BlocksStored:
-    """Hashes without tokens."""
+def hash_only(*hashes: int, tier: Tier = GPU) -> BlocksStored:
+    """The paths of all blocks of the step, in order."""
     return BlocksStored(block_hashes=hashes, parent_hash=None, tokens=(), block_size_tokens=0, tier=tier)
 
 
@@ -35,139 +35,136 @@ def removed(*hashes: int, tier: Tier = GPU) -> BlocksRemoved:
     return BlocksRemoved(block_hashes=hashes, tier=tier)
 
 
-def told(
+def applied(
     *events: BlocksStored | BlocksRemoved, resolve_hash: HashResolver | None = None
 ) -> tuple[HolderBlocks, list[list[BlockChange]]]:
-    """A holder that announced these, and what changed by each."""
+    """A holder after these events, and the changes of each."""
     holder = HolderBlocks(GENERATION, resolve_hash)
     return holder, [holder.apply(event) for event in events]
 
 
-def came(*blocks: BlockHash, tier: Tier = GPU) -> list[BlockChange]:
+def adds(*blocks: BlockHash, tier: Tier = GPU) -> list[BlockChange]:
     return [BlockChange(tier, True, list(blocks))]
 
 
-def went(*blocks: BlockHash, tier: Tier = GPU) -> list[BlockChange]:
+def removes(*blocks: BlockHash, tier: Tier = GPU) -> list[BlockChange]:
     return [BlockChange(tier, False, list(blocks))]
 
 
 # --- changes ---
 
 
-def test_a_change_comes_once_for_many_copies() -> None:
-    """With the first copy that is stored and the last that is removed; what is not there cannot go."""
-    _, changes = told(stored(71), stored(71), removed(71), removed(71), removed(71))
-    assert changes == [came(ONE), [], [], went(ONE), []]
+def test_several_copies_yield_one_change() -> None:
+    """With the first stored and the last removed copy; absent blocks cannot be removed."""
+    _, changes = applied(stored(71), stored(71), removed(71), removed(71), removed(71))
+    assert changes == [adds(ONE), [], [], removes(ONE), []]
 
 
 def test_copies_are_counted_by_tier() -> None:
-    """A block that left one tier is still in the other, as often as it was stored there."""
-    holder, changes = told(
+    """A block that was removed from one tier stays in the other."""
+    holder, changes = applied(
         stored(71), stored(71, tier=CPU), stored(71, tier=CPU), removed(71), removed(71, tier=CPU), removed(71)
     )
-    assert changes == [came(ONE), came(ONE, tier=CPU), [], went(ONE), [], []]
+    assert changes == [adds(ONE), adds(ONE, tier=CPU), [], removes(ONE), [], []]
     assert holder.held() == {CPU: [ONE]}
 
 
-def test_of_an_event_only_what_is_new_is_a_change() -> None:
-    """The rest was there already."""
-    _, changes = told(stored(71), stored(71, 72, 73), removed(72, 99, 71))
-    assert changes == [came(ONE), came(TWO, THREE), went(TWO)]
+def test_only_new_blocks_of_an_event_are_changes() -> None:
+    _, changes = applied(stored(71), stored(71, 72, 73), removed(72, 99, 71))
+    assert changes == [adds(ONE), adds(TWO, THREE), removes(TWO)]
 
 
-def test_a_block_under_two_engine_hashes_goes_with_the_last() -> None:
-    """Doubles: engines may hash what differs only for them, and the router's block is one."""
-    holder, changes = told(stored(71), stored(81), stored(91), removed(81), removed(71), removed(91))
-    assert changes == [came(ONE), [], [], [], [], went(ONE)]
+def test_a_block_with_two_engine_hashes_is_removed_with_the_last() -> None:
+    """Engines may hash more than separates blocks here."""
+    holder, changes = applied(stored(71), stored(81), stored(91), removed(81), removed(71), removed(91))
+    assert changes == [adds(ONE), [], [], [], [], removes(ONE)]
     assert holder.held() == {}
 
 
-def test_doubles_in_one_event_are_one_change() -> None:
-    """Neither list names a block twice."""
-    _, changes = told(stored(71), stored(81), removed(71, 81))
-    assert changes[-1] == went(ONE)
+def test_aliases_in_one_event_are_one_change() -> None:
+    """A change lists each block once."""
+    _, changes = applied(stored(71), stored(81), removed(71, 81))
+    assert changes[-1] == removes(ONE)
 
 
-def test_doubles_are_counted_by_tier() -> None:
-    """Two hashes in two tiers are no doubles."""
-    _, changes = told(stored(71), stored(81, tier=CPU), removed(71), removed(81, tier=CPU))
-    assert changes == [came(ONE), came(ONE, tier=CPU), went(ONE), went(ONE, tier=CPU)]
+def test_aliases_are_counted_by_tier() -> None:
+    """Two hashes in two tiers are not aliases."""
+    _, changes = applied(stored(71), stored(81, tier=CPU), removed(71), removed(81, tier=CPU))
+    assert changes == [adds(ONE), adds(ONE, tier=CPU), removes(ONE), removes(ONE, tier=CPU)]
 
 
-def test_an_engine_block_comes_and_goes_with_all_its_router_blocks() -> None:
-    """One of four tokens is two of two; one that shares only some of them leaves those."""
-    _, changes = told(stored(71, size=4), stored(81), stored(72, parent=71, start=4, size=4), removed(71, 72))
-    assert changes == [came(ONE, TWO), [], came(THREE, FOUR), went(TWO, THREE, FOUR)]
+def test_an_engine_block_adds_and_removes_all_its_router_blocks() -> None:
+    """Router blocks that another engine block shares stay."""
+    _, changes = applied(stored(71, size=4), stored(81), stored(72, parent=71, start=4, size=4), removed(71, 72))
+    assert changes == [adds(ONE, TWO), [], adds(THREE, FOUR), removes(TWO, THREE, FOUR)]
 
 
-def test_blocks_are_known_while_a_copy_is_anywhere() -> None:
-    """Others may ask what a hash of this holder stands for."""
-    holder, _ = told(stored(71, size=4), stored(71, size=4, tier=CPU), removed(71))
+def test_a_hash_resolves_while_any_copy_exists() -> None:
+    holder, _ = applied(stored(71, size=4), stored(71, size=4, tier=CPU), removed(71))
     assert (holder.blocks_of(71), holder.blocks_of(72)) == ((ONE, TWO), None)
     holder.apply(removed(71, tier=CPU))
     assert holder.blocks_of(71) is None
 
 
-@pytest.mark.parametrize("orphan", [stored(72, 73, parent=71, start=2), named(72, 73, tier=CPU)])
-def test_what_has_no_place_is_counted_and_left_out(orphan: BlocksStored) -> None:
-    """Nobody else is asked: an unknown parent, and hashes alone."""
-    holder, changes = told(orphan)
+@pytest.mark.parametrize("orphan", [stored(72, 73, parent=71, start=2), hash_only(72, 73, tier=CPU)])
+def test_orphans_are_counted_and_dropped(orphan: BlocksStored) -> None:
+    """An unknown parent, and hashes without tokens."""
+    holder, changes = applied(orphan)
     assert (changes, holder.orphans, holder.held()) == ([[]], 2, {})
 
 
 # --- resolve_hash ---
 
 
-def test_a_store_names_what_others_have_announced() -> None:
-    """Its blocks are theirs, and so is their place in a chain: they can be a parent."""
-    holder, changes = told(
-        named(71, 72, tier=CPU), stored(73, parent=72, start=4), resolve_hash={71: (ONE,), 72: (TWO,)}.get
+def test_a_store_resolves_hashes_that_others_have_announced() -> None:
+    """The resolved blocks can be parents."""
+    holder, changes = applied(
+        hash_only(71, 72, tier=CPU), stored(73, parent=72, start=4), resolve_hash={71: (ONE,), 72: (TWO,)}.get
     )
-    assert changes == [came(ONE, TWO, tier=CPU), came(THREE)]
+    assert changes == [adds(ONE, TWO, tier=CPU), adds(THREE)]
     assert holder.orphans == 0
 
 
-def test_what_a_holder_knows_itself_it_asks_nobody() -> None:
-    """Its own hash may mean something else to others."""
-    _, changes = told(stored(71), named(71, tier=CPU), resolve_hash={71: (FOUR,)}.get)
-    assert changes == [came(ONE), came(ONE, tier=CPU)]
+def test_known_hashes_are_not_resolved_again() -> None:
+    """Another holder may use the same hash for other blocks."""
+    _, changes = applied(stored(71), hash_only(71, tier=CPU), resolve_hash={71: (FOUR,)}.get)
+    assert changes == [adds(ONE), adds(ONE, tier=CPU)]
 
 
-def test_what_nobody_knows_yet_comes_with_a_retry() -> None:
-    """Once, as soon as somebody knows; the rest goes on waiting."""
+def test_an_unresolved_hash_is_added_by_a_later_retry() -> None:
+    """Once; other unresolved hashes stay."""
     others: dict[int, Blocks] = {}
-    holder, changes = told(named(71, 72, tier=CPU), resolve_hash=others.get)
+    holder, changes = applied(hash_only(71, 72, tier=CPU), resolve_hash=others.get)
     assert (changes, holder.retry(), holder.orphans) == ([[]], [], 0)
     others[72] = (TWO,)
-    assert [holder.retry(), holder.retry()] == [came(TWO, tier=CPU), []]
+    assert [holder.retry(), holder.retry()] == [adds(TWO, tier=CPU), []]
     others[71] = (ONE,)
-    assert [holder.retry(), holder.retry()] == [came(ONE, tier=CPU), []]
+    assert [holder.retry(), holder.retry()] == [adds(ONE, tier=CPU), []]
 
 
-def test_a_waiting_hash_that_is_removed_never_comes() -> None:
-    """In the tier it was removed from; it still waits for another."""
+def test_a_removed_unresolved_hash_is_not_added() -> None:
+    """In the tier it was removed from; it stays unresolved in others."""
     others: dict[int, Blocks] = {}
-    holder, _ = told(named(71), named(71, tier=CPU), removed(71), resolve_hash=others.get)
+    holder, _ = applied(hash_only(71), hash_only(71, tier=CPU), removed(71), resolve_hash=others.get)
     others[71] = (ONE,)
-    assert holder.retry() == came(ONE, tier=CPU)
+    assert holder.retry() == adds(ONE, tier=CPU)
     assert holder.held() == {CPU: [ONE]}
 
 
-def test_a_holder_that_nobody_helps_waits_for_nothing() -> None:
-    """What it cannot place is an orphan, for good."""
-    holder, _ = told(named(71, tier=CPU), stored(71))
+def test_without_a_resolver_nothing_is_retried() -> None:
+    holder, _ = applied(hash_only(71, tier=CPU), stored(71))
     assert holder.retry() == []
 
 
 # --- against a model ---
 
 Path = tuple[int, ...]
-"""A chain of engine blocks, each named 0 or 1. An engine block is two of the router's."""
+"""A chain of engine blocks, each hash_only 0 or 1. An engine block is two of the router's."""
 ENGINE_BLOCK_TOKENS = 4
 
 
 def engine_hash(alias: int, path: Path) -> int:
-    """Two aliases are doubles of one another."""
+    """Two aliases of a path stand for the same block."""
     return alias * 1000 + int("1" + "".join(map(str, path)), 2)
 
 
@@ -182,7 +179,7 @@ def blocks_of(path: Path) -> Blocks:
 
 @dataclass(frozen=True)
 class Step:
-    """Something that happens to one engine hash."""
+    """One event for one engine hash."""
 
     kind: str
     alias: int
@@ -192,7 +189,7 @@ class Step:
     tier: Tier
 
     def named(self) -> list[Path]:
-        """The paths of all blocks that the step is about, in order."""
+        """The paths of all blocks of the step, in order."""
         first = len(self.path) - self.blocks if self.kind == "store" else len(self.path) - 1
         return [self.path[:end] for end in range(first + 1, len(self.path) + 1)]
 
@@ -201,7 +198,7 @@ class Step:
         if self.kind == "remove":
             return removed(*hashes, tier=self.tier)
         if self.kind == "name":
-            return named(*hashes, tier=self.tier)
+            return hash_only(*hashes, tier=self.tier)
         above = self.named()[0][:-1]
         return BlocksStored(
             block_hashes=hashes,
@@ -217,7 +214,7 @@ Copy = tuple[int, Path, Tier]
 
 @dataclass
 class NaiveHolder:
-    """Copies of each block, those that wait to be known, and what others know."""
+    """Copies of each block, unresolved hashes, and what the resolver returns."""
 
     copies: Counter[Copy] = field(default_factory=Counter)
     waiting: set[Copy] = field(default_factory=set)
@@ -267,7 +264,7 @@ def steps(draw: st.DrawFn) -> Step:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(steps(), max_size=40))
 def test_the_sum_of_all_changes_is_what_is_held(happening: list[Step]) -> None:
-    """Every change is a real one, and after each step their sum, `held` and a model of copies agree."""
+    """After each step the sum of the changes, `held` and a model of copies agree."""
     naive, summed = NaiveHolder(), set[tuple[BlockHash, Tier]]()
     holder = HolderBlocks(GENERATION, lambda engine: naive.resolve_hash.get(engine))
     for step in happening:
@@ -289,9 +286,9 @@ def test_the_sum_of_all_changes_is_what_is_held(happening: list[Step]) -> None:
         assert summed == held == naive.held()
 
 
-def test_one_copy_in_the_gpu_is_not_counted() -> None:
-    """Most blocks have no other, and there are hundreds of thousands of them."""
-    holder, _ = told(stored(71, 72), stored(71), stored(72, tier=CPU), removed(71), removed(72, tier=CPU))
+def test_a_single_gpu_copy_needs_no_counter() -> None:
+    """Most blocks have one copy; there are hundreds of thousands."""
+    holder, _ = applied(stored(71, 72), stored(71), stored(72, tier=CPU), removed(71), removed(72, tier=CPU))
     assert not any(holder._copies)
     assert sorted(holder.held()[GPU]) == sorted((ONE, TWO))
 
@@ -306,8 +303,7 @@ def dicts_in(value: object) -> Iterator[dict[object, object]]:
 
 
 @pytest.mark.parametrize("adapter, salt", [("sql", ""), ("", "tenant"), ("sql", "tenant")])
-def test_an_adapter_and_a_salt_seed_the_first_block(adapter: str, salt: str) -> None:
-    """The same tokens are other blocks."""
-    _, changes = told(replace(stored(71), adapter=adapter, salt=salt))
+def test_adapter_and_salt_seed_the_first_block(adapter: str, salt: str) -> None:
+    _, changes = applied(replace(stored(71), adapter=adapter, salt=salt))
     own = replace(GENERATION, adapter=adapter, salt=salt)
-    assert changes == [came(*hash_blocks(token_array(TOKENS[:2]), 2, generation_seed(own)))]
+    assert changes == [adds(*hash_blocks(token_array(TOKENS[:2]), 2, generation_seed(own)))]

@@ -1,4 +1,4 @@
-"""Which holder is which pod, and what a pod may read from a store."""
+"""Which holder is which pod, and which store blocks a pod can use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OTHER_GENERATIONS = [
 
 
 def make_pod(pod_id: str, **facts: Any) -> Pod:
-    """A pod by id, on a host of that name."""
+    """A pod by id, on a host with the same name."""
     usual: dict[str, Any] = {"url": f"http://{pod_id}:8000", "engine": "vllm", "speed": PodSpeed(1.0, 0.1, 0.0)}
     return Pod(id=pod_id, **(usual | facts))
 
@@ -36,13 +36,13 @@ def holder(holder_id: str, generation: Generation = GENERATION, **facts: Any) ->
 
 
 def of_pod(pod: Pod, generation: Generation = GENERATION) -> KnownHolder:
-    """What a publisher tells of this pod, under an id of its own."""
+    """The holder that a publisher writes for this pod, with another id."""
     rank = -1 if pod.dp_rank is None else pod.dp_rank
     return holder(f"published {pod.id}", generation, url=pod.url, rank=rank)
 
 
 def known(*holders: KnownHolder, pods: tuple[Pod, ...], generation: Generation = GENERATION) -> Holders:
-    """These holders, and these pods, which serve `generation` for all that is known here."""
+    """These holders, and these pods bound with `generation`."""
     all_of_them = Holders()
     for pod in pods:
         all_of_them.bind(pod, generation)
@@ -64,15 +64,15 @@ STORE = holder("store", reach=ALL_PODS)
 
 
 def test_a_holder_with_a_pods_url_is_that_pod() -> None:
-    """Whatever it calls itself; one with another URL is nobody's."""
+    """With any id; a holder with an unknown URL is no pod."""
     mine, other = of_pod(A), holder("a", url="http://elsewhere:8000")
     holders = known(mine, other, pods=(A, B))
     assert holders.by_pod([{mine.name: (3, 0, 0, 0), other.name: (9, 0, 0, 0)}]) == {"a": (3, 0, 0, 0)}
     assert (holders.publisher_of("a"), holders.publisher_of("b")) == (mine, None)
 
 
-def test_ranks_of_one_url_are_pods_of_their_own() -> None:
-    """Each data-parallel rank has a cache; a pod without ranks is none of them."""
+def test_ranks_of_one_url_are_separate_pods() -> None:
+    """A pod without ranks is none of them."""
     ranks = tuple(make_pod(f"a@{rank}", url="http://a", dp_rank=rank) for rank in (0, 1))
     published = [of_pod(pod) for pod in (*ranks, make_pod("a", url="http://a"))]
     holders = known(*published, pods=ranks)
@@ -82,8 +82,7 @@ def test_ranks_of_one_url_are_pods_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("pod_first", [True, False])
-def test_it_does_not_matter_who_comes_first(pod_first: bool) -> None:
-    """Discovery and the index are read independently."""
+def test_holders_and_pods_can_be_added_in_any_order(pod_first: bool) -> None:
     mine, holders = of_pod(A), Holders()
     if pod_first:
         holders.bind(A, GENERATION)
@@ -92,8 +91,8 @@ def test_it_does_not_matter_who_comes_first(pod_first: bool) -> None:
     assert holders.by_pod([{mine.name: (1, 0, 0, 0)}]) == {"a": (1, 0, 0, 0)}
 
 
-def test_a_pod_that_left_holds_nothing_here() -> None:
-    """Its holder stays known until its publisher says otherwise, and a pod that comes back is found again."""
+def test_an_unbound_pod_has_no_blocks() -> None:
+    """Its holder stays known, and the pod is found again when it returns."""
     mine, of_b = of_pod(A), of_pod(B)
     holders = known(mine, of_b, STORE, pods=(A, B))
     runs: list[tuple[str, BlocksByTier]] = [(one.name, (1, 0, 0, 0)) for one in (mine, of_b, STORE)]
@@ -104,8 +103,8 @@ def test_a_pod_that_left_holds_nothing_here() -> None:
     assert holders.by_pod([dict(runs)]) == {"a": (1, 0, 0, 0), "b": (1, 0, 0, 0)}
 
 
-def test_a_holder_that_is_dropped_is_unknown() -> None:
-    """Blocks that are still found under its name are nobody's; dropping it again changes nothing."""
+def test_a_dropped_holder_is_unknown() -> None:
+    """Dropping it again changes nothing."""
     mine = of_pod(A)
     holders = known(mine, STORE, pods=(A,))
     for one in (mine, STORE, STORE):
@@ -114,8 +113,8 @@ def test_a_holder_that_is_dropped_is_unknown() -> None:
     assert (list(holders), holders.publisher_of("a")) == ([], None)
 
 
-def test_a_holder_is_put_in_place_of_the_one_of_its_name() -> None:
-    """It may have moved to another pod meanwhile."""
+def test_a_holder_replaces_the_one_with_its_name() -> None:
+    """It may have moved to another pod."""
     moved = holder(of_pod(A).id, url=B.url)
     holders = known(of_pod(A), moved, pods=(A, B))
     assert list(holders) == [moved]
@@ -123,8 +122,8 @@ def test_a_holder_is_put_in_place_of_the_one_of_its_name() -> None:
 
 
 @pytest.mark.parametrize("other", OTHER_GENERATIONS)
-def test_a_name_tells_generations_apart(other: dict[str, Any]) -> None:
-    """Adapter and salt are in the hashes; a holder has blocks of all of them."""
+def test_names_differ_by_generation(other: dict[str, Any]) -> None:
+    """But not by adapter and salt, which are part of the hashes."""
     assert holder_name(replace(GENERATION, **other), "a") != holder_name(GENERATION, "a")
     assert holder_name(replace(GENERATION, adapter="sql", salt="tenant"), "a") == holder_name(GENERATION, "a")
 
@@ -132,8 +131,8 @@ def test_a_name_tells_generations_apart(other: dict[str, Any]) -> None:
 # --- what a store is worth to a pod ---
 
 
-def test_a_store_extends_a_pods_own_run_and_only_beyond_it() -> None:
-    """What the pod has it need not fetch; what both have counts where the pod has it."""
+def test_a_store_only_extends_a_pods_own_blocks() -> None:
+    """Blocks that both have count as the pod's."""
     mine = of_pod(A)
     holders = known(mine, STORE, pods=(A, B))
     assert holders.by_pod([{mine.name: (2, 1, 0, 0), STORE.name: (0, 0, 1, 4)}]) == {
@@ -146,15 +145,15 @@ def test_a_store_extends_a_pods_own_run_and_only_beyond_it() -> None:
     }
 
 
-def test_a_stores_blocks_add_to_those_that_a_pod_has_remotely() -> None:
+def test_a_stores_blocks_add_to_a_pods_remote_blocks() -> None:
     """Engines may announce a remote tier themselves."""
     mine = of_pod(A)
     holders = known(mine, STORE, pods=(A,))
     assert holders.by_pod([{mine.name: (1, 0, 0, 2), STORE.name: (0, 0, 0, 4)}]) == {"a": (1, 0, 0, 3)}
 
 
-def test_of_several_stores_the_longest_run_counts() -> None:
-    """In whatever order they are found."""
+def test_the_store_with_the_most_leading_blocks_counts() -> None:
+    """In any order of the stores."""
     other = holder("another store", reach=ALL_PODS)
     holders = known(STORE, other, pods=(A,))
     runs: list[tuple[str, BlocksByTier]] = [(STORE.name, (0, 5, 0, 0)), (other.name, (0, 0, 3, 0))]
@@ -170,15 +169,14 @@ def test_of_several_stores_the_longest_run_counts() -> None:
         (make_pod("a", url="http://node-2:8000"), False),
     ],
 )
-def test_a_store_of_a_host_reaches_the_pods_on_it(pod: Pod, reached: bool) -> None:
-    """By their configured host, else by that of their URL."""
+def test_a_store_reaches_the_pods_on_its_host(pod: Pod, reached: bool) -> None:
+    """By configured host, else by that of their URL."""
     shelf = holder("shelf", reach="node-1")
     found = known(shelf, pods=(pod,)).by_pod([{shelf.name: (0, 2, 0, 0)}])
     assert found == ({"a": (0, 0, 0, 2)} if reached else {})
 
 
-def test_a_store_is_no_pod_even_at_a_pods_url() -> None:
-    """It is read from, at the price of a store."""
+def test_a_store_with_a_pods_url_is_not_that_pod() -> None:
     shelf = holder("shelf", url=A.url, reach=ALL_PODS)
     holders = known(shelf, pods=(A,))
     assert holders.by_pod([{shelf.name: (0, 3, 0, 0)}]) == {"a": (0, 0, 0, 3)}
@@ -187,13 +185,12 @@ def test_a_store_is_no_pod_even_at_a_pods_url() -> None:
 
 @pytest.mark.parametrize("other", OTHER_GENERATIONS)
 def test_a_store_of_another_generation_is_not_readable(other: dict[str, Any]) -> None:
-    """Its KV is not what the pod would compute."""
     shelf = holder("shelf", replace(GENERATION, **other), reach=ALL_PODS)
     assert known(shelf, pods=(A,)).by_pod([{shelf.name: (0, 0, 0, 3)}]) == {}
 
 
-def test_what_a_pod_serves_its_publisher_knows_best() -> None:
-    """While new weights roll out, each pod reads the store of its own; without a publisher, what was bound counts."""
+def test_a_publishers_generation_overrides_the_bound_one() -> None:
+    """During a rollout each pod reads the store of its own weights."""
     mine, new_store = of_pod(A, NEXT), holder("store", NEXT, reach=ALL_PODS)
     holders = known(mine, STORE, new_store, pods=(A, B))
     assert holders.by_pod([{STORE.name: (0, 0, 0, 3), new_store.name: (0, 0, 0, 7)}]) == {
@@ -207,8 +204,10 @@ BY_TIER = st.tuples(*[st.integers(0, 3)] * 4)
 
 @settings(max_examples=60)
 @given(own=BY_TIER, stores=st.lists(st.tuples(st.sampled_from([ALL_PODS, "a", "b"]), BY_TIER), max_size=4))
-def test_a_pods_run_is_the_longest_within_its_reach(own: BlocksByTier, stores: list[tuple[str, BlocksByTier]]) -> None:
-    """And its own blocks count as they are, however much the stores have."""
+def test_a_pod_has_the_most_leading_blocks_within_its_reach(
+    own: BlocksByTier, stores: list[tuple[str, BlocksByTier]]
+) -> None:
+    """And its own blocks count as they are."""
     mine = of_pod(A)
     shelves = [holder(f"store {number}", reach=reach) for number, (reach, _) in enumerate(stores)]
     holders = known(mine, *shelves, pods=(A,))
@@ -226,7 +225,7 @@ def hashes_by_revision(holders: Holders, asked: PromptPrefix) -> dict[Generation
 
 
 def test_a_prompt_is_looked_up_under_its_own_hashes() -> None:
-    """Once, even if there are holders of its generation, or none at all."""
+    """Once, with or without holders of its generation."""
     asked = prompt()
     assert hashes_by_revision(Holders(), asked) == {GENERATION: asked.hashes}
     assert list(known(of_pod(A), STORE, pods=(A,)).hashes(asked)) == [(GENERATION, asked.hashes)]
@@ -234,14 +233,13 @@ def test_a_prompt_is_looked_up_under_its_own_hashes() -> None:
 
 @pytest.mark.parametrize("change", [{"revision": "2"}, {"kv_dtype": "fp8"}])
 def test_pods_of_other_weights_are_found_under_their_own_hashes(change: dict[str, Any]) -> None:
-    """The same tokens, seeded by the generation that the holder says it has."""
+    """The same tokens, seeded by the holder's generation."""
     other = replace(GENERATION, **change)
     found = hashes_by_revision(known(of_pod(A), of_pod(B, other), pods=(A, B)), prompt())
     assert found == {GENERATION: prompt().hashes, other: prompt(other).hashes}
 
 
-def test_an_adapter_and_a_salt_hold_for_every_revision() -> None:
-    """They are the request's; holders are named without them."""
+def test_adapter_and_salt_apply_to_every_revision() -> None:
     asked = prompt(replace(GENERATION, adapter="sql", salt="tenant"))
     own_of_next = prompt(replace(NEXT, adapter="sql", salt="tenant")).hashes
     holders = known(of_pod(B, NEXT), pods=(B,))
@@ -249,14 +247,12 @@ def test_an_adapter_and_a_salt_hold_for_every_revision() -> None:
 
 
 @pytest.mark.parametrize("change", [{"model": "other"}, {"tokenizer": "other"}, {"block_size_tokens": 4}])
-def test_where_the_same_tokens_are_other_blocks_nothing_is_looked_up(change: dict[str, Any]) -> None:
-    """Another model, tokenizer or block size shares nothing with the prompt."""
+def test_other_models_tokenizers_and_block_sizes_are_not_looked_up(change: dict[str, Any]) -> None:
     holders = known(of_pod(B, replace(GENERATION, **change)), pods=(B,))
     assert hashes_by_revision(holders, prompt()) == {GENERATION: prompt().hashes}
 
 
-def test_a_revision_that_nobody_has_any_longer_is_not_looked_up() -> None:
-    """Once its last holder was dropped."""
+def test_a_revision_without_holders_is_not_looked_up() -> None:
     old = of_pod(B, NEXT)
     holders = known(old, pods=(B,))
     holders.drop(old.name)

@@ -1,4 +1,4 @@
-"""Conversations that grow, and beginnings that are shared."""
+"""Conversations that grow, and shared prompt starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from router.index.lineage import CONVERSATIONS, MAX_DEPTH_MARKERS, MAX_GROWTH_BL
 
 
 def blocks(*pieces: tuple[str, int]) -> list[int]:
-    """Chain hashes of a prompt of named pieces, so many blocks each."""
+    """Chain hashes of a prompt from (name, number of blocks) pieces."""
     path: tuple[object, ...] = ()
     hashes = []
     for name, length in pieces:
@@ -20,14 +20,13 @@ def blocks(*pieces: tuple[str, int]) -> list[int]:
 
 
 def test_a_conversation_is_followed_from_turn_to_turn() -> None:
-    """Turns count up, and the gap is the mean of the times between them."""
+    """Turns count up, and the gap is the mean time between them."""
     lineage = Lineage()
     turns = [lineage.observe(blocks(("a", 10 + 5 * turn)), at_s) for turn, at_s in enumerate((0.0, 4.0, 10.0))]
     assert turns == [Ancestry(), Ancestry(1, 4.0), Ancestry(2, 5.0)]
 
 
-def test_conversations_behind_one_system_prompt_are_not_confused() -> None:
-    """Each goes on from its own."""
+def test_conversations_with_one_system_prompt_stay_separate() -> None:
     lineage = Lineage()
     for name in ("a", "b"):
         lineage.observe(blocks(("system", 40), (name, 2)), 0.0)
@@ -35,44 +34,42 @@ def test_conversations_behind_one_system_prompt_are_not_confused() -> None:
     assert lineage.observe(blocks(("system", 40), ("c", 5)), 3.0).turn == 0
 
 
-def test_a_repeated_prompt_is_no_turn() -> None:
-    """Nobody said anything in between."""
+def test_a_repeated_prompt_is_not_a_turn() -> None:
     lineage = Lineage()
     for _ in range(3):
         assert lineage.observe(blocks(("same", 9)), 1.0).turn == 0
 
 
 def test_questions_about_one_document_share_it() -> None:
-    """From the second on, down to a power of two blocks; not what all traffic shares anyway."""
+    """From the second on, rounded down to a power of two blocks, without the global prefix."""
     lineage = Lineage()
     told = [lineage.observe(blocks(("document", 100), (f"q{n}", 3)), 0.0) for n in range(3)]
     assert [one.shared_blocks for one in told] == [0, 64, 64]
     assert lineage.observe(blocks(("document", 100), ("q9", 3)), 0.0, global_prefix_blocks=80).shared_blocks == 0
 
 
-def test_a_prompt_that_grew_beyond_reach_is_new() -> None:
-    """What the search costs is bounded."""
+def test_a_prompt_that_grew_too_much_is_new() -> None:
+    """This limits the cost of the search."""
     lineage = Lineage()
     lineage.observe(blocks(("a", 10)), 0.0)
     assert lineage.observe(blocks(("a", 10), ("b", MAX_GROWTH_BLOCKS + 1)), 1.0).turn == 0
 
 
-def test_a_prompt_without_blocks_says_nothing() -> None:
-    """Unread, or shorter than a block."""
+def test_a_prompt_without_blocks_has_no_history() -> None:
     assert Lineage().observe([], 0.0) == Ancestry()
 
 
 @given(st.lists(st.integers(1, 12), max_size=40))
-def test_memory_is_bounded_by_what_was_seen(lengths: list[int]) -> None:
-    """A tail a prompt at most, and a door a power of two."""
+def test_each_prompt_adds_a_bounded_number_of_entries(lengths: list[int]) -> None:
+    """One conversation and a marker per power of two."""
     lineage = Lineage()
     for number, length in enumerate(lengths):
         lineage.observe(blocks((str(number), length)), float(number))
     assert len(lineage) <= 5 * len(lengths)
 
 
-def test_memory_is_bounded_whatever_comes() -> None:
-    """The oldest leave first; half of the beginnings at the least stay."""
+def test_memory_is_bounded() -> None:
+    """The oldest entries are evicted; at least half of the markers stay."""
     lineage = Lineage()
     for number in range(CONVERSATIONS + MAX_DEPTH_MARKERS):
         lineage.observe([number * 2 + 1, number * 2 + 2], 0.0)
@@ -81,8 +78,7 @@ def test_memory_is_bounded_whatever_comes() -> None:
     assert len(lineage) >= CONVERSATIONS + MAX_DEPTH_MARKERS // 2
 
 
-def test_a_beginning_that_is_used_stays_remembered() -> None:
-    """However many others come and go meanwhile."""
+def test_a_recently_used_start_is_not_evicted() -> None:
     lineage = Lineage()
     lineage.observe([-1, -2, -3], 0.0)
     for number in range(MAX_DEPTH_MARKERS):
@@ -91,8 +87,7 @@ def test_a_beginning_that_is_used_stays_remembered() -> None:
             assert lineage.observe([-1, -2, -4 - number], 0.0).shared_blocks == 2
 
 
-def test_a_look_says_what_would_be_observed_and_leaves_no_trace() -> None:
-    """However often; and the conversation goes on as if nobody had looked."""
+def test_peek_returns_the_history_without_recording() -> None:
     looked, alone = Lineage(), Lineage()
     for turn in range(4):
         hashes = list(range(10 * (turn + 1)))
@@ -102,8 +97,8 @@ def test_a_look_says_what_would_be_observed_and_leaves_no_trace() -> None:
         assert len(looked) == len(alone)
 
 
-def test_what_another_worker_noted_is_gone_on_from_here() -> None:
-    """However often it was told."""
+def test_prompts_of_other_workers_are_continued() -> None:
+    """Applying one twice changes nothing."""
     lineage = Lineage()
     for _ in range(2):
         lineage.apply_remote(blocks(("a", 10)), 0.0)
@@ -115,9 +110,8 @@ def test_what_another_worker_noted_is_gone_on_from_here() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), max_size=20))
-def test_a_prompt_goes_on_from_the_latest_that_ended_inside_it(prompts: list[list[int]]) -> None:
-    """Wherever that was behind the deepest door that was open, and whoever else ended there; each is gone on from
-    once."""
+def test_a_prompt_continues_the_longest_prompt_inside_it(prompts: list[list[int]]) -> None:
+    """Wherever that ended after the deepest marker; each prompt is continued once."""
     lineage, ends, depth_markers = Lineage(), dict[int, int](), set[int]()
     for at_s, path in enumerate(prompts):
         hashes = blocks(*((str(step), 1) for step in path))

@@ -1,4 +1,4 @@
-"""Blocks, holders and tiers as bits, against sets."""
+"""Blocks, holders and tiers as bits, compared with sets."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def naive_walk(held: Held, prompt: list[int] = PROMPT) -> dict[PodId, BlocksByTi
     return found
 
 
-def test_a_run_ends_at_the_first_block_that_is_missing() -> None:
-    """However much of the rest is there; a holder without the first block is not mentioned."""
+def test_leading_blocks_end_at_the_first_missing_block() -> None:
+    """A holder without the first block is not returned."""
     masks = HolderMasks()
     masks.add("a", [10, 11, 13, 14])
     masks.add("b", [11, 12])
@@ -40,7 +40,7 @@ def test_a_run_ends_at_the_first_block_that_is_missing() -> None:
 
 
 def test_each_block_counts_in_its_nearest_tier() -> None:
-    """In each block's own, and once."""
+    """Once."""
     masks = HolderMasks()
     masks.add("a", [10, 11], Tier.CPU)
     masks.add("a", [11, 12])
@@ -49,16 +49,16 @@ def test_each_block_counts_in_its_nearest_tier() -> None:
     assert masks.held("a") == masks.block_holders == 6
 
 
-def test_arrays_and_lists_of_blocks_mean_the_same() -> None:
-    """Up to the largest hash, and with 0, which is a hash like any other."""
+def test_arrays_and_lists_of_blocks_are_equal() -> None:
+    """Including the largest hash and 0."""
     masks = HolderMasks()
     blocks = [0, 2**64 - 1, 2**63]
     masks.add("a", array("Q", blocks))
     assert masks.walk(blocks) == masks.walk(array("Q", blocks)) == {"a": (3, 0, 0, 0)}
 
 
-def test_a_slot_that_was_left_is_used_again_once_it_is_swept() -> None:
-    """Planes stay as few as there are holders at a time, and nobody inherits anything."""
+def test_a_freed_slot_is_reused_once_it_is_swept() -> None:
+    """The number of planes follows the number of holders, and no holder inherits blocks."""
     masks = HolderMasks()
     first = masks._slot("a")
     assert masks._slot("a") == first
@@ -71,8 +71,8 @@ def test_a_slot_that_was_left_is_used_again_once_it_is_swept() -> None:
     assert masks._slot("d") == first and masks.walk(PROMPT) == {}
 
 
-def test_what_is_to_be_moved_is_found_from_the_first_moment() -> None:
-    """A removal may begin a new table, into which nothing has moved yet."""
+def test_blocks_are_found_during_the_whole_move() -> None:
+    """A removal may start the move to a new table."""
     masks = HolderMasks()
     blocks = list(range(1, MIN_ROWS // 2 + 2))
     masks.add("a", blocks)
@@ -80,16 +80,14 @@ def test_what_is_to_be_moved_is_found_from_the_first_moment() -> None:
     assert masks.walk(blocks) == {"a": (len(blocks) - 1, 0, 0, 0)}
 
 
-def test_forgetting_a_stranger_changes_nothing() -> None:
-    """It may have left already."""
+def test_forgetting_an_unknown_holder_changes_nothing() -> None:
     masks = HolderMasks()
     masks.add("a", [10])
     masks.forget("b")
     assert masks.walk(PROMPT) == {"a": (1, 0, 0, 0)}
 
 
-def test_a_renamed_holder_replaces_the_one_of_that_name() -> None:
-    """A cache that was read anew takes the place of what was known of it, at once."""
+def test_a_renamed_holder_replaces_the_one_with_that_name() -> None:
     masks = HolderMasks()
     masks.add("a", [10, 11, 12])
     masks.add("a again", [10, 11])
@@ -108,8 +106,8 @@ changes = st.tuples(
 
 
 @given(st.lists(changes, max_size=80))
-def test_a_walk_tells_what_sets_would_tell(steps: list[tuple[str, PodId, int, Tier]]) -> None:
-    """For any order of additions, removals and departures, after each of them."""
+def test_walk_returns_what_sets_return(steps: list[tuple[str, PodId, int, Tier]]) -> None:
+    """For any order of additions, removals and departures."""
     masks, held = HolderMasks(), Held()
     for what, pod, block, tier in steps:
         if what == "forget":
@@ -127,7 +125,7 @@ def test_a_walk_tells_what_sets_would_tell(steps: list[tuple[str, PodId, int, Ti
 
 @pytest.mark.parametrize("seed", range(8))
 def test_growing_and_shrinking_lose_nothing(seed: int) -> None:
-    """Through several renewals, with batches of every size, holders of every word, and holders that leave meanwhile."""
+    """Several renewals, batches of every size, holders of every word, and holders that leave meanwhile."""
     rng = random.Random(seed)
     masks, held = HolderMasks(), Held()
     pods = [f"p{number}" for number in range(70)]
@@ -154,8 +152,8 @@ def test_growing_and_shrinking_lose_nothing(seed: int) -> None:
     assert masks.block_holders == sum(map(len, held.values()))
 
 
-def test_a_bounded_table_leaves_out_what_does_not_fit_and_forgets_nothing() -> None:
-    """What is known stays right; what is left out is counted; room that becomes free is used."""
+def test_a_bounded_table_drops_what_does_not_fit_and_keeps_the_rest() -> None:
+    """Dropped blocks are counted, and freed rows are reused."""
     masks = HolderMasks(max_bytes=16 * 4096)
     rng = random.Random(0)
     prompts = [[rng.getrandbits(64) for _ in range(100)] for _ in range(60)]

@@ -1,4 +1,4 @@
-"""Dispatched prompts as a cache, against a plain list."""
+"""Dispatched prompts as a cache, compared with a plain list."""
 
 from __future__ import annotations
 
@@ -28,40 +28,37 @@ def recorded(*prompts: list[int], capacity_blocks: int | None = None) -> Predict
     return index
 
 
-def test_what_was_dispatched_is_matched_until_its_time_is_up() -> None:
-    """In the GPU tier, to the pod it was sent to."""
+def test_a_dispatched_prompt_matches_until_it_expires() -> None:
+    """In the GPU tier of its pod."""
     index = recorded([1, 2, 3])
     assert index.match([1, 2, 9], 9.9) == {"a": (2, 0, 0, 0)}
     assert blocks(index, [1, 2, 3], 10.0) == {} and len(index) == 0
 
 
-def test_a_dispatch_renews_what_it_shares() -> None:
-    """Its own blocks only."""
+def test_a_dispatch_renews_only_its_own_blocks() -> None:
     index = recorded([1, 2, 3], [1, 2, 4])
     assert blocks(index, [1, 2, 3], 10.5) == {"a": 2}
 
 
 def test_a_match_renews_nothing() -> None:
-    """Asking does not put anything into a cache."""
     index = recorded([1, 2], [3])
     index.match([1, 2], 9.0)
     assert blocks(index, [1, 2], 10.0) == {}
 
 
-def test_a_full_cache_loses_what_was_used_longest_ago() -> None:
-    """Of one prompt the tail first, as engines do."""
+def test_a_full_cache_evicts_the_least_recently_used() -> None:
+    """Of one prompt the last blocks first."""
     index = recorded([1, 2, 3], [4, 5], capacity_blocks=3)
     assert blocks(index, [1, 2, 3], 1.0) == {"a": 1}
     assert blocks(index, [4, 5], 1.0) == {"a": 2}
 
 
-def test_a_prompt_longer_than_the_cache_keeps_its_beginning() -> None:
-    """The rest could not have stayed."""
+def test_a_prompt_longer_than_the_cache_keeps_its_first_blocks() -> None:
     assert blocks(recorded([1, 2, 3, 4], capacity_blocks=2), [1, 2, 3, 4]) == {"a": 2}
 
 
-def test_a_forgotten_pod_has_nothing() -> None:
-    """Others keep theirs; it may come back."""
+def test_a_forgotten_pod_has_no_blocks() -> None:
+    """Other pods keep theirs."""
     index = recorded([1, 2])
     index.record("b", [1], 0.0, ttl_s=TTL_S)
     index.forget("a")
@@ -71,16 +68,16 @@ def test_a_forgotten_pod_has_nothing() -> None:
     assert blocks(index, [1, 2]) == {"a": 2, "b": 1}
 
 
-def test_another_time_to_live_holds_for_all_of_a_pods_blocks() -> None:
-    """A pod that begins to publish events needs no long memory here any more."""
+def test_a_new_ttl_applies_to_all_blocks_of_a_pod() -> None:
+    """A pod that starts to publish events needs a short one."""
     index = recorded([1])
     index.record("a", [2], 0.0, ttl_s=1.0)
     assert blocks(index, [1], 0.5) == {"a": 1}
     assert blocks(index, [1], 1.0) == {}
 
 
-def test_what_is_sent_again_and_again_is_remembered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dispatches that count for nothing any more are forgotten, and the others are not."""
+def test_repeated_dispatches_are_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stale dispatches are removed from the queue."""
     monkeypatch.setattr(predicted, "MAX_STALE_DISPATCHES", 0)
     index = recorded([1], *[[5, 6]] * 20)
     assert len(index._pods["a"].queue) <= 5
@@ -113,7 +110,7 @@ class NaivePod:
 
 
 def chained(tokens: list[int]) -> list[int]:
-    """Block hashes as they are: each stands for all that is before it."""
+    """Chain hashes: each identifies everything before it."""
     return list(accumulate(tokens, lambda before, token: before * 4 + token))
 
 
@@ -128,10 +125,10 @@ dispatches = st.tuples(
 
 
 @given(st.lists(dispatches, max_size=25), prompts)
-def test_it_remembers_what_a_plain_list_would(
+def test_it_matches_as_a_plain_list_does(
     steps: list[tuple[PodId, list[int], int, float, int | None]], asked: list[int]
 ) -> None:
-    """For any dispatches, pauses, lifetimes and capacities; an empty prompt stands for a pod that leaves."""
+    """For any dispatches, pauses, lifetimes and capacities; an empty prompt stands for a removed pod."""
     index, naive, now_s = PredictedIndex(), dict[PodId, NaivePod](), 0.0
     for pod, prompt, pause_s, ttl_s, capacity in steps:
         now_s += pause_s

@@ -1,4 +1,4 @@
-"""Prompts that begin alike, more or less."""
+"""Prompts with shared prefixes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EIGHT_PODS = 1 / 8
 
 
 def blocks(*path: str, length: int) -> list[int]:
-    """Chain hashes of a prompt whose pieces, of ten blocks each, are named by `path`."""
+    """Chain hashes of a prompt of ten-block pieces that are named by `path`."""
     return [hash((path[: 1 + at // 10], at)) for at in range(length)]
 
 
@@ -24,37 +24,35 @@ def tails() -> Iterator[str]:
     return (f"tail {number}" for number in count())
 
 
-def test_a_prefix_of_all_traffic_is_shared_within_a_few_dozen_prompts() -> None:
-    """All of it at once, however deep; what comes after it is each prompt's own."""
+def test_a_global_prefix_is_found_within_a_few_dozen_prompts() -> None:
+    """Its full length, without the rest of each prompt."""
     shared, tail = SharedPrefixes(), tails()
     told = [shared.observe(blocks("system", next(tail), length=20), threshold=EIGHT_PODS) for _ in range(200)]
     assert set(told[36:]) == {10}
 
 
-def test_nothing_is_shared_by_traffic_that_was_not_seen_yet() -> None:
-    """One prompt is all of the traffic so far, and says nothing."""
+def test_nothing_is_shared_before_enough_prompts() -> None:
     shared = SharedPrefixes()
     assert [shared.observe(blocks("one", length=10), threshold=EIGHT_PODS) for _ in range(3)] == [0, 0, 0]
 
 
-def test_prompts_without_anything_in_common_share_nothing() -> None:
-    """However many there are; nor do prompts without a full block."""
+def test_different_prompts_share_nothing() -> None:
+    """Nor do prompts without a full block."""
     shared, tail = SharedPrefixes(), tails()
     assert {shared.observe(blocks(next(tail), length=20), threshold=EIGHT_PODS) for _ in range(300)} == {0}
     assert shared.observe([], threshold=EIGHT_PODS) == 0
 
 
 @pytest.mark.parametrize(("threshold", "expected"), [(1 / 2, 10), (1 / 8, 20)])
-def test_a_tenants_prefix_is_shared_where_it_is_more_than_one_pods_load(threshold: float, expected: int) -> None:
-    """A quarter of the traffic each: too much for one pod of eight, not for one of two."""
+def test_a_tenants_prefix_is_shared_if_it_exceeds_one_pods_load(threshold: float, expected: int) -> None:
+    """A quarter of the traffic is too much for one of eight pods, not for one of two."""
     shared, tail = SharedPrefixes(), tails()
     for number in range(400):
         told = shared.observe(blocks("system", f"tenant {number % 4}", next(tail), length=30), threshold=threshold)
     assert told == expected
 
 
-def test_yesterdays_prefix_is_forgotten() -> None:
-    """Traffic changes; so does what tells prompts apart."""
+def test_an_old_prefix_is_forgotten() -> None:
     shared, tail = SharedPrefixes(), tails()
     for _ in range(400):
         shared.observe(blocks("old", next(tail), length=20), threshold=EIGHT_PODS)
@@ -64,8 +62,7 @@ def test_yesterdays_prefix_is_forgotten() -> None:
     assert shared.observe(blocks("new", next(tail), length=20), threshold=EIGHT_PODS) == 10
 
 
-def test_asking_what_is_shared_teaches_nothing() -> None:
-    """However often: the next prompt finds what it would have found."""
+def test_shared_records_nothing() -> None:
     shared = SharedPrefixes()
     for number in range(20):
         shared.observe([1, 2, 100 + number], threshold=0.5)
@@ -75,7 +72,6 @@ def test_asking_what_is_shared_teaches_nothing() -> None:
 
 
 def test_memory_does_not_grow_with_traffic() -> None:
-    """What was seen once is not kept for long."""
     shared, tail = SharedPrefixes(), tails()
     sizes = []
     for _ in range(6000):
@@ -85,8 +81,8 @@ def test_memory_does_not_grow_with_traffic() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=EVERY_PROMPT_UNTIL), st.floats(0.01, 1.0))
-def test_of_blocks_each_is_counted(prompts: list[list[int]], threshold: float) -> None:
-    """However they are kept: a block is shared if it came in more than that share of the prompts, and twice."""
+def test_every_block_is_counted(prompts: list[list[int]], threshold: float) -> None:
+    """A block is shared if it occurs in more than the threshold share of the prompts, and at least twice."""
     shared, counts = SharedPrefixes(), Counter[int]()
     for number, path in enumerate(prompts, start=1):
         hashes = [hash((*path[: at + 1], "block")) for at in range(len(path))]

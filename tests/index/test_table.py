@@ -1,4 +1,4 @@
-"""Rows of blocks, against a dict."""
+"""Rows of blocks, compared with a dict."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def some_blocks(count: int, seed: int = 0) -> list[BlockHash]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 24, 25, MANY])
-def test_what_was_placed_is_found_and_nothing_else(count: int) -> None:
-    """In its own row, few or many at once; the others have none."""
+def test_only_placed_blocks_are_found(count: int) -> None:
+    """One by one or many at once."""
     table = ready()
     blocks, others = some_blocks(count), some_blocks(count, seed=1)
     rows: list[int] = table.place(as_hashes(blocks)).tolist()
@@ -47,8 +47,8 @@ def test_what_was_placed_is_found_and_nothing_else(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [5, MANY])
-def test_placing_again_gives_the_same_rows(count: int) -> None:
-    """Keys are never taken out, nor counted twice."""
+def test_placing_again_returns_the_same_rows(count: int) -> None:
+    """Keys are not counted twice."""
     table, hashes = ready(), as_hashes(some_blocks(count))
     rows = table.place(hashes)
     assert table.place(hashes).tolist() == rows.tolist()
@@ -56,8 +56,7 @@ def test_placing_again_gives_the_same_rows(count: int) -> None:
 
 
 @pytest.mark.parametrize("few_first", [True, False])
-def test_few_and_many_agree(few_first: bool) -> None:
-    """Blocks placed one by one are found in one sweep, and the other way round."""
+def test_small_and_large_batches_agree(few_first: bool) -> None:
     table, blocks = ready(), some_blocks(MANY)
     one_by_one = [as_hashes([block]) for block in blocks]
     if few_first:
@@ -70,8 +69,8 @@ def test_few_and_many_agree(few_first: bool) -> None:
 
 @pytest.mark.parametrize(("first", "home"), [(1000, 0), (U64 - MANY, ROWS - 1)])
 @pytest.mark.parametrize("at_once", [1, 10, MANY])
-def test_blocks_of_one_home_row_lie_in_a_row(first: BlockHash, home: int, at_once: int) -> None:
-    """A cluster has no holes, goes on at the table's other end, and is searched to its end."""
+def test_blocks_with_one_home_row_form_a_cluster(first: BlockHash, home: int, at_once: int) -> None:
+    """Without holes, wrapping around the end of the table."""
     table = ready(scatter=1)  # the highest bits of a hash are its home row
     blocks = list(range(first, first + MANY))
     for start in range(0, MANY, at_once):
@@ -82,8 +81,7 @@ def test_blocks_of_one_home_row_lie_in_a_row(first: BlockHash, home: int, at_onc
     assert table.keys[rows].tolist() == blocks
 
 
-def test_a_table_may_be_filled_up_to_its_bound() -> None:
-    """`has_room_for` says so beforehand; then everything is still found."""
+def test_a_table_can_be_filled_up_to_its_limit() -> None:
     table = ready()
     fullest = int(MAX_LOAD * ROWS)
     assert table.has_room_for(fullest) and not table.has_room_for(fullest + 1)
@@ -95,7 +93,7 @@ def test_a_table_may_be_filled_up_to_its_bound() -> None:
 
 @pytest.mark.parametrize("count", [3, MANY])
 def test_hash_zero_is_a_block_like_any_other(count: int) -> None:
-    """A free row is not taken for it."""
+    """It does not match a free row."""
     table, blocks = ready(), [0, *some_blocks(count)]
     assert rows_of(table, blocks) == [-1] * (count + 1)
     rows = table.place(as_hashes(blocks)).tolist()
@@ -104,7 +102,7 @@ def test_hash_zero_is_a_block_like_any_other(count: int) -> None:
 
 
 def test_a_table_is_ready_when_every_slice_is_prepared() -> None:
-    """Whatever lay in the memory before, in keys and planes."""
+    """Whatever the memory contained before."""
     table = BlockTable(ROWS, planes=[0, 3])
     for column in (table.keys, *table.planes.values()):
         column[:] = np.arange(ROWS)
@@ -113,8 +111,7 @@ def test_a_table_is_ready_when_every_slice_is_prepared() -> None:
     assert not table.plane(0).any() and not table.plane(3).any()
 
 
-def test_a_plane_is_made_on_first_use() -> None:
-    """Empty, and counted with the memory from then on."""
+def test_a_plane_is_allocated_on_first_use() -> None:
     table = ready()
     assert table.bytes == 8 * ROWS
     table.plane(5)[7] = 1
@@ -131,7 +128,7 @@ batches = st.lists(
 
 @settings(max_examples=80, deadline=None)
 @given(batches, st.sampled_from([1, SCATTER]))
-def test_a_table_tells_what_a_dict_would_tell(batches: list[list[BlockHash]], scatter: int) -> None:
+def test_a_table_finds_what_a_dict_finds(batches: list[list[BlockHash]], scatter: int) -> None:
     """For batches of any size, with clusters at both ends of the table."""
     table, known = ready(scatter=scatter), dict[BlockHash, int]()
     for blocks in batches:

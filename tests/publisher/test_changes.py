@@ -16,15 +16,15 @@ ALL = 1000
 Held = set[tuple[Tier, BlockHash]]
 
 
-def came(*blocks: BlockHash, tier: Tier = GPU) -> BlockChange:
+def adds(*blocks: BlockHash, tier: Tier = GPU) -> BlockChange:
     return BlockChange(tier, True, list(blocks))
 
 
-def went(*blocks: BlockHash, tier: Tier = GPU) -> BlockChange:
+def removes(*blocks: BlockHash, tier: Tier = GPU) -> BlockChange:
     return BlockChange(tier, False, list(blocks))
 
 
-def noted(*changes: BlockChange) -> PendingChanges:
+def pending_after(*changes: BlockChange) -> PendingChanges:
     pending = PendingChanges()
     for change in changes:
         pending.add(change)
@@ -32,7 +32,7 @@ def noted(*changes: BlockChange) -> PendingChanges:
 
 
 def apply(changes: list[BlockChange], held: Held) -> None:
-    """As strict as Redis' counts: what comes was not there, what goes was."""
+    """As strict as the counts in Redis: only absent blocks are added, only present ones removed."""
     for change in changes:
         blocks = {(change.tier, block) for block in change.blocks}
         assert len(blocks) == len(change.blocks) > 0
@@ -40,42 +40,39 @@ def apply(changes: list[BlockChange], held: Held) -> None:
         held ^= blocks
 
 
-def test_what_came_and_went_again_has_not_changed() -> None:
-    """And what went and came; the rest of the same changes has."""
-    assert noted(came(1, 2), went(2), went(3), came(3, 4)).take(ALL) == [came(1, 4)]
+def test_opposite_changes_cancel_out() -> None:
+    assert pending_after(adds(1, 2), removes(2), removes(3), adds(3, 4)).take(ALL) == [adds(1, 4)]
 
 
-def test_a_block_that_came_back_and_left_again_has_left() -> None:
-    """Only the last word counts."""
-    assert noted(went(1), came(1), went(1)).take(ALL) == [went(1)]
+def test_the_last_change_of_a_block_counts() -> None:
+    assert pending_after(removes(1), adds(1), removes(1)).take(ALL) == [removes(1)]
 
 
-def test_tiers_change_apart() -> None:
-    """A block that moves goes from one and comes to the other."""
-    assert noted(came(1, tier=CPU), went(1)).take(ALL) == [came(1, tier=CPU), went(1)]
+def test_tiers_are_independent() -> None:
+    """A block that moves is removed from one tier and added to the other."""
+    assert pending_after(adds(1, tier=CPU), removes(1)).take(ALL) == [adds(1, tier=CPU), removes(1)]
 
 
-def test_no_more_is_taken_than_asked_for() -> None:
-    """What changed first goes first; over all tiers together, what goes and what comes."""
-    pending = noted(came(1), went(2), came(3), came(4, 5, tier=CPU))
+def test_take_returns_at_most_max_blocks() -> None:
+    """Oldest changes first, over all tiers together."""
+    pending = pending_after(adds(1), removes(2), adds(3), adds(4, 5, tier=CPU))
     assert len(pending) == 5
-    assert pending.take(2) == [went(2), came(1)]
-    assert pending.take(2) == [came(3), came(4, tier=CPU)]
+    assert pending.take(2) == [removes(2), adds(1)]
+    assert pending.take(2) == [adds(3), adds(4, tier=CPU)]
     assert (len(pending), pending.take(0)) == (1, [])
-    assert (pending.take(2), pending.take(2), len(pending)) == ([came(5, tier=CPU)], [], 0)
+    assert (pending.take(2), pending.take(2), len(pending)) == ([adds(5, tier=CPU)], [], 0)
 
 
-def test_what_was_taken_is_no_longer_pending() -> None:
-    """What goes afterwards is a change again, not the end of one."""
-    pending = noted(came(1))
+def test_taken_changes_are_no_longer_pending() -> None:
+    """A later removal is a change of its own."""
+    pending = pending_after(adds(1))
     pending.take(ALL)
-    pending.add(went(1))
-    assert pending.take(ALL) == [went(1)]
+    pending.add(removes(1))
+    assert pending.take(ALL) == [removes(1)]
 
 
 def test_nothing_is_pending_after_clear() -> None:
-    """In no tier."""
-    pending = noted(came(1), came(2, tier=CPU))
+    pending = pending_after(adds(1), adds(2, tier=CPU))
     pending.clear()
     assert (len(pending), pending.take(ALL)) == (0, [])
 
@@ -85,10 +82,10 @@ flips = st.tuples(st.sampled_from([GPU, CPU]), st.booleans(), st.sets(st.integer
 
 @settings(max_examples=150)
 @given(st.sets(st.tuples(st.sampled_from([GPU, CPU]), st.integers(1, 12))), st.lists(flips | st.integers(0, 6)))
-def test_what_is_taken_makes_of_a_copy_what_all_changes_made(
+def test_taken_changes_add_up_to_all_changes(
     before: Held, happening: list[tuple[Tier, bool, set[BlockHash]] | int]
 ) -> None:
-    """Notes and takes of any size in any order: every change that is taken is one, and as few as can be are pending."""
+    """For any order of add and take; as few blocks as possible are pending."""
     actual, copy, pending = set(before), set(before), PendingChanges()
     for step in happening:
         if isinstance(step, int):
@@ -107,8 +104,8 @@ def test_what_is_taken_makes_of_a_copy_what_all_changes_made(
 
 @settings(max_examples=60)
 @given(st.dictionaries(st.sampled_from(Tier), st.lists(st.integers(1, 50), unique=True)), st.integers(1, 7))
-def test_pieces_are_all_that_is_held_and_none_too_large(held: dict[Tier, list[BlockHash]], most: int) -> None:
-    """As changes of a holder that has nothing yet, and as few of them as can be."""
+def test_split_held_returns_all_blocks_in_bounded_pieces(held: dict[Tier, list[BlockHash]], most: int) -> None:
+    """As few pieces as possible."""
     pieces = list(split_held(held, most))
     copy: Held = set()
     for piece in pieces:
@@ -130,67 +127,64 @@ def removed(*hashes: int, tier: Tier = CPU, group: int = 0) -> BlocksRemoved:
     return BlocksRemoved(block_hashes=hashes, tier=tier, group=group)
 
 
-def observed(*told: tuple[float, KvEvent]) -> TierExpiry:
-    """What a holder told, and when. The CPU and the disk forget silently."""
+def expiry_after(*told: tuple[float, KvEvent]) -> TierExpiry:
+    """Expiry of a holder after these (time, event) pairs."""
     expiry = TierExpiry({CPU: TTL_S, DISK: 3 * TTL_S})
     for now_s, event in told:
         expiry.observe([event], now_s)
     return expiry
 
 
-def test_a_block_is_due_after_its_time_to_live() -> None:
-    """Not before, and once."""
-    expiry = observed((0.0, stored(71)), (1.0, stored(72, 73)))
+def test_a_block_expires_after_its_ttl() -> None:
+    """Once."""
+    expiry = expiry_after((0.0, stored(71)), (1.0, stored(72, 73)))
     assert list(expiry.expired(9.9)) == []
     assert list(expiry.expired(10.0)) == [removed(71)]
     assert list(expiry.expired(11.0)) == [removed(72), removed(73)]
     assert list(expiry.expired(99.0)) == []
 
 
-def test_a_block_that_is_told_again_lives_on() -> None:
-    """From then, and others do not wait for it."""
-    expiry = observed((0.0, stored(71, 72)), (8.0, stored(71)))
+def test_an_announcement_renews_a_block() -> None:
+    """Other blocks expire independently."""
+    expiry = expiry_after((0.0, stored(71, 72)), (8.0, stored(71)))
     assert list(expiry.expired(10.0)) == [removed(72)]
     assert list(expiry.expired(17.9)) == []
     assert set(expiry.expired(18.0)) == {removed(71)}
 
 
-def test_a_block_is_removed_once_for_each_copy() -> None:
-    """The index counts them as well; a copy that was removed meanwhile is not removed again."""
-    expiry = observed((0.0, stored(71)), (0.0, stored(71)), (0.0, stored(71)), (1.0, removed(71)))
+def test_an_expired_block_is_removed_once_per_copy() -> None:
+    """Copies removed before are not removed again."""
+    expiry = expiry_after((0.0, stored(71)), (0.0, stored(71)), (0.0, stored(71)), (1.0, removed(71)))
     assert list(expiry.expired(99.0)) == [removed(71)] * 2
 
 
-def test_what_was_removed_is_never_due() -> None:
-    """Nor does a removal that came before its store, or too often, owe anything."""
-    expiry = observed((0.0, removed(71)), (0.0, removed(71)), (1.0, stored(71, 72)), (2.0, removed(72)))
+def test_a_removed_block_does_not_expire() -> None:
+    """Removals before the store or repeated ones have no effect."""
+    expiry = expiry_after((0.0, removed(71)), (0.0, removed(71)), (1.0, stored(71, 72)), (2.0, removed(72)))
     assert list(expiry.expired(99.0)) == [removed(71)]
 
 
-def test_each_tier_has_its_own_time() -> None:
-    """A block in two of them is two announcements."""
-    expiry = observed((0.0, stored(71, tier=DISK)), (0.0, stored(71)))
+def test_each_tier_has_its_own_ttl() -> None:
+    expiry = expiry_after((0.0, stored(71, tier=DISK)), (0.0, stored(71)))
     assert list(expiry.expired(10.0)) == [removed(71)]
     assert list(expiry.expired(29.9)) == []
     assert list(expiry.expired(30.0)) == [removed(71, tier=DISK)]
 
 
-def test_a_tier_without_a_time_never_expires() -> None:
-    """Its holder says itself what is gone."""
-    expiry = observed((0.0, stored(71, tier=Tier.GPU)))
+def test_a_tier_without_a_ttl_never_expires() -> None:
+    expiry = expiry_after((0.0, stored(71, tier=Tier.GPU)))
     assert list(expiry.expired(1e9)) == []
     assert list(TierExpiry({}).expired(1e9)) == []
 
 
-def test_groups_are_announced_apart() -> None:
-    """A removal in one group leaves the other's copy."""
-    expiry = observed((0.0, stored(71)), (0.0, stored(71, group=1)), (1.0, removed(71)))
+def test_attention_groups_are_independent() -> None:
+    expiry = expiry_after((0.0, stored(71)), (0.0, stored(71, group=1)), (1.0, removed(71)))
     assert list(expiry.expired(99.0)) == [removed(71, group=1)]
 
 
-def test_a_holder_that_was_cleared_owes_nothing() -> None:
-    """In any tier; what it tells from then on counts."""
-    expiry = observed((0.0, stored(71)), (0.0, stored(71, tier=DISK)), (1.0, BlocksCleared()), (2.0, stored(72)))
+def test_nothing_expires_after_a_clear() -> None:
+    """Later announcements count again."""
+    expiry = expiry_after((0.0, stored(71)), (0.0, stored(71, tier=DISK)), (1.0, BlocksCleared()), (2.0, stored(72)))
     assert list(expiry.expired(99.0)) == [removed(72)]
 
 
@@ -201,11 +195,11 @@ steps = st.tuples(
 
 @settings(max_examples=100)
 @given(st.lists(steps, max_size=40))
-def test_what_is_due_are_all_copies_that_were_not_heard_of_for_their_time(
+def test_exactly_the_copies_without_recent_events_expire(
     happening: list[tuple[int, str, int, Tier]],
 ) -> None:
-    """Against counts and the time each block was last spoken of."""
-    expiry, ttl_s, now_s = observed(), {CPU: TTL_S, DISK: 3 * TTL_S}, 0.0
+    """Compared with counts and the time of the last event of each block."""
+    expiry, ttl_s, now_s = expiry_after(), {CPU: TTL_S, DISK: 3 * TTL_S}, 0.0
     copies, heard_s = Counter[tuple[int, Tier]](), dict[tuple[int, Tier], float]()
     for seconds, what, engine_hash, tier in [*happening, (1000, "due", 0, CPU)]:
         now_s += seconds
