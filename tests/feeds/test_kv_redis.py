@@ -1,4 +1,4 @@
-"""Is a router's copy what publishers wrote, whatever is lost on the way, and does it say so when it may not be?"""
+"""A router's replica compared with what publishers wrote, with lost entries and outages."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ Running = Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None
 
 
 @dataclass(slots=True)
-class Publisher:
-    """Writes one holder, each call one entry of the log."""
+class HolderPublisher:
+    """Writes one holder; each call is one log entry."""
 
     publication: HolderWriter
     pod: str
@@ -54,13 +54,13 @@ class Publisher:
         assert await self.publication.apply([BlockChange(Tier.GPU, False, blocks)], complete=True) is WriteResult.OK
 
 
-class Wire(RedisConnection):
-    """While `heard` is False, entries of the log are gone in the very transaction in which they came."""
+class LossyConnection(RedisConnection):
+    """Deletes log entries in the transaction that writes them, unless `delivers`."""
 
-    heard = True
+    delivers = True
 
     async def script(self, lua: str, keys: Sequence[str], args: Sequence[object]) -> Any:
-        if self.heard:
+        if self.delivers:
             return await super().script(lua, keys, args)
         async with self.client.pipeline(transaction=True) as both:
             both.eval(lua, len(keys), *keys, *args)
@@ -69,22 +69,24 @@ class Wire(RedisConnection):
 
 
 class Scene:
-    """A server, one router's copy of what is in it, and publishers."""
+    """A server, a router's replica, and publishers."""
 
     def __init__(self, server: RedisProcess, client: Any, lifetime_s: float = 3.0, timeout_s: float = 2.0) -> None:
         self.server = server
         self.redis = client
         self.index = ClusterIndex(lifetime_s=lifetime_s)
         self.store = ReplicaStore(self.index, LocalStore(), max_age_s=60.0)
-        self.wire = Wire(parse_url(server.url), timeout_s=2.0)
+        self.wire = LossyConnection(parse_url(server.url), timeout_s=2.0)
         self.connection = RedisConnection(parse_url(server.url), timeout_s=timeout_s)
         wanted = lambda generation: generation.model == "demo"  # noqa: E731
         self.feed = IndexFeed(IndexReader(self.connection, KEYS), self.store, wanted, refresh_s=0.05)
 
-    async def publishing(self, pod: str, blocks: Sequence[BlockHash], generation: Generation = GENERATION) -> Publisher:
-        """One that has written so much. The router knows the pod."""
+    async def publishing(
+        self, pod: str, blocks: Sequence[BlockHash], generation: Generation = GENERATION
+    ) -> HolderPublisher:
+        """A publisher with these blocks, whose pod the router knows."""
         self.store.add_holder(Pod(id=pod, url=f"http://{pod}", engine="vllm", speed=PodSpeed(0, 0, 0)), generation)
-        publisher = Publisher(HolderWriter(self.wire, KEYS, generation, pod, lifetime_s=10.0), pod)
+        publisher = HolderPublisher(HolderWriter(self.wire, KEYS, generation, pod, lifetime_s=10.0), pod)
         await publisher.begin()
         await publisher.store(blocks)
         return publisher
@@ -93,14 +95,14 @@ class Scene:
         return self.index.holders.get(holder_name(generation, pod))
 
     def has(self, pod: str, blocks: Iterable[BlockHash], generation: Generation = GENERATION) -> bool:
-        """Does the copy have exactly these blocks of a pod?"""
+        """Whether the replica has exactly these blocks of a pod."""
         known, prompt = self.known(pod, generation), PromptPrefix(generation, (), list(blocks))
         if known is None or self.index.held(known) != len(prompt.hashes):
             return False
         return self.index.match(prompt).get(pod, (0,))[Tier.GPU] == len(prompt.hashes)
 
     def match(self, blocks: Iterable[BlockHash], in_s: float = 0.0) -> PrefixMatch:
-        """What a request would find `in_s` seconds from now. Fails if it had to wait."""
+        """The match of a request in `in_s` seconds. Fails if it had to wait."""
         asked = self.store.match(PromptPrefix(GENERATION, (), list(blocks)), time.monotonic() + in_s)
         with pytest.raises(StopIteration) as answer:
             asked.send(None)
@@ -114,7 +116,7 @@ class Scene:
 
 @pytest.fixture
 async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
-    """Nothing is published, nothing read. Indirect parameters are the scene's."""
+    """Nothing published or read yet. Indirect parameters are passed to the scene."""
     with redis_process() as server, redis.Redis.from_url(server.url) as client:
         scene = Scene(server, client, **getattr(request, "param", {}))
         yield scene
@@ -123,7 +125,7 @@ async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Ask again and again. Raises `TimeoutError` after the deadline."""
+    """Poll. Raises `TimeoutError` after the deadline."""
     async with asyncio.timeout(DEADLINE_S):
         await asyncio.sleep(0.003)  # at first as well, so that the feed is idle again and ends at once
         while not condition():
@@ -133,8 +135,8 @@ async def until(condition: Callable[[], object]) -> None:
 # --- news ---
 
 
-async def test_a_copy_is_what_was_there_and_every_change_after_it(scene: Scene, running: Running) -> None:
-    """Blocks written before the router came, and those that came and went since; holders; that one lost events."""
+async def test_the_replica_has_earlier_blocks_and_every_later_change(scene: Scene, running: Running) -> None:
+    """And the state of each holder."""
     pod = await scene.publishing("a", [1, 2, 3])
     async with running(scene.feed.run()):
         await scene.feed.loaded.wait()
@@ -153,8 +155,8 @@ async def test_a_copy_is_what_was_there_and_every_change_after_it(scene: Scene, 
     assert (found.blocks, found.degraded) == ({"a": (2, 0, 0, 0)}, False)
 
 
-async def test_a_reload_is_not_seen_before_its_seal(scene: Scene, running: Running) -> None:
-    """The publisher writes again what it has: what was known stays readable until all of that is there."""
+async def test_a_reload_is_visible_after_its_seal(scene: Scene, running: Running) -> None:
+    """The old blocks stay until then."""
     pod = await scene.publishing("a", [1, 2])
     async with running(scene.feed.run()):
         await scene.feed.loaded.wait()
@@ -166,8 +168,7 @@ async def test_a_reload_is_not_seen_before_its_seal(scene: Scene, running: Runni
         await until(lambda: scene.has("a", [3, 4]))
 
 
-async def test_an_empty_epoch_is_seen_at_once(scene: Scene, running: Running) -> None:
-    """The cache is gone: none of its blocks is found from then on."""
+async def test_an_empty_epoch_is_visible_at_once(scene: Scene, running: Running) -> None:
     pod = await scene.publishing("a", [1, 2])
     async with running(scene.feed.run()):
         await scene.feed.loaded.wait()
@@ -177,8 +178,7 @@ async def test_an_empty_epoch_is_seen_at_once(scene: Scene, running: Running) ->
 
 
 @pytest.mark.parametrize("scene", [{"lifetime_s": 0.4}], indirect=True)
-async def test_a_holder_whose_publisher_died_expires_alone(scene: Scene, running: Running) -> None:
-    """Silent for a lifetime, it is gone; the one that is heard of stays."""
+async def test_only_the_holder_without_heartbeat_expires(scene: Scene, running: Running) -> None:
     await scene.publishing("a", [1])
     alive = await scene.publishing("b", [2])
     async with running(scene.feed.run()):
@@ -190,8 +190,8 @@ async def test_a_holder_whose_publisher_died_expires_alone(scene: Scene, running
         assert scene.has("b", [2])
 
 
-async def test_only_generations_that_are_wanted_are_followed(scene: Scene, running: Running) -> None:
-    """What is served here, also if it comes later; nothing of other models."""
+async def test_only_wanted_generations_are_followed(scene: Scene, running: Running) -> None:
+    """Including those that appear later."""
     await scene.publishing("a", [1], replace(GENERATION, model="other"))
     await scene.publishing("b", [2])
     async with running(scene.feed.run()):
@@ -206,20 +206,18 @@ async def test_only_generations_that_are_wanted_are_followed(scene: Scene, runni
 # --- what is lost on the way ---
 
 
-@pytest.mark.parametrize("heard_next", ["heartbeat", "change"])
-async def test_a_holder_of_which_entries_are_lost_is_read_anew_and_no_other(
-    scene: Scene, running: Running, heard_next: str
-) -> None:
-    """What does not follow on what was heard costs one reading, of that holder."""
+@pytest.mark.parametrize("next_entry", ["heartbeat", "change"])
+async def test_only_the_holder_with_lost_entries_is_read_again(scene: Scene, running: Running, next_entry: str) -> None:
+    """Once."""
     pod = await scene.publishing("a", [1, 2])
     await scene.publishing("b", [1])
     async with running(scene.feed.run()):
         await scene.feed.loaded.wait()
-        scene.wire.heard = False
+        scene.wire.delivers = False
         await pod.store([3])
         await pod.remove([1])
-        scene.wire.heard = True
-        await (pod.publication.beat(complete=True) if heard_next == "heartbeat" else pod.store([]))
+        scene.wire.delivers = True
+        await (pod.publication.beat(complete=True) if next_entry == "heartbeat" else pod.store([]))
 
         await until(lambda: scene.has("a", [2, 3]))
         await pod.store([4])
@@ -228,8 +226,7 @@ async def test_a_holder_of_which_entries_are_lost_is_read_anew_and_no_other(
         assert scene.has("b", [1])
 
 
-async def test_entries_that_nobody_understands_are_skipped(scene: Scene, running: Running) -> None:
-    """Neither what another version writes nor nonsense stops the news."""
+async def test_unreadable_entries_are_skipped(scene: Scene, running: Running) -> None:
     pod = await scene.publishing("a", [1])
     understood = {"k": "change", "h": "a", "e": pod.publication.epoch, "s": 2}
     async with running(scene.feed.run()):
@@ -250,8 +247,8 @@ async def test_entries_that_nobody_understands_are_skipped(scene: Scene, running
         assert scene.feed.holders_read == 1
 
 
-async def test_rows_that_nobody_understands_are_left_out(scene: Scene, running: Running) -> None:
-    """A holder or generation that cannot be read does not keep the others from being read."""
+async def test_unreadable_rows_are_skipped(scene: Scene, running: Running) -> None:
+    """Other holders and generations are read."""
     await scene.publishing("a", [1])
     scope = scope_of(GENERATION)
     scene.redis.zadd(KEYS.scopes, {"nonsense": 0, "{}": 1})
@@ -266,7 +263,7 @@ async def test_rows_that_nobody_understands_are_left_out(scene: Scene, running: 
 # --- a large holder ---
 
 
-async def _changes(pod: Publisher) -> list[BlockHash]:
+async def _changes(pod: HolderPublisher) -> list[BlockHash]:
     for start in range(1, 500, 100):
         await pod.remove(range(start, start + 100))
         await pod.store(range(LARGE + start, LARGE + start + 100))
@@ -274,13 +271,13 @@ async def _changes(pod: Publisher) -> list[BlockHash]:
     return [*range(1, 50), *range(501, LARGE + 501)]
 
 
-async def _restart(pod: Publisher) -> list[BlockHash]:
+async def _restart(pod: HolderPublisher) -> list[BlockHash]:
     await pod.begin(EntryKind.EMPTY)
     await pod.store(range(5, 10))
     return [*range(5, 10)]
 
 
-async def _reload(pod: Publisher) -> list[BlockHash]:
+async def _reload(pod: HolderPublisher) -> list[BlockHash]:
     await pod.begin(EntryKind.RELOAD)
     await pod.store(range(1, 100))
     await pod.store(range(100, 200), seal=True)
@@ -288,10 +285,9 @@ async def _reload(pod: Publisher) -> list[BlockHash]:
 
 
 @pytest.mark.parametrize("happen", [_changes, _restart, _reload])
-async def test_what_happens_while_a_large_holder_is_read_is_not_lost(
-    scene: Scene, running: Running, happen: Callable[[Publisher], Coroutine[Any, Any, list[BlockHash]]]
+async def test_changes_during_the_read_of_a_large_holder_are_applied(
+    scene: Scene, running: Running, happen: Callable[[HolderPublisher], Coroutine[Any, Any, list[BlockHash]]]
 ) -> None:
-    """Blocks that come and go between the pieces of a snapshot are exact once it is there."""
     pod = await scene.publishing("a", [])
     for start in range(1, LARGE, 2500):
         await pod.store(range(start, start + 2500))
@@ -302,8 +298,7 @@ async def test_what_happens_while_a_large_holder_is_read_is_not_lost(
         await until(lambda: scene.has("a", blocks))
 
 
-async def test_a_large_holder_is_taken_in_by_and_by(scene: Scene, running: Running) -> None:
-    """Requests have their turn between the pieces."""
+async def test_reading_a_large_holder_yields_to_requests(scene: Scene, running: Running) -> None:
     pod = await scene.publishing("a", [])
     for start in range(1, LARGE, 2500):
         await pod.store(range(start, start + 2500))
@@ -318,10 +313,8 @@ async def test_a_large_holder_is_taken_in_by_and_by(scene: Scene, running: Runni
 # --- Redis itself ---
 
 
-async def test_while_redis_is_away_the_last_copy_answers_at_once_and_says_how_old_it_is(
-    scene: Scene, running: Running
-) -> None:
-    """Known blocks are found, degraded, until they are too old; afterwards the copy is what is published then."""
+async def test_during_an_outage_the_replica_answers_with_its_age(scene: Scene, running: Running) -> None:
+    """Degraded, up to a maximum age; afterwards the replica is current again."""
     pod = await scene.publishing("a", [1, 2, 3])
     async with running(scene.feed.run()):
         await scene.feed.loaded.wait()
@@ -341,8 +334,7 @@ async def test_while_redis_is_away_the_last_copy_answers_at_once_and_says_how_ol
         await until(lambda: scene.has("a", [1, 2, 5]) and not scene.match([1]).degraded)
 
 
-async def test_after_all_was_deleted_what_is_published_again_counts(scene: Scene, running: Running) -> None:
-    """A log that begins anew is followed from its beginning."""
+async def test_a_deleted_log_is_followed_from_its_new_start(scene: Scene, running: Running) -> None:
     pod = await scene.publishing("a", [1, 2, 3])
     async with running(scene.feed.run()):
         await scene.feed.loaded.wait()
@@ -353,8 +345,8 @@ async def test_after_all_was_deleted_what_is_published_again_counts(scene: Scene
 
 
 @pytest.mark.parametrize("scene", [{"timeout_s": 0.3}], indirect=True)
-async def test_a_log_without_news_is_contact_however_short_the_timeout(scene: Scene, running: Running) -> None:
-    """Nobody has written anything: the copy is up to date, not Redis away."""
+async def test_a_log_without_entries_keeps_the_replica_current(scene: Scene, running: Running) -> None:
+    """For any timeout."""
     await scene.publishing("a", [1])
     async with running(scene.feed.run()):
         await scene.feed.loaded.wait()

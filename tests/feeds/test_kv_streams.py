@@ -1,4 +1,4 @@
-"""What is known of the pods' streams, beside their events."""
+"""The state of the pods' event streams."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from router.stores.prefix_store import LocalStore
 from router.types import BlocksRemoved
 
 
-def test_events_are_counted_by_pod_and_not_their_pieces() -> None:
-    """As many as the engine announced."""
+def test_events_are_counted_as_the_engine_announced_them() -> None:
+    """Not the pieces in which they are applied."""
     metrics = Metrics()
     streams = KvStreams(Fleet(), LocalStore(), metrics)
     for blocks in ((1, 2), (3, 4)):

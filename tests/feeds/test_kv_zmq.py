@@ -1,4 +1,4 @@
-"""One engine's events, told message by message, over loopback sockets where it matters how they travel."""
+"""One engine's events, some over loopback sockets."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def event(number: int) -> BlocksRemoved:
 
 
 def message(number: int, payload: bytes | None = None, *, at_s: float = 0.0) -> list[bytes]:
-    """What a subscriber gets: topic, sequence, batch."""
+    """A message as a subscriber receives it: topic, sequence, batch."""
     batch = encode_batch([event(number)], "map", at_s) if payload is None else payload
     return [b"", number.to_bytes(8, "big", signed=True), batch]
 
 
-class Told:
-    """A sink that remembers, and lets one wait for what it is told."""
+class RecordingSink:
+    """A sink that records its calls and lets a test wait for them."""
 
     def __init__(self) -> None:
         self.lives: list[list[int]] = [[]]
@@ -67,16 +67,16 @@ class Told:
         self.complete = complete
         self._news.set()
 
-    async def until(self, true: Callable[[Told], bool]) -> None:
+    async def until(self, true: Callable[[RecordingSink], bool]) -> None:
         async with asyncio.timeout(DEADLINE_S):
             while not true(self):
                 self._news.clear()
                 await self._news.wait()
 
 
-async def told_by(*messages: list[bytes]) -> tuple[Told, KvFeed]:
-    """What becomes of live messages where nothing can be replayed."""
-    told = Told()
+async def calls_of(*messages: list[bytes]) -> tuple[RecordingSink, KvFeed]:
+    """The sink's calls for these live messages, without a replay."""
+    told = RecordingSink()
     feed = KvFeed(POD, NOWHERE, told)
     for frames in messages:
         await feed.receive(frames)
@@ -86,15 +86,14 @@ async def told_by(*messages: list[bytes]) -> tuple[Told, KvFeed]:
 # --- one message at a time ---
 
 
-async def test_messages_are_taken_over_in_order() -> None:
-    """From 0 on, nothing is missing."""
-    told, _ = await told_by(message(0), message(1), message(2))
+async def test_messages_are_applied_in_order() -> None:
+    told, _ = await calls_of(message(0), message(1), message(2))
     assert told.lives == [[0, 1, 2]] and told.complete is not False
 
 
-async def test_others_have_their_turn_while_a_long_message_is_taken_in() -> None:
-    """Requests among them, between its pieces."""
-    turns, told = 0, Told()
+async def test_a_long_message_yields_to_requests() -> None:
+    """Between its pieces."""
+    turns, told = 0, RecordingSink()
 
     async def serve() -> None:
         nonlocal turns
@@ -110,55 +109,55 @@ async def test_others_have_their_turn_while_a_long_message_is_taken_in() -> None
 
 
 async def test_a_long_event_counts_as_one() -> None:
-    """However many pieces it is taken in as."""
+    """However many pieces it has."""
     long = BlocksRemoved(block_hashes=tuple(range(4 * PIECE_BLOCKS)))
-    told, _ = await told_by(message(0), message(1, encode_batch([long, event(1)], "map", 0.0)))
+    told, _ = await calls_of(message(0), message(1, encode_batch([long, event(1)], "map", 0.0)))
     assert told.events == 3
 
 
 async def test_a_repeated_message_counts_once() -> None:
-    """Its blocks would be counted twice."""
-    told, _ = await told_by(message(0), message(1), message(1), message(2))
+    """Otherwise its blocks would have two copies."""
+    told, _ = await calls_of(message(0), message(1), message(1), message(2))
     assert told.lives == [[0, 1, 2]]
 
 
 @pytest.mark.parametrize("numbers", [[0, 1, 5, 6], [3, 4]])
-async def test_what_cannot_be_fetched_again_leaves_the_stream_incomplete(numbers: list[int]) -> None:
-    """Visibly so; what is known stays, and what comes is taken over."""
-    told, _ = await told_by(*map(message, numbers))
+async def test_lost_messages_mark_the_stream_incomplete(numbers: list[int]) -> None:
+    """Known blocks stay, and later messages are applied."""
+    told, _ = await calls_of(*map(message, numbers))
     assert told.lives == [numbers] and told.complete is False
 
 
 @pytest.mark.parametrize("lives", [[[0, 1, 2], [0, 1]], [[0], [0, 1]], [[4, 5], [0, 1]], [[4, 9], [2, 3]]])
-async def test_a_number_that_falls_back_is_a_new_life(lives: list[list[int]]) -> None:
-    """What the engine had is gone; the new life is as complete as what was seen of it."""
-    told, _ = await told_by(*(message(number) for life in lives for number in life))
+async def test_a_lower_number_is_a_restart(lives: list[list[int]]) -> None:
+    """The previous blocks are dropped."""
+    told, _ = await calls_of(*(message(number) for life in lives for number in life))
     assert told.lives == lives
     assert told.complete is (lives[-1][0] == 0)
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x93\x01\x02\x03"])
-async def test_a_message_that_is_not_understood_is_counted_and_passed_over(payload: bytes) -> None:
-    """What it told is lost, so that the stream is no longer complete."""
-    told, feed = await told_by(message(0), message(1, payload), message(2))
+async def test_an_undecodable_message_is_counted_and_skipped(payload: bytes) -> None:
+    """The stream is incomplete afterwards."""
+    told, feed = await calls_of(message(0), message(1, payload), message(2))
     assert (told.lives, told.complete, feed.undecodable) == ([[0, 2]], False, 1)
 
 
 @pytest.mark.parametrize("frames", [[], [b"alone"], [b"topic", b"short", b"payload"]])
-async def test_frames_without_a_number_are_counted_and_passed_over(frames: list[bytes]) -> None:
-    """They have no place in the sequence, which goes on."""
-    told, feed = await told_by(message(0), frames, message(1))
+async def test_frames_without_a_number_are_counted_and_skipped(frames: list[bytes]) -> None:
+    """The sequence continues."""
+    told, feed = await calls_of(message(0), frames, message(1))
     assert (told.lives, told.complete, feed.undecodable) == ([[0, 1]], False, 1)
 
 
-async def test_a_new_life_forgets_what_was_not_understood() -> None:
-    """All of what the engine has now is known."""
-    told, _ = await told_by(message(0), message(1, b""), message(0))
+async def test_after_a_restart_undecodable_messages_no_longer_count() -> None:
+    """The stream is complete again."""
+    told, _ = await calls_of(message(0), message(1, b""), message(0))
     assert told.lives == [[0], [0]] and told.complete is True
 
 
 def test_wildcard_endpoints_are_bound() -> None:
-    """The engine connects to those, as it does whenever its own endpoint names a host."""
+    """The engine connects to them."""
     assert binds("tcp://*:5557") and binds("tcp://[::]:5557")
     assert not binds("tcp://10.0.0.7:5557") and not binds("tcp://[::1]:5557")
 
@@ -167,9 +166,9 @@ def test_wildcard_endpoints_are_bound() -> None:
 
 
 @asynccontextmanager
-async def following(source: KvEventSource) -> AsyncIterator[Told]:
-    """A running feed, which must end as soon as it is cancelled."""
-    told = Told()
+async def following(source: KvEventSource) -> AsyncIterator[RecordingSink]:
+    """A running feed, which must stop as soon as it is cancelled."""
+    told = RecordingSink()
     running = asyncio.create_task(KvFeed(POD, source, told, replay_idle_ms=IDLE_MS).run())
     try:
         yield told
@@ -194,7 +193,7 @@ def source_of(publisher: KvPublisher) -> KvEventSource:
     return KvEventSource(publisher.endpoint, publisher.replay_endpoint)
 
 
-async def heard_live(publisher: KvPublisher, told: Told, first: int) -> int:
+async def publish_until_received(publisher: KvPublisher, told: RecordingSink, first: int) -> int:
     """Publish numbered events from `first` on until one arrives; returns the next number."""
     before = told.lives[-1][:]
     number = first
@@ -208,22 +207,22 @@ async def heard_live(publisher: KvPublisher, told: Told, first: int) -> int:
 
 @pytest.mark.net
 @pytest.mark.parametrize("encoding", ["map", "array"])
-async def test_a_late_comer_learns_what_it_missed_and_then_what_is_new(encoding: EventEncoding) -> None:
-    """By replay (with a topic frame or without), then live, each message once."""
+async def test_a_late_subscriber_replays_and_then_follows(encoding: EventEncoding) -> None:
+    """With and without a topic frame; each message once."""
     async with publishing(encoding=encoding) as publisher:
         for number in range(5):
             publisher.publish([event(number)])
         async with following(source_of(publisher)) as told:
             await told.until(lambda told: told.complete is True)
             assert told.lives == [[0, 1, 2, 3, 4]]
-            end = await heard_live(publisher, told, 5)
+            end = await publish_until_received(publisher, told, 5)
             await told.until(lambda told: told.lives == [list(range(end))])
             assert told.complete is True
 
 
 @pytest.mark.net
-async def test_an_engine_that_kept_only_its_latest_messages_is_incomplete() -> None:
-    """Its older blocks are unknown; those that are known count."""
+async def test_a_truncated_replay_is_incomplete() -> None:
+    """The replayed blocks count."""
     async with publishing(buffer_steps=2) as publisher:
         for number in range(5):
             publisher.publish([event(number)])
@@ -233,12 +232,12 @@ async def test_an_engine_that_kept_only_its_latest_messages_is_incomplete() -> N
 
 
 @pytest.mark.net
-async def test_a_restarted_engine_is_followed_into_its_new_life() -> None:
-    """On the same ports, with numbers from 0: reconnected by ZMQ, caught up by replay."""
+async def test_a_restarted_engine_is_followed() -> None:
+    """On the same ports, with numbers from 0: ZMQ reconnects, the replay catches up."""
     async with publishing() as first:
         source = source_of(first)
         async with following(source) as told:
-            await heard_live(first, told, 0)
+            await publish_until_received(first, told, 0)
             first.close()
             async with publishing(port=port(source.endpoint), replay_port=port(source.replay_endpoint)) as second:
                 end = 0
@@ -257,7 +256,7 @@ def port(endpoint: str | None) -> int:
 
 
 class Engine:
-    """An engine whose sockets do what the test says, when it says so."""
+    """An engine whose sockets are controlled by the test."""
 
     def __init__(self, context: zmq.asyncio.Context) -> None:
         self.pub = context.socket(zmq.XPUB)
@@ -269,7 +268,7 @@ class Engine:
         self._asker = b""
 
     async def subscribed(self) -> None:
-        """Whatever is published from now on arrives."""
+        """Returns once published messages arrive."""
         assert await self.pub.recv() == b"\x01"
 
     async def asked_from(self) -> int:
@@ -289,7 +288,7 @@ class Engine:
 
 @pytest.fixture
 async def engine() -> AsyncIterator[Engine]:
-    """One, under one deadline."""
+    """An engine, with a deadline."""
     with zmq.asyncio.Context() as context:
         engine = Engine(context)
         try:
@@ -302,10 +301,8 @@ async def engine() -> AsyncIterator[Engine]:
 
 @pytest.mark.net
 @pytest.mark.parametrize("replies", [(1, 2, 3, 4, 5), (1, 4, 5), (4, 5), (1,)])
-async def test_a_gap_is_healed_as_far_as_the_engine_still_has_the_messages(
-    engine: Engine, replies: tuple[int, ...]
-) -> None:
-    """Lost messages are fetched before later ones are taken over; lost for good, they leave a hole that shows."""
+async def test_a_gap_is_filled_from_the_engines_replay(engine: Engine, replies: tuple[int, ...]) -> None:
+    """Missing messages are applied first; messages that the engine no longer has are lost."""
     async with following(engine.source) as told:
         await engine.subscribed()
         assert await engine.asked_from() == 0
@@ -318,8 +315,8 @@ async def test_a_gap_is_healed_as_far_as_the_engine_still_has_the_messages(
 
 
 @pytest.mark.net
-async def test_messages_that_a_replay_overtook_are_no_restart(engine: Engine) -> None:
-    """They waited in the socket meanwhile: known already, whatever their number."""
+async def test_messages_delivered_by_a_replay_are_not_a_restart(engine: Engine) -> None:
+    """They waited in the socket."""
     async with following(engine.source) as told:
         await engine.subscribed()
         assert await engine.asked_from() == 0
@@ -331,8 +328,7 @@ async def test_messages_that_a_replay_overtook_are_no_restart(engine: Engine) ->
 
 
 @pytest.mark.net
-async def test_messages_that_came_while_a_gap_was_healed_are_no_restart(engine: Engine) -> None:
-    """The same, in the middle of a life."""
+async def test_messages_received_while_a_gap_is_filled_are_not_a_restart(engine: Engine) -> None:
     async with following(engine.source) as told:
         await engine.subscribed()
         await engine.asked_from()
@@ -347,10 +343,8 @@ async def test_messages_that_came_while_a_gap_was_healed_are_no_restart(engine: 
 
 @pytest.mark.net
 @pytest.mark.parametrize(("replies", "end"), [((0, 1, 4), True), ((0, 1), False)])
-async def test_replies_that_were_lost_on_the_way_are_asked_for_again(
-    engine: Engine, replies: tuple[int, ...], end: bool
-) -> None:
-    """ROUTER sockets drop what a slow reader does not fetch, the end mark too."""
+async def test_lost_replies_are_requested_again(engine: Engine, replies: tuple[int, ...], end: bool) -> None:
+    """ROUTER sockets drop messages to a slow reader, including the terminator."""
     async with following(engine.source) as told:
         assert await engine.asked_from() == 0
         await engine.answer(*replies, end=end)
@@ -361,8 +355,8 @@ async def test_replies_that_were_lost_on_the_way_are_asked_for_again(
 
 
 @pytest.mark.net
-async def test_a_new_life_shows_even_if_its_first_messages_were_missed(engine: Engine) -> None:
-    """Its numbers go on where the old one's ended, but the last known message says something else now."""
+async def test_a_restart_is_detected_without_its_first_messages(engine: Engine) -> None:
+    """Its numbers continue after the old ones, but the last known message differs."""
     async with following(engine.source) as told:
         await engine.subscribed()
         await engine.asked_from()
@@ -376,8 +370,8 @@ async def test_a_new_life_shows_even_if_its_first_messages_were_missed(engine: E
 
 
 @pytest.mark.net
-async def test_an_engine_that_answers_no_replay_is_followed_live(engine: Engine) -> None:
-    """After a silence; what came meanwhile is taken over."""
+async def test_without_an_answer_to_the_replay_live_messages_are_followed(engine: Engine) -> None:
+    """After a timeout."""
     async with following(engine.source) as told:
         await engine.subscribed()
         await engine.asked_from()
@@ -387,8 +381,8 @@ async def test_an_engine_that_answers_no_replay_is_followed_live(engine: Engine)
 
 
 @pytest.mark.net
-async def test_engines_can_dial_in() -> None:
-    """Where an engine's endpoint names the router, the router binds; when the feed ends, the port is free again."""
+async def test_engines_can_connect_to_the_router() -> None:
+    """If the engine's endpoint is the router's, the router binds it and frees the port afterwards."""
     with zmq.asyncio.Context() as context, context.socket(zmq.PUB) as pub:
         pub.linger = 0
         free = await bindable()
@@ -402,7 +396,7 @@ async def test_engines_can_dial_in() -> None:
 
 
 async def bindable(port: int = 0) -> int:
-    """Wait until `port` can be bound; any one for 0. ZMQ gives ports back in a thread of its own."""
+    """Wait until `port` can be bound; 0 for any. ZMQ releases ports in its own thread."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""Does the coordinator say of LMCache servers what their reports say, whatever is lost, repeated or late?"""
+"""The coordinator compared with what LMCache servers report, with lost, repeated and late batches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SERVER = {"ip": "10.0.0.7", "http_port": 8080, "instance_id": "cache-0"}
 
 
 class Index:
-    """A sink that keeps what an index would, and writes down the rest."""
+    """A sink that applies events as an index does and records the other calls."""
 
     def __init__(self) -> None:
         self.holders: dict[str, HolderBlocks] = {}
@@ -67,7 +67,7 @@ def coordinator() -> tuple[Coordinator, Index]:
 def report(
     seq: int, event: str = "store", numbers: tuple[int, ...] = (1,), *, incarnation: int = 100, **fields: Any
 ) -> dict[str, Any]:
-    """One batch about chunks 1, 2, ..., each of which begins a prompt of its own."""
+    """One batch about chunks 1, 2, ..., each the first chunk of its own prompt."""
     entries = [
         {
             "key": {"chunk_hash_hex": f"{number:064x}", "model_name": MODEL, "kv_rank": 0x01000100},
@@ -92,8 +92,8 @@ def chunk(number: int) -> set[int]:
 # --- as recorded ---
 
 
-def test_what_a_real_server_reported_is_what_the_prompts_would_have_it_hold() -> None:
-    """Both prompts whose tokens the server saw, in its memory and in its files, block for block."""
+def test_a_real_servers_report_yields_the_blocks_of_its_prompts() -> None:
+    """Both prompts whose tokens the server saw, in memory and in its files."""
     plays, index = coordinator()
     for body in RECORDED[:-1]:
         plays.events(body, 0.0)
@@ -102,16 +102,16 @@ def test_what_a_real_server_reported_is_what_the_prompts_would_have_it_hold() ->
     assert index.complete == {"cache-0": True, "cache-0/fs": True}
 
 
-def test_chunks_whose_tokens_the_server_never_saw_are_placeholders() -> None:
-    """The first prompt's four: the engine copied them itself. Somebody else may know what they stand for."""
+def test_chunks_without_tokens_are_announced_by_hash() -> None:
+    """The first prompt's four chunks: the engine copied them itself."""
     plays, index = coordinator()
     for body in RECORDED:
         plays.events(body, 0.0)
     assert index.holders["cache-0"].orphans == index.holders["cache-0/fs"].orphans == 4
 
 
-def test_clearing_a_servers_memory_is_the_deletion_of_every_chunk_in_it() -> None:
-    """What lies in its files stays."""
+def test_clearing_a_servers_memory_deletes_each_of_its_chunks() -> None:
+    """The chunks in its files stay."""
     plays, index = coordinator()
     for body in RECORDED:
         plays.events(body, 0.0)
@@ -120,7 +120,7 @@ def test_clearing_a_servers_memory_is_the_deletion_of_every_chunk_in_it() -> Non
 
 
 def test_a_repeated_report_is_counted_and_changes_nothing() -> None:
-    """A server whose post timed out may have been heard all the same."""
+    """A server repeats a report after a timeout."""
     plays, index = coordinator()
     counts = [plays.events(body, 0.0) for body in (*RECORDED, *RECORDED)]
     half = len(RECORDED)
@@ -132,8 +132,8 @@ def test_a_repeated_report_is_counted_and_changes_nothing() -> None:
 # --- numbering ---
 
 
-def test_a_gap_marks_all_of_the_servers_tiers_incomplete_and_keeps_what_is_known() -> None:
-    """Nobody can be asked for the batches between."""
+def test_a_gap_marks_all_tiers_of_the_server_incomplete() -> None:
+    """Known chunks stay."""
     plays, index = coordinator()
     plays.events(report(1), 0.0)
     plays.events(report(2, tier="l2", backend="fs"), 0.0)
@@ -142,15 +142,15 @@ def test_a_gap_marks_all_of_the_servers_tiers_incomplete_and_keeps_what_is_known
     assert index.held("cache-0", Tier.CPU) == chunk(1) | chunk(2)
 
 
-def test_a_server_that_was_there_before_us_is_incomplete_from_the_start() -> None:
-    """What its earlier batches said is lost."""
+def test_a_server_that_started_earlier_is_incomplete() -> None:
+    """Its earlier batches are lost."""
     plays, index = coordinator()
     plays.events(report(7), 0.0)
     assert index.complete == {"cache-0": False}
 
 
-def test_a_new_incarnation_has_an_empty_memory_and_a_whole_stream_again() -> None:
-    """What it had written to its files is still there; what its predecessor sends late is stale."""
+def test_a_new_incarnation_is_complete_with_empty_memory() -> None:
+    """Chunks in its files stay; late batches of the previous incarnation are stale."""
     plays, index = coordinator()
     plays.events(report(1), 0.0)
     plays.events(report(3, tier="l2", backend="fs"), 0.0)
@@ -167,10 +167,10 @@ _STORED = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 6), st.booleans()
 
 @settings(max_examples=60)
 @given(_STORED)
-def test_a_server_holds_what_the_admitted_batches_of_its_last_incarnation_say(
+def test_a_server_holds_what_its_last_incarnation_reported(
     batches: list[tuple[int, int, bool, int]],
 ) -> None:
-    """In whatever order batches come: older incarnations and numbers that were passed count for nothing."""
+    """For any order of batches, with stale and repeated ones."""
     plays, index = coordinator()
     at, held, gap = (0, 0), set[int](), False
     for incarnation, seq, stores, number in batches:
@@ -202,15 +202,15 @@ def test_a_server_holds_what_the_admitted_batches_of_its_last_incarnation_say(
     ],
 )
 def test_each_tier_of_a_server_and_each_shared_pool_is_a_holder(where: dict[str, Any], holder: str, tier: Tier) -> None:
-    """Memory counts as cpu, the server's own disks as disk, and all that lies elsewhere as remote."""
+    """Memory is cpu, the server's own disks are disk, everything else is remote."""
     plays, index = coordinator()
     plays.events(report(1, **where), 0.0)
     assert index.lives == [holder]
     assert index.held(holder, tier) == chunk(1)
 
 
-def test_a_shared_pool_outlives_the_servers_and_takes_reports_from_all() -> None:
-    """One stores, another deletes, a third goes away."""
+def test_a_shared_pool_accepts_reports_from_all_servers() -> None:
+    """And stays when a server is removed."""
     plays, index = coordinator()
     shared: dict[str, Any] = {"tier": "l2", "backend": "s3", "shared": True}
     plays.events(report(1, numbers=(1, 2), **shared), 0.0)
@@ -220,7 +220,6 @@ def test_a_shared_pool_outlives_the_servers_and_takes_reports_from_all() -> None
 
 
 def test_a_shared_pool_is_incomplete_once_any_of_its_servers_is() -> None:
-    """What that one had stored or deleted there is not known."""
     plays, index = coordinator()
     shared: dict[str, Any] = {"tier": "l2", "backend": "s3", "shared": True}
     plays.events(report(1, **shared), 0.0)
@@ -229,8 +228,7 @@ def test_a_shared_pool_is_incomplete_once_any_of_its_servers_is() -> None:
     assert index.complete == {"shared/s3": False}
 
 
-def test_chunks_of_other_models_and_groups_are_passed_over() -> None:
-    """Though one server keeps them all."""
+def test_chunks_of_other_models_and_groups_are_ignored() -> None:
     plays, index = coordinator()
     body = report(1, numbers=(1, 2, 3))
     first, second, _ = (entry["key"] for entry in body["batches"][0]["entries"])
@@ -242,8 +240,8 @@ def test_chunks_of_other_models_and_groups_are_passed_over() -> None:
 # --- membership ---
 
 
-def test_a_server_registers_beats_and_leaves_with_all_that_it_had() -> None:
-    """And is listed, and found on its host, as long as it is there."""
+def test_a_deregistered_server_is_removed_with_its_holders() -> None:
+    """Until then it is listed and its host is known."""
     plays, index = coordinator()
     assert plays.register(SERVER, 0.0) == {"instance_id": "cache-0", "re_registered": False}
     assert plays.register(SERVER, 1.0) == {"instance_id": "cache-0", "re_registered": True}
@@ -258,14 +256,14 @@ def test_a_server_registers_beats_and_leaves_with_all_that_it_had() -> None:
 
 
 def test_a_server_without_a_name_is_named_by_its_address() -> None:
-    """So that it is the same one when it registers again."""
+    """The same name when it registers again."""
     plays, _ = coordinator()
     answers = [plays.register({**SERVER, "instance_id": " "}, 0.0) for _ in range(2)]
     assert answers == [{"instance_id": "mp-10.0.0.7:8080", "re_registered": again} for again in (False, True)]
 
 
-def test_a_server_that_only_reports_is_asked_to_register() -> None:
-    """As after a restart of ours: its next heartbeat is refused, its events count meanwhile."""
+def test_an_unregistered_server_can_report_but_not_send_heartbeats() -> None:
+    """As after a restart of the publisher."""
     plays, index = coordinator()
     plays.events(report(1), 0.0)
     with pytest.raises(UnknownServer):
@@ -275,8 +273,8 @@ def test_a_server_that_only_reports_is_asked_to_register() -> None:
     assert index.held("cache-0", Tier.CPU) == chunk(1)
 
 
-def test_a_silent_server_is_gone_and_one_that_comes_back_begins_anew() -> None:
-    """Heartbeats and reports both count as being heard of."""
+def test_a_server_without_messages_expires() -> None:
+    """Heartbeats and reports both count; a server that returns starts empty."""
     plays, index = coordinator()
     plays.register(SERVER, 0.0)
     plays.events(report(1), 10.0)
@@ -310,10 +308,7 @@ def test_a_silent_server_is_gone_and_one_that_comes_back_begins_anew() -> None:
         ),
     ],
 )
-def test_a_report_that_is_none_is_refused_as_a_whole_by_the_path_of_what_is_wrong(
-    wrong: dict[str, Any], path: str
-) -> None:
-    """Nothing of it is applied."""
+def test_an_invalid_report_is_rejected_as_a_whole_with_the_path(wrong: dict[str, Any], path: str) -> None:
     plays, index = coordinator()
     good, bad = report(1)["batches"][0], report(2)["batches"][0] | wrong
     with pytest.raises(msgspec.ValidationError, match=re.escape(path)):
@@ -321,8 +316,8 @@ def test_a_report_that_is_none_is_refused_as_a_whole_by_the_path_of_what_is_wron
     assert index.holders == {}
 
 
-def test_kinds_of_event_and_tiers_of_later_releases_are_passed_over() -> None:
-    """They are numbered all the same."""
+def test_unknown_event_types_and_tiers_are_ignored() -> None:
+    """They still count for the numbering."""
     plays, index = coordinator()
     plays.events(report(1, "compress"), 0.0)
     plays.events(report(2, tier="l3"), 0.0)
@@ -331,8 +326,8 @@ def test_kinds_of_event_and_tiers_of_later_releases_are_passed_over() -> None:
     assert index.complete == {"cache-0": True}
 
 
-def test_events_are_told_as_placeholders_or_with_tokens_but_never_by_halves() -> None:
-    """What an index takes."""
+def test_every_event_can_be_applied_to_an_index() -> None:
+    """With all its tokens or none."""
     seen = list[KvEvent]()
 
     class Listener(Index):

@@ -1,4 +1,4 @@
-"""Does a shelf tell exactly which chunks are whole, and what each continues?"""
+"""Which chunks are complete, and which chunk each one continues."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def key(digest: str, *, rank: int = 0, ranks: int = 1, salt: str = "") -> Key:
     return Key(digest, "m", ranks << 24 | rank << 16 | ranks << 8 | rank, cache_salt=salt)
 
 
-def named(entry: Entry) -> int:
+def hash_only(entry: Entry) -> int:
     return int(entry.key.chunk_hash_hex[-16:], 16)
 
 
@@ -41,25 +41,25 @@ def stored(event: KvEvent | None) -> BlocksStored:
     return event
 
 
-def test_a_chunk_continues_the_one_whose_hash_gives_its_own() -> None:
-    """Whoever stored it, however long ago, and whatever else ends at the same place."""
+def test_a_chunk_continues_the_chunk_whose_digest_yields_its_own() -> None:
+    """Whatever else ends at the same offset."""
     shelf = ChunkTable(Tier.CPU)
     first, left, right = chain(1), chain(1, 2, 3), chain(1, 4, 5)
     assert stored(shelf.store(first[0])).parent_hash is None
     for entry, parent in ((left[1], first[0]), (right[1], first[0]), (left[2], left[1]), (right[2], right[1])):
         event = stored(shelf.store(entry))
-        assert event.parent_hash == named(parent)
+        assert event.parent_hash == hash_only(parent)
         assert event == BlocksStored(
-            block_hashes=(named(entry),),
-            parent_hash=named(parent),
+            block_hashes=(hash_only(entry),),
+            parent_hash=hash_only(parent),
             tokens=tuple(entry.token_ids),
             block_size_tokens=CHUNK_TOKENS,
             tier=Tier.CPU,
         )
 
 
-def test_a_chunk_of_unknown_descent_is_told_by_its_hash_alone() -> None:
-    """Its predecessor is not here, or was hashed some other way, or nobody knows its tokens or its place."""
+def test_a_chunk_without_known_parent_is_announced_by_hash() -> None:
+    """The parent is missing or hashed differently, or the tokens or the offset are unknown."""
     shelf = ChunkTable(Tier.DISK)
     shelf.store(chain(7, 8)[0])
     orphan, other = chain(1, 2)[1], chain(7, 8)[1]
@@ -67,12 +67,12 @@ def test_a_chunk_of_unknown_descent_is_told_by_its_hash_alone() -> None:
     foreign = Entry(key("ab" * 32), other.token_ids, CHUNK_TOKENS)
     for entry in (orphan, unplaced, foreign, Entry(key("cd" * 32))):
         assert shelf.store(entry) == BlocksStored(
-            block_hashes=(named(entry),), parent_hash=None, tokens=(), block_size_tokens=0, tier=Tier.DISK
+            block_hashes=(hash_only(entry),), parent_hash=None, tokens=(), block_size_tokens=0, tier=Tier.DISK
         )
 
 
-def test_a_chunk_is_stored_when_the_last_rank_has_stored_its_share_and_gone_with_the_first_that_has_not() -> None:
-    """In any order; the tokens came with whichever rank's share came after the server had heard of them."""
+def test_a_chunk_is_complete_only_with_the_objects_of_all_ranks() -> None:
+    """In any order of ranks; any of them may carry the tokens."""
     entry = chain(1)[0]
     shares = [
         Entry(key(entry.key.chunk_hash_hex, rank=rank, ranks=3), entry.token_ids if rank else [], 0 if rank else -1)
@@ -85,13 +85,13 @@ def test_a_chunk_is_stored_when_the_last_rank_has_stored_its_share_and_gone_with
         assert stored(events[2]).tokens == tuple(entry.token_ids)
         assert [shelf.store(share) for share in order] == [None, None, None]
         assert [shelf.delete(share.key) for share in order] == [
-            BlocksRemoved(block_hashes=(named(entry),), tier=Tier.CPU),
+            BlocksRemoved(block_hashes=(hash_only(entry),), tier=Tier.CPU),
             None,
             None,
         ]
 
 
-def test_tenants_and_layouts_do_not_mix() -> None:
+def test_salts_and_layouts_are_separate() -> None:
     """LMCache hashes neither the salt nor the number of ranks."""
     shelf = ChunkTable(Tier.CPU)
     first, second = chain(1, 2)
@@ -101,12 +101,12 @@ def test_tenants_and_layouts_do_not_mix() -> None:
     salted_first = Entry(key(first.key.chunk_hash_hex, salt="a"), first.token_ids, 0)
     event = stored(shelf.store(salted_first))
     assert event.salt == "a"
-    assert event.block_hashes != (named(first),)
+    assert event.block_hashes != (hash_only(first),)
     assert shelf.store(Entry(key(first.key.chunk_hash_hex, ranks=2), first.token_ids, 0)) is None
 
 
-def test_use_of_a_chunk_changes_nothing_that_is_told() -> None:
-    """Whether it is here or not: it only decides which chunks the next one is tried against first."""
+def test_use_of_a_chunk_yields_no_event() -> None:
+    """It only changes the order in which parents are tried."""
     shelf = ChunkTable(Tier.CPU)
     openings = [chain(number)[0] for number in range(1, 5)]
     for entry in openings:
@@ -114,11 +114,11 @@ def test_use_of_a_chunk_changes_nothing_that_is_told() -> None:
     for used in (openings[0].key, openings[0].key, key("ef" * 32)):
         shelf.touch(used)
     for number, opening in enumerate(openings, start=1):
-        assert stored(shelf.store(chain(number, 9)[1])).parent_hash == named(opening)
+        assert stored(shelf.store(chain(number, 9)[1])).parent_hash == hash_only(opening)
 
 
-def test_a_deleted_chunk_is_no_longer_continued() -> None:
-    """Not until it is stored again."""
+def test_a_deleted_chunk_is_not_a_parent() -> None:
+    """Until it is stored again."""
     shelf = ChunkTable(Tier.CPU)
     first, second = chain(1, 2)
     shelf.store(first)
@@ -126,7 +126,7 @@ def test_a_deleted_chunk_is_no_longer_continued() -> None:
     assert stored(shelf.store(second)).tokens == ()
     shelf.delete(second.key)
     shelf.store(first)
-    assert stored(shelf.store(second)).parent_hash == named(first)
+    assert stored(shelf.store(second)).parent_hash == hash_only(first)
 
 
 _STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.integers(0, 1)), max_size=30)
@@ -134,10 +134,10 @@ _STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.integers(0, 1))
 
 @settings(max_examples=100)
 @given(_STEPS)
-def test_whoever_applies_the_events_has_the_chunks_of_which_every_share_is_there(
+def test_the_events_add_up_to_the_complete_chunks(
     steps: list[tuple[bool, int, int]],
 ) -> None:
-    """Repeated stores and deletes of what is not there included."""
+    """With repeated stores and deletes of absent objects."""
     shelf, there, held = ChunkTable(Tier.CPU), set[tuple[int, int]](), set[int]()
     chunks = chain(1, 2, 3)
     for store, number, rank in steps:
@@ -151,4 +151,4 @@ def test_whoever_applies_the_events_has_the_chunks_of_which_every_share_is_there
         elif isinstance(event, BlocksRemoved):
             assert held >= set(event.block_hashes)
             held -= set(event.block_hashes)
-        assert held == {named(chunks[n]) for n in range(3) if {(n, 0), (n, 1)} <= there}
+        assert held == {hash_only(chunks[n]) for n in range(3) if {(n, 0), (n, 1)} <= there}

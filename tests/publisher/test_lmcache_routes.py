@@ -1,4 +1,4 @@
-"""Do LMCache servers get the answers that they expect of a coordinator?"""
+"""The HTTP responses that LMCache servers expect of a coordinator."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from router.types import KvEvent
 pytestmark = pytest.mark.anyio
 
 
-class Nobody:
-    """A sink that nothing interests."""
+class NullSink:
+    """A sink that ignores everything."""
 
     def apply(self, pod: str, events: tuple[KvEvent, ...]) -> None: ...
     def restarted(self, pod: str) -> None: ...
@@ -31,9 +31,9 @@ def client(coordinator: Coordinator, now_s: float = 0.0) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://coordinator")
 
 
-async def test_a_servers_life_is_answered_as_its_own_coordinator_would() -> None:
-    """Register, beat, report, leave: the codes and the bodies of lmcache 0.5.6."""
-    async with client(Coordinator("m", Nobody())) as http:
+async def test_responses_equal_those_of_lmcaches_own_coordinator() -> None:
+    """Status codes and bodies of lmcache 0.5.6."""
+    async with client(Coordinator("m", NullSink())) as http:
         beat = await http.put("/instances/cache-0/heartbeat")
         assert (beat.status_code, beat.json()) == (404, {"error": "unknown instance cache-0; re-register"})
         registered = await http.post("/instances", json=SERVER)
@@ -53,17 +53,15 @@ async def test_a_servers_life_is_answered_as_its_own_coordinator_would() -> None
 
 @pytest.mark.parametrize("path", ["/events", "/instances"])
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"batches": 1, "ip": 1}', b"\xff"])
-async def test_what_is_no_report_and_no_registration_is_422(path: str, body: bytes) -> None:
-    """With what is wrong with it."""
-    async with client(Coordinator("m", Nobody())) as http:
+async def test_invalid_bodies_are_422_with_the_reason(path: str, body: bytes) -> None:
+    async with client(Coordinator("m", NullSink())) as http:
         answer = await http.post(path, content=body)
     assert answer.status_code == 422
     assert answer.json()["detail"]
 
 
-async def test_the_clock_decides_who_is_still_there() -> None:
-    """The time of a registration is the routes' own."""
-    coordinator = Coordinator("m", Nobody())
+async def test_registrations_use_the_clock_of_the_routes() -> None:
+    coordinator = Coordinator("m", NullSink())
     async with client(coordinator, now_s=100.0) as http:
         await http.post("/instances", json=SERVER)
     coordinator.expire(100.0 + SERVER_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Does the source tell exactly what changed in a Mooncake store, by what its master lists?"""
+"""Changes of a Mooncake store, derived from the names that its master lists."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def hash_of(number: int) -> int:
     ],
     ids=["vllm", "vllm sharded", "hicache", "hicache pp", "hicache mla old", "hicache mla", "hicache mla pp"],
 )
-def test_names_of_vllm_and_of_sglang_say_what_they_are(name: str, meaning: ObjectName) -> None:
+def test_names_of_vllm_and_sglang_are_parsed(name: str, meaning: ObjectName) -> None:
     """vLLM's events carry the last eight bytes of a digest, SGLang's the first."""
     assert parse_name(name) == meaning
 
@@ -77,8 +77,8 @@ def test_names_of_vllm_and_of_sglang_say_what_they_are(name: str, meaning: Objec
         "_" * 4000,
     ],
 )
-def test_other_names_are_nothing(name: str) -> None:
-    """Warm-up objects, side pools, other people's."""
+def test_other_names_are_ignored(name: str) -> None:
+    """Warm-up objects, side pools, objects of other programs."""
     assert parse_name(name) is None
 
 
@@ -86,7 +86,7 @@ def test_other_names_are_nothing(name: str) -> None:
 
 
 def held_after(listing: Listing, held: set[int], names: Iterable[str]) -> set[int]:
-    """What a reader holds once it was told."""
+    """The blocks that a reader has after these events."""
     for event in listing.update(names):
         assert isinstance(event, BlocksStored | BlocksRemoved)
         named = set(event.block_hashes)
@@ -101,8 +101,8 @@ def held_after(listing: Listing, held: set[int], names: Iterable[str]) -> set[in
     return held
 
 
-def test_what_came_is_stored_and_what_went_is_removed() -> None:
-    """Placeholders: hashes without tokens. Nothing is said of what stayed."""
+def test_differences_become_stored_and_removed_events() -> None:
+    """Hashes without tokens."""
     listing = Listing(POOL)
     stored = BlocksStored(
         block_hashes=(hash_of(1),), parent_hash=None, tokens=(), block_size_tokens=0, tier=Tier.REMOTE
@@ -112,8 +112,8 @@ def test_what_came_is_stored_and_what_went_is_removed() -> None:
     assert listing.update([vllm(2)])[0] == BlocksRemoved(block_hashes=(hash_of(1),), tier=Tier.REMOTE)
 
 
-def test_a_block_is_held_once_all_of_its_parts_are_there() -> None:
-    """One rank's share alone cannot be loaded; neither can one whose other share was evicted."""
+def test_a_block_is_held_only_with_all_its_parts() -> None:
+    """A single rank's part cannot be loaded."""
     listing = Listing(POOL)
     both = [vllm(1, rank=0), vllm(1, rank=1)]
     held = held_after(listing, set(), both)
@@ -125,30 +125,29 @@ def test_a_block_is_held_once_all_of_its_parts_are_there() -> None:
 
 
 def test_keys_and_values_are_two_parts() -> None:
-    """As SGLang stores them."""
+    """As in SGLang."""
     listing = Listing("m")
     held = held_after(listing, set(), [f"m_{digest(1)}_0_k", f"m_{digest(1)}_0_v", f"m_{digest(2)}_0_k"])
     assert held == {int(digest(1)[:16], 16)}
 
 
-def test_a_part_seen_for_the_first_time_is_one_that_all_blocks_need() -> None:
-    """Until then the listing cannot know that there is a second rank."""
+def test_a_new_part_is_required_of_all_blocks() -> None:
+    """Before it, the second rank is unknown."""
     listing = Listing(POOL)
     held = held_after(listing, set(), [vllm(1), vllm(2)])
     held = held_after(listing, held, [vllm(1), vllm(2), vllm(2, rank=1)])
     assert held == {hash_of(2)}
 
 
-def test_other_pools_and_groups_are_not_ours() -> None:
-    """Engines of other models name blocks of the same text alike."""
+def test_other_pools_and_groups_are_ignored() -> None:
+    """Engines of other models may use the same hashes."""
     assert Listing(POOL).update([vllm(1, pool="other"), vllm(1, group=1), "garbage"]) == []
     assert Listing(POOL, group=1).update([vllm(1, group=1), vllm(2)])[0] == BlocksStored(
         block_hashes=(hash_of(1),), parent_hash=None, tokens=(), block_size_tokens=0, tier=Tier.REMOTE
     )
 
 
-def test_a_block_that_pods_announced_with_tokens_is_found_in_the_store() -> None:
-    """The index asks elsewhere what a placeholder stands for, and forgets it with its removal."""
+def test_a_store_block_resolves_to_the_block_that_a_pod_announced() -> None:
     pod, listing = HolderBlocks(Generation(model="m", block_size_tokens=2)), Listing(POOL)
     pod.apply(BlocksStored(block_hashes=(hash_of(1),), parent_hash=None, tokens=(1, 2), block_size_tokens=2))
     store = HolderBlocks(pod.generation, resolve_hash=pod.blocks_of)
@@ -167,8 +166,8 @@ _OBJECTS = st.lists(st.sets(st.tuples(st.integers(0, 5), st.integers(0, 2)), max
 
 @settings(max_examples=100)
 @given(_OBJECTS)
-def test_whoever_applies_the_differences_knows_what_a_fresh_look_would_show(polls: list[set[tuple[int, int]]]) -> None:
-    """For any sequence of listings, with the parts known from the beginning."""
+def test_the_differences_add_up_to_the_last_listing(polls: list[set[tuple[int, int]]]) -> None:
+    """For any sequence of listings with known parts."""
     listing, held = Listing(POOL), set[int]()
     everything = [vllm(9, rank=rank) for rank in range(3)]
     for objects in [set[tuple[int, int]](), *polls]:
@@ -181,8 +180,8 @@ def test_whoever_applies_the_differences_knows_what_a_fresh_look_would_show(poll
 # --- polling ---
 
 
-class Told:
-    """A sink that writes down what it is told."""
+class RecordingSink:
+    """A sink that records its calls."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -197,9 +196,9 @@ class Told:
         self.said.append(f"complete={complete}")
 
 
-async def told_by(*answers: Callable[[], httpx.Response]) -> list[str]:
-    """What a sink hears of a master that answers so, poll by poll."""
-    sink, coming = Told(), iter(answers)
+async def calls_after(*answers: Callable[[], httpx.Response]) -> list[str]:
+    """The sink's calls after these responses of the master."""
+    sink, coming = RecordingSink(), iter(answers)
 
     def answer(request: httpx.Request) -> httpx.Response:
         assert str(request.url) == "http://master:9003/get_all_keys"
@@ -213,7 +212,7 @@ async def told_by(*answers: Callable[[], httpx.Response]) -> list[str]:
 
 
 def lists(*names: str) -> Callable[[], httpx.Response]:
-    """As the master answers: one name a line, an empty body for none."""
+    """The master's response: one name per line, an empty body for none."""
     return lambda: httpx.Response(200, text="".join(f"{name}\n" for name in names))
 
 
@@ -222,9 +221,9 @@ def refuses() -> httpx.Response:
 
 
 @pytest.mark.anyio
-async def test_a_master_that_does_not_answer_changes_nothing_but_the_state() -> None:
-    """Said once; the next answer brings the difference to what was known before."""
-    said = await told_by(
+async def test_without_an_answer_only_the_state_changes() -> None:
+    """The next response yields the difference to the last one."""
+    said = await calls_after(
         lists(vllm(1), vllm(2)), refuses, lambda: httpx.Response(500), lists(vllm(2), vllm(3)), lists(vllm(2), vllm(3))
     )
     assert said == [
@@ -234,14 +233,12 @@ async def test_a_master_that_does_not_answer_changes_nothing_but_the_state() -> 
 
 
 @pytest.mark.anyio
-async def test_a_store_that_lost_everything_is_a_new_life() -> None:
-    """Its master, or the memory it managed, was restarted; what comes then is stored anew."""
-    assert await told_by(lists(vllm(1)), lists(), lists(), lists(vllm(1))) == [
+async def test_an_emptied_store_is_a_restart() -> None:
+    assert await calls_after(lists(vllm(1)), lists(), lists(), lists(vllm(1))) == [
         *("BlocksStored 1", "complete=True", "restarted", "BlocksStored 1"),
     ]
 
 
 @pytest.mark.anyio
-async def test_an_empty_store_is_completely_known() -> None:
-    """Nothing is said but that."""
-    assert await told_by(lists()) == ["complete=True"]
+async def test_an_empty_store_is_complete() -> None:
+    assert await calls_after(lists()) == ["complete=True"]

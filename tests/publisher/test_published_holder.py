@@ -1,4 +1,4 @@
-"""Does what a holder tells lie in Redis, exactly, whatever happens to Redis, to its publisher, or between them?"""
+"""A holder's blocks in Redis, during failures of Redis, the publisher and the connection."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ SHORT = PublishTiming(lifetime_s=0.5, beat_s=0.1, flush_interval_s=0.002, start_
 
 
 def stored(chat: int, blocks: int = 3, tier: Tier = Tier.GPU) -> BlocksStored:
-    """The engine stores a conversation of so many blocks."""
+    """A stored event of a conversation with this many blocks."""
     named, tokens = tuple(range(chat * 10**6, chat * 10**6 + blocks)), [chat] * 4 * blocks
     return BlocksStored(block_hashes=named, parent_hash=None, tokens=tokens, block_size_tokens=4, tier=tier)
 
 
 def removed(chat: int, blocks: int = 3, tier: Tier = Tier.GPU) -> BlocksRemoved:
-    """The engine evicts what `stored` stored."""
+    """The removal of what `stored` stores."""
     return BlocksRemoved(block_hashes=stored(chat, blocks).block_hashes, tier=tier)
 
 
@@ -66,7 +66,7 @@ class Scene:
         return HolderWriter(self.connection, KEYS, GENERATION, POD, lifetime_s)
 
     def publish(self, timing: PublishTiming = LASTING) -> PublishedHolder:
-        """One more publisher of the holder. Its task is the last one."""
+        """Start another publisher of the holder. Its task is the last one."""
         holder = PublishedHolder(self.publication(timing.lifetime_s), FACTS, timing)
         self.tasks.append(asyncio.create_task(holder.run()))
         return holder
@@ -76,7 +76,7 @@ class Scene:
         return decode_row(fields) if fields else None
 
     def held(self) -> dict[Tier, set[BlockHash]]:
-        """What lies in Redis, which must be as much as the row says."""
+        """The blocks in Redis, whose number must equal the counts in the row."""
         row = self.row()
         if row is None:
             return {}
@@ -86,22 +86,22 @@ class Scene:
         return {tier: blocks for tier, blocks in lying.items() if blocks} if row.blocks == counts else {}
 
     def blocks_key(self, tier: Tier = Tier.GPU) -> str:
-        """Where the blocks lie now."""
+        """Key of the blocks in the current epoch."""
         row = self.row()
         assert row is not None
         return KEYS.blocks(SCOPE, POD, row.epoch, tier)
 
     def has(self, *chats: int) -> bool:
-        """Are the blocks of exactly these conversations in Redis, all on the GPU?"""
+        """Whether Redis has exactly the blocks of these conversations, all on the GPU."""
         return self.held() == {Tier.GPU: set().union(*map(hashes, chats))}
 
     def told(self) -> Counter[str]:
-        """Entries of the log, by kind."""
+        """Log entries by kind."""
         return Counter(fields[b"k"].decode() for _, fields in self.redis.xrange(LOG))
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Ask again and again; a server that cannot be asked is a no. Raises `TimeoutError` after the deadline."""
+    """Poll; a server that does not answer counts as False. Raises `TimeoutError` after the deadline."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             with suppress(RedisError, OSError):
@@ -112,7 +112,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
-    """A server; nobody publishes yet."""
+    """A server without publishers."""
     with redis_process() as server, redis.Redis.from_url(server.url, socket_timeout=2.0) as client:
         scene = Scene(server, client, RedisConnection(parse_url(server.url), timeout_s=0.2))
         yield scene
@@ -135,8 +135,7 @@ async def publishing(scene: Scene, *chats: int, timing: PublishTiming = LASTING)
 # --- what the source tells ---
 
 
-async def test_what_is_announced_lies_in_redis_by_tier_and_counted(scene: Scene) -> None:
-    """Every stored block is a member of its tier's set, every removed one is not, and the row has their numbers."""
+async def test_redis_has_the_announced_blocks_and_counts_by_tier(scene: Scene) -> None:
     holder = await publishing(scene, 1, 2)
     holder.apply([stored(3, 5), stored(1, tier=Tier.CPU), removed(2)])
 
@@ -144,8 +143,8 @@ async def test_what_is_announced_lies_in_redis_by_tier_and_counted(scene: Scene)
     assert (row := scene.row()) and (row.blocks, row.facts) == ((8, 3, 0, 0), FACTS)
 
 
-async def test_what_came_and_went_at_once_is_never_written(scene: Scene) -> None:
-    """Changes that cancel out leave no trace: neither in the sets nor in the log."""
+async def test_changes_that_cancel_out_are_not_written(scene: Scene) -> None:
+    """Neither to the sets nor to the log."""
     holder = await publishing(scene, 1)
     await until(lambda: holder.counts.blocks)
     before = holder.counts.blocks
@@ -156,8 +155,8 @@ async def test_what_came_and_went_at_once_is_never_written(scene: Scene) -> None
     assert holder.counts.blocks - before == 3
 
 
-async def test_a_holder_larger_than_one_write_comes_in_pieces_and_is_sealed_last(scene: Scene) -> None:
-    """A reload is some changes and one seal; what changes meanwhile is right in the end."""
+async def test_a_large_holder_is_written_in_pieces_and_sealed_last(scene: Scene) -> None:
+    """Concurrent changes are not lost."""
     holder = scene.publish()
     blocks = 3 * MAX_WRITE_BLOCKS
     holder.apply([stored(1, blocks)])
@@ -173,8 +172,7 @@ async def test_a_holder_larger_than_one_write_comes_in_pieces_and_is_sealed_last
 @pytest.mark.parametrize(
     "restart", [PublishedHolder.restarted, partial(PublishedHolder.apply, events=[BlocksCleared()])]
 )
-async def test_a_restart_begins_an_empty_epoch(scene: Scene, restart: Callable[[PublishedHolder], None]) -> None:
-    """Nothing of the epoch before is left; what is stored from then on is there."""
+async def test_a_restart_starts_an_empty_epoch(scene: Scene, restart: Callable[[PublishedHolder], None]) -> None:
     holder = await publishing(scene, 1, 2)
     old = scene.row()
     holder.apply([stored(4)])
@@ -187,8 +185,8 @@ async def test_a_restart_begins_an_empty_epoch(scene: Scene, restart: Callable[[
     assert scene.told()["empty"] == 1
 
 
-async def test_stop_takes_the_holder_out(scene: Scene) -> None:
-    """Row, blocks and name are gone at once, and the log says so."""
+async def test_stop_removes_the_holder(scene: Scene) -> None:
+    """Row, blocks and name, with a log entry."""
     holder = await publishing(scene, 1)
     holder.stop()
 
@@ -197,8 +195,8 @@ async def test_stop_takes_the_holder_out(scene: Scene) -> None:
     assert scene.redis.xrevrange(LOG, count=1)[0][1][b"k"] == b"gone"
 
 
-async def test_that_events_are_lost_is_told(scene: Scene) -> None:
-    """An incomplete holder is marked without waiting for a heartbeat, and no longer when all is known again."""
+async def test_lost_events_mark_the_holder_incomplete(scene: Scene) -> None:
+    """At once, and complete again after a catch-up."""
     holder = await publishing(scene, 1, timing=replace(LASTING, beat_s=60.0))
     for complete in (False, True):
         holder.caught_up(complete=complete)
@@ -208,8 +206,8 @@ async def test_that_events_are_lost_is_told(scene: Scene) -> None:
 # --- who publishes ---
 
 
-async def test_the_newest_publisher_writes_and_the_other_comes_back_when_it_dies(scene: Scene) -> None:
-    """A second publisher takes over; the first stands by until the second was silent for a lifetime."""
+async def test_the_newest_publisher_writes_until_it_stops(scene: Scene) -> None:
+    """The other one stands by until the newest has been silent for a lifetime."""
     first = await publishing(scene, 1, timing=SHORT)
     await publishing(scene, 1, 2, timing=SHORT)
     await until(lambda: first.state is PublishState.STANDBY)
@@ -219,8 +217,7 @@ async def test_the_newest_publisher_writes_and_the_other_comes_back_when_it_dies
     await until(lambda: scene.has(1, 3) and first.state is PublishState.PUBLISHING)
 
 
-async def test_a_publisher_that_stands_by_does_not_take_the_holder_out(scene: Scene) -> None:
-    """Only who publishes retires."""
+async def test_a_standby_publisher_does_not_remove_the_holder(scene: Scene) -> None:
     first = await publishing(scene, 1)
     await publishing(scene, 2)
     await until(lambda: first.state is PublishState.STANDBY)
@@ -248,8 +245,8 @@ LOSSES: dict[str, Callable[[Scene], object]] = {
 
 
 @pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
-async def test_what_redis_lost_is_written_again(scene: Scene, lose: Callable[[Scene], None]) -> None:
-    """With the next heartbeat at the latest, Redis is told everything in a new epoch, sealed."""
+async def test_blocks_lost_by_redis_are_written_again(scene: Scene, lose: Callable[[Scene], None]) -> None:
+    """In a new, sealed epoch, with the next heartbeat at the latest."""
     holder = await publishing(scene, 1, 2)
     lose(scene)
 
@@ -266,8 +263,8 @@ OUTAGES: dict[str, tuple[Callable[[Scene], object], Callable[[Scene], object]]] 
 
 
 @pytest.mark.parametrize("outage", OUTAGES)
-async def test_what_could_not_be_written_is_written_when_it_can(scene: Scene, outage: str) -> None:
-    """A full server, one that became a replica, one that hangs: the publisher says so, goes on trying, and is right."""
+async def test_writes_are_retried_until_redis_accepts_them(scene: Scene, outage: str) -> None:
+    """A full server, one that became a replica, one that hangs."""
     disturb, mend = OUTAGES[outage]
     holder = await publishing(scene, 1, 2)
     disturb(scene)
@@ -280,8 +277,8 @@ async def test_what_could_not_be_written_is_written_when_it_can(scene: Scene, ou
 
 
 @pytest.mark.parametrize("outage", ["full", "a replica"])
-async def test_a_restart_during_an_outage_of_more_than_a_lifetime_is_not_forgotten(scene: Scene, outage: str) -> None:
-    """Redis has lost the holder, and the holder its cache: only what came after is written."""
+async def test_a_restart_during_a_long_outage_is_published(scene: Scene, outage: str) -> None:
+    """Redis has lost the holder; only blocks stored after the restart are written."""
     disturb, mend = OUTAGES[outage]
     holder = await publishing(scene, 1, 2, timing=SHORT)
     disturb(scene)
@@ -293,8 +290,8 @@ async def test_a_restart_during_an_outage_of_more_than_a_lifetime_is_not_forgott
     await until(lambda: scene.has(3) and holder.state is PublishState.PUBLISHING)
 
 
-async def test_a_write_whose_answer_was_lost_costs_no_reload(scene: Scene) -> None:
-    """A heartbeat that is due when Redis answers again does not take the write it had done for a difference."""
+async def test_a_lost_response_causes_no_reload(scene: Scene) -> None:
+    """Even if a heartbeat is due when Redis answers again."""
     holder = await publishing(scene, 1)
     scene.server.pause()
     holder.apply([stored(2)])
@@ -308,8 +305,8 @@ async def test_a_write_whose_answer_was_lost_costs_no_reload(scene: Scene) -> No
 # --- one write ---
 
 
-async def test_the_same_write_again_changes_nothing(scene: Scene) -> None:
-    """What timed out here but was done there is done once: one entry in the log, the same row, the answer OK."""
+async def test_a_repeated_write_is_idempotent(scene: Scene) -> None:
+    """One log entry, the same row, the result OK."""
     publication = scene.publication()
     await publication.begin(EntryKind.EMPTY, FACTS, take_over=True)
     await publication.apply([], complete=True)  # so that the server knows the script
@@ -325,8 +322,8 @@ async def test_the_same_write_again_changes_nothing(scene: Scene) -> None:
     assert await publication.beat(complete=True) is WriteResult.OK
 
 
-async def test_a_write_that_redis_acknowledged_and_lost_is_noticed(scene: Scene) -> None:
-    """The next one does not follow on what a failover has left, and changes nothing."""
+async def test_an_acknowledged_write_lost_in_a_failover_is_detected(scene: Scene) -> None:
+    """The next write is refused and changes nothing."""
     publication = scene.publication()
     await publication.begin(EntryKind.EMPTY, FACTS, take_over=True)
     await publication.apply([BlockChange(Tier.GPU, True, sorted(hashes(1)))], complete=True)
@@ -337,7 +334,7 @@ async def test_a_write_that_redis_acknowledged_and_lost_is_noticed(scene: Scene)
 
 
 async def test_an_old_epoch_is_fenced(scene: Scene) -> None:
-    """Whatever the publisher before says changes nothing: not the blocks, not the lifetime, not the log."""
+    """Its writes change neither blocks nor lifetime nor log."""
     old, new = scene.publication(), scene.publication()
     await old.begin(EntryKind.EMPTY, FACTS, take_over=True)
     await new.begin(EntryKind.EMPTY, FACTS, take_over=True)

@@ -1,4 +1,4 @@
-"""Is every standardised event read as meant, and everything else refused by the name of its field?"""
+"""Standardised events are parsed, and invalid ones are rejected by field name."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ REMOVED = ENVELOPE | {"event_type": "removed", "seq_hashes": [12], "base_block_i
 CLEARED = ENVELOPE | {"event_type": "cleared"}
 
 
-def test_a_stored_event_carries_its_blocks_and_where_they_hang() -> None:
-    """All of the envelope, and the event as the index takes it."""
+def test_a_stored_event_has_its_blocks_and_its_parent() -> None:
+    """With the whole envelope."""
     assert parse_standard_event(STORED) == StandardEvent(
         holder="worker-0/dp_rank=0/cpu",
         event=BlocksStored(
@@ -55,21 +55,20 @@ def test_a_stored_event_carries_its_blocks_and_where_they_hang() -> None:
     )
 
 
-def test_removed_and_cleared_say_just_that() -> None:
-    """`removed` with its hashes and tier, `cleared` with nothing."""
+def test_removed_and_cleared_events() -> None:
+    """`removed` with hashes and tier, `cleared` with neither."""
     assert parse_standard_event(REMOVED).event == BlocksRemoved(block_hashes=(12,), tier=Tier.CPU)
     assert parse_standard_event(CLEARED).event == BlocksCleared()
 
 
 def test_hashes_without_tokens_are_placeholders() -> None:
-    """Nothing can be rehashed then: neither a block size nor a place is needed."""
+    """They need neither a block size nor a parent."""
     event = parse_standard_event(STORED | {"token_ids": None, "parent_hash": None, "base_block_idx": None}).event
     assert isinstance(event, BlocksStored)
     assert (event.tokens, event.block_size_tokens) == ((), 0)
 
 
-def test_adapter_and_salt_reach_the_hash_of_the_blocks() -> None:
-    """They name another generation of the same model."""
+def test_adapter_and_salt_are_part_of_the_generation() -> None:
     event = parse_standard_event(
         STORED | {"lora_name": "sql", "additional_salt": "w8a8", "parent_hash": None, "base_block_idx": 0}
     ).event
@@ -83,18 +82,18 @@ def test_adapter_and_salt_reach_the_hash_of_the_blocks() -> None:
 
 @pytest.mark.parametrize("name", ["backend_id", "tenant_id", "lora_name", "additional_salt", "medium"])
 def test_every_dimension_of_the_stream_makes_another_holder(name: str) -> None:
-    """`cleared` empties one stream only, and event ids count within it."""
+    """`cleared` empties one stream, and event ids count within it."""
     assert parse_standard_event(CLEARED | {name: "other"}).holder != parse_standard_event(CLEARED).holder
 
 
 def test_the_rank_makes_another_holder() -> None:
-    """Each data-parallel rank has a cache of its own."""
+    """Each data-parallel rank has its own cache."""
     holders = {parse_standard_event(CLEARED | {"dp_rank": rank}).holder for rank in (None, 0, 1)}
     assert holders == {"worker-0/cpu", "worker-0/dp_rank=0/cpu", "worker-0/dp_rank=1/cpu"}
 
 
-def test_a_medium_that_nobody_knows_counts_as_the_farthest() -> None:
-    """The RFC lets engines add media."""
+def test_an_unknown_medium_is_remote() -> None:
+    """The RFC allows engines to add media."""
     assert parse_standard_event(REMOVED | {"medium": "3FS"}).event == BlocksRemoved(
         block_hashes=(12,), tier=Tier.REMOTE
     )
@@ -134,8 +133,8 @@ def test_a_medium_that_nobody_knows_counts_as_the_farthest() -> None:
         ({"block_size": 0}, "token_ids"),
     ],
 )
-def test_what_is_wrong_is_refused_by_the_name_of_its_field(wrong: dict[str, Any], field: str) -> None:
-    """One error, whose message begins with the field and stays short."""
+def test_an_invalid_event_is_rejected_with_its_field(wrong: dict[str, Any], field: str) -> None:
+    """The message starts with the field and stays short."""
     with pytest.raises(MalformedEvent) as refused:
         parse_standard_event(STORED | wrong)
     assert refused.value.field == field
@@ -152,8 +151,7 @@ _JSON = st.recursive(
 
 @settings(max_examples=150)
 @given(st.dictionaries(st.sampled_from([*STORED, "other"]), _JSON, max_size=4), st.sets(st.sampled_from([*STORED])))
-def test_any_json_is_an_event_or_a_malformed_one(changed: dict[str, Any], missing: set[str]) -> None:
-    """Nothing else is ever raised, whatever fields are missing or wrong."""
+def test_any_json_is_an_event_or_raises_malformed_event(changed: dict[str, Any], missing: set[str]) -> None:
     fields = {name: value for name, value in (STORED | changed).items() if name not in missing}
     try:
         event = parse_standard_event(fields)
@@ -166,6 +164,6 @@ def test_any_json_is_an_event_or_a_malformed_one(changed: dict[str, Any], missin
 @settings(max_examples=50)
 @given(_JSON)
 def test_json_that_is_no_object_is_malformed(anything: Any) -> None:
-    """Lists, numbers, text; an object without the fields as well."""
+    """Lists, numbers, text, and an object without the fields."""
     with pytest.raises(MalformedEvent):
         parse_standard_event(anything)

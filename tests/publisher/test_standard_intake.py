@@ -1,4 +1,4 @@
-"""What sources tell of stores, as a publisher hears it."""
+"""Publishing the events of stores."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ STORED = BlocksStored(block_hashes=(71,), parent_hash=None, tokens=(), block_siz
 REMOVED = BlocksRemoved(block_hashes=(71,), tier=Tier.CPU)
 
 
-class Hearer:
-    """Stands where a `Publisher` would, and writes down what it hears."""
+class RecordingPublisher:
+    """Stands in for a `Publisher` and records its calls."""
 
     def __init__(self) -> None:
         self.generations = {"demo": OLD}
@@ -48,12 +48,12 @@ def facts_of(holder: str) -> HolderFacts:
     return HolderFacts(reach=ALL_PODS, source=holder)
 
 
-def sink_to(hearer: Hearer) -> StoreSink:
+def sink_to(hearer: RecordingPublisher) -> StoreSink:
     return StoreSink(cast("Publisher", hearer), "demo", facts_of)
 
 
-def standard_to(hearer: Hearer) -> StandardIntake:
-    """Configured with one backend, `cache`."""
+def standard_to(hearer: RecordingPublisher) -> StandardIntake:
+    """An intake with one backend, `cache`."""
     standard = StandardIntake()
     standard.add("cache", sink_to(hearer))
     return standard
@@ -78,9 +78,9 @@ def told(holder: str = HOLDER, what: KvEvent = STORED) -> tuple[Any, ...]:
 # --- any store ---
 
 
-def test_a_store_is_begun_with_the_first_that_is_told_of_it() -> None:
-    """Events or state, whichever comes first; and once."""
-    hearer = Hearer()
+def test_the_first_call_for_a_store_adds_it() -> None:
+    """Events or state; once."""
+    hearer = RecordingPublisher()
     sink = sink_to(hearer)
     sink.apply("one", (STORED, REMOVED))
     sink.stream_state("two", complete=False)
@@ -94,9 +94,8 @@ def test_a_store_is_begun_with_the_first_that_is_told_of_it() -> None:
     ]
 
 
-def test_a_store_that_restarts_begins_anew() -> None:
-    """In the generation that its model has by now."""
-    hearer = Hearer()
+def test_a_restarted_store_uses_the_current_generation() -> None:
+    hearer = RecordingPublisher()
     sink = sink_to(hearer)
     sink.restarted(HOLDER)
     hearer.generations["demo"] = NEW
@@ -104,9 +103,8 @@ def test_a_store_that_restarts_begins_anew() -> None:
     assert hearer.heard == [begun(), begun(generation=NEW)]
 
 
-def test_a_store_that_is_gone_ends_and_may_come_back() -> None:
-    """Whatever is told of it then begins it again."""
-    hearer = Hearer()
+def test_a_removed_store_can_return() -> None:
+    hearer = RecordingPublisher()
     sink = sink_to(hearer)
     sink.apply(HOLDER, (STORED,))
     sink.gone(HOLDER)
@@ -118,34 +116,33 @@ def test_a_store_that_is_gone_ends_and_may_come_back() -> None:
 
 
 def test_events_in_order_are_published() -> None:
-    """Wherever the count begins, nothing is missing."""
-    hearer = Hearer()
+    """From any first id."""
+    hearer = RecordingPublisher()
     standard = standard_to(hearer)
     assert [standard.apply(event(7)), standard.apply(event(8, REMOVED))] == [True, True]
     assert hearer.heard == [begun(), ("complete", HOLDER), told(), told(what=REMOVED)]
 
 
-def test_what_was_sent_before_is_passed_over() -> None:
-    """The same event again, and any before it; what follows is taken."""
-    hearer = Hearer()
+def test_repeated_events_are_ignored() -> None:
+    hearer = RecordingPublisher()
     standard = standard_to(hearer)
     taken = [standard.apply(event(event_id)) for event_id in (7, 8, 8, 7, 3, 9)]
     assert taken == [True, True, False, False, False, True]
     assert hearer.heard == [begun(), ("complete", HOLDER), told(), told(), told()]
 
 
-def test_what_is_missing_is_told() -> None:
-    """Before the event that shows it, which counts all the same; what comes late is passed over."""
-    hearer = Hearer()
+def test_a_gap_marks_the_holder_incomplete() -> None:
+    """The event after the gap is applied; late events are ignored."""
+    hearer = RecordingPublisher()
     standard = standard_to(hearer)
     assert [standard.apply(event(event_id)) for event_id in (1, 4, 5, 2)] == [True, True, True, False]
     assert hearer.heard == [begun(), ("complete", HOLDER), told(), ("incomplete", HOLDER), told(), told()]
 
 
 @pytest.mark.parametrize(("event_id", "lost"), [(2, []), (9, [("incomplete", HOLDER)])])
-def test_a_cleared_stream_begins_anew_and_is_complete(event_id: int, lost: list[tuple[Any, ...]]) -> None:
-    """Whatever was lost before it is gone in any case; ids go on counting."""
-    hearer = Hearer()
+def test_a_cleared_stream_is_empty_and_complete(event_id: int, lost: list[tuple[Any, ...]]) -> None:
+    """Event ids continue."""
+    hearer = RecordingPublisher()
     standard = standard_to(hearer)
     standard.apply(event(1))
     hearer.heard.clear()
@@ -154,9 +151,8 @@ def test_a_cleared_stream_begins_anew_and_is_complete(event_id: int, lost: list[
     assert not standard.apply(event(event_id))
 
 
-def test_every_holder_counts_its_own_events() -> None:
-    """Streams of one backend are numbered apart."""
-    hearer = Hearer()
+def test_event_ids_count_per_holder() -> None:
+    hearer = RecordingPublisher()
     standard = standard_to(hearer)
     assert [standard.apply(event(5, holder=holder)) for holder in ("cache/cpu", "cache/disk")] == [True, True]
     assert standard.apply(event(6, holder="cache/cpu")) and standard.apply(event(6, holder="cache/disk"))
@@ -164,17 +160,15 @@ def test_every_holder_counts_its_own_events() -> None:
 
 
 def test_each_backend_has_its_own_sink() -> None:
-    """They may tell of other models, to other pods."""
-    cache, other = Hearer(), Hearer()
+    cache, other = RecordingPublisher(), RecordingPublisher()
     standard = standard_to(cache)
     standard.add("other", sink_to(other))
     standard.apply(event(1, holder="other/cpu", backend="other"))
     assert cache.heard == [] and other.heard == [begun("other/cpu"), ("complete", "other/cpu"), told("other/cpu")]
 
 
-def test_a_sender_need_not_name_the_model() -> None:
-    """The configuration says whose the backend's blocks are."""
-    assert standard_to(Hearer()).apply(event(1, model=""))
+def test_the_model_name_is_optional() -> None:
+    assert standard_to(RecordingPublisher()).apply(event(1, model=""))
 
 
 @pytest.mark.parametrize(
@@ -184,9 +178,9 @@ def test_a_sender_need_not_name_the_model() -> None:
         ({"model": "other"}, "model_name", ["'other'", "'demo'"]),
     ],
 )
-def test_events_that_belong_to_nobody_are_refused(wrong: dict[str, str], field: str, said: list[str]) -> None:
-    """By the field that is wrong, with what would be right; nothing is published, nor counted as known."""
-    hearer = Hearer()
+def test_events_of_unknown_backends_and_models_are_rejected(wrong: dict[str, str], field: str, said: list[str]) -> None:
+    """With the field and the known values; the event id is not recorded."""
+    hearer = RecordingPublisher()
     standard = standard_to(hearer)
     with pytest.raises(MalformedEvent) as refused:
         standard.apply(event(1, **wrong))  # type: ignore[arg-type]
@@ -195,7 +189,6 @@ def test_events_that_belong_to_nobody_are_refused(wrong: dict[str, str], field: 
     assert hearer.heard == [] and standard.apply(event(1))
 
 
-def test_without_any_backend_every_event_is_refused() -> None:
-    """And the refusal says that there are none."""
+def test_without_backends_every_event_is_rejected() -> None:
     with pytest.raises(MalformedEvent, match="known: none"):
         StandardIntake().apply(event(1))

@@ -1,4 +1,4 @@
-"""Whatever happens to publishers, Redis and the log: the index says what a naive model says, over a real server."""
+"""The index equals a naive model over a real server, for any failures of publishers, Redis and the log."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Chain = tuple[int, ...]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisProcess]:
-    """One for all examples; each has its own namespace."""
+    """One server for all examples; each has its own namespace."""
     with redis_process() as process:
         yield process
 
@@ -64,7 +64,7 @@ class World:
             self.publish(name)
 
     def publish(self, pod: str) -> None:
-        """A publisher that has heard everything there is to hear; those before it still run, and hear as well."""
+        """Start a publisher that has all events; previous ones still run and receive events too."""
         generation = self.generation[pod]
         publication = HolderWriter(self.connection, self.keys, generation, pod, TIMING.lifetime_s)
         holder = PublishedHolder(publication, HolderFacts(url=f"http://{pod}"), TIMING)
@@ -74,32 +74,32 @@ class World:
         self.tasks.append(asyncio.create_task(holder.run()))
 
     def store(self, pod: str, prompt: int, blocks: int) -> None:
-        """The pod computed the beginning of a prompt."""
+        """The pod computes the first blocks of a prompt."""
         chains = dict.fromkeys(PROMPTS[prompt][: n * BLOCK] for n in range(1, blocks + 1))
         fresh = [chain for chain in chains if chain not in self.held[pod]]
-        self.tell(pod, [_stored(chain) for chain in fresh])
+        self.publish_events(pod, [_stored(chain) for chain in fresh])
         self.held[pod].update(fresh)
 
     def remove(self, pod: str, prompt: int, blocks: int) -> None:
-        """The pod evicted one block, be it in the middle."""
+        """The pod evicts one block."""
         chain = PROMPTS[prompt][: blocks * BLOCK]
         if chain in self.held[pod]:
-            self.tell(pod, [BlocksRemoved(block_hashes=(hash(chain),))])
+            self.publish_events(pod, [BlocksRemoved(block_hashes=(hash(chain),))])
             self.held[pod].discard(chain)
 
     def clear(self, pod: str) -> None:
-        """Its cache was reset."""
-        self.tell(pod, [BlocksCleared()])
+        """The pod's cache is reset."""
+        self.publish_events(pod, [BlocksCleared()])
         self.held[pod].clear()
 
     def restart(self, pod: str) -> None:
-        """The engine began a new life."""
+        """The engine restarts."""
         for publisher in self.publishers[pod]:
             publisher.restarted()
         self.held[pod].clear()
 
     def swap(self, pod: str) -> None:
-        """Other weights under the same name: a new generation, and nothing of the old one counts."""
+        """Other weights under the same name: a new generation without blocks."""
         for publisher in self.publishers[pod]:
             publisher.stop()
         self.publishers[pod].clear()
@@ -108,7 +108,7 @@ class World:
         self.publish(pod)
 
     async def tamper(self, pod: str) -> None:
-        """Something takes blocks out of Redis, as an eviction would."""
+        """Blocks are removed from Redis, as by an eviction."""
         scope = scope_of(self.generation[pod])
         async for key in self.connection.client.scan_iter(f"{self.keys.namespace}:1:{{{scope}}}:blocks:{pod}:*"):
             await self.connection.client.spop(key)
@@ -119,16 +119,16 @@ class World:
             await self.connection.client.delete(key)
 
     async def lose_log(self) -> None:
-        """The log was trimmed before anybody read it."""
+        """The log is trimmed before it was read."""
         for generation in GENERATIONS:
             await self.connection.client.xtrim(self.keys.log(scope_of(generation)), maxlen=0, approximate=False)
 
-    def tell(self, pod: str, events: list[KvEvent]) -> None:
+    def publish_events(self, pod: str, events: list[KvEvent]) -> None:
         for publisher in self.publishers[pod]:
             publisher.apply(events)
 
     def expected(self, prompt: int) -> dict[str, int]:
-        """By pod its leading blocks, by the naive model."""
+        """Leading blocks by pod, according to the model."""
         tokens = PROMPTS[prompt]
         runs = {}
         for pod in PODS:
@@ -161,7 +161,7 @@ class World:
         return found
 
     async def converge(self) -> None:
-        """Until all agree. A disagreement that lasts is shown by the assertion."""
+        """Wait until all agree; assert otherwise."""
         self.replica.mark_current(0.0)
         for _ in range(400):
             if await self.agrees():
@@ -189,7 +189,7 @@ def _prefix(generation: Generation, tokens: Chain) -> PromptPrefix:
 
 @asynccontextmanager
 async def world(server: RedisProcess) -> AsyncIterator[World]:
-    """Everything is down again afterwards."""
+    """A world that is stopped afterwards."""
     made = World(server)
     try:
         yield made
@@ -212,11 +212,11 @@ steps = st.one_of(
 
 @given(st.lists(steps, max_size=14))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_any_history_ends_in_what_a_naive_model_says(
+async def test_any_history_converges_to_the_naive_model(
     server: RedisProcess, history: list[tuple[str, *tuple[object, ...]]]
 ) -> None:
-    """Stores, removals, clears, restarts, new weights, second publishers, lost entries, lost keys, a lost Redis: once
-    all is told, every prompt matches what each pod really holds, under its own generation and epoch alone."""
+    """Stores, removals, clears, restarts, new weights, second publishers, lost entries, lost keys, a lost Redis.
+    Finally every prompt matches what each pod holds, under its own generation and epoch only."""
     async with world(server) as made:
         for what, *arguments in [*history, ("converge",)]:
             done = getattr(made, what)(*arguments)
@@ -225,7 +225,7 @@ async def test_any_history_ends_in_what_a_naive_model_says(
 
 
 async def test_another_generation_never_matches(server: RedisProcess) -> None:
-    """Not a model of another name, tokenizer, block size, adapter or salt, whatever the tokens."""
+    """Another model name, tokenizer, block size, adapter or salt."""
     async with world(server) as made:
         made.store("a", 0, 4)
         await made.converge()

@@ -1,4 +1,4 @@
-"""Announced and predicted blocks together."""
+"""Announced and predicted blocks combined."""
 
 from __future__ import annotations
 
@@ -36,20 +36,19 @@ def stored(blocks: int, tier: Tier = Tier.GPU) -> BlocksStored:
 
 @pytest.fixture
 def store() -> LocalStore:
-    """One with a holder, "a"."""
+    """A store with one pod, "a"."""
     store = LocalStore()
     store.add_holder(POD, GENERATION)
     return store
 
 
-async def test_it_is_a_prefix_store() -> None:
-    """To the type checker as well."""
+async def test_local_store_is_a_prefix_store() -> None:
     store: PrefixStore = LocalStore()
     assert await store.match(prompt(), 0.0) == PrefixMatch()
 
 
 async def test_announced_blocks_are_matched_in_their_tiers(store: LocalStore) -> None:
-    """For as long as they are not removed."""
+    """Until they are removed."""
     store.apply("a", [stored(2), stored(3, Tier.CPU)])
     assert await store.match(prompt(), 1e9) == PrefixMatch({"a": (2, 1, 0, 0)})
     assert store.block_holders == 5
@@ -57,7 +56,7 @@ async def test_announced_blocks_are_matched_in_their_tiers(store: LocalStore) ->
 
 @pytest.mark.parametrize(("announced", "matched"), [(1, 3), (3, 3)])
 async def test_the_longer_of_announced_and_predicted_counts(store: LocalStore, announced: int, matched: int) -> None:
-    """A dispatch is known before the engine speaks of it; only what it announced itself is `known`."""
+    """A dispatch counts before the engine announces it, but is not an announced block."""
     store.apply("a", [stored(announced)])
     store.record("a", prompt(), 0.0, ttl_s=2.0, capacity_blocks=None)
     assert (await store.match(prompt(), 1.0)).held_blocks("a") == matched
@@ -65,14 +64,14 @@ async def test_the_longer_of_announced_and_predicted_counts(store: LocalStore, a
     assert await store.known_blocks("a", prompt()) == announced
 
 
-async def test_pods_without_events_are_matched_by_prediction_alone(store: LocalStore) -> None:
-    """Up to their capacity; nobody had to add them."""
+async def test_pods_without_events_are_matched_by_prediction(store: LocalStore) -> None:
+    """Up to their capacity."""
     store.record("silent", prompt(), 0.0, ttl_s=600.0, capacity_blocks=2)
     assert await store.match(prompt(), 1.0) == PrefixMatch({"silent": (2, 0, 0, 0)})
 
 
 @pytest.mark.parametrize("forgotten", [True, False])
-async def test_a_pod_that_leaves_or_begins_anew_has_nothing(store: LocalStore, forgotten: bool) -> None:
+async def test_a_removed_or_restarted_pod_has_no_blocks(store: LocalStore, forgotten: bool) -> None:
     """Neither announced nor predicted."""
     store.apply("a", [stored(3)])
     store.record("a", prompt(), 0.0, ttl_s=2.0, capacity_blocks=None)
@@ -94,7 +93,7 @@ async def test_a_pod_that_leaves_or_begins_anew_has_nothing(store: LocalStore, f
         {"salt": "tenant"},
     ],
 )
-async def test_a_match_across_generations_is_refused(store: LocalStore, other: dict[str, str]) -> None:
+async def test_other_generations_do_not_match(store: LocalStore, other: dict[str, str]) -> None:
     """The same tokens under another model, revision, tokenizer, KV type, adapter or salt are other blocks."""
     store.apply("a", [stored(3)])
     store.record("a", prompt(), 0.0, ttl_s=2.0, capacity_blocks=None)
@@ -102,8 +101,7 @@ async def test_a_match_across_generations_is_refused(store: LocalStore, other: d
     assert await store.match(prompt(elsewhere), 1.0) == PrefixMatch()
 
 
-async def test_a_pod_whose_blocks_do_not_fit_says_why(store: LocalStore) -> None:
-    """It is matched by prediction, if at all."""
+async def test_a_wrong_block_size_is_reported(store: LocalStore) -> None:
     assert store.rejected_reason("a") == ""
     store.apply("a", [replace(stored(2), block_size_tokens=3, block_hashes=(1,), tokens=(1, 2, 3))])
     assert "3" in store.rejected_reason("a")

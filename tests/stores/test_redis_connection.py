@@ -1,4 +1,4 @@
-"""How Redis is reached: every kind of deployment, as a user who may do no more than the README grants."""
+"""Connections to every kind of deployment, with no more permissions than the README grants."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ SCHEMA = Path(__file__).parents[2] / "router/stores/README.md"
 
 @pytest.fixture(params=sorted(binaries()))
 def kind(request: pytest.FixtureRequest) -> str:
-    """Each server that exists here."""
+    """Each installed server."""
     return str(request.param)
 
 
-def acl_of_the_schema_page() -> str:
-    """The command as a reader would paste it."""
+def acl_of_the_readme() -> str:
+    """The command as pasted from the README."""
     return next(line for line in SCHEMA.read_text("utf-8").splitlines() if line.startswith("ACL SETUSER"))
 
 
 @asynccontextmanager
 async def connected(url: str, **options: object) -> AsyncIterator[RedisConnection]:
-    """With an address as a configuration would make it."""
+    """A connection with an address from a configuration."""
     connection = RedisConnection(parse_url(url, **options), timeout_s=2)  # type: ignore[arg-type]
     try:
         yield connection
@@ -61,7 +61,7 @@ async def connected(url: str, **options: object) -> AsyncIterator[RedisConnectio
 
 
 async def publish_and_read(connection: RedisConnection, holder: str = "pod") -> None:
-    """All that publishers and routers do with it."""
+    """All operations of publishers and routers."""
     publication = HolderWriter(connection, KEYS, GENERATION, holder, lifetime_s=30)
     assert await publication.begin(EntryKind.EMPTY, FACTS, take_over=True) is WriteResult.OK
     assert await publication.apply([BlockChange(Tier.GPU, True, BLOCKS)], complete=True) is WriteResult.OK
@@ -82,7 +82,7 @@ async def publish_and_read(connection: RedisConnection, holder: str = "pod") -> 
 
 
 def test_an_address_names_servers_user_and_database() -> None:
-    """With the usual ports, and signs that a URL must escape."""
+    """With default ports and escaped characters."""
     address = parse_url("redis://me:p%40ss@one,two:7000,[::1]/3")
     assert address.nodes == (("one", 6379), ("two", 7000), ("::1", 6379))
     assert (address.username, address.password) == (Secret(value="me"), Secret(value="p@ss"))
@@ -101,14 +101,12 @@ def test_an_address_names_servers_user_and_database() -> None:
         ("redis://one/a", "number"),
     ],
 )
-def test_an_address_that_is_none_says_why(url: str, said: str) -> None:
-    """Before anything is connected."""
+def test_an_invalid_address_is_rejected_with_the_reason(url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_url(url)
 
 
-def test_a_sentinel_must_be_told_whom_it_watches() -> None:
-    """It may watch several."""
+def test_sentinel_mode_requires_a_master() -> None:
     with pytest.raises(ConfigError, match="master"):
         parse_url("redis://one", mode="sentinel")
 
@@ -119,8 +117,7 @@ def test_secrets_are_never_printed() -> None:
 
 
 @pytest.mark.parametrize("secret", [Secret(file="/no/such/file"), Secret(variable="NO_SUCH_VARIABLE")])
-def test_a_secret_that_is_not_there_says_where(secret: Secret) -> None:
-    """By the name of the file or of the variable."""
+def test_a_missing_secret_names_its_file_or_variable(secret: Secret) -> None:
     with pytest.raises(ConfigError, match=r"no/such/file|NO_SUCH_VARIABLE"):
         secret.read()
 
@@ -134,14 +131,14 @@ class TestDeployments:
     pytestmark = net
 
     async def test_a_single_server(self, kind: str) -> None:
-        """Also in a database of its own."""
+        """Also with another database."""
         async with RedisServer(kind) as server, connected(server.url.removesuffix("0") + "5") as connection:
             await publish_and_read(connection)
             async with server.client(db=0) as other:
                 assert await other.dbsize() == 0
 
     async def test_a_cluster(self, kind: str) -> None:
-        """No script crosses slots, and a client finds all masters from one."""
+        """No script crosses slots, and one node is enough to find all masters."""
         async with RedisCluster(kind) as cluster:
             host, port = cluster.nodes[0]
             async with connected(f"redis://{host}:{port}", mode="cluster") as connection:
@@ -149,7 +146,7 @@ class TestDeployments:
                     await publish_and_read(connection, holder)
 
     async def test_a_sentinel_that_changes_the_master(self, kind: str) -> None:
-        """The same connection goes on with the new one, without a restart."""
+        """The same connection continues with the new master."""
         async with RedisSentinel(kind) as group:
             host, port = group.address
             options = {"mode": "sentinel", "master": group.master_name}
@@ -169,8 +166,8 @@ class TestDeployments:
 
     @pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates")
     @pytest.mark.parametrize("kind", [each for each in binaries() if speaks_tls(each)])
-    async def test_tls_with_an_authority_of_ones_own(self, kind: str, tmp_path: Path) -> None:
-        """Trusted by its file, and by nobody who lacks it."""
+    async def test_tls_with_a_private_ca(self, kind: str, tmp_path: Path) -> None:
+        """Clients without its file do not connect."""
         files = tls_material(tmp_path)
         async with RedisServer(kind, tls=files) as server:
             async with connected(server.url, tls=Tls(ca_file=str(files.ca))) as connection:
@@ -181,13 +178,13 @@ class TestDeployments:
 
 
 class TestUsers:
-    """Names and passwords come from files or the environment, and change without a restart."""
+    """User names and passwords from files or the environment, which can change without a restart."""
 
     pytestmark = net
 
-    async def test_the_user_of_the_schema_page_may_do_all_it_needs(self, kind: str) -> None:
-        """And nothing to anybody else's keys."""
-        line = acl_of_the_schema_page()
+    async def test_the_user_of_the_readme_has_all_required_permissions(self, kind: str) -> None:
+        """And none for other keys."""
+        line = acl_of_the_readme()
         async with RedisServer(kind) as server:
             async with server.client() as admin:
                 assert await admin.execute_command(*line.split())
@@ -200,7 +197,7 @@ class TestUsers:
                     await connection.client.flushall()
 
     async def test_a_rotated_password_is_read_again(self, kind: str, tmp_path: Path) -> None:
-        """At the next connection: Kubernetes replaces the file under us."""
+        """With the next connection."""
         secret = tmp_path / "password"
         secret.write_text("old\n")
         async with RedisServer(kind, {"requirepass": "old"}) as server, server.client() as admin:
@@ -215,8 +212,8 @@ class TestUsers:
                 secret.write_text("new\n")
                 await publish_and_read(connection, "after")
 
-    async def test_a_secret_that_vanished_is_an_error_of_redis(self, kind: str, tmp_path: Path) -> None:
-        """So that it is waited out like any other, and costs no request."""
+    async def test_a_missing_secret_at_run_time_is_a_redis_error(self, kind: str, tmp_path: Path) -> None:
+        """So that it is retried like any other."""
         address = replace(parse_url("redis://127.0.0.1:1"), password=Secret(file=str(tmp_path / "gone")))
         async with RedisServer(kind, {"requirepass": "old"}) as server:
             connection = RedisConnection(replace(address, nodes=(("127.0.0.1", server.port),)), timeout_s=1)

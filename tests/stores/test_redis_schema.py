@@ -1,4 +1,4 @@
-"""The schema in Redis: what is written is read again, and what nobody of us wrote is refused by name, never guessed."""
+"""The Redis schema: written values are read again, and invalid ones are rejected."""
 
 from __future__ import annotations
 
@@ -56,21 +56,19 @@ junk = st.one_of(
 
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=50))
 def test_blocks_are_eight_little_endian_bytes_each(blocks: list[int]) -> None:
-    """On any machine: what one packs, another reads."""
     packed = pack_blocks(blocks)
     assert packed == b"".join(block.to_bytes(8, "little") for block in blocks)
     assert list(unpack_blocks(packed)) == blocks
 
 
 @pytest.mark.parametrize("length", [1, 7, 9])
-def test_bytes_that_are_no_whole_blocks_are_refused(length: int) -> None:
-    """Nothing is cut off silently."""
+def test_bytes_of_incomplete_blocks_are_rejected(length: int) -> None:
     with pytest.raises(Unreadable, match=f"{length} bytes"):
         unpack_blocks(b"x" * length)
 
 
-def test_adapters_and_salts_share_a_scope_and_nothing_else_does() -> None:
-    """They stand in the hashes of blocks; model, revision, KV type and block size stand in the key."""
+def test_only_adapters_and_salts_share_a_scope() -> None:
+    """They are part of the block hashes."""
     others = [{"model": "n"}, {"revision": "s"}, {"kv_dtype": "fp8"}, {"block_size_tokens": 32}]
     scopes = {scope_of(GENERATION), *(scope_of(replace(GENERATION, **other)) for other in others)}  # type: ignore[arg-type]
     assert len(scopes) == 1 + len(others)
@@ -78,14 +76,14 @@ def test_adapters_and_salts_share_a_scope_and_nothing_else_does() -> None:
 
 
 def test_a_generation_is_read_as_it_was_written() -> None:
-    """Without adapter and salt, which it is written without."""
+    """Without adapter and salt."""
     written = encode_generation(replace(GENERATION, adapter="lora", salt="tenant"))
     assert decode_generation(written) == GENERATION
     assert written == encode_generation(GENERATION)
 
 
 def test_all_keys_of_a_scope_share_one_hash_tag() -> None:
-    """So that a script never crosses slots, in any namespace."""
+    """So that a script does not cross slots, in any namespace."""
     keys = Keys("site-a")
     scoped = [keys.holders("s"), keys.holder("s", "h"), keys.blocks("s", "h", 1, Tier.GPU), keys.log("s")]
     assert {key.partition("{")[2].partition("}")[0] for key in scoped} == {"s"}
@@ -93,21 +91,21 @@ def test_all_keys_of_a_scope_share_one_hash_tag() -> None:
 
 
 @pytest.mark.parametrize("namespace", ["", "a b", "a{b}", "*"])
-def test_a_namespace_that_would_break_keys_is_refused(namespace: str) -> None:
+def test_a_namespace_that_would_break_keys_is_rejected(namespace: str) -> None:
     """A brace would move the hash tag, a star would match in an ACL."""
     with pytest.raises(ConfigError, match="namespace"):
         Keys(namespace)
 
 
-def test_a_row_is_read_in_our_words() -> None:
+def test_a_row_is_decoded() -> None:
     """Its heartbeat in seconds."""
     row = decode_row(ROW)
     assert (row.epoch, row.seq, row.complete, row.owner, row.beat_s) == (7, 3, True, "abc", 1.5)
     assert (row.blocks, row.facts) == (tuple(Tier), FACTS)
 
 
-def test_an_entry_takes_what_went_before_what_came() -> None:
-    """A block that left and returned within one entry is held."""
+def test_an_entry_lists_removals_before_additions() -> None:
+    """A block that was removed and added within one entry is held."""
     entry = decode_entry(ENTRY | {b"-0": pack_blocks([1])})
     assert entry == LogEntry(
         kind=EntryKind.CHANGE,
@@ -125,8 +123,8 @@ def test_an_entry_takes_what_went_before_what_came() -> None:
 
 
 @given(st.sampled_from(sorted(ROW)), st.none() | junk)
-def test_a_row_that_somebody_broke_is_refused_as_a_whole(name: bytes, value: bytes | None) -> None:
-    """Read, or refused: never another error."""
+def test_a_corrupt_row_is_rejected(name: bytes, value: bytes | None) -> None:
+    """Decoded, or `Unreadable`: no other error."""
     fields = {key: other for key, other in ROW.items() if key != name} | ({} if value is None else {name: value})
     try:
         decode_row(fields)
@@ -136,8 +134,7 @@ def test_a_row_that_somebody_broke_is_refused_as_a_whole(name: bytes, value: byt
 
 
 @given(st.sampled_from([*sorted(ENTRY), b"f", b"+3"]), st.none() | junk)
-def test_an_entry_that_somebody_broke_is_refused_as_a_whole(name: bytes, value: bytes | None) -> None:
-    """Half an entry would be a lie about blocks."""
+def test_a_corrupt_entry_is_rejected_as_a_whole(name: bytes, value: bytes | None) -> None:
     fields = {key: other for key, other in ENTRY.items() if key != name} | ({} if value is None else {name: value})
     try:
         decode_entry(fields)
@@ -147,29 +144,28 @@ def test_an_entry_that_somebody_broke_is_refused_as_a_whole(name: bytes, value: 
 
 
 @pytest.mark.parametrize("broken", [{b"beat": b"9" * 400}, {b"facts": DEEP}, {b"owner": b"\xff"}])
-def test_a_row_that_can_be_no_row_is_refused(broken: dict[bytes, bytes]) -> None:
-    """A time beyond all floats, facts nested without end, a name that is no text."""
+def test_an_impossible_row_is_rejected(broken: dict[bytes, bytes]) -> None:
+    """An infinite time, deeply nested facts, a name that is not text."""
     with pytest.raises(Unreadable):
         decode_row(ROW | broken)
 
 
 @pytest.mark.parametrize("member", [DEEP, b'{"model":"\xff"}'], ids=["deep", "no text"])
-def test_a_generation_that_can_be_none_is_refused(member: bytes) -> None:
-    """Nested without end, or no text."""
+def test_an_impossible_generation_is_rejected(member: bytes) -> None:
+    """Deeply nested, or not text."""
     with pytest.raises(Unreadable):
         decode_generation(member)
 
 
 @given(junk)
-def test_a_generation_that_somebody_broke_is_refused(member: bytes) -> None:
-    """Also one that lacks its model."""
+def test_a_corrupt_generation_is_rejected(member: bytes) -> None:
     with pytest.raises(Unreadable):
         decode_generation(member)
 
 
 @given(st.dictionaries(st.text(max_size=8), st.integers() | st.text(max_size=4), max_size=3))
-def test_what_a_later_version_adds_is_passed_over(extra: dict[str, object]) -> None:
-    """Readers are updated after writers, or before."""
+def test_unknown_fields_of_later_versions_are_ignored(extra: dict[str, object]) -> None:
+    """Readers may be older than writers."""
     known = msgspec.json.decode(encode_facts(FACTS), type=dict[str, object])
     later = {f"later-{name}": value for name, value in extra.items()} | known
     assert decode_row(ROW | {b"facts": msgspec.json.encode(later), b"later": b"1"}).facts == FACTS

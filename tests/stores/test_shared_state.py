@@ -31,14 +31,14 @@ WORK = {"a": InFlight(2, 1, 300, 41.5, 900), "b": InFlight(1, 0, 0, 0.0, 10)}
 
 @pytest.fixture(params=sorted(binaries()))
 async def server(request: pytest.FixtureRequest) -> AsyncIterator[RedisServer]:
-    """Each server that exists here."""
+    """Each installed server."""
     async with RedisServer(str(request.param)) as running:
         yield running
 
 
 @pytest.fixture
 async def connection(server: RedisServer) -> AsyncIterator[RedisConnection]:
-    """To it."""
+    """A connection to it."""
     made = RedisConnection(parse_url(server.url), timeout_s=2)
     yield made
     await made.close()
@@ -48,14 +48,14 @@ def shared(connection: RedisConnection, lifetime_s: float = 60) -> SharedCalibra
     return SharedCalibration(connection, KEYS, "org/model", lifetime_s=lifetime_s)
 
 
-def learnt(observations: int, factor: float = 2.0, class_key: str = H100) -> Calibration:
-    """From prompts of 1,000 tokens that take `factor` times what the prior says."""
+def fitted(observations: int, factor: float = 2.0, class_key: str = H100) -> Calibration:
+    """A calibration from prompts of 1,000 tokens that take `factor` times the prior."""
     calibration = Calibration()
-    learn(calibration, observations, factor, class_key)
+    observe_prompts(calibration, observations, factor, class_key)
     return calibration
 
 
-def learn(calibration: Calibration, observations: int, factor: float = 2.0, class_key: str = H100) -> None:
+def observe_prompts(calibration: Calibration, observations: int, factor: float = 2.0, class_key: str = H100) -> None:
     for _ in range(observations):
         seen = PrefillObservation(1, 1000, 1_000_000, factor * PRIOR.prefill_ms(1000))
         calibration.observe_prefill(class_key, "pod", PRIOR, seen)
@@ -65,18 +65,17 @@ def prefill_ms(calibration: Calibration, class_key: str = H100) -> float:
     return calibration.speed(class_key, "pod", PRIOR).prefill_ms(1000)
 
 
-async def test_a_new_router_starts_with_what_others_know(connection: RedisConnection) -> None:
-    """And not from the prior."""
-    old, new = learnt(80), Calibration()
+async def test_a_new_router_starts_with_the_shared_fits(connection: RedisConnection) -> None:
+    old, new = fitted(80), Calibration()
     await shared(connection).exchange(old)
     await shared(connection).exchange(new)
     assert prefill_ms(new) == prefill_ms(old) != PRIOR.prefill_ms(1000)
 
 
-async def test_of_each_class_the_fit_that_has_seen_most_stays(connection: RedisConnection) -> None:
-    """Whoever writes last."""
-    one, other = learnt(80), learnt(5, factor=3.0)
-    learn(other, 40, class_key=A100)
+async def test_the_fit_with_the_most_observations_stays(connection: RedisConnection) -> None:
+    """For each class, in any order of writes."""
+    one, other = fitted(80), fitted(5, factor=3.0)
+    observe_prompts(other, 40, class_key=A100)
     await shared(connection).exchange(one)
     await shared(connection).exchange(other)
     newcomer = Calibration()
@@ -85,9 +84,9 @@ async def test_of_each_class_the_fit_that_has_seen_most_stays(connection: RedisC
     assert prefill_ms(newcomer, A100) == prefill_ms(other, A100) != PRIOR.prefill_ms(1000)
 
 
-async def test_a_router_without_news_repeats_nothing(connection: RedisConnection) -> None:
-    """What others have learnt since stands."""
-    idle, busy = learnt(200), learnt(200, factor=0.5)
+async def test_an_unchanged_calibration_is_not_written_again(connection: RedisConnection) -> None:
+    """Others may have written newer fits."""
+    idle, busy = fitted(200), fitted(200, factor=0.5)
     idle_shared = shared(connection)
     await idle_shared.exchange(idle)
     await shared(connection).exchange(busy)
@@ -97,8 +96,7 @@ async def test_a_router_without_news_repeats_nothing(connection: RedisConnection
 
 
 async def test_after_redis_lost_everything_it_is_written_again(connection: RedisConnection) -> None:
-    """By whoever comes next, news or not."""
-    calibration, store = learnt(10), shared(connection)
+    calibration, store = fitted(10), shared(connection)
     await store.exchange(calibration)
     await connection.client.flushall()
     await store.exchange(calibration)
@@ -106,9 +104,8 @@ async def test_after_redis_lost_everything_it_is_written_again(connection: Redis
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\xc1", b"nonsense", b"\x80"])
-async def test_garbage_is_passed_over_and_replaced(connection: RedisConnection, garbage: bytes) -> None:
-    """Nobody fails for it."""
-    calibration, store = learnt(10), shared(connection)
+async def test_an_unreadable_value_is_replaced(connection: RedisConnection, garbage: bytes) -> None:
+    calibration, store = fitted(10), shared(connection)
     before = prefill_ms(calibration)
     await store.exchange(calibration)
     await connection.client.set(KEY, garbage)
@@ -117,9 +114,8 @@ async def test_garbage_is_passed_over_and_replaced(connection: RedisConnection, 
     assert await connection.client.get(KEY) == calibration.dump()
 
 
-async def test_it_expires_when_nobody_learns_any_more(connection: RedisConnection) -> None:
-    """A model that is not served leaves nothing behind."""
-    await shared(connection, lifetime_s=0.05).exchange(learnt(10))
+async def test_calibration_expires_without_new_observations(connection: RedisConnection) -> None:
+    await shared(connection, lifetime_s=0.05).exchange(fitted(10))
 
     async def is_gone() -> bool:
         return not await connection.client.exists(KEY)
@@ -127,8 +123,7 @@ async def test_it_expires_when_nobody_learns_any_more(connection: RedisConnectio
     await until(is_gone)
 
 
-def test_models_and_versions_do_not_meet() -> None:
-    """The key tells them apart."""
+def test_the_key_contains_model_and_version() -> None:
     assert KEY == "state:1:calibration:2:org/model"
 
 
@@ -137,13 +132,13 @@ def rows(connection: RedisConnection, *routers: str, lifetime_s: float = 60) -> 
     return [SharedWorkload(connection, KEYS, router, lifetime_s=lifetime_s) for router in routers]
 
 
-def told(ledger: Ledger) -> dict[str, InFlight]:
-    """Its own sums as other routers read them: how far the first prompt in line is stays here."""
+def shared_fields(ledger: Ledger) -> dict[str, InFlight]:
+    """Requests in flight as other routers read them."""
     return {pod: structs.replace(work, head_ms=0.0, head_since_s=0.0) for pod, work in ledger.own().items()}
 
 
-async def test_each_sees_the_others_and_not_itself(connection: RedisConnection) -> None:
-    """In one round trip both ways."""
+async def test_a_router_sees_the_others_and_not_itself(connection: RedisConnection) -> None:
+    """In one round trip."""
     one, two, three = rows(connection, "1", "2", "3")
     assert await one.exchange(WORK) == {}
     assert await two.exchange({}) == {"1": WORK}
@@ -151,15 +146,15 @@ async def test_each_sees_the_others_and_not_itself(connection: RedisConnection) 
     assert await one.exchange({}) == {"2": {}, "3": {"c": InFlight(1, 1, 1, 1.0, 1)}}
 
 
-async def test_what_is_by_our_own_clock_stays_here(connection: RedisConnection) -> None:
-    """Transfers count everywhere; since when a prompt is first in line means nothing to another machine."""
+async def test_fields_by_the_routers_own_clock_are_not_shared(connection: RedisConnection) -> None:
+    """Transfers are shared; the time since a prompt is first in line is not."""
     one, two = rows(connection, "1", "2")
     await one.exchange({"a": InFlight(1, 1, 300, 41.5, 900, pulls=2, head_ms=41.5, head_since_s=77.0)})
     assert await two.exchange({}) == {"1": {"a": InFlight(1, 1, 300, 41.5, 900, pulls=2)}}
 
 
-async def test_other_workers_of_the_same_router_are_left_out(connection: RedisConnection) -> None:
-    """They are known already; routers elsewhere see each of them."""
+async def test_workers_of_the_same_router_are_skipped(connection: RedisConnection) -> None:
+    """Routers on other hosts see each of them."""
     one, two, elsewhere = (
         SharedWorkload(connection, KEYS, name, lifetime_s=60, siblings=siblings)
         for name, siblings in (("x:1", "x:"), ("x:2", "x:"), ("y:1", "y:"))
@@ -170,8 +165,8 @@ async def test_other_workers_of_the_same_router_are_left_out(connection: RedisCo
     assert await one.exchange(WORK) == {"y:1": {}}
 
 
-async def test_who_leaves_takes_its_row_along(connection: RedisConnection) -> None:
-    """At once, not after the row's lifetime."""
+async def test_leaving_removes_the_row(connection: RedisConnection) -> None:
+    """At once."""
     one, two = rows(connection, "1", "2")
     await one.exchange(WORK)
     await one.leave()
@@ -179,7 +174,7 @@ async def test_who_leaves_takes_its_row_along(connection: RedisConnection) -> No
 
 
 async def test_a_dead_replicas_row_expires(connection: RedisConnection) -> None:
-    """Though others keep the hash itself alive; and is thrown away in the end."""
+    """And is deleted later."""
     (dead,), (alive,) = rows(connection, "1"), rows(connection, "2", lifetime_s=0.05)
     await dead.exchange(WORK)
     assert set(await alive.exchange({})) == {"1"}
@@ -198,8 +193,7 @@ async def test_a_dead_replicas_row_expires(connection: RedisConnection) -> None:
 @pytest.mark.parametrize(
     "row", [b"", b"no time", b"\xff\xff", b"12345", b"99999999999999 \xc1", b"99999999999999 \x01"]
 )
-async def test_a_row_that_nobody_of_us_wrote_is_passed_over(connection: RedisConnection, row: bytes) -> None:
-    """And hides nobody else's."""
+async def test_an_unreadable_row_is_skipped(connection: RedisConnection, row: bytes) -> None:
     one, two = rows(connection, "1", "2")
     await one.exchange(WORK)
     await connection.client.hset(KEYS.routers, "strange", row)
@@ -207,7 +201,7 @@ async def test_a_row_that_nobody_of_us_wrote_is_passed_over(connection: RedisCon
 
 
 async def test_two_routers_share_their_load_and_keep_their_own_without_redis(server: RedisServer) -> None:
-    """What one dispatches the other counts, until Redis is gone or it finishes."""
+    """A dispatch of one counts for the other until it finishes or Redis fails."""
     connections = [RedisConnection(parse_url(server.url), timeout_s=1) for _ in range(2)]
     ledgers = [Ledger(), Ledger()]
     feeds = [
@@ -219,7 +213,7 @@ async def test_two_routers_share_their_load_and_keep_their_own_without_redis(ser
         lease = ledgers[0].book(POD, 1000, 600, 0.0)
 
         async def is_shared() -> bool:
-            return ledgers[1].inflight() == told(ledgers[0]) and feeds[0].replicas == feeds[1].replicas == 1
+            return ledgers[1].inflight() == shared_fields(ledgers[0]) and feeds[0].replicas == feeds[1].replicas == 1
 
         async def is_alone() -> bool:
             return not ledgers[1].inflight() and feeds[1].replicas == 0

@@ -1,4 +1,4 @@
-"""Routers that share an index, over a real Redis: publishers beside the engines, several replicas, and what breaks."""
+"""Routers that share an index over a real Redis: publishers, several replicas, and failures."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
 @pytest.fixture(params=sorted(binaries()))
 def redis(request: pytest.FixtureRequest) -> Iterator[RedisProcess]:
-    """One server, of each kind that is here."""
+    """Each installed server."""
     with redis_process(request.param) as server:
         yield server
 
 
 @dataclass(slots=True)
 class Town:
-    """Engines, a publisher for all of them, and as many routers as the story wants."""
+    """Engines, a publisher for all of them, and any number of routers."""
 
     fleet: MockFleet
     redis: RedisProcess
@@ -65,7 +65,7 @@ class Town:
         )
 
     async def router(self, **redis: Any) -> City:
-        """One more replica, serving."""
+        """Start another replica."""
         priors = load_priors(shipped("config") / "models")
         load = lambda source, *, fast: self.tokenizer  # noqa: E731
         program = Program(self.config(**redis), shipped("policies"), priors, load=load)
@@ -74,7 +74,7 @@ class Town:
         return City(list(self.fleet.engines), program, client, url)
 
     async def publisher(self, **publish: Any) -> Agent:
-        """A publisher for all engines."""
+        """Start a publisher for all engines."""
         generation = Generation(model="demo", tokenizer=self.tokenizer.fingerprint)
         config = self.config()
         given = config.model_copy(update={"publish": config.publish.model_copy(update=publish)})
@@ -87,7 +87,7 @@ class Town:
         return agent
 
     async def stop_publisher(self) -> None:
-        """As SIGTERM does."""
+        """Stop as on SIGTERM."""
         await self.lives.pop().aclose()
 
 
@@ -106,12 +106,12 @@ async def town(
 
 
 def question(topic: str) -> Chat:
-    """A chat of some hundred tokens about `topic`."""
+    """A chat of several hundred tokens about `topic`."""
     return [{"role": "user", "content": f"Tell me all about {topic}. " * 40}]
 
 
-async def test_receipts_of_all_routers_come_into_one_stream(town: Town) -> None:
-    """For whoever wants to read them: the fleet first, then the request that was served in it."""
+async def test_receipts_of_all_routers_are_written_to_one_stream(town: Town) -> None:
+    """The fleet first, then the request."""
     town.receipts = Receipts(redis_maxlen=1000)
     city = await town.router()
     await city.until(city.all_trusted)
@@ -129,13 +129,13 @@ async def _holds(reader: Redis, lines: int) -> bool:
 
 
 async def found_on(city: City, chat: Chat, pod: str) -> bool:
-    """Does this router send the chat to that pod, for what is cached there?"""
+    """Whether this router sends the chat to that pod because of its cached blocks."""
     answer = await city.chat(chat)
     return answer.headers["x-warmroute-pod"] == pod and int(answer.headers["x-warmroute-cached-tokens"]) > 200
 
 
 async def forgotten(city: City, chat: Chat) -> bool:
-    """Does this router expect nothing of the chat in any cache? Asked without sending it anywhere."""
+    """Whether this router finds no cached blocks of the chat."""
     reader = city.program.prompts.readers["demo"]
     prefix = await reader.read(
         InferenceRequest(id="x", endpoint=Endpoint.CHAT, model="demo", body=b"", prompt={"messages": chat})
@@ -144,26 +144,26 @@ async def forgotten(city: City, chat: Chat) -> bool:
 
 
 async def says_degraded(city: City) -> bool:
-    """Does the router count a request that it served without the index?"""
+    """Whether the router counts a degraded match."""
     await city.chat(question("bees"))
     text = (await city.client.get("/metrics")).text
     return 'warmroute_degraded_matches_total{model="demo"}' in text
 
 
 async def reset(town: Town) -> None:
-    """Empty the engines' caches, as an operator does who replaces their weights."""
+    """Clear the engines' caches, as operators do when they replace weights."""
     async with httpx.AsyncClient() as client:
         for engine in town.fleet.engines:
             (await client.post(f"{engine.url}/reset_prefix_cache")).raise_for_status()
 
 
 def pods_of(city: City) -> list[Pod]:
-    """The pods that this router knows."""
+    """The pods of this router."""
     return [status.pod for status in city.program.fleet.snapshot.pods]
 
 
-async def test_what_one_router_sent_another_finds(town: Town) -> None:
-    """Routers hear of caches from the publishers, so that any replica sends a conversation where its blocks are."""
+async def test_a_router_finds_prompts_that_another_router_sent(town: Town) -> None:
+    """Through the publishers' events."""
     first, second = await town.router(), await town.router()
     for topic in ("bees", "ants", "wasps", "moths"):
         sent = await first.chat(question(topic))
@@ -172,8 +172,8 @@ async def test_what_one_router_sent_another_finds(town: Town) -> None:
         await second.until(partial(found_on, second, question(topic), pod))
 
 
-async def test_a_lost_redis_costs_no_request(town: Town) -> None:
-    """Routers go on with what they know, say so, and are whole again when Redis is, though it came back empty."""
+async def test_no_request_fails_without_redis(town: Town) -> None:
+    """Matches are degraded until Redis returns, even if it returns empty."""
     router = await town.router()
     pod = (await router.chat(question("bees"))).headers["x-warmroute-pod"]
     await router.until(partial(found_on, router, question("bees"), pod))
@@ -187,8 +187,8 @@ async def test_a_lost_redis_costs_no_request(town: Town) -> None:
     await other.until(partial(found_on, other, question("bees"), pod))
 
 
-async def test_new_weights_under_the_old_name_match_nothing_of_the_old(town: Town) -> None:
-    """From the moment it is told; and what the new ones compute is found again, by every router."""
+async def test_new_weights_do_not_match_blocks_of_the_old(town: Town) -> None:
+    """Blocks of the new weights are found by every router."""
     first, second = await town.router(), await town.router()
     pod = (await first.chat(question("bees"))).headers["x-warmroute-pod"]
     await second.until(partial(found_on, second, question("bees"), pod))
@@ -199,8 +199,8 @@ async def test_new_weights_under_the_old_name_match_nothing_of_the_old(town: Tow
     await second.until(partial(found_on, second, question("bees"), pod))
 
 
-async def test_a_publisher_that_leaves_takes_its_holders_along(town: Town) -> None:
-    """Nobody would tell what becomes of them; requests are served all the same, and the next publisher fills in."""
+async def test_a_stopped_publisher_removes_its_holders(town: Town) -> None:
+    """Requests are still served, and the next publisher adds them again."""
     router = await town.router()
     await router.chat(question("bees"))
     await town.stop_publisher()
@@ -210,8 +210,7 @@ async def test_a_publisher_that_leaves_takes_its_holders_along(town: Town) -> No
     await router.until(lambda: all(router.program.pods.store.is_published(pod.id) for pod in pods_of(router)))
 
 
-async def test_an_engine_that_restarts_is_empty_for_all(town: Town) -> None:
-    """Its publisher notices; no router goes on believing in what it had."""
+async def test_a_restarted_engine_is_empty_for_all_routers(town: Town) -> None:
     first, second = await town.router(), await town.router()
     pod = (await first.chat(question("bees"))).headers["x-warmroute-pod"]
     await second.until(partial(found_on, second, question("bees"), pod))

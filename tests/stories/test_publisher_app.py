@@ -1,4 +1,4 @@
-"""What people and programs see of a publisher and of the index: its HTTP surface, and `warmroute index`."""
+"""The publisher's HTTP server and the `warmroute index` commands."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
 
 @asynccontextmanager
-async def surface(agent: Agent) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the publisher's HTTP surface, without a socket."""
+async def publisher_client(agent: Agent) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the publisher's HTTP server, without a socket."""
     transport = httpx.ASGITransport(app=agent.app)
     async with httpx.AsyncClient(transport=transport, base_url="http://publisher") as client:
         yield client
 
 
 def event(number: int, **fields: Any) -> dict[str, Any]:
-    """A standardised event of a tier called `shelf`: one block of 16 tokens, stored."""
+    """A standardised event of a tier called `shelf`: one stored block of 16 tokens."""
     return {
         "event_id": number,
         "event_type": "stored",
@@ -48,9 +48,9 @@ def event(number: int, **fields: Any) -> dict[str, Any]:
     }
 
 
-async def test_a_publisher_says_how_it_stands(town: Town) -> None:
-    """Ready once all it publishes is in the index; its metrics name every holder."""
-    async with surface(town.agents[0]) as client:
+async def test_readiness_and_metrics_of_a_publisher(town: Town) -> None:
+    """Ready once all holders are in the index; its metrics list every holder."""
+    async with publisher_client(town.agents[0]) as client:
 
         async def ready() -> bool:
             return (await client.get("/readyz")).status_code == 200
@@ -64,9 +64,9 @@ async def test_a_publisher_says_how_it_stands(town: Town) -> None:
         assert "warmroute_publisher_written_blocks" in metrics
 
 
-async def test_another_revision_is_taken_by_http(town: Town) -> None:
-    """Of a model that is published; any other is a clear 404."""
-    async with surface(town.agents[0]) as client:
+async def test_a_revision_is_replaced_over_http(town: Town) -> None:
+    """404 for a model that is not published."""
+    async with publisher_client(town.agents[0]) as client:
         answer = await client.post("/revision", json={"model": "demo", "revision": "2"})
         assert answer.json() == {"model": "demo", "revision": "2"}
         assert all(holder.generation.revision == "2" for holder in town.agents[0].publisher.holders)
@@ -74,11 +74,11 @@ async def test_another_revision_is_taken_by_http(town: Town) -> None:
         assert refused.status_code == 404 and "demo" in refused.json()["error"]
 
 
-async def test_anybodys_tier_can_send_its_events(town: Town) -> None:
-    """One object, a list or JSON lines; again changes nothing; a bad one is named; a gap makes a holder incomplete."""
+async def test_any_tier_can_send_standardised_events(town: Town) -> None:
+    """An object, a list or JSON lines. Repeated events are ignored, invalid ones rejected; a gap is recorded."""
     store = StandardBackend(kind="standard", backend="shelf", model="demo", readable_by="*")
     agent = await town.publisher(stores=(store,))
-    async with surface(agent) as client:
+    async with publisher_client(agent) as client:
         lines = "\n".join(json.dumps(event(number)) for number in (1, 2))
         assert (await client.post("/kv-events", content=lines)).json() == {"applied": 2, "known": 0}
         assert (await client.post("/kv-events", content=lines)).json() == {"applied": 0, "known": 2}
@@ -120,13 +120,13 @@ async def test_index_commands_inspect_the_cluster_index(town: Town, tmp_path: Pa
 
 
 async def run(*arguments: str) -> Result:
-    """A `warmroute index` command, as typed."""
+    """Run a `warmroute index` command."""
     runner = CliRunner(env={"COLUMNS": "200"})
     return await asyncio.to_thread(runner.invoke, index_app, [*arguments])
 
 
 async def until(holds: Any) -> None:
-    """The story's deadline is the limit."""
+    """Poll; the story has a deadline."""
     while True:
         found = holds()
         if found if isinstance(found, bool) else await found:
