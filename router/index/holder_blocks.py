@@ -43,7 +43,7 @@ class HolderBlocks:
         self._copies: dict[int, int] = {}
         """Physical copies by engine hash, 16 bits per tier. An absent hash has the usual single GPU copy.
 
-        vLLM requests with `kv_cache_report_mode=full` also announce hits, which cannot be told from copies: such
+        vLLM requests with `kv_cache_report_mode=full` also announce hits, which look like copies: such
         blocks stay here after their removal."""
         self._extra_references = Counter[tuple[BlockHash, Tier]]()
         """For router blocks with several engine hashes: the number of hashes beyond the first."""

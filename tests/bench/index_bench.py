@@ -1,10 +1,10 @@
-"""What does the cluster index cost, beside the peers' way of one command per block?
+"""Cost of the cluster index, compared with the peers' design of one command per block.
 
     python tests/bench/index_bench.py [--server valkey|redis] [--holders 1000000,10000000] [--blocks 400000]
 
 Ingest: one agent process hashes engine events and publishes them, one replica process applies them, through a real
-server. Lookup: a prompt of 512 blocks among so many (block, holder) pairs of 50 holders. CPU is the process', medians
-over several runs, everything in one run on one machine.
+server. Lookup: a prompt of 512 blocks among `--holders` (block, holder) pairs of 50 holders. CPU is that of the
+process; medians of several runs on one machine.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ async def replica(url: str, blocks: int) -> dict[str, float]:
 
 
 async def peer_agent(url: str, blocks: int, pipeline: int) -> dict[str, float]:
-    """The peers' way, one command a block: each awaited, or those of an event in one round trip. A stream entry, so
-    that a replica can hear of it; the same hashing and accounts as ours."""
+    """The peers' design, one command per block: each awaited, or those of an event in one round trip. A stream entry
+    notifies replicas; hashing and accounting are ours."""
     redis = RedisConnection(parse_url(url), timeout_s=5).client
     account, made = HolderBlocks(GENERATION), list(events(blocks))
     await asyncio.sleep(0.5)  # the replica is up

@@ -76,24 +76,24 @@ class RecordingSink:
 
 async def calls_of(*messages: list[bytes]) -> tuple[RecordingSink, KvFeed]:
     """The sink's calls for these live messages, without a replay."""
-    told = RecordingSink()
-    feed = KvFeed(POD, NOWHERE, told)
+    sink = RecordingSink()
+    feed = KvFeed(POD, NOWHERE, sink)
     for frames in messages:
         await feed.receive(frames)
-    return told, feed
+    return sink, feed
 
 
 # --- one message at a time ---
 
 
 async def test_messages_are_applied_in_order() -> None:
-    told, _ = await calls_of(message(0), message(1), message(2))
-    assert told.lives == [[0, 1, 2]] and told.complete is not False
+    sink, _ = await calls_of(message(0), message(1), message(2))
+    assert sink.lives == [[0, 1, 2]] and sink.complete is not False
 
 
 async def test_a_long_message_yields_to_requests() -> None:
     """Between its pieces."""
-    turns, told = 0, RecordingSink()
+    turns, sink = 0, RecordingSink()
 
     async def serve() -> None:
         nonlocal turns
@@ -103,57 +103,57 @@ async def test_a_long_message_yields_to_requests() -> None:
 
     serving = asyncio.create_task(serve())
     long = BlocksRemoved(block_hashes=tuple(range(4 * PIECE_BLOCKS)))
-    await KvFeed(POD, NOWHERE, told).receive(message(0, encode_batch([long], "map", 0.0)))
+    await KvFeed(POD, NOWHERE, sink).receive(message(0, encode_batch([long], "map", 0.0)))
     serving.cancel()
-    assert turns >= 3 and told.lives == [[0, PIECE_BLOCKS, 2 * PIECE_BLOCKS, 3 * PIECE_BLOCKS]]
+    assert turns >= 3 and sink.lives == [[0, PIECE_BLOCKS, 2 * PIECE_BLOCKS, 3 * PIECE_BLOCKS]]
 
 
 async def test_a_long_event_counts_as_one() -> None:
     """However many pieces it has."""
     long = BlocksRemoved(block_hashes=tuple(range(4 * PIECE_BLOCKS)))
-    told, _ = await calls_of(message(0), message(1, encode_batch([long, event(1)], "map", 0.0)))
-    assert told.events == 3
+    sink, _ = await calls_of(message(0), message(1, encode_batch([long, event(1)], "map", 0.0)))
+    assert sink.events == 3
 
 
 async def test_a_repeated_message_counts_once() -> None:
     """Otherwise its blocks would have two copies."""
-    told, _ = await calls_of(message(0), message(1), message(1), message(2))
-    assert told.lives == [[0, 1, 2]]
+    sink, _ = await calls_of(message(0), message(1), message(1), message(2))
+    assert sink.lives == [[0, 1, 2]]
 
 
 @pytest.mark.parametrize("numbers", [[0, 1, 5, 6], [3, 4]])
 async def test_lost_messages_mark_the_stream_incomplete(numbers: list[int]) -> None:
     """Known blocks stay, and later messages are applied."""
-    told, _ = await calls_of(*map(message, numbers))
-    assert told.lives == [numbers] and told.complete is False
+    sink, _ = await calls_of(*map(message, numbers))
+    assert sink.lives == [numbers] and sink.complete is False
 
 
 @pytest.mark.parametrize("lives", [[[0, 1, 2], [0, 1]], [[0], [0, 1]], [[4, 5], [0, 1]], [[4, 9], [2, 3]]])
 async def test_a_lower_number_is_a_restart(lives: list[list[int]]) -> None:
     """The previous blocks are dropped."""
-    told, _ = await calls_of(*(message(number) for life in lives for number in life))
-    assert told.lives == lives
-    assert told.complete is (lives[-1][0] == 0)
+    sink, _ = await calls_of(*(message(number) for life in lives for number in life))
+    assert sink.lives == lives
+    assert sink.complete is (lives[-1][0] == 0)
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x93\x01\x02\x03"])
 async def test_an_undecodable_message_is_counted_and_skipped(payload: bytes) -> None:
     """The stream is incomplete afterwards."""
-    told, feed = await calls_of(message(0), message(1, payload), message(2))
-    assert (told.lives, told.complete, feed.undecodable) == ([[0, 2]], False, 1)
+    sink, feed = await calls_of(message(0), message(1, payload), message(2))
+    assert (sink.lives, sink.complete, feed.undecodable) == ([[0, 2]], False, 1)
 
 
 @pytest.mark.parametrize("frames", [[], [b"alone"], [b"topic", b"short", b"payload"]])
 async def test_frames_without_a_number_are_counted_and_skipped(frames: list[bytes]) -> None:
     """The sequence continues."""
-    told, feed = await calls_of(message(0), frames, message(1))
-    assert (told.lives, told.complete, feed.undecodable) == ([[0, 1]], False, 1)
+    sink, feed = await calls_of(message(0), frames, message(1))
+    assert (sink.lives, sink.complete, feed.undecodable) == ([[0, 1]], False, 1)
 
 
 async def test_after_a_restart_undecodable_messages_no_longer_count() -> None:
     """The stream is complete again."""
-    told, _ = await calls_of(message(0), message(1, b""), message(0))
-    assert told.lives == [[0], [0]] and told.complete is True
+    sink, _ = await calls_of(message(0), message(1, b""), message(0))
+    assert sink.lives == [[0], [0]] and sink.complete is True
 
 
 def test_wildcard_endpoints_are_bound() -> None:
@@ -168,10 +168,10 @@ def test_wildcard_endpoints_are_bound() -> None:
 @asynccontextmanager
 async def following(source: KvEventSource) -> AsyncIterator[RecordingSink]:
     """A running feed, which must stop as soon as it is cancelled."""
-    told = RecordingSink()
-    running = asyncio.create_task(KvFeed(POD, source, told, replay_idle_ms=IDLE_MS).run())
+    sink = RecordingSink()
+    running = asyncio.create_task(KvFeed(POD, source, sink, replay_idle_ms=IDLE_MS).run())
     try:
-        yield told
+        yield sink
     finally:
         running.cancel()
         async with asyncio.timeout(DEADLINE_S):
@@ -193,12 +193,12 @@ def source_of(publisher: KvPublisher) -> KvEventSource:
     return KvEventSource(publisher.endpoint, publisher.replay_endpoint)
 
 
-async def publish_until_received(publisher: KvPublisher, told: RecordingSink, first: int) -> int:
+async def publish_until_received(publisher: KvPublisher, sink: RecordingSink, first: int) -> int:
     """Publish numbered events from `first` on until one arrives; returns the next number."""
-    before = told.lives[-1][:]
+    before = sink.lives[-1][:]
     number = first
     async with asyncio.timeout(DEADLINE_S):
-        while told.lives[-1] == before:
+        while sink.lives[-1] == before:
             publisher.publish([event(number)])
             number += 1
             await asyncio.sleep(0.001)
@@ -212,12 +212,12 @@ async def test_a_late_subscriber_replays_and_then_follows(encoding: EventEncodin
     async with publishing(encoding=encoding) as publisher:
         for number in range(5):
             publisher.publish([event(number)])
-        async with following(source_of(publisher)) as told:
-            await told.until(lambda told: told.complete is True)
-            assert told.lives == [[0, 1, 2, 3, 4]]
-            end = await publish_until_received(publisher, told, 5)
-            await told.until(lambda told: told.lives == [list(range(end))])
-            assert told.complete is True
+        async with following(source_of(publisher)) as sink:
+            await sink.until(lambda sink: sink.complete is True)
+            assert sink.lives == [[0, 1, 2, 3, 4]]
+            end = await publish_until_received(publisher, sink, 5)
+            await sink.until(lambda sink: sink.lives == [list(range(end))])
+            assert sink.complete is True
 
 
 @pytest.mark.net
@@ -226,9 +226,9 @@ async def test_a_truncated_replay_is_incomplete() -> None:
     async with publishing(buffer_steps=2) as publisher:
         for number in range(5):
             publisher.publish([event(number)])
-        async with following(source_of(publisher)) as told:
-            await told.until(lambda told: told.complete is False)
-            assert told.lives == [[3, 4]]
+        async with following(source_of(publisher)) as sink:
+            await sink.until(lambda sink: sink.complete is False)
+            assert sink.lives == [[3, 4]]
 
 
 @pytest.mark.net
@@ -236,18 +236,18 @@ async def test_a_restarted_engine_is_followed() -> None:
     """On the same ports, with numbers from 0: ZMQ reconnects, the replay catches up."""
     async with publishing() as first:
         source = source_of(first)
-        async with following(source) as told:
-            await publish_until_received(first, told, 0)
+        async with following(source) as sink:
+            await publish_until_received(first, sink, 0)
             first.close()
             async with publishing(port=port(source.endpoint), replay_port=port(source.replay_endpoint)) as second:
                 end = 0
                 async with asyncio.timeout(DEADLINE_S):
-                    while len(told.lives) == 1:
+                    while len(sink.lives) == 1:
                         second.publish([event(end)])
                         end += 1
                         await asyncio.sleep(0.001)
-                await told.until(lambda told: told.lives[1] == list(range(end)))
-                assert told.complete is True
+                await sink.until(lambda sink: sink.lives[1] == list(range(end)))
+                assert sink.complete is True
 
 
 def port(endpoint: str | None) -> int:
@@ -303,7 +303,7 @@ async def engine() -> AsyncIterator[Engine]:
 @pytest.mark.parametrize("replies", [(1, 2, 3, 4, 5), (1, 4, 5), (4, 5), (1,)])
 async def test_a_gap_is_filled_from_the_engines_replay(engine: Engine, replies: tuple[int, ...]) -> None:
     """Missing messages are applied first; messages that the engine no longer has are lost."""
-    async with following(engine.source) as told:
+    async with following(engine.source) as sink:
         await engine.subscribed()
         assert await engine.asked_from() == 0
         await engine.answer(0, 1)
@@ -311,25 +311,25 @@ async def test_a_gap_is_filled_from_the_engines_replay(engine: Engine, replies: 
         assert await engine.asked_from() == 1
         await engine.answer(*replies)
         numbers = sorted({0, 1, *replies, 5, 6})
-        await told.until(lambda told: told.lives == [numbers] and told.complete is (2 in replies))
+        await sink.until(lambda sink: sink.lives == [numbers] and sink.complete is (2 in replies))
 
 
 @pytest.mark.net
 async def test_messages_delivered_by_a_replay_are_not_a_restart(engine: Engine) -> None:
     """They waited in the socket."""
-    async with following(engine.source) as told:
+    async with following(engine.source) as sink:
         await engine.subscribed()
         assert await engine.asked_from() == 0
         await engine.publish(0, 1, 2)
         await engine.answer(0, 1, 2, 3)
         await engine.publish(3, 4)
-        await told.until(lambda told: 4 in told.lives[-1])
-        assert told.lives == [[0, 1, 2, 3, 4]] and told.complete is True
+        await sink.until(lambda sink: 4 in sink.lives[-1])
+        assert sink.lives == [[0, 1, 2, 3, 4]] and sink.complete is True
 
 
 @pytest.mark.net
 async def test_messages_received_while_a_gap_is_filled_are_not_a_restart(engine: Engine) -> None:
-    async with following(engine.source) as told:
+    async with following(engine.source) as sink:
         await engine.subscribed()
         await engine.asked_from()
         await engine.answer(0)
@@ -337,27 +337,27 @@ async def test_messages_received_while_a_gap_is_filled_are_not_a_restart(engine:
         assert await engine.asked_from() == 1
         await engine.answer(1, 2, 3, 4, 5)
         await engine.publish(6)
-        await told.until(lambda told: 6 in told.lives[-1])
-        assert told.lives == [[0, 1, 2, 3, 4, 5, 6]] and told.complete is True
+        await sink.until(lambda sink: 6 in sink.lives[-1])
+        assert sink.lives == [[0, 1, 2, 3, 4, 5, 6]] and sink.complete is True
 
 
 @pytest.mark.net
 @pytest.mark.parametrize(("replies", "end"), [((0, 1, 4), True), ((0, 1), False)])
 async def test_lost_replies_are_requested_again(engine: Engine, replies: tuple[int, ...], end: bool) -> None:
     """ROUTER sockets drop messages to a slow reader, including the terminator."""
-    async with following(engine.source) as told:
+    async with following(engine.source) as sink:
         assert await engine.asked_from() == 0
         await engine.answer(*replies, end=end)
         assert await engine.asked_from() == 1
         await engine.answer(1, 2, 3, 4)
-        await told.until(lambda told: told.complete is True)
-        assert told.lives == [[0, 1, 2, 3, 4]]
+        await sink.until(lambda sink: sink.complete is True)
+        assert sink.lives == [[0, 1, 2, 3, 4]]
 
 
 @pytest.mark.net
 async def test_a_restart_is_detected_without_its_first_messages(engine: Engine) -> None:
     """Its numbers continue after the old ones, but the last known message differs."""
-    async with following(engine.source) as told:
+    async with following(engine.source) as sink:
         await engine.subscribed()
         await engine.asked_from()
         await engine.answer(0, 1)
@@ -366,18 +366,18 @@ async def test_a_restart_is_detected_without_its_first_messages(engine: Engine) 
         await engine.answer(1, 2, 3, at_s=1.0)
         assert await engine.asked_from() == 0
         await engine.answer(0, 1, 2, 3, at_s=1.0)
-        await told.until(lambda told: told.lives == [[0, 1], [0, 1, 2, 3]] and told.complete is True)
+        await sink.until(lambda sink: sink.lives == [[0, 1], [0, 1, 2, 3]] and sink.complete is True)
 
 
 @pytest.mark.net
 async def test_without_an_answer_to_the_replay_live_messages_are_followed(engine: Engine) -> None:
     """After a timeout."""
-    async with following(engine.source) as told:
+    async with following(engine.source) as sink:
         await engine.subscribed()
         await engine.asked_from()
         await engine.publish(0, 1)
-        await told.until(lambda told: told.lives == [[0, 1]])
-        assert told.complete is True
+        await sink.until(lambda sink: sink.lives == [[0, 1]])
+        assert sink.complete is True
 
 
 @pytest.mark.net
@@ -387,11 +387,11 @@ async def test_engines_can_connect_to_the_router() -> None:
         pub.linger = 0
         free = await bindable()
         pub.connect(f"tcp://127.0.0.1:{free}")
-        async with following(KvEventSource(f"tcp://*:{free}")) as told, asyncio.timeout(DEADLINE_S):
-            while told.lives == [[]]:
+        async with following(KvEventSource(f"tcp://*:{free}")) as sink, asyncio.timeout(DEADLINE_S):
+            while sink.lives == [[]]:
                 await pub.send_multipart(message(0))
                 await asyncio.sleep(0.001)
-            assert told.lives[0] == [0]
+            assert sink.lives[0] == [0]
         assert await bindable(free) == free
 
 

@@ -48,7 +48,7 @@ def events(data: bytes) -> None:
 
 
 def _can_be_indexed(batch: KvBatch) -> None:
-    """Whatever it is, and is gone when its holder is."""
+    """It can be applied and removed with its holder."""
     assert batch.dp_rank is None or isinstance(batch.dp_rank, int)
     blocks = BlockMap()
     blocks.add_holder("pod", GENERATION)
@@ -94,7 +94,7 @@ def metrics(data: bytes) -> None:
 
 
 def facts(data: bytes) -> None:
-    """An answer to whatever is asked of a pod that joins."""
+    """A response of a pod that joins."""
     parse_tokens(data)
     for path in {path for engine in ENGINES.values() for path in engine.describe_paths}:
         _facts({MODELS_PATH: b'{"data": [{"id": "m"}]}', path: data})

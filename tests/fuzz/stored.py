@@ -1,7 +1,4 @@
-"""What can stand in Redis that would upset the routers that read it?
-
-Rows, entries of the log, and what was learnt of pods and links. Whatever is taken can be worked with.
-"""
+"""Fuzzes what routers read from Redis: rows, log entries and calibration. Accepted values must be usable."""
 
 from __future__ import annotations
 

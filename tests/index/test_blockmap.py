@@ -352,8 +352,8 @@ def naive_match(holders: dict[PodId, NaiveHolder], salt: str, path: Path, size: 
 def assert_equal(blocks: BlockMap, holders: dict[PodId, NaiveHolder]) -> None:
     for salt, path, size in prompts_of():
         asked = prompt(tokens_of(path, size), replace(GENERATION, salt=salt))
-        told = {pod: run for pod, run in blocks.match(asked).items() if SIZES[pod] == size}
-        assert told == naive_match(holders, salt, path, size)
+        found = {pod: run for pod, run in blocks.match(asked).items() if SIZES[pod] == size}
+        assert found == naive_match(holders, salt, path, size)
 
 
 def apply_step(step: Step, blocks: BlockMap, holders: dict[PodId, NaiveHolder]) -> None:

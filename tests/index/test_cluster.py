@@ -127,11 +127,11 @@ def test_an_unknown_holder_must_be_read_again(kind: EntryKind, seq: int) -> None
 
 def test_every_entry_updates_whether_the_holder_is_complete() -> None:
     index = after(entry(EMPTY, complete=False))
-    told = [get(index).complete]
+    states = [get(index).complete]
     for one in (entry(CHANGE, 1), entry(BEAT, 1, complete=False), entry(BEAT, 1)):
         assert apply(index, one) == [True]
-        told.append(get(index).complete)
-    assert told == [False, True, False, True]
+        states.append(get(index).complete)
+    assert states == [False, True, False, True]
 
 
 # --- epochs ---
@@ -139,7 +139,7 @@ def test_every_entry_updates_whether_the_holder_is_complete() -> None:
 
 @pytest.mark.parametrize("late", [CHANGE, SEAL, BEAT, EMPTY, RELOAD, GONE])
 def test_an_older_epoch_is_ignored(late: EntryKind) -> None:
-    """Entries of a fenced-off publisher, whatever their number."""
+    """Entries of a fenced-off publisher with any number."""
     index = after(entry(EMPTY, epoch=5), entry(CHANGE, 1, adds(1), epoch=5))
     assert apply(index, entry(late, 2, removes(1), adds(9), epoch=4, complete=False), now_s=5.0) == [True]
     assert (runs(index, 1), runs(index, 9)) == ({"a": (1, 0, 0, 0)}, {})
@@ -287,7 +287,7 @@ def test_a_copy_read_during_a_reload_is_used_as_it_is() -> None:
     assert runs(index, 1, 2, 3) == {"a": (3, 0, 0, 0)} and runs(index, 8) == {}
 
 
-# --- any history, heard badly ---
+# --- any history, with lost and repeated entries ---
 
 BLOCKS = range(1, 6)
 Held = frozenset[tuple[Tier, BlockHash]]
@@ -395,17 +395,17 @@ def test_the_replica_converges_despite_lost_and_repeated_entries(
     """A holder that is read again may be ahead of the log. After the next heartbeat, and a lifetime after
     the last entry of removed holders, the replica equals the true state."""
     writers = Writers()
-    heard: list[tuple[int, int]] = []
+    deliveries: list[tuple[int, int]] = []
     for (kind, holder, flipped, complete), times, ahead in happening:
         entries = len(writers.log)
         writers.write(kind, holder, flipped, complete=complete)
-        heard += [(times, ahead)] * (len(writers.log) - entries)
+        deliveries += [(times, ahead)] * (len(writers.log) - entries)
     for holder in writers.rows:
         writers.write(SEAL, holder, complete=holder == "a")
-        heard.append((last, 0))
+        deliveries.append((last, 0))
     index = make_index()
-    for at, (times, ahead) in enumerate(heard):
-        truth = writers.truths[min(at + ahead, len(heard) - 1)]
+    for at, (times, ahead) in enumerate(deliveries):
+        truth = writers.truths[min(at + ahead, len(deliveries) - 1)]
         apply_log(index, [writers.log[at]] * times, truth, now_s=0.0)
     later_s = 2 * LIFETIME_S
     beats = [

@@ -43,8 +43,8 @@ def test_a_repeated_prompt_is_not_a_turn() -> None:
 def test_questions_about_one_document_share_it() -> None:
     """From the second on, rounded down to a power of two blocks, without the global prefix."""
     lineage = Lineage()
-    told = [lineage.observe(blocks(("document", 100), (f"q{n}", 3)), 0.0) for n in range(3)]
-    assert [one.shared_blocks for one in told] == [0, 64, 64]
+    found = [lineage.observe(blocks(("document", 100), (f"q{n}", 3)), 0.0) for n in range(3)]
+    assert [one.shared_blocks for one in found] == [0, 64, 64]
     assert lineage.observe(blocks(("document", 100), ("q9", 3)), 0.0, global_prefix_blocks=80).shared_blocks == 0
 
 

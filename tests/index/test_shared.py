@@ -27,8 +27,8 @@ def tails() -> Iterator[str]:
 def test_a_global_prefix_is_found_within_a_few_dozen_prompts() -> None:
     """Its full length, without the rest of each prompt."""
     shared, tail = SharedPrefixes(), tails()
-    told = [shared.observe(blocks("system", next(tail), length=20), threshold=EIGHT_PODS) for _ in range(200)]
-    assert set(told[36:]) == {10}
+    found = [shared.observe(blocks("system", next(tail), length=20), threshold=EIGHT_PODS) for _ in range(200)]
+    assert set(found[36:]) == {10}
 
 
 def test_nothing_is_shared_before_enough_prompts() -> None:
@@ -48,8 +48,8 @@ def test_a_tenants_prefix_is_shared_if_it_exceeds_one_pods_load(threshold: float
     """A quarter of the traffic is too much for one of eight pods, not for one of two."""
     shared, tail = SharedPrefixes(), tails()
     for number in range(400):
-        told = shared.observe(blocks("system", f"tenant {number % 4}", next(tail), length=30), threshold=threshold)
-    assert told == expected
+        found = shared.observe(blocks("system", f"tenant {number % 4}", next(tail), length=30), threshold=threshold)
+    assert found == expected
 
 
 def test_an_old_prefix_is_forgotten() -> None:
@@ -88,8 +88,8 @@ def test_every_block_is_counted(prompts: list[list[int]], threshold: float) -> N
         hashes = [hash((*path[: at + 1], "block")) for at in range(len(path))]
         counts.update(hashes)
         heavy = [block for block in hashes if counts[block] > max(threshold * number, 2.0)]
-        told = shared.observe(hashes, threshold=threshold)
-        assert told == (len(heavy) if number >= SETTLED_PROMPTS else 0)
+        found = shared.observe(hashes, threshold=threshold)
+        assert found == (len(heavy) if number >= SETTLED_PROMPTS else 0)
         assert len(shared) == len(counts)
 
 

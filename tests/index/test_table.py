@@ -102,7 +102,7 @@ def test_hash_zero_is_a_block_like_any_other(count: int) -> None:
 
 
 def test_a_table_is_ready_when_every_slice_is_prepared() -> None:
-    """Whatever the memory contained before."""
+    """With any previous content of the memory."""
     table = BlockTable(ROWS, planes=[0, 3])
     for column in (table.keys, *table.planes.values()):
         column[:] = np.arange(ROWS)

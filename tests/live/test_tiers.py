@@ -59,7 +59,7 @@ class Index:
 
 
 def soon(condition: Callable[[], bool]) -> None:
-    """Tiers tell in their own time."""
+    """Poll: tiers publish with a delay."""
     deadline_s = time.monotonic() + SOON_S
     while not condition():
         assert time.monotonic() < deadline_s
@@ -71,7 +71,7 @@ def soon(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.anyio
 async def test_a_mooncake_store_is_followed_through_puts_removals_and_the_loss_of_its_memory_and_master() -> None:
-    """Objects named as vLLM's connector names them, for two ranks. Pods have told what the blocks are."""
+    """Objects named as vLLM's connector names them, for two ranks. Pods have announced the blocks."""
     pod = HolderBlocks(GENERATION)
     digests = [hashlib.sha256(b"%d" % number).hexdigest() for number in range(3)]
     for number, digest in enumerate(digests):

@@ -127,10 +127,10 @@ def removed(*hashes: int, tier: Tier = CPU, group: int = 0) -> BlocksRemoved:
     return BlocksRemoved(block_hashes=hashes, tier=tier, group=group)
 
 
-def expiry_after(*told: tuple[float, KvEvent]) -> TierExpiry:
+def expiry_after(*events: tuple[float, KvEvent]) -> TierExpiry:
     """Expiry of a holder after these (time, event) pairs."""
     expiry = TierExpiry({CPU: TTL_S, DISK: 3 * TTL_S})
-    for now_s, event in told:
+    for now_s, event in events:
         expiry.observe([event], now_s)
     return expiry
 

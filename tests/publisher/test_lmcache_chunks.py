@@ -42,7 +42,7 @@ def stored(event: KvEvent | None) -> BlocksStored:
 
 
 def test_a_chunk_continues_the_chunk_whose_digest_yields_its_own() -> None:
-    """Whatever else ends at the same offset."""
+    """Other chunks may end at the same offset."""
     shelf = ChunkTable(Tier.CPU)
     first, left, right = chain(1), chain(1, 2, 3), chain(1, 4, 5)
     assert stored(shelf.store(first[0])).parent_hash is None

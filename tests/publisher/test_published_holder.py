@@ -95,7 +95,7 @@ class Scene:
         """Whether Redis has exactly the blocks of these conversations, all on the GPU."""
         return self.held() == {Tier.GPU: set().union(*map(hashes, chats))}
 
-    def told(self) -> Counter[str]:
+    def entry_kinds(self) -> Counter[str]:
         """Log entries by kind."""
         return Counter(fields[b"k"].decode() for _, fields in self.redis.xrange(LOG))
 
@@ -132,7 +132,7 @@ async def publishing(scene: Scene, *chats: int, timing: PublishTiming = LASTING)
     return holder
 
 
-# --- what the source tells ---
+# --- events of the source ---
 
 
 async def test_redis_has_the_announced_blocks_and_counts_by_tier(scene: Scene) -> None:
@@ -161,12 +161,12 @@ async def test_a_large_holder_is_written_in_pieces_and_sealed_last(scene: Scene)
     blocks = 3 * MAX_WRITE_BLOCKS
     holder.apply([stored(1, blocks)])
     holder.caught_up(complete=True)
-    await until(lambda: scene.told()["change"])
-    assert not scene.told()["seal"]
+    await until(lambda: scene.entry_kinds()["change"])
+    assert not scene.entry_kinds()["seal"]
     holder.apply([removed(1, blocks), stored(2), stored(1, 7)])
 
     await until(lambda: scene.held() == {Tier.GPU: hashes(1, 7) | hashes(2)})
-    assert scene.told()["seal"] == 1
+    assert scene.entry_kinds()["seal"] == 1
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ async def test_a_restart_starts_an_empty_epoch(scene: Scene, restart: Callable[[
     await until(lambda: scene.has(3))
     assert old is not None
     assert not any(scene.redis.exists(KEYS.blocks(SCOPE, POD, old.epoch, tier)) for tier in Tier)
-    assert scene.told()["empty"] == 1
+    assert scene.entry_kinds()["empty"] == 1
 
 
 async def test_stop_removes_the_holder(scene: Scene) -> None:
@@ -238,8 +238,8 @@ LOSSES: dict[str, Callable[[Scene], object]] = {
     "killed and restarted": _restart,
     "flushed": lambda scene: scene.redis.flushall(),
     "a block removed": lambda scene: scene.redis.srem(scene.blocks_key(), pack_blocks(list(hashes(1))[:1])),
-    "a block slipped in": lambda scene: scene.redis.sadd(scene.blocks_key(), b"whatever"),
-    "another tier slipped in": lambda scene: scene.redis.sadd(scene.blocks_key(Tier.DISK), b"whatever"),
+    "a block slipped in": lambda scene: scene.redis.sadd(scene.blocks_key(), b"12345678"),
+    "another tier slipped in": lambda scene: scene.redis.sadd(scene.blocks_key(Tier.DISK), b"12345678"),
     "the blocks evicted": lambda scene: scene.redis.delete(scene.blocks_key()),
 }
 
@@ -318,7 +318,7 @@ async def test_a_repeated_write_is_idempotent(scene: Scene) -> None:
     await until(lambda: scene.has(1))
 
     assert await publication.apply(change, complete=True) is WriteResult.OK
-    assert (scene.has(1), scene.told()) == (True, {"empty": 1, "change": 2})
+    assert (scene.has(1), scene.entry_kinds()) == (True, {"empty": 1, "change": 2})
     assert await publication.beat(complete=True) is WriteResult.OK
 
 
@@ -339,9 +339,9 @@ async def test_an_old_epoch_is_fenced(scene: Scene) -> None:
     await old.begin(EntryKind.EMPTY, FACTS, take_over=True)
     await new.begin(EntryKind.EMPTY, FACTS, take_over=True)
     await new.apply([BlockChange(Tier.GPU, True, sorted(hashes(1)))], complete=True)
-    told = scene.told()
+    before = scene.entry_kinds()
 
     late = old.apply([BlockChange(Tier.GPU, True, sorted(hashes(2)))], complete=True)
     assert {await late, await old.beat(complete=False), await old.retire()} == {WriteResult.FENCED}
     assert await old.begin(EntryKind.RELOAD, FACTS, take_over=False) is WriteResult.HELD
-    assert (scene.has(1), scene.told()) == (True, told)
+    assert (scene.has(1), scene.entry_kinds()) == (True, before)

@@ -23,7 +23,7 @@ class RecordingPublisher:
 
     def __init__(self) -> None:
         self.generations = {"demo": OLD}
-        self.heard: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
         self.known: set[HolderId] = set()
 
     def publishes(self, holder_id: HolderId) -> bool:
@@ -31,31 +31,31 @@ class RecordingPublisher:
 
     def begin(self, holder_id: HolderId, generation: Generation, facts: HolderFacts) -> None:
         self.known.add(holder_id)
-        self.heard.append(("begin", holder_id, generation, facts))
+        self.calls.append(("begin", holder_id, generation, facts))
 
     def apply(self, holder_id: HolderId, events: Iterable[KvEvent]) -> None:
-        self.heard.append(("apply", holder_id, *events))
+        self.calls.append(("apply", holder_id, *events))
 
     def caught_up(self, holder_id: HolderId, *, complete: bool) -> None:
-        self.heard.append(("complete" if complete else "incomplete", holder_id))
+        self.calls.append(("complete" if complete else "incomplete", holder_id))
 
     def end(self, holder_id: HolderId) -> None:
         self.known.discard(holder_id)
-        self.heard.append(("end", holder_id))
+        self.calls.append(("end", holder_id))
 
 
 def facts_of(holder: str) -> HolderFacts:
     return HolderFacts(reach=ALL_PODS, source=holder)
 
 
-def sink_to(hearer: RecordingPublisher) -> StoreSink:
-    return StoreSink(cast("Publisher", hearer), "demo", facts_of)
+def sink_to(recorder: RecordingPublisher) -> StoreSink:
+    return StoreSink(cast("Publisher", recorder), "demo", facts_of)
 
 
-def standard_to(hearer: RecordingPublisher) -> StandardIntake:
+def standard_to(recorder: RecordingPublisher) -> StandardIntake:
     """An intake with one backend, `cache`."""
     standard = StandardIntake()
-    standard.add("cache", sink_to(hearer))
+    standard.add("cache", sink_to(recorder))
     return standard
 
 
@@ -71,7 +71,7 @@ def begun(holder: str = HOLDER, generation: Generation = OLD) -> tuple[Any, ...]
     return "begin", holder, generation, facts_of(holder)
 
 
-def told(holder: str = HOLDER, what: KvEvent = STORED) -> tuple[Any, ...]:
+def applied(holder: str = HOLDER, what: KvEvent = STORED) -> tuple[Any, ...]:
     return "apply", holder, what
 
 
@@ -80,36 +80,36 @@ def told(holder: str = HOLDER, what: KvEvent = STORED) -> tuple[Any, ...]:
 
 def test_the_first_call_for_a_store_adds_it() -> None:
     """Events or state; once."""
-    hearer = RecordingPublisher()
-    sink = sink_to(hearer)
+    recorder = RecordingPublisher()
+    sink = sink_to(recorder)
     sink.apply("one", (STORED, REMOVED))
     sink.stream_state("two", complete=False)
     sink.apply("two", (STORED,))
-    assert hearer.heard == [
+    assert recorder.calls == [
         begun("one"),
         ("apply", "one", STORED, REMOVED),
         begun("two"),
         ("incomplete", "two"),
-        told("two"),
+        applied("two"),
     ]
 
 
 def test_a_restarted_store_uses_the_current_generation() -> None:
-    hearer = RecordingPublisher()
-    sink = sink_to(hearer)
+    recorder = RecordingPublisher()
+    sink = sink_to(recorder)
     sink.restarted(HOLDER)
-    hearer.generations["demo"] = NEW
+    recorder.generations["demo"] = NEW
     sink.restarted(HOLDER)
-    assert hearer.heard == [begun(), begun(generation=NEW)]
+    assert recorder.calls == [begun(), begun(generation=NEW)]
 
 
 def test_a_removed_store_can_return() -> None:
-    hearer = RecordingPublisher()
-    sink = sink_to(hearer)
+    recorder = RecordingPublisher()
+    sink = sink_to(recorder)
     sink.apply(HOLDER, (STORED,))
     sink.gone(HOLDER)
     sink.apply(HOLDER, (STORED,))
-    assert hearer.heard == [begun(), told(), ("end", HOLDER), begun(), told()]
+    assert recorder.calls == [begun(), applied(), ("end", HOLDER), begun(), applied()]
 
 
 # --- standardised events ---
@@ -117,46 +117,46 @@ def test_a_removed_store_can_return() -> None:
 
 def test_events_in_order_are_published() -> None:
     """From any first id."""
-    hearer = RecordingPublisher()
-    standard = standard_to(hearer)
+    recorder = RecordingPublisher()
+    standard = standard_to(recorder)
     assert [standard.apply(event(7)), standard.apply(event(8, REMOVED))] == [True, True]
-    assert hearer.heard == [begun(), ("complete", HOLDER), told(), told(what=REMOVED)]
+    assert recorder.calls == [begun(), ("complete", HOLDER), applied(), applied(what=REMOVED)]
 
 
 def test_repeated_events_are_ignored() -> None:
-    hearer = RecordingPublisher()
-    standard = standard_to(hearer)
+    recorder = RecordingPublisher()
+    standard = standard_to(recorder)
     taken = [standard.apply(event(event_id)) for event_id in (7, 8, 8, 7, 3, 9)]
     assert taken == [True, True, False, False, False, True]
-    assert hearer.heard == [begun(), ("complete", HOLDER), told(), told(), told()]
+    assert recorder.calls == [begun(), ("complete", HOLDER), applied(), applied(), applied()]
 
 
 def test_a_gap_marks_the_holder_incomplete() -> None:
     """The event after the gap is applied; late events are ignored."""
-    hearer = RecordingPublisher()
-    standard = standard_to(hearer)
+    recorder = RecordingPublisher()
+    standard = standard_to(recorder)
     assert [standard.apply(event(event_id)) for event_id in (1, 4, 5, 2)] == [True, True, True, False]
-    assert hearer.heard == [begun(), ("complete", HOLDER), told(), ("incomplete", HOLDER), told(), told()]
+    assert recorder.calls == [begun(), ("complete", HOLDER), applied(), ("incomplete", HOLDER), applied(), applied()]
 
 
 @pytest.mark.parametrize(("event_id", "lost"), [(2, []), (9, [("incomplete", HOLDER)])])
 def test_a_cleared_stream_is_empty_and_complete(event_id: int, lost: list[tuple[Any, ...]]) -> None:
     """Event ids continue."""
-    hearer = RecordingPublisher()
-    standard = standard_to(hearer)
+    recorder = RecordingPublisher()
+    standard = standard_to(recorder)
     standard.apply(event(1))
-    hearer.heard.clear()
+    recorder.calls.clear()
     assert standard.apply(event(event_id, BlocksCleared()))
-    assert hearer.heard == [*lost, begun(), ("complete", HOLDER)]
+    assert recorder.calls == [*lost, begun(), ("complete", HOLDER)]
     assert not standard.apply(event(event_id))
 
 
 def test_event_ids_count_per_holder() -> None:
-    hearer = RecordingPublisher()
-    standard = standard_to(hearer)
+    recorder = RecordingPublisher()
+    standard = standard_to(recorder)
     assert [standard.apply(event(5, holder=holder)) for holder in ("cache/cpu", "cache/disk")] == [True, True]
     assert standard.apply(event(6, holder="cache/cpu")) and standard.apply(event(6, holder="cache/disk"))
-    assert [word for word, *_ in hearer.heard] == ["begin", "complete", "apply"] * 2 + ["apply"] * 2
+    assert [word for word, *_ in recorder.calls] == ["begin", "complete", "apply"] * 2 + ["apply"] * 2
 
 
 def test_each_backend_has_its_own_sink() -> None:
@@ -164,7 +164,7 @@ def test_each_backend_has_its_own_sink() -> None:
     standard = standard_to(cache)
     standard.add("other", sink_to(other))
     standard.apply(event(1, holder="other/cpu", backend="other"))
-    assert cache.heard == [] and other.heard == [begun("other/cpu"), ("complete", "other/cpu"), told("other/cpu")]
+    assert cache.calls == [] and other.calls == [begun("other/cpu"), ("complete", "other/cpu"), applied("other/cpu")]
 
 
 def test_the_model_name_is_optional() -> None:
@@ -180,13 +180,13 @@ def test_the_model_name_is_optional() -> None:
 )
 def test_events_of_unknown_backends_and_models_are_rejected(wrong: dict[str, str], field: str, said: list[str]) -> None:
     """With the field and the known values; the event id is not recorded."""
-    hearer = RecordingPublisher()
-    standard = standard_to(hearer)
+    recorder = RecordingPublisher()
+    standard = standard_to(recorder)
     with pytest.raises(MalformedEvent) as refused:
         standard.apply(event(1, **wrong))  # type: ignore[arg-type]
     assert refused.value.field == field
     assert all(part in str(refused.value) for part in said)
-    assert hearer.heard == [] and standard.apply(event(1))
+    assert recorder.calls == [] and standard.apply(event(1))
 
 
 def test_without_backends_every_event_is_rejected() -> None:
