@@ -71,8 +71,8 @@ class Watch:
 
     def looks(self) -> None:
         """Record every lag sample, with the same interval for an idle router."""
-        loop_lag.IDLE_LOOK_S = loop_lag.LOOK_S
-        look = LoopLag._look
+        loop_lag.IDLE_INTERVAL_S = loop_lag.INTERVAL_S
+        look = LoopLag._sample
 
         def watched(self_: LoopLag, late_s: float) -> None:
             cpu_s = time.process_time()
@@ -80,7 +80,7 @@ class Watch:
             self._cpu_s = cpu_s
             look(self_, late_s)
 
-        LoopLag._look = watched  # type: ignore[method-assign, assignment]
+        LoopLag._sample = watched  # type: ignore[method-assign, assignment]
 
     def callbacks(self) -> None:
         """Record long callbacks."""

@@ -21,7 +21,7 @@ from router.errors import ConfigError
 from router.observe.metrics import Metrics
 from router.policy.policy_set import PolicySet
 
-LOOK_S, STEADY_S = 0.5, 0.2
+INTERVAL_S, STEADY_S = 0.5, 0.2
 """Between two looks; and a change is taken up once it has stood for so long: an editor may still be writing."""
 
 Review = Callable[[PolicySet, PolicySet], Awaitable[str | None]]
@@ -78,7 +78,7 @@ class PolicyFeed:
         with _on_hangup(hung_up.set):
             while True:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_S):
+                    async with asyncio.timeout(INTERVAL_S):
                         await hung_up.wait()
                 if hung_up.is_set():
                     hung_up.clear()

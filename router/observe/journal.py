@@ -1,8 +1,7 @@
-"""What happens to a decision once it is made?
+"""Recent decisions, and the outcomes of their requests.
 
-It is kept for a while, to be explained and to try other policies on; when its request has ended it is written down,
-where that is configured, and shown to a shadow policy. Costs a few microseconds a request. This file never changes a
-decision and never waits.
+Decisions stay in memory for a while, for explanations and policy reviews. When a request has ended, its receipt is
+written, where configured, and its decision is offered to a shadow policy.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from router.policy.recording import record as record_scene
 from router.policy.spec import Policy
 from router.types import PromptPrefix, Scene
 
-KEEP = 1000
+MAX_DECISIONS = 1000
 
 
 class Journal:
-    """The last `size` decisions by request id, newest last; of two with one id, the later."""
+    """The last `size` decisions by request id, newest last. A request id that occurs again replaces the earlier one."""
 
     def __init__(
         self,
         *,
-        size: int = KEEP,
+        size: int = MAX_DECISIONS,
         prompts: bool = False,
         writer: ReceiptWriter | None = None,
         shadows: Shadows | None = None,
@@ -37,42 +36,42 @@ class Journal:
         self._prompts = prompts
         self._writer = writer
         self.shadows = shadows
-        self._kept: OrderedDict[str, RecordedDecision] = OrderedDict()
+        self._decisions: OrderedDict[str, RecordedDecision] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._decisions)
 
     def record(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> RecordedDecision:
-        """Keep it; the oldest goes. `workload` is the class of the request."""
+        """Record a decision and drop the oldest. `workload` is the class of the request."""
         prompt = dict(scene.request.prompt) if self._prompts else None
-        kept = record_decision(record_scene(scene, workload), decision, policy, time.time(), prompt)
-        known = len(self._kept)
-        self._kept[scene.request.id] = kept
-        if len(self._kept) == known:
-            self._kept.move_to_end(scene.request.id)
+        recorded = record_decision(record_scene(scene, workload), decision, policy, time.time(), prompt)
+        known = len(self._decisions)
+        self._decisions[scene.request.id] = recorded
+        if len(self._decisions) == known:
+            self._decisions.move_to_end(scene.request.id)
         elif known >= self._size:
-            self._kept.popitem(last=False)
-        return kept
+            self._decisions.popitem(last=False)
+        return recorded
 
     def settle(
         self,
         outcome: Outcome,
-        kept: RecordedDecision | None,
+        recorded: RecordedDecision | None,
         decision: RouteDecision | None,
         prompt: PromptPrefix | None,
     ) -> None:
-        """Its request has ended; without `kept`, before anything was decided."""
-        if kept is not None:
-            kept.outcome = outcome
+        """Record how a request ended. `recorded` is None where it ended before it was decided."""
+        if recorded is not None:
+            recorded.outcome = outcome
         if self._writer is not None:
-            self._writer.write(outcome, kept, prompt)
-        if self.shadows is not None and kept is not None and decision is not None:
-            self.shadows.offer(kept.scene, decision, kept.policy, outcome.ttft_ms)
+            self._writer.write(outcome, recorded, prompt)
+        if self.shadows is not None and recorded is not None and decision is not None:
+            self.shadows.offer(recorded.scene, decision, recorded.policy, outcome.ttft_ms)
 
     def find(self, request_id: str) -> RecordedDecision | None:
-        """The decision about that request, if it is still kept."""
-        return self._kept.get(request_id)
+        """The decision about a request, if it is still recorded."""
+        return self._decisions.get(request_id)
 
     def latest(self, count: int) -> list[RecordedDecision]:
-        """The newest decisions, oldest first: what other policies can be tried on."""
-        return list(islice(reversed(self._kept.values()), count))[::-1]
+        """Up to `count` of the newest decisions, oldest first."""
+        return list(islice(reversed(self._decisions.values()), count))[::-1]

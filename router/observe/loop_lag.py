@@ -1,7 +1,6 @@
-"""How late does the event loop come to what is due?
+"""How late does the event loop run its timers?
 
-Whatever computes for long in the loop, or a machine that gives it no core, delays every request by as much; a timer
-that looks how late it is feels the same. This file never finds out who was to blame.
+A long computation in the loop, or a machine without a free core, delays every request by the same time as a timer.
 """
 
 from __future__ import annotations
@@ -11,16 +10,15 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-LOOK_S = 0.01
-"""Between two looks. A stall of half of it is met by one of two."""
-IDLE_LOOK_S, IDLE_LOOKS = 0.05, 100
-"""Between two looks after so many at which nobody was being served: nobody is made to wait then, and a router that has
-nothing to do mostly woke up to look."""
+INTERVAL_S = 0.01
+"""Between two samples. A stall of half of it is seen by one in two."""
+IDLE_INTERVAL_S, IDLE_AFTER_SAMPLES = 0.05, 100
+"""Interval after this number of samples without a request in flight, so that an idle router rarely wakes up."""
 
 
 def call_later(delay_s: float, call: Callable[[float], None]) -> asyncio.TimerHandle:
-    """Call once, in `delay_s`, with the seconds that it then came late (0 or more). The loop's own clock is too coarse
-    for that: uvloop's counts milliseconds."""
+    """Call once, in `delay_s`, with the seconds by which the call is late (0 or more). The loop's own clock is too
+    coarse for that: uvloop's counts milliseconds."""
     due_s = time.monotonic() + delay_s
     return asyncio.get_running_loop().call_later(delay_s, lambda: call(max(0.0, time.monotonic() - due_s)))
 
@@ -29,26 +27,30 @@ Later: TypeAlias = Callable[[float, Callable[[float], None]], asyncio.TimerHandl
 
 
 class LoopLag:
-    """Tells `observe` how late, in seconds, the loop came to each look. `serves`: is anybody being served?"""
+    """Passes the lateness of the loop in seconds to `observe`. `is_serving`: whether requests are in flight."""
 
-    def __init__(self, observe: Callable[[float], None], serves: Callable[[], bool], later: Later = call_later) -> None:
+    def __init__(
+        self, observe: Callable[[float], None], is_serving: Callable[[], bool], later: Later = call_later
+    ) -> None:
         self._observe = observe
-        self._serves = serves
+        self._is_serving = is_serving
         self._later = later
-        self._idle_looks = 0
+        self._idle_samples = 0
 
     async def run(self) -> None:
-        """Until cancelled."""
-        self._look_later()
+        """Sample until cancelled."""
+        self._schedule()
         try:
             await asyncio.get_running_loop().create_future()
         finally:
             self._timer.cancel()
 
-    def _look_later(self) -> None:
-        self._timer = self._later(LOOK_S if self._idle_looks < IDLE_LOOKS else IDLE_LOOK_S, self._look)
+    def _schedule(self) -> None:
+        self._timer = self._later(
+            INTERVAL_S if self._idle_samples < IDLE_AFTER_SAMPLES else IDLE_INTERVAL_S, self._sample
+        )
 
-    def _look(self, late_s: float) -> None:
+    def _sample(self, late_s: float) -> None:
         self._observe(late_s)
-        self._idle_looks = 0 if self._serves() else self._idle_looks + 1
-        self._look_later()
+        self._idle_samples = 0 if self._is_serving() else self._idle_samples + 1
+        self._schedule()

@@ -1,7 +1,7 @@
-"""What do the metrics of several workers say together?
+"""Merges the metrics of several workers.
 
-Counters and histograms add up, and so do the gauges of what each worker has of its own; what every worker sees alike is
-told by the one that is asked. This file knows what metrics mean, and moves no byte.
+Counters, histograms and the gauges of each worker's own state are added up. Metrics that are equal in all workers are
+taken from the worker that is scraped.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import msgspec
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.samples import Sample
 
-ADDED_GAUGES = frozenset({"warmroute_in_flight_requests", "warmroute_pod_in_flight_requests", "warmroute_index_bytes"})
-SEEN_ALIKE = frozenset({"warmroute_kv_events", "warmroute_policy_reloads"})
-"""Counters of what every worker follows itself."""
-LEAST_GAUGES = frozenset({"warmroute_kv_stream_complete", "warmroute_index_holder_complete"})
-"""1 only where it is for every worker."""
+SUMMED_GAUGES = frozenset({"warmroute_in_flight_requests", "warmroute_pod_in_flight_requests", "warmroute_index_bytes"})
+EQUAL_COUNTERS = frozenset({"warmroute_kv_events", "warmroute_policy_reloads"})
+"""Counters of input that every worker receives."""
+MINIMUM_GAUGES = frozenset({"warmroute_kv_stream_complete", "warmroute_index_holder_complete"})
+"""1 only where it is 1 for every worker."""
 
 Found: TypeAlias = tuple[str, dict[str, str], float]
 """Name, labels and value of a sample."""
@@ -29,36 +29,36 @@ _decode = msgspec.msgpack.Decoder(dict[str, list[Found]]).decode
 
 
 async def dump_metrics(registry: CollectorRegistry) -> bytes:
-    """All that `joined` adds to with what others have, read off a family in each turn of the event loop."""
+    """The samples that `merge_metrics` needs of another worker, collected one family in each turn of the event loop."""
     families: dict[str, list[Found]] = {}
     for family in registry.collect():
-        if _joins(family):
+        if _is_merged(family):
             families[family.name] = [sample[:3] for sample in family.samples]
         await asyncio.sleep(0)
     return msgspec.msgpack.encode(families)
 
 
 def merge_metrics(registry: CollectorRegistry, others: Iterable[bytes]) -> Iterator[Metric]:
-    """The families of all together. Raises `ValueError` where one of `others` is no dump."""
+    """The families of all workers. Raises `ValueError` where one of `others` is not a dump."""
     dumps = [_decode(dump) for dump in others]
-    return (_together(family, dumps) for family in registry.collect())
+    return (_merged(family, dumps) for family in registry.collect())
 
 
-def _joins(family: Metric) -> bool:
+def _is_merged(family: Metric) -> bool:
     if family.type == "gauge":
-        return family.name in ADDED_GAUGES | LEAST_GAUGES
-    return family.name not in SEEN_ALIKE
+        return family.name in SUMMED_GAUGES | MINIMUM_GAUGES
+    return family.name not in EQUAL_COUNTERS
 
 
-def _together(family: Metric, others: list[dict[str, list[Found]]]) -> Metric:
-    """Series that only others have come last."""
-    if not _joins(family):
+def _merged(family: Metric, others: list[dict[str, list[Found]]]) -> Metric:
+    """One family of all workers; series that only others have come last."""
+    if not _is_merged(family):
         return family
     values: dict[tuple[str, tuple[tuple[str, str], ...]], list[float]] = {}
     for samples in ([sample[:3] for sample in family.samples], *(dump.get(family.name, []) for dump in others)):
         for name, labels, value in samples:
             values.setdefault((name, tuple(labels.items())), []).append(value)
-    join = min if family.name in LEAST_GAUGES else sum
-    merged = Metric(family.name, family.documentation, family.type)
-    merged.samples = [Sample(name, dict(labels), join(found)) for (name, labels), found in values.items()]
-    return merged
+    join = min if family.name in MINIMUM_GAUGES else sum
+    result = Metric(family.name, family.documentation, family.type)
+    result.samples = [Sample(name, dict(labels), join(found)) for (name, labels), found in values.items()]
+    return result

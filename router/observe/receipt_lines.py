@@ -1,7 +1,7 @@
-"""How do receipts become lines, and how are they read again?
+"""Writes and reads files of receipts.
 
-One line of JSON a request, and one for each fleet that their scenes refer to, written before the first of them. A disk
-that refuses costs no request. This file never decides what is kept.
+One line of JSON for each request, and one for each fleet that scenes refer to, before the first of these scenes. A disk
+error stops the file, never a request.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from router.policy.recording import (
 )
 from router.types import FleetSnapshot, PromptPrefix
 
-FLUSH_S = 1.0
-MOST_HELD_BYTES = 1 << 16
-FLEET_AGAIN = 1000
-"""A fleet is written again after so many scenes: files are rotated, and streams forget their oldest entries."""
+FLUSH_INTERVAL_S = 1.0
+MAX_BUFFERED_BYTES = 1 << 16
+REPEAT_FLEET_AFTER_SCENES = 1000
+"""The fleet is repeated because files are rotated, and streams lose their oldest entries."""
 
 Sink = Callable[[bytes], None]
-"""Takes one line without its end; never waits, never raises."""
+"""Receives one line without a newline; does not wait, does not raise."""
 
 log = structlog.get_logger()
 
 
 class ReceiptWriter:
-    """Makes the lines of every request that ends, for all sinks. `scenes`: also what is needed to decide again."""
+    """Writes the lines of requests to all sinks. `scenes`: include what is needed to decide again."""
 
     def __init__(self, sinks: Sequence[Sink], *, scenes: bool = True) -> None:
         self._sinks = sinks
@@ -51,7 +51,7 @@ class ReceiptWriter:
         self._since = 0
 
     def write(self, outcome: Outcome, kept: RecordedDecision | None, prompt: PromptPrefix | None) -> None:
-        """One request that has ended; `kept` where it was decided."""
+        """Write one request that ended; `kept` where it was decided."""
         if kept is None:
             return self._put(receipt(outcome, prompt=prompt))
         found = decision_receipt(kept, prompt=prompt)
@@ -65,9 +65,9 @@ class ReceiptWriter:
         if self._fleet is None or not _same_facts(fleet, self._fleet):
             known, self._digest = self._digest, fleet_digest(fleet)
             if known != self._digest:
-                self._since = FLEET_AGAIN
+                self._since = REPEAT_FLEET_AFTER_SCENES
         self._fleet = fleet
-        if self._since >= FLEET_AGAIN:
+        if self._since >= REPEAT_FLEET_AFTER_SCENES:
             self._put(fleet_line(fleet, self._digest, at_s))
             self._since = 0
         self._since += 1
@@ -80,7 +80,7 @@ class ReceiptWriter:
 
 
 def _same_facts(one: FleetSnapshot, other: FleetSnapshot) -> bool:
-    """Pods and states are the very same values; only loads may differ. O(pods)."""
+    """Whether pods and states are identical; loads may differ. O(pods)."""
     if one is other:
         return True
     if len(one.pods) != len(other.pods) or one.links != other.links:
@@ -89,25 +89,25 @@ def _same_facts(one: FleetSnapshot, other: FleetSnapshot) -> bool:
 
 
 class ReceiptLog:
-    """Appends to one file, always whole lines at once: several workers may append to the same one."""
+    """Appends whole lines to a file, which several workers may share."""
 
     def __init__(self, path: str) -> None:
         self._file: FileIO | None = FileIO(path, "ab")
         Path(path).chmod(0o600)
-        self._held = bytearray()
+        self._buffer = bytearray()
         self._flushed_s = 0.0
 
     def write(self, line: bytes) -> None:
-        """Buffered; on the disk within about a second of the next line."""
+        """Buffer a line; the next line after `FLUSH_INTERVAL_S` writes it."""
         if self._file is None:
             return
-        self._held += line + b"\n"
-        if len(self._held) > MOST_HELD_BYTES or time.monotonic() - self._flushed_s > FLUSH_S:
+        self._buffer += line + b"\n"
+        if len(self._buffer) > MAX_BUFFERED_BYTES or time.monotonic() - self._flushed_s > FLUSH_INTERVAL_S:
             self._flush(self._file)
             self._flushed_s = time.monotonic()
 
     def close(self) -> None:
-        """Everything is on the disk, if the disk took it."""
+        """Write what is buffered, and close the file."""
         file = self._file
         if file is not None:
             self._flush(file)
@@ -115,22 +115,22 @@ class ReceiptLog:
             file.close()
 
     def _flush(self, file: FileIO) -> None:
-        """In one call, so that lines of two workers do not mix."""
-        held, self._held = self._held, bytearray()
+        """Write in one call, so that lines of two workers do not mix."""
+        buffered, self._buffer = self._buffer, bytearray()
         try:
-            if file.write(held) != len(held):
-                raise OSError(ENOSPC, "the disk took only a part")
+            if file.write(buffered) != len(buffered):
+                raise OSError(ENOSPC, "short write")
         except OSError as error:
-            log.error("no more receipts are written", why=str(error))
+            log.error("receipt log disabled", error=str(error))
             self._file = None
             file.close()
 
 
-# --- read again ---
+# --- reading ---
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Every line. Raises `ConfigError` with the one that is none."""
+    """Every line. Raises `ConfigError` with the number of an invalid line."""
     decode = msgspec.json.Decoder(Receipt | FleetLine).decode
     number = 0
     try:
@@ -138,16 +138,16 @@ def read_lines(path: Path) -> Iterator[Line]:
             for number, line in enumerate(lines, start=1):  # noqa: B007, named where it fails
                 yield decode(line)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}:{number}: no receipt: {error}") from error
+        raise ConfigError(f"{path}:{number}: not a receipt: {error}") from error
 
 
 def read_receipts(path: Path) -> list[Receipt]:
-    """The requests alone."""
+    """The receipts without the fleet lines."""
     return [line for line in read_lines(path) if isinstance(line, Receipt)]
 
 
 def recorded(lines: Iterator[Line]) -> Iterator[tuple[Receipt, RecordedScene | None]]:
-    """Decided requests with their scenes; None where the line of its fleet is missing."""
+    """Decided requests with their scenes; None where the fleet line is missing."""
     fleets: dict[str, FleetLine] = {}
     for line in lines:
         if isinstance(line, FleetLine):
@@ -161,4 +161,4 @@ def _restored(scene: SceneLine, fleet: FleetLine) -> RecordedScene:
     try:
         return scene.restored(fleet)
     except ValueError as error:
-        raise ConfigError(f"scene of {scene.request_id}: its loads are not those of its fleet: {error}") from error
+        raise ConfigError(f"scene of {scene.request_id}: loads do not match the fleet: {error}") from error

@@ -21,13 +21,13 @@ from router.policy.spec import Policy
 from router.types import PromptPrefix
 
 RECEIPT_BLOCK_TOKENS = 128
-"""Hashes are kept for every so many tokens: a chain hash covers all that stands before it."""
-KEPT_CANDIDATES = 4
-"""Of a decision, at about 1 KiB each; the one that served is added where it came later."""
+"""Receipts hold one chain hash for this number of tokens: a chain hash covers the whole prefix."""
+MAX_CANDIDATES = 4
+"""Recorded for each decision, at about 1 KiB each; the candidate that served is added."""
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An attempt that failed: which pod, by the name of our error, and what it says."""
+    """A failed attempt: pod, name of the error, message."""
 
     pod: str
     error: str
@@ -35,8 +35,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What came of a request. `at_s` is the time of day at which it came; `served`: the candidate that was
-    tried last."""
+    """How a request ended. `at_s` is the Unix time of its arrival; `served` is the candidate that was tried last."""
 
     id: str
     at_s: float
@@ -54,7 +53,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RecordedDecision(msgspec.Struct, kw_only=True, gc=False):
-    """One decision; `outcome` comes when its request has ended. `at_s` is the time of day at which it was made."""
+    """One decision, made at the Unix time `at_s`; `outcome` is set when its request has ended."""
 
     at_s: float
     scene: RecordedScene
@@ -63,19 +62,19 @@ class RecordedDecision(msgspec.Struct, kw_only=True, gc=False):
     candidate_count: int
     reason: str
     prompt: Mapping[str, Any] | None = None
-    """Only where prompts are asked for."""
+    """Only with `receipts.prompts`."""
     outcome: Outcome | None = None
 
     @property
     def shown(self) -> tuple[Candidate, ...]:
-        """The best, and the one that served."""
+        """The best candidates, and the one that served."""
         served = self.outcome.served if self.outcome else None
         return self.candidates if served is None or served in self.candidates else (*self.candidates, served)
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="receipt"):
-    """One request. `at_s` is the time of day at which it came; `blocks` are chain hashes, one for every
-    `block_size_tokens` of the prompt. What is unknown is left out; without a result it is still being served."""
+    """One request that arrived at the Unix time `at_s`. `blocks` are chain hashes, one for every `block_size_tokens` of
+    the prompt. Unknown fields are left out; a request without a result is still being served."""
 
     at_s: float
     model: str
@@ -84,10 +83,10 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     id: str = ""
     pod: str = ""
     prefill_pod: str = ""
-    """Where another one than `pod` computed the prompt."""
+    """The pod that computed the prompt, if it is not `pod`."""
     tenant: str = ""
     workload: str = ""
-    """Its class."""
+    """Workload class."""
     stream: bool = False
     policy: str = ""
     policy_version: str = ""
@@ -112,18 +111,18 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 Line: TypeAlias = Receipt | FleetLine
-"""What stands in a file of receipts."""
+"""A line of a receipts file."""
 
 
 def record_decision(
     scene: RecordedScene, decision: RouteDecision, policy: Policy, at_s: float, prompt: Any = None
 ) -> RecordedDecision:
-    """What stays of a decision."""
+    """The recorded form of a decision."""
     return RecordedDecision(
         at_s=at_s,
         scene=scene,
         policy=policy,
-        candidates=decision.candidates[:KEPT_CANDIDATES],
+        candidates=decision.candidates[:MAX_CANDIDATES],
         candidate_count=len(decision.candidates),
         reason=decision.reason,
         prompt=prompt,
@@ -158,7 +157,7 @@ def receipt(outcome: Outcome, *, prompt: PromptPrefix | None = None) -> Receipt:
 
 
 def decision_receipt(kept: RecordedDecision, *, prompt: PromptPrefix | None = None) -> Receipt:
-    """The decision with its outcome, as far as there is one, but without its scene."""
+    """The receipt of a decision, with its outcome if there is one, without its scene."""
     facts = kept.scene
     known = kept.outcome or Outcome(
         id=facts.request_id,
@@ -183,19 +182,19 @@ def decision_receipt(kept: RecordedDecision, *, prompt: PromptPrefix | None = No
 
 
 class Explained(msgspec.Struct, frozen=True):
-    """A decision with all its numbers, and what came of it."""
+    """A decision with all its numbers, and its outcome."""
 
     explanation: Explanation
     receipt: Receipt
 
 
 def explained(kept: RecordedDecision) -> Explained:
-    """What `/admin/explain` says."""
+    """The response of `/admin/explain`."""
     found = explain(kept.scene.scene(), kept.policy, kept.shown, kept.candidate_count, kept.reason)
     return Explained(found, decision_receipt(kept))
 
 
 def receipt_blocks(prompt: PromptPrefix) -> tuple[int, list[int]]:
-    """Block size and chain hashes of a receipt: every so many of the prompt's own."""
+    """Block size and chain hashes of a receipt: a subset of the prompt's."""
     stride = max(RECEIPT_BLOCK_TOKENS // prompt.block_size_tokens, 1)
     return stride * prompt.block_size_tokens, [int(block) for block in prompt.hashes[stride - 1 :: stride]]

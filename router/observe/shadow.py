@@ -1,8 +1,7 @@
-"""What would another policy decide on the traffic of this very moment?
+"""What would another policy decide on the current traffic?
 
-Decides anew on a sample of scenes, once their requests have ended: gathered, then one in each turn of the event loop,
-and only while the loop keeps its appointments. What cannot be kept up with is dropped and counted. This file sends
-nothing.
+Decides a sample of the scenes again after their requests have ended: one in each turn of the event loop, and only while
+the loop is on time. Scenes that do not fit into the queue are dropped and counted. Nothing is sent.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from router.policy.recording import RecordedScene
 from router.policy.review import compare
 from router.policy.spec import Policy
 
-MOST_WAITING = 256
-GATHER_S = 0.1
-"""Decisions one after another cost a third of single ones."""
+MAX_WAITING = 256
+DELAY_S = 0.1
+"""Batches decisions: many in a row cost a third of single ones."""
 LATE_S = 0.002
-"""A turn that comes this late says that the loop has better things to do."""
+"""A turn this late means that the loop is busy."""
 
 
 class _Waiting(NamedTuple):
@@ -36,7 +35,7 @@ class _Waiting(NamedTuple):
 
 
 class Shadows:
-    """Policies beside the live ones, each on its share of what the live one decides. `named` finds them."""
+    """Shadow policies, each for a share of the live policy's decisions. `named` finds a policy by name."""
 
     def __init__(self, named: Callable[[str], Policy | None], metrics: Metrics) -> None:
         self._named = named
@@ -45,28 +44,28 @@ class Shadows:
 
     @property
     def idle(self) -> bool:
-        """Whether everything that was offered has been compared or dropped."""
+        """Whether no decision is waiting."""
         return not self._waiting
 
     def offer(self, scene: RecordedScene, live: RouteDecision, policy: Policy, ttft_ms: float | None) -> None:
-        """Take note of one decision of the live policy, and of when its first token came. O(1)."""
+        """Queue one decision of the live policy with its time to first token, if it is in the sample. O(1)."""
         wanted = policy.shadow
         if wanted is None or xxhash.xxh3_64_intdigest(scene.request_id.encode()) >= wanted.rate * 2**64:
             return
         shadow = self._named(wanted.policy)
         if shadow is None:
             return
-        if len(self._waiting) >= MOST_WAITING:
+        if len(self._waiting) >= MAX_WAITING:
             self._metrics.shadow_dropped.labels(shadow.name, scene.workload).inc()
             return
         self._waiting.append(_Waiting(scene, live, policy, shadow, ttft_ms))
         if len(self._waiting) == 1:
-            call_later(GATHER_S, self._next)
+            call_later(DELAY_S, self._next)
 
     def _next(self, late_s: float) -> None:
         """Compare one, unless the loop is busy."""
         if late_s > LATE_S:
-            call_later(GATHER_S, self._next)
+            call_later(DELAY_S, self._next)
             return
         try:
             self._compare(self._waiting[0])

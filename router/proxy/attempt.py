@@ -213,7 +213,7 @@ class Attempts:
         if context.request.stream:
             return None
         expected_s = max(expected_ttft_ms(candidate.cost), booking.prefill_ms) / 1000 * UNARY_PREFILL_SLACK
-        return asyncio.get_running_loop().call_later(expected_s, booking.first_token_is_due)
+        return asyncio.get_running_loop().call_later(expected_s, booking.assume_first_token)
 
     def _route_headers(self, context: RequestContext, candidate: Candidate) -> HeaderList:
         """The headers that the router adds to the response."""

@@ -1,7 +1,6 @@
-"""Which places does an attempt take up, and for how long?
+"""The leases of one attempt: on the pod that responds, on the prefill pod of a split, and on the sender of KV.
 
-Booked before the attempt first awaits anything, given back whatever happens: on the pod that answers, on the one that
-computes the prompt for it, and on the one that sends KV. This file never sends anything.
+Booked before the first await of the attempt, released in any case.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from router.types import PodId
 
 
 class Booking:
-    """The places of one attempt. `first_token` and `release` may be called again, or late, and then change nothing."""
+    """The leases of one attempt. `first_token` and `release` are idempotent."""
 
     __slots__ = (
-        *("_answering", "_arrived", "_clock", "_computing", "_ledger", "_prefilling", "_pull_began_s", "_sending"),
-        *("observation", "pulled_ms", "concurrent_transfers"),
+        *("_clock", "_computing_lease", "_ledger", "_prefill_done", "_prefill_lease", "_pull_began_s"),
+        *("_response_lease", "_sending", "concurrent_transfers", "observation", "pulled_ms"),
     )
 
     def __init__(
@@ -28,93 +27,93 @@ class Booking:
     ) -> None:
         plan, cached_tokens, now_s = candidate.plan, candidate.cached_tokens, time.monotonic()
         self.observation: PrefillObservation | None = None
-        """What the pod that computed the prompt has shown of its speed."""
+        """The measured speed of the pod that computed the prompt."""
         self.concurrent_transfers = 0
-        """How many transfers the sender of KV was busy with when ours began."""
+        """Other transfers of the sender of KV when this one began."""
         self.pulled_ms: float | None = None
-        """How long a pull and what was left to compute took, on a pod that had nothing else to do."""
+        """Milliseconds that a pull and computing the rest of the prompt took, on an otherwise idle pod."""
         self._pull_began_s: float | None = None
         self._ledger = ledger
-        self._arrived = False
-        self._prefilling: Lease | None = None
+        self._prefill_done = False
+        self._prefill_lease: Lease | None = None
         self._sending: PodId | None = None
         if isinstance(plan, Split):
-            self._prefilling = ledger.book(plan.prefill, prompt_tokens, cached_tokens, now_s)
-            self._answering = ledger.book(plan.decode, prompt_tokens, 0, now_s, prefills=False)
+            self._prefill_lease = ledger.book(plan.prefill, prompt_tokens, cached_tokens, now_s)
+            self._response_lease = ledger.book(plan.decode, prompt_tokens, 0, now_s, prefills=False)
         else:
-            self._answering = ledger.book(plan.pod, prompt_tokens, cached_tokens, now_s)
+            self._response_lease = ledger.book(plan.pod, prompt_tokens, cached_tokens, now_s)
             if plan.pull is not None:
-                self._send(plan.pull.holder)
+                self._begin_transfer(plan.pull.holder)
                 self._pull_began_s = now_s if ledger.on(plan.pod.id).requests == 1 else None
-        computing = self._computing = self._prefilling or self._answering
+        computing = self._computing_lease = self._prefill_lease or self._response_lease
         self._clock = clock(computing.pod)
-        beside, step_began_s = self._beside(computing.pod)
-        self._clock.sent(computing.id, prompt_tokens, cached_tokens, now_s, beside, step_began_s)
+        decoding, step_began_s = self._concurrent_decode(computing.pod)
+        self._clock.sent(computing.id, prompt_tokens, cached_tokens, now_s, decoding, step_began_s)
         if plan.pull is not None or ledger.others_prefill(computing.pod):
             self._clock.disturbed()
 
     @property
     def prefill_ms(self) -> float:
-        """The prefill that was booked, wherever."""
-        return self._computing.prefill_ms
+        """The booked prefill time."""
+        return self._computing_lease.prefill_ms
 
     def handed_over(self) -> None:
-        """The prefill pod has answered: from now on it only sends KV."""
-        if self._prefilling is not None:
+        """The prefill pod has responded: from now on it only sends KV."""
+        if self._prefill_lease is not None:
             now_s = time.monotonic()
-            self._learn(self._prefilling, now_s)
-            self._ledger.release(self._prefilling, now_s)
-            if not self._arrived:
-                self._send(self._prefilling.pod)
+            self._observe(self._prefill_lease, now_s)
+            self._ledger.release(self._prefill_lease, now_s)
+            if not self._prefill_done:
+                self._begin_transfer(self._prefill_lease.pod)
 
     def first_token(self) -> None:
-        """The prompt is computed, and all KV is where it is needed."""
-        if self._arrived:
+        """The prompt is computed and the KV transferred."""
+        if self._prefill_done:
             return
         now_s = time.monotonic()
-        if self._prefilling is None:
-            self._learn(self._answering, now_s)
+        if self._prefill_lease is None:
+            self._observe(self._response_lease, now_s)
         if self._pull_began_s is not None:
             self.pulled_ms, self._pull_began_s = (now_s - self._pull_began_s) * 1000, None
-        self._arrives(now_s)
+        self._end_prefill(now_s)
 
-    def first_token_is_due(self) -> None:
-        """It should be there by now; nobody sees it."""
-        if not self._arrived:
-            self._clock.gone(self._answering.id)
+    def assume_first_token(self) -> None:
+        """The first token of an unstreamed response is expected to exist by now."""
+        if not self._prefill_done:
+            self._clock.gone(self._response_lease.id)
             self._pull_began_s = None
-            self._arrives(time.monotonic())
+            self._end_prefill(time.monotonic())
 
     def release(self) -> None:
-        """The attempt is over."""
+        """End all leases of the attempt."""
         now_s = time.monotonic()
-        if self._prefilling is not None:
-            self._clock.gone(self._prefilling.id)
-            self._ledger.release(self._prefilling, now_s)
-        elif not self._arrived:
-            self._clock.gone(self._answering.id)
-        self._ledger.release(self._answering, now_s)
-        if not self._arrived:
-            self._sent()
+        if self._prefill_lease is not None:
+            self._clock.gone(self._prefill_lease.id)
+            self._ledger.release(self._prefill_lease, now_s)
+        elif not self._prefill_done:
+            self._clock.gone(self._response_lease.id)
+        self._ledger.release(self._response_lease, now_s)
+        if not self._prefill_done:
+            self._end_transfer()
 
-    def _learn(self, lease: Lease, now_s: float) -> None:
-        self.observation = self._clock.first_token(lease.id, now_s, self._beside(lease.pod)[0])
+    def _observe(self, lease: Lease, now_s: float) -> None:
+        self.observation = self._clock.first_token(lease.id, now_s, self._concurrent_decode(lease.pod)[0])
 
-    def _beside(self, pod: PodId) -> tuple[Beside, float]:
-        """Who decodes there, and when the step began in which they do."""
+    def _concurrent_decode(self, pod: PodId) -> tuple[Beside, float]:
+        """The requests that decode on the pod, and when their current step began."""
         requests, context_tokens, step_began_s = self._ledger.decoding(pod)
         return Beside(requests, context_tokens) if requests else ALONE, step_began_s
 
-    def _arrives(self, now_s: float) -> None:
-        self._ledger.first_token(self._answering, now_s)
-        self._sent()
+    def _end_prefill(self, now_s: float) -> None:
+        self._ledger.first_token(self._response_lease, now_s)
+        self._end_transfer()
 
-    def _send(self, holder: PodId) -> None:
+    def _begin_transfer(self, holder: PodId) -> None:
         self._sending = holder
         self.concurrent_transfers = self._ledger.pull_began(holder)
 
-    def _sent(self) -> None:
-        self._arrived = True
+    def _end_transfer(self) -> None:
+        self._prefill_done = True
         if self._sending is not None:
             self._ledger.pull_ended(self._sending)
             self._sending = None

@@ -1,8 +1,7 @@
-"""How does one answer come from a pod?
+"""One kept-alive HTTP/1.1 connection to a pod.
 
-One kept-alive HTTP/1.1 connection: a protocol class around `httptools`, so that a request costs one write and a piece
-of body one callback, and closing is immediate (engines stop generating when the socket closes). This file knows nothing
-of pools, and never sends anything twice.
+A protocol class around `httptools`: a request costs one write, a piece of body one callback. Closing is immediate,
+because engines stop generating when the socket closes. Pools and retries are in `proxy/upstream.py`.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from router.proxy.headers import HeaderList
 from router.types import PodId
 
 Sink: TypeAlias = Callable[[bytes], bool]
-"""Takes a piece of body; False: no more for now."""
+"""Takes a piece of body; returns False when it cannot take more for now."""
 Ready: TypeAlias = Callable[[], Awaitable[None]]
-"""Returns when the sink takes pieces again."""
+"""Returns when the sink can take pieces again."""
 
 READ_PAUSE_BYTES = 256 * 1024
-"""Held unread for one request before the pod is told to wait; or is given up, where all that is no more than a head."""
+"""Maximum of unread bytes of one response before reading pauses; headers of this size are an error."""
 _STATUSES = range(100, 600)
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamTimeouts:
-    """Deadlines of one exchange."""
+    """Timeouts of one exchange: to connect, for the response headers, and between pieces of body."""
 
     connect_s: float
     first_byte_s: float
@@ -38,10 +37,9 @@ class UpstreamTimeouts:
 
 
 class Connection(asyncio.Protocol):
-    """One connection to `pod`, one exchange at a time. Parser callbacks fill it, `head` and `read` drain it.
+    """A connection to `pod`, one exchange at a time. Parser callbacks fill it; `head` and `read` drain it.
 
-    Deadlines cost next to nothing: one timer a connection looks whether somebody has waited for too long, no later
-    than the shortest of them can be over, and is set anew by whoever waits when it has gone off."""
+    One timer for each connection checks the deadline of the current wait, at least once in the shortest timeout."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: UpstreamTimeouts, pod: PodId = "") -> None:
         self._loop = loop
@@ -56,7 +54,7 @@ class Connection(asyncio.Protocol):
         self.idle_since_s = 0.0
         self._chunks: list[bytes] = []
         self.on_body = self._chunks.append
-        """For httptools: most of what comes is body, and costs no call of ours."""
+        """For httptools, without a Python call for each piece."""
         self._parser = httptools.HttpResponseParser(self)
         self._reset()
 
@@ -65,13 +63,13 @@ class Connection(asyncio.Protocol):
         self.headers: HeaderList = []
         self._chunks.clear()
         self._buffered_bytes = 0
-        """What came since anybody has taken it, with all that is around a body."""
+        """Bytes received since the last read, including headers and framing."""
         self._paused = False
         self._head_done = False
         self._complete = False
         self._broken = ""
         self._sink: Sink | None = None
-        """Where pieces go at once; None while they are held to be read."""
+        """Receives pieces on arrival; None while they are buffered for `read`."""
 
     # --- asyncio.Protocol ---
 
@@ -82,14 +80,14 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._give_up(f"not HTTP: {error}")
+            self._fail(f"not HTTP: {error}")
         sink = self._sink
         if sink is None:
             self._buffered_bytes += len(data)
             if self._buffered_bytes > READ_PAUSE_BYTES:
-                self._too_much()
+                self._limit_buffer()
             self._wake()
-        elif not self._hand_on(sink) or self._complete or self._broken:
+        elif not self._flush(sink) or self._complete or self._broken:
             self._wake()
 
     def eof_received(self) -> bool:
@@ -99,16 +97,16 @@ class Connection(asyncio.Protocol):
         self._lost = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._head_done and exc is None and not self._broken and not _tells_its_end(self.headers):
+        if self._head_done and exc is None and not self._broken and not _has_body_end(self.headers):
             self._complete = True
-        self._parser = None  # it leads back here: a cycle
+        self._parser = None  # it references this connection: a cycle
         self._wake()
 
     # --- httptools ---
 
     def on_message_begin(self) -> None:
-        if self._complete:  # what follows would be taken for the answer to somebody else's request
-            raise UpstreamBroken("more bytes than one answer")
+        if self._complete:  # these bytes would be taken for the response to the next request
+            raise UpstreamBroken("bytes after the end of the response")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))
@@ -123,7 +121,7 @@ class Connection(asyncio.Protocol):
         self._keep_alive = self._parser.should_keep_alive()
 
     def on_message_complete(self) -> None:
-        if self.status < 200:  # 100 Continue, 103 Early Hints: the real answer follows
+        if self.status < 200:  # 100 Continue, 103 Early Hints: the final response follows
             self.headers = []
         else:
             self._complete = True
@@ -136,59 +134,58 @@ class Connection(asyncio.Protocol):
         self._transport.write(message)
 
     async def head(self) -> None:
-        """Wait until `status` and `headers` are here. Raises `UpstreamTimeout`, `UpstreamBroken`, or `StaleConnection`
-        when not a byte came; whatever it raises, the connection is closed."""
+        """Wait for `status` and `headers`. Raises `UpstreamTimeout`, `UpstreamBroken`, or `StaleConnection` when the
+        connection closed without a byte. After an exception the connection is closed."""
         self._deadline_s = self._loop.time() + self._timeouts.first_byte_s
         try:
             while not self._head_done:
                 if self._lost or self._broken:
                     if not self._buffered_bytes:
-                        raise StaleConnection("the pod closed the connection without an answer", pod=self._pod)
-                    raise self._cut_off("headers")
-                await self._news()
+                        raise StaleConnection("the pod closed the connection without a response", pod=self._pod)
+                    raise self._broken_off("headers")
+                await self._next_event()
         except BaseException:
             self.close()
             raise
 
     async def read(self) -> bytes:
-        """The next piece of body, everything that has come; b"" at the end. Raises `UpstreamTimeout`,
-        `UpstreamBroken`."""
+        """All body bytes received since the last call; b"" at the end. Raises `UpstreamTimeout`, `UpstreamBroken`."""
         if not self._chunks:
             self._deadline_s = self._loop.time() + self._timeouts.idle_s
         while not self._chunks:
             if self._complete:
                 return b""
             if self._lost or self._broken:
-                raise self._cut_off("answer")
-            await self._news()
+                raise self._broken_off("response")
+            await self._next_event()
         piece = b"".join(self._chunks)
         self._chunks.clear()
         self._buffered_bytes = 0
         if self._paused:
-            self._go_on()
+            self._resume()
         return piece
 
     async def pour(self, sink: Sink, ready: Ready) -> None:
-        """Hand pieces to `sink` as they come, from within `data_received`, to the end. Raises like `read`."""
+        """Pass pieces to `sink` on arrival, from within `data_received`, to the end. Raises like `read`."""
         while True:
             self._buffered_bytes = 0
-            self._hand_on(sink)
+            self._flush(sink)
             if self._paused:
                 await ready()
-                self._go_on()
+                self._resume()
                 continue
             if self._complete:
                 return
             if self._lost or self._broken:
-                raise self._cut_off("answer")
+                raise self._broken_off("response")
             self._sink = sink
             try:
-                await self._news()
+                await self._next_event()
             finally:
                 self._sink = None
 
-    def _hand_on(self, sink: Sink) -> bool:
-        """Give the sink what is held. False where it wants no more; then the pod is told to wait."""
+    def _flush(self, sink: Sink) -> bool:
+        """Pass buffered pieces to the sink. Returns False, and pauses reading, when the sink can take no more."""
         self._deadline_s = self._loop.time() + self._timeouts.idle_s
         chunks = self._chunks
         if not chunks:
@@ -201,9 +198,9 @@ class Connection(asyncio.Protocol):
         self._pause()
         return False
 
-    def _too_much(self) -> None:
+    def _limit_buffer(self) -> None:
         if not self._head_done:
-            self._give_up("headers without end")
+            self._fail("headers are larger than the limit")
         elif self._chunks:
             self._pause()
 
@@ -212,14 +209,14 @@ class Connection(asyncio.Protocol):
             self._paused = True
             self._transport.pause_reading()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self._paused = False
         if self.alive:
             self._transport.resume_reading()
 
     @property
     def reusable(self) -> bool:
-        """May another exchange follow on this connection?"""
+        """Whether another exchange may follow on this connection."""
         return self._complete and not self._chunks and self._keep_alive and self.alive
 
     @property
@@ -227,23 +224,23 @@ class Connection(asyncio.Protocol):
         return not self._lost and not self._transport.is_closing()
 
     def close(self) -> None:
-        """Close at once; the pod stops working on whatever is unfinished."""
+        """Close at once; the pod stops working on the request."""
         if not self._lost:
             self._transport.abort()
 
-    def _give_up(self, why: str) -> None:
+    def _fail(self, why: str) -> None:
         self._broken = why
         self.close()
 
-    def _cut_off(self, part: str) -> UpstreamBroken:
-        why = self._broken or f"the pod closed the connection inside its {part}"
+    def _broken_off(self, part: str) -> UpstreamBroken:
+        why = self._broken or f"the pod closed the connection inside the {part}"
         return UpstreamBroken(f"pod {self._pod}: {why}", pod=self._pod)
 
-    def _news(self) -> asyncio.Future[None]:
-        """Done when anything has come, the end of the connection too. Raises `UpstreamTimeout` at the deadline."""
+    def _next_event(self) -> asyncio.Future[None]:
+        """Done on the next bytes, or when the connection closes. Raises `UpstreamTimeout` at the deadline."""
         self._waiter = waiter = self._loop.create_future()
         if self._timer is None:
-            self._timer = self._loop.call_later(self._shortest_s, self._look)
+            self._timer = self._loop.call_later(self._shortest_s, self._check_deadline)
         return waiter
 
     def _wake(self) -> None:
@@ -251,26 +248,26 @@ class Connection(asyncio.Protocol):
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def _look(self) -> None:
-        """Is whoever waits waiting for too long?"""
+    def _check_deadline(self) -> None:
+        """End the current wait if its deadline has passed."""
         self._timer, waiter = None, self._waiter
         if waiter is None or waiter.done():
             return
         left_s = self._deadline_s - self._loop.time()
         if left_s > 0:
-            self._timer = self._loop.call_later(min(left_s, self._shortest_s), self._look)
+            self._timer = self._loop.call_later(min(left_s, self._shortest_s), self._check_deadline)
             return
-        self._waiter = None  # its exception knows the frames that know this connection: a cycle
-        waiter.set_exception(UpstreamTimeout(f"pod {self._pod} {self._silence()}", pod=self._pod))
+        self._waiter = None  # the exception references frames that reference this connection: a cycle
+        waiter.set_exception(UpstreamTimeout(f"pod {self._pod} {self._timeout_reason()}", pod=self._pod))
 
-    def _silence(self) -> str:
+    def _timeout_reason(self) -> str:
         if self._head_done:
-            return f"was silent for {self._timeouts.idle_s:g} s"
-        return f"did not answer within {self._timeouts.first_byte_s:g} s"
+            return f"sent nothing for {self._timeouts.idle_s:g} s"
+        return f"did not respond within {self._timeouts.first_byte_s:g} s"
 
 
-def _tells_its_end(headers: HeaderList) -> bool:
-    """Else a body ends with its connection."""
+def _has_body_end(headers: HeaderList) -> bool:
+    """Whether the headers give the end of the body; otherwise it ends with the connection."""
     return any(
         name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower())
         for name, value in headers

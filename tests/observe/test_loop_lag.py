@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from router.observe.loop_lag import IDLE_LOOK_S, IDLE_LOOKS, LOOK_S, LoopLag, call_later
+from router.observe.loop_lag import IDLE_AFTER_SAMPLES, IDLE_INTERVAL_S, INTERVAL_S, LoopLag, call_later
 
 pytestmark = pytest.mark.anyio
 
@@ -25,8 +25,8 @@ def hold_up(seconds: float) -> None:
 async def test_a_call_is_told_how_late_it_comes() -> None:
     """Whatever held the loop up when it was due."""
     late: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-    call_later(LOOK_S, late.set_result)
-    hold_up(LOOK_S + STALL_S)
+    call_later(INTERVAL_S, late.set_result)
+    hold_up(INTERVAL_S + STALL_S)
     assert await late >= STALL_S
 
 
@@ -35,15 +35,15 @@ async def test_a_stall_shows_in_the_looks_that_go_on_after_it() -> None:
     seen: list[float] = []
     feed = asyncio.create_task(LoopLag(seen.append, lambda: True).run())
     await asyncio.sleep(0)
-    hold_up(LOOK_S + STALL_S)
+    hold_up(INTERVAL_S + STALL_S)
     while len(seen) < 3:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(INTERVAL_S)
     assert seen[0] >= STALL_S
     assert min(seen) >= 0.0
     feed.cancel()
     await asyncio.gather(feed, return_exceptions=True)
     last = len(seen)
-    await asyncio.sleep(3 * LOOK_S)
+    await asyncio.sleep(3 * INTERVAL_S)
     assert len(seen) == last
 
 
@@ -57,11 +57,11 @@ async def test_while_nobody_is_served_it_looks_less_often() -> None:
         calls.append(call)
         return asyncio.get_running_loop().call_later(60.0, call, 0.0)
 
-    served = iter([True, *[False] * (IDLE_LOOKS - 1), True, *[False] * (IDLE_LOOKS + 1), True])
+    served = iter([True, *[False] * (IDLE_AFTER_SAMPLES - 1), True, *[False] * (IDLE_AFTER_SAMPLES + 1), True])
     feed = asyncio.create_task(LoopLag(lambda _late_s: None, lambda: next(served), later).run())
     await asyncio.sleep(0)
-    for _ in range(2 * IDLE_LOOKS + 3):
+    for _ in range(2 * IDLE_AFTER_SAMPLES + 3):
         calls.pop()(0.0)
-    assert waits == [LOOK_S] * (2 * IDLE_LOOKS + 1) + [IDLE_LOOK_S] * 2 + [LOOK_S]
+    assert waits == [INTERVAL_S] * (2 * IDLE_AFTER_SAMPLES + 1) + [IDLE_INTERVAL_S] * 2 + [INTERVAL_S]
     feed.cancel()
     await asyncio.gather(feed, return_exceptions=True)

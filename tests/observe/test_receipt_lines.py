@@ -11,7 +11,14 @@ import pytest
 from msgspec import structs
 
 from router.errors import ConfigError
-from router.observe.receipt_lines import FLEET_AGAIN, ReceiptLog, ReceiptWriter, read_lines, read_receipts, recorded
+from router.observe.receipt_lines import (
+    REPEAT_FLEET_AFTER_SCENES,
+    ReceiptLog,
+    ReceiptWriter,
+    read_lines,
+    read_receipts,
+    recorded,
+)
 from router.observe.receipts import Outcome, Receipt, RecordedDecision, record_decision
 from router.policy.decide import decide
 from router.policy.recording import FleetLine, record
@@ -62,7 +69,7 @@ def test_a_fleet_is_written_once_for_all_scenes_in_it(tmp_path: Path) -> None:
 def test_a_fleet_is_written_again_now_and_then() -> None:
     """A rotated file or a trimmed stream finds it."""
     made = kept(scene(*ready(pod("a"))))
-    lines = written(*[made] * (FLEET_AGAIN + 1))
+    lines = written(*[made] * (REPEAT_FLEET_AFTER_SCENES + 1))
     assert sum(line.startswith(b'{"kind":"fleet"') for line in lines) == 2
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from router.observe.receipts import (
-    KEPT_CANDIDATES,
+    MAX_CANDIDATES,
     Failure,
     Outcome,
     RecordedDecision,
@@ -51,7 +51,7 @@ def test_a_request_under_way_has_a_receipt_without_a_result() -> None:
     found = decision_receipt(kept())
     assert (found.id, found.policy, found.policy_version, found.result) == ("req-7", "cost_aware", BY.version, "")
     assert (found.at_s, found.prompt_tokens, found.candidate_count) == (12.0, 1000, 8)
-    assert len(found.candidates) == KEPT_CANDIDATES and found.candidates[0].choice == Choice("p1")
+    assert len(found.candidates) == MAX_CANDIDATES and found.candidates[0].choice == Choice("p1")
     assert dict(found.candidates[0].parts)["prefill"] > 0
 
 
@@ -66,9 +66,9 @@ def test_the_one_that_served_is_kept_wherever_it_stood() -> None:
     )
     found = decision_receipt(made)
     assert [plan.choice.pod for plan in found.candidates][-1] == found.pod == decision.candidates[7].pod.id
-    assert len(found.candidates) == KEPT_CANDIDATES + 1 and found.failures == failures
+    assert len(found.candidates) == MAX_CANDIDATES + 1 and found.failures == failures
     made.outcome = msgspec.structs.replace(made.outcome, served=decision.candidates[0])
-    assert len(decision_receipt(made).candidates) == KEPT_CANDIDATES
+    assert len(decision_receipt(made).candidates) == MAX_CANDIDATES
 
 
 def test_a_request_that_was_never_decided_has_a_receipt() -> None:

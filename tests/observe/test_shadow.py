@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from router.observe.metrics import Metrics
-from router.observe.shadow import MOST_WAITING, Shadows
+from router.observe.shadow import MAX_WAITING, Shadows
 from router.policy.decide import decide
 from router.policy.recording import record
 from router.policy.spec import Policy, Shadow
@@ -89,7 +89,7 @@ async def test_more_than_it_can_do_is_dropped_and_counted() -> None:
     """Never is anything waited for."""
     metrics = Metrics()
     shadow = shadows(metrics, LIVE)
-    for number in range(MOST_WAITING + 3):
+    for number in range(MAX_WAITING + 3):
         offer(shadow, shadowed_by("live"), str(number))
     assert counted(metrics, "warmroute_shadow_dropped_total", policy="live", **CHAT) == 3
 

@@ -88,7 +88,7 @@ def test_a_pull_to_an_idle_pod_shows_how_long_it_took(others: int) -> None:
     assert booking.pulled_ms is None
     booking.first_token()
     assert (booking.pulled_ms is None) is bool(others)
-    unseen.first_token_is_due()
+    unseen.assume_first_token()
     assert unseen.pulled_ms is None
 
 
@@ -96,8 +96,8 @@ def test_a_first_token_that_comes_after_it_was_due_changes_nothing() -> None:
     """Nor does one that comes twice, or after the end: only the first tells how long it took."""
     ledger, clock = Ledger(), PrefillClock()
     booking = Booking(ledger, Candidate(PLANS[0], Cost.of((), 1.0), 64), 100, lambda _: clock)
-    booking.first_token_is_due()
-    for again in (booking.first_token, booking.first_token_is_due):
+    booking.assume_first_token()
+    for again in (booking.first_token, booking.assume_first_token):
         again()
         assert ledger.inflight()["a"].prefill_requests == 0
     assert booking.observation is None
