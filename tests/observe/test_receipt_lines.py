@@ -100,7 +100,7 @@ def test_a_prompt_stands_there_only_where_it_was_asked_for() -> None:
 def test_a_line_that_is_none_is_named(tmp_path: Path, bad: bytes) -> None:
     """By file and number."""
     path = in_file(tmp_path, [*written(kept(scene(*ready(pod("a"))))), bad])
-    with pytest.raises(ConfigError, match=r"receipts\.jsonl:3: no receipt"):
+    with pytest.raises(ConfigError, match=r"receipts\.jsonl:3: not a receipt"):
         read_receipts(path)
 
 
