@@ -89,4 +89,4 @@ def test_a_file_without_scenes_says_what_is_missing(typed: Typed, tmp_path: Path
     assert "no recorded scenes: see receipts.replay_data" in typed("replay", path, "--policy", "cost_aware").err
     path.write_text("none\n")
     ended = typed("replay", path, "--policy", "cost_aware")
-    assert ended.code == 2 and "receipts.jsonl:1: no receipt" in ended.err
+    assert ended.code == 2 and "receipts.jsonl:1: not a receipt" in ended.err

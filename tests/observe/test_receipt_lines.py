@@ -110,7 +110,7 @@ def test_a_scene_with_another_fleets_loads_is_refused(tmp_path: Path) -> None:
     fewer = msgspec.json.decode(fleet)
     fewer["pods"].pop()
     path = in_file(tmp_path, [msgspec.json.encode(fewer), line])
-    with pytest.raises(ConfigError, match="scene of r: its loads are not those of its fleet"):
+    with pytest.raises(ConfigError, match="scene of r: loads do not match the fleet"):
         list(recorded(read_lines(path)))
 
 

@@ -195,7 +195,7 @@ def test_our_own_receipts_are_played_as_they_came(tmp_path: Path) -> None:
 def test_a_line_that_is_no_receipt_is_named(tmp_path: Path) -> None:
     """By file and number, those that are left out counted."""
     path = jsonl(tmp_path, json.dumps({"at_s": 99.0}), json.dumps(RECEIPT), "{}")
-    with pytest.raises(ConfigError, match=r"trace\.jsonl:3: no receipt"):
+    with pytest.raises(ConfigError, match=r"trace\.jsonl:3: not a receipt"):
         read_receipts(path)
 
 
