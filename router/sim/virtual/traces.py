@@ -96,7 +96,7 @@ def read_receipts(path: Path) -> list[ReceiptLine]:
                 if one.prompt_tokens and one.output_tokens and one.block_size_tokens:
                     found.append(one)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}:{number}: no receipt: {error}") from error
+        raise ConfigError(f"{path}:{number}: not a receipt: {error}") from error
     return found
 
 
