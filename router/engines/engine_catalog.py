@@ -1,6 +1,6 @@
-"""Which engines can be spoken to, and how do they hand over KV?
+"""The supported engines and P/D dialects by name.
 
-A new one: one file with one class, one line here. Nothing registers itself.
+To add one, write one class and add one line here. Nothing registers itself.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ from collections.abc import Mapping
 from router.engines.adapter import EngineAdapter
 from router.engines.handoff.bootstrap import Bootstrap
 from router.engines.handoff.dialect import Dialect
-from router.engines.handoff.mooncake import Mooncake
-from router.engines.handoff.nixl import Nixl
-from router.engines.handoff.p2p import P2p
-from router.engines.handoff.shared_store import SharedStore
 from router.engines.handoff.trtllm_handoff import TrtllmHandoff
+from router.engines.handoff.vllm_connectors import Mooncake, Nixl, P2p, SharedStore
 from router.engines.llamacpp import LlamaCpp
 from router.engines.sglang import Sglang
 from router.engines.trtllm import Trtllm
@@ -37,4 +34,4 @@ DIALECTS: Mapping[str, Dialect] = {
 }
 
 PULL_DIALECTS = tuple(name for name, dialect in DIALECTS.items() if type(dialect).pull_body is not Dialect.pull_body)
-"""Those that can tell a pod to fetch KV from a peer."""
+"""Dialects with a request to pull KV from a peer."""

@@ -1,7 +1,7 @@
-"""How does llama.cpp's server speak?
+"""llama.cpp's server, as in reference/protocols.md 4.7.
 
-As reference/protocols.md 4.7 describes it. It exports metrics with `--metrics` only, publishes no KV events, and
-reuses the prompt that a slot served last, token by token.
+It exports metrics only with `--metrics`, publishes no KV events, and reuses the prompt that a slot served last, token
+by token.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Props(msgspec.Struct):
 
 
 class LlamaCpp(EngineAdapter):
-    """llama-server. A chat's tokens cannot be asked for in one call: /tokenize takes text alone."""
+    """llama-server. Its /tokenize takes text alone, so chats cannot be tokenized in one call."""
 
     gauges = LoadGauges(
         running=("llamacpp:requests_processing",),
@@ -40,7 +40,7 @@ class LlamaCpp(EngineAdapter):
     describe_paths = (MODELS_PATH, _PROPS_PATH)
 
     def describe(self, answers: Answers, pod: Pod) -> PodFacts | None:
-        """Every slot holds one context of n_ctx tokens."""
+        """Each slot holds one context of n_ctx tokens."""
         facts = super().describe(answers, pod)
         props = decode(answers.get(_PROPS_PATH, b""), _Props)
         if facts is None or props is None:

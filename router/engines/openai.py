@@ -1,7 +1,4 @@
-"""What do the engines share, because they all copy one API?
-
-Readers of the answers that look alike on every engine, and the body of `/tokenize`. This file never names an engine.
-"""
+"""Reads the answers that all OpenAI-compatible engines share, and builds bodies for `/tokenize`."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ class _Generated(msgspec.Struct):
 
 
 class ServedModels(msgspec.Struct, frozen=True):
-    """Names that clients may send, and the longest context that all base models take."""
+    """Names that clients may send, and the longest context that all base models accept."""
 
     models: tuple[str, ...]
     adapters: tuple[str, ...]
@@ -60,7 +57,7 @@ class ServedModels(msgspec.Struct, frozen=True):
 
 
 def decode(answer: bytes, kind: type[T]) -> T | None:
-    """A JSON answer as `kind`, or None where it is something else."""
+    """A JSON answer as `kind`; None where it is something else."""
     try:
         return msgspec.json.decode(answer, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -68,7 +65,7 @@ def decode(answer: bytes, kind: type[T]) -> T | None:
 
 
 def known_size(size: int | None) -> int | None:
-    """A size that can be one; 0 and -1 stand for what an engine does not know."""
+    """A positive size; None for the 0 or -1 of an engine that does not report it."""
     return size if size is not None and size > 0 else None
 
 
@@ -92,7 +89,7 @@ def parse_tokens(answer: bytes) -> list[int] | None:
 
 
 def prompt_token_ids(answer: bytes) -> list[int] | None:
-    """The prompt's tokens from a chat or completion answer; None unless they were asked for and given."""
+    """The prompt's tokens from a chat or completion answer; None where it has none."""
     found = decode(answer, _Generated)
     if found is None:
         return None
@@ -100,15 +97,15 @@ def prompt_token_ids(answer: bytes) -> list[int] | None:
 
 
 def prompt_token_count(answer: bytes) -> int | None:
-    """How many tokens the engine counted in the prompt, from the answer's usage."""
+    """Prompt tokens in the answer's usage."""
     found = decode(answer, _Generated)
     return found.usage.prompt_tokens if found and found.usage else None
 
 
 def tokenize_body(model: str, prompt: Mapping[str, Any], chat_fields: frozenset[str]) -> dict[str, Any] | None:
-    """A body for `/tokenize` with `prompt` or `messages`. None if the prompt is tokens already, or has a field that
-    decides its tokens and is not one of `chat_fields`. `tool_choice` decides nothing by default."""
-    said = {name: value for name, value in prompt.items() if value is not None and name != "tool_choice"}
-    if "messages" in said:
-        return {"model": model, **said} if said.keys() <= chat_fields else None
-    return {"model": model, **said} if isinstance(said.get("prompt"), str) else None
+    """A body for `/tokenize` with `prompt` or `messages`. None for a prompt of tokens, and for a chat with other fields
+    than `chat_fields`: they might change the tokens. `tool_choice` does not by default."""
+    given = {name: value for name, value in prompt.items() if value is not None and name != "tool_choice"}
+    if "messages" in given:
+        return {"model": model, **given} if given.keys() <= chat_fields else None
+    return {"model": model, **given} if isinstance(given.get("prompt"), str) else None

@@ -1,8 +1,7 @@
-"""What do these metrics say?
+"""Looks up single metrics in the Prometheus text format.
 
-A reader of the Prometheus text format that looks up single names: an engine exposes a hundred kilobytes of which three
-lines matter, four times a second and pod, so it searches instead of parsing. Lines that make no sense are skipped. This
-file knows the format and no engine.
+An engine exposes 100 kB of which three lines matter, four times a second and pod, so the text is searched instead of
+parsed. Malformed lines are skipped.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadGauges:
-    """The names under which an engine exports its load; of several, the first that is there counts."""
+    """An engine's metric names for its load; of several names, the first one present counts."""
 
     running: tuple[str, ...]
     waiting: tuple[str, ...]
@@ -39,8 +38,8 @@ class LoadGauges:
 
 
 def samples(text: bytes, name: str) -> Iterator[Sample]:
-    """Every sample of the metric `name`, exactly that. They stand together, as the format demands: what follows them
-    is not searched."""
+    """Every sample of the metric with exactly this name. The format requires them to be consecutive, so the search
+    stops behind them."""
     key = name.encode()
     next_key = b"\n" + key
     at = text.find(key)
@@ -58,7 +57,7 @@ def samples(text: bytes, name: str) -> Iterator[Sample]:
 
 
 def read_load(text: bytes, gauges: LoadGauges, dp_rank: int | None, now_s: float) -> PodLoad | None:
-    """The load of one data-parallel rank, or of all where `dp_rank` is None; None where `running` is not told.
+    """The load of one data-parallel rank, or of all where `dp_rank` is None; None where `running` is missing.
 
     Within a rank the largest value counts: tensor-parallel ranks may each export the same requests."""
     running = _by_rank(text, gauges.running, gauges.rank_label, dp_rank)
@@ -75,12 +74,12 @@ def read_load(text: bytes, gauges: LoadGauges, dp_rank: int | None, now_s: float
 
 
 def _count(requests: Iterable[float]) -> int:
-    """Of all ranks. Values that are each finite may add up to what is not."""
+    """The sum over ranks, as integers: finite floats may add up to infinity."""
     return sum(map(int, requests))
 
 
 def _by_rank(text: bytes, names: tuple[str, ...], label: str, dp_rank: int | None) -> dict[str | None, float]:
-    """Values by rank, of the first of `names` that is there. A sample that names no rank is the wanted one's."""
+    """Values by rank, of the first of `names` that is present. A sample without a rank belongs to the wanted one."""
     wanted = None if dp_rank is None else str(dp_rank)
     for name in names:
         ranks: dict[str | None, float] = {}

@@ -1,7 +1,4 @@
-"""How does SGLang speak?
-
-Release 0.5, as reference/protocols.md 1.6 and 4.6 describe it. It exports metrics with `--enable-metrics` only.
-"""
+"""SGLang 0.5, as in reference/protocols.md 1.6 and 4.6. It exports metrics only with `--enable-metrics`."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ class _ServerInfo(msgspec.Struct):
 
 
 class Sglang(EngineAdapter):
-    """SGLang's OpenAI server. Its /health generates a token, so a pod is asked for its models instead."""
+    """SGLang's OpenAI server. Its /health generates a token, so /v1/models is the health path."""
 
     health_path = MODELS_PATH
     gauges = LoadGauges(
@@ -68,14 +65,14 @@ class Sglang(EngineAdapter):
 
 
 def _kv_events(info: _ServerInfo, pod: Pod) -> KvEventSource | None:
-    """Rank r publishes on base port + r. Several ranks that are not told apart give none."""
-    told = info.kv_events
-    if told is None or told.publisher != "zmq" or told.endpoint_port_base is None:
+    """The source of the pod's rank: rank r publishes on base port + r. None where the rank is ambiguous."""
+    events = info.kv_events
+    if events is None or events.publisher != "zmq" or events.endpoint_port_base is None:
         return None
     if pod.dp_rank is None and info.dp_size > 1:
         return None
-    rank, replay = pod.dp_rank or 0, told.replay_endpoint_port_base
+    rank, replay = pod.dp_rank or 0, events.replay_endpoint_port_base
     return KvEventSource(
-        on_pod(f"tcp://{told.endpoint_host}:{told.endpoint_port_base + rank}", pod),
-        on_pod(f"tcp://{told.endpoint_host}:{replay + rank}", pod) if replay is not None else None,
+        on_pod(f"tcp://{events.endpoint_host}:{events.endpoint_port_base + rank}", pod),
+        on_pod(f"tcp://{events.endpoint_host}:{replay + rank}", pod) if replay is not None else None,
     )

@@ -1,7 +1,6 @@
-"""How does TensorRT-LLM speak?
+"""TensorRT-LLM's `trtllm-serve`, as in reference/protocols.md 4.7.
 
-`trtllm-serve`, as reference/protocols.md 4.7 describes it. Its KV events are read destructively over HTTP, so they are
-left to others. It does not tokenize for others, and its bodies may hold no field that it does not know.
+Reading its KV events over HTTP removes them, so the router does not. It has no /tokenize and refuses unknown fields.
 """
 
 from __future__ import annotations

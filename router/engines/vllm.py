@@ -1,7 +1,4 @@
-"""How does vLLM speak?
-
-Releases 0.8 to 0.33, as reference/protocols.md 1.1 and 4.1 to 4.3 describe them; every field may be missing.
-"""
+"""vLLM 0.8 to 0.33, as in reference/protocols.md 1.1 and 4.1 to 4.3. Every field may be missing."""
 
 from __future__ import annotations
 
@@ -62,10 +59,10 @@ class Vllm(EngineAdapter):
         if facts is None:
             return None
         block_size_tokens, capacity_tokens = _cache_config(answers.get(_METRICS_PATH, b""), pod.dp_rank)
-        told = decode(answers.get(_VERSION_PATH, b""), _Version)
+        release = decode(answers.get(_VERSION_PATH, b""), _Version)
         return replace(
             facts,
-            version=told.version if told else "",
+            version=release.version if release else "",
             block_size_tokens=block_size_tokens,
             capacity_tokens=capacity_tokens,
             kv_events=_kv_events(answers.get(_KV_PATH, b""), pod),
@@ -77,22 +74,22 @@ class Vllm(EngineAdapter):
 
 
 def _cache_config(metrics: bytes, dp_rank: int | None) -> tuple[int | None, int | None]:
-    """(tokens of a block, KV capacity in tokens) from the labels of `cache_config_info`, which are the values in force
-    and not what was asked for. Prefixes are hashed in hash_block_size; the blocks of hybrid models are larger."""
+    """(tokens per block, KV capacity in tokens) from the labels of `cache_config_info`, which are the values in force.
+    Prefixes are hashed in hash_block_size; the blocks of hybrid models are larger."""
     block_size_tokens, capacity_tokens = None, 0
     for sample in samples(metrics, "vllm:cache_config_info"):
         if dp_rank is not None and sample.labels.get("engine", str(dp_rank)) != str(dp_rank):
             continue
-        told = {name: int(value) for name, value in sample.labels.items() if _NUMBER.fullmatch(value)}
-        size = told.get("block_size", 0)
-        block_size_tokens = told.get("hash_block_size") or size or None
-        capacity_tokens += told.get("kv_cache_size_tokens") or told.get("num_gpu_blocks", 0) * size
+        sizes = {name: int(value) for name, value in sample.labels.items() if _NUMBER.fullmatch(value)}
+        size = sizes.get("block_size", 0)
+        block_size_tokens = sizes.get("hash_block_size") or size or None
+        capacity_tokens += sizes.get("kv_cache_size_tokens") or sizes.get("num_gpu_blocks", 0) * size
     return block_size_tokens, capacity_tokens or None
 
 
 def _kv_events(answer: bytes, pod: Pod) -> KvEventSource | None:
-    """The source of the pod's rank, or the only one. Several ranks that are not told apart give none: nothing could be
-    sent to the rank that has a block."""
+    """The source of the pod's rank, or the only one. None where the rank is ambiguous: no request could be sent to the
+    rank that has a block."""
     sources = decode(answer, dict[str, _Source]) or {}
     rank = next(iter(sources), "") if pod.dp_rank is None and len(sources) == 1 else str(pod.dp_rank)
     source = sources.get(rank)

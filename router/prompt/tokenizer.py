@@ -1,8 +1,8 @@
-"""How does text become the tokens that the engine will see?
+"""Encodes text into the tokens that the engine will see.
 
-`transformers` is the reference, because engines use it. `fastokens` is a hundred times faster and stands in for it
-only after it gave equal tokens on every sample; whoever compares the two on live traffic can end that for good.
-This file never renders a chat and never reads a model's weights.
+The reference is the `tokenizers` library behind `transformers`, because engines use it. `fastokens` is a hundred times
+faster; it is used only if it gives equal tokens on every sample, and no more after a difference on live traffic. This
+file reads no files: see `wiring/tokenizer_files.py`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from router.prompt.backends import encode_fast, encode_reference, fast_equal_to
+from router.hashing import token_array
 from router.prompt.samples import samples
 
 
 class Tokenizer:
-    """One model's tokenizer. Any thread may encode, and any thread may end the trust in the fast backend.
+    """One model's tokenizer. Any thread may encode, and any thread may disable the fast backend.
 
     Texts must be encodable as UTF-8; `UnicodeError` or `TypeError` for half a surrogate pair."""
 
@@ -30,7 +30,7 @@ class Tokenizer:
     vocabulary_size: int
     """Highest token id plus one."""
     special_tokens: Mapping[str, Any]
-    """What the template may name: `bos_token`, `eos_token`, ..."""
+    """Variables of the template: `bos_token`, `eos_token`, ..."""
     chat_template: str | Mapping[str, str] | None
     """The template's text; several by name for the few models that ship `default` and `tool_use`."""
     added_tokens: tuple[Any, ...]
@@ -58,11 +58,11 @@ class Tokenizer:
         self.added_tokens = tuple(decoder[token] for token in sorted(decoder))
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> array[int]:
-        """Tokens of `text`, with those that the tokenizer puts around a text if asked for."""
+        """Tokens of `text`; with `add_special_tokens`, also those that the tokenizer puts around it."""
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[array[int]]:
-        """Tokens of each text. Leaves the fast backend for good if it fails where it must not."""
+        """Tokens of each text. Disables the fast backend if it fails on a valid text."""
         fast = self._fast
         if fast is not None:
             try:
@@ -74,22 +74,54 @@ class Tokenizer:
         return encode_reference(self._reference, texts, add_special_tokens)
 
     def verify(self, text: str) -> bool:
-        """Do both backends agree on this text? Slow: for a sample of the traffic, off the request path."""
+        """True if both backends give the same tokens. Slow: for samples of the traffic, off the request path."""
         return self.encode(text) == encode_reference(self._reference, [text], False)[0]
 
     def distrust(self, reason: str) -> None:
-        """From now on only `transformers` encodes."""
+        """Disable the fast backend for good."""
         self._fast, self.backend, self.reason = None, "transformers", reason
 
     @property
     def normalizes(self) -> bool:
-        """Does text change before it is split (NFC, lower case, ...)?"""
+        """Whether text changes before it is split (NFC, lower case, ...)."""
         normalizer = self._reference.normalizer
         return normalizer is not None and json.loads(normalizer.__getstate__()).get("normalizers") != []
 
     def adopt_fast(self) -> None:
-        """Let `fastokens` encode if it reads this tokenizer and is equal on every sample; `reason` tells."""
+        """Use `fastokens` if it can read this tokenizer and is equal on every sample; sets `reason`."""
         fast, reason = fast_equal_to(self._reference, samples([token.content for token in self.added_tokens]))
         if fast is not None:
             self._fast, self.backend = fast, "fastokens"
         self.reason = reason
+
+
+def fast_equal_to(reference: Any, texts: Sequence[str]) -> tuple[Any, str]:
+    """(a `fastokens` tokenizer that gave equal tokens on all `texts`, or None; the reason)."""
+    try:
+        import fastokens
+    except ImportError:
+        return None, "fastokens is not installed"
+    try:
+        fast = fastokens.Tokenizer.from_json_str(reference.to_str())
+        for special in (False, True):
+            theirs = encode_reference(reference, texts, special)
+            ours = encode_fast(fast, texts, special)
+            for text, expected, got in zip(texts, theirs, ours, strict=True):
+                if expected != got:
+                    return None, f"fastokens differs on {text[:40]!r}"
+    except Exception as error:  # fastokens raises different types for tokenizers it cannot read
+        return None, f"fastokens refused: {error}"
+    return fast, f"fastokens equal on {len(texts)} samples"
+
+
+def encode_reference(backend: Any, texts: Sequence[str], add_special_tokens: bool) -> list[array[int]]:
+    """Tokens of each text by `tokenizers.Tokenizer`. The batch form, because only that releases the GIL."""
+    encodings = backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+    return [token_array(encoding.ids) for encoding in encodings]
+
+
+def encode_fast(fast: Any, texts: Sequence[str], add_special_tokens: bool) -> list[array[int]]:
+    """Tokens of each text by `fastokens.Tokenizer`, as a flat buffer. One text per call: several wake a thread pool,
+    which costs more than encoding the few pieces of a prompt."""
+    encode = fast.encode_batch_flat
+    return [array("I", encode((text,), add_special_tokens=add_special_tokens)[0]) for text in texts]

@@ -77,7 +77,7 @@ class RequestContext(msgspec.Struct, eq=False):
         if self._refusals is None:
             self._refusals = {}
         if dialect not in self._refusals:
-            self._refusals[dialect] = DIALECTS[dialect].refuses(self.request.endpoint, self.request.body)
+            self._refusals[dialect] = DIALECTS[dialect].split_refusal(self.request.endpoint, self.request.body)
         return self._refusals[dialect]
 
 

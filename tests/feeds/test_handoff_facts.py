@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.engines.handoff.mooncake import Mooncake
-from router.engines.handoff.nixl import Nixl
+from router.engines.handoff.vllm_connectors import Mooncake, Nixl
 from router.feeds.handoff_facts import HandoffFacts
 from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent

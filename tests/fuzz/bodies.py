@@ -21,7 +21,7 @@ from router.api.parse import (
     without_engine_fields,
 )
 from router.engines.handoff.body import STEERING_FIELDS, edited
-from router.engines.handoff.splittable import why_not
+from router.engines.handoff.dialect import split_refusal
 from router.errors import MalformedRequest
 from router.types import Endpoint
 
@@ -42,7 +42,7 @@ def bodies(data: bytes) -> None:
     for endpoint in _READ:
         with suppress(MalformedRequest):
             _is_read_as_by_engines(endpoint, data, said)
-    why_not(Endpoint.COMPLETIONS, data)
+    split_refusal(Endpoint.COMPLETIONS, data)
     model = model_of(data)
     assert model is None or not said or model == said["model"]
     with suppress(MalformedRequest):

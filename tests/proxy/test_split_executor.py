@@ -13,7 +13,7 @@ import pytest
 
 from router.decision import Direct, Plan, Split
 from router.engines.engine_catalog import DIALECTS
-from router.engines.handoff.nixl import Nixl
+from router.engines.handoff.vllm_connectors import Nixl
 from router.errors import MalformedRequest, NoReadyPod, UpstreamBroken, UpstreamTimeout
 from router.types import Generation, InFlight, PodState, PromptPrefix
 from tests.proxy.pods import CHAT, Asked, Behaviour, Client, Town, town

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from router.errors import ConfigError
-from router.prompt.backends import encode_reference
 from router.prompt.samples import samples
+from router.prompt.tokenizer import encode_reference
 from router.wiring import tokenizer_files
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 from tests.prompt.conftest import ZOO

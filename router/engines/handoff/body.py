@@ -1,8 +1,6 @@
-"""How does one field of a JSON body change while all others stay as they came?
+"""Edits top-level fields of a JSON body; every other value stays byte for byte and in its place.
 
-Top-level fields are put and dropped; every other value stays byte for byte and in its place, whatever it holds: long
-integers, odd floats, its own whitespace. Of a key that stands twice the last value holds, as for every engine. This
-file never reads a value.
+Long integers, odd floats and inner whitespace are kept. Of a duplicate key the last value counts, as for every engine.
 """
 
 from __future__ import annotations
@@ -25,20 +23,20 @@ STEERING_FIELDS = frozenset(
         "disaggregated_params",
     }
 )
-"""What tells an engine whose KV to take. A dialect alone writes these: a client's own reach no pod."""
+"""Fields that select whose KV an engine reads. Only a dialect writes them; a client's own never reach a pod."""
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_NOTHING: Mapping[str, Any] = {}
+_EMPTY: Mapping[str, Any] = {}
 
 
 def edited(
     body: bytes,
-    put: Mapping[str, Any] = _NOTHING,
+    put: Mapping[str, Any] = _EMPTY,
     drop: Collection[str] = (),
-    amend: Mapping[str, Any] = _NOTHING,
+    amend: Mapping[str, Any] = _EMPTY,
 ) -> bytes:
-    """`body` without `STEERING_FIELDS` and `drop`, with every field of `put`, and with those of `amend` that it already
-    has: in their old place, or else at the end. The very bytes where that changes nothing.
+    """`body` without `STEERING_FIELDS` and `drop`, with every field of `put`, and with those fields of `amend` that it
+    already has. A field keeps its place; new ones go to the end. The same bytes where nothing changes.
 
     Raises `MalformedRequest` where the body is not a JSON object.
     """

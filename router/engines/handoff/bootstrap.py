@@ -1,19 +1,17 @@
-"""How does SGLang hand over?
+"""SGLang's handoff: both legs get the same body at once and meet in a room of the prefill pod's bootstrap server.
 
-Both legs get the same body at once, and meet in a room of the prefill pod's bootstrap server. Source:
-reference/protocols.md 3.8. This file never limits the prefill leg: the engine knows its role.
+The prefill leg is not limited to one token: the engine does that by its role. Source: reference/protocols.md 3.8.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from router.engines.handoff.address import host_before_port
 from router.engines.handoff.body import edited
-from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
+from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair, host_before_port
 from router.types import Endpoint
 
-USUAL_PORT = 8998
+DEFAULT_PORT = 8998
 
 
 @dataclass(frozen=True)
@@ -30,10 +28,10 @@ class Bootstrap(Dialect):
         return self._in_room(body, pair)
 
     def _in_room(self, body: bytes, pair: Pair) -> bytes:
-        """Releases differ in whether they add brackets to an IPv6 host; all take one that has them."""
+        """Only some releases add brackets to an IPv6 host; all accept one that has them."""
         room = {
             "bootstrap_host": host_before_port(pair.prefill),
-            "bootstrap_port": pair.prefill.handoff_port or USUAL_PORT,
+            "bootstrap_port": pair.prefill.handoff_port or DEFAULT_PORT,
             "bootstrap_room": pair.id,
         }
         return edited(body, room)

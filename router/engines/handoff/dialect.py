@@ -1,7 +1,7 @@
-"""How do two pods agree on a handoff of KV, and how is a pod told to fetch KV from a peer?
+"""The base class of P/D dialects: how two pods agree on a handoff of KV, and how a pod is told to pull KV from a peer.
 
-The class that each dialect's file derives from. A dialect is pure: it edits bodies and reads answers; it never sends
-anything, and what it reads may be garbage: it returns None, never raises. Source: reference/protocols.md 3.
+A dialect is pure: it edits bodies and reads answers, and never sends anything. An answer may be garbage: a dialect
+returns None and never raises. Source: reference/protocols.md 3.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
 
 from router.engines.handoff.body import edited
 from router.engines.handoff.prefill_answer import read
-from router.engines.handoff.splittable import why_not
 from router.types import Endpoint, Pod
 
 
@@ -21,9 +23,9 @@ class Order(StrEnum):
     """When the decode leg is sent."""
 
     PREFILL_FIRST = "prefill_first"
-    """Once the prefill leg has answered."""
+    """After the prefill leg's answer."""
     TOGETHER = "together"
-    """At the same time: either leg alone would wait, so that the failure of one aborts the other."""
+    """At the same time: either leg alone would wait, so the failure of one aborts the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,57 +40,100 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """What the decode leg must be told: single use, and worthless once its prefill pod has restarted.
+    """What the decode leg receives: single use, and worthless once its prefill pod has restarted.
 
-    `prompt_token_ids` spare the decode pod template and tokenizer; `cached_tokens` is what the prefill pod itself did
-    not have to compute: the only cached tokens that a client should hear of. None where the pod did not say."""
+    With `prompt_token_ids` the decode pod skips template and tokenizer. `cached_tokens` is what the prefill pod found
+    in its own cache, the only cached tokens reported to the client. None where the pod does not report it."""
 
     params: Mapping[str, Any] = field(default_factory=dict)
     prompt_token_ids: list[int] | None = None
     cached_tokens: int | None = None
     answer: bytes | None = None
-    """Set where the prefill leg has said everything already: the client's whole unstreamed answer."""
+    """The client's whole unstreamed answer, where the prefill leg already completed it."""
 
 
 class Dialect:
-    """One way of handing over. What stands here suits pools that share a store: nothing goes over the wire."""
+    """One way of handing over. The defaults suit pods that share a store: nothing goes over the wire."""
 
     order: Order = Order.PREFILL_FIRST
     hold_s: float = 3600.0
-    """How long after the prefill leg's answer the decode leg may still be sent: well under the engine's own lease."""
+    """How long after the prefill leg's answer the decode leg may be sent: well under the engine's own lease."""
 
     serves_alone: bool = True
-    """Does a pod that only prefills or only decodes serve a request that is not split?"""
+    """Whether a prefill-only or decode-only pod serves a request that is not split."""
 
     def facts_url(self, prefill: Pod) -> str | None:
-        """A URL whose JSON answer the dialect must have read before it can pair this pod; None where it needs none.
-        Asked again after every new epoch."""
+        """A URL whose JSON answer is needed before this pod can be paired; None where none is needed. Fetched again
+        after every new epoch."""
         return None
 
     def parse_facts(self, answer: bytes, prefill: Pod) -> Mapping[str, Any] | None:
-        """`Pair.facts` out of that URL's answer."""
+        """`Pair.facts` from that URL's answer."""
         return None
 
-    def refuses(self, endpoint: Endpoint, body: bytes) -> str:
-        """Why this request cannot be split (several choices, several prompts, ...); empty where it can. What is
-        refused may not be given to the methods below."""
-        return why_not(endpoint, body)
+    def split_refusal(self, endpoint: Endpoint, body: bytes) -> str:
+        """Why this request cannot be split; empty where it can. The methods below take no refused request."""
+        return split_refusal(endpoint, body)
 
     def prefill_body(self, endpoint: Endpoint, body: bytes, pair: Pair) -> bytes:
-        """The client's body as the prefill pod gets it: one token, not streamed where the order is PREFILL_FIRST."""
+        """The client's body for the prefill pod: one token, not streamed where the order is PREFILL_FIRST."""
         raise NotImplementedError
 
     def read_handoff(self, endpoint: Endpoint, answer: bytes, pair: Pair) -> Handoff | None:
-        """From the prefill leg's answer; None where it offers none: decode gets the original body. With TOGETHER it
-        comes too late for the decode leg, and tells only `cached_tokens`."""
-        told = read(answer)
-        return Handoff(cached_tokens=told.cached_tokens) if told else None
+        """The handoff in the prefill leg's answer; None where there is none, and decode gets the original body. With
+        TOGETHER it is too late for the decode leg and gives only `cached_tokens`."""
+        prefilled = read(answer)
+        return Handoff(cached_tokens=prefilled.cached_tokens) if prefilled else None
 
     def decode_body(self, endpoint: Endpoint, body: bytes, pair: Pair, handoff: Handoff) -> bytes:
-        """The client's body as the decode pod gets it. With TOGETHER, `handoff` is empty."""
+        """The client's body for the decode pod. With TOGETHER, `handoff` is empty."""
         return edited(body)
 
     def pull_body(self, body: bytes, pair: Pair) -> bytes | None:
-        """The client's body for `pair.decode`, which is told to fetch what `pair.prefill` has; None where the dialect
-        cannot say that."""
+        """The client's body for `pair.decode`, with the request to fetch blocks from `pair.prefill`; None where the
+        dialect has no such request."""
         return None
+
+
+def host(pod: Pod) -> str:
+    """The host of a pod's URL, where its other ports answer too; an IPv6 address without brackets."""
+    return urlsplit(pod.url).hostname or ""
+
+
+def host_before_port(pod: Pod) -> str:
+    """The same for use in front of a port: an IPv6 address in brackets."""
+    name = host(pod)
+    return f"[{name}]" if ":" in name else name
+
+
+class _SplitFields(msgspec.Struct):
+    """Read as leniently as the engines read them."""
+
+    n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    echo: bool | None = None
+    prompt_logprobs: int | None = None
+    prompt: Any = None
+
+
+_SPLIT_FIELDS = msgspec.json.Decoder(_SplitFields, strict=False)
+
+
+def split_refusal(endpoint: Endpoint, body: bytes) -> str:
+    """Why a request cannot be computed on one pod and answered by another, as a sentence; empty where it can. KV that
+    is handed over belongs to one prompt and is read once."""
+    if endpoint not in (Endpoint.CHAT, Endpoint.COMPLETIONS):
+        return "Only chats and completions decode tokens."
+    try:
+        fields = _SPLIT_FIELDS.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return "The body cannot be read."
+    if max(fields.n or 1, fields.best_of or 1) > 1 or fields.use_beam_search:
+        return "Several choices would each need the KV, which can be read only once."
+    prompt = fields.prompt
+    if isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int):
+        return "Several prompts in one request would each need a handoff."
+    if fields.echo or fields.prompt_logprobs is not None:
+        return "Logprobs and echoes of the prompt exist only where it was computed."
+    return ""

@@ -1,7 +1,6 @@
-"""What does the answer of a prefill leg tell?
+"""Reads the answer of a prefill leg: the fields that vLLM, SGLang and TensorRT-LLM add to the one token.
 
-Fields that vLLM, SGLang and TensorRT-LLM may return beside the one token. What a dialect passes on stays as raw bytes:
-it is opaque, and grows with every release. This file never changes what it reads.
+Transfer parameters stay raw bytes: they are opaque and grow with every release.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from router.engines.openai import decode
 Opaque = dict[str, msgspec.Raw]
 
 _FOR_DECODE = ("kv_transfer_params", "prompt_token_ids", "token_ids")
-"""What we asked for and the client did not."""
+"""Requested by the router, not by the client."""
 
 
 class _PrefillChoice(msgspec.Struct):
@@ -28,7 +27,7 @@ class _PrefillChoice(msgspec.Struct):
 
 
 class PrefillAnswer(msgspec.Struct):
-    """One unstreamed answer; `read` is how to get it."""
+    """One unstreamed answer; made by `read`."""
 
     choices: Annotated[list[_PrefillChoice], msgspec.Meta(min_length=1)]
     prompt_token_ids: msgspec.Raw = msgspec.Raw(b"null")
@@ -45,7 +44,7 @@ class PrefillAnswer(msgspec.Struct):
         return self.usage.cached_tokens if self.usage else None
 
     def token_ids(self) -> list[int] | None:
-        """The prompt's, from where chats or completions have them; TensorRT-LLM lists them per prompt."""
+        """The prompt's tokens, from where chats or completions have them; TensorRT-LLM has one list per prompt."""
         for place in (bytes(self.prompt_token_ids), bytes(self.choice.prompt_token_ids)):
             one = decode(place, list[int]) or next(iter(decode(place, list[list[int]]) or ()), None)
             if one:
@@ -53,8 +52,13 @@ class PrefillAnswer(msgspec.Struct):
         return None
 
 
+class _RawChoices(msgspec.Struct):
+    choices: list[msgspec.Raw]
+
+
 def read(answer: bytes) -> PrefillAnswer | None:
-    """None where it is no answer of one, or no text: `whole_answer` reads what is skipped here."""
+    """None for anything else than a prefill answer in UTF-8. The whole text is checked, because `whole_answer` passes
+    on what is skipped here."""
     try:
         answer.decode()
     except UnicodeDecodeError:
@@ -63,11 +67,7 @@ def read(answer: bytes) -> PrefillAnswer | None:
 
 
 def whole_answer(answer: bytes) -> bytes:
-    """An answer that `read` has read, as the client gets it when no decode leg follows."""
-    choices = msgspec.json.decode(answer, type=_Choices).choices
-    told = [msgspec.Raw(edited(bytes(choice), drop=_FOR_DECODE)) for choice in choices]
-    return edited(answer, {"choices": told}, drop=_FOR_DECODE)
-
-
-class _Choices(msgspec.Struct):
-    choices: list[msgspec.Raw]
+    """An answer accepted by `read`, as the client gets it when no decode leg follows."""
+    choices = msgspec.json.decode(answer, type=_RawChoices).choices
+    cleaned = [msgspec.Raw(edited(bytes(choice), drop=_FOR_DECODE)) for choice in choices]
+    return edited(answer, {"choices": cleaned}, drop=_FOR_DECODE)

@@ -1,8 +1,6 @@
-"""How does TensorRT-LLM hand over?
+"""TensorRT-LLM's handoff: the context leg answers with parameters and prompt tokens for the generation leg.
 
-The context leg answers with parameters that the generation leg gets back, and with the prompt's tokens. Where its one
-token ended the answer, that is the whole answer. Source: reference/protocols.md 3.9. This file never removes what
-TensorRT-LLM refuses to know from a client's body.
+Where its one token ended the answer, that is the whole answer. Source: reference/protocols.md 3.9.
 """
 
 from __future__ import annotations
@@ -22,18 +20,18 @@ class TrtllmHandoff(Dialect):
     """Of the 60 s of `kv_transfer_timeout_ms`, after which the context pod drops the KV."""
 
     def prefill_body(self, endpoint: Endpoint, body: bytes, pair: Pair) -> bytes:
-        """`max_tokens` stays: the engine stops after one by itself."""
+        """`max_tokens` stays: the engine stops after one token by itself."""
         params = {"request_type": "context_only", "disagg_request_id": pair.id}
         return edited(body, {"stream": False, "disaggregated_params": params}, drop=("stream_options",))
 
     def read_handoff(self, endpoint: Endpoint, answer: bytes, pair: Pair) -> Handoff | None:
-        told = read(answer)
-        if told is None:
+        prefilled = read(answer)
+        if prefilled is None:
             return None
-        if told.choice.finish_reason and told.choice.finish_reason not in _UNFINISHED:
-            return Handoff(cached_tokens=told.cached_tokens, answer=whole_answer(answer))
-        params = told.choice.disaggregated_params
-        return Handoff(params, told.token_ids(), told.cached_tokens) if params else None
+        if prefilled.choice.finish_reason and prefilled.choice.finish_reason not in _UNFINISHED:
+            return Handoff(cached_tokens=prefilled.cached_tokens, answer=whole_answer(answer))
+        params = prefilled.choice.disaggregated_params
+        return Handoff(params, prefilled.token_ids(), prefilled.cached_tokens) if params else None
 
     def decode_body(self, endpoint: Endpoint, body: bytes, pair: Pair, handoff: Handoff) -> bytes:
         params = {**handoff.params, "request_type": "generation_only"}

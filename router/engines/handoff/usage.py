@@ -1,8 +1,7 @@
-"""What is a client told about cached tokens when two pods served it?
+"""Corrects `cached_tokens` in the usage that a client receives when two pods served its request.
 
-A decode pod counts what it was handed as cached, or as nothing; only what the prefill pod found in its own cache was
-saved. `usage.prompt_tokens_details.cached_tokens` is overwritten where the engine tells it, and not one other byte
-changes. This file never adds a usage, and never holds more of a stream than its last unfinished line.
+A decode pod counts the KV it received as cached, or as nothing; only the prefill pod's own cache saved work. The number
+in `usage.prompt_tokens_details.cached_tokens` is overwritten where the engine reports it; no other byte changes.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ import msgspec
 from router.engines.openai import decode
 
 MAX_HELD_BYTES = 4 * 1024 * 1024
-"""An answer, or a line of a stream, that is longer is not corrected."""
-_SAID = re.compile(rb'"cached_tokens"\s*:\s*(\d+)')
-_MARK = b'"cached_tokens"'
+"""A longer answer, or line of a stream, is not corrected."""
+_NUMBER = re.compile(rb'"cached_tokens"\s*:\s*(\d+)')
+_KEY = b'"cached_tokens"'
 _DATA = b"data:"
 
 
@@ -26,7 +25,7 @@ class _PromptTokensDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """The `usage` of an answer; engines leave the details out or null unless they are configured to tell them."""
+    """The `usage` of an answer; engines omit the details unless they are configured to report them."""
 
     prompt_tokens_details: _PromptTokensDetails | None = None
 
@@ -41,24 +40,24 @@ class _Answer(msgspec.Struct):
 
 
 class UsageCorrection:
-    """Fed with every piece of one answer, in order. With `cached_tokens` None all passes as it comes; an answer that is
-    not a `stream` comes out at the end, whole."""
+    """Takes every chunk of one answer, in order. With `cached_tokens` None nothing changes. An answer that is not a
+    `stream` is returned whole by `end`."""
 
     def __init__(self, cached_tokens: int | None, stream: bool) -> None:
         self._cached_tokens = cached_tokens
         self._stream = stream
         self._held = bytearray()
 
-    def feed(self, piece: bytes) -> bytes:
-        """What may go on now."""
+    def feed(self, chunk: bytes) -> bytes:
+        """The bytes that can be sent now."""
         if self._cached_tokens is None:
-            return piece
-        end = piece.rfind(b"\n") + 1 if self._stream else 0
+            return chunk
+        end = chunk.rfind(b"\n") + 1 if self._stream else 0
         if not end:
-            self._held += piece
+            self._held += chunk
             return b"" if len(self._held) <= MAX_HELD_BYTES else self._give_up()
-        lines = bytes(self._held) + piece[:end]
-        self._held = bytearray(piece[end:])
+        lines = bytes(self._held) + chunk[:end]
+        self._held = bytearray(chunk[end:])
         return _corrected_lines(lines, self._cached_tokens)
 
     def _give_up(self) -> bytes:
@@ -66,7 +65,7 @@ class UsageCorrection:
         return self.end()
 
     def end(self) -> bytes:
-        """What is left, once the last piece is in."""
+        """The remaining bytes, after the last chunk."""
         rest, self._held = bytes(self._held), bytearray()
         if self._cached_tokens is None:
             return rest
@@ -75,7 +74,7 @@ class UsageCorrection:
 
 
 def _corrected_lines(lines: bytes, cached_tokens: int) -> bytes:
-    if _MARK not in lines:
+    if _KEY not in lines:
         return lines
     return b"\n".join(_corrected_line(line, cached_tokens) for line in lines.split(b"\n"))
 
@@ -88,16 +87,16 @@ def _corrected_line(line: bytes, cached_tokens: int) -> bytes:
 
 
 def _corrected(answer: bytes, cached_tokens: int) -> bytes:
-    """The number is the one whose change changes what a JSON reader finds in the usage: no text can pass for it."""
-    if _told(answer) in (None, cached_tokens):
+    """Replaces the number whose change is visible to a JSON reader in the usage; the same text elsewhere stays."""
+    if _reported(answer) in (None, cached_tokens):
         return answer
-    for said in _SAID.finditer(answer):
-        changed = b"%b%d%b" % (answer[: said.start(1)], cached_tokens, answer[said.end(1) :])
-        if _told(changed) == cached_tokens:
+    for found in _NUMBER.finditer(answer):
+        changed = b"%b%d%b" % (answer[: found.start(1)], cached_tokens, answer[found.end(1) :])
+        if _reported(changed) == cached_tokens:
             return changed
     return answer
 
 
-def _told(answer: bytes) -> int | None:
+def _reported(answer: bytes) -> int | None:
     found = decode(answer, _Answer)
     return found.usage.cached_tokens if found and found.usage else None

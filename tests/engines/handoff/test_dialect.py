@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.body import STEERING_FIELDS
-from router.engines.handoff.dialect import Dialect, Handoff, Order
+from router.engines.handoff.dialect import Dialect, Handoff, Order, host, host_before_port, split_refusal
 from router.types import Endpoint
 from tests.engines.handoff.pairs import CHAT, COMPLETIONS, answer, chat, completion, pair, pod, read
 
@@ -57,7 +57,7 @@ def legs(dialect: Dialect, endpoint: Endpoint, body: bytes, prefill: str = "http
 def requests(dialect: Dialect, **fields: Any) -> list[tuple[Endpoint, bytes]]:
     """Those that it takes."""
     both = [(CHAT, chat(**fields)), (COMPLETIONS, completion(**fields))]
-    taken = [(endpoint, body) for endpoint, body in both if not dialect.refuses(endpoint, body)]
+    taken = [(endpoint, body) for endpoint, body in both if not dialect.split_refusal(endpoint, body)]
     assert taken
     return taken
 
@@ -138,9 +138,9 @@ def test_an_ipv6_pod_is_never_named_ambiguously(dialect: Dialect) -> None:
 @EVERY
 def test_what_no_kv_can_serve_is_refused(dialect: Dialect) -> None:
     """With a reason."""
-    assert dialect.refuses(CHAT, chat(n=2))
-    assert dialect.refuses(COMPLETIONS, completion(prompt=["a", "b"]))
-    assert dialect.refuses(Endpoint.EMBEDDINGS, b'{"model":"m","input":"hi"}')
+    assert dialect.split_refusal(CHAT, chat(n=2))
+    assert dialect.split_refusal(COMPLETIONS, completion(prompt=["a", "b"]))
+    assert dialect.split_refusal(Endpoint.EMBEDDINGS, b'{"model":"m","input":"hi"}')
 
 
 @EVERY
@@ -154,5 +154,65 @@ def test_what_no_kv_can_serve_is_refused(dialect: Dialect) -> None:
 def test_whatever_is_not_refused_can_be_handed_over(dialect: Dialect, fields: dict[str, Any]) -> None:
     """No body raises that `refuses` has let pass."""
     body = json.dumps({"model": "m", "prompt": "hi", **fields}).encode()
-    if not dialect.refuses(COMPLETIONS, body):
+    if not dialect.split_refusal(COMPLETIONS, body):
         assert all(read(leg)["model"] == "m" for leg in legs(dialect, COMPLETIONS, body))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 2},
+        {"n": "2"},
+        {"best_of": 3},
+        {"use_beam_search": True},
+        {"prompt": ["a", "b"]},
+        {"prompt": [[1], [2]]},
+        {"echo": True},
+        {"prompt_logprobs": 0},
+        {"n": "many"},
+    ],
+)
+def test_a_request_that_needs_more_than_one_handoff_is_refused(fields: dict[str, Any]) -> None:
+    """With a sentence."""
+    reason = split_refusal(COMPLETIONS, completion(**fields))
+    assert reason[:1].isupper()
+    assert reason.endswith(".")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"n": 1},
+        {"n": "1"},
+        {"n": None},
+        {"prompt": ["a"]},
+        {"prompt": [[1, 2]]},
+        {"prompt": [1, 2]},
+        {"echo": False},
+    ],
+)
+def test_one_prompt_and_one_answer_are_not_refused(fields: dict[str, Any]) -> None:
+    """In any notation."""
+    assert split_refusal(COMPLETIONS, completion(**fields)) == ""
+
+
+def test_a_chat_is_split_and_an_embedding_is_not() -> None:
+    assert split_refusal(CHAT, chat()) == ""
+    assert split_refusal(Endpoint.EMBEDDINGS, b'{"model":"m","input":"hi"}')
+    assert split_refusal(Endpoint.OTHER, b"{}")
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", rb'{"\ud800":1}', b"[" * 100_000])
+def test_an_unreadable_body_is_refused(body: bytes) -> None:
+    """Without an exception."""
+    assert split_refusal(CHAT, body)
+
+
+def test_an_ipv6_host_has_brackets_only_in_front_of_a_port() -> None:
+    """A name or an IPv4 address has none."""
+    assert (host(pod("http://[fd00::3]:8000")), host_before_port(pod("http://[fd00::3]:8000"))) == (
+        "fd00::3",
+        "[fd00::3]",
+    )
+    assert (host(pod("http://p-0:8000")), host_before_port(pod("http://p-0:8000"))) == ("p-0", "p-0")

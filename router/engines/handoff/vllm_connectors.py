@@ -1,0 +1,158 @@
+"""The KV connectors of vLLM: Nixl, Mooncake, p2p offloading, and stores that pods share.
+
+Source: reference/protocols.md 3.1 to 3.6.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from router.engines.handoff.body import edited
+from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair, host, host_before_port
+from router.engines.handoff.prefill_answer import read
+from router.engines.openai import decode
+from router.types import Endpoint, Pod
+
+BOOTSTRAP_PORT = 8998
+"""Default port of Mooncake's bootstrap server."""
+P2P_PORT = 5710
+"""Default port of the p2p side channel."""
+
+_EMPTY: Mapping[str, Any] = {}
+_VERSION = re.compile(r"v?(\d+)\.(\d+)")
+_NIXL_REQUEST = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+
+def prefill_leg(endpoint: Endpoint, body: bytes, put: Mapping[str, Any] = _EMPTY, drop: Collection[str] = ()) -> bytes:
+    """The client's body for one token, unstreamed: only such an answer carries transfer parameters. vLLM refuses
+    `min_tokens` above `max_tokens`."""
+    return edited(
+        body,
+        {"max_tokens": 1, "stream": False, **put},
+        drop=("stream_options", "min_tokens", "n", *drop),
+        amend={"max_completion_tokens": 1} if endpoint is Endpoint.CHAT else _EMPTY,
+    )
+
+
+def takes_prompt_tokens(pod: Pod) -> bool:
+    """True for vLLM 0.27 and later, which read `prompt_token_ids` among the `kv_transfer_params` of a chat."""
+    release = _VERSION.match(pod.version)
+    return release is not None and (int(release[1]), int(release[2])) >= (0, 27)
+
+
+class Nixl(Dialect):
+    """NixlConnector and NixlPushConnector: the prefill pod keeps the blocks under a lease and answers where they are;
+    the decode pod reads them once. Its parameters are opaque, and never reused: stale ones give wrong text without an
+    error."""
+
+    hold_s = 10.0
+    """Of a lease of 30 s, after which the blocks may hold another prompt."""
+
+    def prefill_body(self, endpoint: Endpoint, body: bytes, pair: Pair) -> bytes:
+        return prefill_leg(endpoint, body, {"kv_transfer_params": _NIXL_REQUEST, "return_token_ids": True})
+
+    def read_handoff(self, endpoint: Endpoint, answer: bytes, pair: Pair) -> Handoff | None:
+        prefilled = read(answer)
+        if prefilled is None or not prefilled.kv_transfer_params:
+            return None
+        return Handoff(prefilled.kv_transfer_params, prefilled.token_ids(), prefilled.cached_tokens)
+
+    def decode_body(self, endpoint: Endpoint, body: bytes, pair: Pair, handoff: Handoff) -> bytes:
+        params = dict(handoff.params)
+        if handoff.prompt_token_ids and endpoint is Endpoint.CHAT and takes_prompt_tokens(pair.decode):
+            params["prompt_token_ids"] = handoff.prompt_token_ids
+        return edited(body, {"kv_transfer_params": params})
+
+
+class _MooncakeRank(msgspec.Struct):
+    engine_id: str
+
+
+@dataclass(frozen=True)
+class Mooncake(Dialect):
+    """MooncakeConnector since 0.16: both legs start together and meet under a transfer id. The decode pod finds the
+    prefill pod by its bootstrap server, which is asked for the engine id once per epoch."""
+
+    order = Order.TOGETHER
+
+    def facts_url(self, prefill: Pod) -> str | None:
+        return f"{self._bootstrap(prefill)}/query"
+
+    def parse_facts(self, answer: bytes, prefill: Pod) -> Mapping[str, Any] | None:
+        """The engine of the pod's rank. A pod without a rank must have a single engine."""
+        ranks = decode(answer, dict[str, _MooncakeRank]) or {}
+        only = next(iter(ranks), "") if len(ranks) == 1 else ""
+        found = ranks.get(only if prefill.dp_rank is None else str(prefill.dp_rank))
+        return {"engine_id": found.engine_id} if found else None
+
+    def prefill_body(self, endpoint: Endpoint, body: bytes, pair: Pair) -> bytes:
+        """Only a request that ended by its length is handed over, so every other end is switched off."""
+        params = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": _transfer_id(pair)}
+        put = {"kv_transfer_params": params, "ignore_eos": True}
+        return prefill_leg(endpoint, body, put, drop=("stop", "stop_token_ids"))
+
+    def decode_body(self, endpoint: Endpoint, body: bytes, pair: Pair, handoff: Handoff) -> bytes:
+        params = {
+            "do_remote_decode": False,
+            "do_remote_prefill": True,
+            "remote_bootstrap_addr": self._bootstrap(pair.prefill),
+            "remote_engine_id": pair.facts["engine_id"],
+            "transfer_id": _transfer_id(pair),
+        }
+        return edited(body, {"kv_transfer_params": params})
+
+    def _bootstrap(self, prefill: Pod) -> str:
+        return f"http://{host_before_port(prefill)}:{prefill.handoff_port or BOOTSTRAP_PORT}"
+
+
+@dataclass(frozen=True)
+class P2p(Dialect):
+    """OffloadingConnector with a secondary tier of type `p2p`. One side channel serves handoffs, whose legs start
+    together, and pulls of blocks that a peer already holds. Rank r of a pod listens at its port + r."""
+
+    order = Order.TOGETHER
+
+    def prefill_body(self, endpoint: Endpoint, body: bytes, pair: Pair) -> bytes:
+        params = {"remote_decoder": {"kv_request_id": _kv_request_id(pair)}}
+        return prefill_leg(endpoint, body, {"kv_transfer_params": params})
+
+    def decode_body(self, endpoint: Endpoint, body: bytes, pair: Pair, handoff: Handoff) -> bytes:
+        return edited(body, {"kv_transfer_params": {"remote_prefiller": self._source(pair)}})
+
+    def pull_body(self, body: bytes, pair: Pair) -> bytes | None:
+        return edited(body, {"kv_transfer_params": {"remote_kv_source": self._source(pair)}})
+
+    def _source(self, pair: Pair) -> dict[str, Any]:
+        return {
+            "kv_request_id": _kv_request_id(pair),
+            "remote_host": host(pair.prefill),
+            "remote_port": (pair.prefill.handoff_port or P2P_PORT) + (pair.prefill.dp_rank or 0),
+        }
+
+
+class SharedStore(Dialect):
+    """Pods with a common KV store (MooncakeStoreConnector, LMCacheMPConnector, a shared file system, 3FS): the prefill
+    pod saves, the decode pod looks up, and what was not saved in time is computed again."""
+
+    def prefill_body(self, endpoint: Endpoint, body: bytes, pair: Pair) -> bytes:
+        return prefill_leg(endpoint, body)
+
+
+def _transfer_id(pair: Pair) -> str:
+    return f"xfer-{pair.id:016x}"
+
+
+def _kv_request_id(pair: Pair) -> str:
+    return f"kr-{pair.id:016x}"
