@@ -11,7 +11,6 @@ the engines are `slower` than their hardware: otherwise waiting for a CPU core w
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import sys
 from dataclasses import asdict
@@ -19,7 +18,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
-import httpx
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -28,11 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from router.cli.child_processes import (
     FleetPlan,
-    all_pods_trusted,
-    child,
+    cancel_on_sigterm,
     clear_caches,
-    end_on_sigterm,
-    free_port,
+    configured_router,
     mock_fleet,
     router_config,
 )
@@ -60,7 +56,7 @@ def main(
 
 
 async def _all(plan: FleetPlan, factors: list[float], sessions_per_s: float, duration_s: float, seed: int) -> None:
-    end_on_sigterm()
+    cancel_on_sigterm()
     table = Table("prior", "requests", "error per request", "error of the sum", title="Expected time to first token")
     with TemporaryDirectory(prefix="warmroute-calibration-") as name:
         async with mock_fleet(plan, Path(name)) as pods:
@@ -76,18 +72,9 @@ async def _run(
     plan: FleetPlan, factor: float, pods: list[str], folder: Path, sessions_per_s: float, duration_s: float, seed: int
 ) -> list[Receipt]:
     """Receipts of one router whose coefficients are wrong by `factor`."""
-    file, port = folder / f"receipts-{factor:g}.jsonl", free_port()
-    path = folder / f"router-{factor:g}.yaml"
-    path.write_text(json.dumps(_config(plan, factor, pods, file)))
-    url = f"http://127.0.0.1:{port}"
-    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
-        with child(f"router-{factor:g}", ["serve", "--config", str(path), "--port", str(port)], folder) as router:
-
-            async def trusted() -> bool | None:
-                return await all_pods_trusted(client, len(pods)) or None
-
-            await router.until(trusted)
-            await drive(url, plan.model, sessions(seed, duration_s=duration_s, sessions_per_s=sessions_per_s))
+    file = folder / f"receipts-{factor:g}.jsonl"
+    async with configured_router(f"router-{factor:g}", _config(plan, factor, pods, file), folder) as url:
+        await drive(url, plan.model, sessions(seed, duration_s=duration_s, sessions_per_s=sessions_per_s))
     receipts = read_receipts(file)
     return [one for one in receipts if one.result == "ok" and one.ttft_ms is not None]
 

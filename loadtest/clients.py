@@ -31,7 +31,7 @@ from rich.console import Console
 from loadtest.record import Row, Run, record_of
 from loadtest.run import command, finish
 from loadtest.runs import first_model
-from router.cli.child_processes import StageError
+from router.cli.child_processes import ChildError
 from router.cli.figures import Objective
 from router.cli.mock_engine_command import TOKENIZER_PACKAGE
 from router.report import PlotsUnavailable
@@ -338,7 +338,7 @@ def main(
         settings = {"requests": requests, "url": url}
         record = record_of(scenario, about, command(), settings, Objective(ttft_ms=ttft_ms), [run])
         finish(record, out, report, Console())
-    except (ClientError, StageError, PlotsUnavailable) as error:
+    except (ClientError, ChildError, PlotsUnavailable) as error:
         raise SystemExit(f"clients: {error}") from error
     raise SystemExit(1 if any(row.error for row in run.requests) else 0)
 

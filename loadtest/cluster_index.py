@@ -22,10 +22,11 @@ import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import httpx
 from rich.console import Console
@@ -36,10 +37,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from router.cli.child_processes import (
     Child,
     FleetPlan,
-    all_pods_trusted,
+    cancel_on_sigterm,
     child,
     clear_caches,
-    end_on_sigterm,
+    configured_router,
     free_port,
     mock_fleet,
     router_config,
@@ -64,38 +65,28 @@ class ClusterSetup:
     folder: Path
     started: int = 0
 
-    def config(self) -> Path:
-        """Path of the configuration of routers and publisher."""
+    def config(self) -> dict[str, Any]:
+        """The configuration of routers and publisher."""
         config = router_config(self.pods, PLAN)
         config["index"] = {"redis": {"url": self.redis.url}}
-        path = self.folder / "cluster.yaml"
-        path.write_text(json.dumps(config))
-        return path
+        return config
 
     @asynccontextmanager
     async def publisher(self) -> AsyncIterator[str]:
         """Start a publisher for all engines; yields its URL."""
         port = free_port()
-        arguments = ["publish", "--config", str(self.config()), "--port", str(port)]
+        path = self.folder / "publisher.yaml"
+        path.write_text(json.dumps(self.config()))
+        arguments = ["publish", "--config", str(path), "--port", str(port)]
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
             with child("publisher", arguments, self.folder) as process:
                 await _answers(process, client, "/readyz")
                 yield str(client.base_url)
 
-    @asynccontextmanager
-    async def router(self, port: int = 0) -> AsyncIterator[str]:
-        """Start a router and wait until it trusts all pods; yields its URL."""
+    def router(self, port: int = 0) -> AbstractAsyncContextManager[str]:
+        """Run a router; yields its URL once it trusts all pods."""
         self.started += 1
-        port = port or free_port()
-        arguments = ["serve", "--config", str(self.config()), "--port", str(port)]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
-            with child(f"router-{self.started}", arguments, self.folder) as process:
-
-                async def trusted() -> bool | None:
-                    return await all_pods_trusted(client, len(self.pods)) or None
-
-                await process.until(trusted)
-                yield f"http://127.0.0.1:{port}"
+        return configured_router(f"router-{self.started}", self.config(), self.folder, port)
 
 
 async def _answers(process: Child, client: httpx.AsyncClient, path: str) -> None:
@@ -226,7 +217,7 @@ async def _until_whole(scene: ClusterSetup, since_s: float) -> float:
 
 async def run(args: argparse.Namespace) -> None:
     """Run all scenarios."""
-    end_on_sigterm()
+    cancel_on_sigterm()
     console = Console()
     with TemporaryDirectory(prefix="warmroute-cluster-") as folder, redis_process("valkey") as server:
         async with mock_fleet(PLAN, Path(folder)) as pods:

@@ -25,7 +25,7 @@ from rich.console import Console
 from loadtest.record import Run, record_of
 from loadtest.run import command, finish
 from loadtest.runs import OnProgress, Workload, run_on_fleet, run_on_url
-from router.cli.child_processes import FleetPlan, StageError, end_on_sigterm
+from router.cli.child_processes import ChildError, FleetPlan, cancel_on_sigterm
 from router.cli.figures import Objective
 from router.cli.load_driver import DriveResults, LoadDriver
 from router.cli.mock_engine_command import mock_tokenizer, need_tokenizer
@@ -154,7 +154,7 @@ def main(
         about = f"{len(lines)} requests of {trace.name} at {speedup:g} times its rate."
         kept = record_of(trace.stem, about, command(), settings, Objective(ttft_ms=ttft_ms), runs)
         finish(kept, out, report, console)
-    except (StageError, ConfigError, PlotsUnavailable) as error:
+    except (ChildError, ConfigError, PlotsUnavailable) as error:
         raise SystemExit(f"replay_trace: {error}") from error
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise SystemExit(130) from None
@@ -171,7 +171,7 @@ def workload_of(trace: Sequence[TraceRequest], due_s: Sequence[float], max_token
 
 
 async def _play(load: Workload, plan: FleetPlan, url: str, policies: Sequence[str], console: Console) -> list[Run]:
-    end_on_sigterm()
+    cancel_on_sigterm()
     if url:
         return await run_on_url([load], url, plan.model, console, ideal_known=True)
     return await run_on_fleet([load], policies, plan, console)

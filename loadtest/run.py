@@ -27,7 +27,7 @@ from loadtest.report import write_report
 from loadtest.runs import OnProgress, Workload, first_model, run_on_fleet, run_on_url
 from loadtest.scenario import Scenario, load_scenario, ours
 from loadtest.summary import judged, table, warnings
-from router.cli.child_processes import StageError, end_on_sigterm
+from router.cli.child_processes import ChildError, cancel_on_sigterm
 from router.cli.figures import ideal_cached_tokens
 from router.cli.load_driver import DriveResults, drive
 from router.cli.mock_engine_command import mock_tokenizer, need_tokenizer
@@ -73,7 +73,7 @@ def main(
         runs = uvloop.run(_play(chosen, rates, url, model, pods, policies.split(","), console))
         settings = {"rates": rates, "duration_s": chosen.duration_s, "seed": chosen.seed, "url": url}
         finish(_recorded(chosen, settings, runs), out, report, console)
-    except (StageError, ConfigError, PlotsUnavailable, ValueError) as error:
+    except (ChildError, ConfigError, PlotsUnavailable, ValueError) as error:
         raise SystemExit(f"run: {error}") from error
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise SystemExit(130) from None
@@ -105,7 +105,7 @@ async def _play(
     policies: Sequence[str],
     console: Console,
 ) -> list[Run]:
-    end_on_sigterm()
+    cancel_on_sigterm()
     if url:
         # An existing fleet keeps its caches, so each rate needs other sessions.
         seeds = range(scenario.seed, scenario.seed + len(rates))

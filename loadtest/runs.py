@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from loadtest.record import Run, run_of
-from router.cli.child_processes import FleetPlan, StageError, clear_caches, mock_fleet, running_router
+from router.cli.child_processes import ChildError, FleetPlan, clear_caches, mock_fleet, running_router
 from router.cli.figures import percentile, ttfts_ms
 from router.cli.load_driver import DriveResults, RequestResult
 from router.config.policies import choose_policy, load_policies
@@ -47,7 +47,7 @@ class Workload:
 async def run_on_fleet(
     loads: Sequence[Workload], policies: Sequence[str], plan: FleetPlan, console: Console
 ) -> list[Run]:
-    """Run each workload under each policy. Raises `ConfigError` or `StageError`."""
+    """Run each workload under each policy. Raises `ConfigError` or `ChildError`."""
     known = load_policies(shipped("policies"))
     for policy in policies:
         choose_policy(known, policy)
@@ -79,13 +79,13 @@ async def run_on_url(
 
 
 async def first_model(url: str) -> str:
-    """The first model of a server. Raises `StageError` without one."""
+    """The first model of a server. Raises `ChildError` without one."""
     try:
         async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
             models = (await client.get("/v1/models")).raise_for_status().json()["data"]
             return str(models[0]["id"])
     except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
-        raise StageError(f"{url}/v1/models has no model ({error!r}); set --model") from error
+        raise ChildError(f"{url}/v1/models has no model ({error!r}); set --model") from error
 
 
 async def _play(load: Workload, url: str, model: str, name: str, console: Console) -> DriveResults:

@@ -37,7 +37,7 @@ from loadtest.activities import ACTIVITIES, PODS, SETUPS, Target, running_target
 from loadtest.bodies import SourceText, pack, warm_chats
 from loadtest.loop_watch import LagSample, LongCallback
 from loadtest.rig import Rig, build, mocks
-from router.cli.child_processes import end_on_sigterm
+from router.cli.child_processes import cancel_on_sigterm
 from router.cli.mock_engine_command import mock_tokenizer
 from router.cli.serve import allow_all_open_files
 
@@ -166,7 +166,7 @@ async def _measure_all(
     wanted: Sequence[str], seconds: float, rig: Rig, ports: Sequence[int], idle: WatchLog, *, callbacks: bool
 ) -> list[ActivityResult]:
     """Run one router per setup, with the activities that need it."""
-    end_on_sigterm()
+    cancel_on_sigterm()
     found: list[ActivityResult] = []
     for setup in SETUPS:
         names = [name for name in wanted if ACTIVITIES[name].setup is setup]

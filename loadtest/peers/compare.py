@@ -34,7 +34,15 @@ from loadtest.peers.environments import NotInstalled, install, program, version
 from loadtest.peers.figures import PodTokens, Round, cached_share, imbalance, markdown, table
 from loadtest.peers.processes import launch, process_usage
 from loadtest.peers.traffic import Traffic, TrafficOfRound, session_traffic, trace_traffic
-from router.cli.child_processes import Child, FleetPlan, StageError, clear_caches, end_on_sigterm, free_port, mock_fleet
+from router.cli.child_processes import (
+    Child,
+    ChildError,
+    FleetPlan,
+    cancel_on_sigterm,
+    clear_caches,
+    free_port,
+    mock_fleet,
+)
 from router.cli.figures import percentile, ttfts_ms
 from router.cli.mock_engine_command import need_tokenizer
 from router.errors import ConfigError
@@ -75,7 +83,7 @@ def main(
         else:
             traffic = session_traffic(seed, duration_s, sessions_per_s, plan.model)
         found = uvloop.run(compare(names, rounds, plan, traffic))
-    except (StageError, ConfigError, NotInstalled) as error:
+    except (ChildError, ConfigError, NotInstalled) as error:
         raise SystemExit(f"compare: {error}") from error
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise SystemExit(130) from None
@@ -97,8 +105,8 @@ def _check(names: Sequence[str]) -> None:
 async def compare(
     names: Sequence[str], rounds: int, plan: FleetPlan, traffic: TrafficOfRound
 ) -> dict[str, list[Round]]:
-    """Rounds by router. Raises `StageError` if a process fails."""
-    end_on_sigterm()
+    """Rounds by router. Raises `ChildError` if a process fails."""
+    cancel_on_sigterm()
     found: dict[str, list[Round]] = {name: [] for name in names}
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="warmroute-peers-")))

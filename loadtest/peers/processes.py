@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from router.cli.child_processes import STOP_WITHIN_S, Child
+from router.cli.child_processes import STOP_TIMEOUT_S, Child
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -69,7 +69,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """Terminate the process, then kill what is left of its session."""
     process.terminate()
     try:
-        process.wait(STOP_WITHIN_S)
+        process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

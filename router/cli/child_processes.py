@@ -1,7 +1,7 @@
-"""How are a fleet of mock engines and a router brought up beside this program, and surely taken down again?
+"""Starts mock engines and routers as child processes, and stops them.
 
-Each is a child process whose output goes to a file. Leaving the `async with` ends it, for whatever reason; a child that
-does not come up is an error that shows the end of what it wrote. This file never sends load.
+Output goes to files. Leaving the `async with` block always stops the child. If a child fails, the error shows the end
+of its log.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,21 +22,21 @@ import httpx
 
 from router.cli.mock_engine_command import TOKENIZER
 
-READY_WITHIN_S = 60.0
-STOP_WITHIN_S = 10.0
+READY_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 10.0
 POLL_S = 0.05
 TAIL_LINES = 15
 
 T = TypeVar("T")
 
 
-class StageError(Exception):
-    """A child did not come up or died; the message shows its log and says what to do."""
+class ChildError(Exception):
+    """A child process did not start or died. The message shows its log and command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
-    """The mock engines: how many, how fast (a row of config/models), with how much KV."""
+    """A fleet of mock engines: number, speed (a row of config/models) and KV size."""
 
     pods: int
     num_blocks: int
@@ -50,7 +50,7 @@ class FleetPlan:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One process of ours; `output` is what it prints, `log` what it complains."""
+    """One child process; `output` is its stdout, `log` its stderr."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -58,30 +58,30 @@ class Child:
     log: Path
 
     async def until(self, ready: Callable[[], Awaitable[T | None]]) -> T:
-        """Wait for `ready` to return something. Raises `StageError` if the child dies or takes too long."""
-        deadline_s = asyncio.get_running_loop().time() + READY_WITHIN_S
+        """Wait until `ready` returns a value. Raises `ChildError` if the child dies or the timeout expires."""
+        deadline_s = asyncio.get_running_loop().time() + READY_TIMEOUT_S
         while asyncio.get_running_loop().time() < deadline_s:
             self.check_alive()
             if (found := await ready()) is not None:
                 return found
             await asyncio.sleep(POLL_S)
-        raise StageError(self._complaint(f"was not ready after {READY_WITHIN_S:g} s"))
+        raise ChildError(self._failure(f"was not ready after {READY_TIMEOUT_S:g} s"))
 
     def check_alive(self) -> None:
-        """Raises `StageError` if it ended by itself."""
+        """Raise `ChildError` if the process has ended."""
         if self.process.poll() is not None:
-            raise StageError(self._complaint(f"ended with exit code {self.process.returncode}"))
+            raise ChildError(self._failure(f"ended with exit code {self.process.returncode}"))
 
-    def _complaint(self, what: str) -> str:
+    def _failure(self, what: str) -> str:
         lines = [*self.output.read_text().splitlines(), *self.log.read_text().splitlines()][-TAIL_LINES:]
         command = " ".join(map(str, self.process.args)) if isinstance(self.process.args, list) else ""
-        tail = "\n".join(f"  | {line}" for line in lines) or "  | (it wrote nothing)"
-        return f"the {self.name} {what}. The end of its log:\n{tail}\nTo see it alone, run:\n  {command}"
+        tail = "\n".join(f"  | {line}" for line in lines) or "  | (no output)"
+        return f"{self.name} {what}. End of its log:\n{tail}\nTo reproduce, run:\n  {command}"
 
 
 @asynccontextmanager
 async def mock_fleet(plan: FleetPlan, folder: Path) -> AsyncIterator[list[str]]:
-    """The URLs of running engines."""
+    """Run mock engines; yields their URLs."""
     arguments = [
         *("mock-engine", "--count", str(plan.pods), "--port", "0", "--model", plan.model),
         *("--speed-model", plan.speed_model, "--speed-hardware", plan.speed_hardware),
@@ -98,24 +98,31 @@ async def mock_fleet(plan: FleetPlan, folder: Path) -> AsyncIterator[list[str]]:
         try:
             yield urls
         finally:
-            fleet.check_alive()  # its death explains better than the errors that followed from it
+            fleet.check_alive()  # explains errors that are caused by its death
 
 
 @asynccontextmanager
 async def running_router(
     policy: str, pods: Sequence[str], plan: FleetPlan, folder: Path, port: int = 0
 ) -> AsyncIterator[str]:
-    """The URL of a router in front of `pods` that trusts them all; port 0 is any free one."""
+    """Run a router in front of `pods`; yields its URL once it trusts them all. Port 0: a free port."""
+    config = router_config(pods, plan) | {"policy": policy}
+    async with configured_router(f"router-{policy}", config, folder, port) as url:
+        yield url
+
+
+@asynccontextmanager
+async def configured_router(name: str, config: Mapping[str, Any], folder: Path, port: int = 0) -> AsyncIterator[str]:
+    """Run a router with this configuration; yields its URL once it trusts all its pods. Port 0: a free port."""
     port = port or free_port()
-    config = folder / f"router-{policy}.yaml"
-    config.write_text(json.dumps(router_config(pods, plan), indent=2))
+    path = folder / f"{name}.yaml"
+    path.write_text(json.dumps(config, indent=2))
     url = f"http://127.0.0.1:{port}"
-    arguments = ["serve", "--config", str(config), "--policy", policy, "--port", str(port)]
     async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
-        with child(f"router-{policy}", arguments, folder) as router:
+        with child(name, ["serve", "--config", str(path), "--port", str(port)], folder) as router:
 
             async def all_trusted() -> bool | None:
-                return await all_pods_trusted(client, len(pods)) or None
+                return await all_pods_trusted(client, len(config["pods"])) or None
 
             await router.until(all_trusted)
             try:
@@ -124,22 +131,22 @@ async def running_router(
                 router.check_alive()
 
 
-def end_on_sigterm() -> None:
-    """SIGTERM cancels the calling task, as Ctrl-C does, so that no child outlives us."""
+def cancel_on_sigterm() -> None:
+    """Let SIGTERM cancel the calling task, as Ctrl-C does, so that children are stopped."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 async def clear_caches(pods: Sequence[str]) -> None:
-    """Let every engine forget its KV."""
+    """Clear the prefix cache of every engine."""
     async with httpx.AsyncClient(trust_env=False) as client:
         for url in pods:
             (await client.post(f"{url}/reset_prefix_cache")).raise_for_status()
 
 
 def free_port(preferred: int = 0) -> int:
-    """`preferred` if it is free, else any that is."""
+    """`preferred` if it is free, else any free port."""
     for port in (preferred, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -149,11 +156,11 @@ def free_port(preferred: int = 0) -> int:
                 continue
             found: int = probe.getsockname()[1]
             return found
-    raise StageError("no TCP port is free on 127.0.0.1")
+    raise ChildError("no TCP port is free on 127.0.0.1")
 
 
 def router_config(pods: Sequence[str], plan: FleetPlan) -> dict[str, Any]:
-    """A router's configuration for these pods, as it stands in a file."""
+    """A router configuration for these pods."""
     model = {
         "name": plan.model,
         "tokenizer": TOKENIZER.path,
@@ -165,7 +172,7 @@ def router_config(pods: Sequence[str], plan: FleetPlan) -> dict[str, Any]:
 
 
 async def all_pods_trusted(client: httpx.AsyncClient, pods: int) -> bool:
-    """Does the router at the end of `client` know so many pods, and trust all of them?"""
+    """Whether the router has this number of pods and trusts them all."""
     try:
         answer = await client.get("/admin/pods")
     except httpx.TransportError:
@@ -176,7 +183,7 @@ async def all_pods_trusted(client: httpx.AsyncClient, pods: int) -> bool:
 
 @contextmanager
 def child(name: str, arguments: Sequence[str], folder: Path) -> Iterator[Child]:
-    """A `warmroute` of its own process group: Ctrl-C reaches only us, and we end it."""
+    """Run `warmroute` in its own process group, so that Ctrl-C reaches only this process."""
     output, log = folder / f"{name}.out", folder / f"{name}.log"
     with output.open("wb") as out, log.open("wb") as err:
         process = subprocess.Popen(
@@ -191,7 +198,7 @@ def child(name: str, arguments: Sequence[str], folder: Path) -> Iterator[Child]:
 def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(STOP_WITHIN_S)
+        process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

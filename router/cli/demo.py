@@ -1,10 +1,7 @@
-"""What does prefix-aware routing gain, to be seen in a minute?
+"""`warmroute demo`: compares policies on mock engines, in a minute.
 
-    warmroute demo
-
-A fleet of mock engines with the timing of a real model, the router with its in-memory index, one realistic mix of
-sessions, sent again under each policy; then one table. Nothing outside the installed package is needed. This file only
-directs: `stage` starts and stops, `drive` sends, `figures` counts.
+Runs a fleet of mock engines with the timing of a real model and the router with its in-memory index. Sends the same
+realistic sessions under each policy and prints one table. Needs nothing outside the installed package.
 """
 
 from __future__ import annotations
@@ -24,10 +21,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from router.cli.child_processes import (
+    ChildError,
     FleetPlan,
-    StageError,
+    cancel_on_sigterm,
     clear_caches,
-    end_on_sigterm,
     free_port,
     mock_fleet,
     running_router,
@@ -41,14 +38,14 @@ from router.sim.chat_workload import ChatSession, sessions
 
 POLICIES = "round_robin,ring_bounded_load,cost_aware"
 NUM_BLOCKS = 2560
-"""KV of one pod: 40,960 tokens. Small, so that eviction matters within seconds."""
+"""KV per pod: 40,960 tokens. Small, so that eviction matters within seconds."""
 SESSIONS_PER_POD_S = 5.5
 PORT = 8080
 
 
 @dataclass(slots=True)
-class Show:
-    """What the viewer sees while it runs: bars on a terminal, a line a policy elsewhere."""
+class DemoProgress:
+    """Progress of the demo: bars on a terminal, otherwise one line per policy."""
 
     console: Console
     progress: Progress
@@ -56,33 +53,35 @@ class Show:
     served: dict[TaskID, list[RequestResult]] = field(default_factory=dict)
 
     def begin(self, policy: str) -> TaskID:
-        """Its router is being started."""
+        """Add a policy whose router is starting."""
         if not self.console.is_terminal:
             self.console.print(f"{policy}: {self.total} requests ...")
         task = self.progress.add_task(policy, total=self.total, so_far="starting the router ...")
         self.served[task] = []
         return task
 
-    def took(self, task: TaskID, one: RequestResult) -> None:
-        """One more request is done."""
+    def add(self, task: TaskID, one: RequestResult) -> None:
+        """Add a result."""
         served = self.served[task]
         served.append(one)
         self.progress.update(task, advance=1, so_far=_so_far(served))
 
     def end(self, policy: str, task: TaskID) -> None:
-        """All of them are."""
+        """Mark a policy as done."""
         if not self.console.is_terminal:
             self.console.print(f"{policy}: {_so_far(self.served[task])}", highlight=False)
 
 
 def demo_command(
-    seconds: Annotated[float, typer.Option(min=1, help="How long new sessions arrive, for each policy.")] = 10.0,
-    pods: Annotated[int, typer.Option(min=1, help="How many mock engines.")] = 4,
-    seed: Annotated[int, typer.Option(help="Another seed, another mix.")] = 1,
-    policies: Annotated[str, typer.Option(help="Which policies, in order.")] = POLICIES,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave fleet and router up afterwards, until Ctrl-C.")] = False,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds during which new sessions start, per policy.")] = 10.0,
+    pods: Annotated[int, typer.Option(min=1, help="Number of mock engines.")] = 4,
+    seed: Annotated[int, typer.Option(help="Seed of the sessions.")] = 1,
+    policies: Annotated[str, typer.Option(help="Policies to compare, in order.")] = POLICIES,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep fleet and router running afterwards, until Ctrl-C.")
+    ] = False,
 ) -> None:
-    """Exit code 1 when a request failed."""
+    """Run the demo. Exit code 1 if a request failed."""
     need_tokenizer()
     names = [name.strip() for name in policies.split(",")]
     known = load_policies(shipped("policies"))
@@ -90,8 +89,8 @@ def demo_command(
         choose_policy(known, name)
     mix = sessions(seed, duration_s=seconds, sessions_per_s=SESSIONS_PER_POD_S * pods)
     try:
-        failed = uvloop.run(_until_done(Console(), names, mix, FleetPlan(pods=pods, num_blocks=NUM_BLOCKS), keep))
-    except StageError as error:
+        failed = uvloop.run(_run_demo(Console(), names, mix, FleetPlan(pods=pods, num_blocks=NUM_BLOCKS), keep))
+    except ChildError as error:
         typer.echo(f"demo: {error}", err=True)
         raise typer.Exit(1) from error
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -99,22 +98,24 @@ def demo_command(
     raise typer.Exit(1 if failed else 0)
 
 
-async def _until_done(
+async def _run_demo(
     console: Console, policies: Sequence[str], mix: Sequence[ChatSession], plan: FleetPlan, keep: bool
 ) -> bool:
-    """True where a request failed."""
-    end_on_sigterm()
+    """Run the demo; returns whether a request failed."""
+    cancel_on_sigterm()
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="warmroute-demo-")))
-        _introduce(console, mix, plan)
+        _print_setup(console, mix, plan)
         pods = await stack.enter_async_context(mock_fleet(plan, folder))
         results = await _compare(console, policies, mix, plan, pods, folder)
-        rows = await asyncio.to_thread(_judge, results, len(pods))
-        console.print(table(rows, f"{rows[0].requests} requests, {len(pods)} pods, the same mix under each policy"))
-        _complain(console, results)
+        rows = await asyncio.to_thread(_figures, results, len(pods))
+        console.print(
+            table(rows, f"{rows[0].requests} requests, {len(pods)} pods, the same sessions under each policy")
+        )
+        _print_failures(console, results)
         if keep:
             url = await stack.enter_async_context(running_router("cost_aware", pods, plan, folder, free_port(PORT)))
-            print(_invitation(url, plan.model), flush=True)  # as it is: a wrapped command cannot be pasted
+            print(_usage_hint(url, plan.model), flush=True)  # unwrapped, so that the command can be pasted
             await asyncio.Event().wait()
         return any(row.errors for row in rows)
 
@@ -127,7 +128,7 @@ async def _compare(
     pods: list[str],
     folder: Path,
 ) -> dict[str, DriveResults]:
-    """The same mix under each policy: a fresh router and empty caches each time."""
+    """Run the sessions under each policy, with a new router and empty caches."""
     columns = (
         TextColumn("{task.description:<17}"),
         BarColumn(12),
@@ -136,18 +137,18 @@ async def _compare(
     )
     results = {}
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        show = Show(console, progress, sum(len(session.turns) for session in mix))
+        progress_view = DemoProgress(console, progress, sum(len(session.turns) for session in mix))
         for policy in policies:
-            task = show.begin(policy)
+            task = progress_view.begin(policy)
             await clear_caches(pods)
             async with running_router(policy, pods, plan, folder) as url:
-                results[policy] = await drive(url, plan.model, mix, partial(show.took, task))
-            show.end(policy, task)
+                results[policy] = await drive(url, plan.model, mix, partial(progress_view.add, task))
+            progress_view.end(policy, task)
     return results
 
 
-def _judge(results: dict[str, DriveResults], pods: int) -> list[Figures]:
-    """Figures of each policy, against an infinite cache that is asked the same in the same order."""
+def _figures(results: dict[str, DriveResults], pods: int) -> list[Figures]:
+    """Figures per policy, relative to an infinite cache with the same requests in the same order."""
     tokenizer = mock_tokenizer()
     names = [f"pod-{n}" for n in range(pods)]
     return [
@@ -164,24 +165,24 @@ def _so_far(served: Sequence[RequestResult]) -> str:
     )
 
 
-def _introduce(console: Console, mix: Sequence[ChatSession], plan: FleetPlan) -> None:
+def _print_setup(console: Console, mix: Sequence[ChatSession], plan: FleetPlan) -> None:
     kinds = [session.kind for session in mix]
-    told = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    kinds_text = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     console.print(
-        f"{plan.pods} mock engines, as fast as {plan.speed_model} on {plan.speed_hardware}, each with KV for "
-        f"{plan.num_blocks * plan.block_size_tokens:,} tokens; {len(mix)} sessions ({told}).",
+        f"{plan.pods} mock engines with the speed of {plan.speed_model} on {plan.speed_hardware}, each with KV for "
+        f"{plan.num_blocks * plan.block_size_tokens:,} tokens; {len(mix)} sessions ({kinds_text}).",
         highlight=False,
     )
 
 
-def _complain(console: Console, results: dict[str, DriveResults]) -> None:
-    """The first few failures by name; the table only counts them."""
+def _print_failures(console: Console, results: dict[str, DriveResults]) -> None:
+    """Print the first failures; the table only counts them."""
     for policy, result in results.items():
         for one in [one for one in result.served if one.error][:3]:
             console.print(f"{policy}: a {one.kind} request on {one.pod or 'no pod'} failed: {one.error}", markup=False)
 
 
-def _invitation(url: str, model: str) -> str:
+def _usage_hint(url: str, model: str) -> str:
     return f"""
 The router (cost_aware) listens on {url}. Ask it twice and look at the header x-warmroute-cached-tokens:
 

@@ -1,10 +1,9 @@
-"""How is a router put under load, and what did each request experience?
+"""Sends sessions to a router and records the result of each request.
 
-Sessions begin when they are due, whether the router keeps up or not; inside a session each turn waits for the answer
-to the last and for its think time. Every time is measured from the moment a request was due, not from when it was
-sent: a stall is felt by all who came during it, be it the router's or our own (Gil Tene's "coordinated omission"); how
-late we were is told beside it. Every answer is streamed with its usage. The router's own connection pool is the
-client: it costs the least. This file never judges what it measured.
+Sessions start when they are due, whether the router keeps up or not. Within a session each turn waits for the previous
+response and for its think time. Times count from when a request was due, not from when it was sent, so that a stall
+affects all requests due during it ("coordinated omission", Gil Tene). `late_s` is how late the driver itself was.
+Responses are streamed, with usage. The client is the router's upstream pool, which has the lowest overhead.
 """
 
 from __future__ import annotations
@@ -59,22 +58,22 @@ _decode_chunk = msgspec.json.Decoder(_StreamChunk).decode
 
 
 class StreamedResponse(Protocol):
-    """An answer being read, by whatever client."""
+    """A response being read, from any client."""
 
     status: int
     headers: HeaderList
 
     async def read(self) -> bytes:
-        """The next piece of body; b"" at the end."""
+        """The next part of the body; b"" at the end."""
 
     def close(self) -> None:
-        """Done with it, read to its end or not."""
+        """Release the connection, whether the body was read or not."""
 
 
 @dataclass(slots=True)
 class RequestResult:
-    """One request, and what came of it. `sent_s` counts from the begin of the drive; `late_s` of it passed after the
-    request was due. `ttft_s` and `e2e_s` count from when it was due."""
+    """One request and its result. `sent_s` counts from the start of the drive; `late_s` is the time between due and
+    sent. `ttft_s` and `e2e_s` count from when it was due."""
 
     kind: str
     asked: Mapping[str, Any]
@@ -94,13 +93,13 @@ class RequestResult:
 
     @property
     def due_s(self) -> float:
-        """When it should have been sent."""
+        """When it was due, from the start of the drive."""
         return self.sent_s - self.late_s
 
 
 @dataclass(frozen=True, slots=True)
 class DriveResults:
-    """All requests in the order in which they were sent."""
+    """All requests in the order they were sent."""
 
     served: tuple[RequestResult, ...]
     wall_s: float
@@ -108,8 +107,8 @@ class DriveResults:
 
 @dataclass(slots=True)
 class LoadDriver:
-    """Sends requests to routers in turn and remembers them. `on_progress` is called after each. A router that refuses
-    the connection is passed over, as a balancer would."""
+    """Sends requests to routers in turn and records them. `on_progress` is called after each. A router that refuses the
+    connection is skipped, as by a balancer."""
 
     urls: Sequence[str]
     on_progress: Callable[[RequestResult], None]
@@ -121,11 +120,11 @@ class LoadDriver:
         self._pools = deque(UpstreamPool(url, url, TIMEOUTS) for url in self.urls)
 
     def elapsed_s(self) -> float:
-        """Since the begin of the drive."""
+        """Seconds since the start of the drive."""
         return time.perf_counter() - self.started_s
 
     async def until(self, due_s: float) -> None:
-        """Wait for that moment of the drive; not at all if it is over."""
+        """Wait until that time of the drive, if it is not over."""
         await asyncio.sleep(max(0.0, due_s - self.elapsed_s()))
 
     async def send(
@@ -136,8 +135,8 @@ class LoadDriver:
         due_s: float | None = None,
         read_pause_s: float = 0.0,
     ) -> RequestResult:
-        """One streamed request, due now or at an earlier moment. Never raises for what goes wrong with it: `error`
-        says it. With a pause, a client of its own reads the answer in small pieces, pausing after each."""
+        """Send one streamed request, due now or earlier. Never raises for a failed request: see `error`. With
+        `read_pause_s`, a separate client reads the response in small pieces and pauses after each."""
         body = msgspec.json.encode({**asked, "stream": True, "stream_options": {"include_usage": True}})
         sent_s = self.elapsed_s()
         one = RequestResult(kind, asked, sent_s, late_s=0.0 if due_s is None else sent_s - due_s)
@@ -148,7 +147,7 @@ class LoadDriver:
             one.router, one.error = pool.pod, ""
             try:
                 answer = slow_exchange(pool.pod, message, read_pause_s) if read_pause_s else pool.exchange(message)
-                await self._take_all(await answer, one)
+                await self._read_response(await answer, one)
             except RouterError as error:
                 one.error = f"{type(error).__name__}: {error}"
                 if isinstance(error, ConnectFailed):
@@ -159,7 +158,7 @@ class LoadDriver:
         return one
 
     def results(self) -> DriveResults:
-        """What was measured so far."""
+        """The requests so far."""
         return DriveResults(tuple(self.served), self.elapsed_s())
 
     def close(self) -> None:
@@ -167,21 +166,21 @@ class LoadDriver:
         for pool in self._pools:
             pool.close()
 
-    async def _take_all(self, reply: StreamedResponse, one: RequestResult) -> None:
+    async def _read_response(self, reply: StreamedResponse, one: RequestResult) -> None:
         try:
             one.status = reply.status
             one.pod = header(reply.headers, b"x-warmroute-pod")
             predicted = header(reply.headers, b"x-warmroute-cached-tokens")
             one.predicted_cached_tokens = int(predicted) if predicted else None
             if reply.status != 200:
-                one.error = f"status {reply.status}: {(await _whole(reply))[:300]!r}"
+                one.error = f"status {reply.status}: {(await _read_body(reply))[:300]!r}"
                 return
             await self._read_stream(reply, one)
         finally:
             reply.close()
 
     async def _read_stream(self, reply: StreamedResponse, one: RequestResult) -> None:
-        buffered, ended, said = b"", False, []
+        buffered, ended, texts = b"", False, []
         while data := await reply.read():
             *frames, buffered = (buffered + data).split(b"\n\n")
             for frame in frames:
@@ -189,15 +188,15 @@ class LoadDriver:
                 if payload == b"[DONE]":
                     ended = True
                 elif payload:
-                    said.append(self._take(_chunk(payload), one))
-        one.text = "".join(said)
+                    texts.append(self._add_chunk(_chunk(payload), one))
+        one.text = "".join(texts)
         if not ended:
-            raise UpstreamBroken("the stream ended without its end mark")
+            raise UpstreamBroken("the stream ended without [DONE]")
 
-    def _take(self, chunk: _StreamChunk, one: RequestResult) -> str:
-        """What this frame adds to the answer; the first that adds anything ends the time to first token."""
+    def _add_chunk(self, chunk: _StreamChunk, one: RequestResult) -> str:
+        """The text of a chunk. The first chunk with text sets the TTFT."""
         if chunk.error is not None:
-            raise UpstreamBroken(f"error inside the stream: {chunk.error}")
+            raise UpstreamBroken(f"error in the stream: {chunk.error}")
         if chunk.usage is not None:
             details = chunk.usage.prompt_tokens_details
             one.prompt_tokens, one.output_tokens = chunk.usage.prompt_tokens, chunk.usage.completion_tokens
@@ -214,7 +213,7 @@ async def drive(
     sessions: Iterable[ChatSession],
     on_progress: Callable[[RequestResult], None] = lambda _: None,
 ) -> DriveResults:
-    """Play all sessions against the router at `urls`, or against several in turn. A session ends at its first error."""
+    """Run all sessions against the router at `urls`, or several in turn. A session ends at its first error."""
     driver = LoadDriver([urls] if isinstance(urls, str) else urls, on_progress)
     try:
         async with asyncio.TaskGroup() as group:
@@ -227,19 +226,19 @@ async def drive(
 
 async def _play(driver: LoadDriver, model: str, session: ChatSession) -> None:
     answers: list[str] = []
-    free_s = session.start_s
+    ready_s = session.start_s
     for turn in session.turns:
-        due_s = free_s + turn.think_s
+        due_s = ready_s + turn.think_s
         await driver.until(due_s)
         asked = {"model": model, "messages": session.messages(answers), "max_tokens": turn.max_tokens}
         one = await driver.send(Endpoint.CHAT, asked, session.kind, due_s, session.read_pause_s)
         if one.error:
             return
         answers.append(one.text)
-        free_s = one.due_s + one.e2e_s
+        ready_s = one.due_s + one.e2e_s
 
 
-async def _whole(reply: StreamedResponse) -> bytes:
+async def _read_body(reply: StreamedResponse) -> bytes:
     body = b""
     while data := await reply.read():
         body += data
@@ -250,4 +249,4 @@ def _chunk(payload: bytes) -> _StreamChunk:
     try:
         return _decode_chunk(payload)
     except msgspec.DecodeError as error:
-        raise UpstreamBroken(f"the stream is not what it should be: {error}") from error
+        raise UpstreamBroken(f"invalid stream chunk: {error}") from error

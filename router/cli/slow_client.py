@@ -1,7 +1,7 @@
-"""What is a client on a bad line like?
+"""A client with a slow connection.
 
-It opens a connection of its own with a small window, takes a few hundred bytes of the answer at a time and pauses after
-each piece, so that the rest waits in the router and not here. This file never measures anything.
+It opens its own connection with a small receive window, reads a few hundred bytes at a time and pauses after each
+piece, so that the rest of the response waits in the router.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import httptools
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
 
 WINDOW_BYTES = 2048
-"""Of the receive buffer; the kernel makes it a little more."""
+"""Receive buffer size; the kernel doubles it."""
 PIECE_BYTES = 512
-SILENCE_S = 120.0
+READ_TIMEOUT_S = 120.0
 
 
-async def slow_exchange(url: str, message: bytes, pause_s: float) -> SlowAnswer:
-    """Send one whole request to the server at `url` and wait for the head of its answer.
+async def slow_exchange(url: str, message: bytes, pause_s: float) -> SlowResponse:
+    """Send a complete request to the server at `url` and wait for the response head.
 
     Raises `ConnectFailed`, `UpstreamBroken` or `UpstreamTimeout`.
     """
@@ -36,7 +36,7 @@ async def slow_exchange(url: str, message: bytes, pause_s: float) -> SlowAnswer:
         )
     except OSError as error:
         raise ConnectFailed(f"{url}: {error}") from error
-    answer = SlowAnswer(reader, writer, pause_s)
+    answer = SlowResponse(reader, writer, pause_s)
     try:
         writer.write(message)
         await answer.head()
@@ -47,7 +47,7 @@ async def slow_exchange(url: str, message: bytes, pause_s: float) -> SlowAnswer:
 
 
 async def _small_window(host: str, port: int) -> socket.socket:
-    """A connected socket that takes little at a time: the window is agreed when it connects."""
+    """A connected socket with a small receive window, which must be set before connecting."""
     loop = asyncio.get_running_loop()
     family, kind, protocol, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
     small = socket.socket(family, kind, protocol)
@@ -61,8 +61,8 @@ async def _small_window(host: str, port: int) -> socket.socket:
     return small
 
 
-class SlowAnswer:
-    """One answer being read at leisure. Always `close()` it."""
+class SlowResponse:
+    """A response being read slowly. Always `close()` it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pause_s: float) -> None:
         self._reader = reader
@@ -71,7 +71,7 @@ class SlowAnswer:
         self._parser = httptools.HttpResponseParser(self)
         self._head_done = False
         self._complete = False
-        self._began = False
+        self._started = False
         self._body = b""
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
@@ -82,33 +82,33 @@ class SlowAnswer:
             await self._take()
 
     async def read(self) -> bytes:
-        """The next piece of body, a pause after the one before; b"" at the end.
+        """The next part of the body, after a pause; b"" at the end.
 
         Raises `UpstreamBroken` or `UpstreamTimeout`.
         """
-        if self._began:
+        if self._started:
             await asyncio.sleep(self._pause_s)
-        self._began = True
+        self._started = True
         while not self._body and not self._complete:
             await self._take()
         piece, self._body = self._body, b""
         return piece
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._writer.transport.abort()
 
     async def _take(self) -> None:
         try:
-            async with asyncio.timeout(SILENCE_S):
+            async with asyncio.timeout(READ_TIMEOUT_S):
                 data = await self._reader.read(PIECE_BYTES)
             if not data:
-                raise UpstreamBroken("the connection was closed inside the answer")
+                raise UpstreamBroken("the connection was closed inside the response")
             self._parser.feed_data(data)
         except TimeoutError:
-            raise UpstreamTimeout(f"not a byte for {SILENCE_S:g} s") from None
+            raise UpstreamTimeout(f"no data for {READ_TIMEOUT_S:g} s") from None
         except (OSError, httptools.HttpParserError) as error:
-            raise UpstreamBroken(f"the answer broke off: {error}") from error
+            raise UpstreamBroken(f"the response broke off: {error}") from error
 
     # --- httptools ---
 

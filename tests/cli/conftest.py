@@ -1,4 +1,4 @@
-"""Commands as they are typed, and what little they need to run on."""
+"""Runs commands as a user types them, with small input files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ kinds:
 
 @dataclass(frozen=True)
 class Ended:
-    """What a command left behind."""
+    """Result of a command."""
 
     code: int
     out: str
@@ -44,7 +44,7 @@ Typed: TypeAlias = Callable[..., Ended]
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
-    """Run `warmroute` with these arguments, through its entry point, on a wide terminal."""
+    """Run `warmroute` with these arguments through its entry point, on a wide terminal."""
     monkeypatch.setenv("COLUMNS", "220")
 
     def run(*arguments: object) -> Ended:
@@ -59,7 +59,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Path:
-    """A file of two pods."""
+    """A fleet file of two pods."""
     path = tmp_path / "fleet.yaml"
     path.write_text(FLEET)
     return path
@@ -67,7 +67,7 @@ def fleet(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def mix(tmp_path: Path) -> Path:
-    """A file of about 20 requests."""
+    """A mix file of about 20 requests."""
     path = tmp_path / "mix.yaml"
     path.write_text(MIX)
     return path
@@ -75,7 +75,7 @@ def mix(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """A Mooncake trace of 8 requests, one a second."""
+    """A Mooncake trace of 8 requests, one per second."""
     path = tmp_path / "trace.jsonl"
     path.write_text(
         "".join(

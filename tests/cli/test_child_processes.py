@@ -1,4 +1,4 @@
-"""Do children come up, go down, and say why when they do not?"""
+"""Child processes start, stop, and report failures."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router.cli.child_processes import Child, FleetPlan, StageError, mock_fleet
+from router.cli.child_processes import Child, ChildError, FleetPlan, mock_fleet
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
 
-async def test_engines_answer_while_the_block_is_open_and_are_gone_even_after_an_error(tmp_path: Path) -> None:
-    """Every engine serves the model of the plan; nothing listens once the block is left, whatever went wrong in it."""
+async def test_engines_run_inside_the_block_and_stop_even_after_an_error(tmp_path: Path) -> None:
+    """Every engine serves the model of the plan; nothing listens after the block, even after an error."""
     urls: list[str] = []
     async with httpx.AsyncClient(trust_env=False) as client:
         with pytest.raises(ZeroDivisionError):
@@ -28,21 +28,21 @@ async def test_engines_answer_while_the_block_is_open_and_are_gone_even_after_an
                 await client.get(url)
 
 
-async def test_a_child_that_fails_shows_what_it_wrote_and_how_to_run_it(tmp_path: Path) -> None:
-    """A wrong plan is told in the child's own words, with the command to try it alone."""
-    with pytest.raises(StageError) as raised:
+async def test_the_error_of_a_failed_child_has_its_output_and_command(tmp_path: Path) -> None:
+    """The error has the child's output and the command to reproduce it."""
+    with pytest.raises(ChildError) as raised:
         async with mock_fleet(FleetPlan(pods=1, num_blocks=256, speed_hardware="abacus"), tmp_path):
-            pytest.fail("it must not come up")
+            pytest.fail("must not start")
     assert "no prior of 'llama-3.1-70b' on 'abacus'" in str(raised.value)
     assert "mock-engine --count 1" in str(raised.value)
 
 
-def test_a_child_that_died_is_noticed_with_its_last_words(tmp_path: Path) -> None:
-    """Whatever failed because a child was gone, the reader learns that it was gone."""
+def test_the_error_of_a_dead_child_has_its_output(tmp_path: Path) -> None:
+    """The failure of the child is reported, not the error that it caused."""
     output, log = tmp_path / "out", tmp_path / "log"
     output.write_text("last words")
     log.write_text("")
     process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
     process.wait()
-    with pytest.raises(StageError, match=r"ended with exit code 3(.|\n)*last words"):
+    with pytest.raises(ChildError, match=r"ended with exit code 3(.|\n)*last words"):
         Child("fleet", process, output, log).check_alive()

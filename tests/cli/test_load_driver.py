@@ -1,4 +1,4 @@
-"""Does the driver send what a session says, when it says it, and report what came back?"""
+"""The driver sends the turns of sessions when they are due, and records the results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def stream(*words: str, end: bool = True, cached_tokens: int = 16) -> bytes:
 
 
 class Canned:
-    """A router that answers each request with the next of its answers, and keeps the bodies it got."""
+    """A router that returns the given responses in turn and records the request bodies."""
 
     def __init__(self, answers: Sequence[tuple[int, bytes]]) -> None:
         self._answers = list(answers)
@@ -49,7 +49,7 @@ class Canned:
                 self.bodies.append(json.loads(await reader.readexactly(length)))
                 status, body = self._answers.pop(0)
                 writer.write(b"HTTP/1.1 %d X\r\n%bcontent-length: %d\r\n\r\n" % (status, ROUTE, len(body)))
-                for at in range(0, len(body), 7):  # frames arrive in pieces
+                for at in range(0, len(body), 7):  # frames arrive in parts
                     writer.write(body[at : at + 7])
                     await writer.drain()
         except asyncio.IncompleteReadError:
@@ -75,8 +75,8 @@ async def driven(
     return results, router, seen
 
 
-async def test_a_turn_carries_the_answers_before_it() -> None:
-    """The second prompt repeats the first with what the model really said."""
+async def test_a_turn_contains_the_responses_before_it() -> None:
+    """The second prompt contains the first response."""
     results, router, seen = await driven([session("a", 2)], (200, stream("Yes", " sir")), (200, stream("No")))
     assert [one.text for one in results.served] == ["Yes sir", "No"]
     assert seen == list(results.served)
@@ -90,8 +90,8 @@ async def test_a_turn_carries_the_answers_before_it() -> None:
     assert router.bodies[0]["max_tokens"] == 3
 
 
-async def test_what_router_and_engine_reported_is_read_from_headers_and_usage() -> None:
-    """Pod and prediction come from the headers, the truth from the usage chunk."""
+async def test_results_are_read_from_headers_and_usage() -> None:
+    """Pod and prediction are in the headers, the actual counts in the usage chunk."""
     results, _, _ = await driven([session("a", 1)], (200, stream("Yes", cached_tokens=12)))
     (one,) = results.served
     assert (one.status, one.kind, one.pod, one.error) == (200, "chat", "pod-1", "")
@@ -102,7 +102,7 @@ async def test_what_router_and_engine_reported_is_read_from_headers_and_usage() 
 
 
 async def test_a_refused_request_is_an_error_and_ends_its_session() -> None:
-    """No turn follows an answer that never came."""
+    """No turn follows a failed one."""
     results, router, _ = await driven([session("a", 3)], (503, b'{"error": {"message": "busy"}}'))
     (one,) = results.served
     assert "503" in one.error
@@ -114,19 +114,19 @@ async def test_a_refused_request_is_an_error_and_ends_its_session() -> None:
 @pytest.mark.parametrize(
     ("body", "complaint"),
     [
-        (stream("Yes", end=False), "without its end mark"),
-        (b'data: {"error": {"message": "cut"}}\n\n', "error inside the stream"),
-        (b"data: {nothing\n\n", "not what it should be"),
+        (stream("Yes", end=False), "without [DONE]"),
+        (b'data: {"error": {"message": "cut"}}\n\n', "error in the stream"),
+        (b"data: {nothing\n\n", "invalid stream chunk"),
     ],
 )
-async def test_a_stream_that_breaks_is_an_error(body: bytes, complaint: str) -> None:
-    """A status of 200 proves nothing: the stream must end as it should."""
+async def test_a_broken_stream_is_an_error(body: bytes, complaint: str) -> None:
+    """Status 200 is not enough: the stream must end with [DONE]."""
     results, _, _ = await driven([session("a", 1)], (200, body))
     assert complaint in results.served[0].error
 
 
-async def test_a_router_that_is_not_there_is_an_error_of_every_session() -> None:
-    """Nothing is raised; each session reports its own failure."""
+async def test_a_missing_router_is_an_error_of_every_session() -> None:
+    """Nothing is raised; each session has its own error."""
     async with canned() as (url, _):
         pass
     results = await drive(url, "demo", [session("a", 2), session("b", 2)])
@@ -134,7 +134,7 @@ async def test_a_router_that_is_not_there_is_an_error_of_every_session() -> None
 
 
 class Stalled:
-    """A router that accepts everything and answers nothing until so many requests have come."""
+    """A router that accepts requests and responds only once `count` of them have arrived."""
 
     def __init__(self, until: int) -> None:
         self._waiting = until
@@ -153,9 +153,9 @@ class Stalled:
         writer.close()
 
 
-async def test_who_was_due_during_a_stall_is_sent_during_it_and_carries_it() -> None:
-    """The router moves again only when the last of twenty has come: each waited at least from when it was due until
-    then. A driver that waited for answers would never send the second."""
+async def test_requests_due_during_a_stall_include_it_in_their_times() -> None:
+    """The router responds when the last of twenty requests has arrived, so each waited at least from its due time until
+    then. A closed-loop driver would never send the second."""
     sessions = [ChatSession(f"s{n}", "chat", n * 0.005, "", (Turn("Why?", 3),)) for n in range(20)]
     server = await asyncio.start_server(Stalled(20), "127.0.0.1", 0)
     async with asyncio.timeout(DEADLINE_S), server:
@@ -167,8 +167,8 @@ async def test_who_was_due_during_a_stall_is_sent_during_it_and_carries_it() -> 
         assert one.ttft_s >= moved_s - one.due_s > -1e-9
 
 
-async def test_a_driver_that_sends_late_adds_its_lateness_to_every_time_and_tells() -> None:
-    """Due an hour ago and sent now: the one who asked has waited an hour."""
+async def test_lateness_of_the_driver_is_reported_and_part_of_every_time() -> None:
+    """Due an hour ago and sent now: the client has waited an hour."""
     async with canned((200, stream("Yes"))) as (url, _):
         driver = LoadDriver([url], lambda _: None)
         one = await driver.send(Endpoint.CHAT, {"model": "demo", "messages": []}, "chat", due_s=-3600.0)
@@ -180,16 +180,16 @@ async def test_a_driver_that_sends_late_adds_its_lateness_to_every_time_and_tell
     assert one.due_s == pytest.approx(-3600.0)
 
 
-async def test_a_turn_is_due_its_think_time_after_the_answer_before_it() -> None:
-    """People think; that is no lateness."""
+async def test_a_turn_is_due_its_think_time_after_the_previous_response() -> None:
+    """Think time is not lateness."""
     turns = (Turn("One?", 3), Turn("Two?", 3, think_s=0.05))
     results, _, _ = await driven([ChatSession("a", "chat", 0.0, "", turns)], (200, stream("Yes")), (200, stream("No")))
     first, second = results.served
     assert second.due_s == pytest.approx(first.due_s + first.e2e_s + 0.05)
 
 
-async def test_a_slow_reader_gets_the_same_answer_over_a_connection_of_its_own() -> None:
-    """Only its pace differs."""
+async def test_a_slow_client_gets_the_same_response() -> None:
+    """Only the pace differs."""
     slow = ChatSession("a", "chat", 0.0, "", (Turn("Why?", 3),), read_pause_s=0.001)
     results, _, _ = await driven([slow], (200, stream("Yes", " sir")))
     (one,) = results.served

@@ -1,4 +1,4 @@
-"""Does a slow client really leave the answer where it was, and read all of it in the end?"""
+"""A slow client leaves the response in the server and reads all of it in the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def answering(write: Callable[[asyncio.StreamWriter], Awaitable[None]]) ->
         try:
             await write(writer)
         except ConnectionError:
-            pass  # the client has gone
+            pass  # the client has disconnected
         finally:
             writer.close()
 
@@ -33,8 +33,8 @@ async def answering(write: Callable[[asyncio.StreamWriter], Awaitable[None]]) ->
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def test_all_of_an_answer_arrives_in_small_pieces() -> None:
-    """Nothing is lost or doubled; header names are lower case."""
+async def test_a_response_arrives_completely_in_small_pieces() -> None:
+    """Nothing is lost or duplicated; header names are lower case."""
     body = bytes(range(256)) * 20
 
     async def write(writer: asyncio.StreamWriter) -> None:
@@ -51,8 +51,8 @@ async def test_all_of_an_answer_arrives_in_small_pieces() -> None:
     assert (answer.status, answer.headers[0]) == (200, (b"x-warmroute-pod", b"pod-1"))
 
 
-async def test_what_is_not_read_stays_with_the_server() -> None:
-    """Of 32 MiB most never leaves it while the client pauses: its write is only ended by the client's going away."""
+async def test_unread_data_stays_in_the_server() -> None:
+    """Most of 32 MiB stays in the server while the client pauses: its write ends only when the client disconnects."""
     outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def write(writer: asyncio.StreamWriter) -> None:
@@ -71,7 +71,7 @@ async def test_what_is_not_read_stays_with_the_server() -> None:
         assert await outcome == "the client has gone"
 
 
-async def test_an_answer_that_ends_early_is_broken() -> None:
+async def test_a_truncated_response_is_an_error() -> None:
     """Fewer bytes than announced."""
 
     async def write(writer: asyncio.StreamWriter) -> None:
@@ -85,8 +85,8 @@ async def test_an_answer_that_ends_early_is_broken() -> None:
         answer.close()
 
 
-async def test_something_that_is_not_http_is_broken() -> None:
-    """The port belongs to somebody else."""
+async def test_a_response_that_is_not_http_is_an_error() -> None:
+    """The port belongs to another protocol."""
 
     async def write(writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 smtp ready\r\n")

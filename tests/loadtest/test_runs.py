@@ -12,7 +12,7 @@ from rich.console import Console
 from loadtest.run import workload_of
 from loadtest.runs import OnProgress, Workload, first_model, run_on_url
 from loadtest.scenario import load_scenario
-from router.cli.child_processes import StageError
+from router.cli.child_processes import ChildError
 from router.cli.load_driver import DriveResults
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -69,5 +69,5 @@ async def test_a_url_without_a_model_is_an_error() -> None:
     """No server is listening."""
     async with served() as url:
         pass
-    with pytest.raises(StageError, match="--model"):
+    with pytest.raises(ChildError, match="--model"):
         await first_model(url)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from router.cli.index import index_app
 from router.config.index_schema import StandardBackend
+from router.prompt.tokenizer import Tokenizer
 from router.wiring.agent import Agent
 from tests.stories.conftest import SOURCE, TEMPLATE
 from tests.stories.test_cluster import Town, found_on, question, redis, town
@@ -92,8 +93,11 @@ async def test_any_tier_can_send_standardised_events(town: Town) -> None:
         await until(lambda: holder.counts.blocks >= 3)
 
 
-async def test_index_commands_inspect_the_cluster_index(town: Town, tmp_path: Path) -> None:
+async def test_index_commands_inspect_the_cluster_index(
+    town: Town, tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """stats, holders, lookup and verify, with the configuration of the routers; and without Redis."""
+    monkeypatch.setattr("router.cli.index.load_tokenizer", lambda source, *, fast: tokenizer)
     router = await town.router()
     pod = (await router.chat(question("bees"))).headers["x-warmroute-pod"]
     await router.until(partial(found_on, router, question("bees"), pod))
