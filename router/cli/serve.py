@@ -12,15 +12,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from router.cli.options import with_options
 from router.config.router_file import load_router
-from router.config.schema import RouterConfig
+from router.config.schema import Listen, RouterConfig
 from router.config.shipped import shipped
 from router.observe.log import configure_logging
+
+if TYPE_CHECKING:
+    from router.workers.supervisor import WorkerIdentity
 
 STARTUP_FAILURE = 3
 """Exit code of uvicorn for the same."""
@@ -40,7 +43,6 @@ class ServeOptions:
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None
     pod: Annotated[list[str] | None, typer.Option(help="URL of a pod. Can be repeated.")] = None
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that serve as one router, one per core.")] = None
-    worker: Annotated[str | None, typer.Option(hidden=True, help="FOLDER:NUMBER, set by the supervisor.")] = None
 
 
 @with_options(ServeOptions)
@@ -48,10 +50,6 @@ def serve_command(options: ServeOptions) -> None:
     """Serve until SIGTERM; running responses may finish."""
     config = _with_overrides(load_router(options.config) if options.config else RouterConfig(), options)
     configure_logging(config.log.format)
-    if config.listen.workers > 1 and options.worker is None:
-        from router.workers.supervisor import supervise_workers
-
-        raise typer.Exit(supervise_workers(config.listen))
     _serve(config, options)
 
 
@@ -62,12 +60,15 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
     from router.api.server import DrainingServer
     from router.config.priors import all_priors
     from router.wiring.gc_tuning import tune_gc
-    from router.wiring.program import build
+    from router.wiring.program import Program
+    from router.wiring.prompts import preloaded
     from router.workers.supervisor import bind_port
-    from router.workers.worker_sync import WorkerIdentity
 
-    identity = WorkerIdentity.parse(options.worker, config.listen.workers) if options.worker else None
-    app = build(config, options.policies or shipped("policies"), all_priors(config.priors), identity)
+    policies, priors = options.policies or shipped("policies"), all_priors(config.priors)
+    load = preloaded(config.models)  # before the fork: workers share this memory
+    release_free_memory()
+    worker = _fork(config.listen) if config.listen.workers > 1 else None
+    app = Program(config, policies, priors, load, worker=worker).app
     tune_gc()
     release_free_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -88,9 +89,19 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
     )
     server = DrainingServer(settings, delay_s=config.limits.drain_delay_s)
     with suppress(KeyboardInterrupt):
-        server.run([bind_port(config.listen)] if identity else None)
+        server.run([bind_port(config.listen.host, worker.port)] if worker else None)
     if not server.started:
         raise typer.Exit(STARTUP_FAILURE)
+
+
+def _fork(listen: Listen) -> WorkerIdentity:
+    """Returns in each worker; the supervisor exits once all workers have ended."""
+    from router.workers.supervisor import fork_workers
+
+    worker = fork_workers(listen.host, listen.port, listen.workers)
+    if isinstance(worker, int):
+        raise typer.Exit(worker)
+    return worker
 
 
 def _with_overrides(config: RouterConfig, options: ServeOptions) -> RouterConfig:

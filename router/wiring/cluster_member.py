@@ -27,7 +27,7 @@ from router.stores.redis_connection import RedisAddress, RedisConnection, Secret
 from router.stores.redis_schema import Keys
 from router.stores.shared_state import SharedCalibration, SharedWorkload
 from router.types import Generation
-from router.workers.worker_sync import WorkerIdentity
+from router.workers.supervisor import WorkerIdentity
 
 WORK_LIFETIME_S = 1.0
 """Another router's requests in flight are ignored this long after its last update."""

@@ -29,7 +29,7 @@ from router.stores.prefix_store import LocalStore, PrefixStore
 from router.types import Generation, Pod, PodId, PodState, PrefixTrust
 from router.wiring.cluster_member import ClusterMember
 from router.wiring.prompts import Prompts
-from router.workers.worker_sync import WorkerIdentity
+from router.workers.supervisor import WorkerIdentity
 
 log = structlog.get_logger()
 

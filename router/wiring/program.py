@@ -38,19 +38,12 @@ from router.wiring.proxy_parts import ProxyParts, upstream_pools
 from router.wiring.startup_wait import StartupWait
 from router.wiring.tokenizer_files import load_tokenizer
 from router.workers.shared_view import SharedOwners
-from router.workers.worker_sync import WorkerHooks, WorkerIdentity, WorkerSync
+from router.workers.supervisor import WorkerIdentity
+from router.workers.worker_sync import WorkerHooks, WorkerSync
 
 IDLE_SWEEP_S = 1.0
 
 log = structlog.get_logger()
-
-
-def build(
-    config: RouterConfig, policies: Path, priors: dict[str, ModelPrior], worker: WorkerIdentity | None = None
-) -> App:
-    """The application for `EdgeProtocol`; its lifespan runs the background tasks. `policies` is a folder. Raises
-    `ConfigError`."""
-    return Program(config, policies, priors, worker=worker).app
 
 
 class Program:
@@ -95,7 +88,7 @@ class Program:
     def _build_worker_sync(self, worker: WorkerIdentity) -> WorkerSync:
         pods, commands, find = self.pods, self._commands, self.records.journal.find
         owners = SharedOwners(self.fleet, pods.ledger, pods.breaker, pods.local, pods.calibrator, self._classes)
-        hooks = WorkerHooks(commands.apply_remote, commands.reload_local, self._metrics_page.observe, find)
+        hooks = WorkerHooks(commands.apply_remote, self._metrics_page.observe, find)
         sync = WorkerSync(worker, owners, hooks, self.metrics)
         commands.publish = sync.publish_command
 

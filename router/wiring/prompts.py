@@ -5,7 +5,7 @@ Loads tokenizers and builds the readers over them. This file reads no request it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from random import getrandbits
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from router.prompt.tokenizer import Tokenizer
 from router.proxy.prompt_readers import EngineReader, LocalReader, PromptReader
 from router.proxy.upstream import UpstreamPool
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
-from router.wiring.tokenizer_files import TokenizerSource
+from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 ENGINE_TOKENIZER = "engine"
 
@@ -32,6 +32,19 @@ class LoadTokenizer(Protocol):
 
     def __call__(self, source: TokenizerSource, *, fast: bool) -> Tokenizer:
         """The tokenizer at `source`."""
+
+
+def preloaded(models: Iterable[ModelConfig]) -> LoadTokenizer:
+    """Load the tokenizers of all models now. Returns a function that returns them. Raises `ConfigError`."""
+    own = [model for model in models if model.tokenizer not in (None, ENGINE_TOKENIZER)]
+    wanted = {(_source(model), model.fast_tokenizer) for model in own}
+    loaded = {(source, fast): load_tokenizer(source, fast=fast) for source, fast in wanted}
+    return lambda source, *, fast: loaded[source, fast]
+
+
+def _source(model: ModelConfig) -> TokenizerSource:
+    assert model.tokenizer is not None
+    return TokenizerSource(model.tokenizer, model.chat_template)
 
 
 class Prompts:
@@ -78,8 +91,7 @@ class Prompts:
 
     def _tokenizer(self, model: ModelConfig) -> Tokenizer:
         assert model.tokenizer is not None
-        source = TokenizerSource(model.tokenizer, model.chat_template)
-        tokenizer = self._load(source, fast=model.fast_tokenizer)
+        tokenizer = self._load(_source(model), fast=model.fast_tokenizer)
         log.info("tokenizer", model=model.name, backend=tokenizer.backend, why=tokenizer.reason)
         return tokenizer
 

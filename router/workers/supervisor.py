@@ -1,25 +1,28 @@
-"""Starts the worker processes of a router and restarts those that die.
+"""Forks the worker processes of a router and forks a new one for each that dies.
 
-The supervisor serves no request. Each worker binds the port itself (SO_REUSEPORT), so that the kernel spreads
-connections over them. SIGTERM and SIGINT are passed on to all workers. Each byte on a worker's stdin stands for a
-SIGHUP of the supervisor; end of file means that the supervisor is gone.
+The supervisor serves no request and runs no event loop. What it loads before it forks, the workers share: mostly
+tokenizers. Each worker binds the port itself (SO_REUSEPORT), so that the kernel spreads connections over them. SIGTERM,
+SIGINT and SIGHUP are passed on to all workers. A pipe that nobody writes to lets workers notice that the supervisor is
+gone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
+import select
+import shutil
 import signal
 import socket
-import sys
-from asyncio.subprocess import Process
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack, closing, suppress
+import time
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 
 import structlog
 
-from router.config.schema import Listen
 from router.errors import ConfigError
 
 FIRST_BACKOFF_S = 0.1
@@ -28,16 +31,40 @@ STEADY_S = 60.0
 """A worker that ran for this long resets the backoff."""
 FATAL_EXIT_CODES = (2, 3)
 """Exit codes of a worker whose configuration is wrong or whose port is taken: a restart would not help."""
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
 log = structlog.get_logger()
 
 
-def bind_port(listen: Listen, *, exclusive: bool = False) -> socket.socket:
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """Which of how many workers this process is, the folder of their sockets, their port, and the pipe that ends with
+    the supervisor."""
+
+    folder: Path
+    number: int
+    workers: int
+    port: int
+    supervisor_fd: int
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One worker's process. `pid` 0: none, and the next one starts at `due_s`."""
+
+    pid: int = 0
+    started_s: float = 0.0
+    due_s: float = 0.0
+    backoff_s: float = FIRST_BACKOFF_S
+    restarted: bool = False
+
+
+def bind_port(host: str, port: int, *, exclusive: bool = False) -> socket.socket:
     """A socket bound to the address, not listening yet. Unless `exclusive`, other workers can bind it as well. Raises
     `ConfigError`."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with ExitStack() as on_error:
             bound = on_error.enter_context(socket.socket(family, kind, protocol))
@@ -47,99 +74,123 @@ def bind_port(listen: Listen, *, exclusive: bool = False) -> socket.socket:
             bound.bind(address)
             on_error.pop_all()
     except OSError as error:
-        raise ConfigError(f"listen: cannot bind {listen.host}:{listen.port}: {error}") from error
+        raise ConfigError(f"listen: cannot bind {host}:{port}: {error}") from error
     return bound
 
 
-def supervise_workers(listen: Listen) -> int:
-    """Run the workers until SIGTERM or SIGINT and until all have ended. Returns the exit code. Raises `ConfigError`."""
+def fork_workers(host: str, port: int, workers: int) -> WorkerIdentity | int:
+    """Fork the workers. Returns the identity in each worker, and in the supervisor, once all workers have ended after
+    SIGTERM or SIGINT, the exit code. Raises `ConfigError`."""
     # With SO_REUSEPORT any process of the same user may join the port, so first check that nobody else has it.
-    with bind_port(listen, exclusive=True) as probe:
-        port: int = probe.getsockname()[1]
-    with (
-        bind_port(listen.model_copy(update={"port": port})),  # never listens; reserves the port between restarts
-        TemporaryDirectory(prefix="warmroute-") as folder,
-    ):
-        command = [sys.executable, *sys.orig_argv[1:], "--port", str(port)]
-        return asyncio.run(WorkerSupervisor(command, Path(folder), listen.workers).run())
+    with bind_port(host, port, exclusive=True) as probe:
+        port = probe.getsockname()[1]
+    supervisor, folder = os.getpid(), mkdtemp(prefix="warmroute-")
+    try:
+        with bind_port(host, port):  # never listens; reserves the port between restarts
+            return WorkerSupervisor(Path(folder), port, workers).run()
+    finally:
+        if os.getpid() == supervisor:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class WorkerSupervisor:
-    """Runs `command` once for each worker, with `--worker FOLDER:NUMBER` appended."""
+    """Keeps `workers` processes running. Changes the signal handlers of this process."""
 
-    def __init__(self, command: Sequence[str], folder: Path, workers: int) -> None:
-        self._command = command
+    def __init__(self, folder: Path, port: int, workers: int) -> None:
         self._folder = folder
-        self._running: list[Process | None] = [None] * workers
-        self._stopping = asyncio.Event()
-        self._signal = signal.SIGTERM
+        self._port = port
+        self._slots = [_Slot() for _ in range(workers)]
+        self._pipe = os.pipe()
+        self._wakeup = socket.socketpair()
+        self._stopping = False
         self._exit_code = 0
 
-    async def run(self) -> int:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop, number)
-        loop.add_signal_handler(signal.SIGHUP, self._forward_sighup)
-        await asyncio.gather(*(self._keep_running(number) for number in range(len(self._running))))
-        return self._exit_code
+    def run(self) -> WorkerIdentity | int:
+        """See `fork_workers`."""
+        for end in self._wakeup:
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._wakeup[1].fileno(), warn_on_full_buffer=False)
+        for caught in _SIGNALS:
+            signal.signal(caught, lambda *_: None)
+        gc.collect()
+        gc.freeze()  # the collector of a worker does not touch, and so copy, what the workers share
+        while True:
+            for number, slot in enumerate(self._slots):
+                if not slot.pid and not self._stopping and slot.due_s <= time.monotonic() and self._fork(slot) == 0:
+                    return WorkerIdentity(self._folder, number, len(self._slots), self._port, self._pipe[0])
+            if self._stopping and not any(slot.pid for slot in self._slots):
+                return self._exit_code
+            self._wait()
 
-    async def _keep_running(self, number: int) -> None:
-        """Restart worker `number` with a growing backoff until stopped."""
-        backoff_s, restarted = FIRST_BACKOFF_S, False
-        while not self._stopping.is_set():
-            started_s = asyncio.get_running_loop().time()
-            code = await self._run_once(number)
-            if self._stopping.is_set():
-                return
-            if code in FATAL_EXIT_CODES and not restarted:
-                self._exit_code = code
-                self._stop(signal.SIGTERM)
-                return
-            restarted = True
-            if asyncio.get_running_loop().time() - started_s > STEADY_S:
-                backoff_s = FIRST_BACKOFF_S
-            log.error("worker exited; restarting", worker=number, code=code, backoff_s=backoff_s)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(backoff_s):
-                    await self._stopping.wait()
-            backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
+    def _fork(self, slot: _Slot) -> int:
+        """The process id of the new worker, 0 inside it. Signals wait until the worker's handlers are reset."""
+        slot.started_s = time.monotonic()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        slot.pid = os.fork()
+        if slot.pid == 0:
+            signal.set_wakeup_fd(-1)
+            for number in _SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the policies can be reloaded
+            os.setsid()  # Ctrl-C in a terminal reaches the supervisor only
+            os.close(self._pipe[1])
+            for end in self._wakeup:
+                end.close()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        return slot.pid
 
-    async def _run_once(self, number: int) -> int:
-        """Run worker `number` until it exits. Returns its exit code."""
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            "--worker",
-            f"{self._folder}:{number}",
-            stdin=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        self._running[number] = process
-        if self._stopping.is_set():
-            process.send_signal(self._signal)
+    def _wait(self) -> None:
+        """Until a signal arrives or a restart is due."""
+        due_s = min((slot.due_s for slot in self._slots if not slot.pid and not self._stopping), default=None)
+        select.select([self._wakeup[0]], [], [], None if due_s is None else max(0.0, due_s - time.monotonic()))
         try:
-            return await process.wait()
-        finally:
-            self._running[number] = None
+            received = self._wakeup[0].recv(4096)
+        except BlockingIOError:
+            return
+        for number in received:
+            if number in (signal.SIGTERM, signal.SIGINT):
+                self._stop(number)
+            elif number == signal.SIGHUP:
+                self._send(signal.SIGHUP)
+        self._reap()
 
-    def _stop(self, number: signal.Signals) -> None:
-        self._signal = number
-        self._stopping.set()
-        for process in filter(None, self._running):
-            with suppress(ProcessLookupError):
-                process.send_signal(number)
+    def _reap(self) -> None:
+        for number, slot in enumerate(self._slots):
+            if slot.pid:
+                pid, status = os.waitpid(slot.pid, os.WNOHANG)
+                if pid:
+                    slot.pid = 0
+                    self._on_exit(number, slot, os.waitstatus_to_exitcode(status))
 
-    def _forward_sighup(self) -> None:
-        for process in filter(None, self._running):
-            if process.stdin is not None and not process.stdin.is_closing():
-                process.stdin.write(b"\n")
+    def _on_exit(self, number: int, slot: _Slot, code: int) -> None:
+        """Schedule a restart with a growing backoff, or stop all workers if this one cannot start."""
+        if self._stopping:
+            return
+        if code in FATAL_EXIT_CODES and not slot.restarted:
+            self._exit_code = code
+            self._stop(signal.SIGTERM)
+            return
+        now_s, slot.restarted = time.monotonic(), True
+        if now_s - slot.started_s > STEADY_S:
+            slot.backoff_s = FIRST_BACKOFF_S
+        log.error("worker exited; restarting", worker=number, code=code, backoff_s=slot.backoff_s)
+        slot.due_s, slot.backoff_s = now_s + slot.backoff_s, min(slot.backoff_s * 2, MAX_BACKOFF_S)
+
+    def _stop(self, number: int) -> None:
+        self._stopping = True
+        self._send(number)
+
+    def _send(self, number: int) -> None:
+        for slot in self._slots:
+            if slot.pid:
+                os.kill(slot.pid, number)
 
 
-async def watch_parent(reload: Callable[[], Awaitable[object]]) -> None:
-    """Run in a worker: reload for each byte on stdin; end like on SIGTERM when the supervisor is gone."""
+async def watch_supervisor(fd: int) -> None:
+    """Run in a worker: end like on SIGTERM when the supervisor is gone."""
     reader = asyncio.StreamReader()
     loop, protocol = asyncio.get_running_loop(), asyncio.StreamReaderProtocol(reader)
-    pipe, _ = await loop.connect_read_pipe(lambda: protocol, sys.stdin.buffer)
+    pipe, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(fd, "rb", closefd=False))
     with closing(pipe):
-        while await reader.read(1):
-            await reload()
+        await reader.read()
     signal.raise_signal(signal.SIGTERM)

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from router.api.explain_routes import explained_json
 from router.feeds.load_feed import ScrapeShare
@@ -19,7 +18,7 @@ from router.observe.receipts import RecordedDecision
 from router.types import PodId
 from router.workers.bus import WorkerBus
 from router.workers.shared_view import SharedOwners, SharedView
-from router.workers.supervisor import watch_parent
+from router.workers.supervisor import WorkerIdentity, watch_supervisor
 
 METRICS, EXPLAIN = b"metrics", b"explain "
 """Queries between workers: all metrics; the decision for a request id."""
@@ -29,28 +28,11 @@ POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerIdentity:
-    """Which of how many workers this process is, and the folder of their sockets."""
-
-    folder: Path
-    number: int
-    workers: int
-
-    @classmethod
-    def parse(cls, option: str, workers: int) -> WorkerIdentity:
-        """From `FOLDER:NUMBER`, as the supervisor passes it."""
-        folder, _, number = option.rpartition(":")
-        return cls(Path(folder), int(number), workers)
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerHooks:
     """What the router does for other workers."""
 
     apply_command: Callable[[str, str], None]
     """Carry out an admin command of another worker."""
-    reload: Callable[[], Awaitable[object]]
-    """Reload the policies of this worker."""
     observe: Callable[[], None]
     """Update the gauges before they are rendered."""
     find: Callable[[str], RecordedDecision | None]
@@ -85,7 +67,7 @@ class WorkerSync:
         """Background tasks by name."""
         return {
             "other workers": lambda: self._bus.run(self),
-            "parent process": lambda: watch_parent(self._hooks.reload),
+            "supervisor": lambda: watch_supervisor(self._identity.supervisor_fd),
         }
 
     @property

