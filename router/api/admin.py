@@ -15,7 +15,7 @@ import ipaddress
 from collections.abc import Callable
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, Depends, Request
 from starlette.exceptions import HTTPException
 
 from router.api.admin_commands import AdminCommands
@@ -27,7 +27,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
 
 
-def only_local(request: Request) -> None:
+async def only_local(request: Request) -> None:
     """Refuse a call from another machine with 403: who can add a pod can read every prompt."""
     host = request.client.host if request.client else ""
     try:
@@ -38,58 +38,57 @@ def only_local(request: Request) -> None:
         raise HTTPException(403, f"Admin calls are only accepted from the router's own machine, not from {host}.")
 
 
-def add_pod_routes(
-    app: FastAPI, fleet: Fleet, commands: AdminCommands, describe: Callable[[], list[dict[str, Any]]]
-) -> None:
-    """Add the calls about pods to the application."""
+def admin_router() -> APIRouter:
+    """A router for paths under /admin, which only accepts local calls."""
+    return APIRouter(prefix="/admin", dependencies=[Depends(only_local)])
 
-    @app.get("/admin/pods")
-    async def pods(request: Request) -> list[dict[str, Any]]:
-        only_local(request)
+
+def add_pod_routes(
+    router: APIRouter, fleet: Fleet, commands: AdminCommands, describe: Callable[[], list[dict[str, Any]]]
+) -> None:
+    """Add the calls about pods to the router."""
+
+    @router.get("/pods")
+    async def pods() -> list[dict[str, Any]]:
         return describe()
 
-    @app.post("/admin/pods", status_code=201)
-    async def add(request: Request, pod: PodConfig) -> dict[str, str]:
-        only_local(request)
+    @router.post("/pods", status_code=201)
+    async def add(pod: PodConfig) -> dict[str, str]:
         try:
             commands.add(pod)
         except ConfigError as error:
             raise MalformedRequest(str(error)) from error
         return {"status": "joining", "url": pod.url}
 
-    @app.delete("/admin/pods/{pod_id:path}")
-    async def remove(request: Request, pod_id: str) -> dict[str, str]:
-        only_local(request)
+    @router.delete("/pods/{pod_id:path}")
+    async def remove(pod_id: str) -> dict[str, str]:
         if not commands.remove(pod_id):
             raise _unknown(pod_id)
         return {"status": "gone", "pod": pod_id}
 
-    @app.post("/admin/pods/{pod_id:path}/drain")
-    async def drain(request: Request, pod_id: str) -> dict[str, str]:
-        return apply(request, pod_id, PodEvent.DRAIN)
+    @router.post("/pods/{pod_id:path}/drain")
+    async def drain(pod_id: str) -> dict[str, str]:
+        return apply(pod_id, PodEvent.DRAIN)
 
-    @app.post("/admin/pods/{pod_id:path}/undrain")
-    async def undrain(request: Request, pod_id: str) -> dict[str, str]:
-        return apply(request, pod_id, PodEvent.UNDRAIN)
+    @router.post("/pods/{pod_id:path}/undrain")
+    async def undrain(pod_id: str) -> dict[str, str]:
+        return apply(pod_id, PodEvent.UNDRAIN)
 
-    def apply(request: Request, pod_id: str, event: PodEvent) -> dict[str, str]:
-        only_local(request)
+    def apply(pod_id: str, event: PodEvent) -> dict[str, str]:
         if fleet.status(pod_id) is None:
             raise _unknown(pod_id)
         return {"status": commands.drain(pod_id, event).value, "pod": pod_id}
 
 
-def add_policy_routes(app: FastAPI, feed: PolicyFeed, commands: AdminCommands) -> None:
-    """Add the calls about policies to the application."""
+def add_policy_routes(router: APIRouter, feed: PolicyFeed, commands: AdminCommands) -> None:
+    """Add the calls about policies to the router."""
 
-    @app.get("/admin/policies")
-    async def policies(request: Request) -> dict[str, Any]:
-        only_local(request)
+    @router.get("/policies")
+    async def policies() -> dict[str, Any]:
         return describe_policies(feed)
 
-    @app.post("/admin/policies/reload")
-    async def reload(request: Request) -> dict[str, Any]:
-        only_local(request)
+    @router.post("/policies/reload")
+    async def reload() -> dict[str, Any]:
         done = await commands.reload()
         if done.error:
             raise MalformedRequest(done.error)

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from router.admission.gate import AdmissionGate
-from router.api.admin import add_pod_routes, add_policy_routes
+from router.api.admin import add_pod_routes, add_policy_routes, admin_router
 from router.api.admin_commands import AdminCommands
 from router.api.error_responses import error_body, error_headers, response_for
 from router.api.explain_routes import ExplainRoutes
@@ -66,9 +66,11 @@ def own_app(routes: OwnRoutes, lifespan: Lifespan) -> FastAPI:
     app.state.is_stopping = False
     _add_health(app, routes)
     _add_models(app, routes.fleet)
-    add_pod_routes(app, routes.fleet, routes.commands, routes.describe_pods)
-    add_policy_routes(app, routes.policies, routes.commands)
-    routes.explain.add_to(app)
+    admin = admin_router()
+    add_pod_routes(admin, routes.fleet, routes.commands, routes.describe_pods)
+    add_policy_routes(admin, routes.policies, routes.commands)
+    routes.explain.add_to(admin)
+    app.include_router(admin)
     _add_error_handlers(app)
     return app
 

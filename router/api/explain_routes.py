@@ -11,10 +11,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 from starlette.exceptions import HTTPException
 
-from router.api.admin import only_local
 from router.errors import BodyTooLarge
 from router.observe.receipts import RecordedDecision, explained
 from router.proxy.headers import HeaderList, first_values
@@ -34,21 +33,19 @@ class ExplainRoutes:
     preview: Callable[[InferenceRequest, HeaderList], Awaitable[RecordedDecision]]
     max_body_bytes: int
 
-    def add_to(self, app: FastAPI) -> None:
-        """Add both calls to the application."""
+    def add_to(self, router: APIRouter) -> None:
+        """Add both calls to the router of the admin paths."""
 
-        @app.get("/admin/explain/{request_id:path}")
-        async def explain(request: Request, request_id: str) -> Response:
-            only_local(request)
+        @router.get("/explain/{request_id:path}")
+        async def explain(request_id: str) -> Response:
             kept = self.find(request_id)
             found = explained_json(kept) if kept is not None else await self.elsewhere(request_id)
             if found is None:
                 raise HTTPException(404, f"No decision about `{request_id}` is in memory (limited by receipts.keep).")
             return _json(found)
 
-        @app.post("/admin/preview")
+        @router.post("/preview")
         async def preview(request: Request) -> Response:
-            only_local(request)
             headers: HeaderList = list(request.scope["headers"])
             body = await _body(request, self.max_body_bytes)
             asked = self.read(Endpoint.CHAT, first_values(headers), body, f"preview-{uuid.uuid4().hex}")

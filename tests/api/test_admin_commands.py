@@ -1,4 +1,4 @@
-"""What people change at one worker reaches the others."""
+"""Admin commands of one worker are applied by the others."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ URL = "http://a:8000"
 
 
 class Worker:
-    """One with orders and nothing else; `told` is what the others hear."""
+    """A worker with nothing but admin commands; `published` is what it sends to the others."""
 
     def __init__(self) -> None:
         self.fleet = Fleet()
         folder = PolicyFolder(Path(shipped("policies")), "cost_aware", frozenset())
         self.policies = PolicyFeed(folder, Metrics())
         self.commands = AdminCommands(self.fleet, self.policies, self._add, self._remove)
-        self.told: list[tuple[str, str]] = []
-        self.commands.publish = lambda subject, wanted: self.told.append((subject, wanted))
+        self.published: list[tuple[str, str]] = []
+        self.commands.publish = lambda subject, wanted: self.published.append((subject, wanted))
 
     def _add(self, pod: PodConfig) -> None:
         self.fleet.sync([Pod(id="a:8000", url=pod.url, engine=pod.engine, speed=PodSpeed(1.0, 1.0, 0.0))])
@@ -37,58 +37,57 @@ class Worker:
         self.fleet.event(pod_id, PodEvent.LOST)
         return True
 
-    def hear(self, other: Worker) -> None:
-        """Obey all that `other` told."""
-        for subject, wanted in other.told:
+    def apply(self, other: Worker) -> None:
+        """Apply everything that `other` published."""
+        for subject, wanted in other.published:
             self.commands.apply_remote(subject, wanted)
-        other.told.clear()
+        other.published.clear()
 
     def state(self) -> PodState | None:
         status = self.fleet.status("a:8000")
         return status.state if status else None
 
 
-def test_a_pod_is_added_drained_undrained_and_removed_everywhere() -> None:
-    """Step by step; those who obey tell nobody."""
+def test_pods_are_added_drained_undrained_and_removed_in_every_worker() -> None:
+    """Applied commands are not published again."""
     one, two = Worker(), Worker()
     one.commands.add(PodConfig(url=URL))
-    two.hear(one)
+    two.apply(one)
     assert two.state() is PodState.JOINING
     assert one.commands.drain("a:8000", PodEvent.DRAIN) is PodState.DRAINING
-    two.hear(one)
+    two.apply(one)
     assert two.state() is PodState.DRAINING
     assert one.commands.drain("a:8000", PodEvent.UNDRAIN) is PodState.JOINING
-    two.hear(one)
+    two.apply(one)
     assert two.state() is PodState.JOINING
     assert one.commands.remove("a:8000")
-    two.hear(one)
+    two.apply(one)
     assert two.state() is None
-    assert not two.told
+    assert not two.published
 
 
-def test_nobody_is_told_of_a_pod_that_is_none() -> None:
-    """There is nothing to remove."""
+def test_the_removal_of_an_unknown_pod_is_not_published() -> None:
     one = Worker()
     assert not one.commands.remove("a:8000")
-    assert not one.told
+    assert not one.published
 
 
 @pytest.mark.anyio
-async def test_the_others_are_told_before_policies_are_read() -> None:
-    """Of two who read at once, the one that was asked first hears of the other, and reads again what that has seen."""
-    one, when_told = Worker(), list[bool]()
-    read_by_then = b'warmroute_policy_reloads_total{result="ok"} 1.0'
-    one.commands.publish = lambda subject, wanted: when_told.append(read_by_then in one.policies._metrics.render())
+async def test_a_reload_is_published_before_policies_are_read() -> None:
+    """So that two workers that reload at once end with the same files."""
+    one, was_read = Worker(), list[bool]()
+    reloaded = b'warmroute_policy_reloads_total{result="ok"} 1.0'
+    one.commands.publish = lambda subject, wanted: was_read.append(reloaded in one.policies._metrics.render())
     await one.commands.reload()
-    assert (when_told, read_by_then in one.policies._metrics.render()) == ([False], True)
+    assert (was_read, reloaded in one.policies._metrics.render()) == ([False], True)
 
 
 @pytest.mark.anyio
-async def test_policies_are_read_anew_everywhere() -> None:
+async def test_policies_are_reloaded_in_every_worker() -> None:
     """Each worker reads the files itself."""
     one, two = Worker(), Worker()
     done = await one.commands.reload()
-    two.hear(one)
+    two.apply(one)
     for reload in tuple(two.commands._reloads):
         assert (await reload).version == done.version
     assert b'warmroute_policy_reloads_total{result="ok"} 1.0' in two.policies._metrics.render()

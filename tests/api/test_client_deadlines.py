@@ -1,4 +1,4 @@
-"""How long a client is waited for, on a clock that the test turns."""
+"""Deadlines of clients, on a fake clock."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from router.api.client_deadlines import ClientDeadlines, ClientTimeouts
 
 QUIET = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-"""Nothing ever comes."""
+"""It never receives anything."""
 
 
 class Timer:
-    """One that was set, or has gone off."""
+    """A timer handle."""
 
     def __init__(self, timers: list[Any], own: Any) -> None:
         self._timers, self._own = timers, own
@@ -26,7 +26,7 @@ class Timer:
 
 
 class Clock:
-    """An event loop's timers; nothing else of it."""
+    """The timers of an event loop."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -42,7 +42,7 @@ class Clock:
         return Timer(self.timers, timer)
 
     def turn(self, by_s: float) -> None:
-        """Let so much time pass, timer by timer."""
+        """Advance the clock; timers fire in order."""
         until_s = self.now_s + by_s
         while due := min((timer for timer in self.timers if timer[0] <= until_s), key=lambda t: t[0], default=None):
             self.timers.remove(due)
@@ -52,7 +52,7 @@ class Clock:
 
 
 class Wire:
-    """A transport that holds so many bytes."""
+    """A transport with `held_bytes` in its buffer."""
 
     def __init__(self) -> None:
         self.held_bytes = 0
@@ -84,7 +84,7 @@ class Scene:
 
     @property
     def ended(self) -> str:
-        """How the connection did."""
+        """How the connection was closed, if it was."""
         return self.wire.ended
 
     def _too_late(self) -> None:
@@ -96,8 +96,8 @@ def scene() -> Scene:
     return Scene()
 
 
-def test_a_client_that_asks_nothing_is_hung_up_on(scene: Scene) -> None:
-    """Not a second too early."""
+def test_an_idle_client_is_disconnected_after_the_keep_alive_timeout(scene: Scene) -> None:
+    """Not earlier."""
     scene.deadlines.await_request()
     scene.clock.turn(74.9)
     assert scene.ended == ""
@@ -105,8 +105,8 @@ def test_a_client_that_asks_nothing_is_hung_up_on(scene: Scene) -> None:
     assert scene.ended == "closed"
 
 
-def test_a_request_has_its_own_time_however_long_the_silence_before_it(scene: Scene) -> None:
-    """And being late is said once."""
+def test_the_request_timeout_starts_with_the_request(scene: Scene) -> None:
+    """The callback is called once."""
     scene.deadlines.await_request()
     scene.clock.turn(70)
     scene.deadlines.await_rest_of_request()
@@ -116,8 +116,8 @@ def test_a_request_has_its_own_time_however_long_the_silence_before_it(scene: Sc
     assert (scene.late, scene.ended) == (1, "")
 
 
-def test_a_client_is_not_hung_up_on_while_what_it_asks_is_unread(scene: Scene) -> None:
-    """The event loop has not come to it: closed now, its request would be lost."""
+def test_an_idle_client_with_unread_bytes_is_not_disconnected(scene: Scene) -> None:
+    """Its request would be lost."""
     with (pair := socket.socketpair())[0], pair[1]:
         scene.wire.socket = pair[0]
         pair[1].send(b"POST")
@@ -129,8 +129,8 @@ def test_a_client_is_not_hung_up_on_while_what_it_asks_is_unread(scene: Scene) -
         assert scene.ended == "closed"
 
 
-def test_a_client_that_is_hurried_has_less_time_to_ask(scene: Scene) -> None:
-    """Now and after its next answer; for everything else it has as long as ever."""
+def test_shorten_applies_only_to_the_time_between_requests(scene: Scene) -> None:
+    """To the present wait and to later ones."""
     scene.deadlines.await_request()
     scene.clock.turn(1)
     scene.deadlines.shorten(0.2)
@@ -147,8 +147,8 @@ def test_a_client_that_is_hurried_has_less_time_to_ask(scene: Scene) -> None:
     assert scene.ended == "closed"
 
 
-def test_while_it_is_our_turn_nobody_is_late(scene: Scene) -> None:
-    """An answer takes as long as it takes."""
+def test_no_deadline_applies_while_a_request_is_served(scene: Scene) -> None:
+    """However long it takes."""
     scene.deadlines.await_rest_of_request()
     scene.deadlines.disarm()
     scene.clock.turn(1000)
@@ -156,8 +156,8 @@ def test_while_it_is_our_turn_nobody_is_late(scene: Scene) -> None:
     assert not scene.clock.timers
 
 
-def test_a_client_that_takes_nothing_is_cut_off(scene: Scene) -> None:
-    """Closing would wait for it for ever."""
+def test_a_client_that_reads_nothing_is_aborted(scene: Scene) -> None:
+    """A close would wait for its buffer to drain."""
     scene.wire.held_bytes = 1000
     scene.deadlines.await_reading()
     scene.clock.turn(19.9)
@@ -166,8 +166,8 @@ def test_a_client_that_takes_nothing_is_cut_off(scene: Scene) -> None:
     assert scene.ended == "aborted"
 
 
-def test_a_client_that_takes_a_little_is_waited_for(scene: Scene) -> None:
-    """Each byte gives it its time again."""
+def test_every_read_restarts_the_write_timeout(scene: Scene) -> None:
+    """Of any number of bytes."""
     scene.wire.held_bytes = 10
     scene.deadlines.await_reading()
     for _ in range(9):
@@ -178,8 +178,8 @@ def test_a_client_that_takes_a_little_is_waited_for(scene: Scene) -> None:
     assert scene.ended == "aborted"
 
 
-def test_what_is_held_when_nothing_is_asked_must_be_read_first(scene: Scene) -> None:
-    """An idle connection with bytes on it is not idle; afterwards it is."""
+def test_a_connection_with_buffered_bytes_is_not_idle(scene: Scene) -> None:
+    """It becomes idle when they are read."""
     scene.wire.held_bytes = 10
     scene.deadlines.await_request()
     scene.clock.turn(5)
@@ -190,8 +190,8 @@ def test_what_is_held_when_nothing_is_asked_must_be_read_first(scene: Scene) -> 
     assert scene.ended == "closed"
 
 
-def test_many_requests_share_few_timers(scene: Scene) -> None:
-    """One look in the shortest of the waits."""
+def test_requests_do_not_set_timers_of_their_own(scene: Scene) -> None:
+    """One timer per shortest timeout."""
     for _ in range(1000):
         scene.deadlines.await_rest_of_request()
         scene.deadlines.disarm()

@@ -1,4 +1,4 @@
-"""Every error of ours has a status and an OpenAI shape."""
+"""Every error of the router has a status and an OpenAI error body."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ def subclasses(root: type[RouterError]) -> Iterator[type[RouterError]]:
         yield from subclasses(child)
 
 
-def test_the_table_names_every_error_that_a_request_can_meet() -> None:
-    """A wrong configuration is found before any request."""
+def test_the_table_has_every_error_of_a_request() -> None:
+    """`ConfigError` is raised before any request."""
     assert set(subclasses(RouterError)) - {ConfigError} == set(RESPONSES)
 
 
-def test_statuses_are_those_that_the_error_tree_draws() -> None:
-    """Docstring and table cannot part ways."""
+def test_statuses_equal_those_in_the_error_tree() -> None:
+    """Which is drawn in the docstring of router/errors.py."""
     drawn = {name: int(status) for name, status in re.findall(r"\+-- (\w+) +(\d{3})\b", str(errors.__doc__))}
     assert drawn == {error.__name__: shape.status for error, shape in RESPONSES.items() if error.__name__ in drawn}
     assert len(drawn) >= 10
 
 
 def test_a_body_has_openais_four_fields() -> None:
-    """With the field at fault named."""
+    """`param` names the wrong field."""
     error = json.loads(error_body(MalformedRequest("no messages", param="messages")))["error"]
     assert error == {"message": "no messages", "type": "invalid_request_error", "param": "messages", "code": None}
 
 
-def test_an_unexpected_error_tells_the_client_nothing() -> None:
-    """Its text may hold anything."""
+def test_an_unexpected_error_is_answered_without_details() -> None:
+    """Its message could contain secrets."""
     error = ValueError("a secret")
     assert response_for(error).status == 500
     assert b"secret" not in error_body(error)

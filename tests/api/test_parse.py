@@ -1,4 +1,4 @@
-"""What a body asks for, and what is wrong with it."""
+"""Request bodies: parsing, errors and the removal of engine fields."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def chat(**fields: Any) -> bytes:
     ],
     ids=lambda body: repr(body[:30]),
 )
-def test_what_is_not_json_is_malformed_and_has_no_model(body: bytes) -> None:
-    """Truncated, not an object, not UTF-8, half a surrogate pair, nested without end."""
+def test_invalid_json_is_malformed_and_has_no_model(body: bytes) -> None:
+    """Truncated, not an object, not UTF-8, half a surrogate pair, nested too deeply."""
     with pytest.raises(MalformedRequest):
         parse_body(Endpoint.CHAT, body)
     assert model_of(body) in (None, "m")
@@ -67,27 +67,27 @@ def test_what_is_not_json_is_malformed_and_has_no_model(body: bytes) -> None:
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     ],
 )
-def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
-    """In the message and as `param`, down to the element."""
+def test_a_field_of_the_wrong_type_is_named(fields: dict[str, Any], param: str) -> None:
+    """In the message and as `param`, with the index of the element."""
     with pytest.raises(MalformedRequest, match=f"`{param.partition('[')[0]}") as caught:
         parse_body(Endpoint.CHAT, chat(**fields))
     assert caught.value.param == param
 
 
 @pytest.mark.parametrize("flags", [{"continue_final_message": True}, {"add_generation_prompt": True}])
-def test_either_flag_alone_is_fine(flags: dict[str, bool]) -> None:
-    """Only together they contradict each other."""
+def test_each_generation_flag_alone_is_valid(flags: dict[str, bool]) -> None:
+    """Together they contradict each other."""
     assert prompt_fields(Endpoint.CHAT, parse_body(Endpoint.CHAT, chat(**flags))).items() >= flags.items()
 
 
-def test_a_missing_model_is_said_to_be_missing() -> None:
-    """The commonest mistake."""
+def test_a_missing_model_is_reported() -> None:
+    """The most common mistake."""
     with pytest.raises(MalformedRequest, match="`model`"):
         parse_body(Endpoint.COMPLETIONS, b'{"prompt": "hi"}')
 
 
-def test_numbers_and_booleans_are_read_as_engines_read_them() -> None:
-    """Nothing is refused here that a pod would take."""
+def test_numbers_and_booleans_are_parsed_as_leniently_as_by_engines() -> None:
+    """No body is refused that a pod would accept."""
     lenient = parse_body(Endpoint.CHAT, chat(max_tokens="16", temperature="0.5", stream="true", n=2.0, seed=2**70))
     assert (lenient.max_tokens, lenient.temperature, lenient.stream, lenient.n) == (16, 0.5, True, 2)
     nothing = parse_body(Endpoint.CHAT, chat(max_tokens=None, stream=None, stop=None, tools=None))
@@ -95,8 +95,8 @@ def test_numbers_and_booleans_are_read_as_engines_read_them() -> None:
     assert parse_body(Endpoint.CHAT, chat(stream=1)).stream is True
 
 
-def test_only_fields_that_decide_the_tokens_are_the_prompt() -> None:
-    """As they were given; what was not given is not there."""
+def test_the_prompt_has_only_fields_that_determine_its_tokens() -> None:
+    """Unchanged, without missing ones."""
     tools = [{"type": "function", "function": {"name": "f"}}]
     parsed = parse_body(Endpoint.CHAT, chat(tools=tools, temperature=0.1, user="u"))
     assert prompt_fields(Endpoint.CHAT, parsed) == {"messages": [{"role": "user", "content": "hi"}], "tools": tools}
@@ -116,8 +116,8 @@ objects = st.dictionaries(st.sampled_from(NAMES), json_values).map(lambda fields
 
 @settings(max_examples=150)
 @given(endpoint=endpoints, body=st.binary(max_size=60) | objects)
-def test_whatever_comes_is_parsed_or_malformed(endpoint: Endpoint, body: bytes) -> None:
-    """No other error, for any bytes."""
+def test_any_bytes_are_parsed_or_malformed(endpoint: Endpoint, body: bytes) -> None:
+    """No other exception."""
     model_of(body)
     for parse in (lambda: parse_body(endpoint, body), lambda: without_engine_fields(body)):
         try:
@@ -126,8 +126,8 @@ def test_whatever_comes_is_parsed_or_malformed(endpoint: Endpoint, body: bytes) 
             assert str(error)
 
 
-def test_without_engine_fields_nothing_else_changes() -> None:
-    """Bytes of values, order of keys, 64-bit integers, long floats, inner spaces, escapes."""
+def test_removing_engine_fields_changes_nothing_else() -> None:
+    """Order of keys, 64-bit integers, long floats, spaces and escapes inside values."""
     kept = [
         b'"zeta":{"b" : 1, "a":2.50}',
         b'"big":9223372036854775807',
@@ -142,8 +142,8 @@ def test_without_engine_fields_nothing_else_changes() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ENGINE_FIELDS))
-def test_an_engine_field_goes_however_its_key_is_written(name: str) -> None:
-    """Engines read escaped keys as plain ones."""
+def test_an_engine_field_with_an_escaped_key_is_removed(name: str) -> None:
+    """Engines decode escapes in keys."""
     escaped = name[:2] + f"\\u{ord(name[2]):04x}" + name[3:]
     for key in (name, escaped):
         body = f'{{"model":"m","{key}" : {{"remote_host":"h"}}}}'.encode()
@@ -160,14 +160,14 @@ def test_an_engine_field_goes_however_its_key_is_written(name: str) -> None:
         b'{ "label" : "rid" }',
     ],
 )
-def test_a_body_without_engine_fields_is_the_same_bytes(body: bytes) -> None:
-    """A mention in a text or further down is no field."""
+def test_a_body_without_engine_fields_is_unchanged(body: bytes) -> None:
+    """Also if one appears in a text or in a nested object."""
     assert without_engine_fields(body) is body
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"])
-def test_engine_fields_do_not_hide_in_another_encoding(encoding: str) -> None:
-    """Python's JSON, with which engines read bodies, guesses it; ours does not, and refuses."""
+def test_bodies_in_other_encodings_are_refused(encoding: str) -> None:
+    """Python's JSON module, which engines use, would decode them."""
     body = ' {"rid": "x"}'.encode(encoding)
     assert json.loads(body) == {"rid": "x"}
     assert may_be_json_object(body)
@@ -176,15 +176,15 @@ def test_engine_fields_do_not_hide_in_another_encoding(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"--boundary\r\n", b"model=m", b"[1]"])
-def test_what_no_engine_reads_as_an_object_needs_no_reading_here(body: bytes) -> None:
-    """Forms with files, above all."""
+def test_bodies_that_no_engine_decodes_as_an_object_are_not_parsed(body: bytes) -> None:
+    """Mostly forms with files."""
     assert not may_be_json_object(body)
 
 
 @pytest.mark.parametrize(
     "body", [b'{"rid": 1', b'["rid"]', b'{"x": ' + DEEP + b', "rid": 1}', b'{"\xff": 1, "rid": 1}']
 )
-def test_what_may_have_engine_fields_and_cannot_be_read_is_refused(body: bytes) -> None:
-    """Never passed on without being read."""
+def test_an_undecodable_body_that_may_have_engine_fields_is_refused(body: bytes) -> None:
+    """It is never forwarded unchecked."""
     with pytest.raises(MalformedRequest):
         without_engine_fields(body)

@@ -1,4 +1,4 @@
-"""A client's connection, byte by byte, in front of an edge that answers as each test says."""
+"""`EdgeProtocol` on real connections, with a fake edge."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from router.proxy.headers import HeaderList
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 DEADLINE_S = 20.0
-MOST_BYTES = 1000
-LIMITS = Limits(max_body_bytes=MOST_BYTES, max_header_bytes=1024)
+MAX_BYTES = 1000
+LIMITS = Limits(max_body_bytes=MAX_BYTES, max_header_bytes=1024)
 SOON_S = 0.05
-"""After which the edge gives up, where a test waits for just that."""
+"""A timeout for tests that wait until it expires."""
 Answer = Callable[[Exchange], Awaitable[None]]
 
 
 @dataclass
 class Edge:
-    """Takes what is under /v1, remembers it, and answers."""
+    """Takes requests under /v1, records them, and answers with `answer`."""
 
     answer: Answer
     limits: Limits = LIMITS
@@ -47,14 +47,14 @@ class Edge:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     began: asyncio.Event = field(default_factory=asyncio.Event)
     connections: set[Any] = field(default_factory=set)
-    body_memory: BodyMemory = field(default_factory=lambda: BodyMemory(2 * MOST_BYTES))
+    body_memory: BodyMemory = field(default_factory=lambda: BodyMemory(2 * MAX_BYTES))
 
     def is_proxied(self, method: str, path: str) -> bool:
         return path.startswith("/v1/") and path != "/v1/models"
 
     def refusal(self, received: ReceivedRequest) -> RouterError | None:
         declared = dict(received.headers).get(b"content-length", b"0")
-        return BodyTooLarge("too large") if int(declared) > MOST_BYTES else None
+        return BodyTooLarge("too large") if int(declared) > MAX_BYTES else None
 
     def abandoned(self, received: ReceivedRequest) -> None:
         self.abandoned_paths.append(received.path)
@@ -76,12 +76,12 @@ class Edge:
 
 
 def replace_limits(**changed: Any) -> Limits:
-    """The limits of these tests, but for these."""
+    """`LIMITS` with some changes."""
     return LIMITS.model_copy(update=changed)
 
 
 def whole(body: bytes, status: int = 200, headers: HeaderList | None = None) -> Answer:
-    """An answer with a length."""
+    """A response with a content-length."""
 
     async def answer(client: Exchange) -> None:
         length = (b"content-length", b"%d" % len(body))
@@ -93,12 +93,12 @@ def whole(body: bytes, status: int = 200, headers: HeaderList | None = None) -> 
 
 
 async def echo(client: Exchange) -> None:
-    """The request's body."""
+    """Answer with the request's body."""
     await whole(client.received.body)(client)
 
 
 async def forever(client: Exchange) -> None:
-    """An answer that never comes."""
+    """Never answer."""
     await asyncio.Event().wait()
 
 
@@ -136,14 +136,14 @@ def post(body: bytes, *headers: bytes, path: bytes = b"/v1/x", version: bytes = 
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """Head and body of an answer with a length."""
+    """Head and body of a response with a content-length."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
     return head, await reader.readexactly(length)
 
 
-async def test_requests_follow_one_another_on_a_connection() -> None:
-    """Those of the edge and those of the application, in any order."""
+async def test_a_connection_serves_one_request_after_another() -> None:
+    """Of the edge and of the application, in any order."""
     async with connected(Edge(echo)) as (reader, writer):
         for path, body, expected in ((b"/v1/x", b"a", b"a"), (b"/own", b"", b'"own"'), (b"/v1/x", b"b", b"b")):
             writer.write(post(body, path=path))
@@ -153,7 +153,7 @@ async def test_requests_follow_one_another_on_a_connection() -> None:
 
 
 async def test_pipelined_requests_are_answered_in_order() -> None:
-    """However their bytes arrive."""
+    """For any division of their bytes."""
     sent = post(b"a") + post(b"", path=b"/own") + post(b"b") + post(b"c")
     expected = [b"a", b'"own"', b"b", b"c"]
     for step in (1, 7, len(sent)):
@@ -167,8 +167,8 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
 @pytest.mark.parametrize(
     "first", [b"GET /v1/x HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c", b"CONNECT /v1/x HTTP/1.1"]
 )
-async def test_a_client_that_would_speak_something_else_is_answered_as_any(first: bytes) -> None:
-    """And so is what it has sent right behind it, in one piece or in two."""
+async def test_a_request_to_upgrade_is_answered_without_an_upgrade(first: bytes) -> None:
+    """The next request is answered too, in the same piece or in another."""
     sent = first + b"\r\nhost: h\r\n\r\n", post(b"next")
     for pieces in ((b"".join(sent),), sent):
         async with connected(Edge(echo)) as (reader, writer):
@@ -179,7 +179,7 @@ async def test_a_client_that_would_speak_something_else_is_answered_as_any(first
 
 
 async def test_path_query_headers_and_peer_reach_the_edge() -> None:
-    """The path without escapes, the target with them; a proxy on this machine may name the client."""
+    """The path is decoded, the target is not. A local proxy may set x-forwarded-for."""
     edge = Edge(echo)
     async with connected(edge) as (reader, writer):
         writer.write(post(b"", b"X-Forwarded-For: 10.1.2.3", path=b"/v1/a%20b?c=%20d"))
@@ -190,8 +190,8 @@ async def test_path_query_headers_and_peer_reach_the_edge() -> None:
     assert (b"host", b"h") in received.headers
 
 
-async def test_http_1_0_gets_no_chunks_and_its_connection_ends() -> None:
-    """Its end is the end of the body."""
+async def test_http_1_0_responses_end_with_the_connection() -> None:
+    """Without chunks."""
     async with connected(Edge(whole(b"hello", headers=[]))) as (reader, writer):
         writer.write(post(b"", version=b"1.0"))
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
@@ -199,8 +199,8 @@ async def test_http_1_0_gets_no_chunks_and_its_connection_ends() -> None:
         assert body == b"hello"
 
 
-async def test_an_answer_without_length_is_chunked() -> None:
-    """And the connection goes on."""
+async def test_a_response_without_content_length_is_chunked() -> None:
+    """The connection stays open."""
     async with connected(Edge(whole(b"hello", headers=[]))) as (reader, writer):
         for _ in range(2):
             writer.write(post(b""))
@@ -209,15 +209,15 @@ async def test_an_answer_without_length_is_chunked() -> None:
             assert await reader.readexactly(15) == b"5\r\nhello\r\n0\r\n\r\n"
 
 
-async def test_connection_close_is_kept() -> None:
-    """As the client asked."""
+async def test_connection_close_is_honoured() -> None:
+    """Sent by the client."""
     async with connected(Edge(echo)) as (reader, writer):
         writer.write(post(b"a", b"Connection: close"))
         assert (await reader.read()).endswith(b"connection: close\r\n\r\na")
 
 
-async def test_a_client_that_asks_whether_to_go_on_is_told_so() -> None:
-    """Before its body, once."""
+async def test_expect_100_continue_is_answered() -> None:
+    """Once, before the body."""
     async with connected(Edge(echo)) as (reader, writer):
         message = post(b"a", b"Expect: 100-continue")
         writer.write(message[:-1])
@@ -226,16 +226,16 @@ async def test_a_client_that_asks_whether_to_go_on_is_told_so() -> None:
         assert (await read_answer(reader))[1] == b"a"
 
 
-async def test_a_body_that_is_declared_too_large_is_refused_unread() -> None:
-    """Also where the client asks whether to go on."""
+async def test_a_body_with_a_too_large_content_length_is_refused() -> None:
+    """Without reading it, also with expect: 100-continue."""
     async with connected(Edge(echo)) as (reader, writer):
         writer.write(b"POST /v1/x HTTP/1.1\r\nhost: h\r\ncontent-length: 1001\r\nexpect: 100-continue\r\n\r\n")
         head, body = await read_answer(reader)
         assert (head[:12], body) == (b"HTTP/1.1 413", b"refused")
 
 
-async def test_a_body_that_grows_too_large_is_refused_and_not_held() -> None:
-    """Chunks need no length."""
+async def test_a_chunked_body_that_grows_too_large_is_refused() -> None:
+    """It is not kept in memory, and the connection stays usable."""
     edge = Edge(echo)
     async with connected(edge) as (reader, writer):
         writer.write(b"POST /v1/x HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n")
@@ -247,13 +247,13 @@ async def test_a_body_that_grows_too_large_is_refused_and_not_held() -> None:
         assert (await read_answer(reader))[1] == b"next"
 
 
-async def test_bodies_together_have_a_limit_and_leave_nothing_behind() -> None:
-    """Two are served while a third is refused; when they have gone, by whatever way, all room is free again."""
+async def test_the_total_size_of_bodies_is_limited() -> None:
+    """Memory is freed when a request ends, however it ends."""
     edge = Edge(forever)
     async with connected(edge) as (_, one), connected(edge) as (_, other), connected(edge) as (reader, writer):
-        one.write(post(b"x" * MOST_BYTES))
-        other.write(post(b"x" * MOST_BYTES)[:-1])
-        while edge.body_memory.bytes < 2 * MOST_BYTES - 1:
+        one.write(post(b"x" * MAX_BYTES))
+        other.write(post(b"x" * MAX_BYTES)[:-1])
+        while edge.body_memory.bytes < 2 * MAX_BYTES - 1:
             await asyncio.sleep(0)
         writer.write(post(b"xx"))
         assert (await read_answer(reader))[1] == b"refused"
@@ -263,13 +263,13 @@ async def test_bodies_together_have_a_limit_and_leave_nothing_behind() -> None:
         while edge.body_memory.bytes:
             await asyncio.sleep(0)
         edge.answer = echo
-        writer.write(post(b"x" * MOST_BYTES))
-        assert (await read_answer(reader))[1] == b"x" * MOST_BYTES
+        writer.write(post(b"x" * MAX_BYTES))
+        assert (await read_answer(reader))[1] == b"x" * MAX_BYTES
     assert edge.body_memory.bytes == 0
 
 
-async def test_a_body_is_held_until_its_answer_begins() -> None:
-    """However long the answer then takes: nobody else will be asked."""
+async def test_a_body_is_freed_when_its_response_begins() -> None:
+    """No retry can need it after that."""
     held: list[int] = []
 
     async def answer(client: Exchange) -> None:
@@ -286,8 +286,8 @@ async def test_a_body_is_held_until_its_answer_begins() -> None:
     assert held == [100, 0]
 
 
-async def test_a_client_that_leaves_ends_the_work_for_it() -> None:
-    """At once."""
+async def test_a_disconnect_cancels_the_request() -> None:
+    """Immediately."""
     edge = Edge(forever)
     async with connected(edge) as (_, writer):
         writer.write(post(b"a"))
@@ -296,8 +296,8 @@ async def test_a_client_that_leaves_ends_the_work_for_it() -> None:
         await edge.gone.wait()
 
 
-async def test_a_slow_client_holds_the_answer_up() -> None:
-    """Until it has read what is on its way."""
+async def test_a_slow_client_pauses_the_response() -> None:
+    """Until it has read what is buffered."""
     paused, done = asyncio.Event(), asyncio.Event()
     piece = b"x" * 65536
 
@@ -319,8 +319,8 @@ async def test_a_slow_client_holds_the_answer_up() -> None:
         assert done.is_set()
 
 
-async def test_an_answer_that_ends_too_soon_ends_the_connection() -> None:
-    """With a length that is not kept, or an error after its begin, nothing else could tell."""
+async def test_a_response_that_ends_too_soon_closes_the_connection() -> None:
+    """Shorter than its content-length, or with an error after it began."""
 
     async def short(client: Exchange) -> None:
         client.start(200, [(b"content-length", b"5")])
@@ -338,7 +338,7 @@ async def test_an_answer_that_ends_too_soon_ends_the_connection() -> None:
 
 
 async def test_head_and_204_have_no_body() -> None:
-    """Whatever is put."""
+    """Pieces of body are ignored."""
     for request, status in ((post(b"").replace(b"POST", b"HEAD"), 200), (post(b""), 204)):
         async with connected(Edge(whole(b"abc", status, headers=[]))) as (reader, writer):
             writer.write(request.replace(b"host: h", b"host: h\r\nconnection: close"))
@@ -346,8 +346,8 @@ async def test_head_and_204_have_no_body() -> None:
 
 
 @pytest.mark.parametrize("value", [b"a\r\nx-evil: 1", b"a\n"])
-async def test_no_header_of_an_answer_can_make_another(value: bytes) -> None:
-    """It is refused before anything is sent."""
+async def test_a_response_header_with_a_line_break_is_refused(value: bytes) -> None:
+    """Nothing is sent."""
     errors: list[Any] = []
 
     async def answer(client: Exchange) -> None:
@@ -362,7 +362,7 @@ async def test_no_header_of_an_answer_can_make_another(value: bytes) -> None:
     assert errors
 
 
-# --- clients that are given up ---
+# --- rejected clients ---
 
 
 @pytest.mark.parametrize(
@@ -374,17 +374,17 @@ async def test_no_header_of_an_answer_can_make_another(value: bytes) -> None:
     ],
     ids=["one header", "the path", "not HTTP"],
 )
-async def test_a_head_that_cannot_be_taken_is_refused_and_the_connection_ends(sent: bytes, error: str) -> None:
-    """However much more of it there is."""
+async def test_invalid_or_too_large_headers_are_refused(sent: bytes, error: str) -> None:
+    """And the connection is closed."""
     async with connected(Edge(echo)) as (reader, writer):
         writer.write(sent)
-        with contextlib.suppress(ConnectionError):  # what was not read of it resets the connection
+        with contextlib.suppress(ConnectionError):  # unread bytes reset the connection
             assert await reader.read() == b"HTTP/1.1 999 %b\r\n\r\n" % error.encode()
 
 
 @pytest.mark.parametrize("path", [b"/v1/x", b"/own"])
-async def test_what_was_asked_for_before_the_garbage_is_answered(path: bytes) -> None:
-    """Whoever would have read the request in which it stands."""
+async def test_requests_before_invalid_bytes_are_answered(path: bytes) -> None:
+    """Of the edge and of the application."""
     edge = Edge(echo)
     async with connected(edge) as (reader, writer):
         head = b"POST %b HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n" % path
@@ -394,8 +394,8 @@ async def test_what_was_asked_for_before_the_garbage_is_answered(path: bytes) ->
     assert isinstance(edge.seen[-1].refusal, MalformedRequest)
 
 
-async def test_trailers_without_end_are_refused() -> None:
-    """They are headers, too."""
+async def test_endless_trailers_are_refused() -> None:
+    """They count as headers."""
     edge = Edge(echo)
     async with connected(edge) as (reader, writer):
         writer.write(b"POST /v1/x HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n")
@@ -411,13 +411,13 @@ async def test_trailers_without_end_are_refused() -> None:
     ("sent", "answer"),
     [
         (b"POST /v1/x HT", b"HTTP/1.1 999 RequestTimeout"),
-        (post(b"abc")[:-1], b"HTTP/1.1 413"),  # what this edge makes of any refusal
-        (post(b"abc", path=b"/own")[:-1], b"HTTP/1.1 200"),  # it answers what reads no body
+        (post(b"abc")[:-1], b"HTTP/1.1 413"),  # the fake edge answers every refusal with 413
+        (post(b"abc", path=b"/own")[:-1], b"HTTP/1.1 200"),  # this endpoint does not read its body
     ],
     ids=["head", "body", "body for the application"],
 )
-async def test_a_request_that_is_not_whole_in_time_is_refused(sent: bytes, answer: bytes) -> None:
-    """And the connection ends."""
+async def test_an_incomplete_request_is_refused_after_the_timeout(sent: bytes, answer: bytes) -> None:
+    """And the connection is closed."""
     edge = Edge(echo, replace_limits(request_timeout_s=SOON_S))
     async with connected(edge) as (reader, writer):
         writer.write(sent)
@@ -425,8 +425,8 @@ async def test_a_request_that_is_not_whole_in_time_is_refused(sent: bytes, answe
         assert all(isinstance(seen.refusal, RequestTimeout) for seen in edge.seen)
 
 
-async def test_a_long_answer_is_no_slow_request() -> None:
-    """Only what the client has to send is waited for in vain, also where it sends ahead."""
+async def test_a_slow_response_is_not_a_slow_request() -> None:
+    """The timeout only covers what the client sends, also in a pipeline."""
     over = asyncio.Event()
 
     async def answer(client: Exchange) -> None:
@@ -441,8 +441,8 @@ async def test_a_long_answer_is_no_slow_request() -> None:
 
 
 @pytest.mark.parametrize("asked", [0, 1])
-async def test_a_connection_on_which_nothing_is_asked_is_closed(asked: int) -> None:
-    """Also one on which nothing ever was."""
+async def test_an_idle_connection_is_closed(asked: int) -> None:
+    """Also one without any request."""
     async with connected(Edge(echo), keep_alive_s=SOON_S) as (reader, writer):
         if asked:
             writer.write(post(b"a"))
@@ -450,8 +450,8 @@ async def test_a_connection_on_which_nothing_is_asked_is_closed(asked: int) -> N
         assert await reader.read() == b""
 
 
-async def test_a_request_announced_before_the_answer_ended_must_come_in_time() -> None:
-    """Its first bytes do not keep the connection for ever."""
+async def test_a_request_that_begins_during_a_response_must_be_complete_in_time() -> None:
+    """Its first bytes do not keep the connection open."""
     edge = Edge(echo, replace_limits(request_timeout_s=SOON_S))
     async with connected(edge) as (reader, writer):
         writer.write(post(b"a") + b"POST /v1/")
@@ -460,21 +460,21 @@ async def test_a_request_announced_before_the_answer_ended_must_come_in_time() -
 
 
 def stops(edge: Edge) -> None:
-    """The server says that it is not ready."""
+    """The server is no longer ready."""
     for protocol in edge.connections:
         protocol.config.app.begin_stopping()
 
 
 def ends(edge: Edge) -> None:
-    """And then takes nobody any more."""
+    """Then it stops."""
     stops(edge)
     for protocol in list(edge.connections):
         protocol.shutdown()
 
 
 @pytest.mark.parametrize("path", [b"/v1/x", b"/own"])
-async def test_the_answers_of_a_server_that_stops_end_their_connections(path: bytes) -> None:
-    """So that clients ask elsewhere, before they must."""
+async def test_responses_of_a_stopping_server_close_their_connections(path: bytes) -> None:
+    """So that clients connect to another router."""
     edge = Edge(echo)
     async with connected(edge) as (reader, writer):
         writer.write(post(b"a"))
@@ -485,8 +485,8 @@ async def test_the_answers_of_a_server_that_stops_end_their_connections(path: by
         assert await reader.read() == b""
 
 
-async def test_what_was_sent_ahead_of_a_server_that_stops_is_answered() -> None:
-    """The last answer ends the connection."""
+async def test_pipelined_requests_to_a_stopping_server_are_answered() -> None:
+    """The last response closes the connection."""
     edge, go_on = Edge(echo), asyncio.Event()
 
     async def answer(client: Exchange) -> None:
@@ -510,8 +510,8 @@ async def test_what_was_sent_ahead_of_a_server_that_stops_is_answered() -> None:
 
 
 @pytest.mark.parametrize("asked", [0, 1])
-async def test_who_asks_in_the_last_moment_of_a_server_is_answered(asked: int) -> None:
-    """A request that was on its way when the server took nobody any more; also a first one."""
+async def test_a_request_in_flight_when_the_server_stops_is_answered(asked: int) -> None:
+    """Also the first request of a connection."""
     edge = Edge(echo)
     async with connected(edge) as (reader, writer):
         for _ in range(asked):
@@ -526,8 +526,8 @@ async def test_who_asks_in_the_last_moment_of_a_server_is_answered(asked: int) -
         assert await reader.read() == b""
 
 
-async def test_a_connection_without_a_request_ends_soon_when_the_server_does() -> None:
-    """Its answer may be under way when the server takes nobody any more, and has not said so."""
+async def test_idle_connections_are_closed_soon_when_the_server_stops() -> None:
+    """Also if their last response did not announce it."""
     edge, go_on = Edge(echo), asyncio.Event()
 
     async def answer(client: Exchange) -> None:
@@ -556,15 +556,15 @@ async def test_a_connection_without_a_request_ends_soon_when_the_server_does() -
 
 
 async def until_timers_are_gone() -> None:
-    """All that were set before have gone off."""
+    """All earlier timers have fired."""
     gone = asyncio.Event()
     asyncio.get_running_loop().call_later(3 * SOON_S, gone.set)
     await gone.wait()
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_a_client_that_never_reads_is_given_up(streams: bool) -> None:
-    """With what was held for it, whether the answer goes on or is complete."""
+async def test_a_client_that_never_reads_is_disconnected(streams: bool) -> None:
+    """During a response or after it."""
     put = asyncio.Event()
 
     async def answer(client: Exchange) -> None:
@@ -590,8 +590,8 @@ async def test_a_client_that_never_reads_is_given_up(streams: bool) -> None:
 
 
 @pytest.mark.parametrize("ahead", [post(b"b"), post(b"", path=b"/own"), post(b"b")[:-1]])
-async def test_a_client_that_sent_ahead_and_left_is_noticed(ahead: bytes) -> None:
-    """While its first answer is still being made; what it sent ahead counts as abandoned."""
+async def test_a_disconnect_after_pipelined_requests_is_noticed(ahead: bytes) -> None:
+    """While the first one is served. The others count as abandoned."""
     edge = Edge(forever)
     async with connected(edge) as (_, writer):
         writer.write(post(b"a") + ahead)
@@ -601,8 +601,8 @@ async def test_a_client_that_sent_ahead_and_left_is_noticed(ahead: bytes) -> Non
         assert edge.abandoned_paths == ([] if b"/own" in ahead else ["/v1/x"])
 
 
-async def test_who_sends_far_ahead_is_made_to_wait() -> None:
-    """So that nobody can fill our memory with requests; all of them are answered in their time."""
+async def test_the_number_of_pipelined_requests_is_limited() -> None:
+    """The connection is not read meanwhile; all requests are answered eventually."""
     first = asyncio.Event()
 
     async def answer(client: Exchange) -> None:
@@ -622,8 +622,8 @@ async def test_who_sends_far_ahead_is_made_to_wait() -> None:
         assert [(await read_answer(reader))[1] for _ in range(20)] == [b"%d" % n for n in range(20)]
 
 
-async def test_a_client_that_leaves_before_its_body_is_whole_is_counted() -> None:
-    """Nobody has begun to serve it."""
+async def test_a_disconnect_before_the_body_is_complete_is_counted() -> None:
+    """As an abandoned request."""
     edge = Edge(echo)
     async with connected(edge) as (_, writer):
         writer.write(post(b"abc")[:-1])
@@ -635,8 +635,8 @@ async def test_a_client_that_leaves_before_its_body_is_whole_is_counted() -> Non
         assert not edge.seen
 
 
-async def test_one_client_more_than_are_taken_is_told_so() -> None:
-    """In words, and hung up on; the others go on."""
+async def test_a_connection_beyond_the_limit_is_refused() -> None:
+    """With an error response. The others are not affected."""
     edge = Edge(echo, replace_limits(max_connections=1))
     async with connected(edge) as (reader, writer):
         writer.write(post(b"a"))
@@ -649,7 +649,7 @@ async def test_one_client_more_than_are_taken_is_told_so() -> None:
 
 
 async def test_small_pieces_are_sent_at_once() -> None:
-    """Nagle's algorithm is off: a token waits for no acknowledgement."""
+    """Nagle's algorithm is off."""
     edge = Edge(echo)
     async with connected(edge) as (reader, writer):
         writer.write(post(b"a"))
@@ -685,10 +685,8 @@ NASTY += [
     dropped=st.integers(0, 20),
     places=st.lists(st.integers(0, len(GOOD)), max_size=5),
 )
-def test_whatever_a_client_sends_it_is_answered_or_hung_up_on(
-    at: int, nasty: bytes, dropped: int, places: list[int]
-) -> None:
-    """No error of ours escapes into the event loop, and every connection ends."""
+def test_any_bytes_are_answered_or_end_the_connection(at: int, nasty: bytes, dropped: int, places: list[int]) -> None:
+    """No exception reaches the event loop, and every connection is closed."""
     raw, errors = GOOD[:at] + nasty + GOOD[at + dropped :], []
 
     async def talk() -> None:

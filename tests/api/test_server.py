@@ -1,4 +1,4 @@
-"""How a server stops, towards clients that have connected."""
+"""A stopping server answers clients that have connected."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.api.test_protocol import DEADLINE_S, Edge, echo, post, read_answer
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
 
-async def test_who_has_connected_but_was_not_taken_yet_is_answered() -> None:
-    """The kernel has said yes to the client before the server knows of it."""
+async def test_a_connection_in_the_listening_queue_is_answered() -> None:
+    """The kernel completes connections before the server accepts them."""
     app = App(cast(OpenAiEdge, Edge(echo)), FastAPI(openapi_url=None))
     config = uvicorn.Config(app, http=EdgeProtocol, ws="none", lifespan="off", log_config=None)
     config.load()
