@@ -1,4 +1,4 @@
-"""Does `warmroute config check` read everything that the router would?"""
+"""`warmroute config check` and `warmroute policies`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.cli.conftest import Typed
     ],
 )
 def test_names_of_other_files_are_checked(typed: Typed, tmp_path: Path, text: str, what: str) -> None:
-    """A class of links, a prior, a policy; exit code 2."""
+    """Link classes, cost priors and policies; exit code 2."""
     path = tmp_path / "router.yaml"
     path.write_text(text)
     ended = typed("config", "check", path)
     assert ended.code == 2 and what in ended.err
 
 
-def test_a_good_configuration_is_counted(typed: Typed, tmp_path: Path) -> None:
+def test_a_valid_configuration_is_summarized(typed: Typed, tmp_path: Path) -> None:
     """Exit code 0."""
     path = tmp_path / "router.yaml"
     path.write_text("pods: [{url: 'http://a', role: prefill, handoff: nixl}]\nlinks: {elsewhere: rdma_100}\n")
@@ -33,8 +33,8 @@ def test_a_good_configuration_is_counted(typed: Typed, tmp_path: Path) -> None:
     assert ended.code == 0 and "valid. 0 models, 1 pods, policies cost_aware." in ended.out
 
 
-def test_the_list_of_policies_says_which_requests_each_decides(typed: Typed, tmp_path: Path) -> None:
-    """A share of those that match, or what no other matches."""
+def test_the_list_of_policies_shows_which_requests_each_decides(typed: Typed, tmp_path: Path) -> None:
+    """A share of matching requests, or all that no other policy matches."""
     canary = "match: {class: [batch, rag], stream: false}\npercent: 5\n"
     for name, text in (("canary", canary), ("plain", ""), ("wide", "match: {}\n")):
         (tmp_path / f"{name}.yaml").write_text(f"name: {name}\nabout: x\nextends: least_load\n{text}")

@@ -1,4 +1,4 @@
-"""A wrong file is named with its line, its key, and what was probably meant."""
+"""Mistakes in YAML files are reported with line, key and the key that was probably meant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from router.errors import ConfigError
 
 
 def refused(folder: Path, text: str) -> str:
-    """The message for a router.yaml of this text."""
+    """The error message for a router.yaml with this text."""
     file = folder / "router.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -61,20 +61,20 @@ def refused(folder: Path, text: str) -> str:
         ("? {a: 1}\n: b\n? {a: {}}\n", "/router.yaml: not valid YAML", "unhashable"),
     ],
 )
-def test_a_mistake_is_named_with_line_and_key(tmp_path: Path, text: str, where: str, what: str) -> None:
+def test_a_mistake_is_reported_with_line_and_key(tmp_path: Path, text: str, where: str, what: str) -> None:
     """At any depth."""
     message = refused(tmp_path, text)
     assert message.startswith(where)
     assert what in message
 
 
-def test_every_mistake_is_listed(tmp_path: Path) -> None:
-    """One start, one list."""
+def test_all_mistakes_are_listed(tmp_path: Path) -> None:
+    """In one message."""
     assert len(refused(tmp_path, "polcy: a\nlimits:\n  retries: -1\n").splitlines()) == 2
 
 
-def test_a_file_is_parsed_when_it_says_something_new(tmp_path: Path) -> None:
-    """A reload of many policies, of which one has changed, parses that one."""
+def test_a_file_is_parsed_only_when_it_changed(tmp_path: Path) -> None:
+    """A reload of many policies parses those that changed."""
     file = tmp_path / "router.yaml"
     file.write_text("policy: a\n")
     first = read_document(file)
@@ -84,7 +84,7 @@ def test_a_file_is_parsed_when_it_says_something_new(tmp_path: Path) -> None:
     assert read_document(file).data == {"policy": "b"}
 
 
-def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
+def test_an_empty_file_has_all_defaults(tmp_path: Path) -> None:
     """Also one with comments only."""
     file = tmp_path / "router.yaml"
     file.write_text("# nothing yet\n")
@@ -92,7 +92,7 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"policy: \xff\n"])
-def test_a_file_that_cannot_be_read_is_a_wrong_configuration(tmp_path: Path, content: bytes | None) -> None:
+def test_an_unreadable_file_is_a_configuration_error(tmp_path: Path, content: bytes | None) -> None:
     """Missing, or not UTF-8."""
     file = tmp_path / "router.yaml"
     if content is not None:
@@ -102,7 +102,7 @@ def test_a_file_that_cannot_be_read_is_a_wrong_configuration(tmp_path: Path, con
 
 
 def test_a_policy_mistake_names_file_line_and_key(tmp_path: Path) -> None:
-    """Through the same loader; and a file is named after its policy."""
+    """A file must be named after its policy."""
     file = tmp_path / "mine.yaml"
     file.write_text("name: mine\nabout: x\ncosts:\n  queu: {}\npicker:\n  lowest_cost: {}\n")
     with pytest.raises(ConfigError, match=r"mine\.yaml:4: costs\.queu: unknown key; did you mean 'queue'\?"):
@@ -113,12 +113,12 @@ def test_a_policy_mistake_names_file_line_and_key(tmp_path: Path) -> None:
 
 
 def test_the_annotated_defaults_are_the_defaults() -> None:
-    """config/router.yaml says what the schema does."""
+    """config/router.yaml equals the schema."""
     assert load(shipped("config") / "router.yaml", RouterConfig) == RouterConfig()
 
 
-def test_everything_that_is_shipped_loads() -> None:
-    """All policies and all priors."""
+def test_all_shipped_files_load() -> None:
+    """Policies and priors."""
     policies = load_policies(shipped("policies"))
     assert set(policies) >= {"round_robin", "least_load", "ring_bounded_load", "cost_aware"}
     assert load_priors(shipped("config") / "models")["llama-3.1-8b"].hardware["h100x1"].c1_ms_per_token > 0

@@ -1,4 +1,4 @@
-"""A prior is a row of a file, or an estimate that says so."""
+"""Cost priors: rows of files, or estimates marked as such."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def row_of(label: str) -> tuple[str, str]:
 
 
 def test_a_prior_is_chosen_by_model_and_hardware() -> None:
-    """A pod's own hardware goes before the model's; what is unknown is named with what is known."""
+    """A pod's hardware overrides the model's. Unknown names are reported with the known ones."""
     priors = load_priors(shipped("config") / "models")
     cost = CostPrior(model="llama-3.1-8b", hardware="h100x1")
     assert prior_speed(priors, cost).c1_ms_per_token == 0.02028
@@ -103,8 +103,8 @@ def test_hardware_needs_a_row_of_some_configured_model() -> None:
 @pytest.mark.skipif(
     not FITTED.is_file(), reason="the fits that config/models was made from are not part of the product"
 )
-def test_every_row_is_its_fit_to_four_digits() -> None:
-    """All fits, no other rows, no other coefficients."""
+def test_every_row_equals_its_fit_to_four_digits() -> None:
+    """There are no other rows or coefficients."""
     rows = {(name, hardware): row for name, prior in PRIORS.items() for hardware, row in prior.hardware.items()}
     fits = {row_of(label): fit for label, fit in json.loads(FITTED.read_text()).items()}
     assert rows.keys() == fits.keys()
@@ -114,7 +114,7 @@ def test_every_row_is_its_fit_to_four_digits() -> None:
 
 
 def test_every_file_has_the_kv_of_its_architecture() -> None:
-    """All layers counted: what an engine holds that treats them alike."""
+    """As for an engine that treats all layers alike."""
     assert PRIORS.keys() == ARCHITECTURES.keys()
     for name, architecture in ARCHITECTURES.items():
         kv = kv_size(architecture)
@@ -122,8 +122,8 @@ def test_every_file_has_the_kv_of_its_architecture() -> None:
 
 
 @pytest.mark.parametrize("model", ARCHITECTURES)
-def test_an_estimate_is_as_good_as_it_says(model: str) -> None:
-    """Within 2.5 for c1 and 1.4 for c2 of every row that was fitted."""
+def test_estimates_are_within_their_stated_accuracy(model: str) -> None:
+    """Within a factor of 2.5 for c1 and 1.4 for c2 of every fitted row."""
     work = prefill_work(ARCHITECTURES[model])
     for hardware, row in PRIORS[model].hardware.items():
         estimate = estimated_row(work, hardware.removesuffix("-sglang"), GPUS)
@@ -132,8 +132,8 @@ def test_an_estimate_is_as_good_as_it_says(model: str) -> None:
         assert "estimate" in estimate.source and "factor of 2.5" in estimate.source
 
 
-def test_twice_the_gpus_take_half_the_time() -> None:
-    """Of what depends on the prompt."""
+def test_twice_the_gpus_halve_the_estimate() -> None:
+    """Of the terms that depend on the prompt."""
     work = prefill_work(ARCHITECTURES["llama-3.1-70b"])
     two, four = (estimated_row(work, hardware, GPUS) for hardware in ("a100x2", "a100x4"))
     assert two.c1_ms_per_token == 2 * four.c1_ms_per_token
@@ -141,14 +141,14 @@ def test_twice_the_gpus_take_half_the_time() -> None:
 
 
 @pytest.mark.parametrize("hardware", ["b9000x1", "h100", "h100x0", "h100x1-sglang", "xh100x1", ""])
-def test_hardware_that_is_not_known_is_not_estimated(hardware: str) -> None:
-    """The message says which GPUs are."""
+def test_unknown_hardware_has_no_estimate(hardware: str) -> None:
+    """The message lists the known GPUs."""
     with pytest.raises(ConfigError, match="such as h100x4; known GPUs: a100, h100, h200"):
         estimated_row(prefill_work(ARCHITECTURES["qwen3-32b"]), hardware, GPUS)
 
 
-def test_priors_of_ones_own_go_before_the_shipped_ones(tmp_path: Path) -> None:
-    """A folder of them; the others stay."""
+def test_priors_of_the_user_override_the_shipped_ones(tmp_path: Path) -> None:
+    """The other shipped ones stay."""
     row = "{c0_ms: 1, c1_ms_per_token: 0.5, c2_ms_per_token2: 0, source: here}"
     for name in ("llama-3.1-8b", "ours"):
         text = f"name: {name}\nkv_bytes_per_token: 7\nhardware: {{h100x1: {row}}}\n"
@@ -159,7 +159,7 @@ def test_priors_of_ones_own_go_before_the_shipped_ones(tmp_path: Path) -> None:
     assert all_priors(None) == PRIORS
 
 
-def test_a_folder_of_priors_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """With the key that names it."""
+def test_a_missing_folder_of_priors_is_reported(tmp_path: Path) -> None:
+    """With its key."""
     with pytest.raises(ConfigError, match=r"priors: .*nowhere"):
         all_priors(str(tmp_path / "nowhere"))
