@@ -178,7 +178,8 @@ async def test_models_are_merged_over_all_pods(router: Router) -> None:
     assert cards["lora"]["parent"] == "m" and "parent" not in cards["m"]
     assert (await router.call("GET", "/v1/models/lora")).json() == cards["lora"]
     answer = await router.call("GET", "/v1/models/nobody")
-    assert answer.status_code == 404 and "nobody" in error_of(answer)["message"]
+    assert (answer.status_code, error_of(answer)["code"]) == (404, None)
+    assert error_of(answer)["message"] == "The model `nobody` does not exist."
 
 
 async def test_a_model_without_a_known_length_has_none(router: Router) -> None:

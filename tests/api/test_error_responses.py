@@ -6,8 +6,10 @@ import json
 import re
 from collections.abc import Iterator
 
+import pytest
+
 from router import errors
-from router.api.error_responses import RESPONSES, error_body, response_for
+from router.api.error_responses import RESPONSES, error_body, error_headers, response_for
 from router.errors import ConfigError, MalformedRequest, RouterError
 
 
@@ -27,6 +29,25 @@ def test_statuses_equal_those_in_the_error_tree() -> None:
     drawn = {name: int(status) for name, status in re.findall(r"\+-- (\w+) +(\d{3})\b", str(errors.__doc__))}
     assert drawn == {error.__name__: shape.status for error, shape in RESPONSES.items() if error.__name__ in drawn}
     assert len(drawn) >= 10
+
+
+@pytest.mark.parametrize(
+    ("base", "status"), [(errors.ClientError, 400), (errors.FleetError, 503), (errors.UpstreamError, 502)]
+)
+def test_base_classes_have_statuses_too(base: type[RouterError], status: int) -> None:
+    """For errors without a class of their own."""
+    assert response_for(base("x")).status == status
+
+
+def test_errors_of_the_fleet_ask_clients_to_retry_after_a_second() -> None:
+    """No other error does."""
+    for error, response in RESPONSES.items():
+        assert response.retry_after_s == (1 if issubclass(error, errors.FleetError) else None)
+    assert (b"retry-after", b"1") in error_headers(errors.Saturated("x"), b"{}")
+    assert error_headers(MalformedRequest("x"), b"{}") == [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"2"),
+    ]
 
 
 def test_a_body_has_openais_four_fields() -> None:
