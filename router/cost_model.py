@@ -1,7 +1,6 @@
-"""What do prefill, decode steps and transfers take?
+"""The cost model: times of prefills, decode steps and transfers from their coefficients.
 
-The formulas of the cost model with their coefficients, as values. Where the coefficients come from is nobody's business
-here: this file imports nothing of ours. Source: reference/cost-model.md.
+Source: reference/cost-model.md.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ class PodSpeed:
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """In that order. `dataclasses.astuple` copies deeply and takes thirty times as long."""
+        """The coefficients in field order. `dataclasses.astuple` copies deeply and takes thirty times as long."""
         return (
             *(self.c0_ms, self.c1_ms_per_token, self.c2_ms_per_token2),
             *(self.d0_ms, self.d1_ms_per_request, self.d2_ms_per_context_token),
         )
 
     def prefill_ms(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
-        """Expected prefill time of a prompt of which `cached_tokens` leading tokens need no compute."""
+        """Expected prefill time of a prompt with `cached_tokens` leading tokens in the cache."""
         n, p = prompt_tokens, cached_tokens
         return self.c0_ms + self.c1_ms_per_token * (n - p) + self.c2_ms_per_token2 * (n * n - p * p)
 
@@ -42,24 +41,24 @@ class PodSpeed:
         return self.c1_ms_per_token * (n - p) + self.c2_ms_per_token2 * (n * n - p * p)
 
     def fixed_ms(self, requests: int, context_tokens: int) -> float:
-        """The part of a step that all prompts in it share: a decode step where others decode, with that much context in
-        all, else c0. Source: reference/simulator.md 5.2."""
+        """The part of a step that does not depend on its prompts: a decode step if `requests` decode with
+        `context_tokens` in total, else c0. Source: reference/simulator.md 5.2."""
         return self.step_ms(requests, context_tokens) if requests and self.d0_ms else self.c0_ms
 
     def step_ms(self, requests: float, context_tokens: float) -> float:
-        """One decode step of that many requests with that much context in all."""
+        """Expected time of a decode step of `requests` requests with `context_tokens` in total."""
         return self.d0_ms + self.d1_ms_per_request * requests + self.d2_ms_per_context_token * context_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A way for KV: `t0 + bytes / bandwidth`. Source: reference/cost-model.md 4.2."""
+    """A link for KV: a transfer takes `t0 + bytes / bandwidth`. Source: reference/cost-model.md 4.2."""
 
     t0_ms: float
     bytes_per_ms: float
     kind: str = ""
-    """The class of links that it belongs to, by which it is learnt."""
+    """The class of links that share a calibration."""
 
     def transfer_ms(self, kv_bytes: float) -> float:
-        """Expected time of one transfer that has the link for itself."""
+        """Expected time of one transfer without concurrent ones."""
         return self.t0_ms + kv_bytes / self.bytes_per_ms

@@ -1,8 +1,4 @@
-"""What is decided about a request, and booked for it?
-
-The answer of a policy, as values: ways to serve one request, each with its price in milliseconds, and the place on a
-pod that one of them takes. Like all nouns they hold no behaviour beyond one-line readings of their own fields.
-"""
+"""The values of a decision: plans for one request with their costs in milliseconds, and the lease of a chosen plan."""
 
 from __future__ import annotations
 
@@ -15,8 +11,8 @@ from router.types import Pod, PodId
 
 
 class Cost(msgspec.Struct, frozen=True, gc=False):
-    """Expected milliseconds, in named parts that add up to the total. Thousands are kept: `names` are one value for all
-    prices of a decision, so that a price is one tuple of numbers, in which nothing searches for cycles."""
+    """Expected milliseconds, in named parts that add up to the total. Thousands are kept: `names` is one tuple for all
+    costs of a decision, and the garbage collector does not track the values."""
 
     names: tuple[str, ...]
     parts_ms: tuple[float, ...]
@@ -24,19 +20,19 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, parts: Iterable[tuple[str, float]], total_ms: float) -> Cost:
-        """From names with their parts."""
+        """A cost from (name, milliseconds) pairs."""
         parts = tuple(parts)
         return cls(tuple(name for name, _ in parts), tuple(ms for _, ms in parts), total_ms)
 
     @property
     def parts(self) -> tuple[tuple[str, float], ...]:
-        """Name and milliseconds of each."""
+        """(name, milliseconds) pairs."""
         return tuple(zip(self.names, self.parts_ms, strict=True))
 
 
 class Pull(msgspec.Struct, frozen=True, gc=False):
-    """Fetch leading KV from another pod instead of computing it: `pulled_tokens` travel, and then `cached_tokens` are
-    there."""
+    """Fetch leading KV from another pod instead of computing it: `pulled_tokens` are transferred, after which
+    `cached_tokens` are on the pod."""
 
     holder: PodId
     cached_tokens: int
@@ -44,35 +40,35 @@ class Pull(msgspec.Struct, frozen=True, gc=False):
 
 
 class Direct(msgspec.Struct, frozen=True, gc=False):
-    """Serve the whole request on one pod, perhaps after a pull."""
+    """Serve the whole request on one pod, with or without a pull."""
 
     pod: Pod
     pull: Pull | None = None
 
 
 class Split(msgspec.Struct, frozen=True, gc=False):
-    """Compute the prompt on one pod and hand its KV over to another, which answers."""
+    """Compute the prompt on one pod and hand its KV over to another, which decodes."""
 
     prefill: Pod
     decode: Pod
     handoff_tokens: int = 0
-    """Whose KV goes over: those of the prompt that the other does not hold yet."""
+    """Prompt tokens whose KV is transferred: those that the decode pod does not hold."""
 
     pull: ClassVar[None] = None
-    """It pulls nothing beside its handoff."""
+    """A split has no pull."""
 
     @property
     def pod(self) -> Pod:
-        """The one that answers the client."""
+        """The pod that answers the client."""
         return self.decode
 
 
 Plan: TypeAlias = Direct | Split
-"""One way to serve."""
+"""A way to serve one request."""
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
-    """A plan with its price. `cached_tokens` is what we expect the engine to find in its cache."""
+    """A plan with its cost. `cached_tokens`: prompt tokens expected in the engine's cache."""
 
     plan: Plan
     cost: Cost
@@ -84,7 +80,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 
 class RouteDecision(msgspec.Struct, frozen=True, gc=False):
-    """Ways to serve one request, best first. A retry is simply the next candidate."""
+    """The candidates for one request, best first. A retry uses the next candidate."""
 
     policy: str
     version: str
@@ -93,7 +89,7 @@ class RouteDecision(msgspec.Struct, frozen=True, gc=False):
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
-    """A booked place on a pod: what the ledger gives back when it is released."""
+    """The work booked on a pod for one request, subtracted from the ledger on release."""
 
     id: int
     pod: PodId

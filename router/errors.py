@@ -1,35 +1,35 @@
-"""What can go wrong, whose fault is it, and may it be tried elsewhere?
+"""All errors that the router raises on purpose, by source.
 
     RouterError
     +-- ClientError                 the request is at fault; never retried
     |   +-- MalformedRequest        400  not JSON, wrong types, contradictory fields
     |   +-- ContextTooLong          400  longer than every pod's max_model_len
-    |   +-- RequestTimeout          408  not whole in time
+    |   +-- RequestTimeout          408  not received completely in time
     |   +-- BodyTooLarge            413
     |   +-- HeadersTooLarge         431
     |   +-- UnknownModel            404
     |   +-- UnknownEndpoint         404
     |   +-- MethodNotAllowed        405
-    +-- FleetError                  no pod could take it
+    +-- FleetError                  no pod can serve it now
     |   +-- NoReadyPod              503
-    |   +-- Stopping                503  the router was told to end, and its patience with this answer is over
-    |   +-- Saturated               503  the router itself has as much to do as it takes
+    |   +-- Stopping                503  the router is shutting down and the drain time is over
+    |   +-- Saturated               503  a limit of the router itself is reached
     +-- UpstreamError               a pod failed
     |   +-- ConnectFailed           502  nothing was sent: always safe to try the next candidate
-    |   +-- StaleConnection         502  a reused connection died before any answer: once, anew
-    |   +-- UpstreamBroken          502  the pod broke off; only retryable while no byte went downstream
+    |   +-- StaleConnection         502  a reused connection died before any answer: retried once on the same pod
+    |   +-- UpstreamBroken          502  the pod aborted; retryable only before the first byte to the client
     |   +-- UpstreamTimeout         504
-    |   +-- HandoffFailed           502  no KV came from the other pod; the next candidate does without
+    |   +-- HandoffFailed           502  the KV of a split did not arrive; the next candidate works without it
     +-- ConfigError                 a config or policy file is wrong; names file, line and key
 
-This file never maps an error to a response; `api/error_responses.py` does, in one table that a test proves complete.
+`api/error_responses.py` maps them to responses; a test proves its table complete.
 """
 
 from __future__ import annotations
 
 
 class RouterError(Exception):
-    """Root of every error that we raise on purpose."""
+    """Root of all errors that the router raises on purpose."""
 
 
 class ClientError(RouterError):
@@ -41,7 +41,7 @@ class ClientError(RouterError):
 
 
 class MalformedRequest(ClientError):
-    """The body is not what the endpoint takes."""
+    """The endpoint does not accept the body."""
 
 
 class ContextTooLong(ClientError):
@@ -53,11 +53,11 @@ class BodyTooLarge(ClientError):
 
 
 class HeadersTooLarge(ClientError):
-    """The request's line and headers exceed the configured limit."""
+    """The request line and headers exceed the configured limit."""
 
 
 class RequestTimeout(ClientError):
-    """The request took too long to arrive."""
+    """The request was not received completely within the time limit."""
 
 
 class UnknownModel(ClientError):
@@ -73,7 +73,7 @@ class MethodNotAllowed(ClientError):
 
 
 class FleetError(RouterError):
-    """The request is fine but no pod can take it now."""
+    """The request is valid, but no pod can serve it now."""
 
 
 class NoReadyPod(FleetError):
@@ -81,11 +81,11 @@ class NoReadyPod(FleetError):
 
 
 class Saturated(FleetError):
-    """As many requests are being served, or as many clients are connected, as the configuration allows."""
+    """A configured limit of requests or connections is reached."""
 
 
 class Stopping(FleetError):
-    """The router ends before the answer could."""
+    """The router stops before the answer is complete."""
 
 
 class UpstreamError(RouterError):
@@ -97,7 +97,7 @@ class UpstreamError(RouterError):
 
 
 class ConnectFailed(UpstreamError):
-    """The connection was never made: the pod has seen nothing. `refused`: no process accepts connections there, unlike
+    """The connection failed: nothing was sent to the pod. `refused`: no process accepts connections there, unlike
     after a timeout."""
 
     def __init__(self, message: str, *, pod: str = "", refused: bool = False) -> None:
@@ -106,11 +106,11 @@ class ConnectFailed(UpstreamError):
 
 
 class StaleConnection(UpstreamError):
-    """A kept-alive connection died before a byte of the answer."""
+    """A kept-alive connection died before the first byte of the answer."""
 
 
 class UpstreamBroken(UpstreamError):
-    """The pod closed or garbled the exchange."""
+    """The pod closed the connection early or sent an invalid response."""
 
 
 class UpstreamTimeout(UpstreamError):
@@ -118,7 +118,7 @@ class UpstreamTimeout(UpstreamError):
 
 
 class HandoffFailed(UpstreamError):
-    """A pod would not go on with what another one handed over. `pod` is "" where none is to blame."""
+    """A pod could not continue after a handoff. `pod` is "" if no pod is at fault."""
 
 
 class ConfigError(RouterError):

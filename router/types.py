@@ -1,7 +1,6 @@
-"""What are the nouns of this program?
+"""The values that several packages share.
 
-Frozen values that every other module speaks in. Of ours it imports the cost model alone, holds no behaviour beyond
-one-line readings of its own fields, and never touches a clock, a socket or a random number.
+Frozen values without behaviour beyond short readings of their own fields. This module imports only the cost model.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from router.cost_model import PodSpeed as PodSpeed
 
 PodId: TypeAlias = str
 BlockHash: TypeAlias = int
-"""One block of tokens *and everything before it*: a 64-bit chain hash, seeded by the generation."""
+"""64-bit chain hash of a block of tokens and all tokens before it, seeded by the generation."""
 
 
 class Tier(IntEnum):
-    """Where a block lies, nearest first. The value indexes the tuples that count blocks by tier."""
+    """Where a block is stored, nearest first. The value is the index in tuples by tier."""
 
     GPU = 0
     CPU = 1
@@ -33,17 +32,17 @@ class Tier(IntEnum):
 
 
 class Endpoint(StrEnum):
-    """The endpoints that the router tells apart."""
+    """The endpoints that the router distinguishes."""
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
     EMBEDDINGS = "/v1/embeddings"
     OTHER = "other"
-    """Everything that is passed through unread; shares no prefix."""
+    """Any other endpoint: forwarded unread, without a prefix."""
 
 
 class Role(StrEnum):
-    """What a pod does with a request."""
+    """The part of a request that a pod computes."""
 
     BOTH = "both"
     PREFILL = "prefill"
@@ -51,7 +50,7 @@ class Role(StrEnum):
 
 
 class PodState(StrEnum):
-    """Where a pod stands in its life; `fleet/lifecycle.py` owns the transitions."""
+    """A pod's state; `fleet/lifecycle.py` has the transitions."""
 
     JOINING = "joining"
     READY = "ready"
@@ -61,7 +60,7 @@ class PodState(StrEnum):
 
 
 class PrefixTrust(StrEnum):
-    """Does this pod's cache mean what the router thinks it means? The parity self-test answers."""
+    """Whether the pod tokenizes and caches prompts as the router does: the result of the parity test."""
 
     UNTESTED = "untested"
     TRUSTED = "trusted"
@@ -69,7 +68,7 @@ class PrefixTrust(StrEnum):
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One downstream request, parsed once. `body` is what the client sent, to the byte."""
+    """One client request, parsed once. `body` is the client's bytes, unchanged."""
 
     id: str
     endpoint: Endpoint
@@ -82,14 +81,14 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     salt: str = ""
     max_output_tokens: int | None = None
     prompt: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    """The fields that decide the prompt's tokens (messages, tools, prompt, ...), decoded."""
+    """The decoded fields that determine the prompt's tokens (messages, tools, prompt, ...)."""
     arrived_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What must be equal for KV to be reusable. Its digest seeds every block hash, so that entries of
-    another model version, adapter or tenant salt cannot match even by accident."""
+    """Everything that must be equal for KV to be reusable. Its digest seeds every block hash, so that blocks of another
+    model version, adapter or tenant salt cannot match."""
 
     model: str
     revision: str = ""
@@ -101,8 +100,8 @@ class Generation:
 
 
 class PromptPrefix(msgspec.Struct, frozen=True, gc=False):
-    """A prompt as tokens and as the hashes of its *full* blocks: `hashes[i]` covers tokens
-    `[0, (i + 1) * block_size_tokens)`. `tokens` is anything indexable of ints (an `array('I')` usually)."""
+    """A prompt as tokens and as hashes of its full blocks: `hashes[i]` covers tokens
+    `[0, (i + 1) * block_size_tokens)`. `tokens` is any sequence of ints, usually an `array('I')`."""
 
     generation: Generation
     tokens: Sequence[int]
@@ -119,8 +118,8 @@ class PromptPrefix(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlocksStored:
-    """A holder now has these blocks. `tokens` are those of all listed blocks, concatenated; both `tokens`
-    and `block_size_tokens` may be empty/0, which is a tier update for hashes the holder announced before."""
+    """A holder stored these blocks. `tokens` are those of all blocks, concatenated. Without tokens (and with
+    `block_size_tokens` 0) it is a tier update of hashes that the holder announced before."""
 
     block_hashes: tuple[int, ...]
     parent_hash: int | None
@@ -134,7 +133,7 @@ class BlocksStored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlocksRemoved:
-    """One physical copy of each of these blocks is gone."""
+    """A holder removed one physical copy of each of these blocks."""
 
     block_hashes: tuple[int, ...]
     tier: Tier = Tier.GPU
@@ -143,7 +142,7 @@ class BlocksRemoved:
 
 @dataclass(frozen=True, slots=True)
 class BlocksCleared:
-    """The holder's whole cache is gone."""
+    """A holder cleared its whole cache."""
 
 
 KvEvent: TypeAlias = BlocksStored | BlocksRemoved | BlocksCleared
@@ -151,7 +150,7 @@ KvEvent: TypeAlias = BlocksStored | BlocksRemoved | BlocksCleared
 
 @dataclass(frozen=True, slots=True)
 class BlockChange:
-    """From now on a holder has all of these blocks in this tier, or none of them."""
+    """A holder now has all of these blocks in this tier (`held`), or none of them."""
 
     tier: Tier
     held: bool
@@ -159,11 +158,11 @@ class BlockChange:
 
 
 BlocksByTier: TypeAlias = tuple[int, int, int, int]
-"""How many leading blocks of one prompt a holder has, counted in the nearest tier each lies in."""
+"""Leading blocks of one prompt that a holder has, each counted in its nearest tier."""
 
 
 class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
-    """Who holds how much of one prompt: leading blocks only, per pod and tier."""
+    """Leading blocks of one prompt by pod and tier."""
 
     blocks: Mapping[PodId, BlocksByTier] = msgspec.field(default_factory=dict)
     age_s: float = 0.0
@@ -177,8 +176,7 @@ class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """One serving process (or one data-parallel rank of it) as the router knows it from configuration,
-    discovery and its own answers. Counters and health live elsewhere."""
+    """One serving process, or one data-parallel rank of it: facts from configuration, discovery and the pod itself."""
 
     id: PodId
     url: str
@@ -190,21 +188,21 @@ class Pod:
     max_model_len_tokens: int | None = None
     block_size_tokens: int | None = None
     capacity_blocks: int | None = None
-    """KV capacity in *router* blocks; None while unknown."""
+    """KV capacity in router blocks; None while unknown."""
     kv_bytes_per_token: int = 0
-    """Of the model it serves; 0 while unknown."""
+    """KV size of a token of its model; 0 while unknown."""
     hardware: str = ""
-    """As `config/models` names it: pods of one model, engine and hardware are one class for the cost model."""
+    """A name as in `config/models`; pods of one model, engine and hardware share a calibration."""
     version: str = ""
-    """Of its engine; KV passes only between pods of one engine and version."""
+    """Version of its engine; KV is exchanged only between pods of one engine and version."""
     handoff: str = ""
-    """The dialect in which it takes part in prefill/decode handoffs; empty where it does not."""
+    """Dialect of its prefill/decode handoffs; empty if it has none."""
     handoff_port: int | None = None
-    """Where its peers reach its KV; None for the dialect's usual port."""
+    """Port where its peers read its KV; None for the dialect's default."""
     serves_alone: bool = True
-    """Takes a request that is not part of a handoff."""
+    """Whether it accepts requests that are not part of a handoff."""
     pulls: str = ""
-    """The dialect in which it can be told to fetch KV from a peer; empty where it cannot."""
+    """Dialect of its pulls of KV from a peer; empty if it cannot pull."""
     dp_rank: int | None = None
     host: str = ""
     rack: str = ""
@@ -212,9 +210,9 @@ class Pod:
     epoch: int = 0
     trust: PrefixTrust = PrefixTrust.UNTESTED
     socket: str = ""
-    """The Unix socket over which it is reached; empty: over the network, at its URL."""
+    """Unix socket to connect to; empty: its URL."""
     ready_since_s: float | None = None
-    """When it last became READY; None where nobody saw it."""
+    """When it last became READY; None if unknown."""
 
     def serves(self, model: str) -> bool:
         return model in self.models or model in self.adapters
@@ -222,25 +220,25 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class PodLoad:
-    """What the engine last said of itself. `kv_usage` is 0..1; `scraped_at_s` 0 means never scraped."""
+    """Load in the engine's last scrape. `kv_usage` is 0..1; `scraped_at_s` 0: never scraped."""
 
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
     scraped_at_s: float = 0.0
     our_prompts: int = 0
-    """So many that had no first token may be among `waiting`: the most there were at once while the engine was asked,
-    of this router and its replicas."""
+    """Prompts of this router and its replicas that may be among `waiting`: the maximum number without a first token
+    during the scrape."""
 
     @property
     def foreign_waiting(self) -> int:
-        """Requests in its queue that came past us. Whatever we do, they are there until it is asked again."""
+        """Waiting requests of another origin, by the last scrape."""
         return max(self.waiting - self.our_prompts, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class PodStatus:
-    """One row of the snapshot: the pod, its state and its last load."""
+    """A pod with its state and load: one row of the fleet snapshot."""
 
     pod: Pod
     state: PodState
@@ -249,9 +247,9 @@ class PodStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """The ways that KV can take: between two pods by how near they are, and out of a pod's own tiers into its GPU.
+    """Links for KV: between two pods by distance, and from a pod's tiers into its GPU.
 
-    None where nothing is known to lead that way: such a pull or handoff is not planned, and such a read costs nothing.
+    None for an unknown link: such a pull or handoff is not planned, and such a read costs nothing.
     """
 
     same_host: Link | None = None
@@ -263,7 +261,7 @@ class Links:
     remote: Link | None = None
 
     def between(self, one: Pod, other: Pod) -> Link | None:
-        """The nearest class that both are known to share."""
+        """The link of the nearest place that both pods share."""
         if one.host and one.host == other.host and self.same_host:
             return self.same_host
         if one.rack and one.rack == other.rack and self.same_rack:
@@ -273,7 +271,7 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class FleetSnapshot:
-    """All pods at one moment, ordered by id. Rebuilt when a pod or its load changes, never per request."""
+    """All pods at one time, ordered by id. Rebuilt when a pod or its load changes, not per request."""
 
     version: int = 0
     pods: tuple[PodStatus, ...] = ()
@@ -283,7 +281,7 @@ class FleetSnapshot:
     """By identity: results cached for a snapshot hold for that object alone."""
 
     def find(self, pod: PodId) -> PodStatus | None:
-        """Its row. O(log pods)."""
+        """The row of a pod; None if it is missing. O(log pods)."""
         at = bisect_left(self.pods, pod, key=_id_of)
         return self.pods[at] if at < len(self.pods) and self.pods[at].pod.id == pod else None
 
@@ -297,21 +295,21 @@ class InFlight(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     requests: int = 0
     prefill_requests: int = 0
-    """Requests whose first token has not come yet."""
+    """Requests without a first token."""
     prefill_tokens: int = 0
-    """Their uncached prompt tokens: what still has to be computed, by our prediction."""
+    """Their uncached prompt tokens, as predicted."""
     prefill_ms: float = 0.0
-    """The same in the pod's own expected milliseconds, without the fixed part of a step."""
+    """Expected time of the pod to compute these, without the fixed part of a step."""
     context_tokens: int = 0
-    """Prompt tokens of every request in flight: the KV that its decoding reads."""
+    """Prompt tokens of all requests in flight: the KV that decoding reads."""
     pulls: int = 0
-    """Transfers of KV that it is sending to other pods."""
+    """Transfers of KV to other pods in progress."""
     decode_tokens: int = 0
-    """Of `context_tokens`, those of requests that decode already."""
+    """The part of `context_tokens` of requests with a first token."""
     head_ms: float = 0.0
-    """Of `prefill_ms`, the part of this router's prompt that is first in line."""
+    """The part of `prefill_ms` of this router's oldest prompt, the head of the queue."""
     head_since_s: float = 0.0
-    """Since when that prompt is first."""
+    """When that prompt became the head."""
 
     @property
     def decode_requests(self) -> int:
@@ -323,27 +321,27 @@ class InFlight(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return msgspec.structs.replace(self, head_ms=0.0, head_since_s=0.0)
 
     def queue_ms(self, now_s: float) -> float:
-        """Prefill that is still to be done, at a glance: what is first in line has been worked on since it was."""
+        """An estimate of the remaining prefill: the pod has computed the head since it became the head."""
         if not self.head_ms:
             return self.prefill_ms
         return self.prefill_ms - min((now_s - self.head_since_s) * 1000, self.head_ms)
 
 
 class StepBegan(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A pod's step under way. With prompts in it, the first of those steps that compute the one that is first in line;
-    where it could not be seen, `at_s` is minus infinity."""
+    """A pod's current step; with prompts in it, the first of the steps that compute the head of the queue. `at_s` is
+    minus infinity if its begin was not observed."""
 
     at_s: float = -inf
     prefill_ms: float = 0.0
-    """Of our prompts that were there when it began."""
+    """Prefill of our prompts that were on the pod when it began."""
 
 
 # --- the decision ---------------------------------------------------------------------------------------
-# What is made for every pod of every decision is a msgspec struct: frozen like the rest, and six times as cheap.
+# Values made for every pod of every decision are msgspec structs: frozen as well, and six times faster to create.
 
 
 class Scene(msgspec.Struct, frozen=True, gc=False):
-    """Everything a policy may look at. A recorded scene replays to the identical decision."""
+    """Everything that a policy reads. A recorded scene gives the identical decision again."""
 
     request: InferenceRequest
     prompt: PromptPrefix | None
@@ -353,6 +351,6 @@ class Scene(msgspec.Struct, frozen=True, gc=False):
     now_s: float
     steps: Mapping[PodId, StepBegan] = msgspec.field(default_factory=dict)
     turn: int = 0
-    """Number of this decision among those for its model: what round robin counts."""
+    """Number of this decision among those for its model, for round robin."""
     shared_blocks: int = 0
-    """Leading blocks of this prompt that so much of the traffic shares that they tell nothing apart."""
+    """Leading blocks of this prompt that most of the traffic shares."""

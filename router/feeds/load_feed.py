@@ -90,7 +90,7 @@ class LoadFeed:
                 return
         scraped = adapter.parse_load(metrics, status.pod.dp_rank, time.monotonic())
         if scraped is not None:
-            load = replace(scraped, our_prompts=ours.most_prompts)
+            load = replace(scraped, our_prompts=ours.max_prompts)
             self._fleet.observe_load(pod_id, load)
             if self._share is not None:
                 self._share.on_load(pod_id, load)

@@ -1,15 +1,14 @@
-"""When has a pod failed so often that it should get nothing more, and when may it be asked again?
+"""Decides when a failing pod is ejected and when it may be probed again.
 
-Requests and probes are counted apart: a pod whose /health answers while every request fails is ejected, and a pod that
-is too busy for its /health but finishes requests is not. Each ejection without a served request in between doubles the
-time until the pod is probed again. A client that left is neither success nor failure, so nobody tells us of it.
+Failures of requests and of probes are counted separately: a pod that answers /health while every request fails is
+ejected, and a pod that is too busy for /health but finishes requests is not. Each ejection without a served request in
+between doubles the backoff until the next probe. A request aborted by its client counts as neither.
 
-A pod can also fail by being late: answers come, but their first tokens many times later than they were expected, one
-after another, while most other pods are on time. Where they are not, it is the expectation that is wrong. Such a pod
-passes every probe, so that its back-off is longer, and forgotten only when a first token is on time.
+A pod can also fail by being late: several first tokens in a row come many times later than expected, while most other
+pods are on time. If those are late as well, the expectation is wrong. A late pod passes every probe, so its backoff is
+longer and is reset only by a first token that is on time.
 
-The workers of one router tell one another what they hold against a pod; who reaches a limit ejects it for all. This
-file never probes and never reads a clock.
+The workers of one router share these records; an ejection by one worker ejects the pod in all.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
 from router.types import Pod, PodId, PodState
 
-LEAST_EXPECTED_MS = 500.0
-"""Less than this is not expected of anybody, where lateness counts: steps and networks have their moods."""
+MIN_EXPECTED_MS = 500.0
+"""Minimum expected time to first token in the lateness check: steps and networks vary."""
 LATE_BACKOFF_FACTOR = 10.0
-"""Between the back-off after being late and that after failing."""
+"""Backoff after lateness relative to that after failures."""
 
 
 @dataclass(slots=True)
 class _Lateness:
     tokens: int = 0
-    """First tokens that were late, one after another."""
+    """Late first tokens in a row."""
     backoff_s: float = 0.0
     probe_at_s: float = 0.0
 
@@ -45,9 +44,8 @@ class _Record:
     probe_at_s: float = 0.0
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What is held against a pod, whoever probes it: failures and late first tokens, one after another, and until when
-    it is not probed for either."""
+class FailureRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Failures and late first tokens of a pod in a row, and until when it is not probed; shared between workers."""
 
     failures: int = 0
     backoff_s: float = 0.0
@@ -60,7 +58,7 @@ class Held(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Breaker:
     """Counts consecutive failures of READY pods and ejects them from `fleet` at the limit.
 
-    Failures of a pod in any other state are those of requests that were under way, and count for nothing."""
+    Failures of a pod in another state belong to requests sent earlier and do not count."""
 
     def __init__(
         self,
@@ -82,15 +80,15 @@ class Breaker:
         self._late: dict[PodId, _Lateness] = {}
         self.on_change: Callable[[PodId], None] | None = None
         """Called with the id of each pod whose failure or lateness record changed."""
-        fleet.listen(self._forget_the_gone)
+        fleet.listen(self._remove_gone)
 
     def success(self, pod_id: PodId) -> None:
-        """A request was served: whatever was held against the pod is settled."""
+        """A request was served: reset the pod's failures."""
         if self._records.pop(pod_id, None) is not None:
             self._notify(pod_id)
 
     def failure(self, pod_id: PodId, now_s: float) -> None:
-        """A request failed, and it was the pod's fault."""
+        """A request failed because of the pod."""
         if self._is_ready(pod_id):
             record = self._record(pod_id)
             record.failures += 1
@@ -98,28 +96,28 @@ class Breaker:
             self._notify(pod_id)
 
     def first_token(self, pod_id: PodId, expected_ms: float, actual_ms: float, now_s: float) -> None:
-        """A first token came; `late_to_eject` 0: whenever it likes."""
-        if actual_ms <= self._late_factor * max(expected_ms, LEAST_EXPECTED_MS):
+        """A first token arrived. With `late_to_eject` 0 lateness never ejects."""
+        if actual_ms <= self._late_factor * max(expected_ms, MIN_EXPECTED_MS):
             if self._late.pop(pod_id, None) is not None:
                 self._notify(pod_id)
         elif self._is_ready(pod_id):
             late = self._late.setdefault(pod_id, _Lateness())
             late.tokens += 1
-            if late.tokens >= self._late_to_eject > 0 and self._most_others_are_on_time(pod_id):
+            if late.tokens >= self._late_to_eject > 0 and self._most_others_on_time(pod_id):
                 late.tokens = 0
-                least_s, most_s = self._first_backoff_s, self._max_backoff_s
-                late.backoff_s = min(late.backoff_s * 2 or least_s * LATE_BACKOFF_FACTOR, most_s * LATE_BACKOFF_FACTOR)
+                first_s, max_s = self._first_backoff_s, self._max_backoff_s
+                late.backoff_s = min(late.backoff_s * 2 or first_s * LATE_BACKOFF_FACTOR, max_s * LATE_BACKOFF_FACTOR)
                 late.probe_at_s = now_s + late.backoff_s
                 self._fleet.event(pod_id, PodEvent.EJECT)
             self._notify(pod_id)
 
     def probe_ok(self, pod_id: PodId) -> None:
-        """The pod's health check passed. Says nothing about its requests."""
+        """The pod's health check passed. Failures of requests stay counted."""
         if pod_id in self._records:
             self._records[pod_id].failed_probes = 0
 
     def probe_failed(self, pod_id: PodId, now_s: float) -> None:
-        """The pod's health check failed or came too late."""
+        """The pod's health check failed or timed out."""
         if self._is_ready(pod_id):
             record = self._record(pod_id)
             record.failed_probes += 1
@@ -127,41 +125,45 @@ class Breaker:
             self._notify(pod_id)
 
     def may_probe(self, pod_id: PodId, now_s: float) -> bool:
-        """False while an ejected pod's back-off runs."""
+        """False during an ejected pod's backoff."""
         waits = (self._records.get(pod_id), self._late.get(pod_id))
         return all(wait is None or now_s >= wait.probe_at_s for wait in waits)
 
-    def held(self) -> Mapping[PodId, Held]:
-        """Whatever is held against any pod."""
-        return {pod: held for pod in {*self._records, *self._late} if (held := self.held_against(pod)) is not None}
+    def records(self) -> Mapping[PodId, FailureRecord]:
+        """The records of all pods that have one."""
+        return {pod: record for pod in {*self._records, *self._late} if (record := self.record_of(pod)) is not None}
 
-    def held_against(self, pod_id: PodId) -> Held | None:
-        """The same of one pod; None where that is nothing."""
+    def record_of(self, pod_id: PodId) -> FailureRecord | None:
+        """The record of one pod; None without failures and lateness."""
         record, late = self._records.get(pod_id), self._late.get(pod_id)
         if record is None and late is None:
             return None
         record, late = record or _Record(), late or _Lateness()
-        return Held(
-            *(record.failures, record.backoff_s, record.probe_at_s),
-            *(late.tokens, late.backoff_s, late.probe_at_s),
+        return FailureRecord(
+            failures=record.failures,
+            backoff_s=record.backoff_s,
+            probe_at_s=record.probe_at_s,
+            late_tokens=late.tokens,
+            late_backoff_s=late.backoff_s,
+            late_probe_at_s=late.probe_at_s,
         )
 
-    def apply_remote(self, pod_id: PodId, held: Held | None, now_s: float) -> None:
+    def apply_remote(self, pod_id: PodId, remote: FailureRecord | None, now_s: float) -> None:
         """Replace the record of the pod with that of another worker. A new ejection there ejects the pod here."""
         if self._fleet.status(pod_id) is None:
             return
-        if held is None:
+        if remote is None:
             self._records.pop(pod_id, None)
             self._late.pop(pod_id, None)
             return
         waited_s = max(self._record(pod_id).probe_at_s, self._late.get(pod_id, _Lateness()).probe_at_s, now_s)
         record = self._record(pod_id)
-        record.failures, record.backoff_s, record.probe_at_s = held.failures, held.backoff_s, held.probe_at_s
-        if held.late_tokens or held.late_backoff_s:
-            self._late[pod_id] = _Lateness(held.late_tokens, held.late_backoff_s, held.late_probe_at_s)
+        record.failures, record.backoff_s, record.probe_at_s = remote.failures, remote.backoff_s, remote.probe_at_s
+        if remote.late_tokens or remote.late_backoff_s:
+            self._late[pod_id] = _Lateness(remote.late_tokens, remote.late_backoff_s, remote.late_probe_at_s)
         else:
             self._late.pop(pod_id, None)
-        if max(held.probe_at_s, held.late_probe_at_s) > waited_s:
+        if max(remote.probe_at_s, remote.late_probe_at_s) > waited_s:
             record.failed_probes = 0
             self._fleet.event(pod_id, PodEvent.EJECT)
 
@@ -169,8 +171,8 @@ class Breaker:
         if self.on_change is not None:
             self.on_change(pod_id)
 
-    def _most_others_are_on_time(self, pod_id: PodId) -> bool:
-        """Of the pods that serve the same. O(pods), for a pod that is late again and again."""
+    def _most_others_on_time(self, pod_id: PodId) -> bool:
+        """Whether most other pods of the same models are on time. O(pods); called only for a late pod."""
         own = self._fleet.status(pod_id)
         pods = self._fleet.snapshot.pods
         others = [status for status in pods if own and status is not own and status.pod.models == own.pod.models]
@@ -192,7 +194,7 @@ class Breaker:
     def _record(self, pod_id: PodId) -> _Record:
         return self._records.setdefault(pod_id, _Record())
 
-    def _forget_the_gone(self, pod: Pod, _old: PodState, new: PodState) -> None:
+    def _remove_gone(self, pod: Pod, _old: PodState, new: PodState) -> None:
         if new is PodState.GONE:
             self._records.pop(pod.id, None)
             self._late.pop(pod.id, None)

@@ -1,8 +1,7 @@
-"""Which pods are there, and how do they feel?
+"""The single owner of every pod's facts, state, load and trust.
 
-The single owner of every pod's facts, state, load and trust. Readers get an immutable snapshot that is rebuilt when
-something has changed and never per request. What is said of a pod that has gone meanwhile is dropped in silence, since
-answers may arrive late. This file never talks to a pod and never reads a clock.
+Readers get an immutable snapshot that is rebuilt after a change, not per request. Updates of a pod that is gone are
+ignored, since answers may arrive late.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from router.types import FleetSnapshot, Links, Pod, PodId, PodLoad, PodSpeed, Po
 _NO_LINKS = Links()
 
 Listener: TypeAlias = Callable[[Pod, PodState, PodState], None]
-"""Told (pod, old state, new state) after a change of state or of epoch; the states are equal when only the epoch is
+"""Called with (pod, old state, new state) after a change of state or epoch; the states are equal if only the epoch is
 new."""
 
 ALIKE = 0.002
-"""Speeds that differ by a smaller share make no new snapshot, and no new line of it where receipts are written."""
+"""A speed that changes by a smaller share makes no new snapshot."""
 
 
 class Fleet:
-    """All pods of this router, and the ways between them. Epochs come from one counter, so that no two lives share one,
-    even under one id."""
+    """All pods of this router and the links between them. Epochs come from one counter: no two lives share one, even
+    under one id."""
 
     def __init__(self, links: Links = _NO_LINKS) -> None:
         self._links = links
@@ -43,35 +42,35 @@ class Fleet:
 
     @property
     def snapshot(self) -> FleetSnapshot:
-        """All pods at this moment, ordered by id. The same object until something changes."""
+        """All pods, ordered by id. The same object until something changes."""
         if self._snapshot.version != self._version:
             self._snapshot = FleetSnapshot(self._version, tuple(self._statuses.values()), self._links)
         return self._snapshot
 
     def status(self, pod_id: PodId) -> PodStatus | None:
-        """One pod at this moment; None if it is not there."""
+        """One pod; None if it is not in the fleet."""
         return self._statuses.get(pod_id)
 
     def resolve(self, model: str) -> tuple[str, str] | None:
-        """(base model, adapter or "") of a name that clients use; None where no pod has it."""
+        """(base model, adapter or "") of a name that clients use; None if no pod serves it."""
         if self._names is None:
             self._names = _served_names([status.pod for status in self._statuses.values()])
         return self._names.get(model)
 
     def trust_reason(self, pod_id: PodId) -> str:
-        """Why the pod is trusted as it is; empty before its first test."""
+        """The reason for the pod's trust; empty before its first parity test."""
         return self._reasons.get(pod_id, "")
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Tell `listener` of every change from now on. Returns what ends that."""
+        """Call `listener` on every change. Returns a function that unregisters it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    # --- who is there ---------------------------------------------------------------------------------------
+    # --- membership ---------------------------------------------------------------------------------------
 
     def sync(self, pods: Iterable[Pod]) -> None:
-        """Take the complete set that discovery sees. Pods that stay keep their state, load and learnt facts; an id
-        that now names another process (url, socket or engine differ) is lost and found anew."""
+        """Replace the set of pods. Pods that stay keep their state, load and learnt facts; if url, socket or engine of
+        an id differ, it is another process: the old pod is lost and the new one found."""
         wanted = {pod.id: pod for pod in pods}
         for known in self.snapshot.pods:
             pod = wanted.get(known.pod.id)
@@ -86,7 +85,7 @@ class Fleet:
         self._configured = wanted
 
     def event(self, pod_id: PodId, event: PodEvent, now_s: float | None = None) -> PodState:
-        """Let `event` happen to a pod. Returns its state afterwards. `now_s` tells since when it is READY, if it is."""
+        """Apply an event to a pod. Returns the state after it. `now_s` is recorded if the pod becomes READY."""
         known = self._statuses.get(pod_id)
         if known is None:
             return PodState.GONE
@@ -96,18 +95,18 @@ class Fleet:
         elif state is not known.state:
             pod = replace(known.pod, ready_since_s=now_s) if state is PodState.READY else known.pod
             self._put(replace(known, pod=pod, state=state))
-            self._tell(pod, known.state, state)
+            self._notify(pod, known.state, state)
         return state
 
     def restarted(self, pod_id: PodId) -> None:
-        """A new life under the same id: a new epoch, an empty cache, nothing proven. It may go on serving."""
+        """The pod restarted under its id: new epoch, empty cache, untested. Its state stays."""
         known = self._statuses.get(pod_id)
         if known is not None:
             pod = self._new_life(known.pod)
             self._put(PodStatus(pod, known.state))
-            self._tell(pod, known.state, known.state)
+            self._notify(pod, known.state, known.state)
 
-    # --- what is known of them --------------------------------------------------------------------------------
+    # --- facts --------------------------------------------------------------------------------
 
     def describe(
         self,
@@ -120,7 +119,7 @@ class Fleet:
         capacity_blocks: int | None = None,
         version: str = "",
     ) -> None:
-        """What the pod said of itself; replaces what it said before."""
+        """Replace what the pod has reported about itself."""
         known = self._statuses.get(pod_id)
         if known is not None:
             pod = replace(
@@ -135,14 +134,14 @@ class Fleet:
             self._put(replace(known, pod=pod))
 
     def observe_load(self, pod_id: PodId, load: PodLoad) -> None:
-        """The pod's latest load. O(1); the next reader of the snapshot pays one tuple of all pods."""
+        """Replace the pod's load. O(1); the next snapshot costs one tuple of all pods."""
         known = self._statuses.get(pod_id)
         if known is not None:
             self._statuses[pod_id] = PodStatus(known.pod, known.state, load)
             self._version += 1
 
     def calibrate(self, speeds: Mapping[PodId, PodSpeed], links: Links) -> None:
-        """What has been learnt of speeds and links; what is not named stays as it was."""
+        """Replace the speeds of these pods, and the links."""
         for pod_id, speed in speeds.items():
             known = self._statuses.get(pod_id)
             if known is not None and not _alike(known.pod.speed, speed):
@@ -153,7 +152,7 @@ class Fleet:
             self._version += 1
 
     def trust(self, pod_id: PodId, trust: PrefixTrust, reason: str) -> None:
-        """The outcome of the pod's parity self-test."""
+        """Record the outcome of the pod's parity test."""
         known = self._statuses.get(pod_id)
         if known is not None:
             self._reasons[pod_id] = reason
@@ -166,13 +165,13 @@ class Fleet:
         joining = transition(PodState.GONE, PodEvent.FOUND)
         self._put(PodStatus(born, joining))
         self._statuses = dict(sorted(self._statuses.items()))
-        self._tell(born, PodState.GONE, joining)
+        self._notify(born, PodState.GONE, joining)
 
     def _remove(self, known: PodStatus) -> None:
         del self._statuses[known.pod.id]
         self._reasons.pop(known.pod.id, None)
         self._touch()
-        self._tell(known.pod, known.state, PodState.GONE)
+        self._notify(known.pod, known.state, PodState.GONE)
 
     def _new_life(self, pod: Pod) -> Pod:
         self._reasons.pop(pod.id, None)
@@ -187,18 +186,18 @@ class Fleet:
         self._version += 1
         self._names = None
 
-    def _tell(self, pod: Pod, old: PodState, new: PodState) -> None:
+    def _notify(self, pod: Pod, old: PodState, new: PodState) -> None:
         for listener in tuple(self._listeners):
             listener(pod, old, new)
 
 
 def _process(pod: Pod) -> tuple[str, str, str]:
-    """What makes it another one where it differs."""
+    """The identity of a pod's process."""
     return pod.url, pod.socket, pod.engine
 
 
 def _reconfigured(known: Pod, configured: Pod) -> Pod:
-    """What discovery says now, with what the pod itself has told and proven."""
+    """The configured pod with the facts that the known one has reported and proven."""
     return replace(
         configured,
         models=known.models,
@@ -214,7 +213,7 @@ def _reconfigured(known: Pod, configured: Pod) -> Pod:
 
 
 def _served_names(pods: Iterable[Pod]) -> dict[str, tuple[str, str]]:
-    """Every served name with its meaning. A base model's name wins over an adapter's."""
+    """(base model, adapter) by served name. A base model's name wins over an adapter's."""
     pods = tuple(pods)
     names = {model: (model, "") for pod in pods for model in pod.models}
     for pod in pods:
@@ -224,5 +223,5 @@ def _served_names(pods: Iterable[Pod]) -> dict[str, tuple[str, str]]:
 
 
 def _alike(one: PodSpeed, other: PodSpeed) -> bool:
-    """Too near one another to make a new snapshot for."""
+    """Whether the difference is too small for a new snapshot."""
     return all(abs(a - b) <= ALIKE * abs(b) for a, b in zip(one.coefficients, other.coefficients, strict=True))

@@ -1,9 +1,8 @@
-"""What has been sent to each pod that is not finished?
+"""The unfinished requests of each pod.
 
-A lease is booked before the first await that follows a decision and released whatever happens, so that the next
-decision already sees it. Sums are kept incrementally, and made into values when somebody reads them; what other
-replicas of the router and the other workers of this one have in flight is added to them. This file never waits, never
-reads a clock and never decides anything.
+A lease is booked before the first await after a decision and always released, so that the next decision sees it. Sums
+are kept incrementally and turned into values on reading. The work of other router replicas and of the other workers of
+this router is added to them.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ _NOTHING = InFlight()
 
 
 class _Work(msgspec.Struct, gc=False):
-    """Of one pod. `prefilling`: its leases without a first token, in the order in which they were booked; `step_at_s`
-    and `step_prefill_ms`: its step under way, as `StepBegan` has it."""
+    """Sums of one pod. `prefilling`: its leases without a first token, in booking order; `step_at_s` and
+    `step_prefill_ms`: its current step as in `StepBegan`."""
 
     requests: int = 0
     prefill_tokens: int = 0
@@ -43,13 +42,13 @@ _IDLE = _Work()
 
 
 class Watch(msgspec.Struct, gc=False):
-    """A stretch of time. `most_prompts`: so many without a first token were on one pod at once, of all."""
+    """An observed period of one pod. `max_prompts`: the maximum number of prompts without a first token."""
 
-    most_prompts: int
+    max_prompts: int
 
 
 class Ledger:
-    """Open leases and their sums by pod."""
+    """Open leases, and their sums by pod."""
 
     def __init__(self) -> None:
         self._ids = count(1)
@@ -57,24 +56,24 @@ class Ledger:
         self._pods: dict[PodId, _Work] = {}
         self._inflight: dict[PodId, InFlight] = {}
         self._changed: dict[PodId, _Work] = {}
-        """Whose sums in `_inflight` are old."""
+        """Pods whose sums in `_inflight` are out of date."""
         self._steps: dict[PodId, StepBegan] = {}
         self._stepped: dict[PodId, _Work] = {}
-        """Whose steps in `_steps` are."""
+        """Pods whose steps in `_steps` are out of date."""
         self._replicas: Mapping[PodId, InFlight] = {}
         self._workers: dict[int, dict[PodId, InFlight]] = {}
         self._others: dict[PodId, InFlight] = {}
-        """Of replicas and workers together."""
+        """Sums of replicas and workers."""
         self._total: dict[PodId, InFlight] = {}
-        """Own and others', kept up only while there are others, and with `_inflight`."""
+        """Sums of all; updated with `_inflight`, and only while there are others."""
         self._watches: dict[PodId, Watch] = {}
         self.on_change: Callable[[PodId], None] | None = None
         """Called with the id of each pod whose own sums changed."""
 
     def book(self, pod: Pod, prompt_tokens: int, cached_tokens: int, now_s: float, *, prefills: bool = True) -> Lease:
-        """A place on `pod` for a prompt of which `cached_tokens` leading tokens need no compute. O(1).
+        """Book a prompt of which `cached_tokens` leading tokens need no compute. O(1).
 
-        With `prefills` off the pod only decodes: another one computes the prompt for it."""
+        Without `prefills` the pod only decodes: another pod computes the prompt."""
         prefill_tokens, prefill_ms = 0, 0.0
         if prefills:
             prefill_tokens = prompt_tokens - cached_tokens
@@ -104,7 +103,7 @@ class Ledger:
         return lease
 
     def first_token(self, lease: Lease, now_s: float) -> None:
-        """Its prefill is done and leaves the queue. Again, or after the release, it changes nothing."""
+        """Remove its prefill from the queue. Idempotent; no effect after the release."""
         work = self._pods.get(lease.pod)
         if work is not None and lease.id in work.prefilling:
             self._without_prefill(work, lease, now_s)
@@ -112,9 +111,9 @@ class Ledger:
             self._note(lease.pod, work)
 
     def stepped(self, pod: PodId, now_s: float) -> None:
-        """Tokens of `pod` came out: a step of it has ended and the next one begins. O(1), for every piece of a stream.
+        """Tokens of `pod` arrived: one of its steps has ended and the next one begins. O(1), called for every chunk.
 
-        A prompt that takes several steps keeps the first of them."""
+        For a prompt that takes several steps the first one is kept."""
         work = self._pods.get(pod)
         if work is not None and (not work.prefilling or work.step_at_s < work.head_since_s):
             work.step_at_s = now_s
@@ -122,15 +121,15 @@ class Ledger:
             self._stepped[pod] = work
 
     def steps(self) -> Mapping[PodId, StepBegan]:
-        """The step under way of every pod that streams, as far as it was seen. One shallow copy of a dict, and a value
-        for every pod that has stepped since the last one."""
+        """The current step of every pod that streams, as far as observed. One shallow copy of a dict, and a new value
+        for every pod that has stepped since the last call."""
         for pod, work in self._stepped.items():
             self._steps[pod] = StepBegan(work.step_at_s, work.step_prefill_ms)
         self._stepped.clear()
         return dict(self._steps)
 
     def release(self, lease: Lease, now_s: float) -> None:
-        """Give the place back. Again, it changes nothing."""
+        """Release the lease. Idempotent."""
         if lease.id not in self._open:
             return
         self._open.remove(lease.id)
@@ -144,25 +143,25 @@ class Ledger:
         self._note(lease.pod, work)
 
     def pull_began(self, holder: PodId) -> int:
-        """`holder` sends KV to another pod from now on, until `pull_ended`. How many others it is sending."""
+        """`holder` starts sending KV to another pod, until `pull_ended`. Returns its other transfers in progress."""
         work = self._pods.setdefault(holder, _Work())
         work.pulls += 1
         self._note(holder, work)
         return work.pulls - 1
 
     def pull_ended(self, holder: PodId) -> None:
-        """One of its transfers is done, or given up."""
+        """A transfer of `holder` has ended or failed."""
         work = self._pods[holder]
         work.pulls -= 1
         self._note(holder, work)
 
     def on(self, pod: PodId) -> InFlight:
-        """The sums of all on one pod."""
+        """The sums of all routers and workers on one pod."""
         return self._sums_of_all().get(pod, _NOTHING)
 
     def decoding(self, pod: PodId) -> tuple[int, int, float]:
-        """Of the sums of all on one pod, the requests that have their first token, and their prompt tokens; and when
-        its step under way began, minus infinity where that was not seen. O(1)."""
+        """(requests with a first token, their prompt tokens, begin of the current step) of one pod, of all routers and
+        workers; minus infinity for a step whose begin was not observed. O(1)."""
         own, others = self._pods.get(pod, _IDLE), self._others.get(pod)
         requests, tokens = own.requests - len(own.prefilling), own.decode_tokens
         if others is not None:
@@ -171,30 +170,30 @@ class Ledger:
         return requests, tokens, own.step_at_s
 
     def own(self) -> Mapping[PodId, InFlight]:
-        """This process's sums of every pod that has any, as they stand: later changes do not show in what was returned.
+        """A snapshot of this process's sums by pod, without idle pods.
 
-        One shallow copy of a dict: O(busy pods), 2 us at 500; and a value for every pod that has changed since anybody
-        read the sums of any."""
+        One shallow copy of a dict: O(busy pods), 2 us at 500; and a new value for every pod that has changed since the
+        last reading."""
         return dict(self._sums_of_own())
 
     def own_on(self, pod: PodId) -> InFlight | None:
-        """This process's sums of one pod; None where it has nothing there."""
+        """This process's sums of one pod; None if it has nothing there."""
         return self._sums_of_own().get(pod)
 
     def requests_of_router(self, pod: PodId) -> int:
-        """Leases of all workers of this router on one pod."""
+        """Open leases of all workers of this router on one pod."""
         rows = (self._sums_of_own(), *self._workers.values())
         return sum(row[pod].requests for row in rows if pod in row)
 
     def others(self, replicas: Iterable[Mapping[PodId, InFlight]]) -> None:
-        """From now on, these are the sums of the other replicas."""
+        """Replace the sums of the other replicas."""
         total: dict[PodId, InFlight] = {}
         for replica in replicas:
             for pod, work in replica.items():
                 total[pod] = _sum(total.get(pod, _NOTHING), work, head=_NOTHING)
         changed = {*self._replicas, *total}
         self._replicas = total
-        self._take_in(changed)
+        self._apply_changes(changed)
 
     def apply_remote(self, number: int, rows: Mapping[PodId, InFlight | None]) -> None:
         """Replace these rows of another worker. None: no work of that worker is left on the pod."""
@@ -204,20 +203,20 @@ class Ledger:
                 known.pop(pod, None)
             else:
                 known[pod] = work
-        self._take_in(rows)
+        self._apply_changes(rows)
 
     def remove_worker(self, number: int) -> None:
         """Drop all rows of a worker that is gone."""
-        self._take_in(self._workers.pop(number, {}))
+        self._apply_changes(self._workers.pop(number, {}))
 
     def others_prefill(self, pod: PodId) -> bool:
-        """Whether others have prompts there without a first token."""
+        """Whether other routers or workers have prompts there without a first token."""
         work = self._others.get(pod)
         return work is not None and work.prefill_requests > 0
 
     @contextmanager
     def watching(self, pod: PodId) -> Iterator[Watch]:
-        """From now to its end, one pod is watched; one watch a pod at a time."""
+        """Observe one pod during the context; one watch per pod at a time."""
         watch = self._watches[pod] = Watch(self.on(pod).prefill_requests)
         try:
             yield watch
@@ -225,7 +224,7 @@ class Ledger:
             del self._watches[pod]
 
     def inflight(self) -> Mapping[PodId, InFlight]:
-        """The sums of all, as they stand. As `own`."""
+        """A snapshot of the sums of all routers and workers; cost as `own`."""
         return dict(self._sums_of_all())
 
     def _sums_of_all(self) -> Mapping[PodId, InFlight]:
@@ -240,15 +239,15 @@ class Ledger:
         self._changed.clear()
         return self._inflight
 
-    def _take_in(self, pods: Iterable[PodId]) -> None:
-        """What others have on these pods has changed."""
+    def _apply_changes(self, pods: Iterable[PodId]) -> None:
+        """Update the totals of these pods after a change of others' rows."""
         own = self._sums_of_own()
         if not self._others:
             self._total = dict(own)
         for pod in pods:
             rows = [rows[pod] for rows in (self._replicas, *self._workers.values()) if pod in rows]
             if rows:
-                self._others[pod] = reduce(_beside, rows)
+                self._others[pod] = reduce(_combined, rows)
             else:
                 self._others.pop(pod, None)
             self._add_up(pod)
@@ -256,7 +255,7 @@ class Ledger:
 
     def _add_up(self, pod: PodId) -> None:
         own, others = self._inflight.get(pod), self._others.get(pod)
-        total = _beside(own, others) if own and others else own or others
+        total = _combined(own, others) if own and others else own or others
         if total is None:
             self._total.pop(pod, None)
         else:
@@ -265,10 +264,10 @@ class Ledger:
     def _watch(self, pod: PodId) -> None:
         watch = self._watches.get(pod)
         if watch is not None:
-            watch.most_prompts = max(watch.most_prompts, self.on(pod).prefill_requests)
+            watch.max_prompts = max(watch.max_prompts, self.on(pod).prefill_requests)
 
     def _without_prefill(self, work: _Work, lease: Lease, now_s: float) -> None:
-        """Where it was the first in line, the next is in the pod's hands from now on."""
+        """If it was the head, the pod starts on the next prompt now."""
         if lease.id == next(iter(work.prefilling)):
             work.head_since_s = now_s
         del work.prefilling[lease.id]
@@ -277,7 +276,7 @@ class Ledger:
         work.prefill_ms = work.prefill_ms - lease.prefill_ms if work.prefilling else 0.0
 
     def _note(self, pod: PodId, work: _Work) -> None:
-        """Its sums: between two readings of them, several times as a rule."""
+        """Record a change; the sums are built on the next reading."""
         if work.requests or work.pulls:
             self._changed[pod] = work
         else:
@@ -324,9 +323,9 @@ def _sum(one: InFlight, other: InFlight, head: InFlight) -> InFlight:
     )
 
 
-def _beside(one: InFlight, other: InFlight) -> InFlight:
-    """Workers of one router have one clock: of two heads the pod works on the one that is first for longer. What other
-    replicas' prefill has done so far is not known here: they have no head."""
+def _combined(one: InFlight, other: InFlight) -> InFlight:
+    """The sum of two rows. Workers of one router share a clock: of two heads the earlier one counts. Rows of replicas
+    have no head, since their progress is not known here."""
     heads = [work for work in (one, other) if work.head_ms]
     return _sum(one, other, head=min(heads, key=_head_since_s) if heads else _NOTHING)
 

@@ -1,8 +1,7 @@
-"""Where does a pod's life go from here?
+"""The states of a pod and their transitions.
 
-One table from (state, event) to state; a pair that is not in it changes nothing. READY is entered through a successful
-probe and in no other way. GONE ends a life: whoever is found again under the same id begins a new epoch. This file
-never counts failures and never keeps a pod.
+One table from (state, event) to state; a pair that is not in the table changes nothing. READY is entered only through a
+successful probe. A pod that is found again after GONE starts a new epoch.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from router.types import PodState
 
 
 class PodEvent(StrEnum):
-    """What can happen to a pod."""
+    """An event in a pod's life."""
 
     FOUND = "found"
     LOST = "lost"
@@ -46,7 +45,7 @@ def transition(state: PodState, event: PodEvent) -> PodState:
 
 
 def render_table() -> str:
-    """The table as Markdown, a row a state and a column an event; an empty cell changes nothing."""
+    """The table as Markdown: one row per state, one column per event; an empty cell changes nothing."""
     head = ["state", *(event.value for event in PodEvent)]
     rows = [
         [state.value, *(TRANSITIONS[state, event].value if (state, event) in TRANSITIONS else "" for event in PodEvent)]

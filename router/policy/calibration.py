@@ -1,13 +1,13 @@
-"""How fast are these pods and links really?
+"""How fast are pods and links?
 
-The coefficients of the cost model, refitted from times that were observed:
+The coefficients of the cost model, fitted to observed times:
 
     prefill   T(n, p) = F + c1 (n - p) + c2 (n^2 - p^2)       by class of pods (model, hardware, engine), and by pod
-              F = c0, or d0 + d1 b + d2 ctx where b decode    where one differs from its class
+              F = c0, or d0 + d1 b + d2 ctx if b decode       if a pod differs from its class
     transfer  T(b, k) = t0 + b (1 + k) / B                    by class of links
 
-Pure: times come in as values, nothing here looks at a clock. A decode step is learnt from the prompts that were
-computed in one. Source of the formulas: reference/cost-model.md, simulator.md 5.2.
+Coefficients of a decode step are learnt from the prompts that were computed in it. Source of the formulas:
+reference/cost-model.md, simulator.md 5.2.
 """
 
 from __future__ import annotations
@@ -23,37 +23,36 @@ from router.policy.fit import Fit, FitState, Vector
 from router.types import Link, Pod, PodId, PodSpeed
 
 VERSION: Final = 2
-"""Of what `dump` returns."""
+"""Version of the data that `dump` returns."""
 
 SHAPE_SD: Final = (1.5, 0.5, 0.5, 0.7, 0.7, 0.5)
-"""Of c0, c1, c2, d0, d1, d2. c0 and d0 also take up what no table knows: network, tokenizing."""
+"""For c0, c1, c2, d0, d1, d2. c0 and d0 also include what priors omit: network and tokenizing."""
 LINK_SHAPE_SD: Final = (1.5, 1.0)
 FLOOR: Final = (1.0, 1e-4, 1e-9, 1.0, 1e-3, 1e-6)
 LINK_FLOOR: Final = (0.1, 1e-9)
-"""What a prior of 0 counts as: it could not be multiplied into anything."""
+"""Minimum priors: a prior of 0 could not be scaled."""
 PLAUSIBLE_MS: Final = (0.01, 3_600_000.0)
 
 SAME_STEP_S: Final = 0.001
-"""First tokens that come within this were computed in one step."""
+"""First tokens within this interval belong to one step."""
 LONGEST_STEP_S: Final = 0.5
-"""A step that was seen to begin longer ago has ended unseen."""
+"""A step that began longer ago has ended unobserved."""
 WINDOW_STARTS: Final = 3
-"""A pod that is never idle is observed in windows of so many first tokens."""
+"""Window length for a pod that is never idle, in steps with first tokens."""
 
 LEAVE: Final = 0.25
 RETURN: Final = 0.1
-"""A pod leaves its class when its times differ by this logarithm, and comes back when they differ by no more."""
+"""A pod leaves its class at this mean log difference of its times (LEAVE), and returns below RETURN."""
 BIAS_RATE: Final = 0.08
 BIAS_CLIP: Final = 0.7
 
 
-# --- what is observed ---
+# --- observations ---
 
 
 class PrefillObservation(msgspec.Struct, frozen=True, gc=False):
-    """What one pod computed in `elapsed_ms`: sums over prompts of n - p and n^2 - p^2. `starts` counts the steps that
-    computed nothing else, `steps` those in which others decoded, with sums over these of who did and of their context.
-    """
+    """What one pod computed in `elapsed_ms`: sums over prompts of n - p and n^2 - p^2. `starts` counts steps without
+    decoding requests, `steps` those with some; `step_requests` and `step_context_tokens` are sums over the latter."""
 
     starts: int
     tokens: int
@@ -65,32 +64,32 @@ class PrefillObservation(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def features(self) -> Vector:
-        """What c0, c1, c2, d0, d1 and d2 are multiplied with."""
+        """The factors of c0, c1, c2, d0, d1 and d2."""
         return (
             *(float(self.starts), float(self.tokens), float(self.tokens2)),
             *(self.steps, self.step_requests, self.step_context_tokens),
         )
 
-    def corrected(self, believed_cached_tokens: int, cached_tokens: int) -> PrefillObservation:
-        """The same when one of the prompts had more or less in the cache than was believed."""
-        believed, found = believed_cached_tokens, cached_tokens
-        more, more2 = believed - found, believed * believed - found * found
+    def corrected(self, expected_cached_tokens: int, cached_tokens: int) -> PrefillObservation:
+        """The observation if one prompt had another number of cached tokens than expected."""
+        expected, found = expected_cached_tokens, cached_tokens
+        more, more2 = expected - found, expected * expected - found * found
         return msgspec.structs.replace(self, tokens=self.tokens + more, tokens2=self.tokens2 + more2)
 
 
-class Beside(msgspec.Struct, frozen=True, gc=False):
-    """Who decodes on a pod while a prompt is computed, and with how much context in all."""
+class ConcurrentDecode(msgspec.Struct, frozen=True, gc=False):
+    """The requests that decode on a pod while a prompt is computed, and their total context."""
 
     requests: int = 0
     context_tokens: int = 0
 
 
-ALONE: Final = Beside()
+NO_DECODE: Final = ConcurrentDecode()
 
 
 @dataclass(frozen=True, slots=True)
 class TransferObservation:
-    """One transfer of KV, beside which its sender had `concurrent` others."""
+    """One transfer of KV; its sender had `concurrent` others."""
 
     kv_bytes: float
     concurrent: int
@@ -98,18 +97,18 @@ class TransferObservation:
 
 
 class PrefillClock:
-    """How long did one pod compute on what was sent to it?
+    """Measures how long one pod computes on the prompts sent to it.
 
-    A window begins when a prompt is sent to a pod where none of ours waits for its first token, and ends when none does
-    again. In between the pod computes without pause, in whatever order and chunks, so that the window's sums are exact
-    where those of a single prompt in a batch are not. The window of a lone prompt is its time to first token; where
-    others decode it begins with the step that the prompt had to wait for. Where some prompt always waits, windows end
-    every `WINDOW_STARTS` steps, off by a part of one step at the most.
+    A window begins when a prompt is sent to a pod without other prompts of ours that wait for their first token, and
+    ends when none waits. In between the pod computes without a pause, in any order and chunks: the sums of a window are
+    exact, those of a single prompt in a batch are not. The window of a single prompt is its time to first token; if
+    other requests decode, it begins with the step that the prompt waits for. If prompts always wait, windows end every
+    `WINDOW_STARTS` steps, with an error of at most a part of one step.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, tuple[int, int]] = {}
-        """By request in the order sent: n - p and n^2 - p^2."""
+        """n - p and n^2 - p^2 by request, in sending order."""
         self._begin(0.0)
 
     def sent(
@@ -118,41 +117,43 @@ class PrefillClock:
         prompt_tokens: int,
         cached_tokens: int,
         now_s: float,
-        beside: Beside = ALONE,
+        decoding: ConcurrentDecode = NO_DECODE,
         step_began_s: float = -math.inf,
     ) -> None:
-        """A prompt is on its way to the pod, which is believed to have `cached_tokens` of it. `beside` decode there, in
-        a step that began at `step_began_s` if anybody saw it: else half of it is taken to be over."""
+        """A prompt was sent to the pod, with `cached_tokens` of it expected in the cache. The requests `decoding` are
+        in a step that began at `step_began_s`; if its begin was not observed, half of it counts as over."""
         n, p = prompt_tokens, cached_tokens
         if not self._waiting:
-            seen = beside.requests > 0 and now_s - step_began_s < LONGEST_STEP_S
+            seen = decoding.requests > 0 and now_s - step_began_s < LONGEST_STEP_S
             self._begin(step_began_s if seen else now_s)
-            if beside.requests:
-                self._add_step(beside, 1.0 if seen else 0.5)
+            if decoding.requests:
+                self._add_step(decoding, 1.0 if seen else 0.5)
         self._waiting[request] = (n - p, n * n - p * p)
 
-    def first_token(self, request: Hashable, now_s: float, beside: Beside = ALONE) -> PrefillObservation | None:
-        """Its prefill is done, while `beside` decoded; what that teaches, if anything. Again, or after `gone`, it
-        changes nothing."""
+    def first_token(
+        self, request: Hashable, now_s: float, decoding: ConcurrentDecode = NO_DECODE
+    ) -> PrefillObservation | None:
+        """Its prefill is done; `decoding` are in the step. Returns an observation if a window ends. Idempotent; no
+        effect after `gone`."""
         if request not in self._waiting:
             return None
         in_order = next(iter(self._waiting)) == request
-        self._count(*self._waiting.pop(request), now_s, beside)
+        self._count(*self._waiting.pop(request), now_s, decoding)
         if self._waiting and not (in_order and (self._spoilt or self._ends >= WINDOW_STARTS)):
             return None
         observation = self._observation(now_s)
-        if self._waiting:  # else a window begins with what is sent next
+        if self._waiting:  # else the next window begins with the next prompt sent
             self._begin(now_s)
         return observation
 
     def gone(self, request: Hashable) -> None:
-        """It failed, was cancelled, or its first token cannot be seen: nobody knows what was computed of it. Again, or
-        after its first token, it changes nothing."""
+        """The request failed, was cancelled, or its first token is not visible: how much of it was computed is unknown.
+        Idempotent; no effect after its first token."""
         if self._waiting.pop(request, None) is not None:
             self._spoilt = True
 
     def disturbed(self) -> None:
-        """The pod spends time on what did not come through here: the window under way teaches nothing."""
+        """The pod computes requests of another origin: discard the current window."""
         self._spoilt = True
 
     def _begin(self, now_s: float) -> None:
@@ -161,21 +162,21 @@ class PrefillClock:
         self._steps = self._step_requests = self._step_context_tokens = 0.0
         self._spoilt = False
 
-    def _count(self, tokens: int, tokens2: int, now_s: float, beside: Beside) -> None:
+    def _count(self, tokens: int, tokens2: int, now_s: float, decoding: ConcurrentDecode) -> None:
         if now_s - self._last_s > SAME_STEP_S:
             self._ends += 1
-            if beside.requests:
-                self._add_step(beside, 1.0)
+            if decoding.requests:
+                self._add_step(decoding, 1.0)
             else:
                 self._starts += 1
         self._tokens += tokens
         self._tokens2 += tokens2
         self._last_s = now_s
 
-    def _add_step(self, beside: Beside, share: float) -> None:
+    def _add_step(self, decoding: ConcurrentDecode, share: float) -> None:
         self._steps += share
-        self._step_requests += share * beside.requests
-        self._step_context_tokens += share * beside.context_tokens
+        self._step_requests += share * decoding.requests
+        self._step_context_tokens += share * decoding.context_tokens
 
     def _observation(self, now_s: float) -> PrefillObservation | None:
         if self._spoilt or not self._ends:
@@ -187,17 +188,17 @@ class PrefillClock:
         )  # fmt: skip
 
 
-# --- what is learnt ---
+# --- calibration ---
 
 
 class UnreadableCalibration(Exception):
-    """Not what `dump` of this version returns."""
+    """Raised for data that `dump` of this version does not return."""
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRow:
-    """One coefficient as metrics show it; `pod` is empty for a whole class. Errors are mean absolute relative ones of
-    the last observations, by the prior and by what was given out instead."""
+    """One coefficient for metrics; `pod` is empty for a class. Errors are mean absolute relative errors of the last
+    observations: of the prior (`error_before`) and of the coefficients in use (`error_after`)."""
 
     subject: str
     pod: PodId
@@ -216,8 +217,8 @@ class _State(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Member:
-    """A pod. `bias` is the mean logarithm of its times by those that its class expects; while it is much, the pod has
-    a fit of its `own`."""
+    """A pod. `bias` is the mean log ratio of its times to those expected of its class; while it is large, the pod has
+    its `own` fit."""
 
     bias: float = 0.0
     own: Fit | None = None
@@ -243,7 +244,7 @@ class _PodClass:
             self.away -= 1
 
     def _leave(self, member: _Member) -> None:
-        """A class that most pods would have left has changed itself: all of them stay, and it learns."""
+        """Give the pod its own fit; if most pods have left, the class itself has changed, and all return to it."""
         if 2 * (self.away + 1) > len(self.members):
             self.members = {pod: _Member() for pod in self.members}
             self.away = 0
@@ -253,7 +254,7 @@ class _PodClass:
 
 
 def class_key(pod: Pod) -> str:
-    """Names the class of a pod: pods of one model, engine and hardware are expected to be equally fast."""
+    """The name of a pod's class: pods of one model, engine and hardware are expected to be equally fast."""
     return f"{_class_prefix(model_of(pod))}{pod.engine}/{pod.hardware or 'default'}"
 
 
@@ -267,10 +268,9 @@ def _class_prefix(model: str) -> str:
 
 
 class Calibration:
-    """The one owner of what was learnt. Keys are opaque: a class of pods has one model, hardware and engine; a kind of
-    links has one way and direction.
+    """The owner of all fits, by class of pods (see `class_key`) and by kind of link.
 
-    A fit belongs to the prior that it started from: under another prior, of another configuration, it starts anew.
+    A fit belongs to its prior: with another prior, from another configuration, it starts again.
     """
 
     def __init__(self) -> None:
@@ -278,7 +278,7 @@ class Calibration:
         self._links: dict[str, Fit] = {}
 
     def observe_prefill(self, class_key: str, pod_id: PodId, prior: PodSpeed, seen: PrefillObservation) -> None:
-        """Learn from one window of a pod; what cannot be true is left out. O(1)."""
+        """Learn from one window of a pod; implausible ones are ignored. O(1)."""
         features = seen.features
         if not _plausible(features, seen.elapsed_ms):
             return
@@ -288,7 +288,7 @@ class Calibration:
         known.observe(pod_id, features, seen.elapsed_ms)
 
     def observe_transfer(self, kind: str, prior: Link, seen: TransferObservation) -> None:
-        """Learn from one transfer or handoff; what cannot be true is left out. O(1)."""
+        """Learn from one transfer or handoff; implausible ones are ignored. O(1)."""
         features = (1.0, seen.kv_bytes * (1 + seen.concurrent))
         if not _plausible(features, seen.elapsed_ms):
             return
@@ -298,7 +298,7 @@ class Calibration:
         known.observe(features, seen.elapsed_ms)
 
     def speed(self, class_key: str, pod_id: PodId, prior: PodSpeed) -> PodSpeed:
-        """The pod's coefficients, as far as they are known by now."""
+        """The pod's current coefficients; `prior` without observations."""
         known = self._classes.get(class_key)
         if known is None or known.fit.prior != _terms(prior):
             return prior
@@ -306,7 +306,7 @@ class Calibration:
         return PodSpeed(*((member and member.own) or known.fit).coefficients)
 
     def link(self, kind: str, prior: Link) -> Link:
-        """The link's, likewise."""
+        """The link with its current coefficients."""
         known = self._links.get(kind)
         if known is None or known.prior != _link_terms(prior):
             return prior
@@ -314,13 +314,13 @@ class Calibration:
         return replace(prior, t0_ms=t0_ms, bytes_per_ms=1 / ms_per_byte)
 
     def forget(self, class_key: str, pod_id: PodId) -> None:
-        """The pod is gone. What it taught its class stays."""
+        """Remove a pod. What its class has learnt from it stays."""
         known = self._classes.get(class_key)
         member = known.members.pop(pod_id, None) if known else None
         if known and member and member.own:
             known.away -= 1
 
-    # --- kept, shared, shown ---
+    # --- serialization and metrics ---
 
     def dump(self, model: str | None = None) -> bytes:
         """The fits of all links and of the classes of `model`, None for every model; a pod's own fit is not kept."""
@@ -333,8 +333,8 @@ class Calibration:
         return msgspec.msgpack.encode(_State(VERSION, classes, links))
 
     def load(self, value: bytes) -> None:
-        """Take over each fit that has seen more than our own of the same prior. Raises `UnreadableCalibration`, and
-        then nothing has changed."""
+        """Replace each fit by one of the same prior with more observations. Raises `UnreadableCalibration` and changes
+        nothing for data of another version."""
         try:
             state = msgspec.msgpack.decode(value, type=_State)
             if state.version != VERSION:
@@ -348,7 +348,7 @@ class Calibration:
         self._links |= dict(_better(links, self._links))
 
     def rows(self) -> Iterator[CalibrationRow]:
-        """Every coefficient of every class, of every pod that differs from its class, and of every kind of links."""
+        """The coefficients of every class, of every pod with its own fit, and of every kind of link."""
         for key, known in self._classes.items():
             yield from _rows(key, "", known.fit)
             for pod, member in known.members.items():
@@ -373,7 +373,7 @@ def _better(found: Mapping[str, Fit], own: Mapping[str, Fit]) -> Iterator[tuple[
 
 
 def _terms(speed: PodSpeed) -> Vector:
-    """A decode step that nobody knows anything of is taken for the fixed part of a prefill."""
+    """The coefficients as priors of a fit. An unknown d0 counts as c0."""
     c0, c1, c2, d0, d1, d2 = speed.coefficients
     return tuple(map(max, (c0, c1, c2, d0 or c0, d1, d2), FLOOR))
 
@@ -384,5 +384,5 @@ def _link_terms(link: Link) -> Vector:
 
 
 def _plausible(features: Vector, elapsed_ms: float) -> bool:
-    least, most = PLAUSIBLE_MS
-    return least <= elapsed_ms <= most and any(features) and all(0 <= x < 1e15 for x in features)
+    min_ms, max_ms = PLAUSIBLE_MS
+    return min_ms <= elapsed_ms <= max_ms and any(features) and all(0 <= x < 1e15 for x in features)

@@ -1,11 +1,11 @@
-"""What do noisy times say about the few coefficients that they are sums of?
+"""Fits a few coefficients to noisy times that are their weighted sums.
 
     time = c[0] x[0] + c[1] x[1] + ...        c unknown and above 0, x known
 
 A recursive fit (an extended Kalman filter) of the *logarithms* of the coefficients to the logarithm of the time. So
-errors count relatively, and no coefficient can become negative. A factor common to all coefficients is one direction in
-which the prior is very unsure: it is found first, and the shape bends as evidence grows. Observations far off what is
-expected count little (Cauchy weights). Pure arithmetic, O(1) an observation; this file knows no pods and no links.
+errors count relatively, and no coefficient can become negative. The prior is most uncertain about a factor common to
+all coefficients: this factor is found first, and the ratios follow with more evidence. Outliers get low (Cauchy)
+weights. Pure arithmetic, O(1) per observation.
 """
 
 from __future__ import annotations
@@ -21,48 +21,48 @@ from msgspec import Meta
 Vector: TypeAlias = tuple[float, ...]
 
 SCALE_SD = 1.2
-"""Prior uncertainty of the factor common to all coefficients, as a natural logarithm: one sigma is 3.3 times."""
+"""Prior uncertainty of the common factor, as a natural logarithm: one sigma is a factor of 3.3."""
 RELAX = 1e-5
-"""Share of the way back to the prior's uncertainty at each observation: what lets a fit follow a drift. The last
-hundred observations or so count; a drift by 2 is followed in about as many."""
+"""Share by which each observation moves the uncertainty back to the prior's, so that a fit follows a drift: about the
+last hundred observations count, and a drift by a factor of 2 takes about as many."""
 NOISE = 0.12
 EARLY_NOISE = 60
 EARLY = 20
-"""Assumed relative noise of observation k: NOISE (1 + EARLY_NOISE / (EARLY + k)). It falls from 0.5 to 0.15, so that no
-outlier among the first is believed; fitting it, too, made nothing better at a true noise of 5 to 25 %."""
-DOUBTED_AT = 2.4
-"""Where an observation begins to be doubted, in its standard deviations: 95 % efficient where nothing is wrong."""
-FARTHEST = math.log(100)
-"""No coefficient goes farther from its prior."""
+"""Assumed relative noise of observation k: NOISE (1 + EARLY_NOISE / (EARLY + k)). It falls from 0.5 to 0.15, so that an
+early outlier has little effect; fitting the noise as well brought no gain at a true noise of 5 to 25 %."""
+OUTLIER_SCALE = 2.4
+"""Scale of the Cauchy weight, in standard deviations: 95 % efficient without outliers."""
+MAX_LOG_DISTANCE = math.log(100)
+"""Maximum distance of a coefficient from its prior."""
 MEMORY = 50
-"""So many observations count for what is usual, and for the reported errors."""
-WORST_ERROR = 3.0
-"""No observation counts for more in those."""
-MOST_EVIDENCE = 200
-"""More observations make a fit no better: it has forgotten the first of them."""
+"""Observations in the running means of term shares and errors."""
+MAX_ERROR = 3.0
+"""Maximum error of one observation in the running mean."""
+MAX_EVIDENCE = 200
+"""Maximum count of observations: a fit forgets older ones."""
 
 _FiniteVector: TypeAlias = tuple[Annotated[float, Meta(ge=-1e9, le=1e9)], ...]
-_Error: TypeAlias = Annotated[float, Meta(ge=0, le=WORST_ERROR)]
+_Error: TypeAlias = Annotated[float, Meta(ge=0, le=MAX_ERROR)]
 
 
 class FitState(msgspec.Struct, frozen=True):
-    """A fit as it is kept: one value a coefficient; `covariance` row by row."""
+    """A serialized fit: one value per coefficient; `covariance` by row."""
 
     prior: tuple[Annotated[float, Meta(gt=0, le=1e9)], ...]
     log_coefficients: _FiniteVector
     covariance: tuple[_FiniteVector, ...]
     shares: tuple[Annotated[float, Meta(ge=0, le=1)], ...]
-    evidence: Annotated[int, Meta(ge=0, le=MOST_EVIDENCE)]
+    evidence: Annotated[int, Meta(ge=0, le=MAX_EVIDENCE)]
     error_before: _Error
     error_after: _Error
 
 
 class Fit:
-    """Of a few coefficients. `prior` and `shape_sd` have one value for each, above 0.
+    """A fit of a few coefficients. `prior` and `shape_sd` have one value above 0 for each.
 
-    `shape_sd` is how far each may be from its prior beyond what is common to all, as a logarithm. `evidence` counts
-    observations; `confidence` is 0 to 1; the errors are mean absolute relative ones, by the prior and by what was given
-    out at the time.
+    `shape_sd`: uncertainty of each coefficient beyond the common factor, as a natural logarithm. `evidence` counts
+    observations; `confidence` is 0 to 1; the errors are mean absolute relative errors of the prior (`error_before`) and
+    of the coefficients at the time (`error_after`).
     """
 
     __slots__ = (
@@ -82,7 +82,7 @@ class Fit:
     def __init__(self, prior: Vector, shape_sd: Vector) -> None:
         self.prior = prior
         self.coefficients = prior
-        """From the prior's towards the fitted ones, as far as those can be trusted."""
+        """Between the prior and the fitted coefficients, by confidence."""
         self.confidence = 0.0
         self.evidence = 0
         self.error_before = self.error_after = 0.0
@@ -96,11 +96,11 @@ class Fit:
         self._shares = [1 / len(prior)] * len(prior)
 
     def residual(self, features: Vector, observed: float) -> float:
-        """Natural logarithm of what was observed by what is given out."""
+        """Natural logarithm of observed over expected time."""
         return math.log(observed) - math.log(_dot(self.coefficients, features))
 
     def observe(self, features: Vector, observed: float) -> None:
-        """Learn. `observed` and some feature are above 0."""
+        """Update the fit. `observed` and at least one feature are above 0."""
         self._count_errors(features, observed)
         terms = list(map(mul, map(math.exp, self._log), features))
         expected = sum(terms)
@@ -111,14 +111,14 @@ class Fit:
         self._trust()
 
     def _learn(self, error: float, shares: list[float]) -> None:
-        """One step of the filter; the derivative of the logarithm of the time is each term's share of it."""
+        """One step of the filter. The derivative of the log time by a log coefficient is its term's share."""
         side = [_dot(row, shares) for row in self._covariance]
         known = _dot(side, shares)
         noise = (NOISE * (1 + EARLY_NOISE / (EARLY + self.evidence))) ** 2
-        noise *= 1 + error * error / (DOUBTED_AT**2 * (noise + known))
+        noise *= 1 + error * error / (OUTLIER_SCALE**2 * (noise + known))
         gain = [value / (noise + known) for value in side]
         self._log = [
-            min(max(log + step * error, prior - FARTHEST), prior + FARTHEST)
+            min(max(log + step * error, prior - MAX_LOG_DISTANCE), prior + MAX_LOG_DISTANCE)
             for log, step, prior in zip(self._log, gain, self._prior_log, strict=True)
         ]
         self._covariance = [
@@ -130,23 +130,23 @@ class Fit:
         ]
 
     def _trust(self) -> None:
-        """What is still unsure of the time of a usual observation, by what the prior was unsure of."""
-        unsure = _square(self._covariance, self._shares) / _square(self._prior_covariance, self._shares)
-        trust = self.confidence = 1 - math.sqrt(min(max(unsure, 0.0), 1.0))
+        """Update confidence: the remaining uncertainty of a typical time relative to the prior's."""
+        uncertainty = _square(self._covariance, self._shares) / _square(self._prior_covariance, self._shares)
+        trust = self.confidence = 1 - math.sqrt(min(max(uncertainty, 0.0), 1.0))
         self.coefficients = tuple(
             [math.exp(prior + trust * (log - prior)) for log, prior in zip(self._log, self._prior_log, strict=True)]
         )
 
     def _count_errors(self, features: Vector, observed: float) -> None:
-        self.evidence = min(self.evidence + 1, MOST_EVIDENCE)
+        self.evidence = min(self.evidence + 1, MAX_EVIDENCE)
         rate = 1 / min(self.evidence, MEMORY)
         self.error_before += (_error(self.prior, features, observed) - self.error_before) * rate
         self.error_after += (_error(self.coefficients, features, observed) - self.error_after) * rate
 
-    # --- kept and found again ---
+    # --- serialization ---
 
     def state(self) -> FitState:
-        """Everything that `restored` needs."""
+        """The state for `restored`."""
         return FitState(
             prior=self.prior,
             log_coefficients=tuple(self._log),
@@ -159,7 +159,7 @@ class Fit:
 
     @classmethod
     def restored(cls, state: FitState, shape_sd: Vector) -> Fit:
-        """The fit that it was. Raises `ValueError` where a fit cannot have been like that."""
+        """The fit of that state. Raises `ValueError` for an impossible state."""
         sizes = {len(state.prior), len(state.log_coefficients), len(state.shares), len(state.covariance)}
         if sizes | {len(row) for row in state.covariance} != {len(shape_sd)}:
             raise ValueError(f"not a fit of {len(shape_sd)} coefficients")
@@ -167,12 +167,12 @@ class Fit:
         fit._log, fit._covariance = list(state.log_coefficients), [list(row) for row in state.covariance]
         fit._shares, fit.evidence = list(state.shares), state.evidence
         fit.error_before, fit.error_after = state.error_before, state.error_after
-        if any(abs(log - prior) > 1.01 * FARTHEST for log, prior in zip(fit._log, fit._prior_log, strict=True)):
-            raise ValueError("coefficients beyond all bounds")
+        if any(abs(log - prior) > 1.01 * MAX_LOG_DISTANCE for log, prior in zip(fit._log, fit._prior_log, strict=True)):
+            raise ValueError("coefficients out of bounds")
         if not sum(fit._shares) or not _is_covariance(fit._covariance):
-            raise ValueError("a covariance that is none")
+            raise ValueError("invalid covariance")
         if any(row[i] > 1.01 * fit._prior_covariance[i][i] for i, row in enumerate(fit._covariance)):
-            raise ValueError("a covariance wider than the prior's")
+            raise ValueError("covariance wider than the prior's")
         fit._trust()
         return fit
 
@@ -187,11 +187,11 @@ def _square(matrix: Iterable[Iterable[float]], vector: Sequence[float]) -> float
 
 
 def _error(coefficients: Vector, features: Vector, observed: float) -> float:
-    return min(abs(_dot(coefficients, features) / observed - 1), WORST_ERROR)
+    return min(abs(_dot(coefficients, features) / observed - 1), MAX_ERROR)
 
 
 def _is_covariance(matrix: Sequence[Sequence[float]]) -> bool:
-    """Symmetric, and all pivots of its elimination above 0."""
+    """Whether it is symmetric and positive definite: all pivots of its elimination are above 0."""
     size = range(len(matrix))
     if any(abs(matrix[i][j] - matrix[j][i]) > 1e-9 for i in size for j in size):
         return False

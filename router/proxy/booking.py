@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from router.decision import Candidate, Lease, Split
 from router.fleet.ledger import Ledger
-from router.policy.calibration import ALONE, Beside, PrefillClock, PrefillObservation
+from router.policy.calibration import NO_DECODE, ConcurrentDecode, PrefillClock, PrefillObservation
 from router.types import PodId
 
 
@@ -99,10 +99,10 @@ class Booking:
     def _observe(self, lease: Lease, now_s: float) -> None:
         self.observation = self._clock.first_token(lease.id, now_s, self._concurrent_decode(lease.pod)[0])
 
-    def _concurrent_decode(self, pod: PodId) -> tuple[Beside, float]:
+    def _concurrent_decode(self, pod: PodId) -> tuple[ConcurrentDecode, float]:
         """The requests that decode on the pod, and when their current step began."""
         requests, context_tokens, step_began_s = self._ledger.decoding(pod)
-        return Beside(requests, context_tokens) if requests else ALONE, step_began_s
+        return ConcurrentDecode(requests, context_tokens) if requests else NO_DECODE, step_began_s
 
     def _end_prefill(self, now_s: float) -> None:
         self._ledger.first_token(self._response_lease, now_s)

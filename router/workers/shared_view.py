@@ -1,13 +1,13 @@
 """Keeps the state that all workers of a router share.
 
     work         in-flight sums of each worker, by pod; dropped when the worker is gone
-    held         failures and lateness recorded against a pod; an ejection by one worker ejects the pod in all
+    failures     failures and lateness recorded against a pod; an ejection by one worker ejects the pod in all
     dispatched   blocks of each dispatched prompt, for the predicted index and the lineage of prompts
     reports      observed speeds of pods and links
     loads        scraped loads; the workers take turns, so that each pod is scraped as often as by one process
     commands     pods that admin calls added, removed or drained
 
-For work, held and commands only the latest value counts, so a snapshot repairs all missed updates. Changes are
+For work, failures and commands only the latest value counts, so a snapshot repairs all missed updates. Changes are
 collected for `FLUSH_INTERVAL_S` and sent as one update. Each worker follows KV events, probes and policy files itself.
 This module sends nothing itself: `bus.py` does.
 """
@@ -69,7 +69,7 @@ class SharedView:
         self._flushed_s = 0.0
         self._update = WorkerUpdate()
         self._changed_work: set[PodId] = set()
-        self._changed_held: set[PodId] = set()
+        self._changed_failures: set[PodId] = set()
         self._recent = RecentDispatches()
         self._early: list[Dispatch] | None = []
         """Dispatches received before `begin`: adding a pod clears what was recorded for it."""
@@ -80,7 +80,7 @@ class SharedView:
         """Pods that were ready at another worker when it sent its snapshot."""
         owners.fleet.listen(self._forget_lost_cache)
         owners.ledger.on_change = self._on_work
-        owners.breaker.on_change = self._on_held
+        owners.breaker.on_change = self._on_failures
         owners.local.on_record = self._on_dispatch
         owners.calibrator.on_report = self._on_report
 
@@ -93,7 +93,7 @@ class SharedView:
             WorkerUpdate(
                 snapshot=True,
                 work=dict(owners.ledger.own()),
-                held=dict(owners.breaker.held()),
+                failures=dict(owners.breaker.records()),
                 dispatched=self._recent.unexpired(self._clock()),
                 loads={status.pod.id: status.load for status in pods},
                 commands=self._commands,
@@ -124,9 +124,9 @@ class SharedView:
         update, self._update = self._update, WorkerUpdate()
         ledger, breaker = self._owners.ledger, self._owners.breaker
         update.work = {pod: ledger.own_on(pod) for pod in self._changed_work}
-        update.held = {pod: breaker.held_against(pod) for pod in self._changed_held}
+        update.failures = {pod: breaker.record_of(pod) for pod in self._changed_failures}
         self._changed_work.clear()
-        self._changed_held.clear()
+        self._changed_failures.clear()
         self._flush_scheduled, self._flushed_s = False, self._clock()
         self._publish(self._encode(update))
 
@@ -134,8 +134,8 @@ class SharedView:
         self._changed_work.add(pod)
         self._schedule_flush()
 
-    def _on_held(self, pod: PodId) -> None:
-        self._changed_held.add(pod)
+    def _on_failures(self, pod: PodId) -> None:
+        self._changed_failures.add(pod)
         self._schedule_flush()
 
     def _on_dispatch(self, pod: PodId, blocks: Sequence[BlockHash], ttl_s: float, capacity_blocks: int | None) -> None:
@@ -173,8 +173,8 @@ class SharedView:
             self.remote_ready_pods.update(update.ready_pods)
             self._load_calibration(update.calibration)
         self._apply_work(worker, update.work)
-        for pod, held in update.held.items():
-            owners.breaker.apply_remote(pod, held, now_s)
+        for pod, record in update.failures.items():
+            owners.breaker.apply_remote(pod, record, now_s)
         for dispatch in update.dispatched:
             self._apply_dispatch(dispatch)
         for report in update.reports:

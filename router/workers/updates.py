@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from router.fleet.breaker import Held
+from router.fleet.breaker import FailureRecord
 from router.observe.calibrator import SpeedReport
 from router.types import InFlight, PodId, PodLoad
 
@@ -36,7 +36,7 @@ class WorkerUpdate(msgspec.Struct, omit_defaults=True):
 
     snapshot: bool = False
     work: dict[PodId, InFlight | None] = {}
-    held: dict[PodId, Held | None] = {}
+    failures: dict[PodId, FailureRecord | None] = {}
     dispatched: list[Dispatch] = []
     reports: list[SpeedReport] = []
     loads: dict[PodId, PodLoad] = {}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from router.fleet.breaker import Breaker, Held
+from router.fleet.breaker import Breaker, FailureRecord
 from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
 from router.types import Pod, PodState
@@ -206,15 +206,17 @@ def test_lateness_can_be_left_alone(fleet: Fleet) -> None:
 def test_what_another_worker_holds_against_a_pod_counts_here(fleet: Fleet) -> None:
     """Its failures go on here; a pod that is not there is nobody's."""
     breaker = Breaker(fleet, failures_to_eject=3)
-    breaker.apply_remote("a", Held(failures=2), 0.0)
-    breaker.apply_remote("nobody", Held(failures=2), 0.0)
-    assert set(breaker.held()) == {"a"}
+    breaker.apply_remote("a", FailureRecord(failures=2), 0.0)
+    breaker.apply_remote("nobody", FailureRecord(failures=2), 0.0)
+    assert set(breaker.records()) == {"a"}
     breaker.failure("a", 0.0)
     assert state(fleet, "a") is PodState.EJECTED
 
 
-@pytest.mark.parametrize("held", [Held(backoff_s=2.0, probe_at_s=12.0), Held(late_backoff_s=2.0, late_probe_at_s=12.0)])
-def test_a_pod_that_another_worker_has_ejected_is_ejected_here(fleet: Fleet, held: Held) -> None:
+@pytest.mark.parametrize(
+    "held", [FailureRecord(backoff_s=2.0, probe_at_s=12.0), FailureRecord(late_backoff_s=2.0, late_probe_at_s=12.0)]
+)
+def test_a_pod_that_another_worker_has_ejected_is_ejected_here(fleet: Fleet, held: FailureRecord) -> None:
     """For as long; once, however often it is told, and not when that time is over."""
     breaker = Breaker(fleet)
     breaker.apply_remote("a", held, 10.0)

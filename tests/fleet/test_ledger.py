@@ -432,4 +432,4 @@ def test_a_watch_knows_the_most_prompts_that_were_there_at_once(
         seen = [ledger.on("a").prefill_requests, *(happens(*event) for event in during)]
     for event in before:
         happens(*event)
-    assert watch.most_prompts == max(seen)
+    assert watch.max_prompts == max(seen)

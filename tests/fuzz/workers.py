@@ -105,7 +105,7 @@ NEWS_TOLD = (
 NEWS_WORDS = (
     *map(
         msgspec.msgpack.encode,
-        ("snapshot", "work", "held", "dispatched", "reports", "loads", "commands", "calibration", "a"),
+        ("snapshot", "work", "failures", "dispatched", "reports", "loads", "commands", "calibration", "a"),
     ),
     *(
         b"\xcb\x7f\xf0\0\0\0\0\0\0",

@@ -16,9 +16,9 @@ from router.policy.calibration import (
     LONGEST_STEP_S,
     VERSION,
     WINDOW_STARTS,
-    Beside,
     Calibration,
     CalibrationRow,
+    ConcurrentDecode,
     PrefillClock,
     PrefillObservation,
     TransferObservation,
@@ -152,8 +152,8 @@ def test_a_window_in_which_the_pod_was_disturbed_teaches_nothing() -> None:
 def test_beside_those_who_decode_the_step_that_had_to_end_first_counts_too() -> None:
     """From when it began, with who decoded in it and in the prompt's own."""
     clock = PrefillClock()
-    clock.sent("a", 1000, 400, 5.0, Beside(3, 9000), step_began_s=4.99)
-    seen = clock.first_token("a", 5.1, Beside(4, 10_000))
+    clock.sent("a", 1000, 400, 5.0, ConcurrentDecode(3, 9000), step_began_s=4.99)
+    seen = clock.first_token("a", 5.1, ConcurrentDecode(4, 10_000))
     assert seen
     assert seen.elapsed_ms == pytest.approx(110.0)
     assert seen.features == (0, 600, 1000**2 - 400**2, 2.0, 7.0, 19_000.0)
@@ -163,8 +163,8 @@ def test_beside_those_who_decode_the_step_that_had_to_end_first_counts_too() -> 
 def test_of_a_step_that_nobody_saw_begin_half_counts(began_s: float) -> None:
     """On average."""
     clock = PrefillClock()
-    clock.sent("a", 1000, 400, 5.0, Beside(3, 9000), began_s)
-    seen = clock.first_token("a", 5.1, Beside(4, 10_000))
+    clock.sent("a", 1000, 400, 5.0, ConcurrentDecode(3, 9000), began_s)
+    seen = clock.first_token("a", 5.1, ConcurrentDecode(4, 10_000))
     assert seen
     assert seen.elapsed_ms == pytest.approx(100.0)
     assert seen.features == (0, 600, 1000**2 - 400**2, 1.5, 5.5, 14_500.0)
@@ -176,7 +176,7 @@ def test_each_step_of_a_window_counts_with_who_decoded_in_it() -> None:
     clock.sent("a", 1000, 0, 5.0)
     clock.sent("b", 500, 0, 5.01)
     assert clock.first_token("a", 5.1) is None
-    seen = clock.first_token("b", 5.2, Beside(1, 1000))
+    seen = clock.first_token("b", 5.2, ConcurrentDecode(1, 1000))
     assert seen
     assert seen.features == (1, 1500, 1000**2 + 500**2, 1.0, 1.0, 1000.0)
 
@@ -188,7 +188,7 @@ def test_a_decode_step_is_learnt_from_prompts_that_were_computed_in_one() -> Non
     prior = replace(true, d0_ms=0.0)
     for _ in range(400):
         n, _ = a_prompt(random)
-        beside = Beside(random.randrange(0, 60), random.randrange(0, 200_000))
+        beside = ConcurrentDecode(random.randrange(0, 60), random.randrange(0, 200_000))
         took_ms = true.fixed_ms(beside.requests, beside.context_tokens) + true.compute_ms(0, n)
         clock = PrefillClock()
         clock.sent("a", n, 0, 0.0)

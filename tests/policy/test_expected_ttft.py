@@ -15,7 +15,7 @@ import pytest
 
 from router.decision import Lease
 from router.fleet.ledger import Ledger
-from router.policy.calibration import Beside, Calibration, PrefillClock
+from router.policy.calibration import Calibration, ConcurrentDecode, PrefillClock
 from router.policy.decide import decide, expected_ttft_ms
 from router.sim.virtual.batch import Job, StepRun
 from router.sim.virtual.traffic import TrafficRequest
@@ -81,9 +81,9 @@ class Router:
         if seen:
             self.calibration.observe_prefill("class", lease.pod, self.prior, seen)
 
-    def _beside(self, name: str) -> Beside:
+    def _beside(self, name: str) -> ConcurrentDecode:
         work = self.ledger.on(name)
-        return Beside(work.requests - work.prefill_requests, work.decode_tokens)
+        return ConcurrentDecode(work.requests - work.prefill_requests, work.decode_tokens)
 
 
 def play(true: PodSpeed, prior: PodSpeed, load: float, seed: int, noise: float) -> list[tuple[float, float]]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.policy.fit import FARTHEST, MOST_EVIDENCE, Fit, FitState, Vector
+from router.policy.fit import MAX_EVIDENCE, MAX_LOG_DISTANCE, Fit, FitState, Vector
 
 TRUE = (20.0, 0.05, 8e-7)
 SHAPE_SD = (1.5, 0.7, 0.7)
@@ -177,7 +177,7 @@ def test_whatever_is_observed_coefficients_stay_in_bounds(seen: list[tuple[int, 
         fit.observe((float(starts), tokens, tokens2), ms)
         assert 0 <= fit.confidence <= 1
         for c, prior in zip(fit.coefficients, TRUE, strict=True):
-            assert abs(math.log(c / prior)) <= FARTHEST * (1 + 1e-9)
+            assert abs(math.log(c / prior)) <= MAX_LOG_DISTANCE * (1 + 1e-9)
     assert Fit.restored(fit.state(), SHAPE_SD).coefficients == fit.coefficients
 
 
@@ -191,7 +191,7 @@ def test_a_restored_fit_goes_on_as_the_one_that_was_kept() -> None:
 
 def test_evidence_stops_growing_where_more_makes_no_better_fit() -> None:
     """So that an old fit and a very old one are equals."""
-    assert lesson().go_on(MOST_EVIDENCE + 20).fit.evidence == MOST_EVIDENCE
+    assert lesson().go_on(MAX_EVIDENCE + 20).fit.evidence == MAX_EVIDENCE
 
 
 GOOD = lesson().go_on(10).fit.state()

@@ -80,7 +80,7 @@ def test_whatever_happens_nothing_is_left_after_the_release(plans: list[Plan], s
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_pull_to_an_idle_pod_shows_how_long_it_took(others: int) -> None:
-    """Beside another request nobody could tell; nor where its first token was not seen."""
+    """ConcurrentDecode another request nobody could tell; nor where its first token was not seen."""
     ledger = Ledger()
     for _ in range(others):
         ledger.book(pod("a"), 100, 0, 0.0)

@@ -144,8 +144,8 @@ def test_an_old_ejection_does_not_eject_again_for_a_worker_that_begins() -> None
     town.now_s += 60.0
     new = town.replace(1)
     assert new.state("a") is PodState.READY
-    held = new.owners.breaker.held_against("a")
-    assert held == town.workers[0].owners.breaker.held_against("a")
+    held = new.owners.breaker.record_of("a")
+    assert held == town.workers[0].owners.breaker.record_of("a")
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["failure", "success", "late", "on time"])), max_size=40))
@@ -163,7 +163,7 @@ def test_breakers_agree_after_any_history(history: list[tuple[int, str]]) -> Non
             breaker.first_token("a", 1.0, 1e6 if what == "late" else 1.0, town.now_s)
         town.settle()
         one, two = town.workers
-        assert one.owners.breaker.held() == two.owners.breaker.held()
+        assert one.owners.breaker.records() == two.owners.breaker.records()
         assert one.state("a") is two.state("a")
 
 
