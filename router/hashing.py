@@ -1,13 +1,12 @@
-"""How does a run of tokens become block hashes?
+"""Computes block hashes from tokens.
 
-The router never uses an engine's hashes: they differ by algorithm, seed and version. Ours are XXH3-64, rolling
-over little-endian u32 tokens, and seeded by the generation:
+The router does not use the engines' hashes: they differ by algorithm, seed and version. Its own are XXH3-64, chained
+over little-endian u32 tokens and seeded by the generation:
 
     h[-1] = seed = XXH3-64(canonical encoding of the generation)
     h[i]  = XXH3-64(tokens of block i as u32 LE, seed = h[i-1])
 
-Both the prompt side and the event side call `hash_blocks`, so the two can only agree. This file never looks at
-who holds a block.
+Prompts and KV events use the same `hash_blocks`, so equal tokens have equal hashes.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ _HASH_TYPE = "Q"
 
 
 def token_array(tokens: Iterable[int] = ()) -> array[int]:
-    """Tokens as a flat u32 array, the form that hashing reads without copying."""
+    """Tokens as a flat u32 array, which is hashed without copying."""
     return array(_TOKEN_TYPE, tokens)
 
 
 def hash_array(blocks: Iterable[BlockHash] | bytes = ()) -> array[int]:
-    """Block hashes as a flat u64 array: a fifth of the memory of a list of ints, and nothing in it for the garbage
-    collector to look at (two thousand prompts as lists hold everybody up for 30 ms)."""
+    """Block hashes as a flat u64 array: a fifth of the memory of a list of ints, and no objects for the garbage
+    collector (it would pause for 30 ms with 2,000 prompts as lists)."""
     return array(_HASH_TYPE, blocks)
 
 
 def generation_seed(generation: Generation) -> BlockHash:
-    """The chain's root. Each field is length-prefixed, so that no two generations encode alike."""
+    """The chain's root. Each field is length-prefixed, so two generations never have the same encoding."""
     fields = (
         generation.model,
         generation.revision,
@@ -56,7 +55,7 @@ def generation_seed(generation: Generation) -> BlockHash:
 def hash_blocks(tokens: array[int], block_size_tokens: int, parent: BlockHash) -> array[int]:
     """Chain hashes of the full blocks in `tokens`, continuing from `parent` (a seed or an earlier hash).
 
-    A trailing partial block is ignored. Costs about 100 ns a block of 16 tokens.
+    A trailing partial block is ignored. Costs about 100 ns per block of 16 tokens.
     """
     digest = xxhash.xxh3_64_intdigest
     step = block_size_tokens * TOKEN_BYTES
@@ -66,7 +65,7 @@ def hash_blocks(tokens: array[int], block_size_tokens: int, parent: BlockHash) -
 
 
 def hash_rest(known: array[int], rest: array[int], block_size_tokens: int, seed: BlockHash) -> array[int]:
-    """Hashes of all full blocks: `known` ones, which become the first, and those of the tokens behind them."""
+    """Hashes of all full blocks: extends `known`, the first ones, with those of the tokens behind them."""
     known.extend(hash_blocks(rest, block_size_tokens, known[-1] if known else seed))
     return known
 

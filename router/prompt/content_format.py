@@ -1,8 +1,7 @@
-"""Does this chat template expect a message's content as a string or as a list of parts?
+"""Detects whether a chat template expects a message's content as a string or as a list of parts.
 
-vLLM decides by reading the template: if it loops over the content of a message, the content must be a list. The walk
-below follows the same names to the same verdicts (vLLM 0.32, `renderers/hf.py`); it is a heuristic there, so it is
-one here. This file never renders.
+vLLM reads the template: if it loops over the content of a message, the content must be a list. This file follows the
+same names to the same results (vLLM 0.32, `renderers/hf.py`), heuristics included.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ ContentFormat = Literal["string", "openai"]
 
 
 class _Undecidable(Exception):
-    """A loop or assignment unpacks into several names: the walk gives up."""
+    """A loop or assignment unpacks into several names, where vLLM gives up."""
 
 
 def detect_content_format(template: nodes.Template) -> ContentFormat:
-    """`openai` (a list of parts) if the template loops over some message's content, else `string`."""
+    """`openai` (a list of parts) if the template loops over a message's content, else `string`."""
     try:
         return "openai" if any(_content_loops(template)) else "string"
     except _Undecidable:
@@ -28,8 +27,8 @@ def detect_content_format(template: nodes.Template) -> ContentFormat:
 
 
 def _content_loops(root: nodes.Template) -> Iterator[bool]:
-    """True for each loop over content: that of a message, a macro's argument that receives it, or anything
-    called `content` outside of macros."""
+    """True for each loop over content: a message's, a macro argument that receives it, or any name `content` outside of
+    macros."""
     messages = list(_names_of_messages(root))
     of_macros: dict[int, set[str]] = {}
     for macro in root.find_all(nodes.Macro):
@@ -46,7 +45,7 @@ def _content_loops(root: nodes.Template) -> Iterator[bool]:
 
 
 def _content_parameters(root: nodes.Template, macro: nodes.Macro, messages: list[str]) -> set[str]:
-    """Parameters of `macro` that are given some message's content anywhere in the template."""
+    """Parameters of `macro` that receive a message's content anywhere in the template."""
     parameters = [argument.name for argument in macro.args]
     receivers = set()
     for call in root.find_all(nodes.Call):
@@ -60,7 +59,7 @@ def _content_parameters(root: nodes.Template, macro: nodes.Macro, messages: list
 
 
 def _names_of_messages(root: nodes.Template) -> Iterator[str]:
-    """Names that loops give to one message."""
+    """Names of one message in loops."""
     conversations = list(_names_of_conversation(root))
     for loop in root.find_all(nodes.For):
         if any(_reads(loop.iter, name) for name in conversations):
@@ -68,7 +67,7 @@ def _names_of_messages(root: nodes.Template) -> Iterator[str]:
 
 
 def _names_of_conversation(root: nodes.Template) -> Iterator[str]:
-    """`messages` and every name that it, or a part of it, is assigned to."""
+    """`messages`, and every name to which it or a part of it is assigned."""
     pending = ["messages"]
     yield "messages"
     for name in pending:
@@ -81,7 +80,7 @@ def _names_of_conversation(root: nodes.Template) -> Iterator[str]:
 
 
 def _reads(node: nodes.Node | None, name: str, key: str | None = None) -> bool:
-    """Is `node` the variable `name` (its attribute or item `key`), perhaps filtered, tested or sliced?"""
+    """Whether `node` is the variable `name` (or its attribute or item `key`), possibly filtered, tested or sliced."""
     if isinstance(node, nodes.Filter | nodes.Test):
         return _reads(node.node, name, key)
     if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):

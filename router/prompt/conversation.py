@@ -1,9 +1,8 @@
-"""What does a chat template get to see of a request's messages?
+"""Rewrites a request's messages into the form that chat templates receive.
 
-Engines rewrite them before they render. This is what vLLM 0.32 does on the way from the HTTP body to the template
-(`renderers/chat_utils.py`, `entrypoints/openai/chat_completion/protocol.py`), for text. What is certain to be wrong
-is refused; what only one engine refuses is let through, because that engine will say so itself. Nothing here changes
-the request.
+This is what vLLM 0.32 does between the HTTP body and the template (`renderers/chat_utils.py`,
+`entrypoints/openai/chat_completion/protocol.py`), for text. Bodies that every engine refuses are refused here; those
+that only some refuse are left to the engine. The request itself does not change.
 """
 
 from __future__ import annotations
@@ -34,42 +33,43 @@ _MEDIA_FIELDS = frozenset(
 )
 """Fields that mark a content part without a type as media."""
 _PART_FIELDS = _MEDIA_FIELDS | {"type", "text", "refusal", "thinking", "closed", "name"}
-"""Fields of content parts that the template does not see as they are; all others it does."""
+"""Fields of content parts that are rewritten or dropped; all others reach the template."""
 
 _PLAIN_FIELDS = {"role", "content"}
 _PLAIN_ROLES = ("system", "user", "assistant")
-_SPEAKERS = {role: role for role in _PLAIN_ROLES}
-"""One word for all who remember it, instead of one for each message that was decoded."""
+_SHARED_ROLES = {role: role for role in _PLAIN_ROLES}
+"""One string per role for all cached chats."""
 _DICTS, _STRINGS = {dict}, {str}
 BILLING_HEADER = "x-anthropic-billing-header"
-"""A line that Claude Code puts first in its system prompt and changes on every request."""
+"""Start of a line that Claude Code puts first in its system prompt and changes on every request."""
 
 
 class Unrenderable(Exception):
-    """The tokens of this request cannot be known here (images, audio, ...): route it without a prefix."""
+    """The prompt's tokens cannot be computed here (images, audio, ...): route the request without a prefix."""
 
 
 def normal_messages(messages: Any, content_format: ContentFormat) -> list[Message]:
-    """The body's `messages` as a template sees them. `MalformedRequest`, or `Unrenderable` for media."""
+    """The body's `messages` as the template receives them. Raises `MalformedRequest`, or `Unrenderable` for media."""
     if not isinstance(messages, list) or not messages:
         raise MalformedRequest("messages must be a list with at least one message", param="messages")
     return [_message(message, content_format, i) for i, message in enumerate(messages)]
 
 
 def plain_contents(messages: Any) -> tuple[tuple[str, ...], list[str]] | None:
-    """Roles and contents, where these are all there is to `messages`."""
+    """Roles and contents of `messages`; None where a message has more than these, or another kind of content."""
     if type(messages) is not list or set(map(type, messages)) != _DICTS or set(map(len, messages)) != {2}:
         return None
     try:
-        roles, contents = tuple([_SPEAKERS[said["role"]] for said in messages]), [said["content"] for said in messages]
+        roles = tuple([_SHARED_ROLES[message["role"]] for message in messages])
+        contents = [message["content"] for message in messages]
     except (KeyError, TypeError):
         return None
     return (roles, contents) if set(map(type, contents)) == _STRINGS else None
 
 
 def without_developer(conversation: list[Message]) -> list[Message]:
-    """The conversation for a template that does not know the role `developer`: such messages become `system`, and
-    unless the only system message is already the first, all of them are merged in front."""
+    """The conversation for a template without the role `developer`: such messages become `system`, and all system
+    messages are merged in front, unless the only one is already the first."""
     if "developer" not in [message["role"] for message in conversation]:
         return conversation
     renamed = [_as_system(message) if message["role"] == "developer" else message for message in conversation]
@@ -105,7 +105,7 @@ def _message(message: Any, content_format: ContentFormat, number: int) -> Messag
 
 
 def _is_plain(message: Any) -> bool:
-    """Nothing but the words of somebody: most messages, which a template sees as they are."""
+    """Whether a message has only a plain role and text, as most have; it needs no rewriting."""
     if type(message) is not dict or message.keys() != _PLAIN_FIELDS or message["role"] not in _PLAIN_ROLES:
         return False
     content = message["content"]
@@ -141,7 +141,7 @@ def _content(parts: Iterable[Any], content_format: ContentFormat, where: str) ->
 
 
 def _part(part: Any, where: str) -> dict[str, Any] | None:
-    """One content part, or None for one that says nothing."""
+    """One content part; None for an empty one."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, dict):
@@ -153,7 +153,7 @@ def _part(part: Any, where: str) -> dict[str, Any] | None:
     if text is None and kind in _MAY_BE_NULL:
         return None
     if not isinstance(text, str):
-        raise MalformedRequest(f"{where}: a part of type {kind} without its text", param=where)
+        raise MalformedRequest(f"{where}: a part of type {kind} has no text", param=where)
     if kind == "tool_reference":
         return {"type": kind, "name": text}
     extra = {name: value for name, value in part.items() if name not in _PART_FIELDS}
@@ -164,11 +164,11 @@ def _not_text(part: dict[str, Any], where: str) -> Exception:
     kind = part.get("type")
     if isinstance(kind, str) or (kind is None and part.keys() & _MEDIA_FIELDS):
         return Unrenderable(f"{where} has a part that is not text: {kind or 'media'}")
-    return MalformedRequest(f"{where}: a part without a type", param=where)
+    return MalformedRequest(f"{where}: a part has no type", param=where)
 
 
 def _without_billing(part: Any) -> Any:
-    """A part of a system message less the billing line that it starts with; None if nothing is left."""
+    """A part of a system message without a leading billing line; None if nothing is left."""
     text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part
     if not isinstance(text, str) or not text.startswith(BILLING_HEADER):
         return part

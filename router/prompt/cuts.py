@@ -1,9 +1,9 @@
-"""Where may a text be cut so that its pieces encode to the tokens of the whole?
+"""Finds places where a text can be cut so that its pieces encode to the tokens of the whole.
 
-Only in front of an added token at which the tokenizer itself splits, wherever it occurs: one that is matched before
-any normalizing, that swallows no neighbouring whitespace, and that no other added token can overlap. Every piece
-keeps the token in front, so that rules for the start of a text (Metaspace `first`, ...) see no difference. Then every
-sample must prove it; a tokenizer that fails is not cut at all. This file never caches anything.
+A cut is possible only in front of an added token at which the tokenizer itself always splits: one that is matched
+before normalization, takes no neighbouring whitespace, and cannot overlap with another added token. Every piece starts
+with that token, so rules for the start of a text (Metaspace `first`, ...) make no difference. All samples are checked;
+a tokenizer that fails on one is not cut at all.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from router.prompt.samples import samples
 from router.prompt.tokenizer import Tokenizer
 
 SHORTEST_PIECE = 128
-"""Characters before the next cut is taken: bounds the pieces of a text full of special tokens."""
+"""Minimum length of a piece in characters: limits the pieces of a text full of special tokens."""
 HEADS_TRIED = 32
-"""Beginnings of added tokens that are none, before the pattern looks for the rest of the way."""
+"""False matches of `head` in one text before the pattern takes over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Places to cut at. Cutting goes from left to right and looks at nothing behind the cut, so that a text and
-    its continuation share all pieces but the last."""
+    """Places to cut at. Cutting goes from left to right and ignores the text behind a cut, so a text and its
+    continuation share all pieces but the last."""
 
     pattern: re.Pattern[str] | None
     reason: str
     head: str = ""
-    """With which every match begins."""
+    """The common start of all matches."""
 
     def pieces(self, text: str, shortest: int = SHORTEST_PIECE) -> list[str]:
         """`text` in order, no piece empty; all but the last have at least `shortest` characters."""
@@ -46,8 +46,8 @@ class Cuts:
         return pieces
 
     def _next(self, text: str, start: int) -> int:
-        """The first place from `start` on where a cut may be; -1 where there is none. In text with few heads, which
-        is most of it, `find` is many times faster than the pattern."""
+        """The first possible cut from `start` on; -1 where there is none. In text with few heads, `find` is many times
+        faster than the pattern."""
         if self.pattern is None:
             return -1
         for _ in range(HEADS_TRIED if self.head else 0):
@@ -60,7 +60,7 @@ class Cuts:
 
 
 def find_cuts(tokenizer: Tokenizer) -> Cuts:
-    """The cuts of this tokenizer, proved on samples; none, with the reason, where they are not exact."""
+    """The cuts of this tokenizer, checked on samples; none, with the reason, where they are not exact."""
     added = [token.content for token in tokenizer.added_tokens]
     alone = _without_overlaps(added)
     words = [token.content for token in tokenizer.added_tokens if token.content in alone and _splits(token, tokenizer)]
@@ -76,10 +76,10 @@ def find_cuts(tokenizer: Tokenizer) -> Cuts:
 
 
 def _splits(token: Any, tokenizer: Tokenizer) -> bool:
-    """Is this token found before normalizing, whatever stands beside it, without touching its neighbours?
+    """Whether this token is always matched before normalization and leaves its neighbours unchanged.
 
-    Its outer characters must be punctuation or symbols, so that a neighbour which strips whitespace or matches whole
-    words only cannot reach across the cut."""
+    Its outer characters must be punctuation or symbols, so that a neighbour which strips whitespace or matches only
+    whole words cannot reach across the cut."""
     if token.lstrip or token.rstrip or token.single_word or (token.normalized and tokenizer.normalizes):
         return False
     ends = (category(token.content[0]), category(token.content[-1]))
@@ -87,8 +87,8 @@ def _splits(token: Any, tokenizer: Tokenizer) -> bool:
 
 
 def _without_overlaps(words: Iterable[str]) -> set[str]:
-    """Those of `words` whose every occurrence in a text is a match: none contains, is contained in, or can share
-    its first or last characters with another or with itself."""
+    """Those of `words` that match wherever they occur in a text: none contains or is contained in another, or can
+    share its first or last characters with another or with itself."""
     known = set(words)
     heads = {word[:end] for word in known for end in range(1, len(word))}
     tails = {word[start:] for word in known for start in range(1, len(word))}
@@ -109,8 +109,8 @@ def _inside(word: str) -> set[str]:
 
 
 def _any_of(words: Iterable[str]) -> str:
-    """A pattern that matches exactly these sorted words, none a prefix of another, branching as a trie does: one
-    step a character instead of one attempt a word."""
+    """A pattern for exactly these sorted words, none a prefix of another, in the form of a trie: one step per character
+    instead of one attempt per word."""
     words = list(words)
     head = _common_prefix(words)
     if len(words) == 1:

@@ -1,8 +1,7 @@
-"""What does this request share with others?
+"""Turns a request into the tokens of its prompt and the hashes of its full blocks.
 
-Its prompt as tokens and as the hashes of its full blocks, seeded by everything that must be equal for KV to be
-reused. `begin` renders and looks up what is known; `finish` encodes the rest and hashes. This file never asks who
-holds a block.
+The hashes are seeded by everything that must be equal for KV to be reusable. `begin` renders the prompt and looks up
+known segments; `finish` encodes the rest and hashes.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from router.types import BlockHash, Endpoint, Generation, InferenceRequest, Prom
 
 CACHE_BYTES = 64 * 1024 * 1024
 SEEDS = 1024
-"""Generations (adapter and salt) whose seeds are remembered."""
+"""Generations (adapter and salt) whose seeds are cached."""
 COMPARE_EVERY = 256
 """One incremental prompt in 256 is read whole as well and compared."""
 
 _REWRITTEN = ("truncate_prompt_tokens", "suffix", "prompt_embeds")
-"""Fields with which the engine changes the tokens in ways that are not reproduced here."""
+"""With these fields the engine changes the tokens in ways that are not reproduced here."""
 
 
 class PendingPrompt(msgspec.Struct, frozen=True, gc=False):
-    """A prompt between `begin` and `finish`: text that was looked up, or tokens as the client gave them."""
+    """A prompt between `begin` and `finish`: text that was looked up, or the client's tokens."""
 
     generation: Generation
     seed: BlockHash
@@ -44,7 +43,7 @@ class PendingPrompt(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def text(self) -> str | None:
-        """What is encoded, special tokens aside; None for a prompt of tokens."""
+        """The text to encode, without special tokens; None for a prompt of tokens."""
         return self.prompt.text if isinstance(self.prompt, Lookup) else None
 
     @property
@@ -87,7 +86,7 @@ class Fingerprinter:
 
     @property
     def generation(self) -> Generation:
-        """What the hashes of requests without adapter and salt are seeded with."""
+        """The seed of requests without adapter and salt."""
         return self._generation
 
     def forget_segments(self) -> None:
@@ -98,9 +97,9 @@ class Fingerprinter:
             self.incremental.clear()
 
     def begin(self, request: InferenceRequest) -> PendingPrompt | IncrementalPrompt:
-        """Render the prompt and look up what is known of it.
+        """Render the prompt and look up its known segments.
 
-        `MalformedRequest` if the engine would refuse it, `Unrenderable` if its tokens cannot be known here."""
+        `MalformedRequest` if the engine would refuse it, `Unrenderable` if its tokens cannot be computed here."""
         if self._tokenizer.backend != self._backend:  # the fast backend failed meanwhile
             self.forget_segments()
         generation, seed = self._seeded(request.adapter, request.salt)
@@ -117,7 +116,7 @@ class Fingerprinter:
         return PendingPrompt(generation, seed, prompt)
 
     def finish(self, pending: PendingPrompt | IncrementalPrompt) -> PromptPrefix:
-        """Encode what is new and hash the blocks. Safe in a worker thread; see the class."""
+        """Encode the new text and hash the blocks. Safe in a worker thread; see the class."""
         if isinstance(pending, IncrementalPrompt):
             assert self.incremental is not None
             return self.incremental.finish(pending, self.segments)
@@ -147,7 +146,7 @@ class Fingerprinter:
         return PromptPrefix(generation, tokens, hashes)
 
     def fingerprint(self, request: InferenceRequest) -> PromptPrefix:
-        """`begin` and `finish` at once. Raises what `begin` raises."""
+        """`begin` and `finish`. Raises what `begin` raises."""
         return self.finish(self.begin(request))
 
     def _seed(self, adapter: str, salt: str) -> tuple[Generation, BlockHash]:
@@ -155,7 +154,7 @@ class Fingerprinter:
         return generation, generation_seed(generation)
 
     def _prompt(self, request: InferenceRequest) -> tuple[str | array[int], bool]:
-        """(the prompt as text or tokens, whether special tokens go around the text)."""
+        """(the prompt as text or tokens, whether special tokens are put around the text)."""
         body = request.prompt
         for name in _REWRITTEN:
             if body.get(name) is not None:
@@ -169,7 +168,7 @@ class Fingerprinter:
         raise Unrenderable(f"{request.endpoint} shares no prefix")
 
     def _completion(self, prompt: Any) -> str | array[int]:
-        """A completion's prompt; of several, the first decides where the request goes."""
+        """A completion's prompt; of several, the first."""
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
             prompt = prompt[0]
         if isinstance(prompt, str):
@@ -183,9 +182,9 @@ class Fingerprinter:
 
 
 def _hash_path(tokens: array[int], segments: Sequence[Segment], seed: BlockHash, block_size_tokens: int) -> array[int]:
-    """Hashes of the full blocks in `tokens`: those that known segments carry, then computed ones, which the other
-    segments carry from now on. A segment may carry any blocks that end before it does: the count leaves out the
-    frame's tokens in front, so that a block more is left to the next one."""
+    """Hashes of the full blocks in `tokens`: those of known segments, then computed ones, which are stored in the other
+    segments. A segment may carry any blocks that end before it does: the count omits the frame's tokens in front, so a
+    block more may be left to the next segment."""
     hashes = hash_array()
     known = 0
     for segment in segments:

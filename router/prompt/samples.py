@@ -1,7 +1,7 @@
-"""On which texts must two ways of tokenizing agree before one may stand in for the other?
+"""Sample texts on which two ways of tokenizing must agree before one replaces the other.
 
-Texts that tell tokenizers apart: many scripts, code, runs of whitespace, digits, composed and decomposed letters,
-special tokens where a user wrote them, and long text. This file never tokenizes anything.
+They cover what distinguishes tokenizers: many scripts, code, runs of whitespace, digits, composed and decomposed
+letters, special tokens inside user text, and long text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 SAMPLED_TOKENS = 32
-"""Added tokens tried in context; more tell nothing new and cost load time."""
+"""Added tokens tried in context; more would only cost load time."""
 
 TEXTS = (
     "",
@@ -64,15 +64,15 @@ TEXTS = (
 
 
 def samples(added_tokens: Sequence[str]) -> list[str]:
-    """The fixed texts, the tokenizer's own added tokens in adverse places, and both woven into long text."""
+    """The fixed texts, the tokenizer's own added tokens in unusual places, and long text of both."""
     step = max(1, len(added_tokens) // SAMPLED_TOKENS)
     chosen = [token for token in added_tokens[::step] if token]
-    woven = [form for token in chosen for form in _adverse(token)]
+    surrounded = [form for token in chosen for form in _unusual(token)]
     pairs = [left + right for left, right in pairwise(chosen)]
     markers = chosen or ["\n"]
     dialogue = "".join(markers[i % len(markers)] + text for i, text in enumerate(TEXTS))
-    return [*TEXTS, *woven, *pairs, dialogue, " ".join(TEXTS), dialogue[::-1], dialogue * 4]
+    return [*TEXTS, *surrounded, *pairs, dialogue, " ".join(TEXTS), dialogue[::-1], dialogue * 4]
 
 
-def _adverse(token: str) -> list[str]:
+def _unusual(token: str) -> list[str]:
     return [f"x{token}y", f"x {token} y", f"\n{token}\n\n", token + token, token[:-1], token + token[1:]]

@@ -1,14 +1,13 @@
-"""How is a growing conversation encoded only once?
+"""Caches the tokens of text segments, so that a shared prefix is encoded only once.
 
-Text is cut at special tokens (see `cuts.py`) into segments, and each segment's tokens are kept under a digest of its
-text, seeded by the segment before it and by a secret: whoever does not know that will hardly make two texts that are
-taken for one another, and would win no more than a wrong guess of what is cached. A path of segments is a known prefix,
-and each segment also carries the block hashes that end inside it. Least recently used segments go first when the bytes
-run out; what loses its parent cannot be reached any more and ages out.
+Text is cut at special tokens (see `cuts.py`) into segments. Each segment's tokens are cached under a digest of its
+text, seeded by the segment before it and by a secret: a client that does not know the secret cannot make two texts with
+one digest, and would gain only a wrong guess of what is cached. A path of segments is a known prefix; each segment also
+carries the block hashes that end inside it. The least recently used segments are evicted first; a segment without its
+parent cannot be reached any more and ages out.
 
-Threads: `look_up` is for one thread at a time, the event loop's. `complete` and `keep` may run in any thread meanwhile:
-the one only encodes, the other leaves new segments in a queue that the next `look_up` takes in. This file never renders
-a template.
+Threads: `look_up` belongs to the event loop's thread. `complete` and `keep` may run in any thread: the first only
+encodes, the second puts new segments into a queue that the next `look_up` empties.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from router.prompt.tokenizer import Tokenizer
 from router.types import BlockHash
 
 SEGMENT_BYTES = 280
-"""What a segment costs in CPython besides its tokens and hashes: key, entry, objects' heads."""
+"""Size of a segment in CPython without its tokens and hashes: key, slot, object headers."""
 SHORT_PIECE = 32
-"""Characters of a piece that is remembered wherever it stands: `<|assistant|>` and the like."""
+"""Maximum length of a piece that is cached independently of its place: `<|assistant|>` and the like."""
 SHORT_PIECES = 1024
 _FIRST_ID = 4
-"""Smaller ids are roots: one for each backend, with and without the frame of special tokens."""
+"""Smaller ids are roots: one per backend, with and without the frame of special tokens."""
 
 
 class Sealed(msgspec.Struct, frozen=True, gc=False):
@@ -45,9 +44,9 @@ class Sealed(msgspec.Struct, frozen=True, gc=False):
 class Segment(msgspec.Struct, gc=False, eq=False):
     """The tokens of one piece of text in one place, as `hashing.token_array` lays them out.
 
-    Bytes all, because thousands are kept: the garbage collector would walk over whatever else they held, and nobody is
-    served meanwhile. `sealed` is of the last generation that passed here; replaced as a whole. `id` and `size_bytes`
-    are 0 until the cache takes the segment in."""
+    All fields are bytes and numbers: thousands of segments are kept, and the garbage collector would walk over other
+    objects. `sealed` belongs to the last generation that used the segment, and is replaced as a whole. `id` and
+    `size_bytes` are 0 until the segment is in the cache."""
 
     tokens: bytes
     sealed: Sealed | None = None
@@ -60,17 +59,17 @@ class Segment(msgspec.Struct, gc=False, eq=False):
 
 
 class Lookup(msgspec.Struct, frozen=True, gc=False):
-    """What is known of one text: the leading segments that are, and the pieces that must be encoded."""
+    """One text: its known leading segments, and the pieces that must be encoded."""
 
     text: str
     root: int
     known: tuple[Segment, ...]
     cold: tuple[str, ...]
     special_tokens: bool
-    """The frame could not be told from the text: it is encoded with it, as one piece."""
+    """The frame depends on the text: both are encoded together, as one piece."""
     head: array[int]
     tail: array[int]
-    """Tokens that stand before and behind the segments' (the frame, where one was asked for)."""
+    """Tokens before and after those of the segments (the frame, if requested)."""
 
     @property
     def cold_characters(self) -> int:
@@ -78,7 +77,7 @@ class Lookup(msgspec.Struct, frozen=True, gc=False):
 
 
 class SegmentCache:
-    """Tokens of the texts seen lately, by segment."""
+    """Tokens of recent texts, by segment."""
 
     def __init__(self, tokenizer: Tokenizer, cache_bytes: int, seed: int = 0) -> None:
         self._seed = seed
@@ -91,21 +90,22 @@ class SegmentCache:
         self._cuts = find_cuts(tokenizer)
         self._frame = _frame(tokenizer)
         self.bytes = 0
-        """Bytes held now, by estimate; never above `cache_bytes` after a `look_up`."""
+        """Bytes held, estimated; never above `cache_bytes` after a `look_up`."""
 
     @property
     def reason(self) -> str:
-        """Where this tokenizer's text is cut, or why nowhere."""
+        """Where text is cut, or why it is not."""
         return self._cuts.reason
 
     def __len__(self) -> int:
         return len(self._segments)
 
     def look_up(self, text: str, *, framed: bool = False) -> Lookup:
-        """How much of `text` is known. `framed` asks for the tokens that `add_special_tokens` would put around it.
+        """The known segments of `text` and its other pieces. `framed` adds the tokens that `add_special_tokens` puts
+        around it.
 
-        `MalformedRequest` if it holds half a surrogate pair, which no tokenizer can encode."""
-        self._take_in()
+        `MalformedRequest` if it contains half a surrogate pair, which no tokenizer can encode."""
+        self._insert_fresh()
         whole = framed and self._frame is None
         head, tail = self._frame if framed and self._frame else (token_array(), token_array())
         pieces = [text] if whole else self._cuts.pieces(text)
@@ -117,7 +117,7 @@ class SegmentCache:
         return Lookup(text, root, known, cold, whole, head, tail)
 
     def pieces(self, text: str) -> list[str]:
-        """Where `text` is cut; all but the last piece are the same in every text that goes on from it."""
+        """The pieces of `text`; all but the last are the same in every continuation of it."""
         return self._cuts.pieces(text)
 
     def split(self, text: str) -> Lookup:
@@ -129,13 +129,13 @@ class SegmentCache:
         return Lookup(text, 0, (), tuple(pieces), False, token_array(), token_array())
 
     def complete(self, lookup: Lookup) -> list[Segment]:
-        """All segments of the text that was looked up; encodes the cold ones. Safe in any thread."""
+        """All segments of a text that was looked up; encodes the cold ones. Safe in any thread."""
         if lookup.special_tokens and lookup.cold:
             return [Segment(self._tokenizer.encode(lookup.text, add_special_tokens=True).tobytes())]
         return [*lookup.known, *(Segment(self._encode(piece)) for piece in lookup.cold)]
 
     def _encode(self, piece: str) -> bytes:
-        """What little stands behind every prompt is encoded once."""
+        """Tokens of a piece. Short pieces, such as the end of every prompt, are cached by text."""
         if len(piece) > SHORT_PIECE:
             return self._tokenizer.encode(piece).tobytes()
         tokens = self._short.get(piece)
@@ -146,12 +146,12 @@ class SegmentCache:
         return tokens
 
     def keep(self, lookup: Lookup, segments: list[Segment]) -> None:
-        """Leave what `complete` encoded for the next `look_up` to take in. Safe in any thread."""
+        """Cache what `complete` encoded, from the next `look_up` on. Safe in any thread."""
         if lookup.cold:
             self._fresh.append((lookup, segments[len(lookup.known) :]))
 
     def _follow(self, root: int, pieces: list[str]) -> tuple[Segment, ...]:
-        """The longest known path, marked as used: its end first, so that ends go before what they stand on."""
+        """The longest known path, marked as used: the end first, so that ends are evicted before their parents."""
         known: list[Segment] = []
         keys: list[int] = []
         parent = root
@@ -167,7 +167,7 @@ class SegmentCache:
             self._segments.move_to_end(key)
         return tuple(known)
 
-    def _take_in(self) -> None:
+    def _insert_fresh(self) -> None:
         while self._fresh:
             lookup, segments = self._fresh.popleft()
             parent = lookup.known[-1].id if lookup.known else lookup.root
@@ -180,10 +180,10 @@ class SegmentCache:
         try:
             return xxhash.xxh3_128_intdigest(piece.encode(), self._seed ^ parent)
         except UnicodeEncodeError as error:
-            raise _half_a_pair(error) from error
+            raise _surrogate_error(error) from error
 
     def _insert(self, key: int, segment: Segment) -> int:
-        """Take a segment in unless another request was quicker; the id that its children go under."""
+        """Insert a segment unless another request already has; returns the id for its children."""
         kept = self._segments.setdefault(key, segment)
         if kept is segment:
             segment.id = self._next_id
@@ -199,7 +199,7 @@ def _size_bytes(segment: Segment) -> int:
 
 
 def _frame(tokenizer: Tokenizer) -> tuple[array[int], array[int]] | None:
-    """The tokens that `add_special_tokens` puts before and behind any text; None where it does something else."""
+    """The tokens that `add_special_tokens` puts before and after any text; None where it does something else."""
     bare = tokenizer.encode_batch(TEXTS)
     framed = tokenizer.encode_batch(TEXTS, add_special_tokens=True)
     probe = TEXTS.index("a")
@@ -216,8 +216,8 @@ def _check_encodable(text: str) -> None:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise _half_a_pair(error) from error
+            raise _surrogate_error(error) from error
 
 
-def _half_a_pair(error: UnicodeEncodeError) -> MalformedRequest:
-    return MalformedRequest(f"the prompt holds half a surrogate pair: {error}")
+def _surrogate_error(error: UnicodeEncodeError) -> MalformedRequest:
+    return MalformedRequest(f"the prompt contains half a surrogate pair: {error}")

@@ -1,8 +1,7 @@
-"""How does a chat request become the text that the engine will encode?
+"""Renders a chat request into the text that the engine will encode.
 
-As vLLM 0.32 does it (reference: protocols.md 4.4): messages and tools are rewritten (`conversation.py`), merged with
-the template's variables, and rendered (`sandbox.py`). This file never encodes text, and never accepts a template from a
-client.
+As in vLLM 0.32 (reference: protocols.md 4.4), messages and tools are rewritten (`conversation.py`), merged with the
+template's variables, and rendered (`sandbox.py`). A template from a client is refused.
 """
 
 from __future__ import annotations
@@ -92,8 +91,8 @@ class ChatTemplate:
             raise MalformedRequest(f"the chat template refused the request: {error}", param="messages") from error
 
     def _variables(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """What the template may name besides messages, weakest first: the engine's defaults, the tools, the
-        request's `chat_template_kwargs`, the request's own fields. None and "auto" never override."""
+        """The template's variables besides messages. Weakest first: the engine's defaults, the tools, the request's
+        `chat_template_kwargs`, the request's own fields. None and "auto" never override."""
         asked = checked(body, "chat_template_kwargs", dict) or {}
         if body.get("chat_template") is not None or asked.get("chat_template") is not None:
             raise MalformedRequest("a chat template in the request is not accepted", param="chat_template")
@@ -103,8 +102,8 @@ class ChatTemplate:
 
 
 def _own_fields(body: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables that are fields of the request. Asking for reasoning turns thinking on or off with it, unless
-    `chat_template_kwargs` speak of that."""
+    """Variables that are fields of the request. `reasoning_effort` also sets `enable_thinking`, unless
+    `chat_template_kwargs` do."""
     fields = {
         "add_generation_prompt": checked(body, "add_generation_prompt", bool, True),
         "continue_final_message": checked(body, "continue_final_message", bool, False),
@@ -120,7 +119,7 @@ def _own_fields(body: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, 
 
 
 def checked(body: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
-    """A field of the body, or `default` where it is absent or null. `MalformedRequest` unless it is of its kind."""
+    """A field of the body, or `default` where it is absent or null. `MalformedRequest` for another type."""
     value = body.get(name)
     if value is None:
         return default

@@ -1,8 +1,8 @@
-"""How do tools, and the calls that a model made, look to a chat template?
+"""Rewrites tools and tool calls into the form that chat templates receive.
 
-Engines parse them and write them back with fields in an order of their own, which shows in the prompt wherever a
-template prints JSON. This is the order of vLLM 0.32 (`entrypoints/openai/chat_completion/protocol.py`,
-`renderers/chat_utils.py`). Nothing here changes the request.
+Engines parse them and write them back with fields in their own order, which is visible wherever a template prints JSON.
+This is the order of vLLM 0.32 (`entrypoints/openai/chat_completion/protocol.py`, `renderers/chat_utils.py`). The
+request itself does not change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def normal_tools(tools: Any) -> list[dict[str, Any]] | None:
 
 
 def normal_tool_call(call: Any, where: str) -> dict[str, Any]:
-    """A call of a past assistant message, its arguments as a mapping."""
+    """A tool call of an assistant message, with its arguments as a mapping."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or call.get("type", "function") != "function":
         raise MalformedRequest(f"{where}: only calls of type function are supported", param=where)
@@ -34,8 +34,7 @@ def normal_tool_call(call: Any, where: str) -> dict[str, Any]:
 
 
 def developer_tools(tools: Any) -> Any:
-    """Tools that a developer's message carries: the engine orders their fields and fills none in. What is no list of
-    tools stays as it is."""
+    """Tools in a developer message: the engine orders their fields and adds none. Anything else stays as it is."""
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         return tools
     return [
@@ -61,8 +60,8 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
 
 
 def _arguments(arguments: Any) -> dict[str, Any]:
-    """A call's arguments as a mapping; whatever is none becomes empty, so that a conversation can go on after a
-    model once wrote bad JSON."""
+    """A call's arguments as a mapping. Anything else becomes empty, so that a conversation can continue after a model
+    wrote bad JSON."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)

@@ -1,9 +1,9 @@
-"""How does a request become tokens without stopping the others?
+"""Tokenizes requests without blocking the event loop.
 
-Local tokenization runs inline with a fast tokenizer or while little text is new, else in a worker thread (a cold
-8K-token prompt takes 14 ms with a slow tokenizer, 0.1 ms with a fast one, which would not release the interpreter).
-A model whose template cannot be reproduced here is tokenized by one of its own pods. What cannot be read at all is
-routed without a prefix, visibly. This file never decides where a request goes.
+Local tokenization runs inline with the fast tokenizer or for little new text, else in a worker thread (a cold 8K-token
+prompt takes 14 ms with the slow tokenizer, 0.1 ms with the fast one, which does not release the GIL). A model whose
+template cannot be reproduced here is tokenized by one of its own pods. A prompt that cannot be tokenized is routed
+without a prefix and counted.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ THREAD_CHARACTERS = 16_384
 """New text above which slow encoding leaves the event loop."""
 
 CHECK_EVERY = 256
-"""One prompt in so many is tokenized by both backends, in a thread ..."""
+"""One prompt in 256 is tokenized by both backends, in a thread ..."""
 
 CHECK_SHARE = 0.01
-"""... but no more of them than take this share of the time."""
+"""... but the comparisons take at most this share of the time."""
 
 REFERENCE = "transformers"
 
-ASK_S = 2.0
-"""How long a pod may take to tokenize: longer than it needs for its longest prompt, when it is well."""
+TOKENIZE_TIMEOUT_S = 2.0
+"""Timeout of a pod's /tokenize: longer than a healthy pod needs for its longest prompt."""
 
 log = structlog.get_logger()
 
 Unread = Callable[[str, str], None]
-"""Told (model, reason) when a prompt is routed without a prefix."""
+"""Called with (model, reason) when a prompt is routed without a prefix."""
 
 
 class PromptReader(Protocol):
     """Turns requests of one model into prefixes."""
 
     async def read(self, request: InferenceRequest) -> PromptPrefix | None:
-        """The prompt's prefix; None where it cannot be known. Raises `MalformedRequest`."""
+        """The prompt's prefix; None where it cannot be computed. Raises `MalformedRequest`."""
 
 
 class LocalReader:
-    """Tokenizes here, exactly as the engine does; keeps checking on a sample of the traffic that it still does."""
+    """Tokenizes in this process, exactly as the engine does, and compares both backends on a sample of the traffic."""
 
     def __init__(self, fingerprinter: Fingerprinter, tokenizer: Tokenizer, unread: Unread) -> None:
         self._fingerprinter = fingerprinter
@@ -76,7 +76,7 @@ class LocalReader:
         return await asyncio.to_thread(self._fingerprinter.finish, pending)
 
     def _sample(self, text: str | None) -> None:
-        """Begin a check of every `CHECK_EVERY`th prompt, beside the request and never two at once."""
+        """Start a check of every `CHECK_EVERY`th prompt as a background task, one at a time."""
         self._prompts += 1
         if self._prompts % CHECK_EVERY or text is None or self._tokenizer.backend == REFERENCE:
             return
@@ -88,14 +88,14 @@ class LocalReader:
         agree = await asyncio.to_thread(self._tokenizer.verify, text)
         self._next_check_s = time.monotonic() + (time.monotonic() - began_s) / CHECK_SHARE
         if not agree:
-            self._tokenizer.distrust("it differed from transformers on a prompt of the traffic")
+            self._tokenizer.distrust("it differed from transformers on live traffic")
             self._fingerprinter.forget_segments()
-            log.error("fast tokenizer differs; transformers takes over", characters=len(text))
+            log.error("fast tokenizer disabled: tokens differ", characters=len(text))
 
 
 class EngineReader:
-    """Asks a pod of the model: one more round trip, and tokens that are right by construction. A pod that does not
-    answer within `ASK_S` is not waited for; another one is asked, and then none."""
+    """Tokenizes on a pod of the model: one more round trip, with the engine's own tokens. After an error or
+    `TOKENIZE_TIMEOUT_S`, one other pod is tried."""
 
     def __init__(
         self,
@@ -111,20 +111,21 @@ class EngineReader:
 
     async def read(self, request: InferenceRequest) -> PromptPrefix | None:
         for pod in self._pods(request.adapter or request.model)[:2]:
-            tokens = await self._ask(pod, request)
+            tokens = await self._tokenize(pod, request)
             if tokens is not None:
                 return self._prefix(request, tokens)
-        self._unread(request.model, "no pod tokenized it")
+        self._unread(request.model, "no pod tokenized the prompt")
         return None
 
-    async def _ask(self, pod: Pod, request: InferenceRequest) -> list[int] | None:
+    async def _tokenize(self, pod: Pod, request: InferenceRequest) -> list[int] | None:
         adapter = ENGINES[pod.engine]
-        asked = adapter.tokenize_request(request.adapter or request.model, tokenizable(request))
-        if asked is None:
+        call = adapter.tokenize_request(request.adapter or request.model, tokenizable(request))
+        if call is None:
             return None
-        path, body = asked
+        path, body = call
         try:
-            return adapter.parse_tokens(await self._pool_of(pod).fetch(path, ASK_S, msgspec.json.encode(body)))
+            answer = await self._pool_of(pod).fetch(path, TOKENIZE_TIMEOUT_S, msgspec.json.encode(body))
+            return adapter.parse_tokens(answer)
         except UpstreamError:
             return None
 
@@ -136,7 +137,7 @@ class EngineReader:
 
 
 def tokenizable(request: InferenceRequest) -> Mapping[str, Any]:
-    """The prompt fields of a request, whichever endpoint it is for."""
+    """The prompt fields of a request for `/tokenize`: of several prompts, the first."""
     if request.endpoint is Endpoint.COMPLETIONS and isinstance(request.prompt.get("prompt"), list):
         first = request.prompt["prompt"][0] if request.prompt["prompt"] else ""
         return {"prompt": first} if isinstance(first, str | list) else {"prompt": request.prompt["prompt"]}

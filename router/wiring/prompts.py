@@ -1,7 +1,4 @@
-"""How do the prompts of each configured model become tokens?
-
-Loads tokenizers and builds the readers over them. This file reads no request itself.
-"""
+"""Loads the tokenizer of each configured model and builds its prompt reader."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ log = structlog.get_logger()
 
 
 class LoadTokenizer(Protocol):
-    """How a tokenizer is loaded; a process with several routers shares one."""
+    """Loads a tokenizer; a process with several routers shares one."""
 
     def __call__(self, source: TokenizerSource, *, fast: bool) -> Tokenizer:
         """The tokenizer at `source`."""
@@ -48,7 +45,7 @@ def _source(model: ModelConfig) -> TokenizerSource:
 
 
 class Prompts:
-    """Readers and generations by model name. `ready_pods(model)`: who can be asked to tokenize."""
+    """Readers and generations by model name. `ready_pods(model)` returns pods that can tokenize."""
 
     def __init__(
         self,
@@ -68,7 +65,7 @@ class Prompts:
         self.readers = {model.name: self._reader(model) for model in config.models if model.tokenizer}
 
     async def of_probe(self, endpoint: Endpoint, body: Mapping[str, Any]) -> PromptPrefix | None:
-        """The router's own prefix of a self-test's prompt, through the very path that requests take."""
+        """The router's own prefix of a self-test's prompt, through the same reader as requests."""
         reader = self.readers.get(body["model"])
         if reader is None:
             return None
@@ -79,7 +76,7 @@ class Prompts:
             return None
 
     def _reader(self, model: ModelConfig) -> PromptReader:
-        """How prompts of this model become tokens. Loading a tokenizer takes a second or two."""
+        """The reader of this model's prompts. Loading a tokenizer takes a second or two."""
         generation = model.generation()
         if model.tokenizer == ENGINE_TOKENIZER:
             self.generations[model.name] = generation
@@ -92,7 +89,7 @@ class Prompts:
     def _tokenizer(self, model: ModelConfig) -> Tokenizer:
         assert model.tokenizer is not None
         tokenizer = self._load(_source(model), fast=model.fast_tokenizer)
-        log.info("tokenizer", model=model.name, backend=tokenizer.backend, why=tokenizer.reason)
+        log.info("tokenizer loaded", model=model.name, backend=tokenizer.backend, reason=tokenizer.reason)
         return tokenizer
 
     def _fingerprinter(self, model: ModelConfig, tokenizer: Tokenizer, generation: Generation) -> Fingerprinter:

