@@ -6,28 +6,14 @@ Tracks whether each stream is complete. This file does not inspect events.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Protocol
 
 from router.engines.adapter import KvEventSource
 from router.feeds.kv_zmq import KvFeed
 from router.feeds.supervise import supervise
 from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
+from router.stores.prefix_store import EventStore
 from router.types import Generation, KvEvent, Pod, PodId
-
-
-class EventStore(Protocol):
-    """Receives events: a router's index or a publisher."""
-
-    def add_holder(self, pod: Pod, generation: Generation) -> None:
-        """Start a new, empty epoch of `pod`'s cache."""
-
-    def apply(self, pod: PodId, events: Iterable[KvEvent]) -> None:
-        """Apply events of `pod` in order."""
-
-    def caught_up(self, pod: PodId, *, complete: bool) -> None:
-        """All past events are delivered; `complete` is False if some are lost for good."""
 
 
 class KvStreams:

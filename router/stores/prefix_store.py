@@ -17,20 +17,24 @@ from router.index.predicted import PredictedIndex
 from router.types import BlockHash, BlocksByTier, Generation, KvEvent, Pod, PodId, PrefixMatch, PromptPrefix
 
 
-class PrefixStore(Protocol):
-    """Which pods hold which blocks."""
+class EventStore(Protocol):
+    """Receives the KV events of pods: a router's store, or a publisher."""
 
     def add_holder(self, pod: Pod, generation: Generation) -> None:
         """Start a new, empty epoch of `pod`'s cache. Its events are hashed under `generation`."""
 
-    def forget(self, pod: PodId) -> None:
-        """Remove the pod and its blocks."""
-
     def apply(self, pod: PodId, events: Iterable[KvEvent]) -> None:
-        """Apply events that `pod` sent to this router, in order."""
+        """Apply events of `pod` in order."""
 
     def caught_up(self, pod: PodId, *, complete: bool) -> None:
         """All past events of `pod` are delivered; `complete` is False if some are lost for good."""
+
+
+class PrefixStore(EventStore, Protocol):
+    """Which pods hold which blocks."""
+
+    def forget(self, pod: PodId) -> None:
+        """Remove the pod and its blocks."""
 
     def record(
         self, pod: PodId, prefix: PromptPrefix, now_s: float, *, ttl_s: float, capacity_blocks: int | None
@@ -118,10 +122,6 @@ class LocalStore:
         return blocks
 
     async def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
-        return self.announced_blocks(pod, prefix)
-
-    def announced_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
-        """Leading blocks that `pod` has announced to this router."""
         return sum(self._announced.match(prefix).get(pod, (0,)))
 
     def is_published(self, pod: PodId) -> bool:
@@ -135,12 +135,12 @@ FRESH_S = 3.0
 """Maximum age of an up-to-date replica; the log is read at least once a second."""
 
 
-class ReplicaStore:
-    """A `PrefixStore` over a local one and a replica of the cluster index, used up to an age of `max_age_s`."""
+class ReplicaStore(LocalStore):
+    """A `LocalStore` with a replica of the cluster index, which is used up to an age of `max_age_s`."""
 
-    def __init__(self, index: ClusterIndex, local: LocalStore, *, max_age_s: float) -> None:
+    def __init__(self, index: ClusterIndex, *, max_age_s: float) -> None:
+        super().__init__()
         self.index = index
-        self._local = local
         self._max_age_s = max_age_s
         self._current_s: float | None = None
         self._stale = False
@@ -148,7 +148,7 @@ class ReplicaStore:
     @property
     def block_holders(self) -> int:
         """Announced (block, holder, tier) triples in memory."""
-        return self.index.block_holders + self._local.block_holders
+        return self.index.block_holders + super().block_holders
 
     def mark_current(self, now_s: float) -> None:
         """The replica was up to date at `now_s`."""
@@ -164,37 +164,23 @@ class ReplicaStore:
         return float("inf") if self._current_s is None else max(now_s - self._current_s, 0.0)
 
     def add_holder(self, pod: Pod, generation: Generation) -> None:
-        self._local.add_holder(pod, generation)
+        super().add_holder(pod, generation)
         self.index.holders.bind(pod, generation)
 
     def forget(self, pod: PodId) -> None:
-        self._local.forget(pod)
+        super().forget(pod)
         self.index.holders.unbind(pod)
-
-    def apply(self, pod: PodId, events: Iterable[KvEvent]) -> None:
-        self._local.apply(pod, events)
-
-    def caught_up(self, pod: PodId, *, complete: bool) -> None:
-        self._local.caught_up(pod, complete=complete)
-
-    def record(
-        self, pod: PodId, prefix: PromptPrefix, now_s: float, *, ttl_s: float, capacity_blocks: int | None
-    ) -> None:
-        self._local.record(pod, prefix, now_s, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
 
     async def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
         age_s = self.age_s(now_s)
         known = self.index.match(prefix) if age_s <= self._max_age_s else {}
-        return PrefixMatch(self._local.blocks(prefix, now_s, known), age_s, degraded=self._stale or age_s > FRESH_S)
+        return PrefixMatch(self.blocks(prefix, now_s, known), age_s, degraded=self._stale or age_s > FRESH_S)
 
     async def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
         announced = sum(self.index.match(prefix).get(pod, (0,)))
-        return max(announced, self._local.announced_blocks(pod, prefix))
+        return max(announced, await super().known_blocks(pod, prefix))
 
     def is_published(self, pod: PodId) -> bool:
         """Like the protocol; False while the replica is stale."""
         fresh = not self._stale and self.age_s(time.monotonic()) <= FRESH_S
         return fresh and self.index.holders.publisher_of(pod) is not None
-
-    def rejected_reason(self, pod: PodId) -> str:
-        return self._local.rejected_reason(pod)

@@ -22,7 +22,7 @@ from router.fleet.ledger import Ledger
 from router.index.cluster import ClusterIndex
 from router.observe.metrics import Metrics
 from router.stores.index_reader import IndexReader
-from router.stores.prefix_store import LocalStore, ReplicaStore
+from router.stores.prefix_store import ReplicaStore
 from router.stores.redis_connection import RedisAddress, RedisConnection, Secret, Tls, parse_url
 from router.stores.redis_schema import Keys
 from router.stores.shared_state import SharedCalibration, SharedWorkload
@@ -63,7 +63,6 @@ class ClusterMember:
         self,
         config: RedisIndex,
         ledger: Ledger,
-        local: LocalStore,
         wanted: Callable[[Generation], bool],
         worker: WorkerIdentity | None,
     ) -> None:
@@ -73,7 +72,7 @@ class ClusterMember:
         index = ClusterIndex(
             lifetime_s=config.holder_ttl_s, max_bytes=config.max_replica_bytes, scatter=secrets.randbits(64)
         )
-        self.store = ReplicaStore(index, local, max_age_s=config.max_stale_s)
+        self.store = ReplicaStore(index, max_age_s=config.max_stale_s)
         self._feed = IndexFeed(IndexReader(self._connection, keys), self.store, wanted)
         siblings = f"{socket.gethostname()}:{worker.folder.name}:" if worker else None
         router = f"{siblings or socket.gethostname() + ':'}{os.getpid()}:{secrets.token_hex(4)}"

@@ -25,7 +25,7 @@ from router.observe.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
 from router.proxy.upstream import UpstreamPools
-from router.stores.prefix_store import LocalStore, PrefixStore
+from router.stores.prefix_store import LocalStore
 from router.types import Generation, Pod, PodId, PodState, PrefixTrust
 from router.wiring.cluster_member import ClusterMember
 from router.wiring.prompts import Prompts
@@ -61,9 +61,8 @@ class FleetParts:
             late_to_eject=config.probes.slow_ttfts_to_eject,
         )
         redis = config.index.redis
-        self.local = LocalStore()
-        self.cluster = ClusterMember(redis, self.ledger, self.local, self._is_readable, worker) if redis else None
-        self.store: PrefixStore = self.cluster.store if self.cluster else self.local
+        self.cluster = ClusterMember(redis, self.ledger, self._is_readable, worker) if redis else None
+        self.store: LocalStore = self.cluster.store if self.cluster else LocalStore()
         self.kv_streams = KvStreams(fleet, self.store, metrics)
         sources: dict[str, PodSource] = {"configuration": ConfiguredPods(config.pods)}
         self.membership = Membership(fleet, PodPriors(config.models, priors).of, sources)

@@ -87,7 +87,7 @@ class Program:
 
     def _build_worker_sync(self, worker: WorkerIdentity) -> WorkerSync:
         pods, commands, find = self.pods, self._commands, self.records.journal.find
-        owners = SharedOwners(self.fleet, pods.ledger, pods.breaker, pods.local, pods.calibrator, self._classes)
+        owners = SharedOwners(self.fleet, pods.ledger, pods.breaker, pods.store, pods.calibrator, self._classes)
         hooks = WorkerHooks(commands.apply_remote, self._metrics_page.observe, find)
         sync = WorkerSync(worker, owners, hooks, self.metrics)
         commands.publish = sync.publish_command

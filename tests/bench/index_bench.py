@@ -36,7 +36,7 @@ from router.index.masks import HolderMasks
 from router.publisher.published_holder import PublishedHolder, PublishTiming
 from router.stores.holder_writer import HolderWriter, WriteResult
 from router.stores.index_reader import IndexReader
-from router.stores.prefix_store import LocalStore, ReplicaStore
+from router.stores.prefix_store import ReplicaStore
 from router.stores.redis_connection import RedisConnection, parse_url
 from router.stores.redis_schema import Keys
 from router.types import BlockChange, BlocksStored, Generation, Pod, PodSpeed, PromptPrefix, Tier
@@ -89,7 +89,7 @@ async def replica(url: str, blocks: int) -> dict[str, float]:
     index = ClusterIndex(lifetime_s=60)
     feed = IndexFeed(
         IndexReader(RedisConnection(parse_url(url), timeout_s=5), Keys()),
-        ReplicaStore(index, LocalStore(), max_age_s=60),
+        ReplicaStore(index, max_age_s=60),
         lambda generation: True,
     )
     running = asyncio.create_task(feed.run())
@@ -227,7 +227,7 @@ async def lookups(redis: RedisProcess, block_holders: int) -> list[tuple[str, fl
         match = await store.match(PromptPrefix(GENERATION, empty, prompt), 0.0)
         assert not match.degraded and len(match.blocks) == HOLDERS
 
-    copy = ReplicaStore(ClusterIndex(lifetime_s=3600), LocalStore(), max_age_s=1e9)
+    copy = ReplicaStore(ClusterIndex(lifetime_s=3600), max_age_s=1e9)
     bind_all(copy)
     feed, began_s = IndexFeed(registry, copy, lambda generation: True), time.perf_counter()
     running = asyncio.create_task(feed.run())

@@ -18,7 +18,7 @@ from router.index.cluster import ClusterIndex, EntryKind
 from router.index.holders import HolderFacts, KnownHolder, holder_name
 from router.stores.holder_writer import HolderWriter, WriteResult
 from router.stores.index_reader import IndexReader
-from router.stores.prefix_store import FRESH_S, LocalStore, ReplicaStore
+from router.stores.prefix_store import FRESH_S, ReplicaStore
 from router.stores.redis_connection import RedisConnection, parse_url
 from router.stores.redis_schema import Keys, scope_of
 from router.types import BlockChange, BlockHash, Generation, Pod, PodSpeed, PrefixMatch, PromptPrefix, Tier
@@ -75,7 +75,7 @@ class Scene:
         self.server = server
         self.redis = client
         self.index = ClusterIndex(lifetime_s=lifetime_s)
-        self.store = ReplicaStore(self.index, LocalStore(), max_age_s=60.0)
+        self.store = ReplicaStore(self.index, max_age_s=60.0)
         self.wire = LossyConnection(parse_url(server.url), timeout_s=2.0)
         self.connection = RedisConnection(parse_url(server.url), timeout_s=timeout_s)
         wanted = lambda generation: generation.model == "demo"  # noqa: E731

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.index.masks import MIN_ROWS, HolderMasks
+from router.index.table import SCATTER
 from router.types import BlocksByTier, PodId, Tier
 
 PROMPT = [10, 11, 12, 13, 14]
@@ -78,6 +79,13 @@ def test_blocks_are_found_during_the_whole_move() -> None:
     masks.add("a", blocks)
     masks.remove("a", blocks[-1:])
     assert masks.walk(blocks) == {"a": (len(blocks) - 1, 0, 0, 0)}
+
+
+def test_a_block_in_the_first_row_can_be_removed() -> None:
+    masks, block = HolderMasks(), pow(SCATTER, -1, 1 << 64)
+    masks.add("a", [block])
+    masks.remove("a", [block])
+    assert masks.walk([block]) == {} and masks.block_holders == 0
 
 
 def test_forgetting_an_unknown_holder_changes_nothing() -> None:

@@ -62,6 +62,17 @@ def test_an_old_prefix_is_forgotten() -> None:
     assert shared.observe(blocks("new", next(tail), length=20), threshold=EIGHT_PODS) == 10
 
 
+def test_the_first_prompts_are_all_counted() -> None:
+    """Then only a sample, so that memory grows more slowly."""
+    shared = SharedPrefixes()
+    for number in range(EVERY_PROMPT_UNTIL):
+        shared.observe(blocks(f"prompt {number}", length=5), threshold=EIGHT_PODS)
+    assert len(shared) == 5 * EVERY_PROMPT_UNTIL
+    for number in range(EVERY_PROMPT_UNTIL):
+        shared.observe(blocks(f"later prompt {number}", length=5), threshold=EIGHT_PODS)
+    assert len(shared) < 8 * EVERY_PROMPT_UNTIL
+
+
 def test_shared_records_nothing() -> None:
     shared = SharedPrefixes()
     for number in range(20):

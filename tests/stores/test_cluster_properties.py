@@ -19,7 +19,7 @@ from router.index.holders import HolderFacts, hashes_by_generation
 from router.publisher.published_holder import PublishedHolder, PublishTiming
 from router.stores.holder_writer import HolderWriter
 from router.stores.index_reader import IndexReader
-from router.stores.prefix_store import LocalStore, ReplicaStore
+from router.stores.prefix_store import ReplicaStore
 from router.stores.redis_connection import RedisConnection, parse_url
 from router.stores.redis_schema import Keys, scope_of
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Pod, PodSpeed, PromptPrefix
@@ -52,7 +52,7 @@ class World:
         self.keys = Keys(f"test{next(NAMESPACES)}")
         self.connection = RedisConnection(parse_url(server.url), timeout_s=5)
         self.registry = IndexReader(self.connection, self.keys)
-        self.replica = ReplicaStore(ClusterIndex(lifetime_s=60), LocalStore(), max_age_s=60)
+        self.replica = ReplicaStore(ClusterIndex(lifetime_s=60), max_age_s=60)
         self.feed = IndexFeed(self.registry, self.replica, lambda generation: generation.model == "m", refresh_s=0.01)
         self.generation = dict.fromkeys(PODS, GENERATIONS[0])
         self.held: dict[str, set[Chain]] = {pod: set() for pod in PODS}
