@@ -107,7 +107,7 @@ async def town(
 
 def question(topic: str) -> Chat:
     """A chat of several hundred tokens about `topic`."""
-    return [{"role": "user", "content": f"Describe {topic}. " * 40}]
+    return [{"role": "user", "content": f"Explain all there is about {topic}. " * 40}]
 
 
 async def test_receipts_of_all_routers_are_written_to_one_stream(town: Town) -> None:
