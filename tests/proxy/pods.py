@@ -14,14 +14,19 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from router.config.policies import load_classes
 from router.decision import Candidate, Cost, Plan, RouteDecision
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.lifecycle import PodEvent
 from router.observe.calibrator import Calibrator
+from router.observe.journal import Journal
+from router.observe.log import RequestLog
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
+from router.policy.classes import Classes
+from router.policy.policy_set import PolicySet
 from router.proxy.connection import UpstreamTimeouts
 from router.proxy.dependencies import ForwardSettings, ProxyDependencies
 from router.proxy.forward import Forwarder
@@ -30,6 +35,7 @@ from router.proxy.request_context import RequestContext
 from router.proxy.upstream import UpstreamPools
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, InferenceRequest, Links, Pod, PodSpeed, PromptPrefix
+from tests.policy.scenes import POLICIES
 
 PATIENCE_S = 5.0
 """Longest that a test waits for what must happen: only a failing one waits that long."""
@@ -180,19 +186,26 @@ class Town:
         self.breaker = Breaker(self.fleet)
         self.pools = UpstreamPools(UpstreamTimeouts(LONGER_S, first_byte_s, LONGER_S))
         self.facts: Mapping[str, Any] | None = {}
+        self.read_prompt: PromptPrefix | None = None
+        """What every prompt is read as, by `read`."""
+        self.policy = "cost_aware"
+        self.log_lines: list[str] = []
+        self.journal = Journal()
         needs = ProxyDependencies(
             fleet=self.fleet,
             ledger=self.ledger,
             breaker=self.breaker,
             store=self.store,
-            readers={},
-            policies=lambda: NotImplemented,
-            classes=NotImplemented,
+            readers={"m": self},
+            policies=lambda: PolicySet(POLICIES[self.policy]),
+            classes=Classes(load_classes(None)),
             pool=self.pools.of,
             handoff_facts=lambda pod, dialect: self.facts,
             publishes_events=lambda pod: True,
             metrics=self.metrics,
             calibrator=self.calibrator,
+            journal=self.journal,
+            request_log=RequestLog("json", write=self.log_lines.append),
             settings=ForwardSettings(
                 retries=retries,
                 retry_budget=0.2,
@@ -211,6 +224,10 @@ class Town:
         assert status is not None
         return status.pod
 
+    async def read(self, request: InferenceRequest) -> PromptPrefix | None:
+        """The reader of all prompts."""
+        return self.read_prompt
+
     def context(
         self, *plans: Plan, headers: HeaderList | None = None, prompt: PromptPrefix | None = None, **fields: Any
     ) -> RequestContext:
@@ -222,6 +239,7 @@ class Town:
             endpoint=endpoint,
             model="m",
             body=json.dumps(body).encode(),
+            prompt={"messages": body.get("messages")},
             stream=bool(body.get("stream")),
         )
         inbound = Inbound(
@@ -232,7 +250,15 @@ class Town:
             peer="192.0.2.1",
         )
         candidates = tuple(Candidate(plan, Cost.of((), 10.0), 7) for plan in plans)
-        return RequestContext(request, inbound, prompt=prompt, decision=RouteDecision("by hand", "1", candidates))
+        decision = RouteDecision("by hand", "1", candidates) if plans else None
+        return RequestContext(request, inbound, prompt=prompt, decision=decision)
+
+    async def forward(self, context: RequestContext, client: Client | None = None) -> Client:
+        """Serve a request through all phases, under a deadline."""
+        client = client or Client()
+        async with asyncio.timeout(PATIENCE_S):
+            await self.forwarder.forward(context, client)
+        return client
 
     async def serve(self, context: RequestContext, client: Client | None = None) -> Client:
         """Attempt in order, under a deadline."""

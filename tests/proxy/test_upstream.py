@@ -448,6 +448,35 @@ async def test_no_whole_head_is_a_broken_pod(script: Script) -> None:
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n"
 
 
+async def test_headers_over_the_limit_end_the_connection() -> None:
+    """A pod that sends headers without an end holds no more memory than the limit, and no request until a timeout."""
+
+    async def script(call: Call) -> None:
+        await call.request()
+        await call.answer(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * (READ_PAUSE_BYTES // 6 + 1))
+        await call.hung_up()
+
+    async with serving(script) as (pod, pool), asyncio.timeout(PATIENCE_S):
+        with pytest.raises(UpstreamBroken, match="pod a: headers are larger than the limit"):
+            await pool.exchange(message(pool))
+        await pod.wait_for_ends()
+
+
+async def test_headers_below_the_limit_are_read() -> None:
+    """Also where the body follows later."""
+    many = b"".join(b"x-%d: y\r\n" % number for number in range(200))
+
+    async def script(call: Call) -> None:
+        await call.request()
+        await call.answer(b"HTTP/1.1 200 OK\r\n" + many + b"content-length: 2\r\n\r\n")
+        await call.answer(b"ok")
+
+    async with serving(script) as (_, pool):
+        reply = await pool.exchange(message(pool))
+        assert len(reply.headers) == 201
+        assert await body_of(reply) == b"ok"
+
+
 @pytest.mark.parametrize(
     "script",
     [

@@ -1,0 +1,228 @@
+"""A request through all phases, and what is counted, logged and recorded of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from router.errors import NoReadyPod, RouterError, UpstreamBroken
+from router.fleet.lifecycle import PodEvent
+from router.hashing import hash_array, token_array
+from router.observe.phase import PHASES
+from router.types import Generation, PrefixMatch, PrefixTrust, PromptPrefix
+from tests.proxy.pods import Client, Town, town
+from tests.proxy.test_split_executor import ANSWERING, answer, resetting, saying, silent, streaming
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+
+BLOCKS = 3
+PROMPT = PromptPrefix(Generation(model="m"), token_array(range(50)), hash_array(range(1, BLOCKS + 1)))
+"""50 tokens in three full blocks, as the pods of these tests count them."""
+MODEL = {"model": "m"}
+
+
+def ended(pods: Town, result: str, model: str = "m") -> float:
+    return pods.counted("warmroute_requests_total", endpoint="/v1/chat/completions", model=model, result=result)
+
+
+def tokens(pods: Town) -> tuple[float, float, float]:
+    """Prompt tokens, and of these the predicted and the reported cached ones."""
+    names = ("prompt_tokens", "cached_tokens_predicted", "cached_tokens_actual")
+    return tuple(pods.counted(f"warmroute_{name}_total", **MODEL) for name in names)  # type: ignore[return-value]
+
+
+def read_prompts(pods: Town) -> None:
+    """Prompts are read, and pods trusted to have the predicted blocks."""
+    pods.read_prompt = PROMPT
+    for pod in pods.made:
+        pods.fleet.trust(pod, PrefixTrust.TRUSTED, "tested")
+
+
+def in_flight(pods: Town) -> float:
+    return pods.counted("warmroute_in_flight_requests")
+
+
+async def test_predicted_and_reported_cached_tokens_are_counted() -> None:
+    """The first request predicts nothing; the second predicts the blocks of the first on the pod that served it."""
+    async with town(a=ANSWERING) as pods:
+        read_prompts(pods)
+        await pods.forward(pods.context())
+        assert tokens(pods) == (50, 0, 48)
+        await pods.forward(pods.context())
+        assert tokens(pods) == (100, 48, 96)
+        error = "warmroute_cached_tokens_error"
+        assert (pods.counted(f"{error}_sum", **MODEL), pods.counted(f"{error}_count", **MODEL)) == (48, 2)
+
+
+async def test_a_request_that_fails_predicts_nothing() -> None:
+    """Neither does one whose prompt could not be read."""
+    async with town(a=saying({"error": {}}, 404)) as pods:
+        read_prompts(pods)
+        assert (await pods.forward(pods.context())).status == 404
+        assert (ended(pods, "pod_error"), tokens(pods)) == (1, (0, 0, 0))
+        pods.made["a"].behaviour, pods.read_prompt = ANSWERING, None
+        await pods.forward(pods.context())
+        assert (ended(pods, "ok"), tokens(pods)) == (1, (0, 0, 0))
+
+
+async def test_a_served_request_is_counted_in_all_phases() -> None:
+    """Each phase once; nothing stays in flight."""
+    async with town(a=ANSWERING) as pods:
+        await pods.forward(pods.context())
+        assert (ended(pods, "ok"), in_flight(pods)) == (1, 0)
+        phases = [pods.counted("warmroute_phase_seconds_count", phase=phase) for phase in PHASES]
+        assert phases == [1] * len(PHASES)
+        assert pods.counted("warmroute_request_duration_seconds_count", **MODEL) == 1
+        assert pods.counted("warmroute_class_requests_total", **{"class": "one_off", "tenant": "", "result": "ok"}) == 1
+
+
+async def test_only_a_streamed_response_has_a_time_to_first_token() -> None:
+    """It is compared with the expected time where the prompt was read."""
+    names = ("warmroute_time_to_first_token_seconds_count", "warmroute_time_to_first_token_predicted_seconds_count")
+    async with town(a=ANSWERING) as pods:
+        read_prompts(pods)
+        await pods.forward(pods.context())
+        assert [pods.counted(name, **MODEL) for name in names] == [0, 0]
+        pods.made["a"].behaviour = streaming
+        await pods.forward(pods.context(stream=True))
+        assert [pods.counted(name, **MODEL) for name in names] == [1, 1]
+        pods.read_prompt = None
+        await pods.forward(pods.context(stream=True))
+        assert [pods.counted(name, **MODEL) for name in names] == [2, 1]
+
+
+async def test_late_first_tokens_are_held_against_the_pod() -> None:
+    """By the breaker, with the expected and the actual time."""
+    async with town(a=streaming) as pods:
+        seen: list[tuple[Any, ...]] = []
+        pods.breaker.first_token = lambda *facts: seen.append(facts)  # type: ignore[method-assign]
+        read_prompts(pods)
+        context = pods.context(stream=True)
+        await pods.forward(context)
+        ((pod, expected_ms, actual_ms, _),) = seen
+        assert context.first_token_s is not None
+        assert (pod, actual_ms) == ("a", context.first_token_s * 1000)
+        assert expected_ms > 0
+
+
+async def test_a_request_is_logged_and_recorded() -> None:
+    """One line, and the outcome of its decision."""
+    async with town(a=streaming) as pods:
+        await pods.forward(pods.context(stream=True))
+        (line,) = map(json.loads, pods.log_lines)
+        fields = ("event", "id", "model", "pod", "policy", "status", "result", "cached_tokens")
+        expected = ["request", "req-1", "m", "a", "cost_aware", 200, "ok", 48]
+        assert [line[field] for field in fields] == expected
+        assert 0 < line["ttft_ms"] <= line["e2e_ms"]
+        recorded = pods.journal.find("req-1")
+        assert recorded is not None and recorded.outcome is not None
+        assert (recorded.outcome.result, recorded.outcome.ttft_ms) == ("ok", line["ttft_ms"])
+        assert set(recorded.outcome.phases_s) == set(PHASES)
+
+
+async def test_a_request_without_a_pod_is_counted_without_a_model() -> None:
+    """Clients choose the name, and nothing was decided."""
+    async with town(a=ANSWERING) as pods:
+        pods.fleet.event("a", PodEvent.DRAIN)
+        with pytest.raises(NoReadyPod):
+            await pods.forward(pods.context())
+        assert (ended(pods, "NoReadyPod", "unknown"), in_flight(pods)) == (1, 0)
+        (line,) = map(json.loads, pods.log_lines)
+        assert (line["result"], "pod" in line, "status" in line, "policy" in line) == (
+            "NoReadyPod",
+            False,
+            False,
+            False,
+        )
+
+
+async def test_a_failure_is_counted_by_its_error() -> None:
+    """After the last candidate."""
+    async with town(a=resetting) as pods:
+        with pytest.raises(UpstreamBroken):
+            await pods.forward(pods.context())
+        assert (ended(pods, "UpstreamBroken"), in_flight(pods)) == (1, 0)
+        recorded = pods.journal.find("req-1")
+        assert recorded is not None and recorded.outcome is not None
+        assert [(one.pod, one.error) for one in recorded.outcome.failures] == [("a", "UpstreamBroken")]
+
+
+@pytest.mark.parametrize(("gone", "result"), [(True, "client_gone"), (False, "stopped")])
+async def test_a_cancelled_request_is_counted_by_its_reason(gone: bool, result: str) -> None:
+    """The client disconnected, or the router stops."""
+    async with town(a=silent) as pods:
+        client = Client()
+        serving = asyncio.create_task(pods.forward(pods.context(), client))
+        await pods.until(lambda: pods.made["a"].working)
+        assert in_flight(pods) == 1
+        client.disconnected = gone
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+        assert (ended(pods, result), in_flight(pods)) == (1, 0)
+        await pods.left_alone()
+
+
+async def test_a_match_without_a_current_index_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By model."""
+
+    async def match(prompt: PromptPrefix, now_s: float) -> PrefixMatch:
+        return PrefixMatch(degraded=True)
+
+    async with town(a=ANSWERING) as pods:
+        monkeypatch.setattr(pods.store, "match", match)
+        await pods.forward(pods.context())
+        assert pods.counted("warmroute_degraded_matches_total", **MODEL) == 0
+        read_prompts(pods)
+        await pods.forward(pods.context())
+        assert pods.counted("warmroute_degraded_matches_total", **MODEL) == 1
+
+
+async def test_the_prompt_counts_as_cached_where_it_was_sent() -> None:
+    """For pods without KV events with their own expiry and capacity."""
+    async with town(a=ANSWERING) as pods:
+        read_prompts(pods)
+        client = await pods.forward(pods.context())
+        assert client.header(b"x-warmroute-cached-tokens") == b"0"
+        client = await pods.forward(pods.context())
+        assert client.header(b"x-warmroute-cached-tokens") == b"%d" % (16 * BLOCKS)
+        assert client.header(b"x-warmroute-policy") == b"cost_aware"
+
+
+async def test_a_preview_is_the_next_decision_and_counts_nothing() -> None:
+    """Nothing is sent or recorded."""
+    async with town(a=ANSWERING, b=saying(answer("b", 48))) as pods:
+        read_prompts(pods)
+        request = pods.context().request
+        previews = [await pods.forwarder.preview(request, []) for _ in range(3)]
+        assert not pods.made["a"].asked and not pods.made["b"].asked
+        assert pods.journal.find("req-1") is None
+        client = await pods.forward(pods.context())
+        assert {preview.candidates[0].pod.id.encode() for preview in previews} == {client.header(b"x-warmroute-pod")}
+        following = await pods.forwarder.preview(request, [])
+        assert following.candidates[0].pod.id.encode() == client.header(b"x-warmroute-pod")
+        assert following.candidates[0].cached_tokens == 16 * BLOCKS
+
+
+async def test_round_robin_alternates_between_pods() -> None:
+    """Each request of a model has the next turn."""
+    async with town(a=ANSWERING, b=ANSWERING) as pods:
+        pods.policy = "round_robin"
+        served = {(await pods.forward(pods.context())).header(b"x-warmroute-pod") for _ in range(4)}
+        assert served == {b"a", b"b"}
+
+
+async def test_errors_of_the_decision_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And raised."""
+
+    async def fail(request: object) -> PromptPrefix | None:
+        raise RouterError("no")
+
+    async with town(a=ANSWERING) as pods:
+        monkeypatch.setattr(pods, "read", fail)
+        with pytest.raises(RouterError):
+            await pods.forward(pods.context())
+        assert ended(pods, "RouterError", "unknown") == 1
