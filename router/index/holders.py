@@ -113,9 +113,8 @@ class Holders:
         for name, blocks in (run for walk in walks for run in walk.items()):
             pod_id = pod_ids.get(name)
             if pod_id is not None:
-                if pod_id not in found or sum(blocks) > sum(
-                    found[pod_id]
-                ):  # the tiers of a pod may be separate holders
+                # The tiers of a pod may be separate holders.
+                if pod_id not in found or sum(blocks) > sum(found[pod_id]):
                     found[pod_id] = blocks
             elif (known := self._known.get(name)) and known.facts.reach:
                 stores.append((known, sum(blocks)))
