@@ -51,7 +51,7 @@ class CalibrationFeed:
 
     async def share(self) -> None:
         """Exchanges until cancelled."""
-        backoff = Backoff("calibration of the other routers")
+        backoff = Backoff("shared calibration")
         while True:
             if await backoff.attempt(self._exchange):
                 await asyncio.sleep(EXCHANGE_S if self._exchanges else APPLY_S)

@@ -1,7 +1,7 @@
-"""What must be known of a pod before it can hand over KV?
+"""Fetches what some handoff dialects need to know of a pod before it can hand over KV.
 
-Some dialects have to read an answer of the pod's bootstrap server, once in each of its lives. Until then, and from the
-moment of a restart on, nothing is known. This file never reads such an answer itself.
+The facts come from the pod's bootstrap server, once per epoch. After a restart of the pod they are unknown until they
+are fetched again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Facts = Mapping[str, Any]
 
 
 class HandoffFacts:
-    """By pod, dialect and epoch."""
+    """The facts of each pod, by dialect and epoch."""
 
     def __init__(
         self,
@@ -45,28 +45,28 @@ class HandoffFacts:
         self._known: dict[tuple[PodId, str], tuple[int, Facts]] = {}
 
     def of(self, pod: Pod, dialect: str) -> Facts | None:
-        """For `Pair.facts`; None while they are not known of this life of the pod."""
+        """For `Pair.facts`; None while they are unknown for the pod's epoch."""
         if self._dialects[dialect].facts_url(pod) is None:
             return {}
         epoch, facts = self._known.get((pod.id, dialect), (None, None))
         return facts if epoch == pod.epoch else None
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Fetch until cancelled."""
         await each_pod("handoff facts of", self._fleet, self._watch)
 
-    async def _watch(self, pod_id: PodId, news: asyncio.Event) -> None:
+    async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
         try:
             while True:
                 status = self._fleet.status(pod_id)
                 if status is not None and status.state is PodState.READY:
                     await self._learn(status.pod)
-                await pause(news, self._retry_s)
+                await pause(changed, self._retry_s)
         finally:
             self._forget(pod_id)
 
     async def _learn(self, pod: Pod) -> None:
-        """Whoever only decodes is never asked for KV, and has nobody who could tell."""
+        """Fetch missing facts. A decode pod never sends KV and has no bootstrap server."""
         if pod.role is Role.DECODE:
             return
         for name in sorted({pod.handoff, pod.pulls} - {""}):

@@ -1,7 +1,7 @@
-"""How busy is each pod, by its own account?
+"""Scrapes the load of each pod from its metrics.
 
-Scrapes the metrics of every pod that can have work, each on its own clock, so that a slow pod delays nobody. A scrape
-that fails leaves the last load as it is, with its age; it never changes a pod's state. Several workers of one
+Each pod is scraped by a task of its own, so that a slow pod does not delay others. A failed scrape keeps the last load,
+with its age, and does not change the state of the pod. Several workers of one
 router take turns and share what they scrape.
 """
 
@@ -34,7 +34,7 @@ class ScrapeShare:
 
 
 class LoadFeed:
-    """Keeps the loads in `fleet` fresh. At most one scrape of a pod is under way."""
+    """Updates the loads in `fleet`, with at most one scrape per pod at a time."""
 
     def __init__(
         self,
@@ -57,28 +57,28 @@ class LoadFeed:
         """Scrape until cancelled."""
         await each_pod("load of", self._fleet, self._watch)
 
-    async def _watch(self, pod_id: PodId, news: asyncio.Event) -> None:
+    async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
         share = self._share
         if share is not None and share.number:
             await self.scrape(pod_id)
-            await pause(news, self._interval_s * share.number)
+            await pause(changed, self._interval_s * share.number)
         while True:
             await self.scrape(pod_id)
-            await pause(news, self.interval_s(pod_id))
+            await pause(changed, self.interval_s(pod_id))
 
     def interval_s(self, pod_id: PodId) -> float:
-        """Until this worker's next scrape of it. Who has nothing to do, by its own account and by ours, is asked half
-        as often: fleets are idle for hours, and only work that is not ours goes unnoticed for as long."""
+        """Time until this worker's next scrape of the pod. An idle pod is scraped half as often: fleets are idle for
+        hours, and only work from outside this router is noticed later."""
         status = self._fleet.status(pod_id)
-        works = status is not None and (status.load.running > 0 or status.load.waiting > 0)
-        works = works or self._ledger.requests_of_router(pod_id) > 0
-        return self._interval_s * (self._share.workers() if self._share else 1) * (1 if works else IDLE_FACTOR)
+        is_busy = status is not None and (status.load.running > 0 or status.load.waiting > 0)
+        is_busy = is_busy or self._ledger.requests_of_router(pod_id) > 0
+        return self._interval_s * (self._share.workers() if self._share else 1) * (1 if is_busy else IDLE_FACTOR)
 
     async def scrape(self, pod_id: PodId) -> None:
-        """One scrape of one pod, if it can have work.
+        """Scrape a pod once, if its state allows work.
 
-        The engine speaks at some moment between question and answer: what of ours it may have seen is the most that
-        there was in between."""
+        The engine takes its numbers at an unknown time between request and response. They can include at most the
+        largest number of this router's prompts in that time."""
         status = self._fleet.status(pod_id)
         if status is None or status.state not in _WITH_WORK:
             return

@@ -1,8 +1,7 @@
-"""Does this pod's cache mean what the router thinks it means?
+"""The parity self-test: its probe prompts, and what the engine's answers prove.
 
-The judgement of the parity self-test: what a probe prompt looks like, and what follows from how the engine took it.
-A router whose tokens or hashes differ from the engine's keeps working and never hits anything; this test is why it is
-noticed. Pure: `selftest.py` does the asking.
+A router whose tokens or block hashes differ from the engine's serves requests but never predicts a cache hit; the
+self-test detects that. This module does no I/O: `selftest.py` sends the probes.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from typing import Any, TypeAlias
 from router.types import Endpoint, PrefixTrust, PromptPrefix
 
 PROBE_BLOCKS = 4
-"""Length of the probe in engine blocks, at the least: more than 3, so that parents are tested, too."""
+"""Minimum length of the probe in engine blocks. Several, so that the hashes of parent blocks are tested as well."""
 ASSUMED_BLOCK_TOKENS = 64
-"""Of an engine that does not tell."""
+"""Block size of an engine that does not report it."""
 _NEIGHBOURS = 4
 _WORDS = "naïve café 東京 Привет 🚀 ﬁne\tprint(1) don't  İstanbul 12345 … 한국어 ṩ end."
 
@@ -31,12 +30,12 @@ class Parity(StrEnum):
     MISMATCH = "mismatch"
     UNKNOWN = "unknown"
     NO_EVENTS = "no_events"
-    """The pod publishes none, so there are no hashes to compare."""
+    """The pod publishes no KV events, so there are no hashes to compare."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParityReport:
-    """What the self-test found. `reason` is for people: what differs, and what to do about it."""
+    """The result of a self-test. `reason` names the difference and what to do."""
 
     tokens: Parity
     hashes: Parity
@@ -44,8 +43,8 @@ class ParityReport:
 
     @property
     def trust(self) -> PrefixTrust:
-        """Hashes that agree prove the tokens as well, since events carry the engine's own tokens. Without events, equal
-        tokens are enough: then the index holds nothing but what this router sent. Nothing proven is UNTESTED."""
+        """Equal hashes prove equal tokens, because KV events carry the engine's tokens. Without events, equal tokens
+        are enough: the index then only contains what this router sent."""
         if Parity.MISMATCH in (self.tokens, self.hashes):
             return PrefixTrust.MISMATCH
         if self.hashes is Parity.OK or (self.hashes is Parity.NO_EVENTS and self.tokens is Parity.OK):
@@ -54,8 +53,8 @@ class ParityReport:
 
 
 def probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Probe]:
-    """Requests to try, the most telling first: a chat with several roles, one without a system message (some templates
-    refuse it), a plain completion. `nonce` makes them cold; a word is a token at least, which gives the length."""
+    """Probe requests, the most thorough first: a chat with several roles, one without a system message (some templates
+    refuse it), a completion. `nonce` prevents cache hits. Each word is at least one token, so the length suffices."""
     words = _WORDS.split(" ")
     length = PROBE_BLOCKS * (block_tokens or ASSUMED_BLOCK_TOKENS)
     text = " ".join(words[i % len(words)] for i in range(length))
@@ -65,48 +64,48 @@ def probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Probe]:
         {"role": "assistant", "content": f"Well, {_WORDS}"},
         {"role": "user", "content": "And?"},
     ]
-    asked = {"model": model, "max_tokens": 1, "temperature": 0}
-    yield Endpoint.CHAT, {**asked, "messages": [system, *turns]}
-    yield Endpoint.CHAT, {**asked, "messages": turns}
-    yield Endpoint.COMPLETIONS, {**asked, "prompt": f"{nonce} {text}"}
+    common = {"model": model, "max_tokens": 1, "temperature": 0}
+    yield Endpoint.CHAT, {**common, "messages": [system, *turns]}
+    yield Endpoint.CHAT, {**common, "messages": turns}
+    yield Endpoint.COMPLETIONS, {**common, "prompt": f"{nonce} {text}"}
 
 
-def judge_tokens(ours: Sequence[int], engine: Sequence[int] | None, engine_count: int | None) -> ParityReport:
-    """Compare the router's tokens with the engine's, or with their number where the engine gives no more. The number
-    is enough for an engine without events: the index then need only agree with itself."""
+def compare_tokens(ours: Sequence[int], engine: Sequence[int] | None, engine_count: int | None) -> ParityReport:
+    """Compare the router's tokens with the engine's, or with their number if the engine reports only that. The number
+    is enough for an engine without KV events."""
     if engine is not None:
         same = len(ours) == len(engine) and all(a == b for a, b in zip(ours, engine, strict=True))
         if same:
-            return ParityReport(Parity.OK, Parity.UNKNOWN, f"{len(ours)} tokens agree")
+            return ParityReport(Parity.OK, Parity.UNKNOWN, f"{len(ours)} tokens are equal")
         return ParityReport(Parity.MISMATCH, Parity.UNKNOWN, f"{_difference(ours, engine)}. {_TOKENS_ADVICE}")
     if engine_count is None:
-        return ParityReport(Parity.UNKNOWN, Parity.UNKNOWN, "the engine tells neither its tokens nor their number")
+        return ParityReport(Parity.UNKNOWN, Parity.UNKNOWN, "the engine reports neither tokens nor their number")
     if engine_count == len(ours):
-        return ParityReport(Parity.OK, Parity.UNKNOWN, f"the number of tokens, {engine_count}, agrees")
+        return ParityReport(Parity.OK, Parity.UNKNOWN, f"the number of tokens, {engine_count}, is equal")
     differs = f"the engine counts {engine_count} tokens where the router has {len(ours)}"
     return ParityReport(Parity.MISMATCH, Parity.UNKNOWN, f"{differs}. {_TOKENS_ADVICE}")
 
 
 def expected_blocks(prompt: PromptPrefix, engine_block_tokens: int | None) -> int:
-    """Router blocks that the engine must announce for a prompt it has computed: those in its full blocks."""
+    """Number of router blocks that the engine must announce for the prompt: those inside its full blocks."""
     block = engine_block_tokens or prompt.block_size_tokens
     return prompt.token_count // block * block // prompt.block_size_tokens
 
 
-def judge_hashes(tokens: ParityReport, known_blocks: int, expected: int, refused: str) -> ParityReport:
-    """Add what the pod's events have shown of the probe. `refused`: why its events cannot be indexed at all, or ""."""
-    if refused:
-        return ParityReport(tokens.tokens, Parity.MISMATCH, refused)
+def compare_hashes(tokens: ParityReport, known_blocks: int, expected: int, rejected: str) -> ParityReport:
+    """Add the result of the pod's KV events. `rejected`: why the index rejects its events, or ""."""
+    if rejected:
+        return ParityReport(tokens.tokens, Parity.MISMATCH, rejected)
     if known_blocks >= expected:
-        return ParityReport(tokens.tokens, Parity.OK, f"{tokens.reason}; {expected} announced blocks agree")
+        return ParityReport(tokens.tokens, Parity.OK, f"{tokens.reason}; {expected} announced blocks are equal")
     if known_blocks == 0:
-        why = "none of the probe's blocks was announced in time. Can the router reach the pod's KV event endpoint?"
+        why = "no block of the probe was announced in time; check that the router can reach the pod's KV event endpoint"
     else:
-        why = f"only {known_blocks} of the probe's {expected} blocks were announced in time or hash alike"
+        why = f"only {known_blocks} of {expected} blocks of the probe were announced in time with equal hashes"
     return ParityReport(tokens.tokens, Parity.MISMATCH, f"{tokens.reason}; {why}")
 
 
-_TOKENS_ADVICE = "Give this model the tokenizer and chat template that the engine uses (models[] in the configuration)."
+_TOKENS_ADVICE = "Configure the tokenizer and chat template that the engine uses (`models` in the configuration)."
 
 
 def _difference(ours: Sequence[int], engine: Sequence[int]) -> str:

@@ -1,9 +1,8 @@
-"""Which policies are in force, and when do others take their place?
+"""Owns the active policies and reloads them when their files change.
 
-Looks at the policy files twice a second (also through the links of a mounted ConfigMap), and at once on SIGHUP
-or an admin call. The whole set is built and checked before it is swapped in; while anything is wrong with it, the last
-good one decides, and log, metric and /readyz name file and line. What was learnt about pods, prefixes and load lives
-elsewhere and survives. This file never decides a request.
+Checks the files twice a second (also through the links of a mounted ConfigMap), and at once on SIGHUP or an admin call.
+The whole set is built and validated before it becomes active. If it is invalid, the last valid set stays active, and
+log, metric and /readyz name file and line. Learned state (speeds, prefixes, load) survives a reload.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from router.observe.metrics import Metrics
 from router.policy.policy_set import PolicySet
 
 INTERVAL_S, STEADY_S = 0.5, 0.2
-"""Between two looks; and a change is taken up once it has stood for so long: an editor may still be writing."""
+"""Time between checks, and how long files must be unchanged before they are read: an editor may still be writing."""
 
 Review = Callable[[PolicySet, PolicySet], Awaitable[str | None]]
-"""What would change between an old set and a new one, in a sentence; None for nothing to say."""
+"""(old set, new set) to a sentence about the decisions that differ; None if unknown."""
 
 
 async def no_review(_old: PolicySet, _new: PolicySet) -> str | None:
-    """Nobody looks."""
+    """The default: no comparison."""
     return None
 
 
@@ -38,18 +37,18 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """What came of reading the files anew."""
+    """The result of a reload."""
 
     version: str
-    """Of the set that is in force now."""
+    """Version of the active set."""
     changed: bool = False
     review: str | None = None
     error: str = ""
-    """With file and line; the set in force is then the last good one."""
+    """File, line and reason if the files are invalid."""
 
 
 class PolicyFeed:
-    """Owns the set in force. Raises `ConfigError` at birth: a router does not start on wrong policies."""
+    """Owns the active set. The constructor raises `ConfigError`: a router does not start with invalid policies."""
 
     def __init__(
         self,
@@ -63,13 +62,13 @@ class PolicyFeed:
         self._review = review
         self._sleep = sleep
         self._stamp = self._stamped()
-        self._one_at_a_time = asyncio.Lock()
+        self._reload_lock = asyncio.Lock()
         self.error = ""
-        """Why the files that stand there are not in force."""
+        """Why the present files are not active; empty if they are."""
         self._take(folder.read())
 
     def current(self) -> PolicySet:
-        """The set in force."""
+        """The active set."""
         return self._policies
 
     async def run(self) -> None:
@@ -87,7 +86,7 @@ class PolicyFeed:
                     await self.look()
 
     async def look(self) -> None:
-        """Take up what has changed, once it stands still."""
+        """Reload if the files have changed and are unchanged for `STEADY_S`."""
         seen = await asyncio.to_thread(self._stamped)
         if seen != self._stamp:
             await self._sleep(STEADY_S)
@@ -95,15 +94,15 @@ class PolicyFeed:
                 await self.reload()
 
     async def reload(self) -> Reload:
-        """Read everything anew, whether or not it has changed. Never raises for what stands in the files."""
-        async with self._one_at_a_time:
+        """Read all files, changed or not. Does not raise for invalid files."""
+        async with self._reload_lock:
             self._stamp = await asyncio.to_thread(self._stamped)
             try:
                 new = await asyncio.to_thread(self._folder.read)
             except ConfigError as error:
                 return self._refuse(str(error))
-            except Exception as error:  # a mistake of ours must not pass for good files
-                log.exception("policies could not be read")
+            except Exception as error:  # a bug in the router must not stop the feed
+                log.exception("reading policies failed")
                 return self._refuse(repr(error))
             old, changed = self._policies, new.version != self._policies.version
             self._take(new)
@@ -113,11 +112,11 @@ class PolicyFeed:
             return Reload(new.version, changed, review)
 
     async def _reviewed(self, old: PolicySet, new: PolicySet) -> str | None:
-        """What the new ones change is found out while they decide already: nobody waits for it."""
+        """Compares the sets while the new one is already active."""
         try:
             return await self._review(old, new)
         except Exception:
-            log.exception("what the new policies change could not be found out")
+            log.exception("policy impact review failed")
             return None
 
     def _take(self, policies: PolicySet) -> None:
@@ -129,11 +128,11 @@ class PolicyFeed:
         self.error = error
         self._metrics.policy_reload_failed.set(1)
         self._metrics.policy_reloads.labels("refused").inc()
-        log.error("policies not reloaded; the last good ones stay", version=self._policies.version, error=error)
+        log.error("invalid policies; last valid set stays active", version=self._policies.version, error=error)
         return Reload(self._policies.version, error=error)
 
     def _stamped(self) -> object:
-        """None while a file vanishes under our eyes, which is a change."""
+        """None if a file disappears while it is checked, which counts as a change."""
         try:
             return self._folder.stamp()
         except OSError:
@@ -142,7 +141,7 @@ class PolicyFeed:
 
 @contextmanager
 def _on_hangup(call: Callable[[], None]) -> Iterator[None]:
-    """While inside, SIGHUP calls. Only a main thread hears signals; elsewhere nothing does."""
+    """Call `call` on SIGHUP inside the block. Has no effect outside the main thread."""
     loop = asyncio.get_running_loop()
     try:
         loop.add_signal_handler(signal.SIGHUP, call)

@@ -1,8 +1,7 @@
-"""Is each pod alive, and what is it?
+"""Probes the health of each pod, and asks a new pod what it serves before it gets traffic.
 
-Asks the engine's health path and nothing else to decide whether a pod is well: consecutive failures go to the breaker,
-a success lets a pod in. Before it is let in, a pod is asked what it is. This file never judges by /v1/models or
-/metrics, which a busy engine answers late.
+Only the engine's health path decides: failures go to the breaker, a success admits the pod. /v1/models and /metrics do
+not count, because a busy engine answers them late.
 """
 
 from __future__ import annotations
@@ -26,32 +25,32 @@ from router.fleet.lifecycle import PodEvent
 from router.types import Pod, PodId, PodState
 
 JOINING_INTERVAL_S = 0.1
-"""How often a pod is asked that is not up yet: it gets traffic well within a second of being up."""
+"""Interval for a pod that is not up yet, so that it gets traffic well within a second of being up."""
 
-Described: TypeAlias = Callable[[Pod, PodFacts], None]
+OnDescribed: TypeAlias = Callable[[Pod, PodFacts], None]
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What the probes of one pod have shown. `described_epoch` 0: what it is now is not known."""
+    """Results of the probes of one pod. `described_epoch` 0: it has not been described yet."""
 
     described_epoch: int = 0
     refused: bool = False
-    complained: bool = False
+    warned: bool = False
 
 
 class ProbeFeed:
-    """Moves pods between JOINING, READY and EJECTED. `described` is told (pod, facts) before a pod becomes READY for
-    the first time, and after each of its restarts."""
+    """Moves pods between JOINING, READY and EJECTED. `on_described(pod, facts)` is called before a pod becomes READY
+    for the first time, and after each of its restarts."""
 
     def __init__(
         self,
         fleet: Fleet,
         breaker: Breaker,
         fetch: Fetch,
-        described: Described,
+        on_described: OnDescribed,
         *,
         interval_s: float,
         timeout_s: float,
@@ -59,7 +58,7 @@ class ProbeFeed:
         self._fleet = fleet
         self._breaker = breaker
         self._fetch = fetch
-        self._described = described
+        self._on_described = on_described
         self._interval_s = interval_s
         self._timeout_s = timeout_s
 
@@ -67,13 +66,13 @@ class ProbeFeed:
         """Probe until cancelled."""
         await each_pod("probe of", self._fleet, self._watch)
 
-    async def _watch(self, pod_id: PodId, news: asyncio.Event) -> None:
+    async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
         seen = _Seen()
         while True:
             status = self._fleet.status(pod_id)
             if status is not None and self._breaker.may_probe(pod_id, time.monotonic()):
                 await self._probe(status.pod, seen)
-            await pause(news, self._pause_s(pod_id))
+            await pause(changed, self._pause_s(pod_id))
 
     def _pause_s(self, pod_id: PodId) -> float:
         status = self._fleet.status(pod_id)
@@ -89,15 +88,15 @@ class ProbeFeed:
             return
         self._breaker.probe_ok(pod.id)
         if seen.refused and seen.described_epoch:
-            # Whoever listens again after nobody did is a new process, with an empty cache.
+            # A port that accepts connections again belongs to a new process, with an empty cache.
             self._fleet.restarted(pod.id)
             seen.described_epoch = 0
         seen.refused = False
-        await self._let_in(pod.id, seen)
+        await self._admit(pod.id, seen)
 
-    async def _let_in(self, pod_id: PodId, seen: _Seen) -> None:
-        """A healthy pod becomes READY once it is known what it is. A restart that others noticed, while the pod went
-        on serving, is no reason to ask again: its caches have been seen to by whoever noticed."""
+    async def _admit(self, pod_id: PodId, seen: _Seen) -> None:
+        """Make a healthy pod READY once it has been described. A pod that serves is not described again when another
+        feed has noticed a restart: that feed has already reset its caches."""
         status = self._fleet.status(pod_id)
         if status is None:
             return
@@ -107,19 +106,19 @@ class ProbeFeed:
         self._fleet.event(pod_id, PodEvent.PROBE_OK, time.monotonic())
 
     async def _describe(self, pod: Pod, seen: _Seen) -> bool:
-        """Ask the pod what it is. False while it does not say."""
+        """Ask the pod what it serves. False if it does not answer."""
         adapter = ENGINES[pod.engine]
         bodies = await asyncio.gather(*(self._body(pod, path) for path in adapter.describe_paths))
         answers = {path: body for path, body in zip(adapter.describe_paths, bodies, strict=True) if body is not None}
         facts = adapter.describe(answers, pod)
-        if facts is None and not seen.complained:
-            seen.complained = True
-            log.warning("pod is healthy but does not name its models", pod=pod.id, asked=adapter.describe_paths[0])
+        if facts is None and not seen.warned:
+            seen.warned = True
+            log.warning("healthy pod does not list its models", pod=pod.id, path=adapter.describe_paths[0])
         now = self._fleet.status(pod.id)
         if facts is None or now is None or now.pod.epoch != pod.epoch:
             return False
-        seen.described_epoch, seen.complained = pod.epoch, False
-        self._described(now.pod, facts)
+        seen.described_epoch, seen.warned = pod.epoch, False
+        self._on_described(now.pod, facts)
         return True
 
     async def _body(self, pod: Pod, path: str) -> bytes | None:

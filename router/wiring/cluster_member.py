@@ -15,9 +15,8 @@ from collections.abc import Awaitable, Callable, Mapping
 import structlog
 
 from router.config.index_schema import RedisIndex
+from router.feeds.cluster_feeds import ReceiptStream, WorkloadFeed
 from router.feeds.kv_redis import IndexFeed
-from router.feeds.receipt_stream import ReceiptStream
-from router.feeds.workload import WorkloadFeed
 from router.fleet.ledger import Ledger
 from router.index.cluster import ClusterIndex
 from router.observe.metrics import Metrics

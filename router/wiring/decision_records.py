@@ -1,8 +1,4 @@
-"""Where do decisions and receipts go?
-
-Builds the journal with what it writes to: a file, a stream of the cluster's Redis, shadow policies. This file decides
-nothing about requests.
-"""
+"""Builds the journal of decisions and its sinks: a file, a Redis stream, shadow policies."""
 
 from __future__ import annotations
 
@@ -25,13 +21,13 @@ from router.types import Scene
 from router.wiring.cluster_member import ClusterMember
 
 REVIEWED = 500
-"""Decisions that new policies are tried on when they are swapped in, in a thread: two seconds with 100 pods."""
+"""Number of recent decisions that a reload compares, in a thread: two seconds with 100 pods."""
 SLICE_S, PAUSE_S = 0.0005, 0.002
-"""It computes for so long and then gives way for so long: nobody waits for it, and requests need Python meanwhile."""
+"""The comparison computes for the first time and then sleeps for the second, because requests need the GIL."""
 
 
 class DecisionRecords:
-    """The journal and what runs and is closed with it. Raises `ConfigError` where the file cannot be written."""
+    """The journal and its sinks. Raises `ConfigError` if the file cannot be written."""
 
     def __init__(self, config: Receipts, shadows: Shadows, metrics: Metrics, cluster: ClusterMember | None) -> None:
         self.feeds: dict[str, Callable[[], Awaitable[None]]] = {}
@@ -45,25 +41,26 @@ class DecisionRecords:
         self.journal = Journal(size=config.keep, prompts=config.prompts, writer=writer, shadows=shadows)
 
     async def review(self, old: PolicySet, new: PolicySet) -> str | None:
-        """What a new set would have decided otherwise than the old one, of the last decisions."""
+        """How many of the last decisions differ under the new set."""
         last = self.journal.latest(REVIEWED)
         return str(await asyncio.to_thread(_review, last, old, new)) if last else None
 
     def close(self) -> None:
-        """Everything that was written is on the disk."""
+        """Flush and close the file."""
         if self._log:
             self._log.close()
 
 
 def _review(last: Sequence[RecordedDecision], old: PolicySet, new: PolicySet) -> Review:
-    """Each under the policy of the new set that would decide it."""
+    """Compares each decision under its policy of the new set."""
     return each_against(_decided(last, old, new), new.version)
 
 
 def _decided(
     last: Sequence[RecordedDecision], old: PolicySet, new: PolicySet
 ) -> Iterator[tuple[Scene, Choice | None, Policy]]:
-    """One after another, with pauses. What an older policy than that of the old set decided is decided by that."""
+    """Scene, old choice and new policy of each decision, with pauses. A decision of an older policy version is decided
+    again by the old set."""
     due_s = time.monotonic() + SLICE_S
     for kept in last:
         if time.monotonic() > due_s:

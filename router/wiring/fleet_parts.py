@@ -17,7 +17,7 @@ from router.feeds.http_client import open_client
 from router.feeds.kv_streams import KvStreams
 from router.feeds.load_feed import LoadFeed, ScrapeShare
 from router.feeds.probe import ProbeFeed
-from router.feeds.selftest import ParityFeed
+from router.feeds.selftest import ParityFeed, SelfTestTiming
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
@@ -107,7 +107,7 @@ class FleetParts:
                 self._client,
                 self._prompts.of_probe,
                 self.publishes_events,
-                retest_s=config.self_test_interval_s,
+                SelfTestTiming(retest_s=config.self_test_interval_s),
             )
             feeds["self-test"] = parity.run
         return feeds

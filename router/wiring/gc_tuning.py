@@ -1,10 +1,9 @@
-"""How long may Python's search for reference cycles hold everybody up?
+"""Tunes Python's garbage collector so that it does not pause requests.
 
-Python looks through its young objects when it has made so many more of them than it has freed. A router whose memory is
-full frees an old prompt for each new one, so that it never has more, for seconds; then tens of thousands of young
-objects are looked through at once. So the young are looked through by the clock as well, while they are few. To look
-through all takes tens of milliseconds, however little there is to find: that is done when nobody is served, or late.
-This file frees nothing itself: where there are no cycles, memory comes back without any search.
+Python searches young objects for cycles when it has allocated more of them than it has freed. A router whose caches
+are full frees an old prompt for each new one, so that no search starts for seconds; then one search covers tens of
+thousands of objects. `gc_loop` therefore searches the young objects by the clock, while they are few. A full search
+takes tens of milliseconds and runs while the router is idle, or rarely. Memory without cycles is freed without a search.
 """
 
 from __future__ import annotations
@@ -14,32 +13,33 @@ import gc
 from collections.abc import Awaitable, Callable
 
 YOUNG_OBJECTS, YOUNG_SEARCHES = 2_000, 10
-"""How many more container objects than before until the youngest are searched for cycles, and how many such searches
-until those that outlived one are searched as well. Nobody is served meanwhile: at 20,000 a search takes 10 to 25 ms, at
-2,000 mostly one or two. Python's own 700 is less than a few requests make."""
+"""Thresholds of Python's collector: new container objects until the youngest generation is searched, and such searches
+until the next generation is searched. No request is served meanwhile: with 20,000 objects a search takes 10 to 25 ms,
+with 2,000 mostly one or two. Python's default of 700 is less than a few requests allocate."""
 NEVER = 1_000_000
 SEARCH_S, MIDDLE_EVERY = 0.05, 4
-"""Between two searches by the clock, and how many until those that outlived one are searched as well. At 1,000 requests
-a second one takes 0.2 ms; a middle one takes the longer, the rarer it comes."""
+"""Interval of searches by the clock, and how many of them until the middle generation is searched. At 1,000 requests a
+second a search takes 0.2 ms; a rarer middle search takes longer."""
 IDLE_SEARCH_S = 0.25
-"""Where nobody is served, little is left behind, and a router that only waits should cost next to nothing."""
+"""The interval while the router is idle, to save CPU."""
 QUIET_S, BUSY_S = 60.0, 600.0
-"""After so long all are searched where nobody is served, and after so long whoever is. Nothing that is done for
-requests and pods is known to leave cycles; this is for what is not known."""
+"""Interval of full searches while the router is idle, and while it serves. Requests and pods are not known to leave
+cycles; a full search is for unknown ones."""
 IDLE_S = 1.0
-"""Between two requests of a light load, nobody is served either."""
+"""The router counts as idle after this time without a request."""
 
 
 def tune_gc() -> None:
-    """Tokenizers, templates and libraries are hundreds of thousands of objects that live as long as the process, and a
-    request's own rarely form cycles: walking the former after every few of the latter takes percents of the time."""
+    """Exclude all present objects from searches and set the thresholds. Call it after startup: tokenizers, templates
+    and libraries are hundreds of thousands of objects that live as long as the process."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, YOUNG_SEARCHES, NEVER)
 
 
-async def gc_loop(serves: Callable[[], bool], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-    """Until cancelled; nothing is searched where the collector is off. `serves`: is anybody being served?"""
+async def gc_loop(is_serving: Callable[[], bool], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    """Search by the clock until cancelled, unless the collector is disabled. `is_serving`: whether a request is in
+    progress."""
     searches, since_all_s, idle_s = 0, 0.0, 0.0
     while True:
         pause_s = IDLE_SEARCH_S if idle_s > IDLE_S else SEARCH_S
@@ -47,7 +47,7 @@ async def gc_loop(serves: Callable[[], bool], sleep: Callable[[float], Awaitable
         if not gc.isenabled():
             continue
         since_all_s += pause_s
-        idle_s = 0.0 if serves() else idle_s + pause_s
+        idle_s = 0.0 if is_serving() else idle_s + pause_s
         if since_all_s > (QUIET_S if idle_s > IDLE_S else BUSY_S):
             gc.collect()
             since_all_s = 0.0

@@ -10,9 +10,9 @@ from router.feeds.parity import (
     PROBE_BLOCKS,
     Parity,
     ParityReport,
+    compare_hashes,
+    compare_tokens,
     expected_blocks,
-    judge_hashes,
-    judge_tokens,
     probes,
 )
 from router.types import Endpoint, Generation, PrefixTrust, PromptPrefix
@@ -43,13 +43,13 @@ def test_probes_are_cold_long_and_of_several_kinds(block_tokens: int | None) -> 
 
 def test_equal_tokens_agree() -> None:
     """Whatever kind of sequence they are."""
-    assert judge_tokens(TOKENS, tuple(TOKENS), None).tokens is Parity.OK
+    assert compare_tokens(TOKENS, tuple(TOKENS), None).tokens is Parity.OK
 
 
 def test_different_tokens_are_shown_where_they_differ() -> None:
     """Index, both neighbourhoods, both lengths, and what to do."""
     engine = [*TOKENS[:50], 7, *TOKENS[50:]]
-    report = judge_tokens(TOKENS, engine, 101)
+    report = compare_tokens(TOKENS, engine, 101)
     assert report.trust is PrefixTrust.MISMATCH
     assert "token 50 differs" in report.reason
     assert "[146, 147, 148, 149, 150, 151, 152, 153, 154]... (100 in all)" in report.reason
@@ -60,7 +60,7 @@ def test_different_tokens_are_shown_where_they_differ() -> None:
 @pytest.mark.parametrize("engine", [TOKENS[:-1], [*TOKENS, 5], []])
 def test_a_beginning_is_not_the_whole(engine: list[int]) -> None:
     """Prompts that differ in length only differ."""
-    report = judge_tokens(TOKENS, engine, None)
+    report = compare_tokens(TOKENS, engine, None)
     assert report.tokens is Parity.MISMATCH
     assert f"token {min(len(engine), len(TOKENS))} differs" in report.reason
 
@@ -69,14 +69,14 @@ def test_a_beginning_is_not_the_whole(engine: list[int]) -> None:
 @given(ours=st.lists(st.integers(0, 9), max_size=12), engine=st.lists(st.integers(0, 9), max_size=12))
 def test_tokens_agree_exactly_when_they_are_equal(ours: list[int], engine: list[int]) -> None:
     """No pair of sequences is misjudged, and none breaks the report."""
-    assert (judge_tokens(ours, engine, None).tokens is Parity.OK) == (ours == engine)
+    assert (compare_tokens(ours, engine, None).tokens is Parity.OK) == (ours == engine)
 
 
 def test_their_number_stands_in_for_tokens_that_are_not_told() -> None:
     """Equal, different, or not even that."""
-    assert judge_tokens(TOKENS, None, 100).tokens is Parity.OK
-    assert judge_tokens(TOKENS, None, 99).tokens is Parity.MISMATCH
-    assert judge_tokens(TOKENS, None, None).tokens is Parity.UNKNOWN
+    assert compare_tokens(TOKENS, None, 100).tokens is Parity.OK
+    assert compare_tokens(TOKENS, None, 99).tokens is Parity.MISMATCH
+    assert compare_tokens(TOKENS, None, None).tokens is Parity.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -90,22 +90,22 @@ def test_an_engine_announces_its_full_blocks(tokens: int, engine_block: int | No
 
 def test_announced_blocks_that_hash_alike_prove_everything() -> None:
     """Even the tokens of an engine that does not tell them."""
-    silent = judge_tokens(TOKENS, None, None)
-    report = judge_hashes(silent, 6, 6, "")
+    silent = compare_tokens(TOKENS, None, None)
+    report = compare_hashes(silent, 6, 6, "")
     assert (report.tokens, report.hashes, report.trust) == (Parity.UNKNOWN, Parity.OK, PrefixTrust.TRUSTED)
 
 
 @pytest.mark.parametrize(
-    ("known", "refused", "why"),
+    ("known", "rejected", "why"),
     [
         (0, "", "reach the pod's KV event endpoint"),
-        (5, "", "only 5 of the probe's 6"),
+        (5, "", "only 5 of 6 blocks of the probe"),
         (6, "no multiple", "no multiple"),
     ],
 )
-def test_blocks_that_are_missing_are_explained(known: int, refused: str, why: str) -> None:
+def test_blocks_that_are_missing_are_explained(known: int, rejected: str, why: str) -> None:
     """None came, some came, none can be indexed: three different things to do."""
-    report = judge_hashes(AGREED, known, 6, refused)
+    report = compare_hashes(AGREED, known, 6, rejected)
     assert report.trust is PrefixTrust.MISMATCH
     assert why in report.reason
 

@@ -93,7 +93,7 @@ async def test_a_pod_joins_when_it_is_up_and_names_its_models(world: World, runn
             assert (world.is_in(PodState.JOINING), world.described) == (True, [])
             world.pod.answers["/v1/models"] = models
             await until(lambda: world.is_in(PodState.READY))
-    assert [(log["pod"], log["asked"]) for log in logs] == [("a", "/v1/models")]
+    assert [(log["pod"], log["path"]) for log in logs] == [("a", "/v1/models")]
 
 
 async def test_a_busy_pod_stays_however_slow_everything_but_its_health_is(

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from router.feeds.selftest import ParityFeed
+from router.feeds.selftest import ParityFeed, SelfTestTiming
 from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
 from router.hashing import generation_seed, hash_blocks, token_array
@@ -59,9 +59,7 @@ class World:
             network.client,
             self.fingerprint,
             lambda pod_id: self.publishes,
-            retest_s=0.001,
-            answer_timeout_s=0.05,
-            events_timeout_s=events_timeout_s,
+            SelfTestTiming(0.001, 0.05, events_timeout_s),
         )
 
     def generate(self, request: httpx.Request) -> bytes:

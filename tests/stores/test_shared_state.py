@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec import structs
 
-from router.feeds.workload import WorkloadFeed
+from router.feeds.cluster_feeds import WorkloadFeed
 from router.fleet.ledger import Ledger
 from router.policy.calibration import Calibration, PrefillObservation
 from router.stores.redis_connection import RedisConnection, parse_url

@@ -1,4 +1,4 @@
-"""Receipts reach a real Redis, or are lost without anybody noticing but a counter."""
+"""Receipts reach a real Redis, or are dropped and counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from redis.exceptions import RedisError
 
-from router.feeds.receipt_stream import MOST_WAITING, ReceiptStream
+from router.feeds.cluster_feeds import MAX_WAITING_LINES, ReceiptStream
 from router.stores.redis_connection import RedisConnection, parse_url
 from tests.redis_servers.server import RedisServer, binaries, until
 
@@ -29,8 +29,8 @@ async def connected(kind: str) -> AsyncIterator[RedisConnection]:
 
 
 @pytest.mark.parametrize("kind", sorted(binaries()))
-async def test_lines_arrive_in_their_order_and_old_ones_go(kind: str) -> None:
-    """The stream keeps about as many as it was told."""
+async def test_lines_arrive_in_order_and_old_lines_are_trimmed(kind: str) -> None:
+    """The stream keeps about `maxlen` lines."""
     lost: list[int] = []
     async with connected(kind) as connection:
         stream = ReceiptStream(connection, KEY, 100, lost.append)
@@ -39,7 +39,7 @@ async def test_lines_arrive_in_their_order_and_old_ones_go(kind: str) -> None:
         running = asyncio.create_task(stream.run())
         try:
             await until(lambda: _newest(connection, b"1199"))
-            assert not lost  # a batch whose answers are still on the way when it is cancelled counts as lost
+            assert not lost  # a batch that is cancelled before its answers arrive counts as lost
         finally:
             running.cancel()
         found = [fields[b"line"] for _, fields in await connection.client.xrange(KEY)]
@@ -52,12 +52,12 @@ async def _newest(connection: RedisConnection, line: bytes) -> bool:
     return bool(entries) and entries[0][1][b"line"] == line
 
 
-async def test_a_lost_redis_costs_a_counter() -> None:
-    """Nothing listens there: what was to be sent is lost and counted, and so is what does not fit meanwhile."""
+async def test_lines_are_dropped_and_counted_while_redis_is_unavailable() -> None:
+    """Both lines of a failed batch and lines above the limit."""
     lost: list[int] = []
     connection = RedisConnection(parse_url("redis://127.0.0.1:1/0"), timeout_s=0.5)
     stream = ReceiptStream(connection, KEY, 100, lost.append)
-    for _ in range(MOST_WAITING + 2):
+    for _ in range(MAX_WAITING_LINES + 2):
         stream.write(b"x")
     assert lost == [1, 1]
     with pytest.raises((RedisError, OSError)):

@@ -1,0 +1,90 @@
+"""Exchanges data with Redis in the background: in-flight work with other replicas, and receipts into a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from redis.exceptions import RedisError
+
+from router.feeds.backoff import Backoff
+from router.fleet.ledger import Ledger
+from router.stores.redis_connection import RedisConnection
+from router.stores.shared_state import SharedWorkload
+
+EXCHANGE_INTERVAL_S = 0.04
+RECEIPTS_INTERVAL_S = 0.2
+BATCH_LINES = 500
+MAX_WAITING_LINES = 2000
+
+
+class WorkloadFeed:
+    """Publishes this router's in-flight work and adds that of other replicas to the ledger, so that two replicas do not
+    both send to the same idle pod."""
+
+    def __init__(self, workload: SharedWorkload, ledger: Ledger) -> None:
+        self._workload = workload
+        self._ledger = ledger
+        self.replicas = 0
+        """Number of other replicas with a recent update."""
+
+    async def run(self) -> None:
+        """Exchange until cancelled."""
+        backoff = Backoff("work of other replicas")
+        try:
+            while True:
+                if await backoff.attempt(self._exchange):
+                    await asyncio.sleep(EXCHANGE_INTERVAL_S)
+                else:
+                    self.replicas = 0
+                    self._ledger.others(())
+        finally:
+            with suppress(RedisError, OSError):  # the row expires by itself
+                await asyncio.shield(self._workload.leave())
+
+    async def _exchange(self) -> None:
+        others = await self._workload.exchange(self._ledger.own())
+        self.replicas = len(others)
+        self._ledger.others(others.values())
+
+
+class ReceiptStream:
+    """Appends receipts to a Redis stream of about `maxlen` lines. Writing never waits: lines that cannot be sent are
+    dropped, and `on_drop` is called with their number."""
+
+    def __init__(self, connection: RedisConnection, key: str, maxlen: int, on_drop: Callable[[int], None]) -> None:
+        self._connection = connection
+        self._key = key
+        self._maxlen = maxlen
+        self._on_drop = on_drop
+        self._waiting: deque[bytes] = deque()
+
+    def write(self, line: bytes) -> None:
+        """Send the line with the next batch; drop it if too many lines wait."""
+        if len(self._waiting) >= MAX_WAITING_LINES:
+            self._on_drop(1)
+        else:
+            self._waiting.append(line)
+
+    async def run(self) -> None:
+        """Send batches until cancelled."""
+        backoff = Backoff("receipt stream")
+        while True:
+            if len(self._waiting) < BATCH_LINES:
+                await asyncio.sleep(RECEIPTS_INTERVAL_S)
+            if self._waiting:
+                await backoff.attempt(self.send)
+
+    async def send(self) -> None:
+        """Send one batch. Raises `redis.RedisError`; its lines are dropped then."""
+        lines = [self._waiting.popleft() for _ in range(min(len(self._waiting), BATCH_LINES))]
+        try:
+            async with self._connection.client.pipeline(transaction=False) as pipeline:
+                for line in lines:
+                    pipeline.xadd(self._key, {"line": line}, maxlen=self._maxlen, approximate=True)
+                await pipeline.execute()
+        except BaseException:
+            self._on_drop(len(lines))
+            raise
