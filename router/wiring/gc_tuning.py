@@ -3,7 +3,7 @@
 Python searches young objects for cycles when it has allocated more of them than it has freed. A router whose caches
 are full frees an old prompt for each new one, so that no search starts for seconds; then one search covers tens of
 thousands of objects. `gc_loop` therefore searches the young objects by the clock, while they are few. A full search
-takes tens of milliseconds and runs while the router is idle, or rarely. Memory without cycles is freed without a search.
+takes tens of milliseconds and runs while the router is idle, or rarely. Memory without cycles needs no search.
 """
 
 from __future__ import annotations

@@ -252,4 +252,4 @@ async def test_a_verdict_on_a_former_life_is_dropped(world: World, running: Runn
     async with running(world.feed.run()):
         await until(lambda: world.fleet.trust_reason("a"))
     assert world.now.trust is PrefixTrust.UNTESTED
-    assert "not served" in world.fleet.trust_reason("a")
+    assert "probe request failed" in world.fleet.trust_reason("a")
