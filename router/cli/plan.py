@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment
-from router.config.policies import choose_policy
+from router.config.policy_files import choose_policy
 from router.config.shipped import shipped
 from router.report import text_table
 from router.sim.virtual.capacity_plan import PlanResult, Variant, plan_variant, variants

@@ -22,7 +22,7 @@ from rich.console import Console
 from router.cli.simulate import run_all
 from router.cli.simulate_report import summary
 from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment, simulated_shelf
-from router.config.policies import Shelf, check, load_classes
+from router.config.policy_files import Shelf, check, load_classes
 from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.policy.catalog import COSTS, FILTERS

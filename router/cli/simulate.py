@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from router.cli.simulate_report import summary, write_csv, write_report
 from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment
-from router.config.policies import choose_policy
+from router.config.policy_files import choose_policy
 from router.config.shipped import shipped
 from router.report import PlotsUnavailable
 from router.sim.virtual.compare import Experiment, Result, Setting, grid

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from router.config.load import load
-from router.config.policies import Shelf, load_policies
+from router.config.policy_files import Shelf, load_policies
 from router.config.priors import load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.config.shipped import shipped

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from router.config.policies import PolicyFolder
+from router.config.policy_files import PolicyFolder
 from router.errors import ConfigError
 from router.observe.metrics import Metrics
 from router.policy.policy_set import PolicySet

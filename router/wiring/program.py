@@ -16,7 +16,7 @@ from router.api.app import App, OwnRoutes, own_app
 from router.api.explain_routes import ExplainRoutes
 from router.api.views import MetricsPage, describe_pods
 from router.config.links import build_links, load_link_classes
-from router.config.policies import PolicyFolder, load_classes
+from router.config.policy_files import PolicyFolder, load_classes
 from router.config.priors import ModelPrior
 from router.config.schema import RouterConfig
 from router.feeds.policy_feed import PolicyFeed

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from router.api.admin_commands import AdminCommands
-from router.config.policies import PolicyFolder
+from router.config.policy_files import PolicyFolder
 from router.config.schema import PodConfig
 from router.config.shipped import shipped
 from router.feeds.policy_feed import PolicyFeed

@@ -18,7 +18,7 @@ from router.api.app import App, OwnRoutes, own_app
 from router.api.explain_routes import ExplainRoutes
 from router.api.openai_edge import OpenAiEdge
 from router.api.views import MetricsPage, describe_pods
-from router.config.policies import PolicyFolder
+from router.config.policy_files import PolicyFolder
 from router.config.schema import PodConfig
 from router.errors import ConfigError
 from router.feeds.kv_streams import KvStreams

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from router.config.load import load, read_document
-from router.config.policies import choose_policy, load_policies
+from router.config.policy_files import choose_policy, load_policies
 from router.config.priors import load_priors
 from router.config.schema import RouterConfig
 from router.config.shipped import shipped

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.policies import PolicyFolder
+from router.config.policy_files import PolicyFolder
 from router.errors import ConfigError
 from router.feeds.policy_feed import PolicyFeed
 from router.observe.metrics import Metrics

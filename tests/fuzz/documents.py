@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from pydantic import BaseModel
 
 from router.config.load import load
-from router.config.policies import Shelf, check
+from router.config.policy_files import Shelf, check
 from router.config.priors import ModelPrior
 from router.config.schema import RouterConfig
 from router.config.shipped import shipped

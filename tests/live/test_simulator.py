@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from router.cli.load_driver import LoadDriver, RequestResult
-from router.config.policies import load_policies
+from router.config.policy_files import load_policies
 from router.config.shipped import shipped
 from router.hashing import hash_blocks, token_array
 from router.sim.virtual.simulated_fleet import Conditions, SimulatedFleet, SimulatedPod

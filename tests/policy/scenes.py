@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import structs
 
-from router.config.policies import load_policies
+from router.config.policy_files import load_policies
 from router.config.shipped import shipped
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.policy.spec import Policy, parse_policy

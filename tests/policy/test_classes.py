@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from router.config.load import load
-from router.config.policies import load_classes
+from router.config.policy_files import load_classes
 from router.config.shipped import shipped
 from router.policy.classes import Classes, ClassRules
 from router.sim.virtual.generate import TrafficMix

@@ -35,7 +35,7 @@ class Distance(CostTerm):
 PRICES = """
 from io import StringIO
 from rich.console import Console
-from router.cli.explain import page
+from router.cli.explain_command import page
 from router.observe.receipts import explained, record_decision
 from router.policy.decide import decide, expected_ttft_ms
 from router.policy.recording import record

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from router.cli.simulate_setup import simulated_policies, simulated_shelf
-from router.config.policies import PolicyFolder, load_policies
+from router.config.policy_files import PolicyFolder, load_policies
 from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.sim.peers.peer_policies import PEER_PICKERS

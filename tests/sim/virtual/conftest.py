@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.policies import load_policies
+from router.config.policy_files import load_policies
 from router.config.priors import load_priors
 from router.config.shipped import shipped
 from router.policy.spec import Policy

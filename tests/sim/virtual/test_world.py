@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from router.config.policies import load_policies
+from router.config.policy_files import load_policies
 from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.policy.spec import Policy

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.policies import PolicyFolder, load_classes, load_policies
+from router.config.policy_files import PolicyFolder, load_classes, load_policies
 from router.config.shipped import shipped
 from router.errors import ConfigError
 
