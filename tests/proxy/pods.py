@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from router.config.policies import load_classes
 
+from router.config.policy_files import load_classes
 from router.decision import Candidate, Cost, Plan, RouteDecision
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
