@@ -66,9 +66,9 @@ def events(blocks: int) -> Iterator[BlocksStored]:
 async def agent(url: str, blocks: int) -> dict[str, float]:
     """Publish as `warmroute publish` does, as fast as it goes."""
     connection = RedisConnection(parse_url(url), timeout_s=5)
-    publication = HolderWriter(connection, Keys(), GENERATION, "pod", 300)
+    writer = HolderWriter(connection, Keys(), GENERATION, "pod", 300)
     timing = PublishTiming(lifetime_s=300, beat_s=5, flush_interval_s=0.002, reload_jitter_s=1)
-    holder = PublishedHolder(publication, HolderFacts(url="http://pod"), timing)
+    holder = PublishedHolder(writer, HolderFacts(url="http://pod"), timing)
     made = list(events(blocks))
     holder.caught_up(complete=True)
     running = asyncio.create_task(holder.run())
@@ -190,12 +190,12 @@ async def fill(redis: RedisProcess, block_holders: int) -> list[array[int]]:
         tails.append(rng.integers(1, 2**63, 448, dtype=np.uint64))
         held[pick.randrange(HOLDERS)].append(tails[-1])
     for number, pieces in enumerate(held):
-        publication = HolderWriter(connection, Keys(), GENERATION, f"pod{number}", 3600)
-        await publication.begin(EntryKind.EMPTY, HolderFacts(url=f"http://pod{number}"), take_over=True)
+        writer = HolderWriter(connection, Keys(), GENERATION, f"pod{number}", 3600)
+        await writer.begin(EntryKind.EMPTY, HolderFacts(url=f"http://pod{number}"), take_over=True)
         for piece in np.array_split(np.concatenate(pieces), max(sum(map(len, pieces)) // 4096, 1)):
-            answer = await publication.apply([BlockChange(Tier.GPU, True, piece.tolist())], complete=True)
+            answer = await writer.apply([BlockChange(Tier.GPU, True, piece.tolist())], complete=True)
             assert answer is WriteResult.OK
-        await publication.beat(complete=True)
+        await writer.beat(complete=True)
     return [array("Q", np.concatenate([shared, pick.choice(tails)]).tobytes()) for _ in range(LOOKUPS)]
 
 
@@ -220,7 +220,7 @@ async def lookups(redis: RedisProcess, block_holders: int) -> list[tuple[str, fl
     """(way, median wall us, CPU us)."""
     prompts = await fill(redis, block_holders)
     connection = RedisConnection(parse_url(redis.url), timeout_s=30)
-    registry, rows = IndexReader(connection, Keys()), []
+    reader, rows = IndexReader(connection, Keys()), []
     empty = token_array()
 
     async def ask(store: ReplicaStore, prompt: array[int]) -> None:
@@ -229,7 +229,7 @@ async def lookups(redis: RedisProcess, block_holders: int) -> list[tuple[str, fl
 
     copy = ReplicaStore(ClusterIndex(lifetime_s=3600), max_age_s=1e9)
     bind_all(copy)
-    feed, began_s = IndexFeed(registry, copy, lambda generation: True), time.perf_counter()
+    feed, began_s = IndexFeed(reader, copy, lambda generation: True), time.perf_counter()
     running = asyncio.create_task(feed.run())
     await feed.loaded.wait()
     loading_s = time.perf_counter() - began_s

@@ -39,19 +39,19 @@ Running = Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None
 class HolderPublisher:
     """Writes one holder; each call is one log entry."""
 
-    publication: HolderWriter
+    writer: HolderWriter
     pod: str
 
     async def begin(self, kind: EntryKind = EntryKind.EMPTY) -> None:
-        await self.publication.begin(kind, HolderFacts(url=f"http://{self.pod}"), take_over=True)
+        await self.writer.begin(kind, HolderFacts(url=f"http://{self.pod}"), take_over=True)
 
     async def store(self, blocks: Sequence[BlockHash], *, seal: bool = False) -> None:
         kind = EntryKind.SEAL if seal else EntryKind.CHANGE
         change = BlockChange(Tier.GPU, True, blocks)
-        assert await self.publication.apply([change], complete=True, kind=kind) is WriteResult.OK
+        assert await self.writer.apply([change], complete=True, kind=kind) is WriteResult.OK
 
     async def remove(self, blocks: Sequence[BlockHash]) -> None:
-        assert await self.publication.apply([BlockChange(Tier.GPU, False, blocks)], complete=True) is WriteResult.OK
+        assert await self.writer.apply([BlockChange(Tier.GPU, False, blocks)], complete=True) is WriteResult.OK
 
 
 class LossyConnection(RedisConnection):
@@ -146,9 +146,9 @@ async def test_the_replica_has_earlier_blocks_and_every_later_change(scene: Scen
         await until(lambda: scene.has("a", [3, 4]))
         other = await scene.publishing("b", [5])
         await until(lambda: scene.has("b", [5]))
-        await other.publication.retire()
+        await other.writer.retire()
         await until(lambda: scene.known("b") is None)
-        await pod.publication.beat(complete=False)
+        await pod.writer.beat(complete=False)
         await until(lambda: (known := scene.known("a")) and not known.complete)
 
         found = scene.match([3, 4])
@@ -173,7 +173,7 @@ async def test_an_empty_epoch_is_visible_at_once(scene: Scene, running: Running)
     async with running(scene.feed.run()):
         await scene.feed.loaded.wait()
         await pod.begin(EntryKind.EMPTY)
-        await until(lambda: (known := scene.known("a")) and known.epoch == pod.publication.epoch)
+        await until(lambda: (known := scene.known("a")) and known.epoch == pod.writer.epoch)
         assert scene.match([1, 2]).blocks == {}
 
 
@@ -184,7 +184,7 @@ async def test_only_the_holder_without_heartbeat_expires(scene: Scene, running: 
     async with running(scene.feed.run()):
         await scene.feed.loaded.wait()
         while scene.known("a"):
-            await alive.publication.beat(complete=True)
+            await alive.writer.beat(complete=True)
             await asyncio.sleep(0.02)
 
         assert scene.has("b", [2])
@@ -217,7 +217,7 @@ async def test_only_the_holder_with_lost_entries_is_read_again(scene: Scene, run
         await pod.store([3])
         await pod.remove([1])
         scene.wire.delivers = True
-        await (pod.publication.beat(complete=True) if next_entry == "heartbeat" else pod.store([]))
+        await (pod.writer.beat(complete=True) if next_entry == "heartbeat" else pod.store([]))
 
         await until(lambda: scene.has("a", [2, 3]))
         await pod.store([4])
@@ -228,7 +228,7 @@ async def test_only_the_holder_with_lost_entries_is_read_again(scene: Scene, run
 
 async def test_unreadable_entries_are_skipped(scene: Scene, running: Running) -> None:
     pod = await scene.publishing("a", [1])
-    understood = {"k": "change", "h": "a", "e": pod.publication.epoch, "s": 2}
+    understood = {"k": "change", "h": "a", "e": pod.writer.epoch, "s": 2}
     async with running(scene.feed.run()):
         await scene.feed.loaded.wait()
         for strange in (
@@ -236,8 +236,8 @@ async def test_unreadable_entries_are_skipped(scene: Scene, running: Running) ->
             {"h": b"\xff"},
             {"e": "later"},
             {"+0": b"1234567"},
-            {"k": "reload", "e": pod.publication.epoch + 1, "f": "{"},
-            {"k": "reload", "e": pod.publication.epoch + 1, "f": '{"url": 1}'},
+            {"k": "reload", "e": pod.writer.epoch + 1, "f": "{"},
+            {"k": "reload", "e": pod.writer.epoch + 1, "f": '{"url": 1}'},
         ):
             scene.redis.xadd(LOG, understood | strange)
         scene.redis.xadd(LOG, {"nothing": "known"})

@@ -62,12 +62,12 @@ class Scene:
     connection: RedisConnection
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
-    def publication(self, lifetime_s: float = 8.0) -> HolderWriter:
+    def writer(self, lifetime_s: float = 8.0) -> HolderWriter:
         return HolderWriter(self.connection, KEYS, GENERATION, POD, lifetime_s)
 
     def publish(self, timing: PublishTiming = LASTING) -> PublishedHolder:
         """Start another publisher of the holder. Its task is the last one."""
-        holder = PublishedHolder(self.publication(timing.lifetime_s), FACTS, timing)
+        holder = PublishedHolder(self.writer(timing.lifetime_s), FACTS, timing)
         self.tasks.append(asyncio.create_task(holder.run()))
         return holder
 
@@ -307,35 +307,35 @@ async def test_a_lost_response_causes_no_reload(scene: Scene) -> None:
 
 async def test_a_repeated_write_is_idempotent(scene: Scene) -> None:
     """One log entry, the same row, the result OK."""
-    publication = scene.publication()
-    await publication.begin(EntryKind.EMPTY, FACTS, take_over=True)
-    await publication.apply([], complete=True)  # so that the server knows the script
+    writer = scene.writer()
+    await writer.begin(EntryKind.EMPTY, FACTS, take_over=True)
+    await writer.apply([], complete=True)  # so that the server knows the script
     change = [BlockChange(Tier.GPU, True, sorted(hashes(1)))]
     scene.server.pause()
     with pytest.raises(RedisError):
-        await publication.apply(change, complete=True)
+        await writer.apply(change, complete=True)
     scene.server.resume()
     await until(lambda: scene.has(1))
 
-    assert await publication.apply(change, complete=True) is WriteResult.OK
+    assert await writer.apply(change, complete=True) is WriteResult.OK
     assert (scene.has(1), scene.entry_kinds()) == (True, {"empty": 1, "change": 2})
-    assert await publication.beat(complete=True) is WriteResult.OK
+    assert await writer.beat(complete=True) is WriteResult.OK
 
 
 async def test_an_acknowledged_write_lost_in_a_failover_is_detected(scene: Scene) -> None:
     """The next write is refused and changes nothing."""
-    publication = scene.publication()
-    await publication.begin(EntryKind.EMPTY, FACTS, take_over=True)
-    await publication.apply([BlockChange(Tier.GPU, True, sorted(hashes(1)))], complete=True)
+    writer = scene.writer()
+    await writer.begin(EntryKind.EMPTY, FACTS, take_over=True)
+    await writer.apply([BlockChange(Tier.GPU, True, sorted(hashes(1)))], complete=True)
     scene.redis.hset(ROW, "seq", 0)
 
-    assert await publication.apply([BlockChange(Tier.GPU, True, sorted(hashes(2)))], complete=True) is WriteResult.GAP
+    assert await writer.apply([BlockChange(Tier.GPU, True, sorted(hashes(2)))], complete=True) is WriteResult.GAP
     assert scene.has(1)
 
 
 async def test_an_old_epoch_is_fenced(scene: Scene) -> None:
     """Its writes change neither blocks nor lifetime nor log."""
-    old, new = scene.publication(), scene.publication()
+    old, new = scene.writer(), scene.writer()
     await old.begin(EntryKind.EMPTY, FACTS, take_over=True)
     await new.begin(EntryKind.EMPTY, FACTS, take_over=True)
     await new.apply([BlockChange(Tier.GPU, True, sorted(hashes(1)))], complete=True)

@@ -51,9 +51,9 @@ class World:
     def __init__(self, server: RedisProcess) -> None:
         self.keys = Keys(f"test{next(NAMESPACES)}")
         self.connection = RedisConnection(parse_url(server.url), timeout_s=5)
-        self.registry = IndexReader(self.connection, self.keys)
+        self.reader = IndexReader(self.connection, self.keys)
         self.replica = ReplicaStore(ClusterIndex(lifetime_s=60), max_age_s=60)
-        self.feed = IndexFeed(self.registry, self.replica, lambda generation: generation.model == "m", refresh_s=0.01)
+        self.feed = IndexFeed(self.reader, self.replica, lambda generation: generation.model == "m", refresh_s=0.01)
         self.generation = dict.fromkeys(PODS, GENERATIONS[0])
         self.held: dict[str, set[Chain]] = {pod: set() for pod in PODS}
         self.publishers: dict[str, list[PublishedHolder]] = {pod: [] for pod in PODS}
@@ -66,8 +66,8 @@ class World:
     def publish(self, pod: str) -> None:
         """Start a publisher that has all events; previous ones still run and receive events too."""
         generation = self.generation[pod]
-        publication = HolderWriter(self.connection, self.keys, generation, pod, TIMING.lifetime_s)
-        holder = PublishedHolder(publication, HolderFacts(url=f"http://{pod}"), TIMING)
+        writer = HolderWriter(self.connection, self.keys, generation, pod, TIMING.lifetime_s)
+        holder = PublishedHolder(writer, HolderFacts(url=f"http://{pod}"), TIMING)
         holder.apply(_stored(chain) for chain in sorted(self.held[pod], key=len))
         holder.caught_up(complete=True)
         self.publishers[pod].append(holder)
@@ -155,8 +155,8 @@ class World:
         """Leading blocks by pod, read from Redis for this prompt alone, as `warmroute index lookup` does."""
         found = {}
         for generation, hashes in hashes_by_generation(prefix, GENERATIONS):
-            for pod, row in (await self.registry.rows(generation)).items():
-                if blocks := sum(await self.registry.leading_run(generation, pod, row, hashes)):
+            for pod, row in (await self.reader.rows(generation)).items():
+                if blocks := sum(await self.reader.leading_run(generation, pod, row, hashes)):
                     found[pod] = blocks
         return found
 

@@ -62,20 +62,20 @@ async def connected(url: str, **options: object) -> AsyncIterator[RedisConnectio
 
 async def publish_and_read(connection: RedisConnection, holder: str = "pod") -> None:
     """All operations of publishers and routers."""
-    publication = HolderWriter(connection, KEYS, GENERATION, holder, lifetime_s=30)
-    assert await publication.begin(EntryKind.EMPTY, FACTS, take_over=True) is WriteResult.OK
-    assert await publication.apply([BlockChange(Tier.GPU, True, BLOCKS)], complete=True) is WriteResult.OK
-    assert await publication.beat(complete=True) is WriteResult.OK
-    registry = IndexReader(connection, KEYS)
-    assert await registry.generations() == [GENERATION]
-    row = (await registry.rows(GENERATION))[holder]
+    writer = HolderWriter(connection, KEYS, GENERATION, holder, lifetime_s=30)
+    assert await writer.begin(EntryKind.EMPTY, FACTS, take_over=True) is WriteResult.OK
+    assert await writer.apply([BlockChange(Tier.GPU, True, BLOCKS)], complete=True) is WriteResult.OK
+    assert await writer.beat(complete=True) is WriteResult.OK
+    reader = IndexReader(connection, KEYS)
+    assert await reader.generations() == [GENERATION]
+    row = (await reader.rows(GENERATION))[holder]
     assert row.blocks[Tier.GPU] == len(BLOCKS)
-    read = [blocks async for _, blocks in registry.blocks(GENERATION, holder, row)]
+    read = [blocks async for _, blocks in reader.blocks(GENERATION, holder, row)]
     assert sorted(block for piece in read for block in piece) == BLOCKS
-    entries = await registry.entries(GENERATION, b"0-0", wait_ms=1, count=10)
+    entries = await reader.entries(GENERATION, b"0-0", wait_ms=1, count=10)
     assert [entry.kind for _, entry in entries[:2] if entry] == [EntryKind.EMPTY, EntryKind.CHANGE]
     assert await SharedWorkload(connection, KEYS, "router", lifetime_s=1).exchange({"a": InFlight()}) == {}
-    assert await publication.retire() is WriteResult.OK
+    assert await writer.retire() is WriteResult.OK
 
 
 # --- addresses ---
