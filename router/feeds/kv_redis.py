@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 
 class IndexFeed:
-    """`wanted`: whether to read a generation. Checks for new generations every `refresh_s`."""
+    """Follows the logs of all wanted generations. `wanted`: whether to read a generation; checked every `refresh_s`."""
 
     def __init__(
         self, reader: IndexReader, store: ReplicaStore, wanted: Callable[[Generation], bool], *, refresh_s: float = 1.0
