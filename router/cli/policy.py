@@ -19,9 +19,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from router.cli.simulate import run_all
+from router.cli.simulate import Source, experiment, run_all, simulated_shelf
 from router.cli.simulate_report import summary
-from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment, simulated_shelf
 from router.config.policy_files import Shelf, check, load_classes
 from router.config.shipped import shipped
 from router.errors import ConfigError
@@ -79,10 +78,10 @@ def simulate_command(
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
 ) -> None:
     """Play traffic under a policy that need not be in force anywhere. More: `warmroute simulate`."""
-    setup = experiment(fleet or shipped("config") / DEFAULT_FLEET, Source(traffic))
+    setup = experiment(fleet, Source(traffic))
     asked = {spec.name: spec.build() for spec in (_spec(against), _spec(policy))}
     setup = replace(setup, policies=asked)
-    results = run_all(setup, grid(list(asked), [load], [setup.fleet.pods[0].count], seeds, wrong=False), jobs)
+    results = run_all(setup, grid(list(asked), [load], [setup.fleet.pods[0].count], seeds, wrong_priors=False), jobs)
     Console().print(summary(results, setup.fleet.slo))
 
 

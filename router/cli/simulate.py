@@ -3,8 +3,8 @@
     warmroute simulate conversation_trace.jsonl --jitter-s 3
     warmroute simulate conversation_trace.jsonl --compare --report report.html
 
-The router's own decision code in front of simulated pods, on a virtual clock. This file only reads what is asked for,
-spreads the runs over the cores, and shows what came out.
+Runs the router's own decision code in front of simulated pods, on a virtual clock. This module reads the files, runs
+the settings on all cores and prints the results.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -23,49 +25,88 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from router.cli.options import with_options
 from router.cli.simulate_report import summary, write_csv, write_report
-from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment
-from router.config.policy_files import choose_policy
+from router.config.load import load
+from router.config.policy_files import Shelf, choose_policy, load_policies
+from router.config.priors import load_priors, prior_speed
+from router.config.schema import CostPrior
 from router.config.shipped import shipped
+from router.errors import ConfigError
+from router.policy.spec import Policy
 from router.report import PlotsUnavailable
 from router.sim.virtual.compare import Experiment, Result, Setting, grid
-from router.sim.virtual.world import Progressed
+from router.sim.virtual.generate import TrafficMix
+from router.sim.virtual.scenario import FleetSpec
+from router.sim.virtual.traces import (
+    ReceiptLine,
+    TraceRequest,
+    azure_traffic,
+    mooncake_traffic,
+    read_mooncake,
+    read_receipts,
+    receipts_traffic,
+)
+from router.sim.virtual.traffic import Traffic
+from router.sim.virtual.world import OnProgress, ignore_progress
+from router.types import PodSpeed
+
+DEFAULT_FLEET = "fleets/llama-70b-h100.yaml"
 
 
-def simulate_command(
+@dataclass(frozen=True)
+class TrafficOptions:
+    """What `simulate` and `plan` have in common."""
+
     traffic: Annotated[
-        Path, typer.Argument(exists=True, dir_okay=False, help="A trace (.jsonl, .csv) or a mix (.yaml).")
-    ],
-    fleet: Annotated[Path | None, typer.Option(help="A YAML of pods, links and SLO.")] = None,
-    policies: Annotated[str, typer.Option(help="Names, separated by commas; `all` for all there are.")] = "cost_aware",
-    loads: Annotated[str, typer.Option(help="Times the traffic's own rate.")] = "1",
-    pods: Annotated[str, typer.Option(help="Pods of the fleet's first group; as the file says if empty.")] = "",
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting, with other arrivals.")] = 1,
+        Path, typer.Argument(exists=True, dir_okay=False, help="A trace (.jsonl, .csv) or a traffic mix (.yaml).")
+    ]
+    fleet: Annotated[Path | None, typer.Option(help="YAML file of pods, links and SLO.")] = None
+    requests: Annotated[int | None, typer.Option(min=1, help="Read only the first N lines of a trace.")] = None
+    jitter_s: Annotated[
+        float, typer.Option(min=0.0, help="Delay each arrival randomly, by up to N s of trace time.")
+    ] = 0.0
+    jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = os.cpu_count() or 1
+
+    def experiment(self) -> Experiment:
+        """Read all files. Raises `ConfigError`."""
+        return experiment(self.fleet, Source(self.traffic, self.requests, self.jitter_s))
+
+
+@dataclass(frozen=True)
+class SimulateOptions(TrafficOptions):
+    """Options of `simulate`."""
+
+    policies: Annotated[str, typer.Option(help="Policy names, separated by commas; `all` for all.")] = "cost_aware"
+    loads: Annotated[str, typer.Option(help="Multiples of the traffic's own rate, separated by commas.")] = "1"
+    pods: Annotated[str, typer.Option(help="Pods of the fleet's first group, separated by commas.")] = ""
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting, with different arrivals.")] = 1
     compare: Annotated[
-        bool, typer.Option("--compare", help="All policies, three loads, three seeds, wrong priors.")
-    ] = False,
-    requests: Annotated[int | None, typer.Option(min=1, help="Only the first lines of a trace.")] = None,
-    jitter_s: Annotated[float, typer.Option(min=0.0, help="Spread each arrival by up to so much of trace time.")] = 0.0,
-    report: Annotated[Path | None, typer.Option(help="Write an HTML page with plots.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write every run as a row.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
-) -> None:
-    """Ends with a table; times are virtual."""
-    setup = experiment(fleet or shipped("config") / DEFAULT_FLEET, Source(traffic, requests, jitter_s))
-    if compare:
+        bool, typer.Option("--compare", help="All policies, three loads, three seeds, wrong coefficients.")
+    ] = False
+    report: Annotated[Path | None, typer.Option(help="Write an HTML page with plots.")] = None
+    csv: Annotated[Path | None, typer.Option(help="Write a CSV file with a row for each run.")] = None
+
+
+@with_options(SimulateOptions)
+def simulate_command(options: SimulateOptions) -> None:
+    """Prints a table. All times are virtual."""
+    setup = options.experiment()
+    policies, loads, seeds = options.policies, options.loads, options.seeds
+    if options.compare:
         policies, loads, seeds = "all", loads if loads != "1" else "0.7,1,1.3", max(seeds, 3)
     names = sorted(setup.policies) if policies == "all" else [name.strip() for name in policies.split(",")]
     for name in names:
         choose_policy(dict(setup.policies), name)
-    sizes = _positive(int, pods, "--pods") if pods else [setup.fleet.pods[0].count]
-    settings = grid(names, _positive(float, loads, "--loads"), sizes, seeds, wrong=compare)
-    results = run_all(setup, settings, jobs)
+    sizes = _positive(int, options.pods, "--pods") if options.pods else [setup.fleet.pods[0].count]
+    settings = grid(names, _positive(float, loads, "--loads"), sizes, seeds, wrong_priors=options.compare)
+    results = run_all(setup, settings, options.jobs)
     Console().print(summary(results, setup.fleet.slo))
-    if csv is not None:
-        write_csv(csv, results)
-    if report is not None:
+    if options.csv is not None:
+        write_csv(options.csv, results)
+    if options.report is not None:
         try:
-            write_report(report, results, setup.fleet, traffic.name)
+            write_report(options.report, results, setup.fleet, options.traffic.name)
         except PlotsUnavailable as error:
             raise typer.BadParameter(f"--report: {error}") from error
 
@@ -79,12 +120,15 @@ def _positive(kind: type[Number], text: str, option: str) -> list[Number]:
     except ValueError as error:
         raise typer.BadParameter(f"{option}: {error}") from error
     if not all(0 < number < math.inf for number in numbers):
-        raise typer.BadParameter(f"{option}: {text}: each must be above 0")
+        raise typer.BadParameter(f"{option}: {text}: every number must be greater than 0")
     return numbers
 
 
+# --- runs ---
+
+
 def run_all(setup: Experiment, settings: Sequence[Setting], jobs: int) -> list[Result]:
-    """All runs, with a bar: of requests where there is one run, of runs where there are several."""
+    """All runs, with a progress bar: of requests for a single run, of runs otherwise."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -98,7 +142,7 @@ def run_all(setup: Experiment, settings: Sequence[Setting], jobs: int) -> list[R
             return [_run(setup, settings[0], lambda done: _tick(progress, task, done))]
         task = progress.add_task("runs", total=len(settings))
         results = []
-        for result in _spread(setup, settings, jobs):
+        for result in _run_in_processes(setup, settings, jobs):
             results.append(result)
             progress.update(task, advance=1, description=f"{result.setting.policy} x{result.setting.load:g}")
     return sorted(results, key=lambda result: result.setting)
@@ -109,15 +153,94 @@ def _tick(progress: Progress, task: object, done: int) -> None:
         progress.update(task, completed=done)  # type: ignore[arg-type]
 
 
-def _spread(setup: Experiment, settings: Sequence[Setting], jobs: int) -> Iterator[Result]:
+def _run_in_processes(setup: Experiment, settings: Sequence[Setting], jobs: int) -> Iterator[Result]:
     with ProcessPoolExecutor(min(jobs, len(settings)), mp_context=get_context("fork")) as pool:
         for ended in as_completed(pool.submit(partial(_run, setup), setting) for setting in settings):
             yield ended.result()
 
 
-def _run(setup: Experiment, setting: Setting, progressed: Progressed = lambda _: None) -> Result:
-    gc.disable()  # nothing here forms cycles, and a million requests are a lot to look through
+def _run(setup: Experiment, setting: Setting, on_progress: OnProgress = ignore_progress) -> Result:
+    gc.disable()  # a simulation creates no cycles, and collecting over a million requests is slow
     try:
-        return setup.run(setting, progressed)
+        return setup.run(setting, on_progress)
     finally:
         gc.enable()
+
+
+# --- files ---
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where traffic comes from: a Mooncake trace, our own receipts, an Azure CSV, or a YAML file of a mix."""
+
+    path: Path
+    requests: int | None = None
+    jitter_s: float = 0.0
+
+    def __call__(self, speedup: float, seed: int) -> Traffic:
+        """Raises `ConfigError`."""
+        name = self.path.stem
+        if self.path.suffix == ".jsonl" and _is_receipts(self.path):
+            return receipts_traffic(_receipts(self.path, self.requests), speedup=speedup, name=name)
+        if self.path.suffix == ".jsonl":
+            trace = _trace(self.path, self.requests)
+            return mooncake_traffic(trace, speedup=speedup, jitter_s=self.jitter_s, seed=seed, name=name)
+        if self.path.suffix == ".csv":
+            return azure_traffic(self.path, speedup=speedup, requests=self.requests)
+        if self.path.suffix in (".yaml", ".yml"):
+            return load(self.path, TrafficMix).traffic(speedup=speedup, seed=seed, name=name)
+        raise ConfigError(
+            f"{self.path}: unknown kind of traffic; use a Mooncake trace or receipts (.jsonl), an Azure trace (.csv) "
+            "or a mix (.yaml)"
+        )
+
+
+def _is_receipts(path: Path) -> bool:
+    with path.open("rb") as lines:
+        return b'"at_s"' in lines.readline()
+
+
+@lru_cache(1)
+def _receipts(path: Path, requests: int | None) -> Sequence[ReceiptLine]:
+    return list(islice(read_receipts(path), requests))
+
+
+@lru_cache(1)
+def _trace(path: Path, requests: int | None) -> Sequence[TraceRequest]:
+    return list(islice(read_mooncake(path), requests))
+
+
+class ShippedPriors:
+    """The coefficients of `config/models`."""
+
+    def __init__(self) -> None:
+        self._priors = load_priors(shipped("config") / "models")
+
+    def __call__(self, model: str, hardware: str) -> tuple[PodSpeed, int]:
+        """Raises `ConfigError`."""
+        speed = prior_speed(self._priors, CostPrior(model=model, hardware=hardware))
+        return speed, self._priors[model].kv_bytes_per_token
+
+
+def simulated_shelf(folder: Path | None = None) -> Shelf:
+    """The policy files of `folder`, then the peers' formulas, then the shipped policies. Raises `ConfigError`.
+
+    The peers are imported here because only simulations may use them."""
+    from router.sim.peers.peer_policies import FOLDER, PeerPolicySpec
+
+    peers = Shelf(FOLDER, spec=PeerPolicySpec)
+    return peers if folder is None else Shelf(folder, spec=PeerPolicySpec, behind=peers)
+
+
+def simulated_policies() -> dict[str, Policy]:
+    """The shipped policies, then the peers' formulas, by name."""
+    from router.sim.peers.peer_policies import FOLDER, PeerPolicySpec
+
+    return load_policies(shipped("policies")) | load_policies(FOLDER, PeerPolicySpec)
+
+
+def experiment(fleet: Path | None, source: Source) -> Experiment:
+    """The fleet (by default the shipped one), priors, policies and traffic. Raises `ConfigError`."""
+    spec = load(fleet or shipped("config") / DEFAULT_FLEET, FleetSpec)
+    return Experiment(spec, ShippedPriors(), simulated_policies(), source)

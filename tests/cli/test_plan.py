@@ -24,7 +24,7 @@ def rows_of(out: str, *names: str) -> dict[str, list[str]]:
 
 def test_every_way_to_build_the_fleet_is_a_row(typed: Typed, mix: Path, linked: Path) -> None:
     """Policies, a tier of DRAM, prefill apart; pods and their GPUs."""
-    ended = typed("plan", mix, "--fleet", linked, "--against", "round_robin", "--most", "8", "--jobs", "2")
+    ended = typed("plan", mix, "--fleet", linked, "--against", "round_robin", "--max-pods", "8", "--jobs", "2")
     assert ended.code == 0, ended.err
     assert "95% within 1000 ms to the first token, 100 ms a token" in ended.out
     names = (
@@ -49,7 +49,7 @@ def test_a_tier_and_prefill_apart_are_left_out_where_they_cannot_be(typed: Typed
 def test_an_slo_that_no_number_of_pods_meets_is_exit_code_1(typed: Typed, mix: Path, fleet: Path) -> None:
     """And the row says how many were too few."""
     fleet.write_text(fleet.read_text().replace("ttft_ms: 1000", "ttft_ms: 1"))
-    ended = typed("plan", mix, "--fleet", fleet, "--against", "", "--dram-tokens", "0", "--most", "2")
+    ended = typed("plan", mix, "--fleet", fleet, "--against", "", "--dram-tokens", "0", "--max-pods", "2")
     assert ended.code == 1
     assert rows_of(ended.out, "cost_aware")["cost_aware"] == [">", "2"]
 
@@ -68,5 +68,5 @@ def test_traffic_that_cannot_be_read_is_a_message(typed: Typed, fleet: Path, tmp
     """With file and line; exit code 2."""
     path = tmp_path / "bad.jsonl"
     path.write_text("{}\n")
-    ended = typed("plan", path, "--fleet", fleet, "--most", "1")
+    ended = typed("plan", path, "--fleet", fleet, "--max-pods", "1")
     assert ended.code == 2 and "bad.jsonl:1: no line of a Mooncake trace" in ended.err

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from router.cli.simulate_setup import simulated_policies
+from router.cli.simulate import simulated_policies
 from tests.cli.conftest import Typed
 
 
@@ -94,7 +94,7 @@ def test_a_policy_that_is_not_there_is_named_with_those_that_are(typed: Typed, m
         ("bad.jsonl", "{}\n", "bad.jsonl:1: no line of a Mooncake trace"),
         ("bad.csv", "when,what\n", "bad.csv:1: no line of an Azure trace"),
         ("bad.yaml", "sessions_per_s: 1\nduration: 1\n", "bad.yaml:2: duration: unknown key"),
-        ("bad.txt", "", "bad.txt: traffic is a Mooncake trace"),
+        ("bad.txt", "", "bad.txt: unknown kind of traffic"),
     ],
 )
 def test_traffic_that_cannot_be_read_is_a_message(

@@ -21,7 +21,7 @@ from router.cli.load_driver import LoadDriver, RequestResult
 from router.config.policy_files import load_policies
 from router.config.shipped import shipped
 from router.hashing import hash_blocks, token_array
-from router.sim.virtual.simulated_fleet import Conditions, SimulatedFleet, SimulatedPod
+from router.sim.virtual.scenario import Conditions, SimulatedFleet, SimulatedPod
 from router.sim.virtual.traffic import Session, Traffic, TrafficRequest
 from router.sim.virtual.virtual_pod import VirtualPodConfig
 from router.sim.virtual.world import World

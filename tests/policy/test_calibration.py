@@ -24,8 +24,8 @@ from router.policy.calibration import (
     TransferObservation,
     UnreadableCalibration,
 )
-from router.sim.virtual.batch import Job
 from router.sim.virtual.traffic import TrafficRequest
+from router.sim.virtual.virtual_job import Job
 from router.sim.virtual.virtual_pod import VirtualPod, VirtualPodConfig
 from router.types import Link, PodSpeed
 

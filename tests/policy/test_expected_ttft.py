@@ -17,9 +17,9 @@ from router.decision import Lease
 from router.fleet.ledger import Ledger
 from router.policy.calibration import Calibration, ConcurrentDecode, PrefillClock
 from router.policy.decide import decide, expected_ttft_ms
-from router.sim.virtual.batch import Job, StepRun
 from router.sim.virtual.traffic import TrafficRequest
-from router.sim.virtual.virtual_pod import VirtualPod, VirtualPodConfig, steps_under_way
+from router.sim.virtual.virtual_job import Job, StepRun
+from router.sim.virtual.virtual_pod import VirtualPod, VirtualPodConfig, current_steps
 from router.types import Generation, Pod, PodSpeed, PrefixMatch, PromptPrefix, Scene, StepBegan
 from tests.policy.scenes import BLOCK, MODEL, POLICIES, pod, ready, scene
 
@@ -38,8 +38,8 @@ class NoisyPod(VirtualPod):
         super().__init__(VirtualPodConfig(speed=speed, kv_tokens=2_000_000), BLOCK)
         self._random, self._noise = random, noise
 
-    def _run_of(self, now_ms: float, chunks: list[tuple[Job, int]], batch: int) -> StepRun:
-        run = super()._run_of(now_ms, chunks, batch)
+    def _next_run(self, now_ms: float, chunks: list[tuple[Job, int]]) -> StepRun:
+        run = super()._next_run(now_ms, chunks)
         run.first_ms *= math.exp(self._random.gauss(0, self._noise))
         return run
 
@@ -64,7 +64,7 @@ class Router:
 
     def scene(self, prompt_tokens: int, held: dict[str, int], now_ms: float, pods: dict[str, NoisyPod]) -> Scene:
         known = [pod(name, speed=self.calibration.speed("class", name, self.prior)) for name in PODS]
-        steps = steps_under_way(pods, self.ledger.steps(), now_ms)
+        steps = current_steps(pods, self.ledger.steps(), now_ms)
         prompt = PromptPrefix(GENERATION, range(prompt_tokens), range(prompt_tokens // BLOCK))
         match = PrefixMatch({name: (blocks, 0, 0, 0) for name, blocks in held.items()})
         facts: dict[str, Any] = {"prompt": prompt, "match": match, "inflight": self.ledger.inflight(), "steps": steps}

@@ -1,7 +1,6 @@
-"""How many pods does this traffic need, and what would save some of them?
+"""How many pods does this traffic need, and what would reduce that number?
 
-For each way to build the fleet, the fewest pods that meet the SLO for enough of the requests. This file never reads a
-file and never draws.
+For each variant of the fleet, the smallest number of pods with which enough requests meet the SLO.
 """
 
 from __future__ import annotations
@@ -12,27 +11,29 @@ from dataclasses import dataclass, replace
 from router.sim.virtual.compare import Experiment, Setting
 from router.sim.virtual.outcome import RunFigures
 from router.sim.virtual.scenario import FleetSpec, PodsSpec
-from router.types import BlockHash, Role
+from router.sim.virtual.traffic import IdealCache
+from router.types import Role
 
-POLICY_APART = "cost_aware_pd"
-"""Which decides where prefill and decode are apart: the others may not price a handoff."""
+SPLIT_POLICY = "cost_aware_pd"
+"""Decides where prefill and decode run on different pods: other policies may not price a handoff."""
 PREFILL_SHARES = (0.25, 0.5, 0.75)
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to build the fleet: a policy, a DRAM tier or none, prefill apart or not."""
+    """One way to build the fleet."""
 
     name: str
     policy: str
     cpu_kv_tokens: int | None = None
-    """None for what the fleet's file says."""
+    """KV tokens of a DRAM tier; None for the value in the fleet file."""
     disaggregated: bool = False
+    """Prefill and decode run on different pods."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """The fewest pods, and what they then do. `layout` says how they are divided, if they are."""
+    """The smallest fleet of a variant, and its figures. `layout` is the split into prefill and decode pods."""
 
     variant: Variant
     pods: int
@@ -43,7 +44,7 @@ class PlanResult:
 
     @property
     def gpu_hours(self) -> float:
-        """For the whole of the traffic."""
+        """GPU-hours of the whole run."""
         return self.gpus * self.duration_s / 3600
 
     @property
@@ -52,47 +53,45 @@ class PlanResult:
         return self.figures.prompt_tokens - self.figures.cached_tokens
 
 
-def variants(policy: str, against: Sequence[str], cpu_kv_tokens: int, link: bool) -> list[Variant]:
-    """The policies as the fleet is, then with a tier, then with prefill apart where there is a link for its KV."""
+def variants(policy: str, against: Sequence[str], cpu_kv_tokens: int, has_link: bool) -> list[Variant]:
+    """The policies on the fleet as it is, then `policy` with a DRAM tier, then disaggregated if pods have a link."""
     found = [Variant(name, name) for name in (*against, policy)]
     if cpu_kv_tokens:
         found.append(Variant(f"{policy}, {cpu_kv_tokens / 1e6:g}M tokens of DRAM", policy, cpu_kv_tokens=cpu_kv_tokens))
-    if link:
-        found.append(Variant(f"{POLICY_APART}, prefill apart", POLICY_APART, disaggregated=True))
+    if has_link:
+        found.append(Variant(f"{SPLIT_POLICY}, prefill apart", SPLIT_POLICY, disaggregated=True))
     return found
 
 
-def plan_variant(setup: Experiment, variant: Variant, target: float, most: int) -> PlanResult | None:
-    """The fewest pods, up to `most`, with which `target` of the requests meet the SLO; None if even those do not."""
-    smallest = 2 if variant.disaggregated else 1
-    if most < smallest:
+def plan_variant(setup: Experiment, variant: Variant, target: float, max_pods: int) -> PlanResult | None:
+    """The smallest fleet with which a share of `target` requests meets the SLO; None if `max_pods` are too few."""
+    min_pods = 2 if variant.disaggregated else 1
+    if max_pods < min_pods:
         return None
     tried: dict[int, PlanResult] = {}
     setup = replace(setup, fleet=_without_regret(setup.fleet))
 
-    def enough(pods: int) -> bool:
+    def is_enough(pods: int) -> bool:
         tried[pods] = _best_layout(setup, variant, pods)
         return tried[pods].figures.slo_share >= target
 
-    fewest = smallest_that(enough, min(max(fewest_by_compute(setup), smallest), most), most)
-    return None if fewest is None else tried[fewest]
+    smallest = smallest_that(is_enough, min(max(min_pods_to_compute(setup), min_pods), max_pods), max_pods)
+    return None if smallest is None else tried[smallest]
 
 
-def fewest_by_compute(setup: Experiment) -> int:
-    """Pods that have the time to compute every prompt once, on one cache that never evicts: nothing needs fewer. Saves
-    the simulation of fleets that drown."""
+def min_pods_to_compute(setup: Experiment) -> int:
+    """A lower bound: pods that have the time to compute every prompt once, on one cache that never evicts.
+
+    It saves the simulation of overloaded fleets."""
     traffic = setup.traffic(1.0, 0)
     speed, _ = setup.prior(setup.fleet.model, setup.fleet.pods[0].hardware)
-    known: set[BlockHash] = set()
+    cache = IdealCache(traffic.block_size_tokens)
     work_ms = last_s = 0.0
     for session in traffic.sessions:
         last_s = session.start_s
-        for ask in session.requests:
-            blocks = ask.blocks
-            found = next((at for at in range(ask.prompt_blocks) if blocks[at] not in known), ask.prompt_blocks)
-            known.update(blocks)
-            work_ms += speed.compute_ms(min(found * traffic.block_size_tokens, ask.prompt_tokens), ask.prompt_tokens)
-            last_s += ask.think_s
+        for request in session.requests:
+            work_ms += speed.compute_ms(cache.serve(request), request.prompt_tokens)
+            last_s += request.think_s
     return max(int(work_ms / max(last_s * 1000, 1.0)), 1)
 
 
@@ -100,27 +99,29 @@ def _without_regret(fleet: FleetSpec) -> FleetSpec:
     return fleet.model_copy(update={"conditions": replace(fleet.conditions, regret_every=0)})
 
 
-def smallest_that(enough: Callable[[int], bool], least: int, most: int) -> int | None:
-    """By doubling and then by halves: more is taken to be never worse. None where not even `most` are. O(log) calls."""
-    if least > most:
+def smallest_that(is_enough: Callable[[int], bool], low: int, high: int) -> int | None:
+    """The smallest number from `low` to `high` that is enough, or None.
+
+    Doubles, then bisects, so it assumes that a larger number is never worse. O(log) calls."""
+    if low > high:
         return None
-    low, high = least - 1, least
-    while not enough(high):
-        if high >= most:
+    too_few, number = low - 1, low
+    while not is_enough(number):
+        if number >= high:
             return None
-        low, high = high, min(high * 2, most)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+        too_few, number = number, min(number * 2, high)
+    while number - too_few > 1:
+        middle = (too_few + number) // 2
+        too_few, number = (too_few, middle) if is_enough(middle) else (middle, number)
+    return number
 
 
 def _best_layout(setup: Experiment, variant: Variant, pods: int) -> PlanResult:
-    results = [_answer(setup, variant, spec, layout) for spec, layout in _layouts(setup.fleet, variant, pods)]
+    results = [_run_layout(setup, variant, spec, layout) for spec, layout in _layouts(setup.fleet, variant, pods)]
     return max(results, key=lambda one: one.figures.slo_share)
 
 
-def _answer(setup: Experiment, variant: Variant, spec: FleetSpec, layout: str) -> PlanResult:
+def _run_layout(setup: Experiment, variant: Variant, spec: FleetSpec, layout: str) -> PlanResult:
     pods = sum(group.count for group in spec.pods)
     result = replace(setup, fleet=spec).run(Setting(variant.policy, 1.0, spec.pods[0].count))
     return PlanResult(variant, pods, spec.gpus, result.figures, result.duration_s, layout)

@@ -1,7 +1,7 @@
-"""Which policy is better, by how much, and is that more than chance?
+"""Which policy is better, by how much, and is the difference more than chance?
 
-A grid of settings, each a run of its own world with nothing shared, so that they may run in any order and in several
-processes; and what follows from all of them together. This file never reads a file and never draws.
+A grid of settings, each an independent run of its own world, so they may run in any order and in several processes;
+and statistics over all of them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from router.policy.spec import Policy
 from router.sim.virtual.outcome import Run, RunFigures, Slo, figures
 from router.sim.virtual.scenario import FleetSpec, Prior
 from router.sim.virtual.traffic import Traffic
-from router.sim.virtual.world import Progressed, World
+from router.sim.virtual.world import OnProgress, World, ignore_progress
 
 TrafficAt: TypeAlias = Callable[[float, int], Traffic]
-"""(load, seed) -> the traffic, with arrivals so many times faster."""
+"""(load, seed) -> the traffic, with arrivals `load` times as fast."""
 
 QUANTILES = 200
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Setting:
-    """One run. `load` multiplies the traffic's own rate; `compute` and `bandwidth` say by which factor the router
-    misjudges the pods' coefficients and the link."""
+    """One run. `load` multiplies the traffic's own rate. `compute` and `bandwidth` are the router's errors: the factors
+    by which it misjudges the pods' coefficients and the link."""
 
     policy: str
     load: float
@@ -45,29 +45,30 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a run is remembered by: figures, the distribution of times to first token, work by pod, regret."""
+    """A run without its requests."""
 
     setting: Setting
     figures: RunFigures
     ttft_ms: Sequence[float]
     """Evenly spaced quantiles."""
     work_tokens: Sequence[int]
+    """Computed tokens of each pod, in descending order."""
     regret_ms: Sequence[float]
     duration_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """All that the settings have in common."""
+    """Everything that the settings share."""
 
     fleet: FleetSpec
     prior: Prior
     policies: Mapping[str, Policy]
     traffic: TrafficAt
 
-    def run(self, setting: Setting, progressed: Progressed = lambda _: None) -> Result:
-        """One run from begin to end."""
-        spec, traffic = self.fleet.of_pods(setting.pods), self.traffic(setting.load, setting.seed)
+    def run(self, setting: Setting, on_progress: OnProgress = ignore_progress) -> Result:
+        """Run one setting to its end."""
+        spec, traffic = self.fleet.with_pods(setting.pods), self.traffic(setting.load, setting.seed)
         world = World(
             spec.build(self.prior, believed_compute=setting.compute, believed_bandwidth=setting.bandwidth),
             self.policies[setting.policy],
@@ -76,11 +77,11 @@ class Experiment:
             block_size_tokens=traffic.block_size_tokens,
             seed=setting.seed,
         )
-        return summarize(setting, world.run(traffic, progressed), spec.slo)
+        return summarize(setting, world.run(traffic, on_progress), spec.slo)
 
 
 def summarize(setting: Setting, run: Run, slo: Slo) -> Result:
-    """A run without its requests."""
+    """The result of a run."""
     ttft_ms = np.array([one.ttft_ms for one in run.outcomes if not one.refused])
     quantiles = np.quantile(ttft_ms, np.linspace(0, 1, QUANTILES + 1)).tolist() if len(ttft_ms) else []
     work = sorted((pod.computed_tokens for pod in run.pods.values()), reverse=True)
@@ -89,42 +90,42 @@ def summarize(setting: Setting, run: Run, slo: Slo) -> Result:
 
 
 def grid(
-    policies: Sequence[str], loads: Sequence[float], pods: Sequence[int], seeds: int, wrong: bool
+    policies: Sequence[str], loads: Sequence[float], pods: Sequence[int], seeds: int, wrong_priors: bool
 ) -> list[Setting]:
-    """Every combination; and with `wrong`, at the middle load, coefficients 30 % off and a bandwidth 2x off."""
-    plain = [
+    """All combinations. `wrong_priors` adds, at the middle load, coefficients 30 % off and a bandwidth 2x off."""
+    exact = [
         Setting(policy, load, number, seed)
         for number in pods
         for load in loads
         for seed in range(seeds)
         for policy in policies
     ]
-    if not wrong:
-        return plain
+    if not wrong_priors:
+        return exact
     middle = sorted(loads)[len(loads) // 2]
-    off = [(0.7, 1.0), (1.3, 1.0), (1.0, 0.5), (1.0, 2.0)]
-    return plain + [
-        Setting(policy, middle, pods[0], 0, compute, bandwidth) for compute, bandwidth in off for policy in policies
+    errors = [(0.7, 1.0), (1.3, 1.0), (1.0, 0.5), (1.0, 2.0)]
+    return exact + [
+        Setting(policy, middle, pods[0], 0, compute, bandwidth) for compute, bandwidth in errors for policy in policies
     ]
 
 
 Measure: TypeAlias = Callable[[RunFigures], float]
-"""What policies are ranked by: the lower, the better."""
+"""A figure by which policies are ranked; lower is better."""
 
 
 def mean_of(results: Iterable[Result], measure: Measure) -> float:
-    """Over seeds; NaN of none."""
+    """The mean over seeds; NaN without results."""
     values = [measure(result.figures) for result in results]
     return fmean(values) if values else math.nan
 
 
 def ranks(results: Sequence[Result], measure: Measure) -> dict[str, list[int]]:
-    """By policy its places, the best 1, in every group of runs that differ in the policy alone."""
+    """By policy, its rank (1 is best) in every group of runs that differ in the policy only."""
     groups: dict[Setting, list[Result]] = {}
     for result in results:
         groups.setdefault(replace(result.setting, policy=""), []).append(result)
-    places: dict[str, list[int]] = {}
+    ranks: dict[str, list[int]] = {}
     for group in groups.values():
-        for place, result in enumerate(sorted(group, key=lambda one: measure(one.figures)), start=1):
-            places.setdefault(result.setting.policy, []).append(place)
-    return places
+        for rank, result in enumerate(sorted(group, key=lambda one: measure(one.figures)), start=1):
+            ranks.setdefault(result.setting.policy, []).append(rank)
+    return ranks

@@ -1,8 +1,7 @@
-"""What does one replica of the router believe, and where does it send a prompt?
+"""One replica of the router in the simulation: what it believes, and where it sends a prompt.
 
-The router's own parts, fed by the virtual world instead of by sockets: the index of what pods announced, the index of
-what was sent, the ledger, the shared prefixes and `decide()` itself. What it believes may be late, incomplete or gone;
-the truth is in the pods. This file never looks at a pod.
+It uses the router's own parts (index, predicted index, ledger, shared prefixes, `decide()`), fed by the simulation
+instead of by sockets. What it believes may be late, incomplete or lost; only the pods are the truth.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ from router.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:
-    """What reaches a router, and how it fills the gaps: defaults are those of `config/router.yaml`.
+    """Which information reaches a router; the defaults are those of `config/router.yaml`.
 
-    Without `events` all that is known of a pod's cache is what was sent there, for `no_events_ttl_s`.
+    Without `events`, a router assumes that a prompt stays cached where it was sent, for `no_events_ttl_s`.
     """
 
     events: bool = True
@@ -57,7 +56,7 @@ class Knowledge:
 
 
 class RouterView:
-    """One replica. Pods are known by id and all of them serve `model`."""
+    """One replica. All pods serve the model of `generation`."""
 
     def __init__(
         self, pods: Sequence[Pod], generation: Generation, policy: Policy, knowledge: Knowledge, links: Links
@@ -76,11 +75,11 @@ class RouterView:
         self.apply_loads({}, 0.0)
 
     def apply_blocks(self, pod: PodId, tier: Tier, held: bool, blocks: list[BlockHash]) -> None:
-        """A pod announced a change of what it holds."""
+        """Apply a KV event of a pod."""
         (self._announced.add if held else self._announced.remove)(pod, blocks, tier)
 
     def apply_loads(self, loads: Mapping[PodId, PodLoad], now_s: float) -> None:
-        """What the pods said of themselves; those that are missing keep silent."""
+        """Apply a scrape of the pods. A missing pod counts as idle."""
         statuses = tuple(self._status(pod, loads.get(pod.id, PodLoad())) for _, pod in sorted(self.pods.items()))
         self._snapshot = FleetSnapshot(self._snapshot.version + 1, statuses, self._links)
 
@@ -89,7 +88,7 @@ class RouterView:
         return PodStatus(pod, PodState.READY, replace(load, our_prompts=our_prompts))
 
     def restart(self) -> None:
-        """A new process: it knows nobody's blocks and nothing of what is in flight."""
+        """Drop all state, as a new process would."""
         self._announced, self._predicted, self._shared = HolderMasks(), PredictedIndex(), SharedPrefixes()
         self.ledger = Ledger()
 
@@ -103,7 +102,7 @@ class RouterView:
         steps: Mapping[PodId, StepBegan],
         session: str = "",
     ) -> RouteDecision:
-        """Every way to serve a prompt, best first. Raises what `decide()` does."""
+        """All plans for a prompt, best first. Raises as `decide()` does."""
         self._turn += 1
         prompt = PromptPrefix(self._generation, range(prompt_tokens), hashes)
         request = InferenceRequest(
@@ -138,7 +137,7 @@ class RouterView:
         *,
         prefills: bool = True,
     ) -> Lease:
-        """A prompt is on its way to that pod; or, with `prefills` off, its KV."""
+        """Book a prompt that is sent to a pod. `prefills` is False if only its KV is sent."""
         knowledge = self._knowledge
         capacity = (
             None if knowledge.events else knowledge.no_events_capacity_tokens // self._generation.block_size_tokens
@@ -148,11 +147,11 @@ class RouterView:
         return self.ledger.book(self.pods[pod], prompt_tokens, cached_tokens, now_s, prefills=prefills)
 
     def apply_replicas(self, replicas: Iterable[Mapping[PodId, InFlight]]) -> None:
-        """What the other replicas have in flight."""
+        """Apply the work in flight of the other replicas."""
         self.ledger.others(replicas)
 
     def _held(self, hashes: Sequence[BlockHash], now_s: float) -> dict[PodId, BlocksByTier]:
-        """As `stores/prefix_store.py` joins them: by pod the longer of what it announced and what was sent to it."""
+        """By pod, the longer of the announced and the predicted match, as in `stores/prefix_store.py`."""
         blocks = self._announced.walk(hashes)
         for pod, found in self._predicted.match(hashes, now_s).items():
             if sum(found) > sum(blocks.get(pod, (0,))):

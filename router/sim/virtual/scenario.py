@@ -1,4 +1,4 @@
-"""How does a YAML file become a fleet to simulate?
+"""The fleet to simulate, as values and as a YAML file.
 
     model: llama-3.1-70b
     pods:
@@ -6,29 +6,78 @@
     link: {t0_ms: 0.4, gb_per_s: 12.1}
     slo: {ttft_ms: 2000, tpot_ms: 100}
 
-This file never reads a file: the CLI brings parsed data and the coefficients of models.
+The CLI reads the file and provides the models' coefficients.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Annotated, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
 from router.sim.virtual.outcome import Slo
 from router.sim.virtual.router_view import Knowledge
-from router.sim.virtual.simulated_fleet import Conditions, SimulatedFleet, SimulatedPod
 from router.sim.virtual.virtual_pod import VirtualPodConfig
 from router.types import Link, Links, Pod, PodSpeed, PrefixTrust, Role
 
-Prior: TypeAlias = Callable[[str, str], tuple[PodSpeed, int]]
-"""(model, hardware) -> coefficients and KV bytes a token. Raises `ConfigError`."""
-
 DIALECT = "simulated"
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedPod:
+    """A pod as the router knows it (with a possibly wrong `speed`), and as it is."""
+
+    known: Pod
+    true: VirtualPodConfig
+    pcie_bytes_per_ms: float = 20e6
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedFleet:
+    """Pods of one model. `link` connects every two of them; the router believes in `believed_links`."""
+
+    pods: tuple[SimulatedPod, ...]
+    link: Link | None = None
+    believed_links: Links = field(default_factory=Links)
+
+    @property
+    def splits(self) -> bool:
+        """Whether prefill and decode run on different pods."""
+        return any(pod.known.role is Role.DECODE for pod in self.pods)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """Delays and failures between pods and routers. The defaults are a healthy cluster with KV events.
+
+    `exchange_ms` is the interval at which replicas exchange their work in flight; None for never. `restarts` are
+    (replica, at second, seconds until it has read the index again). A request whose lowest price exceeds
+    `refuse_above_ms` is refused. An engine adds `overhead_ms` to every first token.
+    """
+
+    routers: PositiveInt = 1
+    route_ms: NonNegativeFloat = 2.0
+    overhead_ms: NonNegativeFloat = 0.0
+    event_delay_ms: NonNegativeFloat = 50.0
+    event_loss: NonNegativeFloat = 0.0
+    scrape_ms: PositiveFloat = 1000.0
+    exchange_ms: PositiveFloat | None = 40.0
+    restarts: tuple[tuple[NonNegativeInt, NonNegativeFloat, NonNegativeFloat], ...] = ()
+    refuse_above_ms: float = math.inf
+    handoff_layers: PositiveInt = 1
+    """KV of a handoff moves layer by layer during the prefill; 1 moves it all afterwards."""
+    regret_every: NonNegativeInt = 0
+    """Compute the regret of every Nth decision; 0 for none."""
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+
+Prior: TypeAlias = Callable[[str, str], tuple[PodSpeed, int]]
+"""(model, hardware) -> coefficients and KV bytes per token. Raises `ConfigError`."""
 
 
 class StrictSpec(BaseModel):
@@ -38,7 +87,7 @@ class StrictSpec(BaseModel):
 
 
 class PodsSpec(StrictSpec):
-    """Equal pods."""
+    """A group of equal pods."""
 
     count: PositiveInt
     hardware: str
@@ -46,11 +95,11 @@ class PodsSpec(StrictSpec):
     cpu_kv_tokens: NonNegativeInt = 0
     role: Role = Role.BOTH
     gpus: PositiveInt = 1
-    """Of one pod: what GPU-hours are counted in."""
+    """GPUs of one pod, for GPU-hours."""
 
 
 class LinkSpec(StrictSpec):
-    """From any pod to any other."""
+    """The link between any two pods."""
 
     t0_ms: NonNegativeFloat
     gb_per_s: PositiveFloat
@@ -60,7 +109,7 @@ class LinkSpec(StrictSpec):
 
 
 class FleetSpec(StrictSpec):
-    """A file of a fleet, with what lies between it and its routers, and what is asked of it."""
+    """A fleet file: pods, links, conditions and the SLO."""
 
     about: str = ""
     model: str
@@ -76,16 +125,16 @@ class FleetSpec(StrictSpec):
 
     @property
     def gpus(self) -> int:
-        """Of all pods."""
+        """GPUs of all pods."""
         return sum(group.count * group.gpus for group in self.pods)
 
-    def of_pods(self, number: int) -> FleetSpec:
-        """The same with that many pods in its first group."""
+    def with_pods(self, number: int) -> FleetSpec:
+        """A copy with that many pods in its first group."""
         first, *others = self.pods
         return self.model_copy(update={"pods": (first.model_copy(update={"count": number}), *others)})
 
     def build(self, prior: Prior, *, believed_compute: float = 1.0, believed_bandwidth: float = 1.0) -> SimulatedFleet:
-        """The fleet. The factors say how wrong the router's coefficients are."""
+        """The fleet. The factors are the errors of the router's coefficients."""
         ids = count(1)
         pods = tuple(
             self._pod(group, next(ids), prior, believed_compute) for group in self.pods for _ in range(group.count)
@@ -101,7 +150,7 @@ class FleetSpec(StrictSpec):
             id=f"pod-{number:04}",
             url=f"http://pod-{number:04}",
             engine="vllm",
-            speed=_misjudged(speed, believed_compute),
+            speed=_with_error(speed, believed_compute),
             role=group.role,
             models=(self.model,),
             block_size_tokens=self.engine_block_tokens,
@@ -121,7 +170,7 @@ class FleetSpec(StrictSpec):
         return SimulatedPod(known, true, self.pcie_gb_per_s * BYTES_PER_MS_PER_GB_PER_S)
 
 
-def _misjudged(speed: PodSpeed, factor: float) -> PodSpeed:
+def _with_error(speed: PodSpeed, factor: float) -> PodSpeed:
     return replace(
         speed,
         c1_ms_per_token=speed.c1_ms_per_token * factor,

@@ -1,7 +1,7 @@
-"""What is asked of a fleet, when, and what do the prompts share?
+"""Traffic as values: sessions of requests, as block hashes and lengths.
 
-Prompts are lists of block hashes and lengths, never text: two prompts share what their leading blocks say. This file
-only holds values; `traces.py` reads them and `generate.py` makes them.
+Two prompts share the prefix that their leading block hashes have in common; there is no text. `traces.py` reads
+recorded traffic and `generate.py` generates it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from router.types import BlockHash
 class TrafficRequest:
     """One prompt and the length of its answer, both at least 1 token.
 
-    `blocks[i]` stands for the tokens of block i and everything before it. The first `prompt_blocks` are known as soon
-    as the prompt is computed (the last of them may be cut short by its end); the rest are filled by the answer.
-    `think_s` is the pause before it, after the answer to the one before.
+    `blocks[i]` is the hash of block i and everything before it. The first `prompt_blocks` belong to the prompt, whose
+    end may cut the last of them short; the answer fills the rest. `think_s` is the pause since the previous answer.
     """
 
     prompt_tokens: int
@@ -28,9 +27,25 @@ class TrafficRequest:
     think_s: float = 0.0
 
 
+class IdealCache:
+    """One cache for all pods that never evicts: the upper bound of reuse."""
+
+    def __init__(self, block_size_tokens: int) -> None:
+        self._block = block_size_tokens
+        self._known: set[BlockHash] = set()
+
+    def serve(self, request: TrafficRequest) -> int:
+        """Returns the cached prompt tokens, then adds the request's computed blocks."""
+        blocks, prompt_blocks = request.blocks, request.prompt_blocks
+        found = next((at for at in range(prompt_blocks) if blocks[at] not in self._known), prompt_blocks)
+        full = (request.prompt_tokens + request.output_tokens - 1) // self._block
+        self._known.update(blocks[: max(prompt_blocks, full)])
+        return min(found * self._block, request.prompt_tokens - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Asks that follow one another, each after the answer to the last; a single one is an open-loop request."""
+    """Requests that follow one another, each after the previous answer. One request alone is open-loop traffic."""
 
     start_s: float
     requests: tuple[TrafficRequest, ...]
@@ -39,9 +54,9 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Sessions in the order of their start. `sessions` may be made as they are needed, but can be read only once then.
+    """Sessions in the order of their start. `sessions` may be a generator, which can be read only once.
 
-    `requests` is how many asks there are in all, or 0 while that is unknown.
+    `request_count` is the number of all requests, or 0 if it is unknown.
     """
 
     block_size_tokens: int

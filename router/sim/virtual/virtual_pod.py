@@ -18,8 +18,8 @@ from itertools import count
 
 from router.sim.block_cache import BlockCache, TierCache
 from router.sim.scheduler import Scheduler, SchedulerConfig, step_ms
-from router.sim.virtual.batch import Gaps, Job, Progress, StepRun
 from router.sim.virtual.traffic import TrafficRequest
+from router.sim.virtual.virtual_job import Job, Progress, StepGaps, StepRun
 from router.types import BlockHash, PodId, PodLoad, StepBegan, Tier
 
 NEVER_MS = math.inf
@@ -34,11 +34,11 @@ class VirtualPodConfig(SchedulerConfig):
     engine_block_tokens: int = 16
 
 
-def steps_under_way(
-    pods: Mapping[PodId, VirtualPod], seen: Mapping[PodId, StepBegan], now_ms: float
+def current_steps(
+    pods: Mapping[PodId, VirtualPod], observed: Mapping[PodId, StepBegan], now_ms: float
 ) -> dict[PodId, StepBegan]:
-    """What a router has `seen`, and the ends of steps in which nobody's prompt was, as streams show them."""
-    steps = dict(seen)
+    """The `observed` steps of a router, updated with the steps without a prompt, whose ends its streams show."""
+    steps = dict(observed)
     for pod_id, pod in pods.items():
         known = steps.get(pod_id, StepBegan())
         began_s = pod.step_began_ms(now_ms) / 1000
@@ -48,7 +48,7 @@ def steps_under_way(
 
 
 class VirtualPod(Scheduler[Job]):
-    """One pod. Blocks become matchable when a step that computed them ends."""
+    """One pod. Blocks become matchable when the step that computed them ends."""
 
     def __init__(self, config: VirtualPodConfig, block_size_tokens: int) -> None:
         super().__init__(config)
@@ -65,12 +65,12 @@ class VirtualPod(Scheduler[Job]):
         self._context_tokens = 0
         self._steps = 0
         self._run: StepRun | None = None
-        self._gaps = Gaps()
+        self._gaps = StepGaps()
         self._progress = Progress()
 
     @property
     def load(self) -> PodLoad:
-        """What the pod would say of itself now."""
+        """The load that the pod would report now."""
         waiting = len(self._waiting) + len(self._loading)
         return PodLoad(len(self._admitted) - len(self._loading), waiting, self.cache.usage)
 
@@ -81,55 +81,57 @@ class VirtualPod(Scheduler[Job]):
         return run.start_ms + run.duration_ms(run.steps) if run else NEVER_MS
 
     def step_began_ms(self, now_ms: float) -> float:
-        """When the step under way began; minus infinity where there is none."""
+        """When the current step started; minus infinity without one."""
         run = self._run
         return run.start_ms + run.duration_ms(run.steps_until(now_ms) - 1) if run else -math.inf
 
     def backlog_ms(self) -> float:
-        """Prefill that stands before a new prompt, if nothing of it were cached that is not yet known to be."""
+        """Prefill ahead of a new prompt, without the cache hits that are not known yet."""
         speed, total_ms = self.config.speed, 0.0
         for job in (*self._prefilling, *self._waiting):
             total_ms += speed.prefill_ms(job.known_tokens, max(job.computed_tokens, job.arrived_tokens))
         return total_ms
 
-    def held_tokens(self, ask: TrafficRequest) -> int:
-        """What a prompt would find in the pod's own memory now."""
-        return self._usable(self.cache.leading_blocks(ask.blocks[: ask.prompt_blocks]), ask.prompt_tokens)
+    def held_tokens(self, request: TrafficRequest) -> int:
+        """Tokens of a prompt that the pod's own memory holds now."""
+        prompt = request.blocks[: request.prompt_blocks]
+        return self._usable(self.cache.leading_blocks(prompt), request.prompt_tokens)
 
     def submit(self, job: Job, now_ms: float) -> None:
-        """Queue a job. `ValueError` where it could not even run alone."""
-        if job.request.prompt_tokens + job.request.output_tokens > self.config.kv_tokens:
-            raise ValueError(
-                f"{job.request.prompt_tokens + job.request.output_tokens} tokens do not fit into the whole cache"
-            )
+        """Queue a job. Raises `ValueError` if it cannot run even alone."""
+        tokens = job.request.prompt_tokens + job.request.output_tokens
+        if tokens > self.config.kv_tokens:
+            raise ValueError(f"{tokens} tokens do not fit into the whole cache")
         self._waiting.append(job)
-        self._look_up(now_ms)
+        self._end_after_current_step(now_ms)
 
     def finish_load(self, job: Job, now_ms: float) -> None:
-        """What the job waited for in the CPU tier is here."""
+        """The KV that the job loads from the CPU tier has arrived."""
         if job in self._loading:
             self._loading.remove(job)
             self._prefilling[job] = None
-            self._commit(job, job.computed_tokens)
-            self._look_up(now_ms)
+            self._commit_prompt(job, job.computed_tokens)
+            self._end_after_current_step(now_ms)
 
     def advance(self, now_ms: float) -> Progress:
-        """End the steps that are due, begin the next ones, and tell what happened since the last time."""
+        """End the steps that are due and start the next ones. Returns what happened since the last call."""
         if self._run is not None and now_ms >= self.wake_ms:
             self._end_run(now_ms)
         if self._run is None:
-            self._begin_run(now_ms)
-        self._tell(Tier.GPU, True, [])
+            chunks = self._schedule()
+            if chunks or self._decoding:
+                self._run = self._next_run(now_ms, chunks)
+        self._record_change(Tier.GPU, True, [])
         progress, self._progress = self._progress, Progress()
         return progress
 
-    def _look_up(self, now_ms: float) -> None:
-        """Somebody new is here: the step under way is the last of its batch."""
+    def _end_after_current_step(self, now_ms: float) -> None:
+        """A new job may join: the current step is the last of its run."""
         run = self._run
         if run is not None and run.steps > 1:
             run.steps = run.steps_until(now_ms)
 
-    # --- the end of a batch ---
+    # --- the end of a run ---
 
     def _end_run(self, now_ms: float) -> None:
         run, self._run = self._run, None
@@ -145,13 +147,13 @@ class VirtualPod(Scheduler[Job]):
             if job in self._decoding and job.finish_step == finish_step:
                 self._finish(job)
         for job, tokens in run.chunks:
-            if job in self._prefilling:  # it may have been preempted
+            if job in self._prefilling:  # not preempted since
                 self._end_chunk(job, tokens, now_ms)
 
     def _end_chunk(self, job: Job, tokens: int, now_ms: float) -> None:
         job.computed_tokens += tokens
         self.computed_tokens += tokens
-        self._commit(job, job.computed_tokens)
+        self._commit_prompt(job, job.computed_tokens)
         if job.computed_tokens < job.known_tokens:
             return
         if not job.emitted:
@@ -168,22 +170,6 @@ class VirtualPod(Scheduler[Job]):
         else:
             heapq.heappush(self._finishing, (job.finish_step, next(self._ids), job))
 
-    def _commit(self, job: Job, computed_tokens: int) -> None:
-        """The prompt's blocks up to there can be found by others from now on."""
-        new: list[BlockHash] = []
-        stored: list[tuple[BlockHash, int]] = []
-        ask, block = job.request, job.pinned_blocks
-        while block < ask.prompt_blocks and job.block_end(block, self._block) <= computed_tokens:
-            tokens = job.block_end(block, self._block) - block * self._block
-            job.private_tokens -= tokens
-            if self.cache.commit(ask.blocks[block], tokens):
-                new.append(ask.blocks[block])
-            stored.append((ask.blocks[block], tokens))
-            block += 1
-        job.pinned_blocks = block
-        self._tell(Tier.GPU, True, new)
-        self._store_below(stored)
-
     def _finish(self, job: Job) -> None:
         job.worst_gap_ms = max(job.worst_gap_ms, self._gaps.worst_since(job.joined_step))
         job.emitted = job.request.output_tokens
@@ -193,20 +179,6 @@ class VirtualPod(Scheduler[Job]):
         del self._admitted[job]
         self._progress.finished.append(job)
 
-    def _commit_answer(self, job: Job) -> None:
-        """What the answer filled stays as well, for the turn that follows. Its last token was never computed."""
-        ask, new = job.request, []
-        if job.pinned_blocks < ask.prompt_blocks:
-            return
-        full = min((ask.prompt_tokens + ask.output_tokens - 1) // self._block, len(ask.blocks))
-        for block in ask.blocks[ask.prompt_blocks : full]:
-            job.private_tokens -= self._block
-            if self.cache.commit(block, self._block):
-                new.append(block)
-            job.pinned_blocks += 1
-        self._tell(Tier.GPU, True, new)
-        self._store_below([(block, self._block) for block in ask.blocks[ask.prompt_blocks : full]])
-
     def _leave_decoding(self, job: Job) -> None:
         steps = self._steps - job.joined_step
         del self._decoding[job]
@@ -214,28 +186,49 @@ class VirtualPod(Scheduler[Job]):
         job.private_tokens += steps
         job.computed_tokens += steps
 
+    def _commit_prompt(self, job: Job, computed_tokens: int) -> None:
+        """Make the prompt's blocks matchable, up to `computed_tokens`."""
+        request, block = job.request, job.pinned_blocks
+        stored: list[tuple[BlockHash, int]] = []
+        while block < request.prompt_blocks and job.block_end(block, self._block) <= computed_tokens:
+            stored.append((request.blocks[block], job.block_end(block, self._block) - block * self._block))
+            block += 1
+        self._commit(job, stored)
+
+    def _commit_answer(self, job: Job) -> None:
+        """Make the blocks that the answer filled matchable. Its last token was never computed."""
+        request = job.request
+        if job.pinned_blocks < request.prompt_blocks:
+            return
+        full = min((request.prompt_tokens + request.output_tokens - 1) // self._block, len(request.blocks))
+        self._commit(job, [(block, self._block) for block in request.blocks[request.prompt_blocks : full]])
+
+    def _commit(self, job: Job, stored: list[tuple[BlockHash, int]]) -> None:
+        new: list[BlockHash] = []
+        for block, tokens in stored:
+            job.private_tokens -= tokens
+            if self.cache.commit(block, tokens):
+                new.append(block)
+        job.pinned_blocks += len(stored)
+        self._record_change(Tier.GPU, True, new)
+        self._write_through(stored)
+
     def _release(self, job: Job) -> None:
         self.cache.release(job.request.blocks[: job.pinned_blocks])
         self.cache.free(job.private_tokens)
         job.pinned_blocks = job.private_tokens = job.computed_tokens = 0
 
-    # --- the next batch ---
+    # --- the next run ---
 
-    def _begin_run(self, now_ms: float) -> None:
-        chunks = self._schedule()
-        batch = len(self._decoding)
-        if chunks or batch:
-            self._run = self._run_of(now_ms, chunks, batch)
-
-    def _run_of(self, now_ms: float, chunks: list[tuple[Job, int]], batch: int) -> StepRun:
-        speed = self.config.speed
+    def _next_run(self, now_ms: float, chunks: list[tuple[Job, int]]) -> StepRun:
+        speed, batch = self.config.speed, len(self._decoding)
         contexts = [(job.computed_tokens, tokens) for job, tokens in chunks]
         first_ms = step_ms(speed, batch, self._context_tokens, contexts)
         steps = 1 if chunks else self._decode_steps(batch)
         return StepRun(now_ms, steps, first_ms, speed.d2_ms_per_context_token * batch, chunks)
 
     def _decode_steps(self, batch: int) -> int:
-        """Steps until the next request ends, or until there is no room left."""
+        """Steps until the next request finishes, or until memory runs out."""
         while True:
             finish_step, _, job = self._finishing[0]
             if job in self._decoding and job.finish_step == finish_step:
@@ -260,9 +253,9 @@ class VirtualPod(Scheduler[Job]):
         found = self.cache.leading_blocks(prompt)
         held = job.block_end(found - 1, self._block) if found else 0
         usable = max(self._usable(found, job.known_tokens), min(job.arrived_tokens, job.known_tokens - 1))
-        below = self._in_cpu_tier(job, found)
-        tokens = 0 if below > usable else min(job.known_tokens - usable, budget_tokens)
-        computed = max(usable, below)
+        with_cpu = self._usable_with_cpu_tier(job, found)
+        tokens = 0 if with_cpu > usable else min(job.known_tokens - usable, budget_tokens)
+        computed = max(usable, with_cpu)
         private = max(computed + tokens - held, tokens)
         free = self.cache.free_tokens_of(prompt[:found])
         if self.cache.available_tokens - free - len(self._decoding) < private:
@@ -274,13 +267,13 @@ class VirtualPod(Scheduler[Job]):
             job.cached_tokens = computed
         if not tokens:
             self._loading.add(job)
-            self._progress.loading.append((job, below - usable))
+            self._progress.loading.append((job, with_cpu - usable))
         elif usable > held:
-            self._commit(job, usable)
+            self._commit_prompt(job, usable)
         return tokens
 
-    def _in_cpu_tier(self, job: Job, found: int) -> int:
-        """Tokens of the run that the CPU tier continues; 0 where it adds nothing."""
+    def _usable_with_cpu_tier(self, job: Job, found: int) -> int:
+        """Usable tokens of the found blocks and the CPU tier's blocks after them; 0 if the tier has none."""
         if self.cpu is None:
             return 0
         prompt = job.request.blocks[found : job.request.prompt_blocks]
@@ -289,7 +282,7 @@ class VirtualPod(Scheduler[Job]):
         return self._usable(found + more, job.known_tokens) if more else 0
 
     def _usable(self, blocks: int, tokens: int) -> int:
-        """Whole engine blocks of that run, and never the last token: it says what follows."""
+        """Whole engine blocks only, and never the last token, which must be computed to produce the next one."""
         size = self.config.engine_block_tokens
         return min(blocks * self._block, tokens - 1) // size * size
 
@@ -302,27 +295,27 @@ class VirtualPod(Scheduler[Job]):
         self._release(job)
         job.arrived_tokens = 0
 
-    # --- what others hear ---
+    # --- block changes ---
 
-    def _tell(self, tier: Tier, held: bool, blocks: list[BlockHash]) -> None:
-        """In the order in which it happened: what was evicted to make room went first."""
+    def _record_change(self, tier: Tier, held: bool, blocks: list[BlockHash]) -> None:
+        """Record a change after the evictions that made room for it."""
         if evicted := self.cache.take_evicted():
             self._progress.block_changes.append((Tier.GPU, False, evicted))
         if blocks:
             self._progress.block_changes.append((tier, held, blocks))
 
-    def _store_below(self, stored: list[tuple[BlockHash, int]]) -> None:
-        """Whatever is computed is written through into the CPU tier."""
+    def _write_through(self, stored: list[tuple[BlockHash, int]]) -> None:
+        """Write every computed block to the CPU tier."""
         if self.cpu is None:
             return
         new: dict[BlockHash, None] = {}
-        gone: list[BlockHash] = []
+        removed: list[BlockHash] = []
         for block, tokens in stored:
             is_new, evicted = self.cpu.put(block, tokens)
             if is_new:
                 new[block] = None
-            gone += [old for old in evicted if old not in new]
+            removed += [old for old in evicted if old not in new]
             for old in evicted:
-                new.pop(old, None)  # written and evicted at once: nobody hears of it
-        self._tell(Tier.CPU, False, gone)
-        self._tell(Tier.CPU, True, list(new))
+                new.pop(old, None)  # written and evicted at once: not published
+        self._record_change(Tier.CPU, False, removed)
+        self._record_change(Tier.CPU, True, list(new))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from router.cli.simulate_setup import simulated_policies, simulated_shelf
+from router.cli.simulate import simulated_policies, simulated_shelf
 from router.config.policy_files import PolicyFolder, load_policies
 from router.config.shipped import shipped
 from router.errors import ConfigError

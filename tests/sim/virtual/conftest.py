@@ -12,8 +12,7 @@ from router.config.shipped import shipped
 from router.policy.spec import Policy
 from router.sim.peers.peer_policies import FOLDER, PeerPolicySpec
 from router.sim.virtual.generate import Kind, TrafficMix
-from router.sim.virtual.scenario import DIALECT
-from router.sim.virtual.simulated_fleet import SimulatedFleet, SimulatedPod
+from router.sim.virtual.scenario import DIALECT, SimulatedFleet, SimulatedPod
 from router.sim.virtual.traces import TraceRequest, read_mooncake
 from router.sim.virtual.virtual_pod import VirtualPodConfig
 from router.types import Link, Links, Pod, PodSpeed, PrefixTrust

@@ -38,10 +38,10 @@ def test_the_fewest_equals_a_linear_search(needed: int, least: int, most: int) -
 
 def test_variants_are_the_policies_then_a_tier_then_prefill_apart() -> None:
     """The last only where a link can carry KV, the tier only where it is asked for."""
-    names = [one.name for one in variants("cost_aware", ["round_robin"], 3_000_000, link=True)]
+    names = [one.name for one in variants("cost_aware", ["round_robin"], 3_000_000, has_link=True)]
     tier, apart = "cost_aware, 3M tokens of DRAM", "cost_aware_pd, prefill apart"
     assert names == ["round_robin", "cost_aware", tier, apart]
-    assert [one.name for one in variants("cost_aware", [], 0, link=False)] == ["cost_aware"]
+    assert [one.name for one in variants("cost_aware", [], 0, has_link=False)] == ["cost_aware"]
 
 
 @pytest.fixture

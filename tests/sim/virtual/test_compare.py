@@ -10,8 +10,7 @@ import pytest
 from router.policy.spec import Policy
 from router.sim.virtual.compare import QUANTILES, Experiment, Result, Setting, grid, mean_of, ranks, summarize
 from router.sim.virtual.outcome import PodUse, RequestOutcome, Run, Slo, figures
-from router.sim.virtual.scenario import FleetSpec, PodsSpec
-from router.sim.virtual.simulated_fleet import Conditions
+from router.sim.virtual.scenario import Conditions, FleetSpec, PodsSpec
 from tests.sim.virtual.conftest import prior, small_mix
 
 
@@ -23,14 +22,14 @@ def result(setting: Setting, ttft_ms: float) -> Result:
 
 def test_a_grid_holds_every_combination_once() -> None:
     """2 policies, 3 loads, 2 sizes, 2 seeds."""
-    found = grid(["a", "b"], [0.5, 1.0, 2.0], [4, 8], 2, wrong=False)
+    found = grid(["a", "b"], [0.5, 1.0, 2.0], [4, 8], 2, wrong_priors=False)
     assert len(found) == len(set(found)) == 24
     assert not any(setting.misjudged for setting in found)
 
 
 def test_with_wrong_coefficients_each_policy_runs_four_times_more() -> None:
     """Compute 30 % off, bandwidth off by two, at the middle load of the first size."""
-    found = grid(["a", "b"], [2.0, 0.5, 1.0], [4, 8], 2, wrong=True)
+    found = grid(["a", "b"], [2.0, 0.5, 1.0], [4, 8], 2, wrong_priors=True)
     wrong = [setting for setting in found if setting.misjudged]
     assert len(found) == 24 + 8 and len(set(found)) == 32
     assert {(one.load, one.pods, one.seed) for one in wrong} == {(1.0, 4, 0)}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.sim.virtual.link_sharing import MAX_FLOWS, LinkSharing, Place
+from router.sim.virtual.link_sharing import MAX_TRANSFERS, LinkSharing, Place
 
 Start = tuple[float, float, tuple[Place, ...]]
 """When, how many bytes, through what."""
@@ -28,7 +28,7 @@ def ends(starts: Sequence[Start], t0_ms: float = 0.0) -> list[float]:
         now_ms = links.next_ms
         for number in links.advance(now_ms):
             found[number] = now_ms
-    assert all(links.flows_through(place) == 0 for place in BANDWIDTHS)
+    assert all(links.transfers_through(place) == 0 for place in BANDWIDTHS)
     return found
 
 
@@ -62,7 +62,7 @@ def test_fixed_times_crowd_nobody() -> None:
     links.start("first", ("a",), 50.0, 0.0, 0.0)
     links.start("second", ("a",), 50.0, 4.9, 0.0)
     assert links.advance(4.8) == []
-    assert links.flows_through("a") == 1
+    assert links.transfers_through("a") == 1
     assert links.next_ms == pytest.approx(4.9)
     assert links.advance(5.2) == ["first"]
 
@@ -99,7 +99,7 @@ def test_no_flow_is_faster_than_its_places_allow(flows: list[Start]) -> None:
 
 def test_a_place_takes_so_many_at_a_time_and_the_rest_in_their_order() -> None:
     """Nothing is lost, and all together they take as long as their bytes."""
-    many = 3 * MAX_FLOWS
+    many = 3 * MAX_TRANSFERS
     links = LinkSharing({"card": 2.0})
     for number in range(many):
         links.start(number, ("card",), 10.0, 0.0, 0.0)
@@ -107,6 +107,6 @@ def test_a_place_takes_so_many_at_a_time_and_the_rest_in_their_order() -> None:
     while links.next_ms < math.inf:
         now_ms = links.next_ms
         ended += links.advance(now_ms)
-        assert links.flows_through("card") <= MAX_FLOWS
+        assert links.transfers_through("card") <= MAX_TRANSFERS
     assert ended == list(range(many))
     assert now_ms == pytest.approx(many * 10.0 / 2.0)

@@ -11,8 +11,7 @@ from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.sim.virtual.generate import TrafficMix
 from router.sim.virtual.router_view import Knowledge
-from router.sim.virtual.scenario import DIALECT, FleetSpec
-from router.sim.virtual.simulated_fleet import Conditions
+from router.sim.virtual.scenario import DIALECT, Conditions, FleetSpec
 from router.types import Link, Links, PodSpeed, Role
 from tests.sim.virtual.conftest import SPEED, prior
 
@@ -77,7 +76,7 @@ def test_pods_without_a_link_know_only_their_own_tiers(tmp_path: Path) -> None:
 
 def test_only_the_first_group_is_multiplied(tmp_path: Path) -> None:
     """The others are as they are."""
-    assert [group.count for group in read(tmp_path, FLEET).of_pods(7).pods] == [7, 1]
+    assert [group.count for group in read(tmp_path, FLEET).with_pods(7).pods] == [7, 1]
 
 
 def test_what_the_router_misjudges_is_what_the_router_knows_and_nothing_else(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.sim.pod import SimPod, SimPodConfig, SimRequest
-from router.sim.virtual.batch import Job
 from router.sim.virtual.traffic import TrafficRequest
+from router.sim.virtual.virtual_job import Job
 from router.sim.virtual.virtual_pod import VirtualPod, VirtualPodConfig
 from router.types import BlockHash, PodSpeed, Tier
 

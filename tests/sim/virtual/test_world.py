@@ -16,7 +16,7 @@ from router.sim.peers.peer_policies import FOLDER, PeerPolicySpec
 from router.sim.virtual.generate import Kind, TrafficMix
 from router.sim.virtual.outcome import RequestOutcome, Run, Slo, figures
 from router.sim.virtual.router_view import Knowledge
-from router.sim.virtual.simulated_fleet import Conditions, SimulatedFleet
+from router.sim.virtual.scenario import Conditions, SimulatedFleet
 from router.sim.virtual.traffic import Session, Traffic
 from router.sim.virtual.world import World
 from router.types import Link
@@ -180,7 +180,7 @@ def test_a_router_without_events_learns_nothing_by_a_restart(policies: dict[str,
 
 def test_a_restart_of_a_router_that_is_not_there_is_a_mistake(policies: dict[str, Policy]) -> None:
     """Told before anything runs."""
-    with pytest.raises(ConfigError, match="only routers 0 to 0"):
+    with pytest.raises(ConfigError, match="routers are numbered 0 to 0"):
         world(fleet(1), policies["cost_aware"], replace(AT_ONCE, restarts=((1, 1.0, 1.0),)))
 
 
@@ -329,13 +329,13 @@ def test_a_handoff_under_way_counts_at_its_sender() -> None:
 
 def test_prefill_apart_without_a_link_is_a_mistake(policies: dict[str, Policy]) -> None:
     """There would be no way for the KV."""
-    with pytest.raises(ConfigError, match="need a link"):
+    with pytest.raises(ConfigError, match="need a `link`"):
         world(apart(1, 1, link=None), policies["cost_aware"])
 
 
 def test_prefill_apart_under_a_policy_that_prices_no_handoff_is_a_mistake(policies: dict[str, Policy]) -> None:
     """It would never use the prefill pods."""
-    with pytest.raises(ConfigError, match="policy least_load prices no handoff"):
+    with pytest.raises(ConfigError, match="policy least_load has no cost term `handoff`"):
         world(apart(1, 1), policies["least_load"])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from router.sim.virtual.simulated_fleet import SimulatedFleet, SimulatedPod
+from router.sim.virtual.scenario import SimulatedFleet, SimulatedPod
 from router.sim.virtual.traffic import Session, Traffic, TrafficRequest
 from router.sim.virtual.virtual_pod import VirtualPodConfig
 from router.types import Link, PodSpeed, Role

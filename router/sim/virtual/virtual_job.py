@@ -1,7 +1,4 @@
-"""Who is in a batch, how long do its steps take, and what came of them?
-
-The values that `pod.py` schedules with. This file never decides who runs.
-"""
+"""A request on a virtual pod, and the steps that it takes part in."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ from router.types import BlockHash, Tier
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request on one pod. `about` is whatever its sender wants to find again; `arrived_tokens` of KV came with it.
+    """One request on one pod. `tag` belongs to the caller; KV of `arrived_tokens` was transferred with the request.
 
-    Times are in ms; `cached_tokens` is what the first admission found, in the cache or brought along.
+    `cached_tokens` is what the first admission found, in the cache or transferred.
     """
 
     tag: Any
@@ -36,7 +33,7 @@ class Job:
 
     @property
     def known_tokens(self) -> int:
-        """Prompt and what was answered so far."""
+        """Tokens of the prompt and of the answer so far."""
         return self.request.prompt_tokens + self.emitted
 
     @property
@@ -45,14 +42,14 @@ class Job:
         return self.request.prompt_tokens + self.emitted - self.computed_tokens
 
     def block_end(self, block: int, block_size_tokens: int) -> int:
-        """First token behind that block of the prompt."""
+        """The first token after that block of the prompt."""
         return min((block + 1) * block_size_tokens, self.request.prompt_tokens)
 
 
 @dataclass(slots=True)
 class StepRun:
-    """Steps under way, all with the same requests. `steps` is 1 where there are chunks. The first takes `first_ms`, and
-    each of the following `growth_ms` more than the one before."""
+    """Consecutive steps of the same requests. The first takes `first_ms`, each further one `growth_ms` more than the
+    previous one. A run with chunks has one step."""
 
     start_ms: float
     steps: int
@@ -61,11 +58,11 @@ class StepRun:
     chunks: list[tuple[Job, int]]
 
     def duration_ms(self, steps: int) -> float:
-        """Of that many of its steps."""
+        """The duration of the first `steps` steps."""
         return steps * self.first_ms + self.growth_ms * steps * (steps - 1) / 2
 
     def steps_until(self, now_ms: float) -> int:
-        """How many must end until no step is under way at that time: at least one."""
+        """The steps that have started by `now_ms`: at least one."""
         elapsed_ms, half = now_ms - self.start_ms, self.growth_ms / 2
         if half:
             slope = self.first_ms - half
@@ -77,24 +74,25 @@ class StepRun:
 
 @dataclass(slots=True)
 class Progress:
-    """What a pod did since the last time. `news`: blocks by tier, and whether they are held from now on."""
+    """What happened on a pod since the last call of `advance`."""
 
     started: list[Job] = field(default_factory=list)
     finished: list[Job] = field(default_factory=list)
     loading: list[tuple[Job, int]] = field(default_factory=list)
-    """Jobs that wait for so many tokens from the pod's CPU tier: give them to `loaded` when they are there."""
+    """Jobs that load so many tokens from the CPU tier. The caller passes them to `finish_load` after the transfer."""
     block_changes: list[tuple[Tier, bool, list[BlockHash]]] = field(default_factory=list)
+    """Blocks that a tier holds from now on (True) or no more (False), in order."""
 
 
-class Gaps:
-    """The longest step since any step: durations that no later one exceeds, in order."""
+class StepGaps:
+    """The longest step since any step, as a list of durations that no later step exceeds."""
 
     def __init__(self) -> None:
         self._steps: list[int] = []
         self._ms: list[float] = []
 
     def add(self, step: int, duration_ms: float) -> None:
-        """Steps up to that one took so long."""
+        """Steps up to `step` took `duration_ms`."""
         while self._ms and self._ms[-1] <= duration_ms:
             self._ms.pop()
             self._steps.pop()
@@ -102,6 +100,6 @@ class Gaps:
         self._ms.append(duration_ms)
 
     def worst_since(self, step: int) -> float:
-        """The longest after that step."""
+        """The longest duration after that step."""
         at = bisect_right(self._steps, step)
         return self._ms[at] if at < len(self._ms) else 0.0
