@@ -17,7 +17,6 @@ from router.types import BlockChange, BlockHash, BlocksRemoved, BlocksStored, Ge
 
 _COUNT_BITS = 16
 _COUNT = (1 << _COUNT_BITS) - 1
-_ONE = 1 << _COUNT_BITS * Tier.GPU
 
 _TIERS_OF = tuple(tuple(tier for tier in Tier if bits >> tier & 1) for bits in range(1 << len(Tier)))
 
@@ -41,7 +40,7 @@ class HolderBlocks:
         self._blocks: dict[int, Blocks] = {}
         """Router blocks of each engine block, by engine hash."""
         self._copies: dict[int, int] = {}
-        """Physical copies by engine hash, 16 bits per tier. An absent hash has the usual single GPU copy.
+        """Physical copies by engine hash, 16 bits per tier.
 
         vLLM requests with `kv_cache_report_mode=full` also announce hits, which look like copies: such
         blocks stay here after their removal."""
@@ -90,9 +89,9 @@ class HolderBlocks:
         added: list[BlockHash] = []
         one = 1 << _COUNT_BITS * event.tier
         for engine_hash, blocks in self._resolved(event):
-            copies = self._copies.get(engine_hash, _ONE) if engine_hash in self._blocks else 0
+            copies = self._copies.get(engine_hash, 0)
             # Engines that report all hits announce the same blocks again and again: the counter must not overflow.
-            if copies // one & _COUNT < _COUNT and copies + one != _ONE:
+            if copies // one & _COUNT < _COUNT:
                 self._copies[engine_hash] = copies + one
             if not copies // one & _COUNT:
                 # A known hash keeps its blocks even if the engine announces other blocks under it (some engines do not
@@ -156,18 +155,16 @@ class HolderBlocks:
         removed: list[BlockHash] = []
         for engine_hash in event.block_hashes:
             self._unresolved.pop((engine_hash, event.tier), None)
-            copies = self._copies.get(engine_hash, _ONE) if engine_hash in self._blocks else 0
+            copies = self._copies.get(engine_hash, 0)
             if not copies >> shift & _COUNT:
                 continue
             copies -= 1 << shift
             if not copies >> shift & _COUNT:
                 self._drop(self._blocks[engine_hash], event.tier, removed)
-            if not copies:
-                del self._blocks[engine_hash]
-            if copies > _ONE:
+            if copies:
                 self._copies[engine_hash] = copies
             else:
-                self._copies.pop(engine_hash, None)
+                del self._copies[engine_hash], self._blocks[engine_hash]
         return [BlockChange(event.tier, False, removed)] if removed else []
 
     def _drop(self, blocks: Blocks, tier: Tier, removed: list[BlockHash]) -> None:

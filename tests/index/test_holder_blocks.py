@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -284,22 +284,6 @@ def test_the_sum_of_all_changes_is_what_is_held(happening: list[Step]) -> None:
             summed ^= blocks
         held = {(block, tier) for tier, blocks in holder.held().items() for block in blocks}
         assert summed == held == naive.held()
-
-
-def test_a_single_gpu_copy_needs_no_counter() -> None:
-    """Most blocks have one copy; there are hundreds of thousands."""
-    holder, _ = applied(stored(71, 72), stored(71), stored(72, tier=CPU), removed(71), removed(72, tier=CPU))
-    assert not any(holder._copies)
-    assert sorted(holder.held()[GPU]) == sorted((ONE, TWO))
-
-
-def dicts_in(value: object) -> Iterator[dict[object, object]]:
-    """It and all that it is made of."""
-    if isinstance(value, dict):
-        yield value
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    for one in inner:
-        yield from dicts_in(one)
 
 
 @pytest.mark.parametrize("adapter, salt", [("sql", ""), ("", "tenant"), ("sql", "tenant")])
