@@ -1,4 +1,4 @@
-"""What holds for every engine."""
+"""Tests of every engine adapter."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ engines = pytest.mark.parametrize("name", ENGINES)
 def test_a_wildcard_is_the_host_that_the_pod_is_reached_on(
     make_pod: MakePod, endpoint: str, url: str, reached: str
 ) -> None:
-    """A concrete address stays."""
+    """Other addresses stay."""
     assert on_pod(endpoint, make_pod("vllm", url=url)) == reached
 
 
 @engines
-def test_an_engine_that_says_nothing_is_nothing(name: str, make_pod: MakePod) -> None:
-    """No answers, garbage in all of them, garbage for metrics and tokens: None, never an error."""
+def test_a_silent_engine_has_no_facts(name: str, make_pod: MakePod) -> None:
+    """Without answers, or with garbage, the result is None and never an error."""
     adapter: EngineAdapter = ENGINES[name]
     garbage = dict.fromkeys(adapter.describe_paths, b"\xff{")
     assert adapter.describe({}, make_pod(name)) is None
@@ -44,7 +44,7 @@ def test_an_engine_that_says_nothing_is_nothing(name: str, make_pod: MakePod) ->
 
 @engines
 def test_the_models_alone_describe_a_pod(name: str, make_pod: MakePod) -> None:
-    """Everything else may be missing or broken."""
+    """All other answers may be missing or broken."""
     adapter = ENGINES[name]
     answers = dict.fromkeys(adapter.describe_paths, b"<html>") | {adapter.describe_paths[0]: b'{"data": [{"id": "m"}]}'}
     facts = adapter.describe(answers, make_pod(name, dp_rank=0))
@@ -55,13 +55,13 @@ def test_the_models_alone_describe_a_pod(name: str, make_pod: MakePod) -> None:
 
 @engines
 def test_a_request_is_pinned_to_its_rank(name: str, make_pod: MakePod) -> None:
-    """And a pod without ranks gets no header."""
+    """A pod without a rank gets no header."""
     adapter = ENGINES[name]
     assert adapter.extra_headers(make_pod(name)) == {}
     assert adapter.extra_headers(make_pod(name, dp_rank=3)) == {"x-data-parallel-rank": "3"}
 
 
 @engines
-def test_health_is_not_asked_where_it_costs_a_token(name: str) -> None:
-    """SGLang's /health generates."""
+def test_the_health_path_costs_no_token(name: str) -> None:
+    """SGLang's /health generates a token."""
     assert ENGINES[name].health_path == ("/v1/models" if name == "sglang" else "/health")

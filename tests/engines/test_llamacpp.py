@@ -1,4 +1,4 @@
-"""llama.cpp, from texts in its shape."""
+"""llama.cpp, with sample answers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MODELS = json.dumps({"data": [{"id": "tiny", "meta": {"n_ctx": 4096, "n_ctx_trai
 
 
 def test_load_is_read_with_and_without_a_usage() -> None:
-    """Releases of today no longer tell it."""
+    """Current releases do not export it."""
     now = b"llamacpp:requests_processing 1\nllamacpp:requests_deferred 2\n"
     assert LLAMACPP.parse_load(now, None, 1.0) == PodLoad(1, 2, 0.0, 1.0)
     assert LLAMACPP.parse_load(now + b"llamacpp:kv_cache_usage_ratio 0.5\n", None, 1.0) == PodLoad(1, 2, 0.5, 1.0)
 
 
 def test_every_slot_holds_one_context(make_pod: MakePod) -> None:
-    """The context is the slot's, not the model's; without /props it is what the models say."""
+    """The context is the slot's; without /props, the model's."""
     props = json.dumps({"default_generation_settings": {"n_ctx": 2048}, "total_slots": 4}).encode()
     facts = LLAMACPP.describe({"/v1/models": MODELS, "/props": props}, make_pod("llamacpp"))
     assert facts is not None
@@ -34,8 +34,8 @@ def test_every_slot_holds_one_context(make_pod: MakePod) -> None:
 
 
 @pytest.mark.parametrize(("n_ctx", "slots"), [(0, 4), (-1, 4), (2048, -4), (-5, -4)])
-def test_sizes_that_cannot_be_are_unknown(n_ctx: int, slots: int, make_pod: MakePod) -> None:
-    """A negative capacity would count blocks that nobody has."""
+def test_invalid_sizes_are_unknown(n_ctx: int, slots: int, make_pod: MakePod) -> None:
+    """A negative capacity is never reported."""
     props = json.dumps({"default_generation_settings": {"n_ctx": n_ctx}, "total_slots": slots}).encode()
     facts = LLAMACPP.describe({"/v1/models": MODELS, "/props": props}, make_pod("llamacpp"))
     assert facts is not None
@@ -43,7 +43,7 @@ def test_sizes_that_cannot_be_are_unknown(n_ctx: int, slots: int, make_pod: Make
 
 
 def test_only_text_can_be_tokenized() -> None:
-    """With special tokens unless they are declined."""
+    """With special tokens by default."""
     body = {"content": "hi", "add_special": True, "parse_special": True}
     assert LLAMACPP.tokenize_request("m", {"prompt": "hi"}) == ("/tokenize", body)
     declined = {"prompt": "hi", "add_special_tokens": False}

@@ -14,18 +14,18 @@ GAUGES = LoadGauges(running=("run", "old_run"), waiting=("wait",), kv_usage=("us
 
 
 def test_a_name_matches_whole_and_at_the_start_of_a_line() -> None:
-    """Neither a longer name, nor a HELP line, nor a label's value is a sample of it."""
+    """Longer names, HELP lines and label values are not samples."""
     text = b'# HELP run how many\nrun_total 1\nre_run 2\nother{x="\nrun 7"} 3\nrun 4\nrun{a="b"} 5 1700000000\n'
     assert [sample.value for sample in samples(text, "run")] == [4.0, 5.0]
 
 
 def test_the_last_line_needs_no_end() -> None:
-    """And the first no beginning."""
+    """Nor does the first need a beginning."""
     assert [sample.value for sample in samples(b"run 4", "run")] == [4.0]
 
 
-def test_the_samples_of_a_metric_stand_together() -> None:
-    """So the format has it: the rest of a long page is not searched."""
+def test_the_samples_of_a_metric_are_consecutive() -> None:
+    """The format requires it, so the rest of a long page is not searched."""
     text = b"# TYPE run gauge\nrun 1\nrun 2\n# TYPE wait gauge\nwait 3\nrun 4\n"
     assert [sample.value for sample in samples(text, "run")] == [1.0, 2.0]
 
@@ -33,8 +33,8 @@ def test_the_samples_of_a_metric_stand_together() -> None:
 @pytest.mark.parametrize(
     "line", [b"run NaN", b"run +Inf", b"run four", b"run", b"run ", b'run{a="b" 4', b'run{a="b\n} 4']
 )
-def test_a_line_that_makes_no_sense_is_skipped(line: bytes) -> None:
-    """The ones around it are read."""
+def test_a_malformed_line_is_skipped(line: bytes) -> None:
+    """The lines around it are read."""
     values = [sample.value for sample in samples(b"run 1\n" + line + b"\nrun 2\n", "run")]
     assert values == [1.0, 2.0]
 
@@ -42,8 +42,8 @@ def test_a_line_that_makes_no_sense_is_skipped(line: bytes) -> None:
 @settings(max_examples=100)
 @given(labels=st.dictionaries(st.from_regex(r"[a-z]{1,8}", fullmatch=True), st.text(max_size=20), max_size=3))
 @example(labels={"a": 'x"} 9\n\\"', "b": "\\n{}"})
-def test_what_prometheus_writes_is_read_back(labels: dict[str, str]) -> None:
-    """Names, values and escaped label values of the reference implementation survive."""
+def test_output_of_prometheus_is_read_back(labels: dict[str, str]) -> None:
+    """Names, values and escaped label values of the reference implementation."""
     labels = {name: value.encode("utf-8", "ignore").decode().replace("\r", "") for name, value in labels.items()}
     registry = CollectorRegistry()
     gauge = Gauge("vllm:run", "help", list(labels), registry=registry)
@@ -54,13 +54,13 @@ def test_what_prometheus_writes_is_read_back(labels: dict[str, str]) -> None:
 @settings(max_examples=100)
 @given(noise=st.binary(max_size=60))
 def test_garbage_never_raises(noise: bytes) -> None:
-    """Not even around a name that is looked for."""
+    """Also around a searched name."""
     for text in (noise, b"run" + noise, b"run{" + noise, b"\nrun " + noise):
         read_load(text, GAUGES, None, 0.0)
 
 
-def test_values_whose_sum_no_float_holds_are_read() -> None:
-    """Each by itself is one."""
+def test_values_with_an_infinite_sum_are_read() -> None:
+    """Each value is a float."""
     load = read_load(
         b'run{rank="0"} 1e308\nrun{rank="1"} 1e308\nusage{rank="0"} 1e308\nusage{rank="1"} 1e308\n', GAUGES, None, 0.0
     )
@@ -78,23 +78,23 @@ def test_ranks_are_summed_and_their_usage_averaged() -> None:
     assert read_load(text, GAUGES, 2, 9.0) is None
 
 
-def test_processes_of_one_rank_that_export_the_same_count_once() -> None:
-    """Tensor-parallel ranks see the same requests."""
+def test_processes_of_one_rank_count_once() -> None:
+    """Tensor-parallel ranks export the same requests."""
     text = b'run{rank="0",tp="0"} 3\nrun{rank="0",tp="1"} 3\n'
     assert read_load(text, GAUGES, None, 0.0) == PodLoad(3, 0, 0.0, 0.0)
 
 
-def test_a_sample_without_a_rank_is_of_the_rank_that_was_asked() -> None:
-    """Old releases do not label it."""
+def test_a_sample_without_a_rank_belongs_to_the_wanted_rank() -> None:
+    """Old releases have no label."""
     assert read_load(b"run 3\n", GAUGES, 5, 0.0) == PodLoad(3, 0, 0.0, 0.0)
 
 
-def test_old_names_count_where_the_new_ones_are_missing() -> None:
-    """The first name that is there is the one that is read."""
+def test_old_names_are_read_where_the_new_ones_are_missing() -> None:
+    """The first present name is read."""
     assert read_load(b"old_run 3\n", GAUGES, None, 0.0) == PodLoad(3)
     assert read_load(b"old_run 3\nrun 2\n", GAUGES, None, 0.0) == PodLoad(2)
 
 
-def test_metrics_that_tell_no_load_are_no_load() -> None:
-    """None, and not zeros that would draw traffic."""
+def test_metrics_without_load_are_none() -> None:
+    """Zeros would attract traffic."""
     assert read_load(b"wait 3\nusage 0.5\n", GAUGES, None, 0.0) is None

@@ -1,4 +1,4 @@
-"""SGLang, from texts in its shape."""
+"""SGLang, with sample answers."""
 
 from __future__ import annotations
 
@@ -41,44 +41,44 @@ def describe(pod: Pod, **info: Any) -> PodFacts:
 
 
 def test_load_is_of_all_ranks_or_of_one() -> None:
-    """By dp_rank; tensor ranks do not multiply."""
+    """By dp_rank; tensor-parallel ranks are not summed."""
     assert SGLANG.parse_load(METRICS, None, 1.0) == PodLoad(4, 2, 0.25, 1.0)
     assert SGLANG.parse_load(METRICS, 0, 1.0) == PodLoad(3, 2, 0.5, 1.0)
 
 
 def test_a_rank_publishes_on_the_base_port_and_its_number(make_pod: MakePod) -> None:
-    """Events and replay alike, on the pod's host."""
+    """Events and replay, on the pod's host."""
     facts = describe(make_pod("sglang", dp_rank=1), dp_size=2, max_total_num_tokens=1000, page_size=64, kv_events=KV)
     assert facts.kv_events == KvEventSource("tcp://10.0.0.7:5558", "tcp://10.0.0.7:5562")
     assert (facts.block_size_tokens, facts.capacity_tokens) == (64, 1000)
 
 
 def test_a_pod_of_one_rank_is_rank_zero(make_pod: MakePod) -> None:
-    """Without a replay socket there is no replay."""
+    """Without a replay port there is no replay endpoint."""
     kv = KV | {"replay_endpoint_port_base": None, "dp_size": 1}
     facts = describe(make_pod("sglang"), kv_events=kv)
     assert facts.kv_events == KvEventSource("tcp://10.0.0.7:5557", None)
 
 
 @pytest.mark.parametrize("info", [{"dp_size": 2, "kv_events": KV}, {"kv_events": None}, {"kv_events": {}}])
-def test_events_that_cannot_be_followed_are_none(info: dict[str, Any], make_pod: MakePod) -> None:
-    """Ranks that are not told apart, or nobody who publishes."""
+def test_ambiguous_or_disabled_events_are_none(info: dict[str, Any], make_pod: MakePod) -> None:
+    """Ambiguous ranks, or no publisher."""
     assert describe(make_pod("sglang"), **info).kv_events is None
 
 
-def test_without_events_the_page_is_the_block_and_ranks_add_up(make_pod: MakePod) -> None:
-    """One token a page is what SGLang does unless told otherwise."""
+def test_without_events_the_page_is_the_block_and_ranks_are_summed(make_pod: MakePod) -> None:
+    """SGLang's default is one token per page."""
     facts = describe(make_pod("sglang"), page_size=1, max_total_num_tokens=1000, dp_size=2)
     assert (facts.block_size_tokens, facts.capacity_tokens, facts.max_model_len_tokens) == (1, 2000, 32768)
 
 
-def test_sizes_that_cannot_be_are_unknown(make_pod: MakePod) -> None:
-    """SGLang's own -1 for what nobody has set, too."""
+def test_invalid_sizes_are_unknown(make_pod: MakePod) -> None:
+    """Also for SGLang's own -1."""
     facts = describe(make_pod("sglang"), page_size=-1, max_total_num_tokens=-5, kv_events={"block_size": 0})
     assert (facts.block_size_tokens, facts.capacity_tokens) == (None, None)
 
 
 def test_a_chat_is_tokenized_with_messages_and_tools_alone() -> None:
-    """Anything more would be ignored."""
+    """Other fields would be ignored."""
     assert SGLANG.tokenize_request("m", {"messages": []}) == ("/tokenize", {"model": "m", "messages": []})
     assert SGLANG.tokenize_request("m", {"messages": [], "chat_template_kwargs": {"x": 1}}) is None

@@ -1,4 +1,4 @@
-"""TensorRT-LLM, from texts in its shape."""
+"""TensorRT-LLM, with sample answers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ trtllm_kv_cache_utilization{model_name="m",engine_type="trtllm"} 0.75
 """
 
 
-def test_load_is_read_where_reading_empties_nothing() -> None:
-    """From the Prometheus path; its samples name no rank."""
+def test_load_is_read_from_the_prometheus_path() -> None:
+    """From the Prometheus path; its samples have no rank."""
     assert TRTLLM.metrics_path == "/prometheus/metrics"
     assert TRTLLM.parse_load(METRICS, None, 1.0) == PodLoad(6, 2, 0.75, 1.0)
     assert TRTLLM.parse_load(METRICS, 1, 1.0) == PodLoad(6, 2, 0.75, 1.0)
 
 
-def test_nothing_is_asked_that_it_would_refuse() -> None:
-    """No /tokenize, no field that it does not know."""
+def test_nothing_is_sent_that_it_would_refuse() -> None:
+    """No /tokenize and no unknown field."""
     assert TRTLLM.tokenize_request("m", {"messages": []}) is None
     assert TRTLLM.tokenize_request("m", {"prompt": "hi"}) is None
     assert not TRTLLM.returns_token_ids
 
 
-def test_its_models_name_no_context(make_pod: MakePod) -> None:
-    """The longest prompt is then unknown, not zero."""
+def test_its_models_have_no_context(make_pod: MakePod) -> None:
+    """The longest prompt is then unknown."""
     facts = TRTLLM.describe({"/v1/models": b'{"data": [{"id": "m", "object": "model"}]}'}, make_pod("trtllm"))
     assert facts is not None
     assert (facts.models, facts.max_model_len_tokens) == (("m",), None)

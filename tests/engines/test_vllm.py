@@ -1,4 +1,4 @@
-"""vLLM, from texts as it wrote them."""
+"""vLLM, with recorded answers."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def kv_events(sources: dict[str, Any], pod: Pod) -> KvEventSource | None:
 
 
 def test_load_is_of_all_ranks_or_of_one() -> None:
-    """The last sample does not win: they add up."""
+    """Samples are summed."""
     assert VLLM.parse_load(RANKS, None, 4.0) == PodLoad(12, 2, 0.375, 4.0)
     assert VLLM.parse_load(RANKS, 1, 4.0) == PodLoad(5, 0, 0.25, 4.0)
 
 
 def test_old_releases_are_read() -> None:
-    """No engine label, and the old name of the usage."""
+    """Without an engine label, with the old name of the usage."""
     assert VLLM.parse_load(OLD, None, 1.0) == PodLoad(3, 1, 0.125, 1.0)
 
 
 def test_a_pod_describes_its_cache(make_pod: MakePod) -> None:
-    """Prefixes are hashed in hash_block_size where it is told; capacity is of the ranks that the pod stands for."""
+    """Prefixes are hashed in hash_block_size; the capacity is that of the pod's ranks."""
     facts = VLLM.describe({"/v1/models": MODELS, "/metrics": RANKS}, make_pod("vllm"))
     assert facts is not None
     assert (facts.models, facts.max_model_len_tokens) == (("tiny",), 8192)
@@ -73,16 +73,16 @@ def test_a_pod_describes_its_cache(make_pod: MakePod) -> None:
     assert (facts.block_size_tokens, facts.capacity_tokens) == (16, 1600)
 
 
-def test_numbers_without_end_say_nothing(make_pod: MakePod) -> None:
-    """Python refuses to read them."""
+def test_too_long_numbers_are_ignored(make_pod: MakePod) -> None:
+    """Python does not parse them."""
     metrics = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="%b"} 1.0\n' % (b"9" * 5000)
     facts = VLLM.describe({"/v1/models": MODELS, "/metrics": metrics}, make_pod("vllm"))
     assert facts is not None
     assert (facts.block_size_tokens, facts.capacity_tokens) == (16, None)
 
 
-def test_a_pod_tells_its_release(make_pod: MakePod) -> None:
-    """KV passes between equal ones only; one that does not say is of none."""
+def test_a_pod_reports_its_release(make_pod: MakePod) -> None:
+    """KV passes only between equal releases; a pod without a version has none."""
     for answer, version in ((b'{"version":"0.32.0"}', "0.32.0"), (b"<html>", ""), (b"{}", "")):
         facts = VLLM.describe({"/v1/models": MODELS, "/version": answer}, make_pod("vllm"))
         assert facts is not None
@@ -91,7 +91,7 @@ def test_a_pod_tells_its_release(make_pod: MakePod) -> None:
 
 
 def test_events_are_found_by_rank(make_pod: MakePod) -> None:
-    """The only source of a pod without ranks, the right one of a pod with."""
+    """The only source for a pod without a rank, else the one of its rank."""
     two = {"0": source(), "1": source(endpoint="tcp://*:5558", replay_endpoint=None)}
     assert kv_events({"0": source()}, make_pod("vllm")) == KvEventSource("tcp://10.0.0.7:5557", "tcp://10.0.0.7:6557")
     assert kv_events(two, make_pod("vllm", dp_rank=1)) == KvEventSource("tcp://10.0.0.7:5558", None)
@@ -107,15 +107,13 @@ def test_events_are_found_by_rank(make_pod: MakePod) -> None:
         ({}, None),
     ],
 )
-def test_events_that_cannot_be_followed_are_none(
-    sources: dict[str, Any], dp_rank: int | None, make_pod: MakePod
-) -> None:
-    """Off, without an address, of several ranks at once, of another rank."""
+def test_ambiguous_or_disabled_events_are_none(sources: dict[str, Any], dp_rank: int | None, make_pod: MakePod) -> None:
+    """Disabled, without an address, of several ranks, of another rank."""
     assert kv_events(sources, make_pod("vllm", dp_rank=dp_rank)) is None
 
 
-def test_a_chat_is_tokenized_with_what_its_template_sees() -> None:
-    """But not with what /tokenize ignores."""
+def test_a_chat_is_tokenized_with_the_variables_of_its_template() -> None:
+    """Not with fields that /tokenize ignores."""
     chat = {"messages": [], "tools": [], "chat_template_kwargs": {"x": 1}, "continue_final_message": True}
     assert VLLM.tokenize_request("m", chat) == ("/tokenize", {"model": "m", **chat})
     assert VLLM.tokenize_request("m", {"prompt": "hi"}) == ("/tokenize", {"model": "m", "prompt": "hi"})

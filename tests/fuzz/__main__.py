@@ -1,7 +1,7 @@
-"""How long does each parser withstand a fuzzer that sees which branches it takes?
+"""Runs the targets under a coverage-guided fuzzer.
 
-`python -m tests.fuzz [TARGET ...] --seconds N`, or `make fuzz`. Each target runs in a process of its own, because
-libFuzzer ends the one that it is in. What breaks a target is kept in `found/`, which the core suite reads ever after.
+`python -m tests.fuzz [TARGET ...] --seconds N`, or `make fuzz`. Each target runs in its own process, because libFuzzer
+ends the process. Inputs that break a target are stored in `found/`, which the core suite reads.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 CORPUS = Path(".fuzz")
-"""What earlier runs have come by: the next goes on from there. Git ignores it."""
+"""The corpus of earlier runs, from which the next run continues. Git ignores it."""
 MISSING = "atheris is not installed: pip install -e '.[fuzz]' (Linux on x86_64 or arm64, Python 3.11 to 3.14)"
 
 
 def main() -> int:
-    """0 where nothing was found."""
+    """The exit status: 0 where nothing was found."""
     options = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     options.add_argument("targets", nargs="*", metavar="TARGET", help="all of them by default")
     options.add_argument("--seconds", type=int, default=60, help="for each target")
@@ -41,12 +41,12 @@ def main() -> int:
 
 
 def fuzz(name: str, seconds: int) -> None:
-    """One target, in this process, which does not outlive it."""
+    """Fuzz one target; ends the process."""
     import atheris
 
     with atheris.instrument_imports(include=["router"]):
         from tests.fuzz.targets import FOUND, TARGETS
-    _say_nothing()
+    _disable_logging()
     target, corpus, broke = TARGETS[name], CORPUS / name, FOUND / name
     corpus.mkdir(parents=True, exist_ok=True)
     broke.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def fuzz(name: str, seconds: int) -> None:
     print(f"--- {name}: {seconds} s", flush=True)
     flags = [
         f"-max_total_time={seconds}",
-        f"-max_len={target.most_bytes}",
+        f"-max_len={target.max_bytes}",
         f"-dict={words}",
         f"-artifact_prefix={broke}/",
     ]
@@ -66,8 +66,8 @@ def fuzz(name: str, seconds: int) -> None:
     atheris.Fuzz()
 
 
-def _say_nothing() -> None:
-    """A thousand times a second."""
+def _disable_logging() -> None:
+    """Disable logging: targets run a thousand times a second."""
     import structlog
 
     logging.disable()
@@ -75,7 +75,7 @@ def _say_nothing() -> None:
 
 
 def _entry(word: bytes) -> str:
-    """A line of libFuzzer's dictionaries."""
+    """A line of a libFuzzer dictionary."""
     return '"' + "".join([rf"\x{byte:02x}" for byte in word]) + '"\n'
 
 

@@ -1,7 +1,6 @@
-"""Does the router read in a body what the engine behind it reads?
+"""Fuzzes request bodies: the router must read what the engine reads.
 
-Engines read bodies with Python's own JSON. So it is the judge here: of what was read, of what was taken out, and of
-what stayed as it was.
+Engines read bodies with Python's own JSON, which is the reference for what is read, removed and left unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _READ = (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS)
 
 
 def fields_for_engines(body: bytes) -> dict[str, Any]:
-    """What an engine reads: numbers as they are written; nothing where it would refuse the body."""
+    """The fields that an engine reads, numbers as text; empty where it would refuse the body."""
     with suppress(ValueError, RecursionError):
         read = json.loads(body, parse_int=str, parse_float=str)
         return read if isinstance(read, dict) else {}
@@ -38,43 +37,43 @@ def fields_for_engines(body: bytes) -> dict[str, Any]:
 
 def bodies(data: bytes) -> None:
     """A body, for every endpoint."""
-    said = fields_for_engines(data)
+    fields = fields_for_engines(data)
     for endpoint in _READ:
         with suppress(MalformedRequest):
-            _is_read_as_by_engines(endpoint, data, said)
+            _check_read_as_by_engines(endpoint, data, fields)
     split_refusal(Endpoint.COMPLETIONS, data)
     model = model_of(data)
-    assert model is None or not said or model == said["model"]
+    assert model is None or not fields or model == fields["model"]
     with suppress(MalformedRequest):
-        _loses_only(ENGINE_FIELDS, said, without_engine_fields(data))
+        _check_loses_only(ENGINE_FIELDS, fields, without_engine_fields(data))
     with suppress(MalformedRequest):
         spliced = edited(data, {"kv_transfer_params": {"a": [1]}}, drop=("stream",), amend={"max_tokens": 1})
-        if said:
-            _is_spliced(said, spliced)
+        if fields:
+            _check_edited(fields, spliced)
 
 
-def _is_read_as_by_engines(endpoint: Endpoint, data: bytes, said: dict[str, Any]) -> None:
+def _check_read_as_by_engines(endpoint: Endpoint, data: bytes, fields: dict[str, Any]) -> None:
     parsed = parse_body(endpoint, data)
-    if not said:
-        return  # what is skipped is not looked into: an engine will say so itself
-    assert parsed.model == said["model"]
-    assert has_engine_fields(parsed) == bool(ENGINE_FIELDS & said.keys())
+    if not fields:
+        return  # skipped fields are not validated here: the engine refuses the body itself
+    assert parsed.model == fields["model"]
+    assert has_engine_fields(parsed) == bool(ENGINE_FIELDS & fields.keys())
     exact = json.loads(data)
     for name, value in prompt_fields(endpoint, parsed).items():
         if name in ("messages", "tools", "prompt", "documents", "chat_template_kwargs"):
-            assert repr(value) == repr(exact[name]), f"{name} is read as something else"
+            assert repr(value) == repr(exact[name]), f"{name} is read differently"
 
 
-def _loses_only(names: frozenset[str], said: dict[str, Any], left: bytes) -> None:
-    """Order, numbers and all else stay."""
+def _check_loses_only(names: frozenset[str], fields: dict[str, Any], left: bytes) -> None:
+    """Order, numbers and all other fields stay."""
     found = fields_for_engines(left)
     assert not names & found.keys()
-    if said:
-        assert repr(found) == repr({name: value for name, value in said.items() if name not in names})
+    if fields:
+        assert repr(found) == repr({name: value for name, value in fields.items() if name not in names})
 
 
-def _is_spliced(said: dict[str, Any], spliced: bytes) -> None:
-    kept = {name: value for name, value in said.items() if name not in STEERING_FIELDS | {"stream"}}
+def _check_edited(fields: dict[str, Any], spliced: bytes) -> None:
+    kept = {name: value for name, value in fields.items() if name not in STEERING_FIELDS | {"stream"}}
     if "max_tokens" in kept:
         kept["max_tokens"] = "1"
     assert repr(fields_for_engines(spliced)) == repr({**kept, "kv_transfer_params": {"a": ["1"]}})

@@ -1,7 +1,4 @@
-"""Which file would upset the router at its start, or while it runs?
-
-YAML for people: a mistake is told with its file, and what is taken can be worked with.
-"""
+"""Fuzzes YAML files: an error names the file, and accepted values are usable."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ KINDS: tuple[type[BaseModel], ...] = (RouterConfig, ModelPrior, ClassRules)
 
 @cache
 def _folder() -> TemporaryDirectory[str]:
-    """Goes with the process."""
+    """Deleted with the process."""
     return TemporaryDirectory(prefix="warmroute-fuzz-")
 
 
@@ -44,20 +41,20 @@ def config(data: bytes) -> None:
         try:
             value = load(file, kind)
         except ConfigError as error:
-            _names_its_place(error, file)
+            _check_names_file(error, file)
         else:
             assert kind.model_validate(value.model_dump(by_alias=True)) == value
 
 
 def policies(data: bytes) -> None:
-    """A policy; one that is taken decides, and its explanation sums to its price."""
+    """A policy; an accepted one decides, and its cost parts add up to its total."""
     file = _written(data)
     try:
         shelf = Shelf(file.parent)
         policy = shelf.policy("mine")
         check(shelf, "mine")
     except ConfigError as error:
-        _names_its_place(error, file)
+        _check_names_file(error, file)
         return
     a, b, c = pod("a"), pod("b", zone="z"), pod("c", host="h", rack="r")
     statuses = [
@@ -68,7 +65,7 @@ def policies(data: bytes) -> None:
         assert abs(sum(cost.parts_ms) - cost.total_ms) <= 1e-6 * max(1.0, abs(cost.total_ms))
 
 
-def _names_its_place(error: ConfigError, file: Path) -> None:
+def _check_names_file(error: ConfigError, file: Path) -> None:
     assert str(error).startswith((f"{file}:", f"{shipped('policies')}")), error
 
 

@@ -1,7 +1,7 @@
-"""Can a client say one thing to the router and another to a pod?
+"""Fuzzes client connections: the router and a pod must read the same requests.
 
-Whatever bytes come over its connection: what is taken for one request is one request to a pod, too, read by a parser
-that shares no code with ours; and nothing in it steers an engine.
+Any bytes of a connection: each accepted request is exactly one request for h11, a parser that shares no code with ours,
+and no field of it steers an engine.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ LIMITS = Limits(max_body_bytes=2000, max_header_bytes=4096)
 POD = Pod(id="pod", url="http://pod:8000/base", engine="vllm", speed=PodSpeed(1, 1, 0), models=("m",), dp_rank=3)
 METRICS = Metrics()
 TURNS = 100
-"""Of the event loop, after which whoever still has something to do waits for ever."""
+"""Rounds of the event loop, after which a pending task counts as hanging."""
 
 
 class ToPod:
-    """Stands where a pool of connections stands; the pod answers nothing."""
+    """Replaces a connection pool; the pod never answers."""
 
     host_header, path_prefix = b"pod:8000", b"/base"
 
@@ -54,7 +54,7 @@ class ToPod:
 
 
 class Forwarder:
-    """Sends every request to the one pod, and answers nothing."""
+    """Sends every request to the one pod and never answers."""
 
     def __init__(self, pool: ToPod) -> None:
         self._sender = UpstreamSender(lambda pod: cast(UpstreamPool, pool), trust_engine_fields=False)
@@ -69,7 +69,7 @@ class Forwarder:
 
 
 class Watched(OpenAiEdge):
-    """Remembers what is none of our own errors: clients are told 500 of it."""
+    """Records unexpected errors, for which clients receive a 500."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -82,7 +82,7 @@ class Watched(OpenAiEdge):
 
 
 async def _own(_scope: Any, _receive: Any, send: Callable[[Any], Awaitable[None]]) -> None:
-    """What is not under /v1."""
+    """Paths outside /v1."""
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
     await send({"type": "http.response.body", "body": b""})
 
@@ -98,7 +98,8 @@ POOL = ToPod
 
 
 async def _connection(pieces: list[bytes]) -> tuple[list[RequestContext], list[bytes]]:
-    """What went on to the pod, as values and as bytes, of a client that sends these and leaves."""
+    """The requests that reach the pod, as values and as bytes, from a client that sends these pieces and
+    disconnects."""
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
     pool, wire = ToPod(), Wire()
@@ -137,18 +138,18 @@ def requests(data: bytes) -> None:
     """Bytes of a client's connection."""
     whole = asyncio.run(_connection([data]))
     for context, message in zip(*whole, strict=True):
-        _is_one_request(context, message)
+        _check_one_request(context, message)
     for pieces in in_pieces(data):
         cut = asyncio.run(_connection(pieces))
-        assert [_said(each) for each in cut[0]] == [_said(each) for each in whole[0]], "another meaning in pieces"
+        assert [_values(each) for each in cut[0]] == [_values(each) for each in whole[0]], "pieces differ"
 
 
-def _said(context: RequestContext) -> tuple[object, ...]:
+def _values(context: RequestContext) -> tuple[object, ...]:
     return context.inbound.method, context.inbound.target, context.inbound.headers, context.request.body
 
 
-def _is_one_request(context: RequestContext, message: bytes) -> None:
-    """As h11 reads it, which may also refuse it."""
+def _check_one_request(context: RequestContext, message: bytes) -> None:
+    """Compare with h11, which may also refuse the message."""
     try:
         head, body, rest = _by_h11(message)
     except h11.RemoteProtocolError:
@@ -165,7 +166,7 @@ def _is_one_request(context: RequestContext, message: bytes) -> None:
 
 
 def _by_h11(message: bytes) -> tuple[h11.Request, bytes, bytes]:
-    """(head, body, what follows) of a request. Raises `h11.RemoteProtocolError`."""
+    """(head, body, remaining bytes) of a request. Raises `h11.RemoteProtocolError`."""
     pod = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
     pod.receive_data(message)
     head, body = pod.next_event(), b""

@@ -1,7 +1,4 @@
-"""What can a pod say of itself that would upset the router?
-
-KV events, metrics and everything that a pod is asked for when it joins. It may say nonsense: then it said nothing.
-"""
+"""Fuzzes KV events, metrics and the facts of joining pods: malformed answers are ignored."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ _TIER_NAMES = ("GPU", "CPU", "DISK", "REMOTE")
 
 
 def events(data: bytes) -> None:
-    """A message of KV events, its last frame or (from there on where the eighth byte is) its last two."""
+    """A KV event message: its last frame, or its last two frames, split at the eighth byte."""
     with suppress(UndecodableBatch):
         parse_frames((data[:8], data[8:]))
     with suppress(UndecodableBatch):
@@ -65,32 +62,32 @@ def _can_be_indexed(batch: KvBatch) -> None:
 
 
 def _written(event: KvEvent) -> dict[str, Any]:
-    """As an engine would say it in full."""
+    """The event in the engine's full form."""
     if isinstance(event, BlocksCleared):
         return {"type": "AllBlocksCleared"}
-    said = {"block_hashes": event.block_hashes, "medium": _TIER_NAMES[event.tier], "group_idx": event.group}
+    fields = {"block_hashes": event.block_hashes, "medium": _TIER_NAMES[event.tier], "group_idx": event.group}
     if isinstance(event, BlocksRemoved):
-        return {"type": "BlockRemoved", **said}
+        return {"type": "BlockRemoved", **fields}
     tokens, size = event.tokens, event.block_size_tokens
-    said |= {"parent_block_hash": event.parent_hash, "token_ids": list(tokens), "block_size": size}
-    return {"type": "BlockStored", **said, "lora_name": event.adapter, "cache_salt": event.salt}
+    fields |= {"parent_block_hash": event.parent_hash, "token_ids": list(tokens), "block_size": size}
+    return {"type": "BlockStored", **fields, "lora_name": event.adapter, "cache_salt": event.salt}
 
 
 def metrics(data: bytes) -> None:
-    """A page of metrics, of every engine and rank; what Prometheus' lenient client reads there, written properly and in
-    groups, is read as the same."""
+    """A page of metrics, for every engine and rank. Samples that Prometheus' lenient client reads there have the same
+    values when they are written properly and in groups."""
     for engine in ENGINES.values():
         for rank in RANKS:
             load = engine.parse_load(data, rank, 1.0)
             assert load is None or (load.running >= 0 and load.waiting >= 0 and math.isfinite(load.kv_usage))
     _facts({MODELS_PATH: b'{"data": [{"id": "m"}]}', "/metrics": data})
-    with suppress(ValueError, LookupError, OverflowError):  # its way to say that the page is wrong
+    with suppress(ValueError, LookupError, OverflowError):  # how the client reports a malformed page
         read = [each for family in text_string_to_metric_families(data.decode()) for each in family.samples]
-        said = sorted([(each.name, float(each.value)) for each in read if _NAME.fullmatch(each.name)], key=_by_name)
-        page = "".join(f"{name} {value!r}\n" for name, value in said).encode()
-        for name in {name for name, _ in said}:
+        fields = sorted([(each.name, float(each.value)) for each in read if _NAME.fullmatch(each.name)], key=_by_name)
+        page = "".join(f"{name} {value!r}\n" for name, value in fields).encode()
+        for name in {name for name, _ in fields}:
             found = [sample.value for sample in samples(page, name)]
-            assert found == [value for other, value in said if other == name and math.isfinite(value)]
+            assert found == [value for other, value in fields if other == name and math.isfinite(value)]
 
 
 def facts(data: bytes) -> None:
@@ -104,11 +101,11 @@ def _facts(answers: dict[str, bytes]) -> None:
     for name, engine in ENGINES.items():
         for rank in RANKS:
             pod = Pod(id="a", url="http://[::1]:8000", engine=name, speed=PodSpeed(1, 1, 0), dp_rank=rank)
-            said = engine.describe(answers, pod)
-            if said is not None:
-                sizes = said.max_model_len_tokens, said.block_size_tokens, said.capacity_tokens
-                assert all(size is None or size > 0 for size in sizes), said
-                msgspec.json.encode(asdict(said))
+            fields = engine.describe(answers, pod)
+            if fields is not None:
+                sizes = fields.max_model_len_tokens, fields.block_size_tokens, fields.capacity_tokens
+                assert all(size is None or size > 0 for size in sizes), fields
+                msgspec.json.encode(asdict(fields))
 
 
 def _golden(name: str) -> bytes:
@@ -123,7 +120,7 @@ def _recorded_events() -> list[bytes]:
 
 
 def _load_lines(name: str) -> bytes:
-    """What matters of a page, with its comments."""
+    """The lines of a page that the router reads, with comments."""
     wanted = (b"num_requests", b"cache_usage", b"cache_config", b"requests_processing", b"requests_deferred")
     return b"\n".join(line for line in _golden(name).splitlines() if any(word in line for word in wanted)) + b"\n"
 

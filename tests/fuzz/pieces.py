@@ -1,6 +1,6 @@
-"""How may bytes arrive?
+"""Cuts an input into pieces, as a network would.
 
-A seed stays a file that one can read: where it is cut is not part of it but follows from its checksum.
+The cuts follow from the checksum of the input, so that seeds stay readable files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MOST_SINGLE_BYTES = 1024
 
 
 def in_pieces(data: bytes) -> Iterator[list[bytes]]:
-    """The same bytes in a few pieces, twice, and one by one where they are not too many."""
+    """The same bytes in a few pieces, twice, and byte by byte for short inputs."""
     dice = Random(crc32(data))
     for count in (1, 5):
         places = sorted(dice.choices(range(len(data) + 1), k=count))

@@ -1,7 +1,7 @@
-"""Can a pod say one thing to the router and another to its client?
+"""Fuzzes answers of pods: the router and the client must read the same answer.
 
-Answers as a pod's connection brings them, as they are read in passing, and as they are rewritten. However they are cut,
-they are the same answer, and never anybody else's.
+Covers reading from the connection, observing a stream, and rewriting an answer. The division into pieces must not
+matter, and no bytes may reach another request.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ TIMEOUTS = UpstreamTimeouts(connect_s=5, first_byte_s=5, idle_s=5)
 Answer: TypeAlias = tuple[int, list[tuple[bytes, bytes]], bytes]
 NEXT = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nnext"
 MOST_KEPT_BYTES = 8192
-"""Of an answer that is read in passing, besides its last piece."""
+"""Limit of held bytes of an observed answer, without its last piece."""
 TURNS = 10
 
 
 async def _received(pieces: list[bytes], *, pours: bool = False) -> Answer | None:
-    """What a pod answers that sends these and closes; None where that is no answer. Whoever comes next on the
-    connection gets an answer of its own."""
+    """The answer of a pod that sends these pieces and closes; None where it is invalid. The next request on the
+    connection gets its own answer."""
     wire = Wire()
     connection = Connection(asyncio.get_running_loop(), TIMEOUTS)
     connection.connection_made(wire)
@@ -99,7 +99,7 @@ def _by_h11(data: bytes) -> tuple[int, bytes]:
     client.send(h11.Request(method="POST", target="/", headers=[("host", "h"), ("content-length", "0")]))
     client.send(h11.EndOfMessage())
     for received in (data, b""):
-        with suppress(RuntimeError):  # after an answer of which the connection is the end
+        with suppress(RuntimeError):  # after an answer that ends with the connection
             client.receive_data(received)
     while isinstance(head := client.next_event(), h11.InformationalResponse):
         pass
@@ -113,9 +113,9 @@ def _by_h11(data: bytes) -> tuple[int, bytes]:
 
 def streams(data: bytes) -> None:
     """The body of an answer."""
-    told = _told([data])
+    observed = _observed([data])
     for pieces in in_pieces(data):
-        assert _told(pieces) == told, "another meaning in pieces"
+        assert _observed(pieces) == observed, "another meaning in pieces"
         for stream in (True, False):
             assert _corrected(pieces, stream=stream) == _corrected([data], stream=stream)
     for stream in (True, False):
@@ -123,7 +123,7 @@ def streams(data: bytes) -> None:
         assert digits.sub(b"0", _corrected([data], stream=stream)) == digits.sub(b"0", data), "more than a number"
 
 
-def _told(pieces: list[bytes]) -> tuple[object, ...]:
+def _observed(pieces: list[bytes]) -> tuple[object, ...]:
     reader = AnswerReader()
     first = [reader.feed(piece) for piece in pieces]
     assert sum(first) == reader.has_token

@@ -1,7 +1,6 @@
-"""Which conversation would upset whoever makes a prompt of it?
+"""Fuzzes bodies of chats and completions with a real chat template and a small real tokenizer.
 
-Bodies of chats and completions, through a real chat template and a small real tokenizer. Either the client is told what
-is wrong, or the tokens are the same whenever they are asked for, and the request is as it came.
+A body is malformed, or its tokens are the same every time and the request is unchanged.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ TEMPLATE = """\
 
 @cache
 def _tokenizer() -> Tokenizer:
-    """A token for each byte, and two special ones."""
+    """One token per byte, and two special tokens."""
     vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     library = Library(models.BPE(vocabulary, []))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -43,7 +42,7 @@ def _tokenizer() -> Tokenizer:
 
 @cache
 def _warm() -> list[Fingerprinter]:
-    """One for each format of content; they remember what was asked before."""
+    """One per content format, with the cache of earlier inputs."""
     return [_fingerprinter(content_format) for content_format in get_args(ContentFormat)]
 
 
@@ -58,10 +57,12 @@ def prompts(data: bytes) -> None:
             fields = prompt_fields(endpoint, parse_body(endpoint, data))
             for content_format, warm in zip(get_args(ContentFormat), _warm(), strict=True):
                 with suppress(MalformedRequest, Unrenderable):
-                    _is_read(endpoint, fields, warm, content_format)
+                    _check_tokens(endpoint, fields, warm, content_format)
 
 
-def _is_read(endpoint: Endpoint, fields: dict[str, Any], warm: Fingerprinter, content_format: ContentFormat) -> None:
+def _check_tokens(
+    endpoint: Endpoint, fields: dict[str, Any], warm: Fingerprinter, content_format: ContentFormat
+) -> None:
     request = InferenceRequest(id="r", endpoint=endpoint, model="m", body=b"", prompt=deepcopy(fields))
     prefix = warm.fingerprint(request)
     assert repr(request.prompt) == repr(fields), "the request has changed"

@@ -30,7 +30,7 @@ SPEED, LINK = PodSpeed(5, 0.1, 1e-6), Link(1.0, 1e6, "rdma")
 
 
 def rows(data: bytes) -> None:
-    """Fields of a hash or of a stream's entry, a line each: NAME=VALUE; or a member of `scopes`."""
+    """Fields of a hash or a stream entry, one NAME=VALUE per line; or a member of `scopes`."""
     fields = dict(line.partition(b"=")[::2] for line in data.split(b"\n"))
     with suppress(Unreadable):
         row = decode_row(fields)
@@ -45,7 +45,7 @@ def rows(data: bytes) -> None:
 
 
 def _is_taken(entry: LogEntry) -> None:
-    """By an index that knows nothing, and by one that knows its holder; and nothing stays of one that is gone."""
+    """Apply it to an empty index and to one with its holder; nothing remains after the holder is removed."""
     index = ClusterIndex(lifetime_s=10)
     begin = LogEntry(kind=EntryKind.EMPTY, holder=entry.holder, epoch=entry.epoch, facts=HolderFacts())
     for now_s, each in enumerate((entry, begin, replace(entry, seq=1), entry, replace(entry, seq=2))):
@@ -56,7 +56,7 @@ def _is_taken(entry: LogEntry) -> None:
 
 
 def calibrations(data: bytes) -> None:
-    """What another router has learnt."""
+    """The calibration of another router."""
     calibration = Calibration()
     with suppress(UnreadableCalibration):
         calibration.load(data)

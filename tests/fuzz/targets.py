@@ -1,7 +1,7 @@
-"""What is fuzzed, and what does each start from?
+"""The table of fuzz targets with their seeds and words.
 
-A target takes any bytes and raises nothing: what a parser may refuse it is allowed to refuse by its own error, and all
-that it takes must hold what the target asserts. `found/NAME` keeps the inputs that once broke the target NAME.
+A target accepts any bytes and raises nothing but failed assertions: it suppresses the documented errors of its parser.
+`found/NAME` keeps the inputs that broke the target NAME.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ FOUND = Path(__file__).parent / "found"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`seeds` are real examples, small ones; `words` are what else the parser knows, for the fuzzer to put in. No input
-    of a run is longer than `most_bytes`."""
+    """`seeds` are small real examples; `words` are tokens of the format for the fuzzer to insert. Inputs have at most
+    `max_bytes`."""
 
     run: Callable[[bytes], None]
     seeds: Sequence[bytes]
     words: Sequence[bytes] = ()
-    most_bytes: int = 1024
+    max_bytes: int = 1024
 
 
 TARGETS: Mapping[str, Target] = {
@@ -46,5 +46,5 @@ TARGETS: Mapping[str, Target] = {
 
 
 def found(name: str) -> Iterator[Path]:
-    """Files whose bytes broke that target once."""
+    """Files whose bytes broke that target."""
     return (path for path in sorted((FOUND / name).glob("*")) if path.is_file())

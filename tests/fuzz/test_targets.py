@@ -1,5 +1,4 @@
-"""What the fuzzers start from, and what they ever found, without a fuzzer: so that no target rots, and no defect
-returns."""
+"""Runs all seeds and all inputs that fuzzers found, without a fuzzer."""
 
 from __future__ import annotations
 
@@ -12,32 +11,31 @@ from tests.fuzz.targets import FOUND, TARGETS, found
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_said() -> Iterator[None]:
-    """What cannot be understood is logged with a traceback."""
+def _without_logs() -> Iterator[None]:
+    """Disable the logs of malformed input."""
     with capture_logs():
         yield
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_seeds_are_read_as_the_target_promises(name: str) -> None:
-    """Real examples, and none of any length."""
+def test_seeds_pass_their_target(name: str) -> None:
+    """Also an empty input."""
     for seed in (b"", *TARGETS[name].seeds):
         TARGETS[name].run(seed)
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_what_once_broke_a_target_does_so_no_more(name: str) -> None:
-    """Every file that a fuzzer left."""
+def test_found_inputs_pass_their_target(name: str) -> None:
     for path in found(name):
         TARGETS[name].run(path.read_bytes())
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_seeds_fit_into_a_run(name: str) -> None:
-    """A fuzzer cuts off what is longer."""
-    assert all(len(seed) <= TARGETS[name].most_bytes for seed in TARGETS[name].seeds)
+    """A fuzzer cuts off longer inputs."""
+    assert all(len(seed) <= TARGETS[name].max_bytes for seed in TARGETS[name].seeds)
 
 
-def test_whatever_was_found_belongs_to_a_target() -> None:
-    """A renamed target takes its files along."""
+def test_found_inputs_belong_to_a_target() -> None:
+    """Also after a target is renamed."""
     assert {folder.name for folder in FOUND.iterdir()} <= TARGETS.keys()

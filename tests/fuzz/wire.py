@@ -1,7 +1,4 @@
-"""What does a parser need of a connection?
-
-To say whether it is open and read from; nothing is sent.
-"""
+"""A transport for parsers under test: open or closed, reading or paused; nothing is sent."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Any
 
 
 class Wire(asyncio.Transport):
-    """The router's end."""
+    """The router's side of a connection."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,6 @@
-"""What can one worker say that would upset another?
+"""Fuzzes the link between workers: frames and the messages inside them.
 
-Frames as they come over the bus, and what stands in them. A connection that makes no sense is closed, and nothing stays
-of who spoke there.
+A malformed link is closed, and nothing remains of its worker.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tests.workers.fake_workers import Town, pod, prefix
 
 
 class Recorder:
-    """Remembers what its bus brings it."""
+    """Records what its bus delivers."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[int, bytes]] = []
@@ -42,13 +41,13 @@ class Recorder:
 
 
 def frames(data: bytes) -> None:
-    """Bytes of a connection over which another worker speaks."""
-    whole = _heard([data])
+    """Bytes of a connection from another worker."""
+    whole = _received([data])
     for pieces in in_pieces(data):
-        assert _heard(pieces) == whole, "another meaning in pieces"
+        assert _received(pieces) == whole, "another meaning in pieces"
 
 
-def _heard(pieces: list[bytes]) -> tuple[list[tuple[int, bytes]], list[int], bool]:
+def _received(pieces: list[bytes]) -> tuple[list[tuple[int, bytes]], list[int], bool]:
     worker, wire = Recorder(), Wire()
     bus = WorkerBus(Path(), 0, 3, lambda: None)
     bus._client = worker
@@ -64,7 +63,7 @@ def _heard(pieces: list[bytes]) -> tuple[list[tuple[int, bytes]], list[int], boo
 
 
 def news(data: bytes) -> None:
-    """What another worker tells."""
+    """Messages of another worker."""
     town = Town(2)
     listening = town.workers[0]
     with suppress(ValueError):
@@ -74,8 +73,8 @@ def news(data: bytes) -> None:
     assert not listening.inflight(), "it is gone, and its requests are not"
 
 
-def _told(act: Callable[[Any], object]) -> bytes:
-    """What a worker says after this."""
+def _sent_after(act: Callable[[Any], object]) -> bytes:
+    """The bytes that a worker sends after this action."""
     town = Town(2)
     said: list[bytes] = []
     town.workers[0].view._publish = said.append
@@ -97,10 +96,10 @@ FRAMES = (
 FRAME_WORDS = (_HELLO, encode_frame(UPDATE, b""), encode_frame(QUERY, b"\0\0\0\0"), b"\xff\xff\xff\xff")
 NEWS_TOLD = (
     Town(2).workers[0].view.snapshot(),
-    _told(lambda worker: worker.owners.ledger.book(pod("a"), 100, 0, 1000.0)),
-    _told(lambda worker: worker.owners.breaker.failure("a", 1000.0)),
-    _told(lambda worker: worker.view.add_command("drain a", "yes")),
-    _told(lambda worker: worker.owners.local.record("a", prefix(1, 2), 1000.0, ttl_s=60.0, capacity_blocks=None)),
+    _sent_after(lambda worker: worker.owners.ledger.book(pod("a"), 100, 0, 1000.0)),
+    _sent_after(lambda worker: worker.owners.breaker.failure("a", 1000.0)),
+    _sent_after(lambda worker: worker.view.add_command("drain a", "yes")),
+    _sent_after(lambda worker: worker.owners.local.record("a", prefix(1, 2), 1000.0, ttl_s=60.0, capacity_blocks=None)),
 )
 NEWS_WORDS = (
     *map(

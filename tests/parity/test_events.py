@@ -1,7 +1,7 @@
-"""Does our map of an engine's cache tell what the engine really has?
+"""Compares the block map with the cache of a real vLLM.
 
-A real vLLM with a small cache recorded its requests, how many tokens it found cached, and every event message that it
-sent meanwhile (`tests/live/record_goldens.py`). Before each request the map must know the very same number.
+The recording (`tests/live/record_goldens.py`) has the requests of a vLLM with a small cache, their cached tokens, and
+every event message in between. Before each request, the map must have the same number of cached tokens.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def frames(line: dict[str, Any]) -> Message:
 
 
 def messages(kind: str) -> list[Message]:
-    """Live ("event") or replayed messages, as they came from the socket."""
+    """Live ("event") or replayed messages, as received."""
     return [frames(line) for line in LINES if line["kind"] == kind]
 
 
 def decoded(stream: Iterable[Message]) -> Iterator[KvEvent]:
-    """Their events in order, up to the end of a replay; every number must be the next one."""
+    """Their events in order, up to the end of a replay; sequence numbers must be consecutive."""
     sequence = StreamPosition()
     for message in stream:
         parsed = parse_frames(message)
@@ -55,14 +55,14 @@ def decoded(stream: Iterable[Message]) -> Iterator[KvEvent]:
 
 
 def prefix_of(line: dict[str, Any], generation: Generation) -> PromptPrefix:
-    """The request's prompt as the engine saw it."""
+    """The request's prompt with the engine's tokens."""
     own = replace(generation, salt=line["body"].get("cache_salt", ""))
     tokens = token_array(line["token_ids"])
     return PromptPrefix(own, tokens, hash_blocks(tokens, own.block_size_tokens, generation_seed(own)))
 
 
 def cached_tokens(blocks: BlockMap, prefix: PromptPrefix) -> int:
-    """What an engine makes of a match: whole blocks of its own, and at least one token to compute."""
+    """Cached tokens of the engine for a match: whole blocks of its own, and at least one token is computed."""
     matched = blocks.match(prefix).get(POD, NOTHING)[Tier.GPU]
     known = min(matched * prefix.generation.block_size_tokens, len(prefix.tokens) - 1)
     return known // ENGINE_BLOCK_TOKENS * ENGINE_BLOCK_TOKENS
@@ -70,19 +70,19 @@ def cached_tokens(blocks: BlockMap, prefix: PromptPrefix) -> int:
 
 @pytest.fixture(params=[8, 16, 32], ids="{}-token blocks".format)
 def generation(request: pytest.FixtureRequest) -> Generation:
-    """The router's own granule, by which the engine's blocks divide."""
+    """The router's block size, which divides the engine's."""
     return Generation(model="tiny", block_size_tokens=request.param)
 
 
 @pytest.fixture
 def blocks(generation: Generation) -> BlockMap:
-    """A map in which the engine begins its life."""
+    """A map with the engine's first epoch."""
     blocks = BlockMap()
     blocks.add_holder(POD, generation)
     return blocks
 
 
-def test_every_request_finds_as_many_tokens_as_the_map_said(blocks: BlockMap, generation: Generation) -> None:
+def test_every_request_finds_as_many_tokens_as_the_map_has(blocks: BlockMap, generation: Generation) -> None:
     """Through growing chats, repeats, salts, evictions and resets; asked before the request's own events. A cache that
     was reset says so in the next request's message only, which is when the engine looked, too."""
     was_reset = False
@@ -99,7 +99,7 @@ def test_every_request_finds_as_many_tokens_as_the_map_said(blocks: BlockMap, ge
 
 
 def test_a_replay_leads_to_the_same_map(generation: Generation) -> None:
-    """Whoever comes late learns the same: equal maps by size and by every recorded prompt."""
+    """Equal maps by size and by every recorded prompt."""
     maps = {}
     for kind in ("event", "replay"):
         maps[kind] = BlockMap()
@@ -114,14 +114,14 @@ def test_a_replay_leads_to_the_same_map(generation: Generation) -> None:
 
 
 def test_a_replay_ends_with_its_terminator() -> None:
-    """The last message, and only that, is no batch; before it stands every live message, with a frame more in front."""
+    """Only the last message is not a batch; before it comes every live message, with one more frame."""
     replayed = messages("replay")
     assert [parse_frames(message) is None for message in replayed] == [False] * (len(replayed) - 1) + [True]
     assert [message[-2:] for message in replayed[:-1]] == [message[-2:] for message in messages("event")]
 
 
 def test_the_map_holds_what_the_engine_holds() -> None:
-    """As many blocks as a plain count of the engine's own hashes gives, after every event. (Blocks smaller than the
+    """After every event, as many blocks as a plain count of the engine's own hashes. (Blocks smaller than the
     engine's may be fewer: two of its blocks can begin alike.)"""
     blocks = BlockMap()
     blocks.add_holder(POD, Generation(model="tiny", block_size_tokens=ENGINE_BLOCK_TOKENS))
@@ -137,8 +137,8 @@ def test_the_map_holds_what_the_engine_holds() -> None:
         assert blocks.block_holders == sum(count > 0 for count in copies.values())
 
 
-def test_the_recording_has_what_matters() -> None:
-    """Hits, misses, a salt, an eviction, a second copy of a block that is still there, and a reset."""
+def test_the_recording_covers_all_cases() -> None:
+    """Hits, misses, a salt, an eviction, a second copy of a stored block, and a reset."""
     events = list(decoded(messages("event")))
     requests = [line for line in LINES if line["kind"] == "request"]
     hits = {line["cached_tokens"] > 0 for line in requests}

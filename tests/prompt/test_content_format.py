@@ -1,4 +1,4 @@
-"""Which templates want a message's content as a list of parts."""
+"""Which templates expect a message's content as a list of parts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STRING = {
 
 
 @pytest.mark.parametrize("name", [*OPENAI, *STRING])
-def test_a_template_that_loops_over_content_wants_parts(name: str) -> None:
-    """Verdicts compared with those of vLLM 0.32 on the same templates when this was written."""
+def test_a_template_that_loops_over_content_expects_parts(name: str) -> None:
+    """The results are those of vLLM 0.32 for the same templates."""
     text = OPENAI.get(name, STRING.get(name, ""))
     assert detect_content_format(Environment().parse(text)) == ("openai" if name in OPENAI else "string")

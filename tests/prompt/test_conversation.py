@@ -1,4 +1,4 @@
-"""What a template gets to see of a request's messages."""
+"""The messages that a template receives."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def one(message: Any, content_format: Any = "string") -> Any:
     return normal_messages([message], content_format)[0]
 
 
-def test_content_is_one_string_or_a_list_of_parts_as_the_template_wants() -> None:
-    """Whichever of the two the client sent."""
+def test_content_is_a_string_or_a_list_of_parts_as_the_template_expects() -> None:
+    """For both forms in the request."""
     for content in ("a\nb", TWO_PARTS, ["a", "b"], ["a", "", *TWO_PARTS[1:]]):
         assert one({"role": "user", "content": content}) == {"role": "user", "content": "a\nb"}
     assert one({"role": "user", "content": "a"}, "openai")["content"] == [{"type": "text", "text": "a"}]
@@ -27,7 +27,7 @@ def test_content_is_one_string_or_a_list_of_parts_as_the_template_wants() -> Non
 
 @pytest.mark.parametrize("content", [None, [], [{"type": "text", "text": None}], [{"type": "refusal"}]])
 def test_absent_content_is_empty(content: Any) -> None:
-    """Parts that say nothing are skipped."""
+    """Empty parts are skipped."""
     assert one({"role": "assistant", "content": content}) == {"role": "assistant", "content": ""}
     assert one({"role": "assistant", "content": content}, "openai")["content"] == []
     assert one({"role": "assistant"})["content"] == ""
@@ -43,13 +43,12 @@ def test_absent_content_is_empty(content: Any) -> None:
     ],
 )
 def test_every_type_of_text_is_text(part: dict[str, Any]) -> None:
-    """Under one name for the template."""
     assert one({"role": "user", "content": [part]})["content"] == "x"
     assert one({"role": "user", "content": [part]}, "openai")["content"] == [{"type": "text", "text": "x"}]
 
 
 def test_fields_of_a_part_that_engines_do_not_know_reach_the_template_in_order() -> None:
-    """Only as parts: a string has no fields."""
+    """Only as parts; a string has no fields."""
     part = {"z": 1, "type": "text", "text": "x", "a": 2}
     seen = one({"role": "user", "content": [part]}, "openai")["content"][0]
     assert list(seen.items()) == [("type", "text"), ("text", "x"), ("z", 1), ("a", 2)]
@@ -66,7 +65,7 @@ def test_fields_of_a_part_that_engines_do_not_know_reach_the_template_in_order()
     ],
 )
 def test_media_cannot_be_rendered_here(part: dict[str, Any]) -> None:
-    """Which is nobody's fault: the request is routed without a prefix."""
+    """The request is routed without a prefix."""
     with pytest.raises(Unrenderable, match=r"messages\[0\]\.content"):
         one({"role": "user", "content": ["look", part]})
 
@@ -92,8 +91,8 @@ def test_media_cannot_be_rendered_here(part: dict[str, Any]) -> None:
         ([{"role": "assistant", "tool_calls": [1]}], "messages[0].tool_calls"),
     ],
 )
-def test_what_is_certainly_wrong_is_refused_by_name(messages: Any, param: str) -> None:
-    """Field and place."""
+def test_invalid_messages_are_refused_with_their_field(messages: Any, param: str) -> None:
+    """The error names field and place."""
     with pytest.raises(MalformedRequest) as caught:
         normal_messages(messages, "string")
     assert caught.value.param == param
@@ -101,7 +100,7 @@ def test_what_is_certainly_wrong_is_refused_by_name(messages: Any, param: str) -
 
 
 def test_the_billing_line_that_changes_on_every_request_is_dropped() -> None:
-    """From system messages only, and with the part that holds nothing else."""
+    """From system messages only; a part that becomes empty is dropped too."""
     header = "x-anthropic-billing-header: cc_version=2; cch=1f"
     kept = [f"{header}\nYou are", {"type": "text", "text": f"{header}\nhelpful."}, header]
     assert one({"role": "system", "content": kept})["content"] == "You are\nhelpful."
@@ -110,8 +109,8 @@ def test_the_billing_line_that_changes_on_every_request_is_dropped() -> None:
     assert one({"role": "user", "content": f"{header}\nb"})["content"] == f"{header}\nb"
 
 
-def test_reasoning_goes_by_both_of_its_names() -> None:
-    """The newer one wins; only the assistant has any."""
+def test_reasoning_has_both_names() -> None:
+    """The newer one takes precedence; only assistant messages have it."""
     both = {"reasoning": "r", "reasoning_content": "r"}
     for sent in (
         {"reasoning": "r"},
@@ -127,7 +126,7 @@ def test_reasoning_goes_by_both_of_its_names() -> None:
 
 
 def test_tool_calls_are_kept_and_an_empty_list_of_them_is_dropped() -> None:
-    """Templates take the presence of the field as an answer by tool."""
+    """For templates, the presence of the field means a tool call."""
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     seen = one({"role": "assistant", "content": None, "tool_calls": [call]})
     assert seen["tool_calls"][0]["function"]["arguments"] == {"a": 1}
@@ -136,8 +135,8 @@ def test_tool_calls_are_kept_and_an_empty_list_of_them_is_dropped() -> None:
     assert "tool_calls" not in one({"role": "user", "content": "x", "tool_calls": [call]})
 
 
-def test_a_tools_answer_is_one_string_for_every_template() -> None:
-    """Unless it refers to tools, which only a list of parts can."""
+def test_a_tool_result_is_one_string_for_every_template() -> None:
+    """Unless it refers to tools, which needs a list of parts."""
     answer = {"role": "tool", "tool_call_id": "1", "name": "f", "content": TWO_PARTS}
     expected = {"role": "tool", "content": "a\nb", "tool_call_id": "1", "name": "f"}
     assert one(answer, "openai") == one(answer, "string") == expected
@@ -155,7 +154,7 @@ def test_names_and_tasks_are_kept_when_they_are_strings() -> None:
     assert one({"role": "user", "content": "x", "name": 1}) == {"role": "user", "content": "x"}
 
 
-def test_the_request_stays_as_it_was() -> None:
+def test_the_request_does_not_change() -> None:
     """It is forwarded and may be rendered again."""
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [
@@ -168,7 +167,7 @@ def test_the_request_stays_as_it_was() -> None:
 
 
 def test_developers_become_system_and_are_merged_in_front() -> None:
-    """In order, without empty ones, and as a string whatever the format."""
+    """In order, without empty ones, as one string in both formats."""
     conversation = normal_messages(
         [
             {"role": "system", "content": "s"},
@@ -184,7 +183,7 @@ def test_developers_become_system_and_are_merged_in_front() -> None:
 
 
 def test_a_lone_first_developer_is_only_renamed() -> None:
-    """Its content keeps its form and its tools are dropped; without a developer nothing changes at all."""
+    """Its content keeps its form and its tools are dropped. Without a developer message nothing changes."""
     lone: Any = [{"role": "developer", "content": TWO_PARTS, "tools": None}, {"role": "user", "content": "u"}]
     assert without_developer(lone)[0] == {"role": "system", "content": TWO_PARTS}
     late: Any = [{"role": "user", "content": "u"}, {"role": "system", "content": "s"}]

@@ -1,4 +1,4 @@
-"""Where text may be cut, and that the pieces encode to the tokens of the whole."""
+"""Cuts in a text, and the tokens of its pieces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHARED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthC
 
 
 def texts_with(added: list[str]) -> st.SearchStrategy[str]:
-    """Ordinary text with added tokens, whole and broken, anywhere in it."""
+    """Ordinary text with whole and broken added tokens."""
     whole = st.sampled_from(added)
     broken = st.builds(lambda token, at: token[at % len(token) :], whole, st.integers(0, 9))
     plain = st.sampled_from(TEXTS) | st.text(max_size=8) | st.sampled_from([" ", "\n\n", "word", "<", "|>"])
@@ -27,7 +27,7 @@ def texts_with(added: list[str]) -> st.SearchStrategy[str]:
 @given(data=st.data())
 @SHARED
 def test_pieces_encode_to_the_tokens_of_the_whole(tokenizer: Tokenizer, data: st.DataObject) -> None:
-    """For every tokenizer, whatever stands in the text and however short the pieces are."""
+    """For every tokenizer, any text and any length of pieces."""
     added = [token.content for token in tokenizer.added_tokens][:400]
     text = data.draw(texts_with(added))
     pieces = find_cuts_once(tokenizer).pieces(text, data.draw(st.sampled_from([1, 20, SHORTEST_PIECE])))
@@ -39,7 +39,6 @@ def test_pieces_encode_to_the_tokens_of_the_whole(tokenizer: Tokenizer, data: st
 @given(data=st.data())
 @SHARED
 def test_a_text_and_its_continuation_share_all_pieces_but_the_last(deepseek: Tokenizer, data: st.DataObject) -> None:
-    """What makes a growing conversation cheap."""
     some = texts_with([token.content for token in deepseek.added_tokens][:400])
     text, more = data.draw(some), data.draw(some)
     cuts = find_cuts_once(deepseek)
@@ -48,14 +47,14 @@ def test_a_text_and_its_continuation_share_all_pieces_but_the_last(deepseek: Tok
 
 
 def test_real_tokenizers_are_cut_at_their_turns(deepseek: Tokenizer) -> None:
-    """Also at tokens that are matched after normalizing, because this tokenizer normalizes nothing."""
+    """Also at tokens that are matched after normalization: this tokenizer has none."""
     assert find_cuts_once(deepseek).pieces("<｜User｜>a<｜Assistant｜>b", 1) == [
         "<｜User｜>a",
         "<｜Assistant｜>b",
     ]
 
 
-def test_tokens_that_reach_over_their_neighbours_are_no_cuts(zoo: dict[str, object]) -> None:
+def test_tokens_that_affect_their_neighbours_are_not_cut_at(zoo: dict[str, object]) -> None:
     """Stripping, whole-word, normalized, overlapping and nested tokens stay inside pieces."""
     cuts = find_cuts(load_tokenizer(TokenizerSource(str(zoo["awkward added tokens"]))))
     text = "x<strip>x word x<LOUD>x<a>x<a><b>x|><|x\n\nx<|start|>x[INST]y"
@@ -63,7 +62,7 @@ def test_tokens_that_reach_over_their_neighbours_are_no_cuts(zoo: dict[str, obje
 
 
 def test_a_tokenizer_that_cutting_would_change_is_not_cut(zoo: dict[str, object]) -> None:
-    """Proof on samples has the last word: here a token's flags lie about what it does."""
+    """The check on samples finds it: here the flags of a token are wrong."""
     tokenizer = load_tokenizer(TokenizerSource(str(zoo["awkward added tokens"])))
     lying = [Honest(token) for token in tokenizer.added_tokens]
     tokenizer.added_tokens = tuple(lying)
@@ -73,7 +72,7 @@ def test_a_tokenizer_that_cutting_would_change_is_not_cut(zoo: dict[str, object]
 
 
 class Honest:
-    """An added token that claims to touch nobody."""
+    """An added token whose flags say that it leaves its neighbours unchanged."""
 
     lstrip = rstrip = single_word = normalized = False
 
@@ -82,14 +81,14 @@ class Honest:
 
 
 def test_a_text_full_of_special_tokens_has_few_pieces(deepseek: Tokenizer) -> None:
-    """A hostile prompt costs no more than one segment per shortest piece."""
+    """A hostile prompt costs at most one segment per shortest piece."""
     pieces = find_cuts_once(deepseek).pieces("<｜User｜>" * 4000)
     assert len(pieces) <= 4000 * 8 / SHORTEST_PIECE + 1
     assert all(len(piece) >= SHORTEST_PIECE for piece in pieces[:-1])
 
 
 def test_without_a_pattern_the_whole_text_is_one_piece() -> None:
-    """And no text has no piece."""
+    """An empty text has no piece."""
     assert Cuts(None, "").pieces("abc<s>" * 100) == ["abc<s>" * 100]
     assert Cuts(None, "").pieces("") == []
 
@@ -98,7 +97,7 @@ _FOUND: dict[str, Cuts] = {}
 
 
 def find_cuts_once(tokenizer: Tokenizer) -> Cuts:
-    """Finding them again for each example would only take time."""
+    """Cached, because finding them takes time."""
     if tokenizer.fingerprint not in _FOUND:
         _FOUND[tokenizer.fingerprint] = find_cuts(tokenizer)
     return _FOUND[tokenizer.fingerprint]
@@ -106,5 +105,5 @@ def find_cuts_once(tokenizer: Tokenizer) -> Cuts:
 
 @pytest.mark.parametrize("name", ["byte level with prefix space", "unigram, metaspace first", "word piece"])
 def test_trained_tokenizers_are_cut_too(zoo: dict[str, object], name: str) -> None:
-    """Rules for the start of a text do not stand in the way, because pieces keep their token in front."""
+    """Rules for the start of a text have no effect, because pieces keep their token in front."""
     assert find_cuts(load_tokenizer(TokenizerSource(str(zoo[name])))).pattern is not None

@@ -32,13 +32,13 @@ def fingerprinter(deepseek: Tokenizer, template: ChatTemplate) -> Fingerprinter:
 
 
 def dialogue(turns: int, words: int = 60, topic: str = "x") -> list[dict[str, str]]:
-    """A system message and so many turns, each of some tokens."""
+    """A system message and `turns` turns."""
     roles = ["system"] + ["user", "assistant"] * turns
     return [{"role": role, "content": f"{topic} {i} " + "word " * words} for i, role in enumerate(roles[: turns + 1])]
 
 
 def expected(prefix: PromptPrefix, tokens: Any) -> PromptPrefix:
-    """The same prompt, hashed in one go."""
+    """The same prompt, hashed at once."""
     flat = token_array(tokens)
     return PromptPrefix(prefix.generation, flat, hash_blocks(flat, BLOCK, generation_seed(prefix.generation)))
 
@@ -75,7 +75,7 @@ def test_hashes_from_the_cache_are_those_of_the_whole(
     make_request: Make,
     chats: list[tuple[list[dict[str, str]], str]],
 ) -> None:
-    """Whatever ran before: shared starts, other adapters, tokens that end within a block."""
+    """After other prompts: shared starts, other adapters, tokens that end within a block."""
     if not _CROWDED:
         _CROWDED.append(Fingerprinter(deepseek, template, MODEL, cache_bytes=8_000))
     fingerprinter = _CROWDED[0]
@@ -87,7 +87,6 @@ def test_hashes_from_the_cache_are_those_of_the_whole(
 
 
 def test_a_longer_chat_begins_with_the_hashes_of_the_shorter(fingerprinter: Fingerprinter, make_request: Make) -> None:
-    """Which is what makes a prefix findable."""
     messages = dialogue(9)
     short = fingerprinter.fingerprint(make_request(messages=messages[:6], add_generation_prompt=False))
     long = fingerprinter.fingerprint(make_request(messages=messages))
@@ -114,7 +113,7 @@ def test_only_the_new_end_of_a_conversation_is_cold(
 
 
 def test_adapters_and_salts_share_no_hash_and_the_same_tokens(fingerprinter: Fingerprinter, make_request: Make) -> None:
-    """Their generation says who they are."""
+    """Their generations differ."""
     prefixes = [
         fingerprinter.fingerprint(make_request(messages=dialogue(6), adapter=adapter, salt=salt))
         for adapter, salt in [("", ""), ("lora", ""), ("", "tenant"), ("", "")]
@@ -127,7 +126,7 @@ def test_adapters_and_salts_share_no_hash_and_the_same_tokens(fingerprinter: Fin
 
 
 def test_finishing_in_threads_changes_nothing(deepseek: Tokenizer, template: ChatTemplate, make_request: Make) -> None:
-    """While the loop goes on with other requests of the same conversations."""
+    """While the event loop begins other requests of the same conversations."""
     fingerprinter = Fingerprinter(deepseek, template, MODEL, cache_bytes=60_000)
     requests = [make_request(messages=dialogue(1 + i % 12, topic=f"t{i % 5}"), adapter=f"a{i % 2}") for i in range(400)]
     with ThreadPoolExecutor(4) as threads:
@@ -138,10 +137,7 @@ def test_finishing_in_threads_changes_nothing(deepseek: Tokenizer, template: Cha
         assert prefix == expected(prefix, deepseek.encode(template.render(request.prompt)))
 
 
-def test_a_completion_is_framed_by_special_tokens_unless_told_otherwise(
-    zoo: dict[str, Path], make_request: Make
-) -> None:
-    """As its tokenizer does it."""
+def test_a_completion_is_framed_by_special_tokens_by_default(zoo: dict[str, Path], make_request: Make) -> None:
     tokenizer = load_tokenizer(TokenizerSource(str(zoo["word piece"])))
     fingerprinter = Fingerprinter(tokenizer, None, MODEL)
     text = "hello world " * 40
@@ -153,7 +149,7 @@ def test_a_completion_is_framed_by_special_tokens_unless_told_otherwise(
 
 
 def test_hashes_of_a_framed_text_are_shifted_by_its_frame(zoo: dict[str, Path], make_request: Make) -> None:
-    """As it grows, each block that a known segment carries is still the right one."""
+    """As the text grows, each block that a known segment carries is still right."""
     tokenizer = load_tokenizer(TokenizerSource(str(zoo["word piece"])))
     fingerprinter = Fingerprinter(tokenizer, None, MODEL)
     text = ""
@@ -178,7 +174,7 @@ def test_blocks_of_known_segments_are_not_hashed_again(
 
 
 def test_a_chat_is_framed_only_on_request(deepseek: Tokenizer, zoo: dict[str, Path], make_request: Make) -> None:
-    """Its template already wrote what belongs in front."""
+    """The template already writes the special tokens."""
     tokenizer = load_tokenizer(TokenizerSource(str(zoo["unigram, metaspace first"])))
     fingerprinter = Fingerprinter(tokenizer, ChatTemplate(tokenizer, "{{ messages[0].content }}"), MODEL)
     messages = [{"role": "user", "content": "hello"}]
@@ -187,8 +183,8 @@ def test_a_chat_is_framed_only_on_request(deepseek: Tokenizer, zoo: dict[str, Pa
     assert framed == [1, *bare]
 
 
-def test_token_ids_are_taken_as_they_are(fingerprinter: Fingerprinter, make_request: Make) -> None:
-    """With nothing left to encode; of several prompts the first counts."""
+def test_token_ids_are_used_unchanged(fingerprinter: Fingerprinter, make_request: Make) -> None:
+    """Nothing is encoded; of several prompts the first counts."""
     ids = list(range(40))
     for prompt in (ids, [ids], [ids, [1]]):
         pending = fingerprinter.begin(make_request(Endpoint.COMPLETIONS, prompt=prompt))
@@ -220,18 +216,18 @@ def test_token_ids_are_taken_as_they_are(fingerprinter: Fingerprinter, make_requ
         [1, "a"],
     ],
 )
-def test_what_is_no_prompt_is_malformed(fingerprinter: Fingerprinter, make_request: Make, prompt: Any) -> None:
-    """A boolean is no token, nor is a number outside of the vocabulary."""
+def test_an_invalid_prompt_is_malformed(fingerprinter: Fingerprinter, make_request: Make, prompt: Any) -> None:
+    """Booleans and numbers outside of the vocabulary are not tokens."""
     with pytest.raises(MalformedRequest) as caught:
         fingerprinter.begin(make_request(Endpoint.COMPLETIONS, prompt=prompt))
     assert caught.value.param == "prompt"
 
 
 @pytest.mark.parametrize("endpoint", [Endpoint.CHAT, Endpoint.COMPLETIONS])
-def test_a_flag_that_is_no_boolean_is_malformed(
+def test_a_flag_that_is_not_a_boolean_is_malformed(
     fingerprinter: Fingerprinter, make_request: Make, endpoint: Endpoint
 ) -> None:
-    """By name."""
+    """The error names it."""
     body = {"messages": dialogue(1), "prompt": "a", "add_special_tokens": "yes"}
     with pytest.raises(MalformedRequest) as caught:
         fingerprinter.begin(make_request(endpoint, **body))
@@ -241,7 +237,7 @@ def test_a_flag_that_is_no_boolean_is_malformed(
 def test_half_a_surrogate_pair_is_malformed_before_anything_is_encoded(
     fingerprinter: Fingerprinter, make_request: Make
 ) -> None:
-    """`begin` says so, not a worker thread."""
+    """`begin` raises, not the worker thread."""
     with pytest.raises(MalformedRequest, match="surrogate"):
         fingerprinter.begin(make_request(messages=[{"role": "user", "content": "\udc00"}]))
 
@@ -255,8 +251,8 @@ def test_a_prompt_that_the_engine_rewrites_has_no_fingerprint(
         fingerprinter.begin(make_request(Endpoint.COMPLETIONS, prompt="a", **field))
 
 
-def test_what_this_model_has_no_tokens_for_has_no_fingerprint(deepseek: Tokenizer, make_request: Make) -> None:
-    """A chat without a template, and endpoints that share nothing."""
+def test_a_request_without_a_tokenizable_prompt_has_no_fingerprint(deepseek: Tokenizer, make_request: Make) -> None:
+    """A chat without a template, and endpoints that share no prefix."""
     fingerprinter = Fingerprinter(deepseek, None, MODEL)
     assert fingerprinter.fingerprint(make_request(Endpoint.COMPLETIONS, prompt="a")).token_count > 0
     with pytest.raises(Unrenderable, match="template"):

@@ -1,4 +1,4 @@
-"""The cache of a conversation's segments: exact, cheap for what it knows, and never larger than it may be."""
+"""The cache of text segments: exact tokens, no encoding of known text, limited size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLENTY = 1 << 24
 
 
 def tokens_of(cache: SegmentCache, text: str, framed: bool = False) -> list[int]:
-    """All tokens of a text, through the cache, which keeps what was new."""
+    """All tokens of a text, by way of the cache."""
     lookup = cache.look_up(text, framed=framed)
     segments = cache.complete(lookup)
     cache.keep(lookup, segments)
@@ -32,7 +32,7 @@ def tokens_of(cache: SegmentCache, text: str, framed: bool = False) -> list[int]
 
 
 def tokens_in(segments: Iterable[Segment]) -> list[int]:
-    """Of all of them."""
+    """Of all segments."""
     tokens = token_array()
     for segment in segments:
         tokens.frombytes(segment.tokens)
@@ -50,7 +50,7 @@ _CACHES: dict[str, SegmentCache] = {}
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_tokens_are_those_of_the_whole_text(tokenizer: Tokenizer, data: st.DataObject) -> None:
-    """For every tokenizer, with a cache that other texts have filled, framed or not."""
+    """For every tokenizer, with a filled cache, framed or not."""
     if tokenizer.fingerprint not in _CACHES:
         _CACHES[tokenizer.fingerprint] = SegmentCache(tokenizer, 40_000)
     cache = _CACHES[tokenizer.fingerprint]
@@ -64,7 +64,7 @@ def test_tokens_are_those_of_the_whole_text(tokenizer: Tokenizer, data: st.DataO
 
 
 def test_a_growing_conversation_encodes_only_its_tail(deepseek: Tokenizer) -> None:
-    """However long it is, and the same text again encodes nothing."""
+    """For any length; the same text again encodes nothing."""
     cache = SegmentCache(deepseek, PLENTY)
     text = ""
     for number in range(30):
@@ -76,15 +76,15 @@ def test_a_growing_conversation_encodes_only_its_tail(deepseek: Tokenizer) -> No
 
 
 def test_conversations_share_their_common_start_only(deepseek: Tokenizer) -> None:
-    """The same segment behind another start is another one."""
+    """The same segment after another start is another entry."""
     cache = SegmentCache(deepseek, PLENTY)
     tokens_of(cache, turn(0) + turn(1) + turn(2))
     assert cache.look_up(turn(0) + turn(9) + turn(2)).cold == (turn(9), turn(2))
     assert cache.look_up(turn(1)).cold == (turn(1),)
 
 
-def test_bytes_stay_under_the_cap_and_the_least_used_goes_first(deepseek: Tokenizer) -> None:
-    """What every conversation starts with stays."""
+def test_bytes_stay_under_the_limit_and_the_least_recently_used_go_first(deepseek: Tokenizer) -> None:
+    """The shared start of all conversations stays."""
     cache = SegmentCache(deepseek, 20_000)
     system = turn(-1)
     for number in range(200):
@@ -97,7 +97,7 @@ def test_bytes_stay_under_the_cap_and_the_least_used_goes_first(deepseek: Tokeni
 
 
 def test_a_conversation_loses_its_end_before_its_start(deepseek: Tokenizer) -> None:
-    """What is left of it is still a prefix."""
+    """The rest is still a prefix."""
     cache = SegmentCache(deepseek, 9_000)
     text = "".join(turn(number) for number in range(10))
     tokens_of(cache, text)
@@ -108,15 +108,15 @@ def test_a_conversation_loses_its_end_before_its_start(deepseek: Tokenizer) -> N
 
 
 def test_a_text_larger_than_the_cache_is_not_kept(deepseek: Tokenizer) -> None:
-    """And costs nothing afterwards."""
+    """Its bytes are free again."""
     cache = SegmentCache(deepseek, 10_000)
     tokens_of(cache, "long " * 10_000)
     cache.look_up("")
     assert (cache.bytes, len(cache)) == (0, 0)
 
 
-def test_the_bytes_are_an_honest_estimate(deepseek: Tokenizer) -> None:
-    """Of what the interpreter really holds."""
+def test_the_bytes_are_a_good_estimate(deepseek: Tokenizer) -> None:
+    """Compared with the memory that the interpreter holds."""
     cache = SegmentCache(deepseek, PLENTY)
     tokens_of(cache, turn(0))
     gc.collect()
@@ -130,8 +130,8 @@ def test_the_bytes_are_an_honest_estimate(deepseek: Tokenizer) -> None:
     assert 0.8 < cache.bytes / held < 1.25
 
 
-def test_what_two_requests_encode_at_once_is_kept_once(deepseek: Tokenizer) -> None:
-    """And the second one's children go under the first one's segment."""
+def test_segments_encoded_by_two_requests_at_once_are_stored_once(deepseek: Tokenizer) -> None:
+    """The second one's children are inserted under the first one's segment."""
     cache = SegmentCache(deepseek, PLENTY)
     short, long = cache.look_up(turn(0)), cache.look_up(turn(0) + turn(1))
     for lookup in (short, long):
@@ -140,8 +140,8 @@ def test_what_two_requests_encode_at_once_is_kept_once(deepseek: Tokenizer) -> N
     assert len(cache) == 2
 
 
-def test_a_parent_that_goes_meanwhile_does_no_harm(deepseek: Tokenizer) -> None:
-    """What was encoded behind it is right, and found again after the parent is."""
+def test_a_parent_may_be_evicted_meanwhile(deepseek: Tokenizer) -> None:
+    """The segments behind it are right, and found again after the parent is."""
     cache = SegmentCache(deepseek, 20_000)
     tokens_of(cache, turn(0))
     lookup = cache.look_up(turn(0) + turn(1))
@@ -166,8 +166,8 @@ def test_nothing_of_a_distrusted_backend_is_used_again(zoo: dict[str, Path]) -> 
     assert tokens_of(cache, "one text") == right
 
 
-def test_special_tokens_around_a_text_are_no_part_of_its_segments(zoo: dict[str, Path]) -> None:
-    """They are put around it, whatever is known of it."""
+def test_special_tokens_around_a_text_are_not_part_of_its_segments(zoo: dict[str, Path]) -> None:
+    """They are added around known and new segments alike."""
     tokenizer = load_tokenizer(TokenizerSource(str(zoo["word piece"])))
     cache = SegmentCache(tokenizer, PLENTY)
     bare = tokens_of(cache, "hello")
@@ -177,7 +177,7 @@ def test_special_tokens_around_a_text_are_no_part_of_its_segments(zoo: dict[str,
 
 
 def test_a_frame_that_depends_on_the_text_is_left_to_the_tokenizer(zoo: dict[str, Path]) -> None:
-    """Then a framed text is one piece, encoded whole."""
+    """Then a framed text is one piece."""
 
     class Moody(Tokenizer):
         """Puts a token in front of texts of even length only."""
@@ -199,13 +199,13 @@ def test_a_frame_that_depends_on_the_text_is_left_to_the_tokenizer(zoo: dict[str
 
 
 def test_half_a_surrogate_pair_is_refused(deepseek: Tokenizer) -> None:
-    """JSON can write one, UTF-8 and tokenizers cannot."""
+    """JSON can contain one, UTF-8 and tokenizers cannot."""
     cache = SegmentCache(deepseek, PLENTY)
     with pytest.raises(MalformedRequest, match="surrogate"):
         cache.look_up(turn(0) + "\ud83d")
     tokens_of(cache, turn(0) + "é")
 
 
-def test_the_cache_says_where_it_cuts(deepseek: Tokenizer) -> None:
-    """So that an operator sees why a tokenizer is slow."""
+def test_the_cache_reports_where_it_cuts(deepseek: Tokenizer) -> None:
+    """It explains to an operator why a tokenizer is slow."""
     assert SegmentCache(deepseek, PLENTY).reason == "cut at 1281 added tokens"

@@ -17,7 +17,7 @@ USER = {"role": "user", "content": "hi"}
 
 @pytest.fixture(scope="module")
 def variable(deepseek: Tokenizer) -> Any:
-    """What a template sees under a name: `variable(name, body, default_kwargs)`."""
+    """The value of a template variable: `variable(name, body, default_kwargs)`."""
 
     def read(name: str, body: dict[str, Any] | None = None, defaults: dict[str, Any] | None = None) -> str:
         text = f"{{{{ {name} | tojson if {name} is defined else 'undefined' }}}}"
@@ -27,7 +27,7 @@ def variable(deepseek: Tokenizer) -> Any:
 
 
 def test_messages_tools_and_special_tokens_reach_the_template(template: ChatTemplate) -> None:
-    """In vLLM's form, with the generation prompt that is asked for by default."""
+    """In vLLM's form, with the generation prompt that is the default."""
     text = template.render(
         {
             "messages": [
@@ -50,8 +50,8 @@ def test_messages_tools_and_special_tokens_reach_the_template(template: ChatTemp
     )
 
 
-def test_the_requests_fields_win_over_its_kwargs_and_those_over_the_engines_defaults(variable: Any) -> None:
-    """But null and "auto" never win."""
+def test_the_requests_fields_override_its_kwargs_and_those_the_engines_defaults(variable: Any) -> None:
+    """Null and "auto" never override."""
     defaults = {"style": "engine", "add_generation_prompt": False}
     assert variable("style", {}, defaults) == '"engine"'
     assert variable("style", {"chat_template_kwargs": {"style": "mine"}}, defaults) == '"mine"'
@@ -66,15 +66,15 @@ def test_the_requests_fields_win_over_its_kwargs_and_those_over_the_engines_defa
 
 
 def test_tools_come_from_the_body_unless_kwargs_name_others(variable: Any) -> None:
-    """`tool_choice` decides nothing about the prompt."""
+    """`tool_choice` does not change the prompt."""
     tools = [{"type": "function", "function": {"name": "f"}}]
     assert '"name": "f"' in variable("tools", {"tools": tools, "tool_choice": "none"}, {"tools": [{}]})
     assert variable("tools", {"tools": tools, "chat_template_kwargs": {"tools": [{"x": 1}]}}) == '[{"x": 1}]'
     assert variable("tools") == "null"
 
 
-def test_asking_for_reasoning_turns_thinking_on_or_off(variable: Any) -> None:
-    """Unless the kwargs speak of it themselves."""
+def test_reasoning_effort_sets_thinking(variable: Any) -> None:
+    """Unless the kwargs set it."""
     assert variable("enable_thinking") == "undefined"
     assert variable("enable_thinking", {"reasoning_effort": "low"}) == "true"
     assert variable("enable_thinking", {"reasoning_effort": "none"}, {"enable_thinking": True}) == "false"
@@ -83,7 +83,7 @@ def test_asking_for_reasoning_turns_thinking_on_or_off(variable: Any) -> None:
 
 
 def test_documents_and_special_tokens_can_be_named(variable: Any) -> None:
-    """A special token may even be overridden."""
+    """A special token can be overridden."""
     assert variable("documents", {"documents": [{"title": "t"}]}) == '[{"title": "t"}]'
     assert variable("documents") == "null"
     assert variable("eos_token") == '"<｜end▁of▁sentence｜>"'
@@ -91,13 +91,13 @@ def test_documents_and_special_tokens_can_be_named(variable: Any) -> None:
 
 
 def test_kwargs_cannot_steer_the_renderer(variable: Any) -> None:
-    """Names of its own parameters are no variables."""
+    """Names of its own parameters are not variables."""
     kwargs = {"conversations": [], "messages": [], "tokenize": True, "return_assistant_tokens_mask": True}
     assert variable("messages", {"chat_template_kwargs": kwargs}) == '[{"role": "user", "content": "hi"}]'
 
 
 def test_a_final_message_can_be_continued(template: ChatTemplate) -> None:
-    """Then the prompt ends where the message does."""
+    """The prompt ends with the message."""
     messages = [USER, {"role": "assistant", "content": "Well, "}]
     body = {"messages": messages, "add_generation_prompt": False}
     assert template.render(body).endswith("Well, <｜end▁of▁sentence｜>")
@@ -108,7 +108,7 @@ def test_a_final_message_can_be_continued(template: ChatTemplate) -> None:
 def test_continuing_and_starting_a_message_exclude_each_other(
     template: ChatTemplate, explicit: dict[str, bool]
 ) -> None:
-    """Also when the one is only the default."""
+    """Also when one of them is only the default."""
     with pytest.raises(MalformedRequest, match="cannot both be true") as caught:
         template.render({"messages": [USER], "continue_final_message": True, **explicit})
     assert caught.value.param == "continue_final_message"
@@ -116,26 +116,26 @@ def test_continuing_and_starting_a_message_exclude_each_other(
 
 @pytest.mark.parametrize("body", [{"chat_template": "x"}, {"chat_template_kwargs": {"chat_template": "x"}}])
 def test_a_template_in_the_request_is_refused(template: ChatTemplate, body: dict[str, Any]) -> None:
-    """Wherever it hides."""
+    """In the body and in the kwargs."""
     with pytest.raises(MalformedRequest, match="not accepted"):
         template.render({"messages": [USER], **body})
 
 
 def test_the_templates_own_refusal_is_passed_on(template: ChatTemplate) -> None:
-    """In its own words."""
+    """With the template's own message."""
     with pytest.raises(MalformedRequest, match="unknown role wizard"):
         template.render({"messages": [{"role": "wizard", "content": "hi"}]})
 
 
-def test_a_template_that_trips_over_a_request_refuses_it(deepseek: Tokenizer) -> None:
-    """So does one that reaches for what the sandbox forbids."""
+def test_a_template_that_fails_on_a_request_refuses_it(deepseek: Tokenizer) -> None:
+    """Also for an access that the sandbox forbids."""
     for text in ("{{ messages[0].content + 1 }}", "{{ messages.append(1) }}", "{{ ''.__class__.mro() }}"):
         with pytest.raises(MalformedRequest, match="the chat template refused"):
             ChatTemplate(deepseek, text).render({"messages": [USER]})
 
 
 def test_media_is_left_to_the_engine(template: ChatTemplate) -> None:
-    """`Unrenderable` is no fault of the client."""
+    """It raises `Unrenderable`, which is not an error of the client."""
     with pytest.raises(Unrenderable):
         template.render({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]})
 
@@ -152,8 +152,8 @@ def test_content_has_the_form_that_the_template_loops_over_or_that_was_configure
     assert ChatTemplate(deepseek, shown, "openai").render({"messages": [USER]}) == '[{"type": "text", "text": "hi"}]'
 
 
-def test_developers_stay_only_in_templates_that_know_them(deepseek: Tokenizer) -> None:
-    """Naming the role in the template is knowing it."""
+def test_developer_messages_stay_only_in_templates_with_that_role(deepseek: Tokenizer) -> None:
+    """A template that names the role handles it."""
     body = {"messages": [USER, {"role": "developer", "content": "d"}]}
     roles = "{% for m in messages %}{{ m.role }} {% endfor %}"
     assert ChatTemplate(deepseek, roles).render(body) == "system user "
@@ -161,7 +161,7 @@ def test_developers_stay_only_in_templates_that_know_them(deepseek: Tokenizer) -
 
 
 def test_one_of_several_named_templates_is_for_tools(deepseek: Tokenizer) -> None:
-    """As `transformers` chooses."""
+    """As in `transformers`."""
     several = _with_templates(deepseek, {"default": "plain", "tool_use": "with tools"})
     template = ChatTemplate(several)
     assert template.render({"messages": [USER]}) == "plain"
@@ -175,8 +175,8 @@ def _with_templates(tokenizer: Tokenizer, templates: Any) -> Tokenizer:
 
 
 @pytest.mark.parametrize("templates", [None, "", {"rag": "x"}])
-def test_without_a_template_there_is_nothing_to_build(deepseek: Tokenizer, templates: Any) -> None:
-    """Said when the router starts."""
+def test_a_tokenizer_without_a_template_is_an_error(deepseek: Tokenizer, templates: Any) -> None:
+    """At startup."""
     with pytest.raises(ConfigError, match="no chat template"):
         ChatTemplate(_with_templates(deepseek, templates))
 
@@ -221,7 +221,7 @@ BODY = st.fixed_dictionaries(
 @given(body=BODY)
 @settings(max_examples=120, deadline=None)
 def test_any_json_is_rendered_or_refused_as_malformed(template: ChatTemplate, body: dict[str, Any]) -> None:
-    """Nothing else ever comes out of a body."""
+    """No other error is raised."""
     try:
         assert isinstance(template.render(body), str)
     except (MalformedRequest, Unrenderable) as refused:

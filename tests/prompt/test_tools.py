@@ -17,7 +17,7 @@ def order(value: Any) -> str:
 
 
 def test_a_tool_is_written_with_known_fields_in_a_fixed_order_and_null_where_absent() -> None:
-    """The schema of its parameters keeps the client's order; what vLLM does not know is gone."""
+    """The schema of its parameters keeps the client's order; fields unknown to vLLM are dropped."""
     tool = {
         "function": {"parameters": {"z": 1, "a": 2}, "strict": None, "name": "f", "x": 0},
         "cache_control": {},
@@ -31,7 +31,7 @@ def test_a_tool_is_written_with_known_fields_in_a_fixed_order_and_null_where_abs
 
 
 def test_optional_fields_of_a_tool_are_written_only_when_set() -> None:
-    """And deferred loading is told to the function, unless that says otherwise."""
+    """`defer_loading` is copied to the function, unless that has its own."""
     tools: Any = normal_tools(
         [
             {"function": {"name": "f", "strict": False}, "defer_loading": True},
@@ -50,15 +50,15 @@ def test_no_tools_and_an_empty_list_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("tools", [{}, "f", 1, [1], [{}], [{"function": "f"}], [{"function": {"name": 1}}]])
-def test_what_is_no_tool_is_refused(tools: Any) -> None:
-    """With the field at fault."""
+def test_an_invalid_tool_is_refused(tools: Any) -> None:
+    """The error names the field."""
     with pytest.raises(MalformedRequest) as caught:
         normal_tools(tools)
     assert str(caught.value.param).startswith("tools")
 
 
-def test_a_call_is_written_in_the_engines_order_with_its_arguments_as_a_mapping() -> None:
-    """Fields that it does not know follow; the request itself stays as it was."""
+def test_a_call_is_written_in_the_engines_order_with_arguments_as_a_mapping() -> None:
+    """Unknown fields follow; the request does not change."""
     call = {
         "index": 0,
         "type": "function",
@@ -77,7 +77,7 @@ def test_a_call_is_written_in_the_engines_order_with_its_arguments_as_a_mapping(
 
 
 def test_a_developers_tools_are_only_ordered() -> None:
-    """Nothing is filled in or dropped, and what is no list of tools is left to the engine."""
+    """Nothing is added or dropped; anything else than a list of tools is left to the engine."""
     tool = {"x": 1, "type": "function", "function": {"y": 2, "strict": True, "name": "f"}}
     expected = {"function": {"name": "f", "strict": True, "y": 2}, "type": "function", "x": 1}
     assert order(developer_tools([tool])) == order([expected])
@@ -86,15 +86,15 @@ def test_a_developers_tools_are_only_ordered() -> None:
 
 
 @pytest.mark.parametrize("arguments", [None, "", "{", "[1]", "42", "null", [1], 7, "[" * 100_000, "1" * 5000])
-def test_arguments_that_are_no_object_become_an_empty_one(arguments: Any) -> None:
-    """A conversation goes on after a model once wrote bad JSON."""
+def test_arguments_that_are_not_an_object_become_empty(arguments: Any) -> None:
+    """A conversation can continue after a model wrote bad JSON."""
     call = normal_tool_call({"function": {"name": "f", "arguments": arguments}}, "x")
     assert call["function"]["arguments"] == {}
 
 
 @pytest.mark.parametrize("call", [None, 1, {}, {"function": 1}, {"type": "custom", "function": {"name": "f"}}])
 def test_only_calls_of_functions_are_accepted(call: Any) -> None:
-    """As on the engine."""
+    """As in the engine."""
     with pytest.raises(MalformedRequest, match="type function") as caught:
         normal_tool_call(call, "messages[3].tool_calls")
     assert caught.value.param == "messages[3].tool_calls"

@@ -1,4 +1,4 @@
-"""The base class of P/D dialects: how two pods agree on a handoff of KV, and how a pod is told to pull KV from a peer.
+"""The base class of P/D dialects: how KV is handed over between two pods, or pulled from a peer.
 
 A dialect is pure: it edits bodies and reads answers, and never sends anything. An answer may be garbage: a dialect
 returns None and never raises. Source: reference/protocols.md 3.

@@ -1,4 +1,4 @@
-"""Pods that hand over, and the bodies they get, for the tests of every dialect."""
+"""Pods and bodies for the tests of every dialect."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def pair(
     version: str = "0.32.0",
     facts: Mapping[str, Any] | None = None,
 ) -> Pair:
-    """Id 77, ends in 4d. A prefill pod may be one rank of several."""
-    told = {"engine_id": "abc"} if facts is None else facts
-    return Pair(pod(prefill, dp_rank=rank, version=version, handoff_port=port), pod(decode, version=version), 77, told)
+    """A pair with id 77 (hex 4d)."""
+    used = {"engine_id": "abc"} if facts is None else facts
+    return Pair(pod(prefill, dp_rank=rank, version=version, handoff_port=port), pod(decode, version=version), 77, used)
 
 
 def chat(**fields: Any) -> bytes:
@@ -41,7 +41,7 @@ def completion(**fields: Any) -> bytes:
 
 
 def answer(choice: Mapping[str, Any] | None = None, **fields: Any) -> bytes:
-    """What a prefill leg answers."""
+    """The answer of a prefill leg."""
     usual = {"index": 0, "text": " a", "finish_reason": "length"}
     return json.dumps({"id": "x", "choices": [{**usual, **(choice or {})}], **fields}).encode()
 

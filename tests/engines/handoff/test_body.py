@@ -1,4 +1,4 @@
-"""Fields of a body change, the others do not."""
+"""Editing fields of a body."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def raws(body: bytes) -> dict[str, bytes]:
     return {name: bytes(value) for name, value in msgspec.json.decode(body, type=dict[str, msgspec.Raw]).items()}
 
 
-def test_what_is_not_touched_stays_to_the_byte_and_in_its_place() -> None:
-    """Long integers, odd floats, whitespace and escapes inside values: none is read."""
+def test_untouched_fields_keep_their_bytes_and_place() -> None:
+    """Long integers, odd floats, whitespace and escapes inside values."""
     changed = edited(ODD, {"max_tokens": 1, "stream": False})
     assert changed == (
         rb'{"seed":-9223372036854775808,"big":12345678901234567890123,"p":1.0e-0,"q":-0.0,"r":1E400,'
@@ -40,23 +40,23 @@ def test_what_is_not_touched_stays_to_the_byte_and_in_its_place() -> None:
     )
 
 
-def test_a_change_that_changes_nothing_gives_the_same_bytes() -> None:
-    """Whitespace between the fields included."""
+def test_an_edit_without_effect_returns_the_same_bytes() -> None:
+    """Including whitespace between the fields."""
     assert edited(ODD, drop=("stop",), amend={"stream": False}) is ODD
 
 
-def test_amended_is_only_what_stands_there() -> None:
-    """In its place."""
+def test_only_present_fields_are_amended() -> None:
+    """It keeps its place."""
     assert edited(b'{"a":1,"b":2}', amend={"a": 7, "c": 7}) == b'{"a":7,"b":2}'
 
 
-def test_a_key_may_hide_behind_escapes() -> None:
-    """An engine reads `n` however it is written, and so do we."""
+def test_escaped_keys_are_recognized() -> None:
+    """Engines read an escaped key as a plain one."""
     assert edited(rb'{"\u006e":5,"kv_transfer\u005fparams":{"x":1},"\u00e9\"":2}', drop=("n",)) == b'{"\xc3\xa9\\"":2}'
 
 
-def test_of_a_key_that_stands_twice_the_last_holds() -> None:
-    """As for every engine."""
+def test_the_last_of_duplicate_keys_counts() -> None:
+    """As in every engine."""
     assert edited(b'{"a":1,"b":2,"a":3}', {"c": 4}) == b'{"a":3,"b":2,"c":4}'
     assert edited(b'{"n":1,"b":2,"n":3}', drop=("n",)) == b'{"b":2}'
 
@@ -64,8 +64,7 @@ def test_of_a_key_that_stands_twice_the_last_holds() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"{", b'{"a":1} x', rb'{"\ud800":1}', b'{"\xff":1}', DEEP], ids=lambda body: repr(body[:12])
 )
-def test_what_is_no_object_is_an_error(body: bytes) -> None:
-    """It is never half edited."""
+def test_anything_but_an_object_is_an_error(body: bytes) -> None:
     with pytest.raises(MalformedRequest):
         edited(body, {"max_tokens": 1})
 
@@ -81,7 +80,7 @@ def test_what_is_no_object_is_an_error(body: bytes) -> None:
 def test_any_edit_equals_the_same_edit_of_the_decoded_object(
     fields: dict[str, Any], put: dict[str, int], drop: set[str], amend: dict[str, int], ascii_only: bool
 ) -> None:
-    """Names in their old order, untouched values to the byte."""
+    """Names keep their order, untouched values every byte."""
     body = json.dumps(fields, ensure_ascii=ascii_only, indent=1).encode("utf-8", "surrogatepass")
     kept = {name: value for name, value in fields.items() if name not in STEERING_FIELDS and name not in drop}
     wanted = {**kept, **put, **{name: value for name, value in amend.items() if name in kept}}

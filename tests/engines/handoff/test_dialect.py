@@ -1,4 +1,4 @@
-"""What holds for every dialect; a new line in the table inherits it."""
+"""Tests of every dialect in the catalog."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OWNED = STEERING_FIELDS | {
     "stop",
     "stop_token_ids",
 }
-"""What some dialect writes; the prompt only as its own tokens."""
+"""Fields that some dialect writes; the prompt only as tokens."""
 PLANTED = {
     "kv_transfer_params": {"remote_host": "evil", "remote_kv_source": {"remote_host": "evil"}},
     "bootstrap_host": "evil",
@@ -44,7 +44,7 @@ PLANTED = {
 
 
 def legs(dialect: Dialect, endpoint: Endpoint, body: bytes, prefill: str = "http://10.0.0.3:8000") -> list[bytes]:
-    """Every body that the dialect makes of one request."""
+    """All bodies that a dialect builds for one request."""
     two = pair(prefill)
     handoff = dialect.read_handoff(endpoint, ANSWER, two)
     assert handoff is not None
@@ -55,7 +55,7 @@ def legs(dialect: Dialect, endpoint: Endpoint, body: bytes, prefill: str = "http
 
 
 def requests(dialect: Dialect, **fields: Any) -> list[tuple[Endpoint, bytes]]:
-    """Those that it takes."""
+    """The requests that it accepts."""
     both = [(CHAT, chat(**fields)), (COMPLETIONS, completion(**fields))]
     taken = [(endpoint, body) for endpoint, body in both if not dialect.split_refusal(endpoint, body)]
     assert taken
@@ -78,14 +78,14 @@ def requests(dialect: Dialect, **fields: Any) -> list[tuple[Endpoint, bytes]]:
     ],
 )
 def test_garbage_hands_nothing_over(dialect: Dialect, garbage: bytes) -> None:
-    """And is never raised."""
+    """Reading never raises."""
     assert dialect.read_handoff(CHAT, garbage, pair()) is None
     assert dialect.parse_facts(garbage, pod("http://p:1")) is None
 
 
 @EVERY
-def test_what_a_dialect_does_not_own_stays_to_the_byte(dialect: Dialect) -> None:
-    """And in its order."""
+def test_fields_of_others_keep_their_bytes(dialect: Dialect) -> None:
+    """Fields keep their order."""
     for endpoint, _ in requests(dialect):
         prompt = b'"messages":[ {"role":"user"} ]' if endpoint is CHAT else b'"prompt":"hi"'
         body = b'{"model":"m","seed":-9223372036854775808,' + prompt + b',"temperature":1.0e0,"x":[ 1.10 ],"y":1E400}'
@@ -99,16 +99,16 @@ def kept(body: bytes) -> list[tuple[str, bytes]]:
 
 
 @EVERY
-def test_what_a_client_plants_reaches_no_pod(dialect: Dialect) -> None:
-    """With it, it could read another tenant's KV or send a pod anywhere."""
+def test_a_clients_steering_fields_reach_no_pod(dialect: Dialect) -> None:
+    """It could read another tenant's KV, or make a pod connect to any host."""
     for endpoint, body in requests(dialect, **PLANTED):
         assert b"evil" in body
         assert not any(b"evil" in leg for leg in legs(dialect, endpoint, body))
 
 
 @EVERY
-def test_the_client_gets_the_answer_it_asked_for(dialect: Dialect) -> None:
-    """Streamed or not, and no shorter."""
+def test_the_client_gets_the_requested_answer(dialect: Dialect) -> None:
+    """Streamed or not, at full length."""
     for stream in (True, False):
         for endpoint, body in requests(dialect, stream=stream):
             decode = read(legs(dialect, endpoint, body)[1])
@@ -119,14 +119,14 @@ def test_the_client_gets_the_answer_it_asked_for(dialect: Dialect) -> None:
 
 @EVERY
 def test_one_pair_always_gives_the_same_bodies(dialect: Dialect) -> None:
-    """Everything random about a handoff is its id."""
+    """Only the id of a handoff is random."""
     for endpoint, body in requests(dialect):
         assert legs(dialect, endpoint, body) == legs(dialect, endpoint, body)
 
 
 @EVERY
-def test_an_ipv6_pod_is_never_named_ambiguously(dialect: Dialect) -> None:
-    """Before a port it stands in brackets, and it is never cut at its first colon."""
+def test_an_ipv6_pod_has_an_unambiguous_address(dialect: Dialect) -> None:
+    """It has brackets before a port and is never cut at a colon."""
     url = dialect.facts_url(pod("http://[fd00::3]:8000"))
     assert url is None or url.startswith("http://[fd00::3]:")
     for endpoint, body in requests(dialect):
@@ -136,7 +136,7 @@ def test_an_ipv6_pod_is_never_named_ambiguously(dialect: Dialect) -> None:
 
 
 @EVERY
-def test_what_no_kv_can_serve_is_refused(dialect: Dialect) -> None:
+def test_requests_with_several_results_are_refused(dialect: Dialect) -> None:
     """With a reason."""
     assert dialect.split_refusal(CHAT, chat(n=2))
     assert dialect.split_refusal(COMPLETIONS, completion(prompt=["a", "b"]))
@@ -151,8 +151,8 @@ def test_what_no_kv_can_serve_is_refused(dialect: Dialect) -> None:
         st.none() | st.integers(-2, 2**65) | st.text(max_size=3) | st.lists(st.integers(0, 3), max_size=2),
     )
 )
-def test_whatever_is_not_refused_can_be_handed_over(dialect: Dialect, fields: dict[str, Any]) -> None:
-    """No body raises that `refuses` has let pass."""
+def test_accepted_requests_can_be_handed_over(dialect: Dialect, fields: dict[str, Any]) -> None:
+    """No accepted body raises."""
     body = json.dumps({"model": "m", "prompt": "hi", **fields}).encode()
     if not dialect.split_refusal(COMPLETIONS, body):
         assert all(read(leg)["model"] == "m" for leg in legs(dialect, COMPLETIONS, body))

@@ -1,4 +1,4 @@
-"""TensorRT-LLM, as reference/protocols.md 3.9 has it."""
+"""TensorRT-LLM, as in reference/protocols.md 3.9."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def handoff(**fields: Any) -> Handoff:
 
 
 def test_the_context_leg_differs_by_its_parameters_alone() -> None:
-    """Nothing is added that the engine does not know: it would refuse the request."""
+    """The engine refuses unknown fields."""
     leg = read(TRTLLM.prefill_body(CHAT, chat(), pair()))
     wanted = read(chat()) | {
         "stream": False,
@@ -39,7 +39,7 @@ def test_the_context_leg_differs_by_its_parameters_alone() -> None:
 
 
 def test_the_generation_leg_gets_the_parameters_and_the_prompts_tokens() -> None:
-    """A chat beside its messages, a completion instead of its prompt."""
+    """A chat in addition to its messages, a completion instead of its prompt."""
     params = PARAMS | {"request_type": "generation_only"}
     assert read(TRTLLM.decode_body(CHAT, chat(), pair(), handoff())) == read(chat()) | {
         "disaggregated_params": params,
@@ -59,7 +59,7 @@ def test_without_tokens_the_prompt_stays() -> None:
 
 
 def test_a_first_token_that_ends_the_answer_is_the_answer() -> None:
-    """Without what only a generation leg needs."""
+    """Without the fields for the generation leg."""
     said = answer({"finish_reason": "stop", "disaggregated_params": PARAMS}, prompt_token_ids=[1])
     found = TRTLLM.read_handoff(CHAT, said, pair())
     assert found is not None
@@ -78,6 +78,6 @@ def test_an_unfinished_answer_is_handed_over(reason: str) -> None:
 
 
 def test_an_unfinished_answer_without_parameters_hands_nothing_over() -> None:
-    """Nor does one that does not say how it ended."""
+    """Nor does one without a finish reason."""
     assert TRTLLM.read_handoff(CHAT, answer(), pair()) is None
     assert TRTLLM.read_handoff(CHAT, answer({"finish_reason": None}), pair()) is None

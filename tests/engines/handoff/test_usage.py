@@ -1,4 +1,4 @@
-"""What a client is told about cached tokens."""
+"""The cached tokens that a client receives."""
 
 from __future__ import annotations
 
@@ -33,30 +33,29 @@ def corrected(text: bytes, cached_tokens: int | None, *, streamed: bool, cuts: l
     return b"".join([*out, correction.end()])
 
 
-def test_a_whole_answer_tells_what_the_prefill_pod_had() -> None:
-    """And not one byte more changes: the text that looks like usage stays."""
+def test_a_whole_answer_has_the_cached_tokens_of_the_prefill_pod() -> None:
+    """No other byte changes: text that looks like usage stays."""
     assert corrected(whole(95, TRICKY), 16, streamed=False) == whole(16, TRICKY)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_a_stream_tells_it_too(end: str) -> None:
-    """In every chunk that has a usage."""
+def test_a_stream_has_them_too(end: str) -> None:
+    """In every chunk with a usage."""
     assert corrected(stream(95, end), 16, streamed=True) == stream(16, end)
     assert stream(95, end) != stream(16, end)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, len(stream(95))), max_size=12), st.booleans(), st.integers(0, 10**6))
-def test_cuts_make_no_difference(cuts: list[int], streamed: bool, cached: int) -> None:
-    """Wherever the network puts them."""
+def test_the_division_into_chunks_makes_no_difference(cuts: list[int], streamed: bool, cached: int) -> None:
     text, wanted = (stream(95), stream(cached)) if streamed else (whole(95, TRICKY), whole(cached, TRICKY))
     assert corrected(text, cached, streamed=streamed, cuts=cuts) == wanted
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 200), max_size=6), st.binary(max_size=60), st.text(max_size=30), st.booleans())
-def test_what_has_no_usage_passes_as_it_is(cuts: list[int], noise: bytes, text: str, streamed: bool) -> None:
-    """Noise, and any text that a model may write."""
+def test_answers_without_usage_do_not_change(cuts: list[int], noise: bytes, text: str, streamed: bool) -> None:
+    """Noise, and any text of a model."""
     chunk = json.dumps({"choices": [{"text": TRICKY + text}]}).encode()
     body = noise + b"\ndata: " + chunk + b"\n\n"
     assert corrected(body, 16, streamed=streamed, cuts=cuts) == body
@@ -74,20 +73,20 @@ def test_what_has_no_usage_passes_as_it_is(cuts: list[int], noise: bytes, text: 
         b"",
     ],
 )
-def test_nothing_is_added_where_the_engine_does_not_tell(text: bytes) -> None:
-    """Nor is a number of that name elsewhere taken for it."""
+def test_nothing_is_added_where_the_engine_omits_it(text: bytes) -> None:
+    """A number of that name elsewhere stays."""
     assert corrected(text, 16, streamed=False) == text
     assert corrected(b"data: " + text, 16, streamed=True) == b"data: " + text
 
 
 def test_the_right_one_of_several_numbers_is_changed() -> None:
-    """The name may stand in other objects, before and behind."""
+    """The name may also occur in other objects."""
     text = b'{"a":{"cached_tokens":1},"usage":{"prompt_tokens_details":{"cached_tokens" : %d}},"z":{"cached_tokens":2}}'
     assert corrected(text % 95, 16, streamed=False) == text % 16
 
 
 def test_only_an_unfinished_line_is_held_back() -> None:
-    """Whatever is complete goes on at once."""
+    """Complete lines are returned at once."""
     correction = UsageCorrection(16, stream=True)
     assert correction.feed(b'data: {"a":1}\n\nda') == b'data: {"a":1}\n\n'
     assert correction.feed(b"ta: [D") == b""
@@ -96,8 +95,8 @@ def test_only_an_unfinished_line_is_held_back() -> None:
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_no_more_is_held_than_any_answer_needs(streamed: bool) -> None:
-    """A pod that never ends its line, or its answer, gets it through as it is."""
+def test_held_bytes_are_limited(streamed: bool) -> None:
+    """A line or answer without an end is passed on unchanged."""
     correction, sent, seen = UsageCorrection(16, streamed), 0, 0
     piece = b"data: " + b"x" * 65536
     while sent < 2 * MAX_HELD_BYTES:
@@ -108,12 +107,12 @@ def test_no_more_is_held_than_any_answer_needs(streamed: bool) -> None:
 
 
 def test_a_last_line_without_an_end_is_corrected_too() -> None:
-    """A pod may close where it should have written a newline."""
+    """A pod may close instead of writing a newline."""
     assert corrected(b"data: " + whole(95), 16, streamed=True) == b"data: " + whole(16)
 
 
-def test_without_a_number_nothing_is_touched_or_held() -> None:
-    """The prefill pod did not say."""
+def test_without_a_number_nothing_is_changed_or_held() -> None:
+    """The prefill pod did not report it."""
     correction = UsageCorrection(None, stream=False)
     assert correction.feed(whole(95)) == whole(95)
     assert correction.end() == b""

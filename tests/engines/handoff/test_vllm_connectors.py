@@ -10,7 +10,7 @@ from tests.engines.handoff.pairs import CHAT, COMPLETIONS, answer, chat, complet
 
 
 def test_a_prefill_leg_asks_for_one_token_and_no_stream() -> None:
-    """With both names of the limit where a chat uses both, and without what contradicts one token."""
+    """With both names of the limit for a chat, and without fields that contradict one token."""
     leg = read(prefill_leg(CHAT, chat(min_tokens=4, n=1, tools=[{"a": 1}], cache_salt="s", tool_choice="required")))
     assert leg == {
         "model": "m",
@@ -24,8 +24,8 @@ def test_a_prefill_leg_asks_for_one_token_and_no_stream() -> None:
     }
 
 
-def test_a_completion_knows_only_one_limit() -> None:
-    """What it may mean by the other is its own affair."""
+def test_a_completion_has_only_one_limit() -> None:
+    """The other one is left alone."""
     assert read(prefill_leg(COMPLETIONS, completion())) == {
         "model": "m",
         "prompt": "hi",
@@ -40,7 +40,7 @@ def test_a_completion_knows_only_one_limit() -> None:
     [("0.27.0", True), ("v0.27.1rc1", True), ("0.33.0.dev2+g1a", True), ("1.0", True), ("0.26.9", False), ("", False)],
 )
 def test_prompt_tokens_are_given_only_to_releases_that_read_them(version: str, takes: bool) -> None:
-    """A pod that does not say its version gets none."""
+    """A pod without a version gets none."""
     assert takes_prompt_tokens(pod("http://p:1", version=version)) is takes
 
 
@@ -68,7 +68,7 @@ def nixl_handoff() -> Handoff:
 
 
 def test_prefill_is_asked_to_keep_its_blocks() -> None:
-    """And for the prompt's tokens."""
+    """The prompt's tokens are requested too."""
     assert (
         NIXL.prefill_body(COMPLETIONS, completion(), pair())
         == (
@@ -79,8 +79,8 @@ def test_prefill_is_asked_to_keep_its_blocks() -> None:
     )
 
 
-def test_the_parameters_pass_to_decode_as_they_came() -> None:
-    """To the byte, fields of later releases included; nothing else of the body changes."""
+def test_the_parameters_are_passed_to_decode_unchanged() -> None:
+    """Every byte, including fields of later releases; the rest of the body does not change."""
     body = NIXL.decode_body(COMPLETIONS, b'{"model":"m","prompt":"hi","seed":1.0}', pair(), nixl_handoff())
     assert body == b'{"model":"m","prompt":"hi","seed":1.0,"kv_transfer_params":' + PARAMS.encode() + b"}"
 
@@ -98,7 +98,6 @@ def test_a_chat_carries_the_prompts_tokens_where_the_release_reads_them() -> Non
 
 
 def test_cached_tokens_are_the_prefill_pods() -> None:
-    """The only ones that saved anything."""
     assert (nixl_handoff().cached_tokens, nixl_handoff().prompt_token_ids) == (16, [7, 8])
 
 
@@ -106,12 +105,12 @@ def test_cached_tokens_are_the_prefill_pods() -> None:
     "reply", [answer(), answer(kv_transfer_params=None), answer(kv_transfer_params={}), answer(kv_transfer_params=[1])]
 )
 def test_an_answer_without_parameters_hands_nothing_over(reply: bytes) -> None:
-    """Decode then computes the prompt itself."""
+    """The decode pod then computes the prompt itself."""
     assert NIXL.read_handoff(CHAT, reply, pair()) is None
 
 
 def test_decode_must_follow_well_within_the_lease() -> None:
-    """30 s; afterwards the blocks may hold another prompt, and nobody would notice."""
+    """After 30 s the blocks may hold another prompt, without any error."""
     assert NIXL.hold_s <= 15.0
 
 
@@ -124,14 +123,14 @@ ONE = b'{"0":{"engine_id":"abc","worker_addr":{"0":{"0":"tcp://127.0.0.1:41369"}
 
 
 def test_a_prefill_pod_is_asked_for_its_engine() -> None:
-    """At its bootstrap port, which is not the port of its API."""
+    """At its bootstrap port."""
     assert MOONCAKE.facts_url(pod("http://10.0.0.3:8000")) == "http://10.0.0.3:8998/query"
     assert MOONCAKE.facts_url(pod("https://[fd00::3]:8000/v1")) == "http://[fd00::3]:8998/query"
     assert MOONCAKE.facts_url(pod("http://p:8000", handoff_port=9001)) == "http://p:9001/query"
 
 
 def test_the_engine_is_that_of_the_pods_rank() -> None:
-    """Or the only one of a pod without ranks."""
+    """Or the only one, for a pod without a rank."""
     assert MOONCAKE.parse_facts(QUERY, pod("http://p:1", dp_rank=1)) == {"engine_id": "def"}
     assert MOONCAKE.parse_facts(ONE, pod("http://p:1")) == {"engine_id": "abc"}
 
@@ -139,8 +138,8 @@ def test_the_engine_is_that_of_the_pods_rank() -> None:
 @pytest.mark.parametrize(
     ("reply", "rank"), [(QUERY, None), (ONE, 1), (b"{}", None), (b"", 0), (b"[]", 0), (b'{"0":{"engine_id":3}}', 0)]
 )
-def test_an_engine_that_is_not_told_apart_is_none(reply: bytes, rank: int | None) -> None:
-    """So that no decode leg is sent to wait for the wrong one."""
+def test_an_ambiguous_engine_is_none(reply: bytes, rank: int | None) -> None:
+    """No decode leg is sent to the wrong engine."""
     assert MOONCAKE.parse_facts(reply, pod("http://p:1", dp_rank=rank)) is None
 
 
@@ -168,7 +167,7 @@ def test_mooncakes_legs_meet_under_one_transfer_id() -> None:
 
 
 def test_only_its_length_ends_a_prefill_leg() -> None:
-    """Anything else would leave decode waiting for minutes."""
+    """Otherwise the decode leg would wait for minutes."""
     body = completion(stop=["a"], stop_token_ids=[4], ignore_eos=False)
     leg = read(MOONCAKE.prefill_body(COMPLETIONS, body, pair()))
     assert leg.keys() == {"model", "prompt", "max_tokens", "stream", "ignore_eos", "kv_transfer_params"}
@@ -189,14 +188,14 @@ def test_the_legs_meet_under_one_request_id() -> None:
 
 
 def test_a_pull_names_the_pod_that_has_the_prefix() -> None:
-    """And leaves the request as it is: what the peer does not have is computed."""
+    """The rest of the request stays; blocks that the peer does not have are computed."""
     body = P2p().pull_body(completion(), pair())
     assert body is not None
     assert read(body) == read(completion()) | {"kv_transfer_params": {"remote_kv_source": SOURCE}}
 
 
 def test_each_rank_has_its_own_side_channel() -> None:
-    """And an IPv6 host stands without brackets, as the engine adds them itself."""
+    """An IPv6 host has no brackets, because the engine adds them."""
     body = P2p().pull_body(completion(), pair("http://[fd00::3]:8000", rank=2, port=6000))
     assert body is not None
     source = read(body)["kv_transfer_params"]["remote_kv_source"]
@@ -204,7 +203,6 @@ def test_each_rank_has_its_own_side_channel() -> None:
 
 
 def test_a_pull_and_a_handoff_are_one_dialect() -> None:
-    """For both endpoints."""
     assert P2p().split_refusal(COMPLETIONS, completion()) == P2p().split_refusal(CHAT, chat()) == ""
 
 
@@ -212,7 +210,7 @@ STORE = SharedStore()
 
 
 def test_nothing_goes_over_the_wire() -> None:
-    """Prefill computes one token; decode gets the very bytes of the client."""
+    """Prefill computes one token; decode gets the client's own bytes."""
     body = chat()
     assert STORE.order is Order.PREFILL_FIRST
     assert read(STORE.prefill_body(CHAT, body, pair())).keys() == (read(body).keys() | {"max_tokens"}) - {
@@ -222,6 +220,6 @@ def test_nothing_goes_over_the_wire() -> None:
 
 
 def test_cached_tokens_of_the_prefill_pod_are_reported() -> None:
-    """Decode finds everything in the store and would call it cached."""
+    """The decode pod would count everything in the store as cached."""
     usage = {"prompt_tokens_details": {"cached_tokens": 4}}
     assert STORE.read_handoff(CHAT, answer(usage=usage), pair()) == Handoff(cached_tokens=4)
