@@ -28,7 +28,7 @@ async def test_get_returns_the_body(network: Network, make_pod: MakePod) -> None
 
 
 async def test_a_post_is_json_for_the_pods_rank(network: Network, make_pod: MakePod) -> None:
-    """Ranks that share a port are told apart by a header."""
+    """A header selects the rank of a shared port."""
     seen: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> bytes:

@@ -1,4 +1,4 @@
-"""What answers teach, and what is counted of it."""
+"""Calibration by observed responses, and its metrics."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def sample(made: Calibrator, name: str) -> float:
     return value
 
 
-def test_pods_of_one_model_engine_and_hardware_learn_together() -> None:
-    """What one has shown is expected of the other, and of none on other hardware."""
+def test_pods_of_one_model_engine_and_hardware_share_a_calibration() -> None:
+    """The speed of one is expected of the other, but not of pods on other hardware."""
     made = calibrator()
     for number, tokens in enumerate((1000, 2000, 500, 3000) * 10):
         made.observe_prefill(
@@ -55,8 +55,8 @@ def test_pods_of_one_model_engine_and_hardware_learn_together() -> None:
     assert made.calibration.speed(class_key(pod("b", "a100x8")), "b", PRIOR) == PRIOR
 
 
-def test_of_many_observations_a_hundred_a_second_are_learnt_from() -> None:
-    """Of each class, however many come."""
+def test_at_most_a_hundred_observations_a_second_are_used() -> None:
+    """For each class."""
     often, seldom = calibrator(), calibrator()
     for number in range(100):
         seen = PrefillObservation(1, 1000, 10**6, 500.0)
@@ -66,8 +66,8 @@ def test_of_many_observations_a_hundred_a_second_are_learnt_from() -> None:
     assert list(often.calibration.rows()) == list(seldom.calibration.rows()) != []
 
 
-def test_whether_there_is_anything_to_learn_is_known_beforehand() -> None:
-    """For whoever would have to work it out: of a pod's class, nothing for a while after a lesson."""
+def test_a_class_wants_no_observation_right_after_one() -> None:
+    """The caller need not compute one."""
     made = calibrator()
     assert made.wants_observation(pod("a"), 0.0)
     made.observe_prefill(pod("a"), PrefillObservation(1, 1000, 10**6, 500.0), 0.0)
@@ -79,23 +79,23 @@ def test_whether_there_is_anything_to_learn_is_known_beforehand() -> None:
     assert made.wants_observation(pod("b", "a100x8"), 0.0)
 
 
-def test_a_pod_that_was_not_configured_teaches_nothing() -> None:
-    """It may have gone meanwhile: there is no prior to start from."""
+def test_a_pod_without_a_prior_is_not_calibrated() -> None:
+    """It may have been removed meanwhile."""
     made = calibrator()
     made.observe_prefill(pod("gone"), PrefillObservation(1, 1000, 10**6, 500.0), 0.0)
     assert not list(made.calibration.rows())
 
 
-def test_kv_that_moves_teaches_its_link() -> None:
-    """By the KV that went over, and how long that took."""
+def test_a_transfer_calibrates_its_link() -> None:
+    """By the transferred bytes and the time."""
     made = calibrator()
     for _ in range(60):
         made.observe_transfer(pod("a"), pod("b"), 10_000, elapsed_ms=41.0, concurrent=0)
     assert made.calibration.link("rdma", LINK).transfer_ms(10_000_000) == pytest.approx(41.0, rel=0.15)
 
 
-def test_a_move_without_kv_or_link_teaches_nothing() -> None:
-    """Everything was there already; or nobody said what lies between."""
+def test_a_transfer_without_kv_or_link_is_ignored() -> None:
+    """All blocks were there already, or no link is configured."""
     made = calibrator()
     made.observe_transfer(pod("a"), pod("b"), 0, 41.0, 0)
     made.links = Links()
@@ -103,8 +103,8 @@ def test_a_move_without_kv_or_link_teaches_nothing() -> None:
     assert not list(made.calibration.rows())
 
 
-def test_only_what_the_client_waits_for_is_compared_with_what_came() -> None:
-    """A price also holds what others lose."""
+def test_only_client_delays_are_compared_with_the_ttft() -> None:
+    """A cost also contains the delays of other requests."""
     made = calibrator()
     chosen = candidate("a", 100.0, eviction_ms=900.0)
     made.compare_ttft("m", RouteDecision("p", "v", (chosen,)), chosen, 125.0)
@@ -112,8 +112,8 @@ def test_only_what_the_client_waits_for_is_compared_with_what_came() -> None:
     assert sample(made, "warmroute_time_to_first_token_error_ratio_sum") == pytest.approx(0.2)
 
 
-def test_regret_is_what_the_best_of_the_others_would_have_saved() -> None:
-    """Nothing where the others were expected to take longer; every eighth answer is looked at."""
+def test_regret_is_the_time_that_the_best_other_candidate_saves() -> None:
+    """0 where the others were expected to be slower. One in eight requests is sampled."""
     made = calibrator()
     chosen, other = candidate("a", 50.0), candidate("b", 80.0)
     decision = RouteDecision("p", "v", (chosen, other))
@@ -126,8 +126,8 @@ def test_regret_is_what_the_best_of_the_others_would_have_saved() -> None:
     assert sample(made, "warmroute_regret_seconds_count") == 2
 
 
-def test_a_pod_that_is_gone_has_no_clock_any_more() -> None:
-    """Another that comes under its name begins anew."""
+def test_a_removed_pod_has_no_clock() -> None:
+    """Another pod with its id starts with a new one."""
     made = calibrator()
     clock = made.clock("a")
     assert made.clock("a") is clock

@@ -12,7 +12,7 @@ BOUNDS = (0, 0.5, 1, 10)
 
 
 def exposed(registry: theirs.CollectorRegistry) -> list[str]:
-    """The exposition, without the times at which things began."""
+    """The exposition without creation times."""
     lines = theirs.generate_latest(registry).decode().splitlines()
     return [line for line in lines if "_created" not in line]
 
@@ -33,8 +33,8 @@ def test_a_series_exists_from_its_first_use() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", 'b"\n']), st.floats(-2, 20) | st.sampled_from(BOUNDS))))
-def test_what_is_exposed_is_what_prometheus_client_would_expose(seen: list[tuple[str, float]]) -> None:
-    """Names, labels, buckets, sums; values on a bound too."""
+def test_the_exposition_equals_that_of_prometheus_client(seen: list[tuple[str, float]]) -> None:
+    """Names, labels, buckets, sums; also for values on a bound."""
     expected, found = theirs.CollectorRegistry(), theirs.CollectorRegistry()
     counters = (
         theirs.Counter("sent", "Sent.", ["pod"], registry=expected),

@@ -1,4 +1,4 @@
-"""The last decisions are there to be asked about; nothing else is."""
+"""The recent decisions and their outcomes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def decided(journal: Journal, *names: str) -> None:
         journal.record(seen(name), decide(seen(name), BY), BY)
 
 
-def test_the_oldest_decision_goes() -> None:
-    """Memory is bounded by a number of decisions."""
+def test_the_oldest_decision_is_dropped() -> None:
+    """Memory is limited to a number of decisions."""
     journal = Journal(size=2)
     decided(journal, "one", "two", "three")
     assert len(journal) == 2 and journal.find("one") is None
@@ -32,22 +32,22 @@ def test_the_oldest_decision_goes() -> None:
     assert [each.scene.request_id for each in journal.latest(1)] == ["three"]
 
 
-def test_of_two_requests_with_one_id_the_later_counts() -> None:
-    """Clients name requests as they like; it is then the newest."""
+def test_a_repeated_request_id_replaces_the_earlier_decision() -> None:
+    """Clients choose ids. The decision is then the newest."""
     journal = Journal(size=2)
     decided(journal, "one", "two", "one", "three")
     assert [each.scene.request_id for each in journal.latest(5)] == ["one", "three"]
 
 
-def test_nothing_is_kept_where_nothing_may_be() -> None:
+def test_a_size_of_zero_keeps_nothing() -> None:
     """`keep: 0`."""
     journal = Journal(size=0)
     decided(journal, "one")
     assert len(journal) == 0
 
 
-def test_what_came_of_it_is_added_and_written() -> None:
-    """To the kept decision, and to every sink."""
+def test_the_outcome_is_added_and_written() -> None:
+    """To the recorded decision and to every sink."""
     lines: list[bytes] = []
     journal = Journal(writer=ReceiptWriter([lines.append]))
     decision = decide(seen("one"), BY)
@@ -59,8 +59,8 @@ def test_what_came_of_it_is_added_and_written() -> None:
     assert b'"workload":"chat"' in lines[1]
 
 
-def test_prompts_are_kept_only_where_that_is_asked_for() -> None:
-    """They are what people said."""
+def test_prompts_are_kept_only_where_configured() -> None:
+    """They are private."""
     for prompts in (False, True):
         journal = Journal(prompts=prompts)
         decided(journal, "one")

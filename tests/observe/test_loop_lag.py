@@ -1,4 +1,4 @@
-"""A loop that is held up is noticed by those who wait for it."""
+"""The lateness of a blocked event loop."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ STALL_S = 0.03
 
 
 def hold_up(seconds: float) -> None:
-    """Compute for so long, as a bad neighbour on the loop would."""
+    """Block the loop for a time."""
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s:
         pass
 
 
-async def test_a_call_is_told_how_late_it_comes() -> None:
-    """Whatever held the loop up when it was due."""
+async def test_a_call_receives_its_lateness() -> None:
+    """Of a loop that was blocked when the call was due."""
     late: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     call_later(INTERVAL_S, late.set_result)
     hold_up(INTERVAL_S + STALL_S)
     assert await late >= STALL_S
 
 
-async def test_a_stall_shows_in_the_looks_that_go_on_after_it() -> None:
-    """The first look is late by it, and others follow until the feed ends."""
+async def test_a_stall_shows_in_the_next_sample() -> None:
+    """The first sample is late by the stall, and sampling goes on."""
     seen: list[float] = []
     feed = asyncio.create_task(LoopLag(seen.append, lambda: True).run())
     await asyncio.sleep(0)
@@ -47,8 +47,8 @@ async def test_a_stall_shows_in_the_looks_that_go_on_after_it() -> None:
     assert len(seen) == last
 
 
-async def test_while_nobody_is_served_it_looks_less_often() -> None:
-    """Not for a moment between two requests; and as often as ever from the first look that finds somebody served."""
+async def test_an_idle_router_samples_less_often() -> None:
+    """Not in a short pause between requests; and at the full rate from the first sample with a request."""
     waits: list[float] = []
     calls: list[Callable[[float], None]] = []
 

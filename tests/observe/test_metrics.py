@@ -1,4 +1,4 @@
-"""Metrics are exposed whole, however they are rendered."""
+"""Rendering of metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from router.observe.metrics_merge import dump_metrics
 pytestmark = pytest.mark.anyio
 
 
-async def test_rendered_in_turns_it_is_the_same_text() -> None:
+async def test_rendering_in_turns_gives_the_same_text() -> None:
     """Family by family, in the same order."""
     metrics = Metrics()
     metrics.requests.labels("chat", "demo", "ok").inc()
@@ -21,8 +21,8 @@ async def test_rendered_in_turns_it_is_the_same_text() -> None:
     assert await metrics.render_in_turns() == metrics.render()
 
 
-async def test_others_have_their_turn_while_it_is_rendered() -> None:
-    """Requests among them; also where another worker asks for it, and where a family has a hundred pods' samples."""
+async def test_other_tasks_run_while_metrics_are_rendered() -> None:
+    """Also for another worker's dump, and in a family with the samples of many pods."""
     turns = 0
 
     async def serve() -> None:

@@ -1,4 +1,4 @@
-"""Metrics of several workers, as one."""
+"""Merged metrics of several workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def lines(text: bytes) -> set[str]:
 
 
 def worker(requests: int, took_s: float, leases: int, *, complete: bool = True) -> Metrics:
-    """That has served so many, and sees the same fleet as the others."""
+    """A worker that served this many requests and sees the shared fleet."""
     metrics = Metrics()
     metrics.requests.labels("chat", "m", "ok").inc(requests)
     metrics.ttft_s.labels("m").observe(took_s)
@@ -30,8 +30,8 @@ def worker(requests: int, took_s: float, leases: int, *, complete: bool = True) 
     return metrics
 
 
-async def test_counts_add_up_bucket_by_bucket() -> None:
-    """Also what only another worker has counted."""
+async def test_counters_and_buckets_are_added() -> None:
+    """Also series that only another worker has."""
     one, two = worker(2, 0.004, 0), worker(3, 0.3, 0)
     two.retries.labels("ConnectFailed").inc()
     found = lines(one.render(merge_metrics(one.registry, [await dump_metrics(two.registry)])))
@@ -45,8 +45,8 @@ async def test_counts_add_up_bucket_by_bucket() -> None:
     }
 
 
-async def test_what_each_has_adds_up_and_what_all_see_does_not() -> None:
-    """Leases are a worker's own; states, blocks and KV events are those of the one fleet."""
+async def test_own_gauges_are_added_and_shared_ones_are_not() -> None:
+    """Leases belong to one worker; states, blocks and KV events to the shared fleet."""
     one, two = worker(0, 1.0, 2), worker(0, 1.0, 3, complete=False)
     found = lines(one.render(merge_metrics(one.registry, [await dump_metrics(two.registry)])))
     assert found >= {
@@ -58,13 +58,13 @@ async def test_what_each_has_adds_up_and_what_all_see_does_not() -> None:
     }
 
 
-def test_alone_it_is_the_usual_text() -> None:
-    """To the byte."""
+def test_a_single_worker_has_the_usual_text() -> None:
+    """Byte for byte."""
     metrics = worker(2, 0.1, 1)
     assert metrics.render(merge_metrics(metrics.registry, [])) == metrics.render()
 
 
-def test_what_is_no_dump_is_refused() -> None:
-    """A worker of another version, for one."""
+def test_an_invalid_dump_is_refused() -> None:
+    """For example of a worker of another version."""
     with pytest.raises(ValueError):
         merge_metrics(Metrics().registry, [b"\xc1"])

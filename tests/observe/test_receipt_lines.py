@@ -1,4 +1,4 @@
-"""One line a request, and nothing that a full disk could do to a request."""
+"""One line for each request; a disk error stops the file, never a request."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def in_file(folder: Path, lines: list[bytes]) -> Path:
 
 
 def loaded(fleet: FleetSnapshot, running: int) -> FleetSnapshot:
-    """The same fleet a moment later."""
+    """The same fleet with a newer load."""
     pods = tuple(replace(status, load=PodLoad(running)) for status in fleet.pods)
     return replace(fleet, version=fleet.version + 1, pods=pods)
 
 
-def test_a_fleet_is_written_once_for_all_scenes_in_it(tmp_path: Path) -> None:
-    """Whatever its load is meanwhile; another fleet is another line."""
+def test_a_fleet_is_written_once_for_all_its_scenes(tmp_path: Path) -> None:
+    """Also after a change of load; another fleet is another line."""
     one = scene(*ready(pod("a"), pod("b")))
     later = structs.replace(one, fleet=loaded(one.fleet, 3))
     other = scene(*ready(pod("a")))
@@ -66,30 +66,30 @@ def test_a_fleet_is_written_once_for_all_scenes_in_it(tmp_path: Path) -> None:
     assert decisions == [decide(structs.replace(each, fleet=each.fleet), BY) for each in (one, later, other)]
 
 
-def test_a_fleet_is_written_again_now_and_then() -> None:
-    """A rotated file or a trimmed stream finds it."""
+def test_a_fleet_is_repeated_after_a_number_of_scenes() -> None:
+    """For rotated files and trimmed streams."""
     made = kept(scene(*ready(pod("a"))))
     lines = written(*[made] * (REPEAT_FLEET_AFTER_SCENES + 1))
     assert sum(line.startswith(b'{"kind":"fleet"') for line in lines) == 2
 
 
-def test_a_scene_without_its_fleet_is_told_apart(tmp_path: Path) -> None:
-    """Its receipt is there; it cannot be decided again."""
+def test_a_scene_without_its_fleet_is_marked(tmp_path: Path) -> None:
+    """Its receipt is read, but it cannot be decided again."""
     _, line = written(kept(scene(*ready(pod("a")))))
     ((receipt, found),) = recorded(read_lines(in_file(tmp_path, [line])))
     assert receipt.id == "r" and found is None
 
 
-def test_without_scenes_there_are_receipts_alone() -> None:
-    """And so for a request that was never decided."""
+def test_without_scenes_only_receipts_are_written() -> None:
+    """Also for a request that was never decided."""
     (line,) = written(kept(scene(*ready(pod("a")))), scenes=False)
     assert b'"candidates":' in line and b'"scene":' not in line
     (line,) = written(None)
     assert msgspec.json.decode(line, type=Receipt).blocks
 
 
-def test_a_prompt_stands_there_only_where_it_was_asked_for() -> None:
-    """Neither its text nor its tokens."""
+def test_a_prompt_is_written_only_where_configured() -> None:
+    """Otherwise neither text nor tokens."""
     asked = request(prompt={"messages": [{"role": "user", "content": "harbour"}]})
     seen = scene(*ready(pod("a")), request=asked)
     made = record_decision(record(seen), decide(seen, BY), BY, 0.0, asked.prompt)
@@ -97,15 +97,15 @@ def test_a_prompt_stands_there_only_where_it_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize("bad", [b"{}", b"no json", b'{"kind":"receipt","at_s":"x"}'])
-def test_a_line_that_is_none_is_named(tmp_path: Path, bad: bytes) -> None:
-    """By file and number."""
+def test_an_invalid_line_is_reported(tmp_path: Path, bad: bytes) -> None:
+    """With file and number."""
     path = in_file(tmp_path, [*written(kept(scene(*ready(pod("a"))))), bad])
     with pytest.raises(ConfigError, match=r"receipts\.jsonl:3: not a receipt"):
         read_receipts(path)
 
 
 def test_a_scene_with_another_fleets_loads_is_refused(tmp_path: Path) -> None:
-    """Nobody decides on half a fleet."""
+    """It cannot be decided again."""
     fleet, line = written(kept(scene(*ready(pod("a"), pod("b")))))
     fewer = msgspec.json.decode(fleet)
     fewer["pods"].pop()
@@ -114,8 +114,8 @@ def test_a_scene_with_another_fleets_loads_is_refused(tmp_path: Path) -> None:
         list(recorded(read_lines(path)))
 
 
-def test_receipts_are_appended_for_their_owner_alone(tmp_path: Path) -> None:
-    """A restart goes on in the same file."""
+def test_receipts_are_appended_and_private_to_their_owner(tmp_path: Path) -> None:
+    """A restart appends to the same file."""
     file = tmp_path / "receipts.jsonl"
     for line in (b"one", b"two"):
         log = ReceiptLog(str(file))
@@ -125,8 +125,8 @@ def test_receipts_are_appended_for_their_owner_alone(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_disk_that_refuses_ends_the_receipts_and_nothing_else(tmp_path: Path) -> None:
-    """Neither a write nor the close raises; here the file is a pipe whose reader has left."""
+def test_a_disk_error_stops_only_the_receipts(tmp_path: Path) -> None:
+    """Neither write nor close raises. The file is a pipe whose reader is closed."""
     file = tmp_path / "receipts.jsonl"
     os.mkfifo(file)
     reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
@@ -137,8 +137,8 @@ def test_a_disk_that_refuses_ends_the_receipts_and_nothing_else(tmp_path: Path) 
     log.close()
 
 
-def test_two_workers_append_to_one_file_without_mixing_their_lines(tmp_path: Path) -> None:
-    """However long they are, and though each holds some back."""
+def test_lines_of_two_workers_do_not_mix(tmp_path: Path) -> None:
+    """Also long lines, and with both buffers in use."""
     file = tmp_path / "receipts.jsonl"
     logs = [ReceiptLog(str(file)) for _ in range(2)]
     for number in range(200):

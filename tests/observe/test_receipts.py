@@ -1,4 +1,4 @@
-"""A receipt says what was decided and what came of it, in numbers alone."""
+"""Receipts: decision and outcome in numbers."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def kept(pods: int = 8) -> RecordedDecision:
     ("block_size_tokens", "blocks", "kept"),
     [(16, 17, (128, [107, 115])), (16, 7, (128, [])), (64, 3, (128, [101])), (512, 2, (512, [100, 101]))],
 )
-def test_every_so_many_hashes_stand_for_all_before_them(
+def test_a_receipt_holds_a_subset_of_the_hashes(
     block_size_tokens: int, blocks: int, kept: tuple[int, list[int]]
 ) -> None:
-    """A chain hash covers the prompt up to its end, so that none between them is needed."""
+    """A chain hash covers the whole prefix, so the others are not needed."""
     assert receipt_blocks(prefix(block_size_tokens, blocks)) == kept
 
 
-def test_a_request_under_way_has_a_receipt_without_a_result() -> None:
-    """The best candidates with all parts, and how many there were."""
+def test_a_request_in_progress_has_a_receipt_without_a_result() -> None:
+    """The best candidates with all parts, and the number of all."""
     found = decision_receipt(kept())
     assert (found.id, found.policy, found.policy_version, found.result) == ("req-7", "cost_aware", BY.version, "")
     assert (found.at_s, found.prompt_tokens, found.candidate_count) == (12.0, 1000, 8)
@@ -55,8 +55,8 @@ def test_a_request_under_way_has_a_receipt_without_a_result() -> None:
     assert dict(found.candidates[0].parts)["prefill"] > 0
 
 
-def test_the_one_that_served_is_kept_wherever_it_stood() -> None:
-    """After a retry it may be none of the best."""
+def test_the_candidate_that_served_is_kept_at_any_rank() -> None:
+    """After a retry it may not be among the best."""
     seen = scene(*ready(*(pod(f"p{number}") for number in range(8))))
     decision = decide(seen, BY)
     made = record_decision(record(seen), decision, BY, 0.0)
@@ -72,15 +72,15 @@ def test_the_one_that_served_is_kept_wherever_it_stood() -> None:
 
 
 def test_a_request_that_was_never_decided_has_a_receipt() -> None:
-    """With what is known of it."""
+    """With the known fields."""
     outcome = Outcome(id="r", at_s=1.0, model="m", endpoint="chat", result="NoReadyPod", phases_s={"admit": 0.002})
     found = receipt(outcome)
     assert (found.id, found.result, found.pod, found.candidates) == ("r", "NoReadyPod", "", ())
     assert found.phases_ms == {"admit": 2.0}
 
 
-def test_an_explanation_explains_what_is_kept() -> None:
-    """The same candidates in both halves."""
+def test_an_explanation_matches_the_recorded_decision() -> None:
+    """Both parts have the same candidates."""
     found = explained(kept())
     assert [column.plan for column in found.explanation.columns] == list(found.receipt.candidates)
     assert found.explanation.why.startswith("p1, by lowest cost: ")

@@ -1,4 +1,4 @@
-"""A shadow decides beside the live policy, in its own time."""
+"""A shadow policy decides a sample of the traffic again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIVE, HIT = policy("queue", "prefill", name="live"), policy("prefill", name="hit
 
 
 def seen(name: str = "r") -> Scene:
-    """The holder of the prompt has 500 ms to do."""
+    """The holder of the prompt has a queue of 500 ms."""
     busy = {"a": InFlight(1, 1, 9, 500.0, 9)}
     return holding(scene(*ready(pod("a"), pod("b")), request=request(name), inflight=busy), "a", 60)
 
@@ -32,7 +32,7 @@ def shadows(metrics: Metrics, *policies: Policy) -> Shadows:
 
 
 def shadowed_by(name: str, rate: float = 1.0) -> Policy:
-    """The live policy with another beside it."""
+    """The live policy with a shadow."""
     return replace(LIVE, shadow=Shadow(name, rate))
 
 
@@ -50,8 +50,8 @@ def counted(metrics: Metrics, name: str, **labels: str) -> float:
     return metrics.registry.get_sample_value(name, labels) or 0.0
 
 
-async def test_it_agrees_with_itself() -> None:
-    """Over many requests, always."""
+async def test_a_policy_agrees_with_itself() -> None:
+    """For many requests."""
     metrics = Metrics()
     shadow = shadows(metrics, LIVE)
     for number in range(20):
@@ -61,8 +61,8 @@ async def test_it_agrees_with_itself() -> None:
     assert counted(metrics, "warmroute_shadow_decisions_total", policy="live", agrees="yes", **CHAT) == 20
 
 
-async def test_what_the_other_choice_is_worth_is_counted_by_both_prices() -> None:
-    """The live policy sees the queue; the shadow sees its cache alone; and the answer came after 600 ms."""
+async def test_the_gain_of_the_other_choice_is_counted_by_both_prices() -> None:
+    """The live policy prices the queue, the shadow only the cache; the first token came after 600 ms."""
     metrics = Metrics()
     shadow = shadows(metrics, HIT)
     offer(shadow, shadowed_by("hit"), ttft_ms=600.0)
@@ -75,8 +75,8 @@ async def test_what_the_other_choice_is_worth_is_counted_by_both_prices() -> Non
 
 
 @pytest.mark.parametrize(("rate", "least", "most"), [(0.0, 0, 0), (0.5, 60, 140), (1.0, 200, 200)])
-async def test_it_sees_that_share_of_the_requests(rate: float, least: int, most: int) -> None:
-    """By their ids, so that replicas and restarts agree on which."""
+async def test_a_shadow_decides_its_share_of_the_requests(rate: float, least: int, most: int) -> None:
+    """Chosen by id, so that replicas and restarts choose the same."""
     metrics = Metrics()
     shadow = shadows(metrics, LIVE)
     for number in range(200):
@@ -85,8 +85,8 @@ async def test_it_sees_that_share_of_the_requests(rate: float, least: int, most:
     assert least <= waiting <= most
 
 
-async def test_more_than_it_can_do_is_dropped_and_counted() -> None:
-    """Never is anything waited for."""
+async def test_requests_over_the_queue_limit_are_dropped_and_counted() -> None:
+    """Without waiting."""
     metrics = Metrics()
     shadow = shadows(metrics, LIVE)
     for number in range(MAX_WAITING + 3):
@@ -94,7 +94,7 @@ async def test_more_than_it_can_do_is_dropped_and_counted() -> None:
     assert counted(metrics, "warmroute_shadow_dropped_total", policy="live", **CHAT) == 3
 
 
-async def test_a_scene_that_it_would_refuse_is_counted_as_dropped() -> None:
+async def test_a_scene_that_the_shadow_refuses_is_counted_as_dropped() -> None:
     """There is nothing to compare."""
     metrics = Metrics()
     refusing: Policy = policy("queue", "handoff", name="refusing", pd={"on_no_prefill": "fail"})
@@ -106,7 +106,7 @@ async def test_a_scene_that_it_would_refuse_is_counted_as_dropped() -> None:
 
 
 async def test_without_a_shadow_nothing_is_decided_twice() -> None:
-    """Nor with one that has gone with a reload."""
+    """Also where a reload removed the shadow."""
     shadow = shadows(Metrics(), LIVE)
     offer(shadow, LIVE)
     offer(shadow, shadowed_by("gone"))

@@ -1,4 +1,4 @@
-"""Hand-made pods that do exactly what a test says, and a forwarder in front of them."""
+"""Scripted pods and a forwarder in front of them."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from router.types import Endpoint, InferenceRequest, Links, Pod, PodSpeed, Promp
 from tests.policy.scenes import POLICIES
 
 PATIENCE_S = 5.0
-"""Longest that a test waits for what must happen: only a failing one waits that long."""
+"""Timeout of a test; only a failing test reaches it."""
 LONGER_S = 10 * PATIENCE_S
-"""What the router itself gives up after may not be taken for what it should have ended."""
+"""Timeouts of the router that no test may reach."""
 
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
@@ -48,7 +48,7 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_toke
 
 
 class Asked:
-    """One request as a pod got it, and the means to answer."""
+    """One request as a pod received it, and methods to respond."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes, body: bytes) -> None:
         self._reader, self._writer = reader, writer
@@ -63,7 +63,7 @@ class Asked:
         return found
 
     async def answer(self, body: Mapping[str, Any], status: int = 200) -> None:
-        """A whole answer."""
+        """Send a whole response."""
         raw = json.dumps(body).encode()
         head = f"HTTP/1.1 {status} X\r\ncontent-type: {JSON}\r\ncontent-length: {len(raw)}\r\n\r\n"
         await self.send(head.encode() + raw)
@@ -101,7 +101,7 @@ class Asked:
 Behaviour = Callable[[Asked], Awaitable[None]]
 
 
-class HandMadePod:
+class ScriptedPod:
     """Serves every request by `behaviour`, which may be changed at any time."""
 
     def __init__(self, behaviour: Behaviour) -> None:
@@ -109,7 +109,7 @@ class HandMadePod:
         self.asked: list[Asked] = []
         self.connected = 0
         self.working = 0
-        """Requests whose behaviour has not come to its end."""
+        """Requests whose behaviour is still running."""
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connected += 1
@@ -136,7 +136,7 @@ class HandMadePod:
 
 @dataclass
 class Client:
-    """A downstream that remembers what it was given."""
+    """A downstream that records what it receives."""
 
     started: bool = False
     disconnected: bool = False
@@ -170,9 +170,9 @@ class Client:
 
 
 class Town:
-    """A fleet of hand-made pods by id, and the forwarder that is tested."""
+    """A fleet of scripted pods by id, and the forwarder under test."""
 
-    def __init__(self, pods: Mapping[str, HandMadePod], urls: Mapping[str, str], first_byte_s: float, retries: int):
+    def __init__(self, pods: Mapping[str, ScriptedPod], urls: Mapping[str, str], first_byte_s: float, retries: int):
         self.made = pods
         self.fleet, self.ledger, self.store, self.metrics = Fleet(), Ledger(), LocalStore(), Metrics()
         self.fleet.sync(
@@ -187,7 +187,7 @@ class Town:
         self.pools = UpstreamPools(UpstreamTimeouts(LONGER_S, first_byte_s, LONGER_S))
         self.facts: Mapping[str, Any] | None = {}
         self.read_prompt: PromptPrefix | None = None
-        """What every prompt is read as, by `read`."""
+        """The result of `read` for every prompt."""
         self.policy = "cost_aware"
         self.log_lines: list[str] = []
         self.journal = Journal()
@@ -219,7 +219,7 @@ class Town:
         self.forwarder = Forwarder(needs)
 
     def pod(self, name: str) -> Pod:
-        """As it is now."""
+        """The pod in its current state."""
         status = self.fleet.status(name)
         assert status is not None
         return status.pod
@@ -231,7 +231,7 @@ class Town:
     def context(
         self, *plans: Plan, headers: HeaderList | None = None, prompt: PromptPrefix | None = None, **fields: Any
     ) -> RequestContext:
-        """A chat that is decided upon: these plans, best first, each with 7 cached tokens expected."""
+        """A chat, decided for these plans, best first, each with 7 expected cached tokens; undecided for none."""
         body = {**CHAT, **fields}
         endpoint = Endpoint.CHAT if "messages" in body else Endpoint.COMPLETIONS
         request = InferenceRequest(
@@ -250,7 +250,7 @@ class Town:
             peer="192.0.2.1",
         )
         candidates = tuple(Candidate(plan, Cost.of((), 10.0), 7) for plan in plans)
-        decision = RouteDecision("by hand", "1", candidates) if plans else None
+        decision = RouteDecision("scripted", "1", candidates) if plans else None
         return RequestContext(request, inbound, prompt=prompt, decision=decision)
 
     async def forward(self, context: RequestContext, client: Client | None = None) -> Client:
@@ -276,18 +276,18 @@ class Town:
         return self.counted("warmroute_handoffs_total", dialect=dialect, result=result)
 
     def failures(self, pod: str) -> int:
-        """Held against the pod at this moment."""
+        """Current failures of the pod."""
         record = self.breaker._records.get(pod)
         return record.failures if record else 0
 
     async def until(self, holds: Callable[[], object]) -> None:
-        """Let everything else run until something holds."""
+        """Run other tasks until a condition holds."""
         async with asyncio.timeout(PATIENCE_S):
             while not holds():
                 await asyncio.sleep(0)
 
     async def left_alone(self) -> None:
-        """Until no pod works for us any more and no place is taken up."""
+        """Wait until no pod works for the router and no lease is left."""
         await self.until(lambda: not any(pod.working for pod in self.made.values()))
         await self.until(lambda: not self.ledger.inflight())
 
@@ -296,8 +296,8 @@ class Town:
 async def town(
     *, host: str = "127.0.0.1", first_byte_s: float = LONGER_S, retries: int = 2, **behaviours: Behaviour
 ) -> AsyncIterator[Town]:
-    """Pods that listen, by id."""
-    pods = {name: HandMadePod(behaviour) for name, behaviour in behaviours.items()}
+    """Run pods, by id."""
+    pods = {name: ScriptedPod(behaviour) for name, behaviour in behaviours.items()}
     servers = {name: await asyncio.start_server(pod, host, 0) for name, pod in pods.items()}
     bracketed = f"[{host}]" if ":" in host else host
     urls = {name: f"http://{bracketed}:{server.sockets[0].getsockname()[1]}" for name, server in servers.items()}

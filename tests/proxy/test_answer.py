@@ -1,4 +1,4 @@
-"""What is learnt from an answer that passes."""
+"""Reading first token and usage of a response."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ STREAM = b": keep-alive\n\n" + ROLE + delta(content="Hé") + delta(content="llo"
 
 
 def read(*pieces: bytes) -> tuple[AnswerReader, list[int]]:
-    """The reader, and the numbers of the pieces that brought a first token."""
+    """The reader, and the numbers of the pieces with a first token."""
     reader = AnswerReader()
     return reader, [number for number, piece in enumerate(pieces) if reader.feed(piece)]
 
 
 def first_token_at(stream: bytes) -> int:
-    """How many bytes must have come before the first token has."""
+    """Number of bytes up to the first token."""
     reader = AnswerReader()
     return next(at for at in range(len(stream)) if reader.feed(stream[at : at + 1])) + 1
 
 
 def test_the_first_token_is_the_first_text_and_not_the_role() -> None:
-    """Fed byte by byte: its first character, and not earlier."""
+    """Fed byte by byte, it is found at its first character."""
     assert STREAM[: first_token_at(STREAM)].endswith(b'"content":"H')
 
 
 @pytest.mark.parametrize("cut", range(len(STREAM)))
-def test_wherever_a_stream_is_cut_the_same_is_learnt(cut: int) -> None:
+def test_the_result_does_not_depend_on_where_a_stream_is_cut(cut: int) -> None:
     """Inside a word, a number or a character."""
     reader, first = read(STREAM[:cut], STREAM[cut:])
     assert first == [0 if cut >= first_token_at(STREAM) else 1]
     assert (reader.prompt_tokens, reader.cached_tokens) == (2016, 1920)
 
 
-def test_a_usage_that_says_nothing_takes_no_earlier_one_away() -> None:
-    """Whether both come in one piece or in two."""
+def test_an_empty_usage_does_not_replace_an_earlier_one() -> None:
+    """In one piece or in two."""
     silent = event(choices=[], usage=None)
     for pieces in ((USAGE + silent,), (USAGE, silent)):
         assert read(*pieces)[0].prompt_tokens == 2016
@@ -65,8 +65,8 @@ def test_a_usage_that_says_nothing_takes_no_earlier_one_away() -> None:
 
 @settings(max_examples=60)
 @given(cuts=st.lists(st.integers(0, len(STREAM)), max_size=30).map(sorted))
-def test_any_pieces_tell_the_same(cuts: list[int]) -> None:
-    """Down to single bytes; the first token is announced once."""
+def test_any_pieces_give_the_same_result(cuts: list[int]) -> None:
+    """Down to single bytes; the first token is reported once."""
     edges = [0, *cuts, len(STREAM)]
     reader, first = read(*(STREAM[start:end] for start, end in pairwise(edges)))
     assert len(first) == 1
@@ -86,8 +86,8 @@ def test_any_pieces_tell_the_same(cuts: list[int]) -> None:
         b"",
     ],
 )
-def test_what_carries_no_text_is_no_token(silent: bytes) -> None:
-    """Roles, empty deltas, names of tools, comments, usage."""
+def test_chunks_without_text_are_not_tokens(silent: bytes) -> None:
+    """Roles, empty deltas, tool names, comments, usage."""
     assert read(silent)[1] == []
 
 
@@ -104,7 +104,7 @@ def test_what_carries_no_text_is_no_token(silent: bytes) -> None:
     ],
 )
 def test_text_reasoning_and_arguments_are_tokens(token: bytes) -> None:
-    """Of chats, completions and unstreamed answers, with or without a space after the colon."""
+    """Of chats, completions and unstreamed responses, with or without a space after the colon."""
     assert read(ROLE, token)[1] == [1]
 
 
@@ -112,7 +112,7 @@ def test_text_reasoning_and_arguments_are_tokens(token: bytes) -> None:
     "text", ['"cached_tokens": 9', '"usage": {"prompt_tokens": 9, "cached_tokens": 9}', '\\"usage": {']
 )
 def test_a_model_cannot_write_its_own_usage(text: str) -> None:
-    """Quotes in a text are escaped."""
+    """Quotes in generated text are escaped."""
     reader, _ = read(ROLE, delta(content=text), USAGE, DONE)
     assert (reader.prompt_tokens, reader.cached_tokens) == (2016, 1920)
     alone, _ = read(ROLE, delta(content=text), DONE)
@@ -120,22 +120,22 @@ def test_a_model_cannot_write_its_own_usage(text: str) -> None:
 
 
 def test_the_last_usage_counts() -> None:
-    """Of engines that repeat it with every chunk, or send null with all but the last."""
+    """Engines repeat it with every chunk, or send null with all but the last."""
     early = event(choices=[], usage={"prompt_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}})
     empty = event(choices=[], usage=None)
     reader, _ = read(early, ROLE, empty, delta(content="x" * 9000), USAGE, DONE)
     assert (reader.prompt_tokens, reader.cached_tokens) == (2016, 1920)
 
 
-def test_a_reported_zero_is_not_silence() -> None:
-    """None only where nothing was said."""
+def test_a_reported_zero_is_a_value() -> None:
+    """None means not reported."""
     zero = {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 0}}
     assert read(event(usage=zero))[0].cached_tokens == 0
     assert read(event(usage={"prompt_tokens": 5, "prompt_tokens_details": None}))[0].cached_tokens is None
 
 
-def test_memory_does_not_grow_with_the_answer() -> None:
-    """An answer without a token or usage in sight is not kept."""
+def test_memory_does_not_grow_with_the_response() -> None:
+    """Bytes without a token or usage are not kept."""
     reader = AnswerReader()
     for _ in range(200):
         reader.feed(b"x" * 10_000)
@@ -148,9 +148,9 @@ SIGNS = [b'"usage": {', b'"usage"', b'"cached_tokens": ', b'"prompt_tokens":', b
 
 @settings(max_examples=80)
 @given(pieces=st.lists(st.sampled_from(SIGNS) | st.binary(max_size=20), max_size=20))
-def test_whatever_an_engine_writes_is_read_without_an_error(pieces: list[bytes]) -> None:
-    """Numbers without end, signs cut in two, bytes that are no text: at most nothing is learnt."""
+def test_any_bytes_are_read_without_an_error(pieces: list[bytes]) -> None:
+    """Long numbers, truncated keys, bytes that are not text."""
     reader, first = read(*pieces)
     assert len(first) <= 1
-    for told in (reader.cached_tokens, reader.prompt_tokens, reader.output_tokens):
-        assert told is None or 0 <= told < 10**12
+    for count in (reader.cached_tokens, reader.prompt_tokens, reader.output_tokens):
+        assert count is None or 0 <= count < 10**12

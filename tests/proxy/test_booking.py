@@ -1,4 +1,4 @@
-"""Places of an attempt, and that none is left behind."""
+"""The leases of an attempt, and their release."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def booked(ledger: Ledger, plan: Plan) -> Booking:
 
 
 def test_a_split_computes_on_one_pod_and_keeps_its_context_on_the_other() -> None:
-    """What the prefill pod has cached is not computed; after its answer it only sends."""
+    """Cached tokens of the prefill pod are not computed; after its response it only sends."""
     ledger = Ledger()
     booking = booked(ledger, PLANS[2])
     now = ledger.inflight()
@@ -38,7 +38,7 @@ def test_a_split_computes_on_one_pod_and_keeps_its_context_on_the_other() -> Non
 
 
 def test_a_pull_counts_on_its_holder_until_the_first_token() -> None:
-    """From then on the holder has nothing to do with the request."""
+    """Then the holder is no longer involved."""
     ledger = Ledger()
     booking = booked(ledger, PLANS[1])
     assert ledger.inflight()["b"].pulls == 1
@@ -47,7 +47,7 @@ def test_a_pull_counts_on_its_holder_until_the_first_token() -> None:
 
 
 def test_a_handoff_that_ends_after_the_first_token_sends_nothing() -> None:
-    """Where both legs start at once, the prefill leg's answer may come last."""
+    """Where both requests are sent at once, the prefill response may come last."""
     ledger = Ledger()
     booking = booked(ledger, PLANS[2])
     booking.first_token()
@@ -56,8 +56,8 @@ def test_a_handoff_that_ends_after_the_first_token_sends_nothing() -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_what_was_booked_is_known_in_milliseconds(plan: Plan) -> None:
-    """Wherever the prefill is."""
+def test_the_booked_prefill_is_available_in_milliseconds(plan: Plan) -> None:
+    """On either pod."""
     assert booked(Ledger(), plan).prefill_ms == PLANS[0].pod.speed.compute_ms(64, 100)
 
 
@@ -66,8 +66,8 @@ def test_what_was_booked_is_known_in_milliseconds(plan: Plan) -> None:
     plans=st.lists(st.sampled_from(PLANS), min_size=1, max_size=4),
     steps=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["handed_over", "first_token"])), max_size=8),
 )
-def test_whatever_happens_nothing_is_left_after_the_release(plans: list[Plan], steps: list[tuple[int, str]]) -> None:
-    """In any order, with or without a handoff and a first token, once or twice."""
+def test_nothing_is_booked_after_the_release(plans: list[Plan], steps: list[tuple[int, str]]) -> None:
+    """After any sequence of handoff and first token, once or twice."""
     ledger = Ledger()
     bookings = [booked(ledger, plan) for plan in plans]
     for number, step in dict.fromkeys(steps):
@@ -79,8 +79,8 @@ def test_whatever_happens_nothing_is_left_after_the_release(plans: list[Plan], s
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_pull_to_an_idle_pod_shows_how_long_it_took(others: int) -> None:
-    """ConcurrentDecode another request nobody could tell; nor where its first token was not seen."""
+def test_a_pull_to_an_idle_pod_is_timed(others: int) -> None:
+    """Not on a busy pod, and not where the first token was not seen."""
     ledger = Ledger()
     for _ in range(others):
         ledger.book(pod("a"), 100, 0, 0.0)
@@ -92,8 +92,8 @@ def test_a_pull_to_an_idle_pod_shows_how_long_it_took(others: int) -> None:
     assert unseen.pulled_ms is None
 
 
-def test_a_first_token_that_comes_after_it_was_due_changes_nothing() -> None:
-    """Nor does one that comes twice, or after the end: only the first tells how long it took."""
+def test_a_first_token_after_its_expected_time_has_no_effect() -> None:
+    """Nor does a second one, or one after the release."""
     ledger, clock = Ledger(), PrefillClock()
     booking = Booking(ledger, Candidate(PLANS[0], Cost.of((), 1.0), 64), 100, lambda _: clock)
     booking.assume_first_token()

@@ -1,4 +1,4 @@
-"""Whatever bytes a pod sends, however they are cut: an answer, or an error of ours, and never a hang."""
+"""Any bytes of a pod, in any pieces, are a response or one of our errors, and never a hang."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ANSWERS = [
 
 
 class Transport(asyncio.Transport):
-    """Sends nowhere; says whether it is open, and whether the pod may go on."""
+    """Drops what is sent; records whether it is open and whether reading is paused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,8 +93,8 @@ places = st.lists(st.integers(0, 10_000), max_size=12)
 
 @settings(max_examples=80, deadline=None)
 @given(answer=st.sampled_from(ANSWERS), places=places, pours=st.booleans())
-def test_an_answer_is_the_same_however_it_is_cut(answer: bytes, places: list[int], pours: bool) -> None:
-    """Inside a header, a chunk's size, a line's end."""
+def test_a_response_does_not_depend_on_how_it_is_cut(answer: bytes, places: list[int], pours: bool) -> None:
+    """Inside a header, a chunk size, a line end."""
     assert asyncio.run(received(cut(answer, places), pours=pours)) == (200, BODY)
 
 
@@ -108,10 +108,10 @@ def test_an_answer_is_the_same_however_it_is_cut(answer: bytes, places: list[int
     places=places,
     pours=st.booleans(),
 )
-def test_a_garbled_answer_is_read_or_an_error_of_ours(
+def test_a_garbled_response_is_read_or_one_of_our_errors(
     answer: bytes, at: int, garbage: bytes, dropped: int, places: list[int], pours: bool
 ) -> None:
-    """Nothing else is raised, and nobody waits for ever."""
+    """No other exception, no endless wait."""
     garbled = answer[:at] + garbage + answer[at + dropped :]
     with contextlib.suppress(RouterError):
         status, _ = asyncio.run(received(cut(garbled, places), pours=pours))
@@ -122,14 +122,14 @@ def test_a_garbled_answer_is_read_or_an_error_of_ours(
 @given(
     raw=st.binary(max_size=200) | st.binary(max_size=60).map(lambda tail: b"HTTP/1.1 200 OK\r\n" + tail), places=places
 )
-def test_any_bytes_are_an_answer_or_an_error_of_ours(raw: bytes, places: list[int]) -> None:
-    """Also those that never were HTTP."""
+def test_any_bytes_are_a_response_or_one_of_our_errors(raw: bytes, places: list[int]) -> None:
+    """Also bytes that are not HTTP."""
     with contextlib.suppress(RouterError):
         asyncio.run(received(cut(raw, places), pours=False))
 
 
-def test_a_pod_that_sends_faster_than_is_read_is_made_to_wait() -> None:
-    """However small its chunks."""
+def test_reading_pauses_when_a_pod_sends_faster_than_it_is_read() -> None:
+    """Also with small chunks."""
     chunk = b"1000\r\n" + b"x" * 4096 + b"\r\n"
     raw = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunk * 200 + b"0\r\n\r\n"
     pieces = [raw[at : at + 1000] for at in range(0, len(raw), 1000)]

@@ -1,4 +1,4 @@
-"""Which headers pass."""
+"""Headers that are passed on."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ PLAIN: HeaderList = [(b"authorization", b"Bearer x"), (b"traceparent", b"00-1"),
 
 
 @pytest.mark.parametrize("name", sorted(HOP_BY_HOP))
-def test_hop_by_hop_headers_pass_neither_way(name: bytes) -> None:
+def test_hop_by_hop_headers_are_dropped_in_both_directions(name: bytes) -> None:
     """RFC 9110 7.6.1."""
     headers = [*PLAIN, (name, b"x")]
     assert upstream_headers(headers, trusted=True) == PLAIN
     assert downstream_headers(headers) == PLAIN
 
 
-def test_what_connection_names_passes_neither_way() -> None:
-    """Whatever its case and spacing, over several headers."""
+def test_headers_named_by_connection_are_dropped_in_both_directions() -> None:
+    """In any case and spacing, in several headers."""
     headers = [*PLAIN, (b"connection", b"X-One ,keep-alive"), (b"connection", b"x-two")]
     headers += [(b"x-one", b"1"), (b"x-two", b"2")]
     assert upstream_headers(headers, trusted=True) == PLAIN
@@ -38,21 +38,21 @@ def test_what_connection_names_passes_neither_way() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ENGINE_CONTROL))
-def test_what_steers_an_engine_passes_only_from_the_trusted(name: bytes) -> None:
-    """A client could make an engine fetch or send KV anywhere."""
+def test_engine_control_headers_pass_only_from_trusted_clients(name: bytes) -> None:
+    """A client could make an engine fetch KV from, or send it to, any address."""
     headers = [*PLAIN, (name, b"10.0.0.1:5600")]
     assert upstream_headers(headers, trusted=False) == PLAIN
     assert upstream_headers(headers, trusted=True) == headers
 
 
 @pytest.mark.parametrize("name", [b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id"])
-def test_what_the_router_writes_itself_is_dropped(name: bytes) -> None:
-    """Two of them would be ambiguous."""
+def test_headers_that_the_router_sets_are_dropped(name: bytes) -> None:
+    """Duplicates would be ambiguous."""
     assert upstream_headers([*PLAIN, (name, b"1")], trusted=True) == PLAIN
 
 
 def test_the_pods_length_and_type_reach_the_client() -> None:
-    """The body is passed on as it is."""
+    """The body is not changed."""
     headers = [(b"content-type", b"text/event-stream"), (b"content-length", b"5"), (b"server", b"uvicorn")]
     assert downstream_headers(headers) == headers[:2]
 
@@ -85,8 +85,8 @@ values = st.text("abc :;,=\x80é", max_size=8).map(lambda text: text.strip().enc
 
 @settings(max_examples=60)
 @given(headers=st.lists(st.tuples(names, values), max_size=5), body=st.binary(max_size=40))
-def test_a_pod_reads_what_was_meant(headers: HeaderList, body: bytes) -> None:
-    """One request, with host and true length, then nothing."""
+def test_a_pod_parses_the_request_as_sent(headers: HeaderList, body: bytes) -> None:
+    """One request, with host and exact length."""
     seen = Parsed(request_message("POST", b"/v1/x?a=b", b"pod:8000", headers, body))
     assert (seen.messages, seen.target, seen.body) == (1, b"/v1/x?a=b", body)
     length = (b"content-length", str(len(body)).encode())
@@ -102,8 +102,8 @@ def test_a_get_without_a_body_has_no_length() -> None:
 @given(
     texts=st.lists(st.text("ab:\r\n ", max_size=8).map(str.encode), min_size=3, max_size=3),
 )
-def test_nobody_can_add_a_line(texts: list[bytes]) -> None:
-    """A line break in path, name or value is refused, wherever it stands."""
+def test_no_text_can_add_a_line(texts: list[bytes]) -> None:
+    """A line break in path, name or value is refused at any position."""
     target, name, value = texts
     assume(any(mark in text for text in texts for mark in (b"\r", b"\n")))
     with pytest.raises(MalformedRequest):
@@ -111,7 +111,7 @@ def test_nobody_can_add_a_line(texts: list[bytes]) -> None:
 
 
 def test_a_body_may_have_any_line_breaks() -> None:
-    """Only the head is made of lines."""
+    """Only the head consists of lines."""
     assert request_message("POST", b"/", b"h", [], b"a\r\n\r\nb").endswith(b"content-length: 6\r\n\r\na\r\n\r\nb")
 
 

@@ -21,33 +21,33 @@ def fleet() -> Fleet:
 
 
 def held(fleet: Fleet, offered: Handoff | None = OFFERED) -> PendingHandoff:
-    """Good until 10 s."""
+    """Expires at 10 s."""
     return PendingHandoff(offered, fleet.snapshot.pods[0].pod, 10.0)
 
 
-def test_it_may_be_taken_once(fleet: Fleet) -> None:
-    """Whoever comes second computes."""
+def test_a_handoff_is_taken_once(fleet: Fleet) -> None:
+    """A second taker receives None."""
     handoff = held(fleet)
     assert handoff.take(fleet, 9.9) is OFFERED
     assert handoff.take(fleet, 9.9) is None
 
 
-def test_it_ends_by_our_own_clock(fleet: Fleet) -> None:
-    """At the deadline, and for good."""
+def test_a_handoff_expires_by_the_routers_clock(fleet: Fleet) -> None:
+    """At the deadline, permanently."""
     handoff = held(fleet)
     assert handoff.take(fleet, 10.0) is None
     assert handoff.take(fleet, 1.0) is None
 
 
-def test_it_ends_with_the_life_in_which_it_was_made(fleet: Fleet) -> None:
-    """A restart empties the cache in which its blocks were."""
+def test_a_handoff_ends_with_the_process_of_its_pod(fleet: Fleet) -> None:
+    """A restart empties the cache."""
     handoff = held(fleet)
     fleet.restarted("p")
     assert handoff.take(fleet, 1.0) is None
 
 
-def test_it_ends_with_its_pod(fleet: Fleet) -> None:
-    """Even if another one comes under the same name."""
+def test_a_handoff_ends_with_its_pod(fleet: Fleet) -> None:
+    """Also if another pod has the same id."""
     handoff = held(fleet)
     pods = [fleet.snapshot.pods[0].pod]
     fleet.sync([])
@@ -61,7 +61,7 @@ def held_is_gone(handoff: PendingHandoff, fleet: Fleet) -> bool:
     return handoff.take(fleet, 1.0) is None
 
 
-def test_none_may_have_been_offered(fleet: Fleet) -> None:
-    """That is no handoff that was lost."""
+def test_a_missing_offer_is_not_a_dropped_handoff(fleet: Fleet) -> None:
+    """The metric distinguishes them."""
     handoff = held(fleet, None)
     assert (handoff.offered, handoff.take(fleet, 1.0)) == (False, None)

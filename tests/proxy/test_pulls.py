@@ -1,4 +1,4 @@
-"""Pods that are told where their KV is."""
+"""Requests whose pod pulls KV from a peer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.net, pytest.mark.anyio]
 PULL = Pull("holder", 32)
 
 
-async def test_a_pod_is_told_who_holds_its_prefix() -> None:
-    """In its own dialect; the holder itself gets no request, but counts as sending until the first token."""
+async def test_the_request_names_the_holder_of_the_prefix() -> None:
+    """In the pod's dialect. The holder receives no request, but counts as sending until the first token."""
     sending: list[int] = []
 
     async def serving(asked: Asked) -> None:
@@ -36,7 +36,7 @@ async def test_a_pod_is_told_who_holds_its_prefix() -> None:
 
 @pytest.mark.parametrize("status", [400, 500])
 async def test_a_pull_that_is_refused_is_not_the_clients_error(status: int) -> None:
-    """The next candidate gets the client's own body; nobody is blamed for what two pods could not do."""
+    """The next candidate receives the client's own body; no pod has failed."""
     async with town(a=refusing_handoffs(status), holder=ANSWERING) as pods:
         client = await pods.serve(pods.context(Direct(pods.pod("a"), PULL), Direct(pods.pod("a"))))
         assert client.json["choices"][0]["message"]["content"] == "recomputed"
@@ -45,22 +45,22 @@ async def test_a_pull_that_is_refused_is_not_the_clients_error(status: int) -> N
         await pods.until(lambda: pods.made["a"].connected == 1)
 
 
-async def test_a_pod_that_fails_over_a_pull_is_to_blame() -> None:
-    """As over any other request."""
+async def test_a_server_error_to_a_pull_counts_for_the_pod() -> None:
+    """As for any request."""
     async with town(a=resetting, holder=ANSWERING) as pods:
         client = await pods.serve(pods.context(Direct(pods.pod("a"), PULL), Direct(pods.pod("holder"))))
         assert client.header(b"x-warmroute-pod") == b"holder"
         assert (pods.failures("a"), len(pods.made["a"].asked)) == (1, 1)
 
 
-async def test_the_last_candidates_refusal_is_passed_on() -> None:
-    """There is nobody to ask instead."""
+async def test_the_last_candidates_refusal_is_relayed() -> None:
+    """No candidate is left."""
     async with town(a=refusing_handoffs(500), holder=ANSWERING) as pods:
         assert (await pods.serve(pods.context(Direct(pods.pod("a"), PULL)))).status == 500
 
 
-async def test_without_its_holder_a_pod_gets_the_clients_own_body() -> None:
-    """It has gone since the decision, or too little is known of it."""
+async def test_without_its_holder_a_pod_receives_the_clients_own_body() -> None:
+    """The holder was removed after the decision, or its facts are unknown."""
     async with town(a=ANSWERING, holder=ANSWERING) as pods:
         await pods.serve(pods.context(Direct(pods.pod("a"), Pull("gone", 32))))
         pods.facts = None
@@ -68,8 +68,8 @@ async def test_without_its_holder_a_pod_gets_the_clients_own_body() -> None:
         assert [asked.body for asked in pods.made["a"].asked] == [CHAT, CHAT]
 
 
-async def test_a_pull_teaches_what_lies_between() -> None:
-    """What it took beyond the rest of the prompt, by the KV that travelled."""
+async def test_a_pull_calibrates_its_link() -> None:
+    """By its time without computing the rest of the prompt, and the transferred KV."""
     async with town(a=ANSWERING, holder=ANSWERING) as pods:
         pods.calibrator.links = Links(elsewhere=Link(500.0, 1e6, "slow"))
         plan = Direct(replace(pods.pod("a"), kv_bytes_per_token=1000), Pull("holder", 32, 32))

@@ -1,4 +1,4 @@
-"""An answer on its way from pod to client."""
+"""A response on its way from pod to client."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 
 
 class Transport(asyncio.Transport):
-    """Remembers when reading was paused (True) and resumed."""
+    """Records when reading was paused (True) and resumed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Transport(asyncio.Transport):
 
 
 class Pod:
-    """The pod's end of a connection without a socket: what is sent has arrived."""
+    """The pod's end of a connection without a socket: sent bytes arrive at once."""
 
     def __init__(self, headers: bytes, status: int = 200) -> None:
         timeouts = UpstreamTimeouts(5, 5, 5)
@@ -64,7 +64,7 @@ class Pod:
 
 
 class Client:
-    """A downstream that remembers, in order, what it was given."""
+    """A downstream that records what it receives, in order."""
 
     def __init__(self) -> None:
         self.started = False
@@ -94,7 +94,7 @@ class Client:
 
 
 class Passage:
-    """One relay under way."""
+    """One relay in progress."""
 
     def __init__(self, pod: Pod, extra: Iterable[tuple[bytes, bytes]] = ()) -> None:
         self.client, self.reader = Client(), AnswerReader()
@@ -115,8 +115,8 @@ class Passage:
             await asyncio.sleep(0)
 
 
-async def test_pieces_pass_as_they_come() -> None:
-    """Each before the next has been sent; status and headers with the first."""
+async def test_pieces_are_relayed_on_arrival() -> None:
+    """Each before the next is sent; status and headers with the first."""
     pod = Pod(EVENTS + b"keep-alive: 5\r\nx-engine: 1\r\n", status=201)
     passage = Passage(pod, [(b"x-warmroute-pod", b"a")])
     for number, piece in enumerate([b": hi\n\n", TOKEN, TOKEN], start=1):
@@ -137,8 +137,8 @@ async def test_pieces_pass_as_they_come() -> None:
     ]
 
 
-async def test_a_slow_client_gets_no_more_until_it_is_ready() -> None:
-    """What comes meanwhile waits, and nothing of it is lost, not even when the pod has gone."""
+async def test_a_slow_client_receives_nothing_until_it_is_ready() -> None:
+    """Pieces that arrive meanwhile are kept, also when the pod has closed the connection."""
     pod = Pod(EVENTS)
     passage = Passage(pod)
     pod.send(TOKEN)
@@ -163,7 +163,7 @@ async def test_a_slow_client_gets_no_more_until_it_is_ready() -> None:
 
 
 async def test_nothing_starts_before_the_first_piece_of_a_stream() -> None:
-    """A pod that dies until then can be replaced."""
+    """A pod that fails until then can be replaced."""
     pod = Pod(EVENTS)
     passage = Passage(pod)
     await passage.until_waiting()
@@ -174,8 +174,8 @@ async def test_nothing_starts_before_the_first_piece_of_a_stream() -> None:
     assert not passage.client.started
 
 
-async def test_a_stream_that_breaks_off_has_started_and_is_not_finished() -> None:
-    """Whoever called must end it with an error."""
+async def test_a_broken_stream_has_started_and_is_not_finished() -> None:
+    """The caller must end it with an error event."""
     pod = Pod(EVENTS)
     pod.send(TOKEN)
     passage = Passage(pod)
@@ -188,8 +188,8 @@ async def test_a_stream_that_breaks_off_has_started_and_is_not_finished() -> Non
     assert passage.client.pieces == [TOKEN]
 
 
-async def test_an_unstreamed_answer_is_held_until_it_is_whole() -> None:
-    """A pod that dies inside it can be replaced; then it passes byte for byte."""
+async def test_an_unstreamed_response_is_held_until_it_is_complete() -> None:
+    """A pod that fails inside it can be replaced."""
     broken = Pod(JSON)
     broken.send(b'{"a": ')
     passage = Passage(broken)
@@ -213,7 +213,7 @@ async def test_an_unstreamed_answer_is_held_until_it_is_whole() -> None:
     assert passage.client.finished
 
 
-async def test_an_answer_too_large_to_hold_passes_as_it_comes() -> None:
+async def test_a_response_too_large_to_hold_is_relayed_on_arrival() -> None:
     """Memory for one request is bounded."""
     pod = Pod(JSON)
     pod.send(b"x" * MAX_HELD_BYTES)
@@ -226,7 +226,7 @@ async def test_an_answer_too_large_to_hold_passes_as_it_comes() -> None:
     assert b"".join(passage.client.pieces) == b"x" * MAX_HELD_BYTES + b"y"
 
 
-async def test_an_empty_answer_is_an_answer() -> None:
+async def test_an_empty_response_is_relayed() -> None:
     """Status and headers, no body."""
     pod = Pod(JSON)
     pod.end()
@@ -236,8 +236,8 @@ async def test_an_empty_answer_is_an_answer() -> None:
     assert passage.client.pieces == []
 
 
-async def test_a_whole_answer_has_its_bound() -> None:
-    """Up to that it is read; one that goes on is broken."""
+async def test_read_all_has_a_limit() -> None:
+    """Up to the limit the body is read; a longer one is an error."""
     fits, too_long = Pod(JSON), Pod(JSON)
     for pod in (fits, too_long):
         pod.send(b"abc")
@@ -249,7 +249,7 @@ async def test_a_whole_answer_has_its_bound() -> None:
 
 
 async def test_a_broken_stream_ends_with_an_error_event() -> None:
-    """On a line of its own, wherever the pod stopped."""
+    """On its own line, at any position where the pod stopped."""
     client = Client()
     client.start(200, [])
     client.put(b'data: {"choi')
@@ -263,7 +263,7 @@ async def test_a_broken_stream_ends_with_an_error_event() -> None:
     ("content_type", "streams"),
     [(b"text/event-stream", True), (b"text/event-stream; charset=utf-8", True), (b"application/json", False)],
 )
-def test_the_content_type_tells_a_stream(content_type: bytes, streams: bool) -> None:
-    """Not what the client asked for: an error to a streamed request is not a stream."""
+def test_the_content_type_marks_a_stream(content_type: bytes, streams: bool) -> None:
+    """Not the request: an error response to a streamed request is not a stream."""
     assert is_stream([(b"content-type", content_type)]) is streams
     assert not is_stream([(b"x-content-type", content_type)])

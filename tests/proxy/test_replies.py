@@ -1,4 +1,4 @@
-"""Answers that no pod has sent in this form."""
+"""Responses that no pod sent in this form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVENTS = [(b"content-type", b"text/event-stream")]
 
 
 class Pieces:
-    """A pod's answer, piece by piece."""
+    """A pod's response in pieces."""
 
     def __init__(self, headers: HeaderList, *pieces: bytes) -> None:
         self.pod, self.status, self.headers = "d", 200, headers
@@ -39,24 +39,24 @@ def body(cached_tokens: int) -> bytes:
     return json.dumps({"usage": {"prompt_tokens_details": {"cached_tokens": cached_tokens}}}).encode()
 
 
-async def test_a_whole_answer_is_read_once() -> None:
-    """Then it is at its end."""
+async def test_a_whole_reply_is_read_once() -> None:
+    """Then it has ended."""
     reply = WholeReply("p", 400, JSON, b"no")
     assert [await reply.read(), await reply.read()] == [b"no", b""]
     reply.close()
 
 
 @pytest.mark.parametrize("cut", [1, 20, len(body(48)) - 1])
-async def test_cached_tokens_are_put_right_wherever_the_answer_is_cut(cut: int) -> None:
-    """The first piece has been read by whoever made this reply; the length is not what the pod said it was."""
+async def test_cached_tokens_are_corrected_at_any_cut(cut: int) -> None:
+    """The first piece was read before. The length differs from the content-length of the pod."""
     pod = Pieces(JSON, body(48)[cut:])
     reply = DecodeReply(pod, body(48)[:cut], 16, lambda: None)
     assert (reply.pod, reply.status, reply.headers) == ("d", 200, JSON[:1])
     assert await read_all(reply) == body(16)
 
 
-async def test_a_stream_goes_on_line_by_line() -> None:
-    """Nothing but an unfinished line is kept back, and a piece without an end of line is not an end of the answer."""
+async def test_a_stream_is_passed_on_by_line() -> None:
+    """Only an unfinished line is held back; a piece without a line end does not end the response."""
     event = b"data: " + body(48) + b"\n\n"
     reply = DecodeReply(Pieces(EVENTS, event[:9], event[9:], b"data: [DONE]\n\n"), b"data: {}\n\n", 16, lambda: None)
     assert await reply.read() == b"data: {}\n\n"
@@ -65,13 +65,13 @@ async def test_a_stream_goes_on_line_by_line() -> None:
     assert await reply.read() == b""
 
 
-async def test_what_is_not_known_is_not_put_right() -> None:
-    """The decode pod's own account passes."""
+async def test_unknown_cached_tokens_are_not_corrected() -> None:
+    """The decode pod's count passes."""
     assert await read_all(DecodeReply(Pieces(JSON), body(48), None, lambda: None)) == body(48)
 
 
-async def test_closing_lets_go_of_everything() -> None:
-    """Of the pod's answer, and of the other leg."""
+async def test_closing_ends_both_requests() -> None:
+    """The decode response and the prefill request."""
     pod, let_go = Pieces(JSON), []
     DecodeReply(pod, b"", None, lambda: let_go.append(True)).close()
     assert (pod.closed, let_go) == (1, [True])

@@ -1,4 +1,4 @@
-"""What is remembered of a request, and what is said of its end."""
+"""The state of a request and its outcome."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def pod(name: str) -> Pod:
     return Pod(id=name, url=f"http://{name}", engine="vllm", speed=PodSpeed(1.0, 0.01, 0.0), handoff="nixl")
 
 
-def told(plan: Plan, handed_over: int | None, body: bytes = b"{}") -> RequestContext:
-    """An answer whose usage says 48, by one or two pods."""
+def responded(plan: Plan, handed_over: int | None, body: bytes = b"{}") -> RequestContext:
+    """A request whose response reports 48 cached tokens, by one or two pods."""
     request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=body)
     context = RequestContext(request, Inbound(id="r", method="POST", target=b"/", headers=[]))
     context.candidate = Candidate(plan, Cost.of((), 1.0), 7)
@@ -41,37 +41,37 @@ def told(plan: Plan, handed_over: int | None, body: bytes = b"{}") -> RequestCon
 def test_cached_tokens_are_those_of_the_pod_that_computed_the_prompt(
     plan: Plan, handed_over: int | None, cached: int | None
 ) -> None:
-    """A decode pod's own count is of what it was handed: that is no hit."""
-    context = told(plan, handed_over)
+    """A decode pod counts handed-over tokens, which are no cache hits."""
+    context = responded(plan, handed_over)
     assert outcome_of(context).cached_tokens == cached
 
 
 def test_a_receipt_names_both_pods() -> None:
-    """The one that answered, and the one that computed the prompt where that was another."""
-    stories = [told(plan, 16) for plan in (Split(pod("p"), pod("d")), Direct(pod("d")))]
-    split, direct = (receipt(outcome_of(context)) for context in stories)
+    """The one that responded, and the prefill pod of a split."""
+    contexts = [responded(plan, 16) for plan in (Split(pod("p"), pod("d")), Direct(pod("d")))]
+    split, direct = (receipt(outcome_of(context)) for context in contexts)
     assert (split.pod, split.prefill_pod, split.predicted_cached_tokens) == ("d", "p", 7)
     assert (direct.pod, direct.prefill_pod) == ("d", "")
 
 
-def test_a_prompt_that_was_not_read_is_guessed_by_its_length() -> None:
-    """Four bytes a token."""
-    assert told(Direct(pod("d")), None, b"x" * 400).prompt_tokens == 100
+def test_the_length_of_an_unread_prompt_is_estimated() -> None:
+    """Four bytes for each token."""
+    assert responded(Direct(pod("d")), None, b"x" * 400).prompt_tokens == 100
 
 
-def test_a_dialect_is_asked_once_whether_it_can_split_a_request() -> None:
-    """Bodies may be long, and pairs many."""
-    context = told(Split(pod("p"), pod("d")), None, b'{"messages": [], "n": 2}')
+def test_a_dialect_checks_a_request_once() -> None:
+    """Bodies may be long, and there may be many pairs."""
+    context = responded(Split(pod("p"), pod("d")), None, b'{"messages": [], "n": 2}')
     why = context.refused_by("nixl")
     assert "Several choices" in why
     assert context.refused_by("nixl") is why
-    assert told(Direct(pod("d")), None, b'{"messages": []}').refused_by("nixl") == ""
+    assert responded(Direct(pod("d")), None, b'{"messages": []}').refused_by("nixl") == ""
 
 
 @pytest.mark.parametrize("read", [True, False])
-def test_what_is_let_go_is_not_missed_in_the_end(read: bool) -> None:
-    """Only the prompt itself is gone: how long it was and what it shares is known as before."""
-    context = told(Direct(pod("d")), None, b"x" * 400)
+def test_a_dropped_prompt_keeps_its_length_and_hashes(read: bool) -> None:
+    """Only body and tokens are freed."""
+    context = responded(Direct(pod("d")), None, b"x" * 400)
     context.prompt = PromptPrefix(Generation(model="m"), token_array(range(40)), hash_array([1, 2])) if read else None
     tokens, blocks = context.prompt_tokens, context.prompt and context.prompt.hashes
     context.drop_prompt()

@@ -1,4 +1,4 @@
-"""Two pods for one request, and everything that can go wrong between them. Each row of the failure table is a test."""
+"""Two pods for one request, and each failure between them: one test for each row of the failure table."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def answer(text: str = "hello", cached_tokens: int = 0, **fields: Any) -> dict[s
 
 
 def saying(body: Mapping[str, Any], status: int = 200) -> Behaviour:
-    """Always the same answer."""
+    """Always the same response."""
 
     async def behave(asked: Asked) -> None:
         await asked.answer(body, status)
@@ -49,18 +49,18 @@ async def resetting(asked: Asked) -> None:
 
 
 async def silent(asked: Asked) -> None:
-    """Works until the router hangs up."""
+    """Works until the router closes the connection."""
     await asked.hung_up()
 
 
 async def dying_inside(asked: Asked) -> None:
-    """Half an answer."""
+    """Sends half a response."""
     await asked.send(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{")
     asked.reset()
 
 
 async def streaming(asked: Asked) -> None:
-    """One token and a usage that counts what was handed over as cached."""
+    """One token, and a usage that counts the handed-over tokens as cached."""
     await asked.begin()
     await asked.event(TOKEN)
     await asked.event({"choices": [], "usage": usage(48)})
@@ -69,7 +69,7 @@ async def streaming(asked: Asked) -> None:
 
 
 async def erring_in_its_stream(asked: Asked) -> None:
-    """What vLLM does where KV cannot be loaded: 200, and an error in place of the first token."""
+    """vLLM after a failed KV load: 200, and an error event instead of the first token."""
     if "kv_transfer_params" not in asked.body:
         return await streaming(asked)
     await asked.begin()
@@ -80,7 +80,7 @@ async def erring_in_its_stream(asked: Asked) -> None:
 
 
 def refusing_handoffs(status: int) -> Behaviour:
-    """Serves whatever is not a handoff."""
+    """Serves requests without a handoff, refuses others."""
 
     async def behave(asked: Asked) -> None:
         failed = "kv_transfer_params" in asked.body
@@ -101,11 +101,11 @@ def direct(pods: Town) -> Direct:
     return Direct(pods.pod("d"))
 
 
-# --- what goes well ---
+# --- success ---
 
 
 async def test_the_prompt_is_computed_by_one_pod_and_answered_by_another() -> None:
-    """The decode pod gets what the prefill pod has answered, the client what the decode pod says."""
+    """The decode pod receives the handoff of the prefill response, the client the decode response."""
     async with town(p=OFFERING, d=ANSWERING) as pods:
         context = pods.context(split(pods), direct(pods))
         client = await pods.serve(context)
@@ -122,8 +122,8 @@ async def test_the_prompt_is_computed_by_one_pod_and_answered_by_another() -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_client_hears_only_of_tokens_that_were_cached_before(stream: bool) -> None:
-    """Of 48 that the decode pod did not compute, the prefill pod had 16 in its cache; so says the receipt, too."""
+async def test_usage_shows_only_tokens_that_the_prefill_pod_had_cached(stream: bool) -> None:
+    """Of 48 tokens that the decode pod did not compute, the prefill pod had 16 in its cache; the receipt agrees."""
     async with town(p=OFFERING, d=streaming if stream else ANSWERING) as pods:
         context = pods.context(split(pods), stream=stream)
         client = await pods.serve(context)
@@ -133,7 +133,7 @@ async def test_the_client_hears_only_of_tokens_that_were_cached_before(stream: b
         assert client.finished
 
 
-async def test_a_streamed_answer_comes_as_it_is_made() -> None:
+async def test_a_streamed_response_is_relayed_as_it_is_generated() -> None:
     """The first token does not wait for the second; the seconds of the handoff are counted."""
     more = asyncio.Event()
 
@@ -155,8 +155,8 @@ async def test_a_streamed_answer_comes_as_it_is_made() -> None:
         assert pods.counted("warmroute_handoff_seconds_count", dialect="nixl") == 1
 
 
-async def test_both_legs_carry_the_clients_headers() -> None:
-    """Who asks, which trace it is, and one request id."""
+async def test_both_requests_carry_the_clients_headers() -> None:
+    """Identity, trace and request id."""
     headers = [(b"authorization", b"Bearer k"), (b"traceparent", b"00-a-b-01"), (b"content-type", b"application/json")]
     async with town(p=OFFERING, d=ANSWERING) as pods:
         await pods.serve(pods.context(split(pods), headers=headers))
@@ -167,8 +167,8 @@ async def test_both_legs_carry_the_clients_headers() -> None:
             assert leg.target == "/v1/chat/completions"
 
 
-async def test_both_legs_name_the_model_that_the_client_named() -> None:
-    """One of several, or an adapter: pods know which by its name."""
+async def test_both_requests_name_the_clients_model() -> None:
+    """One of several models, or an adapter."""
     async with town(p=OFFERING, d=ANSWERING) as pods:
         for model in ("m", "m-sql"):
             await pods.serve(pods.context(split(pods), model=model))
@@ -176,7 +176,7 @@ async def test_both_legs_name_the_model_that_the_client_named() -> None:
             assert [asked.body["model"] for asked in pod.asked] == ["m", "m-sql"]
 
 
-async def test_pods_may_live_at_ipv6_addresses() -> None:
+async def test_pods_may_have_ipv6_addresses() -> None:
     """Both of them."""
     try:
         async with town(host="::1", p=OFFERING, d=ANSWERING) as pods:
@@ -186,8 +186,8 @@ async def test_pods_may_live_at_ipv6_addresses() -> None:
         pytest.skip("this machine has no IPv6")
 
 
-async def test_what_would_spoil_a_prefill_stays_with_the_decode_leg() -> None:
-    """min_tokens above the one token is refused by engines, stream_options without a stream, too; tools are prompt."""
+async def test_fields_that_a_prefill_cannot_have_go_only_to_the_decode_pod() -> None:
+    """Engines refuse min_tokens above 1, and stream_options without a stream. Tools are part of the prompt."""
     fields: dict[str, Any] = {
         "min_tokens": 5,
         "stop": ["x"],
@@ -202,8 +202,8 @@ async def test_what_would_spoil_a_prefill_stays_with_the_decode_leg() -> None:
         assert {name: second[name] for name in fields} == fields
 
 
-async def test_places_are_taken_on_both_pods_before_anything_is_sent() -> None:
-    """The prefill counts on the prefill pod only, and ends there with its answer; the decode pod has the context."""
+async def test_leases_are_booked_on_both_pods_before_anything_is_sent() -> None:
+    """The prefill counts on the prefill pod until its response; the decode pod has the context."""
     seen: dict[str, Mapping[str, InFlight]] = {}
 
     async def prefill(asked: Asked) -> None:
@@ -222,8 +222,8 @@ async def test_places_are_taken_on_both_pods_before_anything_is_sent() -> None:
         await pods.left_alone()
 
 
-async def test_afterwards_both_pods_count_as_having_the_prompt() -> None:
-    """Until their events say so."""
+async def test_both_pods_are_predicted_to_have_the_prompt() -> None:
+    """Until their KV events confirm it."""
     prompt = PromptPrefix(Generation(model="m"), array("I", range(32)), [1, 2])
     async with town(p=OFFERING, d=ANSWERING) as pods:
         await pods.serve(pods.context(split(pods), prompt=prompt))
@@ -231,8 +231,8 @@ async def test_afterwards_both_pods_count_as_having_the_prompt() -> None:
         assert (match.held_blocks("p"), match.held_blocks("d")) == (2, 2)
 
 
-async def test_a_handoff_that_is_not_offered_leaves_all_to_the_decode_pod() -> None:
-    """A short prompt is not worth a transfer: the decode pod gets the client's own body, and its own usage stands."""
+async def test_without_an_offered_handoff_the_decode_pod_computes() -> None:
+    """A short prompt is not worth a transfer: the decode pod receives the client's own body, and its usage is kept."""
     async with town(p=saying(answer("h", 16)), d=ANSWERING) as pods:
         client = await pods.serve(pods.context(split(pods)))
         assert pods.made["d"].asked[0].body == CHAT
@@ -240,8 +240,8 @@ async def test_a_handoff_that_is_not_offered_leaves_all_to_the_decode_pod() -> N
         assert pods.handoffs("not_offered") == 1
 
 
-async def test_a_decode_pod_that_was_handed_nothing_fails_like_any_other() -> None:
-    """A plain 500 is an answer: another pod would most likely say the same."""
+async def test_a_decode_pod_without_a_handoff_fails_like_any_pod() -> None:
+    """A 500 is relayed: another pod would most likely respond the same."""
     async with town(p=saying(answer("h", 16)), d=saying({}, 500)) as pods:
         client = await pods.serve(pods.context(split(pods), direct(pods)))
         assert (client.status, len(pods.made["d"].asked)) == (500, 1)
@@ -259,10 +259,10 @@ async def test_a_decode_pod_that_was_handed_nothing_fails_like_any_other() -> No
         (dying_inside, UpstreamBroken),
         (silent, UpstreamTimeout),
     ],
-    ids=["500", "503", "killed before its answer", "killed inside its answer", "timeout"],
+    ids=["500", "503", "killed before its response", "killed inside its response", "timeout"],
 )
-async def test_a_failed_prefill_is_computed_in_place(behaviour: Behaviour, error: type[Exception]) -> None:
-    """The next candidate gets the client's own body. The prefill pod is to blame, the decode pod is not."""
+async def test_after_a_failed_prefill_one_pod_computes(behaviour: Behaviour, error: type[Exception]) -> None:
+    """The next candidate receives the client's own body. The failure counts for the prefill pod only."""
     async with town(first_byte_s=0.2, p=behaviour, d=ANSWERING) as pods:
         client = await pods.serve(pods.context(split(pods), direct(pods)))
         assert client.status == 200
@@ -274,8 +274,8 @@ async def test_a_failed_prefill_is_computed_in_place(behaviour: Behaviour, error
         await pods.left_alone()
 
 
-async def test_pods_that_may_be_well_are_tried_before_those_that_have_failed() -> None:
-    """Other pairs of the prefill pod are passed over."""
+async def test_pods_without_a_failure_are_tried_first() -> None:
+    """Other pairs with the failed prefill pod come later."""
     async with town(retries=1, p=resetting, d=ANSWERING, e=ANSWERING) as pods:
         other = Split(pods.pod("p"), pods.pod("e"))
         client = await pods.serve(pods.context(split(pods), other, direct(pods)))
@@ -284,8 +284,8 @@ async def test_pods_that_may_be_well_are_tried_before_those_that_have_failed() -
         assert client.header(b"x-warmroute-pod") == b"d"
 
 
-async def test_a_pod_that_has_failed_once_is_better_than_none() -> None:
-    """Where every way left needs it."""
+async def test_a_pod_that_failed_is_tried_again_as_the_last_resort() -> None:
+    """Where every remaining candidate needs it."""
     failed_once = asyncio.Event()
 
     async def recovering(asked: Asked) -> None:
@@ -301,7 +301,7 @@ async def test_a_pod_that_has_failed_once_is_better_than_none() -> None:
 
 
 async def test_a_prefill_pod_that_keeps_failing_is_ejected() -> None:
-    """It, and not the decode pod that served all the while."""
+    """The decode pod, which served all requests, is not."""
     async with town(p=resetting, d=ANSWERING) as pods:
         for _ in range(3):
             await pods.serve(pods.context(split(pods), direct(pods)))
@@ -309,8 +309,8 @@ async def test_a_prefill_pod_that_keeps_failing_is_ejected() -> None:
         assert states == {"p": PodState.EJECTED, "d": PodState.READY}
 
 
-async def test_a_handoff_that_goes_well_settles_what_was_held_against_the_prefill_pod() -> None:
-    """Its answer alone does not: KV that nobody can load is no help."""
+async def test_a_successful_handoff_clears_the_failures_of_the_prefill_pod() -> None:
+    """Its response alone does not: the KV must be loaded, too."""
     async with town(p=resetting, d=ANSWERING) as pods:
         await pods.serve(pods.context(split(pods), direct(pods)))
         pods.made["p"].behaviour, pods.made["d"].behaviour = OFFERING, refusing_handoffs(500)
@@ -322,8 +322,8 @@ async def test_a_handoff_that_goes_well_settles_what_was_held_against_the_prefil
 
 
 @pytest.mark.parametrize("status", [400, 404, 429])
-async def test_a_refused_prefill_is_judged_by_the_clients_own_body(status: int) -> None:
-    """What the prefill pod refused was not what the client sent: the next candidate's word counts, good or bad."""
+async def test_after_a_refused_prefill_the_clients_own_body_decides(status: int) -> None:
+    """The prefill pod refused another body than the client's: the next candidate's response counts, good or bad."""
     for verdict in (ANSWERING, saying({"error": {"message": "mine"}}, 422)):
         async with town(p=saying({"error": {"message": "not mine"}}, status), d=verdict) as pods:
             client = await pods.serve(pods.context(split(pods), direct(pods)))
@@ -333,8 +333,8 @@ async def test_a_refused_prefill_is_judged_by_the_clients_own_body(status: int) 
             assert pods.handoffs("prefill_refused") == 1
 
 
-async def test_a_refused_prefill_reaches_the_client_where_nobody_else_can_judge() -> None:
-    """A 4xx tells SDKs not to try again, a 502 would not."""
+async def test_the_last_candidates_refused_prefill_reaches_the_client() -> None:
+    """SDKs do not retry a 4xx; they would retry a 502."""
     async with town(p=saying({"error": {"message": "too long"}}, 400), d=ANSWERING) as pods:
         client = await pods.serve(pods.context(split(pods)))
         assert (client.status, client.json) == (400, {"error": {"message": "too long"}})
@@ -346,7 +346,7 @@ async def test_a_refused_prefill_reaches_the_client_where_nobody_else_can_judge(
 
 
 async def stale(pods: Town, spoil: Any) -> Client:
-    """Serve while `spoil` happens between the prefill and its answer."""
+    """Serve while `spoil` runs between the prefill and its response."""
 
     async def prefill(asked: Asked) -> None:
         spoil()
@@ -357,8 +357,8 @@ async def stale(pods: Town, spoil: Any) -> Client:
 
 
 @pytest.mark.parametrize("spoiled_by", ["a restart", "its end"])
-async def test_the_handoff_of_another_life_is_never_sent(spoiled_by: str) -> None:
-    """Its blocks may hold another prompt by now: the decode pod computes."""
+async def test_a_handoff_of_an_earlier_process_is_never_sent(spoiled_by: str) -> None:
+    """Its blocks may hold another prompt by now, so the decode pod computes."""
     async with town(p=OFFERING, d=ANSWERING) as pods:
         gone = [pods.pod("d")]
         client = await stale(
@@ -370,7 +370,7 @@ async def test_the_handoff_of_another_life_is_never_sent(spoiled_by: str) -> Non
 
 
 async def test_a_handoff_that_is_too_old_is_never_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By our own clock, since the prefill pod's answer."""
+    """By the router's clock, since the prefill response."""
 
     class Brief(Nixl):
         hold_s = 0.0
@@ -382,8 +382,8 @@ async def test_a_handoff_that_is_too_old_is_never_sent(monkeypatch: pytest.Monke
         assert pods.handoffs("dropped") == 1
 
 
-async def test_no_handoff_is_ever_sent_twice() -> None:
-    """Neither to another candidate nor over another connection: each is given out once."""
+async def test_no_handoff_is_sent_twice() -> None:
+    """Neither to another candidate nor over another connection."""
     async with town(p=OFFERING, d=resetting, e=resetting) as pods:
         plans: list[Plan] = [split(pods), Split(pods.pod("p"), pods.pod("e")), direct(pods)]
         with pytest.raises(UpstreamBroken):
@@ -396,8 +396,8 @@ async def test_no_handoff_is_ever_sent_twice() -> None:
 # --- the decode leg fails ---
 
 
-async def test_a_decode_pod_that_is_down_is_to_blame_itself() -> None:
-    """The next candidate serves; the prefill pod has done its part."""
+async def test_the_failure_of_a_decode_pod_that_is_down_is_its_own() -> None:
+    """The next candidate serves; nothing is held against the prefill pod."""
     async with town(p=OFFERING, d=resetting, e=ANSWERING) as pods:
         client = await pods.serve(pods.context(split(pods), Direct(pods.pod("e"))))
         assert client.header(b"x-warmroute-pod") == b"e"
@@ -406,21 +406,21 @@ async def test_a_decode_pod_that_is_down_is_to_blame_itself() -> None:
         await pods.left_alone()
 
 
-@pytest.mark.parametrize(("status", "blamed"), [(500, "p"), (503, "d"), (400, "")])
-async def test_what_a_decode_pod_refuses_is_asked_again_without_the_handoff(status: int, blamed: str) -> None:
-    """A load that failed is a 500: of the pod whose KV it was, as far as anybody knows."""
+@pytest.mark.parametrize(("status", "at_fault"), [(500, "p"), (503, "d"), (400, "")])
+async def test_after_a_decode_pods_error_the_next_candidate_serves_without_handoff(status: int, at_fault: str) -> None:
+    """A failed load is a 500 and counts for the pod that had the KV."""
     async with town(p=OFFERING, d=refusing_handoffs(status)) as pods:
         blames: list[str] = []
         pods.breaker.failure = lambda pod_id, now_s: blames.append(pod_id)  # type: ignore[method-assign]
         client = await pods.serve(pods.context(split(pods), direct(pods)))
         assert client.json["choices"][0]["message"]["content"] == "recomputed"
-        assert blames == ([blamed] if blamed else [])
+        assert blames == ([at_fault] if at_fault else [])
         assert pods.handoffs("decode_failed") == 1
         await pods.left_alone()
 
 
-async def test_an_error_in_place_of_the_first_token_is_not_the_clients() -> None:
-    """Nothing has gone downstream yet: the next candidate begins the stream."""
+async def test_an_error_event_instead_of_the_first_token_is_retried() -> None:
+    """Nothing was sent to the client yet: the next candidate begins the stream."""
     async with town(p=OFFERING, d=erring_in_its_stream) as pods:
         client = await pods.serve(pods.context(split(pods), direct(pods), stream=True))
         assert b"hello" in client.body
@@ -428,15 +428,15 @@ async def test_an_error_in_place_of_the_first_token_is_not_the_clients() -> None
         assert pods.handoffs("decode_failed") == 1
 
 
-async def test_the_last_candidates_failure_is_passed_on_as_it_is() -> None:
-    """There is nobody to ask instead."""
+async def test_the_last_candidates_error_is_relayed() -> None:
+    """No candidate is left."""
     async with town(p=OFFERING, d=refusing_handoffs(500)) as pods:
         assert (await pods.serve(pods.context(split(pods)))).status == 500
         await pods.left_alone()
 
 
-async def test_a_decode_pod_that_dies_after_the_first_byte_ends_the_answer() -> None:
-    """Bytes have gone out, so that nobody can take over; the decode pod is to blame."""
+async def test_a_decode_pod_that_dies_after_the_first_byte_ends_the_response() -> None:
+    """Bytes were sent, so no retry is possible; the failure counts for the decode pod."""
 
     async def dying(asked: Asked) -> None:
         await asked.begin()
@@ -453,16 +453,16 @@ async def test_a_decode_pod_that_dies_after_the_first_byte_ends_the_answer() -> 
         await pods.left_alone()
 
 
-# --- both legs at once ---
+# --- both requests at once ---
 
 
 def rooms(pods: Town) -> Split:
-    """A pair that meets in SGLang's rooms."""
+    """A pair with SGLang's dialect."""
     return Split(replace(pods.pod("p"), handoff="bootstrap"), replace(pods.pod("d"), handoff="bootstrap"))
 
 
-async def test_both_legs_may_start_at_once() -> None:
-    """Neither pod answers before both have been asked; both are told of one room, and the prefill's answer is read."""
+async def test_both_requests_may_be_sent_at_once() -> None:
+    """Each pod responds only after both were sent to; both receive the same room, and the prefill response is read."""
 
     def meeting(other: str, behaviour: Behaviour) -> Behaviour:
         async def behave(asked: Asked) -> None:
@@ -483,7 +483,7 @@ async def test_both_legs_may_start_at_once() -> None:
 
 @pytest.mark.parametrize("behaviour", [saying({}, 500), resetting, saying({}, 400)], ids=["500", "killed", "400"])
 async def test_a_failed_prefill_aborts_the_waiting_decode(behaviour: Behaviour) -> None:
-    """It would wait for minutes; then the next candidate serves."""
+    """The decode pod would wait for minutes; the next candidate serves."""
 
     async def prefill(asked: Asked) -> None:
         await pods.until(lambda: pods.made["d"].asked)
@@ -499,8 +499,8 @@ async def test_a_failed_prefill_aborts_the_waiting_decode(behaviour: Behaviour) 
         await pods.left_alone()
 
 
-async def test_a_prefill_pod_that_dies_after_its_answer_is_not_waited_for() -> None:
-    """The KV is gone with it, and the decode pod would wait for minutes."""
+async def test_a_prefill_pod_that_dies_after_its_response_ends_the_attempt() -> None:
+    """The KV is lost, and the decode pod would wait for minutes."""
 
     async def prefill(asked: Asked) -> None:
         await pods.until(lambda: pods.made["d"].asked)
@@ -519,7 +519,7 @@ async def test_a_prefill_pod_that_dies_after_its_answer_is_not_waited_for() -> N
 
 
 async def test_a_failed_decode_aborts_the_waiting_prefill() -> None:
-    """Which nobody would come for."""
+    """No pod would load its KV."""
 
     async def dying(asked: Asked) -> None:
         await pods.until(lambda: pods.made["p"].asked)
@@ -536,7 +536,7 @@ async def test_a_failed_decode_aborts_the_waiting_prefill() -> None:
 
 
 async def leave_once(pods: Town, context: Any, holds: Any) -> None:
-    """Go away as soon as something holds."""
+    """Disconnect as soon as a condition holds."""
     serving = asyncio.create_task(pods.serve(context))
     await pods.until(holds)
     serving.cancel()
@@ -546,23 +546,23 @@ async def leave_once(pods: Town, context: Any, holds: Any) -> None:
     assert pods.failures("p") == pods.failures("d") == 0
 
 
-async def test_a_client_that_leaves_during_the_prefill_ends_it() -> None:
-    """The decode pod is never asked."""
+async def test_a_client_that_disconnects_during_the_prefill_ends_it() -> None:
+    """Nothing is sent to the decode pod."""
     async with town(p=silent, d=ANSWERING) as pods:
         await leave_once(pods, pods.context(split(pods), direct(pods)), lambda: pods.made["p"].working)
         assert not pods.made["d"].asked
         assert pods.handoffs("client_gone") == 1
 
 
-async def test_a_client_that_leaves_before_the_first_token_ends_the_decode() -> None:
-    """Which tells the prefill pod by itself."""
+async def test_a_client_that_disconnects_before_the_first_token_ends_the_decode() -> None:
+    """The decode pod then releases the KV of the prefill pod."""
     async with town(p=OFFERING, d=silent) as pods:
         await leave_once(pods, pods.context(split(pods), direct(pods)), lambda: pods.made["d"].working)
         assert pods.handoffs("client_gone") == 1
 
 
-async def test_a_client_that_leaves_in_mid_stream_ends_the_decode() -> None:
-    """The handoff itself went well."""
+async def test_a_client_that_disconnects_in_mid_stream_ends_the_decode() -> None:
+    """The handoff counts as successful."""
 
     async def endless(asked: Asked) -> None:
         await asked.begin()
@@ -575,15 +575,15 @@ async def test_a_client_that_leaves_in_mid_stream_ends_the_decode() -> None:
         assert pods.handoffs("ok") == 1
 
 
-async def test_a_client_that_leaves_ends_both_legs_at_once() -> None:
-    """Where both are under way."""
+async def test_a_client_that_disconnects_ends_both_requests() -> None:
+    """Where both are in progress."""
     async with town(p=silent, d=silent) as pods:
         both = [pods.made["p"], pods.made["d"]]
         await leave_once(pods, pods.context(rooms(pods)), lambda: all(pod.working for pod in both))
 
 
-async def test_a_prefill_that_is_not_done_when_the_answer_is_ends_with_it() -> None:
-    """Nothing is left behind on the prefill pod, and its place is given back."""
+async def test_an_unfinished_prefill_ends_with_the_response() -> None:
+    """The prefill pod stops working, and its lease is released."""
     async with town(p=silent, d=ANSWERING) as pods:
         assert (await pods.serve(pods.context(rooms(pods)))).status == 200
         await pods.left_alone()
@@ -593,21 +593,21 @@ async def test_a_prefill_that_is_not_done_when_the_answer_is_ends_with_it() -> N
 
 
 async def test_a_request_that_cannot_be_split_is_served_by_one_pod() -> None:
-    """Several choices would each need the KV; that costs none of the tries."""
+    """Several choices would each need the KV. The skipped plan counts as no attempt."""
     async with town(retries=0, p=OFFERING, d=ANSWERING) as pods:
         assert (await pods.serve(pods.context(split(pods), direct(pods), n=2))).status == 200
         assert not pods.made["p"].asked
 
 
-async def test_a_request_that_can_only_be_split_and_cannot_be_is_refused_in_words() -> None:
-    """The client can do something about it."""
+async def test_a_request_that_no_plan_can_serve_is_refused_with_the_reason() -> None:
+    """The client can change the request."""
     async with town(p=OFFERING, d=ANSWERING) as pods:
         with pytest.raises(MalformedRequest, match="Several choices"):
             await pods.serve(pods.context(split(pods), n=2))
 
 
-async def test_a_pod_of_which_too_little_is_known_hands_nothing_over() -> None:
-    """Its bootstrap server has not answered yet."""
+async def test_a_pod_without_handoff_facts_is_not_used_for_prefill() -> None:
+    """Its bootstrap server has not responded yet."""
     async with town(p=OFFERING, d=ANSWERING) as pods:
         pods.facts = None
         assert (await pods.serve(pods.context(split(pods), direct(pods)))).status == 200
@@ -616,12 +616,12 @@ async def test_a_pod_of_which_too_little_is_known_hands_nothing_over() -> None:
             await pods.serve(pods.context(split(pods)))
 
 
-# --- an answer that is whole after the prefill ---
+# --- a response that is complete after the prefill ---
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_of_one_token_needs_no_decode_pod(stream: bool) -> None:
-    """Whoever asked for a stream gets one."""
+async def test_a_response_of_one_token_needs_no_decode_pod(stream: bool) -> None:
+    """As a stream where the client wants one."""
     whole = answer("h", 16)
     whole["choices"][0]["finish_reason"] = "stop"
     async with town(p=saying(whole), d=ANSWERING) as pods:

@@ -1,4 +1,4 @@
-"""Bytes to a pod and back, against a pod that does exactly what its script says."""
+"""Connections to pods, against a scripted pod."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ pytestmark = [pytest.mark.net, pytest.mark.anyio]
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 GENEROUS = UpstreamTimeouts(connect_s=5, first_byte_s=5, idle_s=5)
 PATIENCE_S = 5.0
-"""Longest that a test waits for what must happen: only a failing one waits that long."""
+"""Timeout of a test; only a failing test reaches it."""
 
 
 class Call:
-    """One connection as the pod sees it."""
+    """The pod's side of one connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -61,7 +61,7 @@ Script = Callable[[Call], Awaitable[object]]
 
 
 class ScriptedPod:
-    """Plays one script a connection, the last one again and again, and counts connections."""
+    """Runs one script for each connection, repeats the last one, and counts connections."""
 
     def __init__(self, scripts: tuple[Script, ...]) -> None:
         self._scripts = scripts
@@ -80,7 +80,7 @@ class ScriptedPod:
             writer.close()
 
     async def wait_for_ends(self, number: int = 1) -> None:
-        """Until that many scripts have come to their end."""
+        """Wait until this number of scripts has ended."""
         async with asyncio.timeout(PATIENCE_S):
             for _ in range(number):
                 await self.ended.acquire()
@@ -128,7 +128,7 @@ async def body_of(reply: Reply) -> bytes:
 
 
 async def whole(pool: UpstreamPool) -> tuple[int, bytes]:
-    """One exchange from end to end."""
+    """One whole exchange."""
     reply = await pool.exchange(message(pool))
     try:
         return reply.status, await body_of(reply)
@@ -137,7 +137,7 @@ async def whole(pool: UpstreamPool) -> tuple[int, bytes]:
 
 
 def answering(*pieces: bytes) -> Script:
-    """Answers every request with these pieces."""
+    """Responds to every request with these pieces."""
 
     async def script(call: Call) -> None:
         while True:
@@ -148,7 +148,7 @@ def answering(*pieces: bytes) -> Script:
 
 
 def answering_once(*pieces: bytes) -> Script:
-    """Answers one request with these pieces and closes."""
+    """Responds to one request with these pieces and closes."""
 
     async def script(call: Call) -> None:
         await call.request()
@@ -158,7 +158,7 @@ def answering_once(*pieces: bytes) -> Script:
 
 
 async def silent(call: Call) -> None:
-    """Takes the request, says nothing, waits for the router to hang up."""
+    """Reads the request and waits until the router closes the connection."""
     await call.request()
     await call.hung_up()
 
@@ -172,15 +172,15 @@ async def resetting(call: Call) -> None:
 
 
 async def test_one_connection_serves_many_exchanges() -> None:
-    """One after the other."""
+    """In sequence."""
     async with serving(answering(OK)) as (pod, pool):
         for _ in range(5):
             assert await whole(pool) == (200, b"ok")
         assert pod.connections == 1
 
 
-async def test_exchanges_at_once_have_a_connection_each() -> None:
-    """And both are kept."""
+async def test_concurrent_exchanges_have_separate_connections() -> None:
+    """Both are kept."""
     async with serving(answering(OK)) as (pod, pool):
         for _ in range(2):
             replies = [await pool.exchange(message(pool)) for _ in range(2)]
@@ -207,16 +207,16 @@ async def test_exchanges_at_once_have_a_connection_each() -> None:
     ],
     ids=["whole", "byte by byte", "chunks of a byte", "100", "100 and 103", "empty"],
 )
-async def test_an_answer_is_read_however_it_comes(pieces: list[bytes], body: bytes) -> None:
-    """And its connection is used again."""
+async def test_a_response_is_read_in_any_form(pieces: list[bytes], body: bytes) -> None:
+    """Its connection is reused."""
     async with serving(answering(*pieces)) as (pod, pool):
         for _ in range(2):
             assert await whole(pool) == (200, body)
         assert pod.connections == 1
 
 
-async def test_informational_headers_are_not_those_of_the_answer() -> None:
-    """Names come in lower case."""
+async def test_informational_headers_are_not_those_of_the_response() -> None:
+    """Names are in lower case."""
     early = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
     final = b"HTTP/1.1 404 Not Found\r\nX-Mine: 1\r\ncontent-length: 0\r\n\r\n"
     async with serving(answering(early, final)) as (_, pool):
@@ -225,24 +225,24 @@ async def test_informational_headers_are_not_those_of_the_answer() -> None:
         reply.close()
 
 
-async def test_an_answer_may_end_with_its_connection() -> None:
-    """Neither length nor chunks: whole when the pod closes in order, and not used again."""
+async def test_a_response_may_end_with_its_connection() -> None:
+    """Without length or chunks it is complete when the pod closes the connection properly."""
     async with serving(answering_once(b"HTTP/1.1 200 OK\r\n\r\nhel", b"lo")) as (pod, pool):
         assert await whole(pool) == (200, b"hello")
         assert await whole(pool) == (200, b"hello")
         assert pod.connections == 2
 
 
-async def test_a_pod_that_wants_to_close_is_not_used_again() -> None:
-    """`Connection: close` is obeyed before the socket says so."""
+async def test_connection_close_is_followed() -> None:
+    """The connection is not reused, even while it is open."""
     closing = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok"
     async with serving(answering(closing)) as (pod, pool):
         assert await whole(pool) == await whole(pool) == (200, b"ok")
         assert pod.connections == 2
 
 
-async def test_a_pod_can_be_reached_by_ipv6() -> None:
-    """In brackets, as URLs have it."""
+async def test_a_pod_can_have_an_ipv6_address() -> None:
+    """In brackets, as in URLs."""
     try:
         async with serving(answering(OK), host="::1") as (_, pool):
             assert pool.host_header.startswith(b"[::1]:")
@@ -252,7 +252,7 @@ async def test_a_pod_can_be_reached_by_ipv6() -> None:
 
 
 async def test_a_slow_client_slows_the_pod() -> None:
-    """Little more than the pause limit is held; what was held back comes when it is read."""
+    """Little more than the limit is buffered; the rest arrives when it is read."""
     size = 64 * READ_PAUSE_BYTES
     sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -278,8 +278,8 @@ async def test_a_slow_client_slows_the_pod() -> None:
 # --- kept-alive connections ---
 
 
-async def test_a_connection_that_died_meanwhile_is_replaced_unseen() -> None:
-    """Closed by the pod between two exchanges."""
+async def test_a_closed_idle_connection_is_replaced() -> None:
+    """The pod closed it between two exchanges."""
     async with serving(answering_once(OK), answering(OK)) as (pod, pool):
         assert await whole(pool) == (200, b"ok")
         await pod.wait_for_ends()
@@ -288,21 +288,21 @@ async def test_a_connection_that_died_meanwhile_is_replaced_unseen() -> None:
 
 
 async def then_reset(call: Call) -> None:
-    """One answer; the next request meets a reset."""
+    """One response, then a reset on the next request."""
     await call.request()
     await call.answer(OK)
     await resetting(call)
 
 
-async def test_a_kept_connection_that_dies_on_the_request_is_replaced_once() -> None:
-    """No byte of an answer had come: the pod has most likely not seen it."""
+async def test_a_kept_alive_connection_that_closes_on_the_request_is_replaced_once() -> None:
+    """Without a byte of a response, the pod has most likely not seen the request."""
     async with serving(then_reset, answering(OK)) as (pod, pool):
         assert await whole(pool) == await whole(pool) == (200, b"ok")
         assert pod.connections == 2
 
 
-async def test_it_is_replaced_only_once() -> None:
-    """A fresh connection that dies too is a broken pod."""
+async def test_a_connection_is_replaced_only_once() -> None:
+    """A new connection that closes as well is an error of the pod."""
     async with serving(then_reset, resetting) as (pod, pool):
         await whole(pool)
         with pytest.raises(UpstreamBroken, match="pod a"):
@@ -310,7 +310,7 @@ async def test_it_is_replaced_only_once() -> None:
         assert pod.connections == 2
 
 
-async def test_a_kept_connection_that_dies_inside_an_answer_is_not_replaced() -> None:
+async def test_a_kept_alive_connection_that_closes_inside_a_response_is_not_replaced() -> None:
     """The pod has seen the request."""
 
     async def script(call: Call) -> None:
@@ -326,8 +326,8 @@ async def test_a_kept_connection_that_dies_inside_an_answer_is_not_replaced() ->
         assert pod.connections == 1
 
 
-async def test_idle_connections_are_dropped_before_the_pod_drops_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines close after 5 s; ours goes first."""
+async def test_idle_connections_are_closed_before_the_pod_closes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines close them after 5 s."""
     assert IDLE_EXPIRY_S < 5
     async with serving(answering(OK)) as (pod, pool):
         await whole(pool)
@@ -338,8 +338,8 @@ async def test_idle_connections_are_dropped_before_the_pod_drops_them(monkeypatc
         assert pod.connections == 2
 
 
-async def test_closing_a_reply_twice_gives_its_connection_back_once() -> None:
-    """Else two exchanges would share it."""
+async def test_closing_a_reply_twice_returns_its_connection_once() -> None:
+    """Otherwise two exchanges would share it."""
     async with serving(answering(OK)) as (pod, pool):
         reply = await pool.exchange(message(pool))
         await body_of(reply)
@@ -352,8 +352,8 @@ async def test_closing_a_reply_twice_gives_its_connection_back_once() -> None:
             each.close()
 
 
-async def test_what_follows_an_answer_never_becomes_another() -> None:
-    """Bytes that nobody asked for end the connection, in the same packet or later."""
+async def test_bytes_after_a_response_end_the_connection() -> None:
+    """In the same packet or later."""
     forged = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged"
     async with serving(answering_once(OK + forged), answering(OK)) as (pod, pool):
         assert await whole(pool) == (200, b"ok")
@@ -380,8 +380,8 @@ async def test_what_follows_an_answer_never_becomes_another() -> None:
 # --- what a pod may get only once ---
 
 
-async def test_an_exchange_that_may_happen_once_has_a_connection_of_its_own() -> None:
-    """A kept-alive one may have died, and nobody could tell whether the pod has seen the request."""
+async def test_exchange_once_uses_a_new_connection() -> None:
+    """After the close of a kept-alive one it is unknown whether the pod has seen the request."""
     async with serving(answering(OK)) as (pod, pool):
         await whole(pool)
         reply = await pool.exchange_once(lambda: message(pool))
@@ -390,8 +390,8 @@ async def test_an_exchange_that_may_happen_once_has_a_connection_of_its_own() ->
         assert pod.connections == 2
 
 
-async def test_its_message_is_made_when_it_can_be_sent() -> None:
-    """Not before the connection stands; a message that cannot be made leaves no connection behind."""
+async def test_exchange_once_makes_its_message_after_connecting() -> None:
+    """If that fails, the connection is closed."""
 
     def refuse() -> bytes:
         assert pod.connections <= 1
@@ -403,8 +403,8 @@ async def test_its_message_is_made_when_it_can_be_sent() -> None:
         await pod.wait_for_ends()
 
 
-async def test_it_is_never_sent_again() -> None:
-    """Closed without a word: that pod may have begun."""
+async def test_exchange_once_is_never_repeated() -> None:
+    """A pod that closes without a response may have begun."""
     async with serving(resetting) as (pod, pool):
         with pytest.raises(UpstreamBroken, match="pod a"):
             await pool.exchange_once(lambda: message(pool))
@@ -415,7 +415,7 @@ async def test_it_is_never_sent_again() -> None:
 
 
 async def test_a_closed_port_is_a_failed_connection() -> None:
-    """Nothing was sent: any other candidate may be tried."""
+    """Nothing was sent, so any candidate may be tried."""
     async with serving(answering(OK)) as (_, pool):
         pass
     with pytest.raises(ConnectFailed, match="pod a: cannot connect") as caught:
@@ -436,8 +436,8 @@ async def test_a_closed_port_is_a_failed_connection() -> None:
     ],
     ids=["reset", "closed", "in the status", "in the headers", "garbage", "bad length", "only 100"],
 )
-async def test_no_whole_head_is_a_broken_pod(script: Script) -> None:
-    """On a fresh connection, tried once."""
+async def test_incomplete_headers_are_an_error_of_the_pod(script: Script) -> None:
+    """On a new connection, without a retry."""
     async with serving(script) as (pod, pool):
         with pytest.raises(UpstreamBroken, match="pod a") as caught:
             await pool.exchange(message(pool))
@@ -487,8 +487,8 @@ async def test_headers_below_the_limit_are_read() -> None:
     ],
     ids=["between chunks", "mid-chunk", "short of its length", "garbage"],
 )
-async def test_an_answer_that_is_cut_is_broken_after_what_came(script: Script) -> None:
-    """What had come is handed on first, and never taken for the whole."""
+async def test_a_truncated_response_is_an_error_after_its_last_piece(script: Script) -> None:
+    """Received pieces are read first."""
     async with serving(script) as (_, pool):
         reply = await pool.exchange(message(pool))
         seen = b""
@@ -499,8 +499,8 @@ async def test_an_answer_that_is_cut_is_broken_after_what_came(script: Script) -
         reply.close()
 
 
-async def test_a_reset_does_not_end_an_answer_in_order() -> None:
-    """One that ends with its connection is whole only when the pod closes it properly."""
+async def test_a_reset_does_not_complete_a_response() -> None:
+    """A response without a length is complete only when the pod closes the connection properly."""
     seen = asyncio.Event()
 
     async def script(call: Call) -> None:
@@ -518,8 +518,8 @@ async def test_a_reset_does_not_end_an_answer_in_order() -> None:
         reply.close()
 
 
-async def test_silence_before_the_head_is_a_timeout_and_hangs_up() -> None:
-    """The pod sees the end at once."""
+async def test_no_headers_in_time_is_a_timeout_and_closes() -> None:
+    """At once."""
     brief = UpstreamTimeouts(connect_s=5, first_byte_s=0.02, idle_s=5)
     async with serving(silent, timeouts=brief) as (pod, pool):
         with pytest.raises(UpstreamTimeout, match="did not respond within"):
@@ -527,8 +527,8 @@ async def test_silence_before_the_head_is_a_timeout_and_hangs_up() -> None:
         await pod.wait_for_ends()
 
 
-async def test_silence_inside_an_answer_is_a_timeout() -> None:
-    """After what had come."""
+async def test_silence_inside_a_response_is_a_timeout() -> None:
+    """After the received pieces."""
 
     async def script(call: Call) -> None:
         await call.request()
@@ -548,8 +548,8 @@ async def test_silence_inside_an_answer_is_a_timeout() -> None:
 # --- leaving ---
 
 
-async def test_a_cancelled_exchange_hangs_up_at_once() -> None:
-    """While the pod still prefills: it must stop working."""
+async def test_a_cancelled_exchange_closes_its_connection_at_once() -> None:
+    """While the pod prefills, so that it stops."""
     async with serving(silent, timeouts=GENEROUS) as (pod, pool):
         asking = asyncio.ensure_future(pool.exchange(message(pool)))
         async with asyncio.timeout(PATIENCE_S):
@@ -561,8 +561,8 @@ async def test_a_cancelled_exchange_hangs_up_at_once() -> None:
         await pod.wait_for_ends()
 
 
-async def test_an_answer_that_is_not_read_to_its_end_hangs_up_at_once() -> None:
-    """Closing, not draining, is what stops an engine; the next exchange has a connection of its own."""
+async def test_closing_an_unread_response_closes_the_connection_at_once() -> None:
+    """This stops the engine; draining would not. The next exchange uses a new connection."""
 
     async def script(call: Call) -> None:
         await call.request()
@@ -578,23 +578,23 @@ async def test_an_answer_that_is_not_read_to_its_end_hangs_up_at_once() -> None:
         assert pod.connections == 2
 
 
-async def test_a_pod_at_a_unix_socket_is_asked_there(tmp_path: Path) -> None:
-    """By the name that its URL has; connections are kept as ever."""
-    heard: list[bytes] = []
+async def test_a_pod_with_a_unix_socket_is_reached_over_it(tmp_path: Path) -> None:
+    """The host header is that of its URL; connections are kept alive."""
+    requests: list[bytes] = []
 
     async def script(call: Call) -> None:
         while True:
-            heard.append(await call.request())
+            requests.append(await call.request())
             await call.answer(OK)
 
     async with serving_at(tmp_path / "pod.sock", script) as (pod, pool):
         assert [await whole(pool), await whole(pool)] == [(200, b"ok")] * 2
         assert pod.connections == 1
-        assert b"\r\nhost: pod-a:8000\r\n" in heard[0]
+        assert b"\r\nhost: pod-a:8000\r\n" in requests[0]
 
 
-async def test_a_unix_socket_that_is_not_there_is_a_pod_that_cannot_be_reached(tmp_path: Path) -> None:
-    """So that the next candidate is tried."""
+async def test_a_missing_unix_socket_is_a_failed_connection(tmp_path: Path) -> None:
+    """The next candidate is tried."""
     pool = UpstreamPool("a", "http://pod-a", GENEROUS, str(tmp_path / "none.sock"))
     with pytest.raises(ConnectFailed, match="pod a: cannot connect"):
         await pool.exchange(message(pool))

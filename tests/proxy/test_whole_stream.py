@@ -1,4 +1,4 @@
-"""Whole answers as streams."""
+"""Unstreamed responses converted to streams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ USAGE = {"prompt_tokens": 5, "completion_tokens": 1}
 
 
 def events(stream: bytes) -> list[dict[str, Any]]:
-    """All but the end mark."""
+    """All events before the end mark."""
     lines = stream.decode().split("\n\n")
     assert lines[-2:] == ["data: [DONE]", ""]
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
@@ -26,8 +26,8 @@ def chat(message: dict[str, Any], **asked: Any) -> list[dict[str, Any]]:
     return events(as_stream(Endpoint.CHAT, json.dumps(whole).encode(), json.dumps(asked).encode()))
 
 
-def test_a_chat_is_said_and_then_ends() -> None:
-    """Two chunks: as clients put them together, the message; then why it ended."""
+def test_a_chat_is_a_message_and_a_finish_reason() -> None:
+    """Two chunks, in the form that clients merge."""
     said, end = chat({"role": "assistant", "content": "no", "refusal": None})
     assert (said["id"], said["created"], said["model"], said["object"]) == ("c", 7, "m", "chat.completion.chunk")
     assert said["choices"][0]["delta"] == {"role": "assistant", "content": "no"}
@@ -36,20 +36,20 @@ def test_a_chat_is_said_and_then_ends() -> None:
 
 
 def test_tool_calls_are_numbered() -> None:
-    """As deltas have them."""
+    """As in deltas."""
     said, _ = chat({"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": "{}"}}]})
     assert said["choices"][0]["delta"]["tool_calls"][0]["index"] == 0
 
 
-def test_the_usage_comes_last_and_only_if_wanted() -> None:
-    """By stream_options."""
+def test_usage_comes_last_and_only_where_requested() -> None:
+    """With stream_options."""
     *_, last = chat({"content": "no"}, stream_options={"include_usage": True})
     assert (last["choices"], last["usage"]) == ([], USAGE)
     assert all("usage" not in event for event in chat({"content": "no"}, stream_options={"include_usage": False}))
 
 
 def test_a_completion_is_one_event() -> None:
-    """Its text, and why it ended."""
+    """Text and finish reason."""
     whole = {"id": "c", "choices": [{"index": 0, "text": "no", "finish_reason": "stop"}], "usage": USAGE}
     (event,) = events(as_stream(Endpoint.COMPLETIONS, json.dumps(whole).encode(), b"{}"))
     assert (event["object"], event["choices"]) == ("text_completion", whole["choices"])
@@ -60,8 +60,8 @@ def test_a_completion_is_one_event() -> None:
     [b"", b"[]", b"null", b'"x"', b"{}", b'{"choices": 3}', b'{"choices": [1]}', b'{"choices": [{"message": 1}]}'],
 )
 @pytest.mark.parametrize("endpoint", [Endpoint.CHAT, Endpoint.COMPLETIONS])
-def test_what_is_no_answer_is_a_value_error(endpoint: Endpoint, answer: bytes) -> None:
-    """Pods may say anything; the caller blames them."""
+def test_an_invalid_response_is_a_value_error(endpoint: Endpoint, answer: bytes) -> None:
+    """Pods may send anything."""
     if endpoint is Endpoint.COMPLETIONS and b"message" in answer:
         assert as_stream(endpoint, answer, b"{}")
     else:
