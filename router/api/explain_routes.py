@@ -48,8 +48,8 @@ class ExplainRoutes:
         async def preview(request: Request) -> Response:
             headers: HeaderList = list(request.scope["headers"])
             body = await _body(request, self.max_body_bytes)
-            asked = self.read(Endpoint.CHAT, first_values(headers), body, f"preview-{uuid.uuid4().hex}")
-            return _json(explained_json(await self.preview(asked, headers)))
+            parsed = self.read(Endpoint.CHAT, first_values(headers), body, f"preview-{uuid.uuid4().hex}")
+            return _json(explained_json(await self.preview(parsed, headers)))
 
 
 async def _body(request: Request, max_bytes: int) -> bytes:

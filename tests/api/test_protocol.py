@@ -440,11 +440,11 @@ async def test_a_slow_response_is_not_a_slow_request() -> None:
         assert (await reader.read()).endswith(b"refused")
 
 
-@pytest.mark.parametrize("asked", [0, 1])
-async def test_an_idle_connection_is_closed(asked: int) -> None:
+@pytest.mark.parametrize("requests", [0, 1])
+async def test_an_idle_connection_is_closed(requests: int) -> None:
     """Also one without any request."""
     async with connected(Edge(echo), keep_alive_s=SOON_S) as (reader, writer):
-        if asked:
+        if requests:
             writer.write(post(b"a"))
             await read_answer(reader)
         assert await reader.read() == b""
@@ -509,12 +509,12 @@ async def test_pipelined_requests_to_a_stopping_server_are_answered() -> None:
         assert await reader.read() == b""
 
 
-@pytest.mark.parametrize("asked", [0, 1])
-async def test_a_request_in_flight_when_the_server_stops_is_answered(asked: int) -> None:
+@pytest.mark.parametrize("requests", [0, 1])
+async def test_a_request_in_flight_when_the_server_stops_is_answered(requests: int) -> None:
     """Also the first request of a connection."""
     edge = Edge(echo)
     async with connected(edge) as (reader, writer):
-        for _ in range(asked):
+        for _ in range(requests):
             writer.write(post(b"a"))
             await read_answer(reader)
         while not edge.connections:
@@ -575,7 +575,7 @@ async def test_a_client_that_never_reads_is_disconnected(streams: bool) -> None:
         put.set()
         if streams:
             await client.ready()
-            raise AssertionError("nobody reads")
+            raise AssertionError("the client never reads")
         client.finish()
 
     edge = Edge(answer, replace_limits(write_timeout_s=SOON_S))

@@ -92,7 +92,7 @@ def test_the_size_of_a_model_with_only_windows(typed: Typed, tmp_path: Path) -> 
         ({"model_type": "gpt2"}, 12 * 2 * 768 * 2),
         ({"model_type": "jamba"}, 4 * 2 * 8 * 128 * 2),
         ({"model_type": "gemma3", "text_config": {"num_hidden_layers": 34}}, 5 * 2 * 4 * 256 * 2),
-        ({**LLAMA_8B, "model_type": "nobody knows"}, 131_072),
+        ({**LLAMA_8B, "model_type": "unknown"}, 131_072),
     ],
 )
 def test_missing_keys_get_the_defaults_of_the_architecture(
