@@ -1,0 +1,70 @@
+"""The table of commands: each loads only its own modules."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from router.cli import COMMANDS, GROUPS, _load
+from tests.cli.conftest import Typed
+
+LOADED = """
+import sys
+from router.cli import main
+sys.argv = ["warmroute", *sys.argv[1:]]
+try:
+    main()
+except SystemExit:
+    print("MODULES", *sys.modules)
+"""
+
+
+def test_help_lists_all_commands(typed: Typed) -> None:
+    """With their descriptions."""
+    ended = typed("--help")
+    for name, (_, text) in {**COMMANDS, **GROUPS}.items():
+        assert any(name in line and text in line for line in ended.out.splitlines()), name
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, *GROUPS])
+def test_every_command_has_help(typed: Typed, name: str) -> None:
+    """Its target in the table exists."""
+    target, text = {**COMMANDS, **GROUPS}[name]
+    assert callable(_load(target))
+    ended = typed(name, "--help")
+    assert ended.code == 0 and text in ended.out
+
+
+def test_an_unknown_command_is_refused(typed: Typed) -> None:
+    """Exit code 2."""
+    ended = typed("srve")
+    assert ended.code == 2 and "srve" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unneeded"),
+    [
+        ("--help", ("fastapi", "numpy", "router.cli.serve", "router.sim", "transformers")),
+        ("serve --help", ("matplotlib", "router.cli.demo", "router.publisher", "router.sim", "transformers")),
+        ("config show", ("fastapi", "router.proxy", "router.sim", "transformers")),
+    ],
+)
+def test_a_command_imports_only_what_it_needs(arguments: str, unneeded: tuple[str, ...]) -> None:
+    """In a new process."""
+    command = [sys.executable, "-c", LOADED, *arguments.split()]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    modules = set(printed.partition("MODULES ")[2].split())
+    assert modules and not modules.intersection(unneeded)
+
+
+def test_a_running_router_imports_no_simulator_publisher_or_plots() -> None:
+    """Nor `transformers`, unless a tokenizer needs it."""
+    program = (
+        "import sys, router.cli.serve, router.api.protocol, router.api.server, router.wiring.gc_tuning, "
+        "router.wiring.program, router.wiring.prompts, router.workers.supervisor; print(*sys.modules)"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    unneeded = {"matplotlib", "pandas", "router.publisher", "router.report", "router.sim", "torch", "transformers"}
+    assert not unneeded.intersection(printed.split())
