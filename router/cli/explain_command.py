@@ -1,10 +1,10 @@
-"""Why did this request go there?
+"""Why did this request go to this pod?
 
     warmroute explain REQUEST_ID [--url http://127.0.0.1:8080]
 
-Asks a running router and prints its decision so that it can be recomputed by hand: a column a candidate, a row a part
-of the price, the numbers that the formulas were given, and what came of it. Parts add up to the total as printed. This
-file decides nothing and prints no prompt.
+Fetches a decision from a running router and prints it so that it can be recomputed by hand: one column per candidate,
+one row per part of its cost, the inputs of the formulas, and the outcome. The printed parts add up to the printed
+total. No prompt is printed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from router.policy.explain import Column, Explanation, TermNote, printed
 ORDINALS = ("chosen", "runner-up", "third", "fourth")
 NONE = "-"
 NAMED_PODS = 4
-"""Of those that a filter left out, so many are named."""
+"""Pods named of those that a filter excluded."""
 PROMPT_ROWS = 2
-"""n and p, which every column begins with."""
+"""n and p, the first inputs of every column."""
 
 
 def explain_command(
-    request_id: Annotated[str, typer.Argument(help="As in the answer's x-request-id.")],
-    url: Annotated[str, typer.Option(help="The router, on this machine.")] = "http://127.0.0.1:8080",
+    request_id: Annotated[str, typer.Argument(help="Value of the response header x-request-id.")],
+    url: Annotated[str, typer.Option(help="Address of the router on this machine.")] = "http://127.0.0.1:8080",
 ) -> None:
     """Print one decision."""
     try:
@@ -46,9 +46,9 @@ def explain_command(
         )
         found = msgspec.json.decode(answer.content, type=Explained) if answer.status_code == 200 else None
     except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
-        _give_up(f"{url}: {error}")
+        _fail(f"{url}: {error}")
     if found is None:
-        _give_up(f"{url} answered {answer.status_code}: {answer.text[:500]}")
+        _fail(f"{url} answered {answer.status_code}: {answer.text[:500]}")
     Console().print(page(found))
 
 
@@ -57,13 +57,13 @@ def printable(text: object) -> Text:
     return Text("".join(char if char.isprintable() else "?" for char in str(text)))
 
 
-def _give_up(why: str) -> NoReturn:
-    print(why, file=sys.stderr)
+def _fail(message: str) -> NoReturn:
+    print(message, file=sys.stderr)
     raise typer.Exit(1)
 
 
 def page(found: Explained) -> RenderableType:
-    """Everything that is known of one decision."""
+    """The decision, its costs and its outcome."""
     explanation, receipt = found.explanation, found.receipt
     parts: list[RenderableType] = [
         printable(f"{explanation.request_id}  model {explanation.model}  policy {_policy(explanation)}"),
@@ -72,20 +72,20 @@ def page(found: Explained) -> RenderableType:
     ]
     if terms := [note for note in explanation.terms if _counts(note, explanation.columns)]:
         parts.append(_formulas(terms))
-    if lines := list(_what_came(receipt)):
+    if lines := list(_outcome(receipt)):
         parts.append(Padding(Group(*map(printable, lines)), (1, 0, 0, 0)))
     return Group(*parts)
 
 
 def _left_out(found: Sequence[LeftOut]) -> Iterator[str]:
-    """A line a filter: whom it left out, or that it gave way."""
-    for one in found:
-        if one.gave_way:
-            yield f"filter {one.filter}: would have left nobody who can serve, so all stayed"
+    """One line per filter: the pods that it excluded, or that it was ignored."""
+    for each in found:
+        if each.gave_way:
+            yield f"filter {each.filter}: ignored, since it would leave no usable pod"
         else:
-            others = f" and {more} more" if (more := len(one.pods) - NAMED_PODS) > 0 else ""
-            pods = "pod" if len(one.pods) == 1 else "pods"
-            yield f"filter {one.filter}: left out {len(one.pods)} {pods}: {', '.join(one.pods[:NAMED_PODS])}{others}"
+            others = f" and {more} more" if (more := len(each.pods) - NAMED_PODS) > 0 else ""
+            pods = "pod" if len(each.pods) == 1 else "pods"
+            yield f"filter {each.filter}: excluded {len(each.pods)} {pods}: {', '.join(each.pods[:NAMED_PODS])}{others}"
 
 
 def _policy(explanation: Explanation) -> str:
@@ -105,7 +105,7 @@ def _table(explanation: Explanation, receipt: Receipt) -> Table:
     for label, cells in _price_rows(columns):
         table.add_row(label, *cells, style="bold" if label.startswith("=") else None)
     table.add_row()
-    table.add_row("given to the formulas", style="italic")
+    table.add_row("inputs of the formulas", style="italic")
     for label, cells in _input_rows(columns):
         table.add_row(label, *cells)
     return table
@@ -118,17 +118,17 @@ def _title(at: int, column: Column, receipt: Receipt) -> str:
 
 
 def _price_rows(columns: Sequence[Column]) -> Iterator[tuple[str, list[str]]]:
-    """Hundredths of a millisecond that add up, also those until the first token."""
+    """The costs in hundredths of a millisecond that add up, in total and until the first token."""
     prices = [printed(column.plan) for column in columns]
     for name in _union(price for price in prices):
         yield f"{name}, ms", [_ms(price[name]) if name in price else NONE for price in prices]
-    yield "= price, ms", [_ms(sum(price.values())) for price in prices]
+    yield "= cost, ms", [_ms(sum(price.values())) for price in prices]
     delays = [sum(cents for name, cents in price.items() if name in DELAYS) for price in prices]
-    yield "= of it until first token, ms", [_ms(cents) for cents in delays]
+    yield "= until first token, ms", [_ms(cents) for cents in delays]
 
 
 def _input_rows(columns: Sequence[Column]) -> Iterator[tuple[str, list[str]]]:
-    """What is 0 everywhere is left out, but for the prompt and what is cached of it."""
+    """The inputs, without those that are 0 everywhere except n and p."""
     inputs = [{f"{each.name}, {each.unit}": each.value for each in column.inputs} for column in columns]
     for at, label in enumerate(_union(inputs)):
         if at < PROMPT_ROWS or any(values.get(label) for values in inputs):
@@ -136,7 +136,7 @@ def _input_rows(columns: Sequence[Column]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _union(rows: Iterable[Iterable[str]]) -> list[str]:
-    """All names, each where it comes first."""
+    """All names, in order of first occurrence."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
@@ -148,11 +148,11 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.6g}"
 
 
-# --- formulas, and what came ---
+# --- formulas and outcome ---
 
 
 def _counts(note: TermNote, columns: Sequence[Column]) -> bool:
-    """Whether any candidate pays, or saves, anything by it."""
+    """Whether the term changes the cost of any candidate."""
     return any(name == note.name and ms for column in columns for name, ms in column.plan.parts)
 
 
@@ -166,34 +166,34 @@ def _formulas(terms: Sequence[TermNote]) -> RenderableType:
 
 
 def _parameters(note: TermNote) -> list[str]:
-    said = (
+    values = (
         f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
         for name, value in note.parameters.items()
     )
-    return [", ".join(said)] if note.parameters else []
+    return [", ".join(values)] if note.parameters else []
 
 
-def _what_came(receipt: Receipt) -> Iterator[str]:
-    """Expected beside actual, failed attempts, times."""
+def _outcome(receipt: Receipt) -> Iterator[str]:
+    """Failed attempts, expected and actual values, and times."""
     yield from (f"failed: {one.pod or 'no pod'}: {one.error}: {one.message}" for one in receipt.failures)
     if receipt.predicted_ms is not None:
         yield f"first token: expected after {receipt.predicted_ms:,.2f} ms, {_actual(receipt.ttft_ms, _after)}"
         expected = receipt.predicted_cached_tokens or 0
         yield f"cached tokens: expected {expected:,}, {_actual(receipt.cached_tokens, _tokens)}"
     if not receipt.result:
-        yield "it is still being served"
+        yield "not finished"
     else:
         yield f"result: {receipt.result}, after {receipt.e2e_ms:,.1f} ms"
         yield "phases, ms: " + ", ".join(f"{phase} {ms:,.2f}" for phase, ms in receipt.phases_ms.items())
 
 
-def _actual(value: float | None, said: Callable[[float], str]) -> str:
-    return "actual not known" if value is None else said(value)
+def _actual(value: float | None, text: Callable[[float], str]) -> str:
+    return "actual unknown" if value is None else text(value)
 
 
 def _after(ttft_ms: float) -> str:
-    return f"came after {ttft_ms:,.2f} ms"
+    return f"actual {ttft_ms:,.2f} ms"
 
 
 def _tokens(tokens: float) -> str:
-    return f"found {tokens:,.0f}"
+    return f"actual {tokens:,.0f}"

@@ -1,11 +1,11 @@
-"""How does one work on policies?
+"""The `warmroute policy` commands.
 
-    warmroute policy lint mine/                 is anything wrong, and on which line? exit code 1 if so
-    warmroute policy diff cost_aware mine.yaml  what one decides by and the other does not
+    warmroute policy lint mine/                 report errors with file and line; exit code 1 if there are any
+    warmroute policy diff cost_aware mine.yaml  compare two policies; exit code 1 if they differ
     warmroute policy simulate mine.yaml config/traffic/chat.yaml
-    warmroute policy docs [--schema]            the reference page, from the code
+    warmroute policy docs [--schema]            print the reference page
 
-Names are those of the shipped policies; whatever ends in .yaml is a file. This file never decides a request.
+A name is that of a shipped policy; an argument that ends in .yaml is a file.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from router.cli.simulate import Source, experiment, run_all, simulated_shelf
+from router.cli.simulate import Source, experiment, run_all, simulated_library
 from router.cli.simulate_report import summary
-from router.config.policy_files import Shelf, check, load_classes
+from router.config.policy_files import PolicyLibrary, check, load_classes
 from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.policy.catalog import COSTS, FILTERS
@@ -31,28 +31,28 @@ from router.sim.virtual.compare import grid
 
 policy_app = typer.Typer(no_args_is_help=True, help="Check, compare, simulate and explain policies.")
 ABSENT = "-"
+USED = "used"
 
 
 @policy_app.command("lint")
 def lint_command(
     paths: Annotated[list[Path] | None, typer.Argument(help="Files or folders; default: the shipped policies.")] = None,
-    classes: Annotated[str | None, typer.Option(help="The file of workload classes; default: the shipped one.")] = None,
+    classes: Annotated[str | None, typer.Option(help="File of workload classes; default: the shipped one.")] = None,
 ) -> None:
-    """Say what is wrong, with file and line; exit code 1 if anything is."""
+    """Report errors with file and line; exit code 1 if there are any."""
     known = load_classes(classes).names
-    mistakes = [mistake for path in paths or [shipped("policies")] for mistake in _mistakes(path, known)]
-    for mistake in dict.fromkeys(mistakes):
-        print(mistake)
-    raise SystemExit(1 if mistakes else 0)
+    errors = [error for path in paths or [shipped("policies")] for error in _errors(path, known)]
+    for error in dict.fromkeys(errors):
+        print(error)
+    raise SystemExit(1 if errors else 0)
 
 
 @policy_app.command("diff")
 def diff_command(
     one: Annotated[str, typer.Argument(help="A name or a file.")],
-    other: Annotated[str, typer.Argument(help="Another.")],
+    other: Annotated[str, typer.Argument(help="Another name or file.")],
 ) -> None:
-    """Compare what two policies decide by, with everything that they extend and every default. Exit code 1 where they
-    differ."""
+    """Compare two policies, with everything they extend and every default; exit code 1 if they differ."""
     lines = list(differences(_spec(one), _spec(other)))
     for line in lines:
         print(line)
@@ -61,7 +61,7 @@ def diff_command(
 
 @policy_app.command("docs")
 def docs_command(
-    schema: Annotated[bool, typer.Option("--schema", help="The JSON schema of a file instead.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a policy file instead.")] = False,
 ) -> None:
     """Print the reference page."""
     print(schema_page() if schema else reference_page(), end="")
@@ -70,14 +70,14 @@ def docs_command(
 @policy_app.command("simulate")
 def simulate_command(
     policy: Annotated[str, typer.Argument(help="A name or a file.")],
-    traffic: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="As `warmroute simulate` takes it.")],
-    against: Annotated[str, typer.Option(help="Another, to compare it with.")] = "cost_aware",
-    fleet: Annotated[Path | None, typer.Option(help="A YAML of pods, links and SLO.")] = None,
-    load: Annotated[float, typer.Option(min=0.01, help="Times the traffic's own rate.")] = 1.0,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs, with other arrivals.")] = 1,
+    traffic: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Traffic as for `warmroute simulate`.")],
+    against: Annotated[str, typer.Option(help="A policy to compare it with.")] = "cost_aware",
+    fleet: Annotated[Path | None, typer.Option(help="YAML file of pods, links and SLO.")] = None,
+    load: Annotated[float, typer.Option(min=0.01, help="Factor on the traffic's request rate.")] = 1.0,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs with different arrivals.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
 ) -> None:
-    """Play traffic under a policy that need not be in force anywhere. More: `warmroute simulate`."""
+    """Simulate traffic under a policy. More options: `warmroute simulate`."""
     setup = experiment(fleet, Source(traffic))
     asked = {spec.name: spec.build() for spec in (_spec(against), _spec(policy))}
     setup = replace(setup, policies=asked)
@@ -86,24 +86,24 @@ def simulate_command(
 
 
 def differences(one: PolicySpec, other: PolicySpec) -> Iterator[str]:
-    """A line a field that differs, with its unit; a term that only one has is told with what it is for."""
-    ones, others = (dict(_flat(_said(spec))) for spec in (one, other))
+    """One line per field that differs, with its unit; for a term that only one policy has, with its purpose."""
+    ones, others = (dict(_flat(_content(spec))) for spec in (one, other))
     for key in dict.fromkeys((*ones, *others)):
         was, now = ones.get(key, ABSENT), others.get(key, ABSENT)
         if was != now:
             yield f"{key}: {_shown(key, was)} -> {_shown(key, now)}{_purpose(key, was, now)}"
 
 
-def _said(spec: PolicySpec) -> dict[str, Any]:
-    """What it decides by; how it came to be is no difference."""
-    said = spec.model_dump(exclude={"name", "about", "extends"}, by_alias=True)
-    for choice, does in (("filters", "filters"), ("costs", "priced"), ("picker", "picks")):
-        said[choice] = {name: {"": does} | fields for name, fields in said[choice].items() if fields is not None}
-    return said
+def _content(spec: PolicySpec) -> dict[str, Any]:
+    """Everything that it decides by."""
+    content = spec.model_dump(exclude={"name", "about", "extends"}, by_alias=True)
+    for choice in ("filters", "costs", "picker"):
+        content[choice] = {name: {"": USED} | fields for name, fields in content[choice].items() if fields is not None}
+    return content
 
 
-def _flat(said: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in said.items():
+def _flat(content: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in content.items():
         key = f"{above}.{name}".strip(".")
         if isinstance(value, dict):
             yield from _flat(value, key)
@@ -113,14 +113,14 @@ def _flat(said: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
 
 def _shown(key: str, value: Any) -> str:
     if value is ABSENT:
-        return "nothing"
+        return "none"
     text = ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
     unit = "" if isinstance(value, str | tuple | list | bool) else unit_of(key)
     return f"{text} {unit}".strip()
 
 
 def _purpose(key: str, was: Any, now: Any) -> str:
-    """Why one would have the term, where one has it and the other has not."""
+    """The purpose of a filter or term that only one policy has."""
     section, _, name = key.partition(".")
     kind = {"costs": COSTS, "filters": FILTERS}.get(section, {}).get(name)
     return f"   ({purpose_of(kind)})" if kind and ABSENT in (was, now) else ""
@@ -129,18 +129,18 @@ def _purpose(key: str, was: Any, now: Any) -> str:
 def _spec(name: str) -> PolicySpec:
     """Raises `ConfigError`."""
     if not name.endswith(".yaml"):
-        return simulated_shelf().spec(name)
+        return simulated_library().spec(name)
     path = Path(name)
     if not path.is_file():
-        raise ConfigError(f"{path}: there is no such file")
-    return simulated_shelf(path.resolve().parent).spec(path.stem)
+        raise ConfigError(f"{path}: file not found")
+    return simulated_library(path.resolve().parent).spec(path.stem)
 
 
-def _mistakes(path: Path, classes: frozenset[str]) -> Iterator[str]:
+def _errors(path: Path, classes: frozenset[str]) -> Iterator[str]:
     """Line by line; a folder is checked as the router would read it, and each of its files."""
     folder = path if path.is_dir() else path.parent
     try:
-        shelf = Shelf(folder)
+        shelf = PolicyLibrary(folder)
     except ConfigError as error:
         yield str(error)
         return

@@ -1,10 +1,9 @@
-"""What would another policy have done with what this router was asked?
+"""What would another policy have decided for recorded requests?
 
-    warmroute replay receipts.jsonl --policy my_policy.yaml      every request by this one
-    warmroute replay receipts.jsonl --policies my-policies       each by the policy of the folder that matches it
+    warmroute replay receipts.jsonl --policy my_policy.yaml      one policy for all requests
+    warmroute replay receipts.jsonl --policies my-policies       for each request the matching policy of the folder
 
-Decides every recorded scene again. The recorded choices are taken as they were made; both are priced by the same terms.
-This file sends nothing.
+Decides every recorded scene again and compares the result with the recorded choice; both are priced by the same terms.
 """
 
 from __future__ import annotations
@@ -31,20 +30,22 @@ from router.policy.review import Review, Times, each_against
 
 
 def replay_command(
-    receipts: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file of receipts, with scenes.")],
-    policy: Annotated[str | None, typer.Option(help="A policy by name, or a YAML file, that decides all.")] = None,
+    receipts: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="File of receipts with scenes.")],
+    policy: Annotated[str | None, typer.Option(help="Name or YAML file of one policy for all requests.")] = None,
     policies: Annotated[Path | None, typer.Option(help="Folder of policies; default: the shipped ones.")] = None,
-    default: Annotated[str, typer.Option(help="Without --policy: what decides where no other matches.")] = "cost_aware",
-    most: Annotated[int, typer.Option(min=1, help="How many moves and changes are listed.")] = 10,
+    default: Annotated[
+        str, typer.Option(help="Without --policy: the policy of requests that match no other.")
+    ] = "cost_aware",
+    most: Annotated[int, typer.Option(min=1, help="Number of moves and changes to list.")] = 10,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Says how many decisions would change, and what that is expected to do."""
+    """Print how many decisions would change and the expected effect."""
     decided = Decided(receipts)
     found = _review(decided, policy, policies or shipped("policies"), default, most)
     if not found.decisions:
-        raise ConfigError(f"{receipts}: no recorded scenes: see receipts.replay_data")
+        raise ConfigError(f"{receipts}: no recorded scenes; enable receipts.replay_data")
     if decided.without_fleet:
-        print(f"{decided.without_fleet} scenes are left out: the lines of their fleets are missing", file=sys.stderr)
+        print(f"skipped {decided.without_fleet} scenes: the lines of their fleets are missing", file=sys.stderr)
     if json:
         print(msgspec.json.encode(found).decode())
     else:
@@ -52,18 +53,18 @@ def replay_command(
 
 
 def _review(decided: Decided, policy: str | None, folder: Path, default: str, most: int) -> Review:
-    """By one policy, or by those of a folder as `serve` would have them in force."""
+    """The review with one policy, or with those of a folder as `serve` would use them."""
     if policy is not None:
-        one = find_policy(load_policies(folder), policy)
-        return each_against(((scene.scene(), was, one) for scene, was, _ in decided), one.name, most=most)
+        found = find_policy(load_policies(folder), policy)
+        return each_against(((scene.scene(), was, found) for scene, was, _ in decided), found.name, most=most)
     every = PolicyFolder(folder, default).read()
     rows = ((scene.scene(), was, every.for_recorded(scene, by)) for scene, was, by in decided)
     return each_against(rows, str(folder), most=most)
 
 
 class Decided:
-    """Scenes of a file with what was chosen in them and by which policy. Raises `ConfigError` with the line that is
-    none."""
+    """The scenes of a file, each with its choice and the policy that decided. Raises `ConfigError` with the line number
+    of an invalid line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -78,7 +79,7 @@ class Decided:
 
 
 def page(found: Review) -> RenderableType:
-    """One sentence and three tables."""
+    """A summary and up to three tables."""
     parts: list[RenderableType] = [printable(found), Padding(_times(found), (1, 0))]
     if found.moves:
         parts.append(_moves(found))
@@ -91,7 +92,7 @@ def _times(found: Review) -> Table:
     table = Table("expected time to first token, ms", title_justify="left", box=None)
     for name in ("mean", "p50", "p99"):
         table.add_column(name, justify="right")
-    for label, times in (("as it was decided", found.before), (f"by {found.policy}", found.after)):
+    for label, times in (("recorded", found.before), (f"with {found.policy}", found.after)):
         table.add_row(label, *_cells(times))
     return table
 
@@ -110,7 +111,7 @@ def _moves(found: Review) -> Table:
 
 def _largest(found: Review) -> Table:
     table = Table("largest changes", "from", "to", box=None)
-    for name in ("was, ms", "would be, ms"):
+    for name in ("recorded, ms", "new, ms"):
         table.add_column(name, justify="right")
     for one in found.largest:
         names = (one.request_id, one.was or "refused", one.now or "refused")

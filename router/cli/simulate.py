@@ -28,7 +28,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from router.cli.options import with_options
 from router.cli.simulate_report import summary, write_csv, write_report
 from router.config.load import load
-from router.config.policy_files import Shelf, choose_policy, load_policies
+from router.config.policy_files import PolicyLibrary, choose_policy, load_policies
 from router.config.priors import load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.config.shipped import shipped
@@ -223,14 +223,14 @@ class ShippedPriors:
         return speed, self._priors[model].kv_bytes_per_token
 
 
-def simulated_shelf(folder: Path | None = None) -> Shelf:
+def simulated_library(folder: Path | None = None) -> PolicyLibrary:
     """The policy files of `folder`, then the peers' formulas, then the shipped policies. Raises `ConfigError`.
 
     The peers are imported here because only simulations may use them."""
     from router.sim.peers.peer_policies import FOLDER, PeerPolicySpec
 
-    peers = Shelf(FOLDER, spec=PeerPolicySpec)
-    return peers if folder is None else Shelf(folder, spec=PeerPolicySpec, behind=peers)
+    peers = PolicyLibrary(FOLDER, spec=PeerPolicySpec)
+    return peers if folder is None else PolicyLibrary(folder, spec=PeerPolicySpec, fallback=peers)
 
 
 def simulated_policies() -> dict[str, Policy]:

@@ -14,7 +14,7 @@ from tests.cli.conftest import Typed
     [
         ("links: {elsewhere: rdma}", "links.elsewhere: unknown link class 'rdma'; known: "),
         ("models: [{name: m, cost: {model: gpt-2}}]", "cost.model: no prior named 'gpt-2'; known: "),
-        ("policy: cheapest", "there is no policy 'cheapest'; known: "),
+        ("policy: cheapest", "unknown policy 'cheapest'; known: "),
     ],
 )
 def test_names_of_other_files_are_checked(typed: Typed, tmp_path: Path, text: str, what: str) -> None:

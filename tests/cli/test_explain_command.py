@@ -39,7 +39,7 @@ def cells(lines: list[str], label: str) -> list[float]:
 
 @settings(max_examples=40)
 @given(scenes(linked=False), st.sampled_from([POLICIES["cost_aware"], POLICIES["ring_bounded_load"]]))
-def test_printed_parts_add_up_to_the_printed_price(seen: Scene, by: Policy) -> None:
+def test_printed_parts_add_up_to_the_printed_cost(seen: Scene, by: Policy) -> None:
     """In every column, to the last digit."""
     try:
         found = explained(kept(seen, by))
@@ -49,10 +49,10 @@ def test_printed_parts_add_up_to_the_printed_price(seen: Scene, by: Policy) -> N
     names = [name for name, _ in found.explanation.columns[0].plan.parts]
     rows = [cells(lines, name) for name in names]
     sums = [round(sum(column), 2) for column in zip(*rows, strict=True)]
-    assert sums == cells(lines, "= price")
+    assert sums == cells(lines, "= cost")
 
 
-def test_what_came_stands_beside_what_was_expected() -> None:
+def test_actual_and_expected_values_are_printed() -> None:
     """First token, cached tokens, who failed; within 100 columns."""
     seen = holding(scene(*ready(*(pod(f"10.0.0.{number}:8000") for number in range(6)))), "10.0.0.3:8000", 50)
     made = kept(seen, policy("queue", "prefill"))
@@ -64,8 +64,8 @@ def test_what_came_stands_beside_what_was_expected() -> None:
     text = "\n".join(lines)
     assert max(map(len, lines)) <= 100
     assert "4 of 6 candidates" in text and "chosen" in text and "runner-up, served" in text
-    assert "first token: expected after 21.40 ms, came after 31.50 ms" in text
-    assert "cached tokens: expected 0, found 790" in text
+    assert "first token: expected after 21.40 ms, actual 31.50 ms" in text
+    assert "cached tokens: expected 0, actual 790" in text
     assert "failed: 10.0.0.3:8000: ConnectFailed: refused" in text
     assert "p, cached tokens" in text and "T_prefill(n, p) = F + c1 (n - p)" in text
     assert "waiting at engine" not in text  # it is 0 everywhere
@@ -76,14 +76,14 @@ def test_a_filter_says_in_one_line_whom_it_left_out() -> None:
     full = tuple(PodStatus(one.pod, one.state, PodLoad(waiting=9)) for one in ready(*(pod(f"a{n}") for n in range(6))))
     by = policy("queue", filters={"hardware": {"only": "b200x8"}, "max_waiting": {}})
     lines = printed(explained(kept(scene(*full, *ready(pod("b"), pod("c"))), by)))
-    assert "filter hardware: would have left nobody who can serve, so all stayed" in lines
-    assert "filter max_waiting: left out 6 pods: a0, a1, a2, a3 and 2 more" in lines
+    assert "filter hardware: ignored, since it would leave no usable pod" in lines
+    assert "filter max_waiting: excluded 6 pods: a0, a1, a2, a3 and 2 more" in lines
 
 
 def test_a_policy_without_prices_is_explained_by_its_reason() -> None:
     """A table without parts."""
     text = "\n".join(printed(explained(kept(scene(*ready(pod("a"), pod("b")), turn=1), POLICIES["round_robin"]))))
-    assert "by turn 1" in text and "= price, ms" in text
+    assert "by turn 1" in text and "= cost, ms" in text
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_a_policy_that_is_not_there_is_named_with_those_that_are(
     """Exit code 2, before anything runs."""
     ended = typed("plan", mix, "--fleet", fleet, option, "cheapest")
     assert ended.code == 2
-    assert "there is no policy 'cheapest'; known: " in ended.err and ended.out == ""
+    assert "unknown policy 'cheapest'; known: " in ended.err and ended.out == ""
 
 
 def test_traffic_that_cannot_be_read_is_a_message(typed: Typed, fleet: Path, tmp_path: Path) -> None:

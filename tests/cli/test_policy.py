@@ -34,7 +34,7 @@ def test_every_mistake_of_a_folder_is_a_line_with_file_and_line(typed: Typed, tm
         "one.yaml:5: costs.queu: unknown key; did you mean 'queue'?",
         "one.yaml:6: costs.prefil: unknown key; did you mean 'prefill'?",
     ]
-    assert lines[2].startswith("two.yaml:4: match.class: there is no class 'chart'; did you mean 'chat'?")
+    assert lines[2].startswith("two.yaml:4: match.class: unknown class 'chart'; did you mean 'chat'?")
     assert len(lines) == 3
 
 
@@ -58,18 +58,18 @@ def test_a_difference_is_told_field_by_field_with_units(typed: Typed, tmp_path: 
     ended = typed("policy", "diff", "cost_aware", mine)
     assert ended.code == 1
     assert ended.out.splitlines() == [
-        "costs.transfer: priced -> nothing   (How long does a pull of KV from another pod delay this request?)",
+        "costs.transfer: used -> none   (How long does a pull of KV from another pod delay this request?)",
         "costs.eviction.reuse: 1.5 -> 2.0",
         "picker.lowest_cost.indifference_ms: 1.0 ms -> 5.0 ms",
         "shortlist: 12 pods -> 8 pods",
-        "match.prompt_tokens.min: nothing -> 100 tokens",
-        "filters.max_waiting: nothing -> filters   "
+        "match.prompt_tokens.min: none -> 100 tokens",
+        "filters.max_waiting: none -> used   "
         "(Keeps the pods with at most `requests` waiting requests in the last scrape.)",
-        "filters.max_waiting.strict: nothing -> False",
-        "filters.max_waiting.requests: nothing -> 3 requests",
-        "costs.decode_interference: nothing -> priced   "
+        "filters.max_waiting.strict: none -> False",
+        "filters.max_waiting.requests: none -> 3 requests",
+        "costs.decode_interference: none -> used   "
         "(How much does this prompt delay the requests that already decode on the pod?)",
-        "costs.decode_interference.weight: nothing -> 0.02",
+        "costs.decode_interference.weight: none -> 0.02",
     ]
 
 
@@ -84,7 +84,7 @@ def test_what_is_not_there_is_said(typed: Typed) -> None:
     """With what was probably meant."""
     ended = typed("policy", "diff", "cost_awre", "least_load")
     assert ended.code == 2 and "did you mean 'cost_aware'?" in ended.err
-    assert "no such file" in typed("policy", "diff", "cost_aware", "nowhere.yaml").err
+    assert "file not found" in typed("policy", "diff", "cost_aware", "nowhere.yaml").err
 
 
 @pytest.mark.parametrize(("options", "file"), [((), "REFERENCE.md"), (("--schema",), "schema.json")])

@@ -44,7 +44,7 @@ def test_another_policy_is_compared_in_tables(typed: Typed, receipts: Path) -> N
     """Times before and after, moves by pod, the largest changes."""
     ended = typed("replay", receipts, "--policy", "least_load", "--most", 3)
     assert ended.code == 0 and "10 of 10 decisions would change" in ended.out
-    assert "as it was decided" in ended.out and "by least_load" in ended.out
+    assert "recorded" in ended.out and "with least_load" in ended.out
     assert ended.out.count("req-") == 3
 
 
@@ -79,14 +79,14 @@ def test_scenes_without_their_fleet_are_counted(typed: Typed, receipts: Path) ->
     fleet, *rest = receipts.read_bytes().splitlines()
     receipts.write_bytes(b"\n".join([*rest[:4], fleet, *rest[4:]]))
     ended = typed("replay", receipts, "--policy", "cost_aware")
-    assert "0 of 6 decisions" in ended.out and "4 scenes are left out" in ended.err
+    assert "0 of 6 decisions" in ended.out and "skipped 4 scenes" in ended.err
 
 
 def test_a_file_without_scenes_says_what_is_missing(typed: Typed, tmp_path: Path) -> None:
     """And a file that is none, where."""
     path = tmp_path / "receipts.jsonl"
     path.write_text('{"kind":"receipt","at_s":1.0,"model":"m","endpoint":"chat"}\n')
-    assert "no recorded scenes: see receipts.replay_data" in typed("replay", path, "--policy", "cost_aware").err
+    assert "no recorded scenes; enable receipts.replay_data" in typed("replay", path, "--policy", "cost_aware").err
     path.write_text("none\n")
     ended = typed("replay", path, "--policy", "cost_aware")
     assert ended.code == 2 and "receipts.jsonl:1: not a receipt" in ended.err

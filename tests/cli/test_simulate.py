@@ -83,7 +83,7 @@ def test_a_policy_that_is_not_there_is_named_with_those_that_are(typed: Typed, m
     """Exit code 2, before anything runs."""
     ended = typed("simulate", mix, "--fleet", fleet, "--policies", "cost_aware,cheapest")
     assert ended.code == 2
-    assert "there is no policy 'cheapest'; known: " in ended.err and "round_robin" in ended.err
+    assert "unknown policy 'cheapest'; known: " in ended.err and "round_robin" in ended.err
     assert ended.out == ""
 
 

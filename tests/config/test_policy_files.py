@@ -46,7 +46,7 @@ def test_two_policies_of_one_name_are_refused(tmp_path: Path) -> None:
     """The message names the second file."""
     write(tmp_path / "mine.yaml", "mine")
     write(tmp_path / "others" / "mine.yaml", "mine")
-    with pytest.raises(ConfigError, match=r"others.mine\.yaml:1: name: there is another policy 'mine'"):
+    with pytest.raises(ConfigError, match=r"others.mine\.yaml:1: name: duplicate policy 'mine'"):
         load_policies(tmp_path)
 
 
@@ -110,8 +110,8 @@ def test_every_file_with_a_match_is_in_force(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mine", "message"),
     [
-        ("extends: bse\n", "/mine.yaml:3: extends: there is no policy 'bse'; did you mean 'base'?"),
-        ("extends: mine\n", "/mine.yaml:3: extends: in a circle: mine extends mine"),
+        ("extends: bse\n", "/mine.yaml:3: extends: unknown policy 'bse'; did you mean 'base'?"),
+        ("extends: mine\n", "/mine.yaml:3: extends: circular: mine extends mine"),
         ("extends: [base]\n", "/mine.yaml:3: extends: Input should be a valid string"),
         ("extends: base\ncosts:\n  decod: null\n", "/mine.yaml:5: costs.decod: unknown key; did you mean 'decode'?"),
         ("extends: base\ncosts:\n  prefill:\n", "/mine.yaml:5: costs.prefill: Value error, empty value"),
@@ -119,12 +119,12 @@ def test_every_file_with_a_match_is_in_force(tmp_path: Path) -> None:
         ("extends: base\nmatch: {clas: chat}\n", "/mine.yaml:4: match.clas: unknown key; did you mean 'class'?"),
         (
             "extends: base\nmatch: {class: chatt}\n",
-            "/mine.yaml:4: match.class: there is no class 'chatt'; did you mean",
+            "/mine.yaml:4: match.class: unknown class 'chatt'; did you mean",
         ),
         ("extends: base\nmatch:\n  stream: maybe\n", "/mine.yaml:5: match.stream: Input should be a valid boolean"),
         ("extends: base\npercent: 5\n", "requires `match`"),
         ("extends: base\nmatch: {}\npercent: 0\n", "/mine.yaml:5: percent: Input should be greater than 0"),
-        ("extends: base\nshadow: {policy: bas}\n", "/mine.yaml:4: shadow.policy: there is no policy 'bas'; did you"),
+        ("extends: base\nshadow: {policy: bas}\n", "/mine.yaml:4: shadow.policy: unknown policy 'bas'; did you"),
         (
             "extends: base\nretry: {attempts: 0}\n",
             "/mine.yaml:4: retry.attempts: Input should be greater than or",
@@ -144,12 +144,12 @@ def test_a_longer_circle_is_told_in_full(tmp_path: Path) -> None:
     """Who extends whom."""
     extends = {"mine": "a", "a": "b", "b": "mine"}
     files = {name: f"name: {name}\nabout: y\nextends: {other}\n" for name, other in extends.items()}
-    assert "in a circle: a extends b extends mine extends a" in told(folder_with(tmp_path, **files))
+    assert "circular: a extends b extends mine extends a" in told(folder_with(tmp_path, **files))
 
 
 def test_a_folder_that_is_not_there_is_no_empty_one(tmp_path: Path) -> None:
     """The shipped ones do not take its place silently."""
-    assert "no such folder" in told(PolicyFolder(tmp_path / "policys", "cost_aware"))
+    assert "policy folder not found" in told(PolicyFolder(tmp_path / "policys", "cost_aware"))
 
 
 def test_the_stamp_changes_with_every_file_and_only_then(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ async def test_a_folder_that_vanishes_leaves_the_last_good_set(folder: PolicyFol
     (folder.folder / "mine.yaml").unlink()
     await feed.look()
     assert feed.current() is before
-    assert "there is no policy 'mine'" in feed.error
+    assert "unknown policy 'mine'" in feed.error
     write(folder.folder, 1.0)
     await feed.look()
     assert not feed.error

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from pydantic import BaseModel
 
 from router.config.load import load
-from router.config.policy_files import Shelf, check
+from router.config.policy_files import PolicyLibrary, check
 from router.config.priors import ModelPrior
 from router.config.schema import RouterConfig
 from router.config.shipped import shipped
@@ -50,7 +50,7 @@ def policies(data: bytes) -> None:
     """A policy; an accepted one decides, and its cost parts add up to its total."""
     file = _written(data)
     try:
-        shelf = Shelf(file.parent)
+        shelf = PolicyLibrary(file.parent)
         policy = shelf.policy("mine")
         check(shelf, "mine")
     except ConfigError as error:

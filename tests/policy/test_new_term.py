@@ -52,7 +52,7 @@ console = Console(width=100, file=StringIO())
 console.print(page(explained(record_decision(record(seen), found, by, 0.0))))
 lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
 assert "distance, ms 0.00 7.00" in lines
-assert "= of it until first token, ms 0.00 7.00" in lines
+assert "= until first token, ms 0.00 7.00" in lines
 assert "pod is far, 0 or 1 0 1" in lines
 assert "distance distance = far_ms on pods whose zone is not `home`." in lines
 assert "home here, far_ms 7" in lines

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from router.cli.simulate import simulated_policies, simulated_shelf
+from router.cli.simulate import simulated_library, simulated_policies
 from router.config.policy_files import PolicyFolder, load_policies
 from router.config.shipped import shipped
 from router.errors import ConfigError
@@ -35,7 +35,7 @@ def test_a_simulated_policy_may_use_and_extend_a_peers(tmp_path: Path) -> None:
     """With other settings."""
     (tmp_path / "mine.yaml").write_text(MINE)
     (tmp_path / "eager.yaml").write_text("name: eager\nabout: x\nextends: llm_d\nshortlist: 3\n")
-    shelf = simulated_shelf(tmp_path)
+    shelf = simulated_library(tmp_path)
     assert repr(shelf.policy("mine").picker) == "Dynamo(prefill_load_scale=2.0)"
     assert shelf.policy("eager").picker == POLICIES["llm_d"].picker
 
@@ -44,7 +44,7 @@ def test_every_peer_has_a_policy_and_ours_keep_their_version() -> None:
     """A simulated decision carries the version that the router would give it."""
     policies, ours = simulated_policies(), load_policies(shipped("policies"))
     assert {type(policy.picker) for policy in policies.values()} >= set(PEER_PICKERS.values())
-    shelf = simulated_shelf()
+    shelf = simulated_library()
     assert {name: shelf.policy(name).version for name in ours} == {
         name: policy.version for name, policy in ours.items()
     }
