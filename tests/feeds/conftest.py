@@ -1,4 +1,4 @@
-"""A network of pods without sockets, and the means to wait for what feeds do."""
+"""Fake pods without sockets, and helpers that wait for feeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEADLINE_S = 30.0
 
 @dataclass
 class FakePod:
-    """Answers by path, with 404 where it has none. `refuses`: nothing listens. `hangs`: paths that never answer."""
+    """Answers by path, else with 404. `refuses`: connections fail. `hangs`: paths that never answer."""
 
     answers: dict[str, bytes | Callable[[httpx.Request], bytes]] = field(default_factory=dict)
     refuses: bool = False
@@ -54,7 +54,7 @@ class FakePod:
 
 
 class Network:
-    """Fake pods by host name, and the client that reaches them."""
+    """Fake pods by host name, and the HTTP client that reaches them."""
 
     def __init__(self) -> None:
         self.pods: dict[str, FakePod] = {}
@@ -88,7 +88,8 @@ def make_pod() -> MakePod:
 
 @pytest.fixture(scope="session")
 def running() -> Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None]]:
-    """Runs a feed beside the test, under a deadline, and cancels it at the end. A feed that failed fails the test."""
+    """Runs a feed concurrently with the test, with a timeout, and cancels it at the end. A feed that failed fails the
+    test."""
 
     @asynccontextmanager
     async def run(feed: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
@@ -106,7 +107,7 @@ def running() -> Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManag
 
 @pytest.fixture(scope="session")
 def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
-    """Lets everything else run until a condition holds."""
+    """Waits until a condition holds."""
 
     async def wait(condition: Callable[[], object]) -> None:
         while not condition():

@@ -1,4 +1,4 @@
-"""Asking a Redis that may not answer: later each time, never in step, and saying so once."""
+"""Backoff of calls to an unavailable Redis."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """How long each failed question was waited for, without waiting."""
+    """The requested sleeps, without sleeping."""
     waited: list[float] = []
 
     async def wait(seconds: float) -> None:
@@ -27,16 +27,16 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
 
 async def refuse() -> None:
-    """A Redis that is away."""
+    """Redis is unavailable."""
     raise RedisConnectionError("away")
 
 
 async def answer() -> None:
-    """One that is there."""
+    """Redis answers."""
 
 
-async def test_it_waits_longer_each_time_up_to_a_bound(waits: list[float]) -> None:
-    """Half to all of a doubling wait: replicas that lost it together do not come back together."""
+async def test_waits_grow_up_to_a_limit(waits: list[float]) -> None:
+    """With jitter of up to half, so that replicas do not return at the same time."""
     backoff = Backoff("it")
     for _ in range(12):
         assert not await backoff.attempt(refuse)
@@ -45,8 +45,8 @@ async def test_it_waits_longer_each_time_up_to_a_bound(waits: list[float]) -> No
     assert len(set(waits)) == len(waits)
 
 
-async def test_an_answer_makes_it_quick_again(waits: list[float]) -> None:
-    """And costs no wait itself."""
+async def test_a_success_resets_the_backoff(waits: list[float]) -> None:
+    """It does not wait itself."""
     backoff = Backoff("it")
     for _ in range(8):
         await backoff.attempt(refuse)
@@ -56,8 +56,8 @@ async def test_an_answer_makes_it_quick_again(waits: list[float]) -> None:
     assert waits[-1] <= 2 * FIRST_BACKOFF_S
 
 
-async def test_it_says_once_that_redis_is_away_and_once_that_it_is_back(waits: list[float]) -> None:
-    """A night without Redis is two lines of the log."""
+async def test_an_outage_is_two_log_lines(waits: list[float]) -> None:
+    """One at its start and one at its end."""
     backoff = Backoff("it")
     with structlog.testing.capture_logs() as lines:
         for question in (answer, refuse, refuse, refuse, answer, answer):
@@ -65,8 +65,8 @@ async def test_it_says_once_that_redis_is_away_and_once_that_it_is_back(waits: l
     assert [line["event"] for line in lines] == ["Redis unavailable", "Redis available again"]
 
 
-async def test_a_cancellation_that_was_swallowed_is_raised_again() -> None:
-    """Client libraries sometimes turn one into an error of their own."""
+async def test_a_swallowed_cancellation_is_raised_again() -> None:
+    """Client libraries sometimes turn it into an error of their own."""
 
     async def swallow() -> None:
         try:
@@ -81,8 +81,8 @@ async def test_a_cancellation_that_was_swallowed_is_raised_again() -> None:
         await task
 
 
-async def test_what_is_no_error_of_redis_is_not_waited_out(waits: list[float]) -> None:
-    """A bug must be seen."""
+async def test_other_errors_are_raised(waits: list[float]) -> None:
+    """A bug must stay visible."""
 
     async def bug() -> None:
         raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""When what was learnt takes effect."""
+"""Applying and sharing learned speeds."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def known(fleet: Fleet) -> Pod:
     return fleet.snapshot.pods[0].pod
 
 
-def test_the_fleet_gets_what_is_known_and_keeps_its_life() -> None:
-    """Decisions see the learnt speed and link from the next snapshot on; nothing else of the pod changes."""
+def test_fits_are_applied_to_the_fleet() -> None:
+    """The next snapshot has the learned speed and link; nothing else of the pod changes."""
     fleet, calibrator, feed = taught()
     before = known(fleet)
     feed.apply()
@@ -52,8 +52,8 @@ def test_the_fleet_gets_what_is_known_and_keeps_its_life() -> None:
     assert elsewhere is not None and elsewhere.transfer_ms(1e7) == pytest.approx(40.0, rel=0.15)
 
 
-def test_a_new_prior_is_corrected_at_the_next_time_and_a_repeated_one_changes_nothing() -> None:
-    """Discovery repeats its pods with every change of the set."""
+def test_a_new_prior_is_corrected_and_a_repeated_one_changes_nothing() -> None:
+    """Discovery repeats all pods with every change of the set."""
     fleet, calibrator, feed = taught()
     teach(calibrator)
     feed.apply()
@@ -77,7 +77,7 @@ class Exchanges:
 
 
 async def test_each_served_model_is_shared_under_its_own_name() -> None:
-    """Models are those that pods of the fleet serve; a pod without a known model has nothing to share."""
+    """A pod that has not reported its models has nothing to share."""
     calls: list[str] = []
     fleet, calibrator, _ = taught()
     pods = [POD, *(replace(POD, id=name, url=f"http://{name}", models=(name, "alias")) for name in ("m", "n"))]
@@ -90,13 +90,13 @@ async def test_each_served_model_is_shared_under_its_own_name() -> None:
     assert calls == ["m", "n"] and set(feed.runs) == {"calibration", "shared calibration"}
 
 
-def test_links_that_nobody_configured_stay_away() -> None:
-    """Nothing can be learnt of them."""
+def test_links_that_are_not_configured_stay_unset() -> None:
+    """No observation can create one."""
     assert calibrated_links(Calibration(), Links(elsewhere=LINK, cpu=LINK)) == Links(elsewhere=LINK, cpu=LINK)
 
 
-async def test_it_is_applied_at_once_when_the_router_starts() -> None:
-    """Priors of the pods are known from then on, so that the first answer teaches."""
+async def test_fits_are_applied_at_once_at_startup() -> None:
+    """The priors are then known, so that the first response can be used."""
     _, calibrator, feed = taught()
     task = asyncio.create_task(feed.apply_forever())
     while not calibrator.priors:  # a dict has nothing to await

@@ -1,4 +1,4 @@
-"""What is learnt of pods before they hand over KV."""
+"""Facts that a handoff needs of a pod."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Until = Callable[[Callable[[], object]], Awaitable[None]]
 
 
 def engine(name: str) -> bytes:
-    """What a bootstrap server answers."""
+    """The response of a bootstrap server."""
     return b'{"0": {"engine_id": "%b", "worker_addr": {}}}' % name.encode()
 
 
-class Learning:
-    """A feed over pods that are ready."""
+class FactsWorld:
+    """The feed over ready pods."""
 
     def __init__(self, network: Network, *pods: Pod) -> None:
         self.fleet = Fleet()
@@ -42,18 +42,18 @@ class Learning:
         return self.feed.of(status.pod, dialect) if status else None
 
 
-async def test_a_dialect_that_needs_nothing_has_it_at_once(network: Network, make_pod: MakePod) -> None:
-    """And nobody is asked."""
-    learning = Learning(network, make_pod("p", handoff="nixl"))
+async def test_a_dialect_without_facts_needs_no_request(network: Network, make_pod: MakePod) -> None:
+    """The facts are empty at once."""
+    learning = FactsWorld(network, make_pod("p", handoff="nixl"))
     assert learning.of("p", "nixl") == {}
     assert not network.pods
 
 
-async def test_a_prefill_pods_bootstrap_server_is_asked_until_it_answers(
+async def test_a_bootstrap_server_is_polled_until_it_answers(
     network: Network, make_pod: MakePod, running: Running, until: Until
 ) -> None:
-    """Until then nothing is known; then it is asked no more."""
-    learning = Learning(network, make_pod("p", handoff="mooncake"))
+    """The facts are unknown until then."""
+    learning = FactsWorld(network, make_pod("p", handoff="mooncake"))
     async with running(learning.feed.run()):
         await until(lambda: network["p"].asked["/query"] > 1)
         assert learning.of("p") is None
@@ -65,11 +65,11 @@ async def test_a_prefill_pods_bootstrap_server_is_asked_until_it_answers(
         assert learning.of("p") == {"engine_id": "one"}
 
 
-async def test_what_was_true_of_another_life_is_not_known(
+async def test_facts_of_an_earlier_epoch_are_unknown(
     network: Network, make_pod: MakePod, running: Running, until: Until
 ) -> None:
-    """From the restart on, until the new life has answered."""
-    learning = Learning(network, make_pod("p", handoff="mooncake"))
+    """Until the restarted pod has answered."""
+    learning = FactsWorld(network, make_pod("p", handoff="mooncake"))
     network["p"].answers["/query"] = engine("one")
     async with running(learning.feed.run()):
         await until(lambda: learning.of("p"))
@@ -80,23 +80,21 @@ async def test_what_was_true_of_another_life_is_not_known(
         assert learning.of("p") == {"engine_id": "two"}
 
 
-async def test_pods_that_only_decode_are_not_asked(
-    network: Network, make_pod: MakePod, running: Running, until: Until
-) -> None:
+async def test_decode_pods_are_not_polled(network: Network, make_pod: MakePod, running: Running, until: Until) -> None:
     """They have no bootstrap server."""
     pods = make_pod("d", handoff="mooncake", role=Role.DECODE), make_pod("p", handoff="mooncake")
-    learning = Learning(network, *pods)
+    learning = FactsWorld(network, *pods)
     network["p"].answers["/query"] = engine("one")
     async with running(learning.feed.run()):
         await until(lambda: learning.of("p"))
         assert "d" not in network.pods
 
 
-async def test_a_pod_that_has_gone_is_forgotten(
+async def test_the_facts_of_a_removed_pod_are_dropped(
     network: Network, make_pod: MakePod, running: Running, until: Until
 ) -> None:
-    """Nothing grows with the pods that ever were."""
-    learning = Learning(network, make_pod("p", handoff="mooncake"))
+    """The table does not grow with the number of pods that ever existed."""
+    learning = FactsWorld(network, make_pod("p", handoff="mooncake"))
     network["p"].answers["/query"] = engine("one")
     async with running(learning.feed.run()):
         await until(lambda: learning.of("p"))

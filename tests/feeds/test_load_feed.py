@@ -1,4 +1,4 @@
-"""Scraping the pods' load."""
+"""Scraping the load of pods."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def metrics(running: int, engine: int = 0) -> bytes:
     return f'vllm:num_requests_running{{engine="{engine}"}} {running}\n'.encode()
 
 
-def asking(network: Network) -> Fetch:
-    """Over the network without sockets."""
+def fetching(network: Network) -> Fetch:
+    """Fetches over the fake network."""
     return partial(get, network.client)
 
 
@@ -48,12 +48,14 @@ def load(fleet: Fleet, pod_id: str) -> PodLoad:
     return status.load
 
 
-async def test_a_slow_pod_delays_no_other(network: Network, make_pod: MakePod, running: Running, until: Until) -> None:
-    """While one never answers, another is scraped again and again, and no pod is asked twice at once."""
+async def test_slow_pods_do_not_delay_others(
+    network: Network, make_pod: MakePod, running: Running, until: Until
+) -> None:
+    """A pod has at most one scrape in progress."""
     fleet = fleet_of(make_pod("slow"), make_pod("quick"))
     network["slow"].hangs.add("/metrics")
     network["quick"].answers["/metrics"] = metrics(1)
-    feed = LoadFeed(fleet, Ledger(), asking(network), interval_s=0.001, timeout_s=60.0)
+    feed = LoadFeed(fleet, Ledger(), fetching(network), interval_s=0.001, timeout_s=60.0)
     async with running(feed.run()):
         await until(lambda: load(fleet, "quick").running == 1)
         network["quick"].answers["/metrics"] = metrics(2)
@@ -64,14 +66,12 @@ async def test_a_slow_pod_delays_no_other(network: Network, make_pod: MakePod, r
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-async def test_a_pod_that_has_nothing_to_do_is_asked_half_as_often(
-    network: Network, make_pod: MakePod, workers: int
-) -> None:
-    """By its own account and by ours: whoever waits or computes, or was just sent something, is asked as configured."""
+async def test_an_idle_pod_is_scraped_half_as_often(network: Network, make_pod: MakePod, workers: int) -> None:
+    """Idle by its own metrics and by the ledger."""
     pod, ledger = make_pod("a"), Ledger()
     fleet = fleet_of(pod)
     scrape_share = ScrapeShare(0, lambda: workers, lambda _pod, _load: None)
-    feed = LoadFeed(fleet, ledger, asking(network), interval_s=0.25, timeout_s=1.0, share=scrape_share)
+    feed = LoadFeed(fleet, ledger, fetching(network), interval_s=0.25, timeout_s=1.0, share=scrape_share)
     assert feed.interval_s("a") == 0.5 * workers
     lease = ledger.book(pod, 100, 0, 0.0)
     assert feed.interval_s("a") == 0.25 * workers
@@ -84,9 +84,9 @@ async def test_a_pod_that_has_nothing_to_do_is_asked_half_as_often(
 
 
 async def test_a_failed_scrape_changes_nothing(network: Network, make_pod: MakePod) -> None:
-    """The last load stays with its age, and a pod is not ejected for its /metrics."""
+    """The last load stays with its age, and the pod is not ejected."""
     fleet = fleet_of(make_pod("a"))
-    feed = LoadFeed(fleet, Ledger(), asking(network), interval_s=1.0, timeout_s=0.001)
+    feed = LoadFeed(fleet, Ledger(), fetching(network), interval_s=1.0, timeout_s=0.001)
     network["a"].answers["/metrics"] = metrics(3)
     await feed.scrape("a")
     before = load(fleet, "a")
@@ -102,43 +102,43 @@ async def test_a_failed_scrape_changes_nothing(network: Network, make_pod: MakeP
     assert fleet.snapshot.pods[0].state is PodState.READY
 
 
-async def test_only_pods_that_can_have_work_are_asked(network: Network, make_pod: MakePod) -> None:
-    """Ready and draining ones."""
+async def test_only_ready_and_draining_pods_are_scraped(network: Network, make_pod: MakePod) -> None:
+    """Others cannot have work."""
     fleet = fleet_of(make_pod("ready"), make_pod("draining"), make_pod("ejected"))
     fleet.event("draining", PodEvent.DRAIN)
     fleet.event("ejected", PodEvent.EJECT)
     fleet.sync([*(status.pod for status in fleet.snapshot.pods), make_pod("joining")])
-    feed = LoadFeed(fleet, Ledger(), asking(network), interval_s=1.0, timeout_s=1.0)
+    feed = LoadFeed(fleet, Ledger(), fetching(network), interval_s=1.0, timeout_s=1.0)
     for pod_id in ("ready", "draining", "ejected", "joining", "unknown"):
         await feed.scrape(pod_id)
     assert {host for host, pod in network.pods.items() if pod.asked} == {"ready", "draining"}
 
 
-async def test_ranks_behind_one_port_have_their_own_load(network: Network, make_pod: MakePod) -> None:
-    """Each reads its own lines of the same text."""
+async def test_each_rank_of_a_port_has_its_own_load(network: Network, make_pod: MakePod) -> None:
+    """Each reads its own lines of the same page."""
     ranks = [make_pod(f"a#{rank}", url="http://a", dp_rank=rank) for rank in (0, 1)]
     fleet = fleet_of(*ranks)
     network["a"].answers["/metrics"] = metrics(1, engine=0) + metrics(5, engine=1)
-    feed = LoadFeed(fleet, Ledger(), asking(network), interval_s=1.0, timeout_s=1.0)
+    feed = LoadFeed(fleet, Ledger(), fetching(network), interval_s=1.0, timeout_s=1.0)
     await feed.scrape("a#0")
     await feed.scrape("a#1")
     assert [load(fleet, rank.id).running for rank in ranks] == [1, 5]
 
 
-async def test_workers_scrape_in_turns_and_tell_one_another(
+async def test_workers_take_turns_in_scraping_and_share_the_loads(
     network: Network, make_pod: MakePod, running: Running, until: Until
 ) -> None:
-    """Each as seldom as there are others, and a new pod at once."""
-    fleet, told = fleet_of(make_pod("a")), list[tuple[str, int]]()
+    """A new pod is scraped at once by each of them."""
+    fleet, loads = fleet_of(make_pod("a")), list[tuple[str, int]]()
     network["a"].answers["/metrics"] = metrics(3)
     workers = [1]
-    scrape_share = ScrapeShare(1, lambda: workers[0], lambda pod, load: told.append((pod, load.running)))
-    feed = LoadFeed(fleet, Ledger(), asking(network), interval_s=0.001, timeout_s=1.0, share=scrape_share)
+    scrape_share = ScrapeShare(1, lambda: workers[0], lambda pod, load: loads.append((pod, load.running)))
+    feed = LoadFeed(fleet, Ledger(), fetching(network), interval_s=0.001, timeout_s=1.0, share=scrape_share)
     async with running(feed.run()):
-        await until(lambda: len(told) >= 3)
+        await until(lambda: len(loads) >= 3)
         workers[0] = 1_000_000
-        await until(lambda: network["a"].asked["/metrics"] == len(told))
-    assert set(told) == {("a", 3)}
+        await until(lambda: network["a"].asked["/metrics"] == len(loads))
+    assert set(loads) == {("a", 3)}
 
 
 def queue_of(waiting: int) -> bytes:
@@ -147,11 +147,11 @@ def queue_of(waiting: int) -> bytes:
 
 @pytest.mark.parametrize("booked", ["before the question", "after the question"])
 @pytest.mark.parametrize("ends", ["before the answer", "after the answer"])
-async def test_our_own_prompt_in_a_queue_is_nobody_elses(
+async def test_prompts_of_this_router_do_not_count_as_foreign(
     network: Network, make_pod: MakePod, booked: str, ends: str
 ) -> None:
-    """Of three that wait two are somebody else's, as long as that is the latest word: whether ours came before the
-    engine was asked or after, has its first token before the answer is here or after, and whoever comes then."""
+    """Two of three waiting prompts are foreign, whether ours was sent before or during the scrape or got its first
+    token meanwhile. A prompt that is sent later does not count."""
     pod, ledger, ours = make_pod("a"), Ledger(), list[Lease]()
     fleet = fleet_of(pod)
 
@@ -166,7 +166,7 @@ async def test_our_own_prompt_in_a_queue_is_nobody_elses(
     network["a"].answers["/metrics"] = page
     if booked == "before the question":
         ours.append(ledger.book(pod, 1000, 0, 0.0))
-    await LoadFeed(fleet, ledger, asking(network), interval_s=1.0, timeout_s=1.0).scrape("a")
+    await LoadFeed(fleet, ledger, fetching(network), interval_s=1.0, timeout_s=1.0).scrape("a")
     assert load(fleet, "a").foreign_waiting == 2
     ledger.release(ours[0], 0.2)
     assert load(fleet, "a").foreign_waiting == 2
@@ -174,13 +174,11 @@ async def test_our_own_prompt_in_a_queue_is_nobody_elses(
     assert load(fleet, "a").foreign_waiting == 2
 
 
-async def test_a_prompt_that_had_its_first_token_before_is_not_taken_for_one_that_waits(
-    network: Network, make_pod: MakePod
-) -> None:
-    """It decodes: who waits there now is somebody else."""
+async def test_a_decoding_prompt_does_not_count_as_waiting(network: Network, make_pod: MakePod) -> None:
+    """The waiting prompts are then foreign."""
     pod, ledger = make_pod("a"), Ledger()
     fleet = fleet_of(pod)
     ledger.first_token(ledger.book(pod, 1000, 0, 0.0), 0.1)
     network["a"].answers["/metrics"] = queue_of(1)
-    await LoadFeed(fleet, ledger, asking(network), interval_s=1.0, timeout_s=1.0).scrape("a")
+    await LoadFeed(fleet, ledger, fetching(network), interval_s=1.0, timeout_s=1.0).scrape("a")
     assert load(fleet, "a").foreign_waiting == 1

@@ -1,4 +1,4 @@
-"""The judgement of the self-test."""
+"""Evaluation of the parity self-test."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def prompt(tokens: int, block_size_tokens: int = 16) -> PromptPrefix:
 
 
 @pytest.mark.parametrize("block_tokens", [16, 256, None])
-def test_probes_are_cold_long_and_of_several_kinds(block_tokens: int | None) -> None:
-    """A chat with a system message, one without, a completion: each with the nonce in front and more words than
-    three engine blocks have tokens."""
+def test_probes_are_unique_long_and_of_several_kinds(block_tokens: int | None) -> None:
+    """A chat with a system message, one without, a completion; each starts with the nonce and is longer than three
+    engine blocks."""
     tried = list(probes("m", "NONCE", block_tokens))
     assert [endpoint for endpoint, _ in tried] == [Endpoint.CHAT, Endpoint.CHAT, Endpoint.COMPLETIONS]
     assert [message["role"] for message in tried[0][1]["messages"]] == ["system", "user", "assistant", "user"]
@@ -41,13 +41,13 @@ def test_probes_are_cold_long_and_of_several_kinds(block_tokens: int | None) -> 
         assert (body["model"], body["max_tokens"]) == ("m", 1)
 
 
-def test_equal_tokens_agree() -> None:
-    """Whatever kind of sequence they are."""
+def test_equal_tokens_pass() -> None:
+    """For any kind of sequence."""
     assert compare_tokens(TOKENS, tuple(TOKENS), None).tokens is Parity.OK
 
 
-def test_different_tokens_are_shown_where_they_differ() -> None:
-    """Index, both neighbourhoods, both lengths, and what to do."""
+def test_a_mismatch_names_the_first_different_token() -> None:
+    """With its index, both neighbourhoods, both lengths and what to do."""
     engine = [*TOKENS[:50], 7, *TOKENS[50:]]
     report = compare_tokens(TOKENS, engine, 101)
     assert report.trust is PrefixTrust.MISMATCH
@@ -58,8 +58,8 @@ def test_different_tokens_are_shown_where_they_differ() -> None:
 
 
 @pytest.mark.parametrize("engine", [TOKENS[:-1], [*TOKENS, 5], []])
-def test_a_beginning_is_not_the_whole(engine: list[int]) -> None:
-    """Prompts that differ in length only differ."""
+def test_a_prefix_of_the_tokens_is_a_mismatch(engine: list[int]) -> None:
+    """The lengths differ."""
     report = compare_tokens(TOKENS, engine, None)
     assert report.tokens is Parity.MISMATCH
     assert f"token {min(len(engine), len(TOKENS))} differs" in report.reason
@@ -67,13 +67,13 @@ def test_a_beginning_is_not_the_whole(engine: list[int]) -> None:
 
 @settings(max_examples=50)
 @given(ours=st.lists(st.integers(0, 9), max_size=12), engine=st.lists(st.integers(0, 9), max_size=12))
-def test_tokens_agree_exactly_when_they_are_equal(ours: list[int], engine: list[int]) -> None:
-    """No pair of sequences is misjudged, and none breaks the report."""
+def test_tokens_pass_exactly_if_they_are_equal(ours: list[int], engine: list[int]) -> None:
+    """For all pairs of sequences."""
     assert (compare_tokens(ours, engine, None).tokens is Parity.OK) == (ours == engine)
 
 
-def test_their_number_stands_in_for_tokens_that_are_not_told() -> None:
-    """Equal, different, or not even that."""
+def test_the_number_of_tokens_is_compared_if_tokens_are_unknown() -> None:
+    """Equal, different, or unknown as well."""
     assert compare_tokens(TOKENS, None, 100).tokens is Parity.OK
     assert compare_tokens(TOKENS, None, 99).tokens is Parity.MISMATCH
     assert compare_tokens(TOKENS, None, None).tokens is Parity.UNKNOWN
@@ -88,8 +88,8 @@ def test_an_engine_announces_its_full_blocks(tokens: int, engine_block: int | No
     assert expected_blocks(prompt(tokens), engine_block) == blocks
 
 
-def test_announced_blocks_that_hash_alike_prove_everything() -> None:
-    """Even the tokens of an engine that does not tell them."""
+def test_equal_hashes_prove_equal_tokens() -> None:
+    """Even of an engine that does not report its tokens."""
     silent = compare_tokens(TOKENS, None, None)
     report = compare_hashes(silent, 6, 6, "")
     assert (report.tokens, report.hashes, report.trust) == (Parity.UNKNOWN, Parity.OK, PrefixTrust.TRUSTED)
@@ -103,8 +103,8 @@ def test_announced_blocks_that_hash_alike_prove_everything() -> None:
         (6, "no multiple", "no multiple"),
     ],
 )
-def test_blocks_that_are_missing_are_explained(known: int, rejected: str, why: str) -> None:
-    """None came, some came, none can be indexed: three different things to do."""
+def test_missing_blocks_are_explained(known: int, rejected: str, why: str) -> None:
+    """None arrived, some arrived, or none can be indexed."""
     report = compare_hashes(AGREED, known, 6, rejected)
     assert report.trust is PrefixTrust.MISMATCH
     assert why in report.reason
@@ -122,6 +122,6 @@ def test_blocks_that_are_missing_are_explained(known: int, rejected: str, why: s
         (Parity.OK, Parity.MISMATCH, PrefixTrust.MISMATCH),
     ],
 )
-def test_trust_takes_proof(tokens: Parity, hashes: Parity, trust: PrefixTrust) -> None:
-    """A mismatch anywhere is a mismatch; what is not proven is untested."""
+def test_trust_requires_proof(tokens: Parity, hashes: Parity, trust: PrefixTrust) -> None:
+    """Any mismatch is a mismatch; without proof a pod stays untested."""
     assert ParityReport(tokens, hashes, "").trust is trust

@@ -1,4 +1,4 @@
-"""When policy files take effect, without a socket."""
+"""Reloading policies, without a socket."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write(folder: Path, weight: float) -> None:
 
 
 async def at_once(_for_s: float) -> None:
-    """Nobody waits in a test."""
+    """A sleep that returns immediately."""
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def folder(tmp_path: Path) -> PolicyFolder:
     return PolicyFolder(tmp_path, "mine")
 
 
-async def test_a_router_does_not_start_on_wrong_policies(folder: PolicyFolder) -> None:
-    """There is no last good set yet."""
+async def test_a_router_does_not_start_with_invalid_policies(folder: PolicyFolder) -> None:
+    """There is no last valid set."""
     (folder.folder / "mine.yaml").write_text("name: mine\n")
     with pytest.raises(ConfigError, match=r"mine\.yaml"):
         PolicyFeed(folder, Metrics())
@@ -42,16 +42,16 @@ async def test_a_router_does_not_start_on_wrong_policies(folder: PolicyFolder) -
         PolicyFeed(folder, Metrics())
 
 
-async def test_nothing_is_read_while_nothing_changes(folder: PolicyFolder) -> None:
-    """The set in force stays the very same value."""
+async def test_unchanged_files_are_not_read_again(folder: PolicyFolder) -> None:
+    """The active set stays the same object."""
     feed = PolicyFeed(folder, Metrics())
     before = feed.current()
     await feed.look()
     assert feed.current() is before
 
 
-async def test_the_set_is_swapped_whole_and_reviewed_while_it_decides(folder: PolicyFolder) -> None:
-    """Nobody waits for the review, which sees both; what it says goes to whoever asked."""
+async def test_the_set_is_replaced_as_a_whole_and_then_reviewed(folder: PolicyFolder) -> None:
+    """The review gets both sets; its result is returned to the caller of the reload."""
     seen: list[tuple[PolicySet, PolicySet]] = []
 
     async def review(old: PolicySet, new: PolicySet) -> str:
@@ -68,8 +68,8 @@ async def test_the_set_is_swapped_whole_and_reviewed_while_it_decides(folder: Po
     assert done.version == feed.current().version != before.version
 
 
-async def test_a_review_that_fails_keeps_no_good_policies_back(folder: PolicyFolder) -> None:
-    """Nobody can say what changes; it changes."""
+async def test_a_failing_review_does_not_prevent_the_reload(folder: PolicyFolder) -> None:
+    """The result has no review then."""
 
     async def review(_old: PolicySet, _new: PolicySet) -> str:
         raise IndexError
@@ -82,8 +82,8 @@ async def test_a_review_that_fails_keeps_no_good_policies_back(folder: PolicyFol
     assert feed.current().version != before.version
 
 
-async def test_a_file_that_is_still_being_written_is_left_alone(folder: PolicyFolder) -> None:
-    """A change is taken up when it has stood still for a while."""
+async def test_a_file_that_is_being_written_is_not_read(folder: PolicyFolder) -> None:
+    """It is read when it has not changed for a while."""
     writes = iter([33.0])
 
     async def sleep(_for_s: float) -> None:
@@ -99,8 +99,8 @@ async def test_a_file_that_is_still_being_written_is_left_alone(folder: PolicyFo
     assert "weight=33.0" in repr(feed.current().default.costs)
 
 
-async def test_a_folder_that_vanishes_leaves_the_last_good_set(folder: PolicyFolder) -> None:
-    """And what is wrong is said."""
+async def test_the_last_valid_set_stays_if_the_file_disappears(folder: PolicyFolder) -> None:
+    """`error` names the reason."""
     feed = PolicyFeed(folder, Metrics(), sleep=at_once)
     before = feed.current()
     (folder.folder / "mine.yaml").unlink()

@@ -1,4 +1,4 @@
-"""Pods come in, go out and come back."""
+"""Pods join, are ejected and return."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ WELL = {
 }
 
 
-class World:
-    """A fleet of pod `a`, its probes, and what was told of it."""
+class Probing:
+    """A fleet of pod `a`, its probes, and the facts that were reported."""
 
     def __init__(self, network: Network, pod: Pod, **breaker: Any) -> None:
         self.fleet = Fleet()
@@ -58,14 +58,14 @@ class World:
 
 
 @pytest.fixture
-def world(network: Network, make_pod: MakePod) -> World:
-    """Pod `a`, well."""
+def world(network: Network, make_pod: MakePod) -> Probing:
+    """Pod `a`, healthy."""
     network["a"].answers |= WELL
-    return World(network, make_pod("a"))
+    return Probing(network, make_pod("a"))
 
 
-async def test_a_pod_joins_once_it_is_known_what_it_is(world: World, running: Running, until: Until) -> None:
-    """Asked for everything, told of once, and READY after that."""
+async def test_a_pod_joins_after_it_has_been_described(world: Probing, running: Running, until: Until) -> None:
+    """All its paths are fetched, it is described once, and it is READY after that."""
     async with running(world.probes.run()):
         await until(lambda: world.is_in(PodState.READY))
         await until(lambda: world.pod.asked["/health"] > 5)
@@ -77,9 +77,10 @@ async def test_a_pod_joins_once_it_is_known_what_it_is(world: World, running: Ru
     assert world.pod.asked["/v1/models"] == 1
 
 
-async def test_a_pod_joins_when_it_is_up_and_names_its_models(world: World, running: Running, until: Until) -> None:
-    """Not while nothing listens, not while it is unhealthy, not while nobody would know what it serves; of the last
-    an operator hears once."""
+async def test_a_pod_joins_when_it_is_healthy_and_lists_its_models(
+    world: Probing, running: Running, until: Until
+) -> None:
+    """A healthy pod without models is logged once."""
     world.pod.refuses = True
     models = world.pod.answers.pop("/v1/models")
     with capture_logs() as logs:
@@ -96,10 +97,8 @@ async def test_a_pod_joins_when_it_is_up_and_names_its_models(world: World, runn
     assert [(log["pod"], log["path"]) for log in logs] == [("a", "/v1/models")]
 
 
-async def test_a_busy_pod_stays_however_slow_everything_but_its_health_is(
-    world: World, running: Running, until: Until
-) -> None:
-    """Even where it ought to be described anew, it goes on serving until it answers."""
+async def test_only_the_health_path_can_eject_a_pod(world: Probing, running: Running, until: Until) -> None:
+    """A pod that should be described again serves until it answers."""
     async with running(world.probes.run()):
         await until(lambda: world.is_in(PodState.READY))
         states: list[PodState] = []
@@ -116,8 +115,8 @@ async def test_a_busy_pod_stays_however_slow_everything_but_its_health_is(
     assert states == [PodState.READY]
 
 
-async def test_failing_probes_eject_and_a_passing_one_readmits(world: World, running: Running, until: Until) -> None:
-    """A pod that was only slow or unwell is the same pod: same epoch, same trust, not described again."""
+async def test_failed_probes_eject_and_a_passed_one_readmits(world: Probing, running: Running, until: Until) -> None:
+    """The pod keeps its epoch and trust and is not described again."""
     async with running(world.probes.run()):
         await until(lambda: world.is_in(PodState.READY))
         world.fleet.trust("a", PrefixTrust.TRUSTED, "")
@@ -130,8 +129,8 @@ async def test_failing_probes_eject_and_a_passing_one_readmits(world: World, run
     assert len(world.described) == 1
 
 
-async def test_a_pod_that_misses_a_probe_now_and_then_stays(world: World, running: Running, until: Until) -> None:
-    """Two of three fail, and never three in a row."""
+async def test_single_failed_probes_do_not_eject(world: Probing, running: Running, until: Until) -> None:
+    """Two of three fail, but never three in a row."""
 
     def flapping(request: httpx.Request) -> bytes:
         if world.pod.asked["/health"] % 3:
@@ -147,8 +146,8 @@ async def test_a_pod_that_misses_a_probe_now_and_then_stays(world: World, runnin
     assert states == []
 
 
-async def test_what_a_former_life_said_of_itself_is_dropped(world: World, running: Running, until: Until) -> None:
-    """The pod restarts while it is described: it is asked again."""
+async def test_a_description_of_an_earlier_epoch_is_dropped(world: Probing, running: Running, until: Until) -> None:
+    """The pod restarts while it is described, and is described again."""
 
     def models(request: httpx.Request) -> bytes:
         if world.pod.asked["/v1/models"] > 1:
@@ -162,8 +161,8 @@ async def test_what_a_former_life_said_of_itself_is_dropped(world: World, runnin
     assert [(epoch, facts.models) for epoch, _, facts in world.described] == [(world.now.epoch, ("m",))]
 
 
-async def test_who_listens_again_after_nobody_did_is_a_new_process(
-    world: World, running: Running, until: Until
+async def test_a_port_that_refused_connections_belongs_to_a_new_process(
+    world: Probing, running: Running, until: Until
 ) -> None:
     """New epoch, described again, READY only then."""
     async with running(world.probes.run()):
@@ -179,8 +178,10 @@ async def test_who_listens_again_after_nobody_did_is_a_new_process(
     assert (world.now.models, world.now.trust) == (("n",), PrefixTrust.UNTESTED)
 
 
-async def test_a_restart_that_others_noticed_disturbs_nobody(world: World, running: Running, until: Until) -> None:
-    """The pod serves on as it is; it is described again only before it is let in again."""
+async def test_a_pod_serves_on_after_a_restart_that_another_feed_noticed(
+    world: Probing, running: Running, until: Until
+) -> None:
+    """The pod is described again only before it is admitted again."""
     async with running(world.probes.run()):
         await until(lambda: world.is_in(PodState.READY))
         world.fleet.restarted("a")
@@ -193,9 +194,9 @@ async def test_a_restart_that_others_noticed_disturbs_nobody(world: World, runni
 
 
 async def test_another_process_under_the_same_id_is_described(
-    world: World, make_pod: MakePod, running: Running, until: Until
+    world: Probing, make_pod: MakePod, running: Running, until: Until
 ) -> None:
-    """Discovery gave the id to another URL between two probes."""
+    """Discovery assigned the id to another URL between two probes."""
     async with running(world.probes.run()):
         await until(lambda: world.is_in(PodState.READY))
         world.fleet.sync([make_pod("a", url="http://a/other")])
@@ -204,13 +205,13 @@ async def test_another_process_under_the_same_id_is_described(
     assert [epoch for epoch, _, _ in world.described][1:] == [world.now.epoch]
 
 
-async def test_an_ejected_pod_is_left_alone_until_its_back_off_is_over(
+async def test_an_ejected_pod_is_not_probed_before_its_backoff_ends(
     network: Network, make_pod: MakePod, running: Running, until: Until
 ) -> None:
-    """Passing health checks do not bring back at once who fails every request."""
+    """A passed probe must not readmit a pod that fails every request."""
     network["a"].answers |= WELL
     network["b"].answers |= WELL
-    world = World(network, make_pod("a"), failures_to_eject=1, first_backoff_s=1e9, max_backoff_s=1e9)
+    world = Probing(network, make_pod("a"), failures_to_eject=1, first_backoff_s=1e9, max_backoff_s=1e9)
     async with running(world.probes.run()):
         await until(lambda: world.is_in(PodState.READY))
         world.breaker.failure("a", time.monotonic())
@@ -223,8 +224,8 @@ async def test_an_ejected_pod_is_left_alone_until_its_back_off_is_over(
         await until(lambda: world.is_in(PodState.READY))
 
 
-async def test_a_drained_pod_returns_through_a_probe(world: World, running: Running, until: Until) -> None:
-    """Draining it survives its probes; undrained it is READY with the next."""
+async def test_a_drained_pod_returns_through_a_probe(world: Probing, running: Running, until: Until) -> None:
+    """Probes do not end the drain; after an undrain the next probe makes it READY."""
     async with running(world.probes.run()):
         await until(lambda: world.is_in(PodState.READY))
         world.fleet.event("a", PodEvent.DRAIN)

@@ -1,4 +1,4 @@
-"""The self-test on pods that pass, fail, and say little."""
+"""The self-test of pods that pass, fail or report little."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def tokens_of(body: Mapping[str, Any]) -> list[int]:
     return [ord(character) for character in text]
 
 
-class World:
-    """Pod `a`, an engine behind it that computes what it is told to, and the feed that tests it."""
+class SelfTestWorld:
+    """Pod `a`, a configurable engine, and the feed that tests it."""
 
     def __init__(self, network: Network, pod: Pod, events_timeout_s: float = 0.05) -> None:
         self.fleet, self.store, self.engine = Fleet(), LocalStore(), network["a"]
@@ -101,35 +101,35 @@ class World:
 
 
 @pytest.fixture
-def world(network: Network, make_pod: MakePod) -> World:
-    """An engine that agrees with the router in everything, with blocks twice as large."""
-    return World(network, make_pod("a"))
+def world(network: Network, make_pod: MakePod) -> SelfTestWorld:
+    """An engine with the tokens and hashes of the router and blocks twice as large."""
+    return SelfTestWorld(network, make_pod("a"))
 
 
-async def test_a_pod_that_agrees_is_trusted(world: World) -> None:
-    """One request of one token, on the endpoint that serves clients."""
+async def test_a_pod_with_equal_tokens_and_hashes_is_trusted(world: SelfTestWorld) -> None:
+    """One request with one output token, on the endpoint for clients."""
     assert await world.outcome() == ("ok", "ok", PrefixTrust.TRUSTED)
     (body,) = world.bodies
     assert (body["max_tokens"], body["return_token_ids"]) == (1, True)
     assert [message["role"] for message in body["messages"]] == ["system", "user", "assistant", "user"]
 
 
-async def test_two_tests_never_share_a_prefix(world: World) -> None:
-    """A warm probe would find nothing announced."""
+async def test_two_tests_never_share_a_prefix(world: SelfTestWorld) -> None:
+    """A cached probe would announce no blocks."""
     await world.outcome()
     await world.outcome()
     first, second = (body["messages"][0]["content"] for body in world.bodies)
     assert first[:8] != second[:8]
 
 
-async def test_another_template_is_noticed(world: World) -> None:
+async def test_a_different_chat_template_is_a_mismatch(world: SelfTestWorld) -> None:
     """Without waiting for events that cannot match."""
     world.engine_tokens = lambda body: [1, *tokens_of(body)]
     assert await world.outcome() == ("mismatch", "unknown", PrefixTrust.MISMATCH)
 
 
-async def test_an_engine_that_tells_no_ids_is_asked_to_tokenize(world: World) -> None:
-    """A different opinion there is a mismatch, too."""
+async def test_tokens_are_fetched_from_tokenize_if_the_answer_has_none(world: SelfTestWorld) -> None:
+    """A difference there is a mismatch as well."""
     world.tells_ids = False
     world.engine.answers[TOKENIZE] = lambda request: json.dumps(
         {"tokens": tokens_of(json.loads(request.content))}
@@ -139,11 +139,9 @@ async def test_an_engine_that_tells_no_ids_is_asked_to_tokenize(world: World) ->
     assert await world.outcome() == ("mismatch", "unknown", PrefixTrust.MISMATCH)
 
 
-async def test_an_engine_that_tells_no_tokens_at_all_is_trusted_by_their_number(
-    network: Network, make_pod: MakePod
-) -> None:
-    """Nothing is sent that TensorRT-LLM would refuse; without events and without a number nothing is proven."""
-    world = World(network, make_pod("a", engine="trtllm"))
+async def test_the_number_of_tokens_is_enough_without_tokens(network: Network, make_pod: MakePod) -> None:
+    """No field is sent that TensorRT-LLM rejects; without events and number nothing is proven."""
+    world = SelfTestWorld(network, make_pod("a", engine="trtllm"))
     world.publishes = False
     assert await world.outcome() == ("ok", "no_events", PrefixTrust.TRUSTED)
     assert "return_token_ids" not in world.bodies[0]
@@ -151,23 +149,23 @@ async def test_an_engine_that_tells_no_tokens_at_all_is_trusted_by_their_number(
     assert await world.outcome() == ("unknown", "no_events", PrefixTrust.UNTESTED)
 
 
-async def test_events_alone_are_proof(network: Network, make_pod: MakePod) -> None:
-    """They carry the engine's own tokens."""
-    world = World(network, make_pod("a", engine="trtllm"))
+async def test_events_alone_prove_parity(network: Network, make_pod: MakePod) -> None:
+    """They carry the engine's tokens."""
+    world = SelfTestWorld(network, make_pod("a", engine="trtllm"))
     world.counts = False
     assert await world.outcome() == ("unknown", "ok", PrefixTrust.TRUSTED)
 
 
 @pytest.mark.parametrize("announced", [0, 3])
-async def test_events_that_do_not_come_are_a_mismatch(world: World, announced: int) -> None:
-    """None, or too few, within the time that they are given."""
+async def test_missing_events_are_a_mismatch(world: SelfTestWorld, announced: int) -> None:
+    """None or too few within the timeout."""
     world.announced_blocks = announced
     assert await world.outcome() == ("ok", "mismatch", PrefixTrust.MISMATCH)
 
 
-async def test_blocks_that_cannot_be_indexed_are_a_mismatch_at_once(network: Network, make_pod: MakePod) -> None:
-    """However long there would be to wait; the report repeats what the index says of them."""
-    world = World(network, make_pod("a"), events_timeout_s=3600.0)
+async def test_rejected_events_are_a_mismatch_at_once(network: Network, make_pod: MakePod) -> None:
+    """The report contains the reason of the index."""
+    world = SelfTestWorld(network, make_pod("a"), events_timeout_s=3600.0)
     world.engine_block = 24
     async with asyncio.timeout(5.0):
         report = await world.feed.test(world.now)
@@ -175,8 +173,8 @@ async def test_blocks_that_cannot_be_indexed_are_a_mismatch_at_once(network: Net
     assert report.reason == world.store.rejected_reason("a") != ""
 
 
-async def test_the_probe_is_the_best_that_the_router_can_read(world: World) -> None:
-    """Without a system message where the template refuses it, a completion where there is no template."""
+async def test_the_first_probe_that_the_router_can_tokenize_is_used(world: SelfTestWorld) -> None:
+    """Without a system message if the template refuses it, a completion if there is no template."""
     world.unreadable = {"system"}
     assert await world.outcome() == ("ok", "ok", PrefixTrust.TRUSTED)
     world.unreadable = {"chat"}
@@ -185,8 +183,8 @@ async def test_the_probe_is_the_best_that_the_router_can_read(world: World) -> N
     assert "prompt" in world.bodies[1]
 
 
-async def test_what_cannot_be_read_or_is_not_served_proves_nothing(world: World) -> None:
-    """No tokenizer for the model; an engine that is too busy."""
+async def test_a_failed_probe_proves_nothing(world: SelfTestWorld) -> None:
+    """No tokenizer for the model, or an engine that is too busy."""
     world.unreadable = {"/v1/"}
     assert await world.outcome() == ("unknown", "unknown", PrefixTrust.UNTESTED)
     assert world.bodies == []
@@ -197,10 +195,8 @@ async def test_what_cannot_be_read_or_is_not_served_proves_nothing(world: World)
     assert "no response within" in report.reason
 
 
-async def test_a_failing_pod_is_tested_until_it_passes_and_then_no_more(
-    world: World, running: Running, until: Until
-) -> None:
-    """It serves meanwhile; the log says what differs."""
+async def test_a_failing_pod_is_tested_until_it_passes(world: SelfTestWorld, running: Running, until: Until) -> None:
+    """It serves meanwhile; the log names the difference."""
     world.engine_tokens = lambda body: [1, *tokens_of(body)]
     with capture_logs() as logs:
         async with running(world.feed.run()):
@@ -222,10 +218,10 @@ async def test_a_failing_pod_is_tested_until_it_passes_and_then_no_more(
     assert levels[-1] == ("info", "ok")
 
 
-async def test_only_ready_pods_are_tested_and_a_restarted_one_again(
-    world: World, running: Running, until: Until
+async def test_only_ready_pods_are_tested_and_restarted_ones_again(
+    world: SelfTestWorld, running: Running, until: Until
 ) -> None:
-    """A new life must prove itself."""
+    """A restart resets the trust."""
     world.fleet.event("a", PodEvent.EJECT)
     async with running(world.feed.run()):
         turns = iter(range(20))
@@ -239,8 +235,8 @@ async def test_only_ready_pods_are_tested_and_a_restarted_one_again(
     assert len(world.bodies) == 2
 
 
-async def test_a_verdict_on_a_former_life_is_dropped(world: World, running: Running, until: Until) -> None:
-    """The pod restarts between the probe's answer and its judgement, and then refuses to be tested."""
+async def test_a_result_of_an_earlier_epoch_is_dropped(world: SelfTestWorld, running: Running, until: Until) -> None:
+    """The pod restarts between the answer of the probe and its evaluation."""
 
     def generate(request: httpx.Request) -> bytes:
         answer = world.generate(request)

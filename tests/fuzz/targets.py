@@ -39,7 +39,7 @@ TARGETS: Mapping[str, Target] = {
     "rows": Target(stored.rows, stored.ROWS, stored.ROW_WORDS),
     "calibrations": Target(stored.calibrations, stored.CALIBRATIONS, stored.CALIBRATION_WORDS, 2048),
     "frames": Target(workers.frames, workers.FRAMES, workers.FRAME_WORDS),
-    "news": Target(workers.news, workers.NEWS_TOLD, workers.NEWS_WORDS),
+    "news": Target(workers.update, workers.UPDATES, workers.UPDATE_WORDS),
     "config": Target(documents.config, documents.CONFIGS, documents.YAML_WORDS),
     "policies": Target(documents.policies, documents.POLICIES, documents.YAML_WORDS),
 }

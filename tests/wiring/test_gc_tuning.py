@@ -1,4 +1,4 @@
-"""Young objects are looked through while they are few."""
+"""Young objects are searched for cycles while they are few."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ REMEMBERED = 10 * YOUNG_OBJECTS
 
 @pytest.fixture
 def rare_collector() -> Iterator[None]:
-    """Python's own searches come as rarely as a router has them that is started for good."""
+    """The thresholds of a started router."""
     before = gc.get_threshold()
     gc.set_threshold(YOUNG_OBJECTS, *before[1:])
     yield
     gc.set_threshold(*before)
 
 
-def forget_as_much_as_is_learnt(memory: deque[list[int]]) -> None:
-    """A full memory takes in as much again as it holds."""
+def replace_in_full_cache(memory: deque[list[int]]) -> None:
+    """Each new object frees an old one."""
     for number in range(REMEMBERED):
         memory.popleft()
         memory.append([number])
 
 
 class Cycle:
-    """What only a search finds."""
+    """Garbage that only a search finds."""
 
     def __init__(self) -> None:
         self.itself = self
@@ -47,11 +47,11 @@ def young() -> int:
 
 
 @pytest.mark.usefixtures("rare_collector")
-async def test_a_full_memory_does_not_gather_young_objects() -> None:
-    """Python alone lets them gather, because there are never more than before."""
+async def test_young_objects_do_not_accumulate_in_a_full_cache() -> None:
+    """With Python's thresholds alone they would: their number never grows."""
     memory = deque([number] for number in range(REMEMBERED))
     gc.collect()
-    forget_as_much_as_is_learnt(memory)
+    replace_in_full_cache(memory)
     assert young() > REMEMBERED - YOUNG_OBJECTS
     searches = asyncio.create_task(gc_loop(lambda: False))
     try:
@@ -62,8 +62,8 @@ async def test_a_full_memory_does_not_gather_young_objects() -> None:
 
 
 @pytest.mark.parametrize(("busy", "after_s"), [((False,), QUIET_S), ((True,), BUSY_S), ((True, False), BUSY_S)])
-async def test_the_old_are_searched_when_nobody_is_served_or_late(busy: tuple[bool, ...], after_s: float) -> None:
-    """A cycle that has outlived all other searches is there for as long; a moment between two requests is none."""
+async def test_full_searches_run_while_idle_or_rarely(busy: tuple[bool, ...], after_s: float) -> None:
+    """A short pause between two requests does not count as idle."""
     old = Cycle()
     left = ref(old)
     gc.collect()
@@ -84,8 +84,8 @@ async def test_the_old_are_searched_when_nobody_is_served_or_late(busy: tuple[bo
     assert slept_s == pytest.approx(after_s, rel=0.01)
 
 
-async def test_where_nobody_is_served_it_wakes_up_less_often() -> None:
-    """And as often as ever once somebody is found to be served."""
+async def test_the_interval_is_longer_while_idle() -> None:
+    """It is short again with the next request."""
     served = iter([False] * 30 + [True] * 30)
     slept_s: list[float] = []
 
@@ -100,8 +100,8 @@ async def test_where_nobody_is_served_it_wakes_up_less_often() -> None:
     assert slept_s[idle:] == [IDLE_SEARCH_S] * (31 - idle) + [SEARCH_S] * 30
 
 
-async def test_where_the_collector_is_off_nothing_is_searched() -> None:
-    """Whoever turned it off had a reason."""
+async def test_a_disabled_collector_is_respected() -> None:
+    """Somebody has disabled it on purpose."""
     lost = Cycle()
     left = ref(lost)
     gc.disable()

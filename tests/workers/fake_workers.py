@@ -1,4 +1,4 @@
-"""Workers without processes: all of the shared view over a bus in memory, with hands on its clock and its losses."""
+"""Workers without processes: shared views over a bus in memory, with a manual clock and lost messages."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def prefix(*blocks: int) -> PromptPrefix:
 
 
 @dataclass
-class Worker:
-    """One worker; `applied` are the orders that it carried out for others."""
+class FakeWorker:
+    """One worker; `applied` are the commands of other workers that it carried out."""
 
     number: int
-    town: Town
+    group: FakeWorkers
     applied: list[tuple[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -48,7 +48,9 @@ class Worker:
         calibrator = Calibrator(Calibration(), METRICS, Links(elsewhere=Link(1.0, 1e6, "rdma")))
         calibrator.priors = dict.fromkeys(PODS, SPEED)
         self.owners = SharedOwners(fleet, Ledger(), Breaker(fleet), LocalStore(), calibrator, Classes(RULES))
-        self.view = SharedView(self.owners, self.apply_command, self.publish, self.town.later, lambda: self.town.now_s)
+        self.view = SharedView(
+            self.owners, self.apply_command, self.publish, self.group.call_later, lambda: self.group.now_s
+        )
 
     def apply_command(self, subject: str, wanted: str) -> None:
         self.applied.append((subject, wanted))
@@ -57,10 +59,10 @@ class Worker:
         return question
 
     def publish(self, news: bytes) -> None:
-        if self.town.workers[self.number] is not self:
+        if self.group.workers[self.number] is not self:
             return  # it has died
-        for other in self.town.workers:
-            if other is not self and other.number not in self.town.deaf:
+        for other in self.group.workers:
+            if other is not self and other.number not in self.group.disconnected:
                 other.view.apply_remote(self.number, news)
 
     def state(self, name: str) -> PodState:
@@ -72,39 +74,39 @@ class Worker:
         return dict(self.owners.ledger.inflight())
 
 
-class Town:
-    """All workers; what they have to tell waits for `settle`. `deaf` ones hear nothing until `reconnect`."""
+class FakeWorkers:
+    """All workers. Their updates wait for `settle`; `disconnected` workers receive nothing until `reconnect`."""
 
     def __init__(self, workers: int = 2) -> None:
         self.now_s = 1000.0
-        self.deaf: set[int] = set()
-        self.workers: list[Worker] = []
+        self.disconnected: set[int] = set()
+        self.workers: list[FakeWorker] = []
         self.waits: list[float] = []
         self._due: list[Callable[[], None]] = []
         for number in range(workers):
-            self.workers.append(Worker(number, self))
+            self.workers.append(FakeWorker(number, self))
             self.workers[number].view.begin()
 
-    def later(self, after_s: float, call: Callable[[], None]) -> None:
+    def call_later(self, after_s: float, call: Callable[[], None]) -> None:
         self.waits.append(after_s)
         self._due.append(call)
 
     def settle(self) -> None:
-        """Everybody tells what is due."""
+        """Deliver all scheduled updates."""
         while self._due:
             self._due.pop(0)()
 
     def reconnect(self) -> None:
-        """Whoever was deaf is told the whole by everybody."""
-        for number in sorted(self.deaf):
+        """Send a snapshot of every worker to each disconnected one."""
+        for number in sorted(self.disconnected):
             for other in self.workers:
                 if other.number != number:
                     self.workers[number].view.apply_remote(other.number, other.view.snapshot())
-        self.deaf.clear()
+        self.disconnected.clear()
 
-    def replace(self, number: int) -> Worker:
-        """The worker dies, and another comes in its place."""
-        new = Worker(number, self)
+    def replace(self, number: int) -> FakeWorker:
+        """Replace a dead worker by a new one."""
+        new = FakeWorker(number, self)
         for other in self.workers:
             if other.number != number:
                 other.view.remove_worker(number)

@@ -1,4 +1,4 @@
-"""Which dispatches a worker that begins is told."""
+"""Which recent dispatches a snapshot contains."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ def sent(pod: str, blocks_bytes: int = 8, ttl_s: float = 30.0) -> Dispatch:
     return Dispatch(pod, b"x" * blocks_bytes, ttl_s, None)
 
 
-def test_those_are_told_whose_time_is_not_up() -> None:
-    """Each has its own."""
+def test_expired_dispatches_are_left_out() -> None:
+    """Each has its own TTL."""
     recent = RecentDispatches()
     recent.add(sent("a", ttl_s=10.0), 0.0)
     recent.add(sent("b", ttl_s=100.0), 1.0)
@@ -18,8 +18,8 @@ def test_those_are_told_whose_time_is_not_up() -> None:
     assert [one.pod for one in recent.unexpired(10.0)] == ["b"]
 
 
-def test_a_pods_cache_that_is_gone_is_told_of_no_more() -> None:
-    """Those of other pods are."""
+def test_dispatches_to_a_pod_with_a_lost_cache_are_left_out() -> None:
+    """Dispatches to other pods stay."""
     recent = RecentDispatches()
     for pod in "aba":
         recent.add(sent(pod), 0.0)
@@ -27,8 +27,8 @@ def test_a_pods_cache_that_is_gone_is_told_of_no_more() -> None:
     assert [one.pod for one in recent.unexpired(1.0)] == ["b"]
 
 
-def test_the_oldest_go_where_there_are_too_many() -> None:
-    """By what they take, also after some were forgotten."""
+def test_the_oldest_dispatches_are_evicted_above_the_limit() -> None:
+    """By bytes, also after some were removed."""
     recent = RecentDispatches()
     half = MAX_RECENT_BYTES // 2
     recent.add(sent("old", half), 0.0)
