@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
-from router.feeds.backoff import Backoff
 from router.fleet.fleet import Fleet
 from router.observe.calibrator import Calibrator
 from router.policy.calibration import Calibration, class_key, model_of
-from router.stores.shared_state import SharedCalibration
 from router.types import Link, Links, Pod
+
+if TYPE_CHECKING:
+    from router.stores.shared_state import SharedCalibration
 
 APPLY_S = 1.0
 EXCHANGE_S = 5.0
@@ -51,6 +53,8 @@ class CalibrationFeed:
 
     async def share(self) -> None:
         """Exchanges until cancelled."""
+        from router.feeds.backoff import Backoff  # imports redis, which a router without a cluster does not need
+
         backoff = Backoff("shared calibration")
         while True:
             if await backoff.attempt(self._exchange):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from router.config.schema import Receipts
 from router.errors import ConfigError
@@ -18,7 +19,9 @@ from router.policy.price import Choice, choice_of
 from router.policy.review import Review, chosen, each_against
 from router.policy.spec import Policy
 from router.types import Scene
-from router.wiring.cluster_member import ClusterMember
+
+if TYPE_CHECKING:
+    from router.wiring.cluster_member import ClusterMember
 
 REVIEWED = 500
 """Number of recent decisions that a reload compares, in a thread: two seconds with 100 pods."""

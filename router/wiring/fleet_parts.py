@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -27,9 +28,11 @@ from router.policy.calibration import Calibration
 from router.proxy.upstream import UpstreamPools
 from router.stores.prefix_store import LocalStore
 from router.types import Generation, Pod, PodId, PodState, PrefixTrust
-from router.wiring.cluster_member import ClusterMember
 from router.wiring.prompts import Prompts
 from router.workers.supervisor import WorkerIdentity
+
+if TYPE_CHECKING:
+    from router.wiring.cluster_member import ClusterMember
 
 log = structlog.get_logger()
 
@@ -60,8 +63,7 @@ class FleetParts:
             late_factor=config.probes.slow_ttft_factor,
             late_to_eject=config.probes.slow_ttfts_to_eject,
         )
-        redis = config.index.redis
-        self.cluster = ClusterMember(redis, self.ledger, self._is_readable, worker) if redis else None
+        self.cluster = self._join_cluster(worker)
         self.store: LocalStore = self.cluster.store if self.cluster else LocalStore()
         self.kv_streams = KvStreams(fleet, self.store, metrics)
         sources: dict[str, PodSource] = {"configuration": ConfiguredPods(config.pods)}
@@ -72,6 +74,13 @@ class FleetParts:
         self._client = open_client()
         self.handoff_facts = HandoffFacts(fleet, self._client, timeout_s=config.probes.health_timeout_s)
         fleet.listen(self._on_change)
+
+    def _join_cluster(self, worker: WorkerIdentity | None) -> ClusterMember | None:
+        if self._config.index.redis is None:
+            return None
+        from router.wiring.cluster_member import ClusterMember  # imports redis: a third of a second at startup
+
+        return ClusterMember(self._config.index.redis, self.ledger, self._is_readable, worker)
 
     def feeds(self, share: ScrapeShare | None) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Background tasks by name. `share`: this worker's turn in scraping loads."""

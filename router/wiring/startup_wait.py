@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import structlog
 
 from router.fleet.fleet import Fleet
 from router.types import PodId, PodState
-from router.wiring.cluster_member import ClusterMember
 from router.workers.worker_sync import WorkerSync
+
+if TYPE_CHECKING:
+    from router.wiring.cluster_member import ClusterMember
 
 POLL_S = 0.02
 WORKERS_TIMEOUT_S = 10.0
