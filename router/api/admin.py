@@ -1,4 +1,4 @@
-"""The admin calls about pods and policies. Only processes on the router's own machine may make them.
+"""The admin calls. Only processes on the router's own machine may make them.
 
 GET    /admin/pods                  every pod with its state and load
 POST   /admin/pods                  add a pod: an entry as under `pods` in router.yaml
@@ -7,24 +7,33 @@ POST   /admin/pods/{id}/drain       send it no new requests
 POST   /admin/pods/{id}/undrain     let it join again
 GET    /admin/policies              the active policies, and why the files may not be active
 POST   /admin/policies/reload       read the files now: 200 with the changes, or 400 with file and line
+GET    /admin/explain/{request_id}  a past decision with its costs and the outcome
+POST   /admin/preview               the decision for a chat request that is not sent
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Request, Response
 from starlette.exceptions import HTTPException
 
 from router.api.admin_commands import AdminCommands
-from router.api.views import describe_policies
+from router.api.views import describe_policies, explained_json
 from router.config.schema import PodConfig
-from router.errors import ConfigError, MalformedRequest
+from router.errors import BodyTooLarge, ConfigError, MalformedRequest
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
+from router.observe.receipts import RecordedDecision
+from router.proxy.headers import HeaderList, first_values
+from router.types import Endpoint, InferenceRequest
+
+Read = Callable[[Endpoint, Mapping[bytes, bytes], bytes, str], InferenceRequest]
 
 
 async def only_local(request: Request) -> None:
@@ -97,3 +106,47 @@ def add_policy_routes(router: APIRouter, feed: PolicyFeed, commands: AdminComman
 
 def _unknown(pod_id: str) -> HTTPException:
     return HTTPException(404, f"Unknown pod `{pod_id}`.")
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainRoutes:
+    """The two calls. `find` returns a decision by request id, `elsewhere` one of another worker as JSON, `read` parses
+    a body, `preview` decides without sending."""
+
+    find: Callable[[str], RecordedDecision | None]
+    elsewhere: Callable[[str], Awaitable[bytes | None]]
+    read: Read
+    preview: Callable[[InferenceRequest, HeaderList], Awaitable[RecordedDecision]]
+    max_body_bytes: int
+
+    def add_to(self, router: APIRouter) -> None:
+        """Add both calls to the router of the admin paths."""
+
+        @router.get("/explain/{request_id:path}")
+        async def explain(request_id: str) -> Response:
+            kept = self.find(request_id)
+            found = explained_json(kept) if kept is not None else await self.elsewhere(request_id)
+            if found is None:
+                raise HTTPException(404, f"No decision about `{request_id}` is in memory (limited by receipts.keep).")
+            return _json(found)
+
+        @router.post("/preview")
+        async def preview(request: Request) -> Response:
+            headers: HeaderList = list(request.scope["headers"])
+            body = await _body(request, self.max_body_bytes)
+            parsed = self.read(Endpoint.CHAT, first_values(headers), body, f"preview-{uuid.uuid4().hex}")
+            return _json(explained_json(await self.preview(parsed, headers)))
+
+
+async def _body(request: Request, max_bytes: int) -> bytes:
+    """The whole body. Raises `BodyTooLarge` as soon as it exceeds the limit."""
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > max_bytes:
+            raise BodyTooLarge(f"The request body is larger than {max_bytes} bytes (limits.max_body_bytes).")
+    return body
+
+
+def _json(found: bytes) -> Response:
+    return Response(found, media_type="application/json")

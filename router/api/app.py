@@ -16,10 +16,9 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from router.admission.gate import AdmissionGate
-from router.api.admin import add_pod_routes, add_policy_routes, admin_router
+from router.api.admin import ExplainRoutes, add_pod_routes, add_policy_routes, admin_router
 from router.api.admin_commands import AdminCommands
 from router.api.error_responses import error_body, error_headers, response_for
-from router.api.explain_routes import ExplainRoutes
 from router.api.openai_edge import OpenAiEdge
 from router.api.views import describe_readiness, model_cards
 from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint

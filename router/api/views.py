@@ -6,12 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from router.feeds.kv_streams import KvStreams
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.observe.calibrator import Calibrator
 from router.observe.metrics import Metrics
+from router.observe.receipts import RecordedDecision, explained
 from router.policy.spec import Policy
 from router.stores.prefix_store import PrefixStore
 from router.types import PodState, PodStatus
@@ -80,6 +83,11 @@ def describe_readiness(fleet: Fleet, feed: PolicyFeed, *, is_stopping: bool) -> 
         "pods": {state: states.count(state) for state in set(states)},
         "policies": {"version": version} | ({"error": error} if error else {}),
     }
+
+
+def explained_json(kept: RecordedDecision) -> bytes:
+    """A decision with its costs and the outcome, as JSON."""
+    return msgspec.json.encode(explained(kept))
 
 
 def model_cards(statuses: tuple[PodStatus, ...]) -> dict[str, dict[str, Any]]:

@@ -11,9 +11,9 @@ from pathlib import Path
 import structlog
 from fastapi import FastAPI
 
+from router.api.admin import ExplainRoutes
 from router.api.admin_commands import DRAIN, AdminCommands
 from router.api.app import App, OwnRoutes, own_app
-from router.api.explain_routes import ExplainRoutes
 from router.api.views import MetricsPage, describe_pods
 from router.config.links import build_links, load_link_classes
 from router.config.policy_files import PolicyFolder, load_classes

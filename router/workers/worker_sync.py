@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 
-from router.api.explain_routes import explained_json
+from router.api.views import explained_json
 from router.feeds.load_feed import ScrapeShare
 from router.observe.metrics import Metrics
 from router.observe.metrics_merge import dump_metrics, merge_metrics

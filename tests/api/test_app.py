@@ -13,9 +13,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from router.api.admin import ExplainRoutes
 from router.api.admin_commands import AdminCommands
 from router.api.app import App, OwnRoutes, own_app
-from router.api.explain_routes import ExplainRoutes
 from router.api.openai_edge import OpenAiEdge
 from router.api.views import MetricsPage, describe_pods
 from router.config.policy_files import PolicyFolder
