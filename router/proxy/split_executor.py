@@ -222,14 +222,12 @@ class SplitExecutor:
         attempt.result = "answered"
         pod, request = attempt.pair.prefill.id, attempt.context.request
         if not request.stream:
-            self._breaker.success(pod)
             return WholeReply(pod, 200, [(b"content-type", b"application/json")], response)
         try:
             events = as_stream(request.endpoint, response, request.body)
         except ValueError as error:
             attempt.result = "prefill_failed"
             raise UpstreamBroken(f"pod {pod}: {error}", pod=pod) from error
-        self._breaker.success(pod)
         return WholeReply(pod, 200, [(b"content-type", b"text/event-stream; charset=utf-8")], events)
 
     # --- the decode request ---

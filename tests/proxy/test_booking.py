@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.decision import Candidate, Cost, Direct, Plan, Pull, Split
 from router.fleet.ledger import Ledger
-from router.policy.calibration import PrefillClock
+from router.policy.calibration import SAME_STEP_S, PrefillClock
 from router.proxy.booking import Booking
 from router.types import Pod, PodSpeed
 
@@ -104,3 +106,17 @@ def test_a_first_token_after_its_expected_time_has_no_effect() -> None:
     booking.release()
     booking.first_token()
     assert (ledger.inflight(), booking.observation, clock.first_token(1, 1e9)) == ({}, None, None)
+
+
+def test_a_repeated_first_token_keeps_the_observation() -> None:
+    """The second one belongs to no waiting prompt."""
+    ledger, clock = Ledger(), PrefillClock()
+    booking = Booking(ledger, Candidate(Direct(pod("a")), Cost.of((), 1.0), 0), 1000, lambda _pod: clock)
+    time.sleep(2 * SAME_STEP_S)
+    booking.first_token()
+    observation = booking.observation
+    assert observation is not None and observation.tokens == 1000
+    booking.first_token()
+    assert booking.observation is observation
+    booking.release()
+    assert not ledger.inflight()

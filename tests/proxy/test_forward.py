@@ -226,3 +226,13 @@ async def test_errors_of_the_decision_are_counted(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(RouterError):
             await pods.forward(pods.context())
         assert ended(pods, "RouterError", "unknown") == 1
+
+
+async def test_a_preview_shows_the_next_turn() -> None:
+    """And does not use it up."""
+    async with town(a=ANSWERING, b=ANSWERING, c=ANSWERING) as pods:
+        pods.policy = "round_robin"
+        for _ in range(4):
+            preview = await pods.forwarder.preview(pods.context().request, [])
+            client = await pods.forward(pods.context())
+            assert preview.candidates[0].pod.id.encode() == client.header(b"x-warmroute-pod")

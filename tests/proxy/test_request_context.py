@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
 
-from router.decision import Candidate, Cost, Direct, Plan, RouteDecision, Split
+import pytest
+from msgspec.structs import replace
+
+from router.decision import Candidate, Cost, Direct, Plan, Pull, RouteDecision, Split
 from router.hashing import hash_array, token_array
 from router.observe.receipts import receipt
+from router.policy.decide import expected_ttft_ms
 from router.proxy.headers import Inbound
-from router.proxy.request_context import RequestContext, outcome_of
+from router.proxy.request_context import RequestContext, outcome_of, ttft_of_one_pod
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PodSpeed, PromptPrefix
 
 USAGE = b'{"usage": {"prompt_tokens": 50, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 48}}}'
@@ -77,3 +81,39 @@ def test_a_dropped_prompt_keeps_its_length_and_hashes(read: bool) -> None:
     context.drop_prompt()
     assert (context.prompt_tokens, context.prompt and context.prompt.hashes) == (tokens, blocks)
     assert (context.request.body, context.request.prompt) == (b"", {})
+
+
+def streamed() -> RequestContext:
+    """A streamed request that one pod served at its first attempt."""
+    context = responded(Direct(pod("d")), None)
+    context.request = replace(context.request, stream=True)
+    context.prompt = PromptPrefix(Generation(model="m"), token_array(range(40)), hash_array([1, 2]))
+    context.tries, context.first_token_s = 1, 0.25
+    return context
+
+
+def test_a_first_token_of_one_pod_is_compared_with_its_expected_time() -> None:
+    """In milliseconds."""
+    context = streamed()
+    assert context.candidate is not None
+    assert ttft_of_one_pod(context) == ("d", expected_ttft_ms(context.candidate.cost), 250.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda context: setattr(context, "request", replace(context.request, stream=False)),
+        lambda context: setattr(context, "tries", 2),
+        lambda context: setattr(context, "prompt", None),
+        lambda context: setattr(context, "first_token_s", None),
+        lambda context: setattr(context, "candidate", None),
+        lambda context: setattr(context, "candidate", Candidate(Split(pod("p"), pod("d")), Cost.of((), 1.0), 7)),
+        lambda context: setattr(context, "candidate", Candidate(Direct(pod("d"), Pull("h", 16)), Cost.of((), 1.0), 7)),
+    ],
+    ids=["unstreamed", "retried", "unread prompt", "no token", "no candidate", "split", "pull"],
+)
+def test_no_single_pod_is_responsible_for_other_first_tokens(change: Callable[[RequestContext], None]) -> None:
+    """Where several pods took part, or the expected time is unknown."""
+    context = streamed()
+    change(context)
+    assert ttft_of_one_pod(context) is None
