@@ -1,7 +1,4 @@
-"""What do the results of a drive say about a policy?
-
-Pure: results in, figures and table rows out. This file never sends a request and never starts a process.
-"""
+"""Figures of a load test or demo run, and the table that compares policies."""
 
 from __future__ import annotations
 
@@ -19,27 +16,27 @@ from router.report import text_table
 from router.sim.block_pool import InfiniteCache
 
 LEGEND = (
-    "cached: prompt tokens that needed no compute; of ideal: the same against an infinite cache. "
+    "cached: prompt tokens that needed no compute; of ideal: relative to an infinite cache. "
     "p50, p99: time to first token. work: computed prompt and output tokens of each pod; "
-    "peak: the busiest pod against the mean. exact: requests whose cached tokens were predicted to the token."
+    "peak: the busiest pod relative to the mean. exact: requests whose cached tokens were predicted exactly."
 )
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 LATE_TOLERATED_MS = 5.0
 LATE_TOLERATED_SHARE = 0.1
-"""Of the median time to first token. Beyond both, the client is what was measured."""
+"""Relative to the median time to first token. Beyond both limits, the run measured the client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What a good answer is: first token and then each further one in time. Without bounds every answer is."""
+    """Limits that a good answer meets: time to first token, and mean time per token after it."""
 
     ttft_ms: float = math.inf
     tpot_ms: float = math.inf
 
     def met_by(self, one: RequestResult) -> bool:
-        """A failed request never meets it, nor does one without a single token."""
+        """False for a failed request and for an answer without tokens."""
         if one.error or one.ttft_s is None:
             return False
         return one.ttft_s * 1000 <= self.ttft_ms and (tpot_ms(one) or 0.0) <= self.tpot_ms
@@ -47,9 +44,12 @@ class Objective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """One policy. Shares are 0..1; work is uncached prompt tokens plus output tokens, by pod; the ideal is NaN where it
-    is not known. `goodput_per_s` are the requests that met the objective, per second in which requests were due.
-    Times count from when a request was due; `late_p99_ms` is what our own lateness added to them."""
+    """The figures of one policy.
+
+    Shares are 0..1; the ideal is NaN if it is unknown. Work is uncached prompt tokens plus output tokens. Goodput is
+    the requests that met the objective, per second between the first and last due time. Times start when a request
+    was due; `late_p99_ms` is the part that the client's lateness added.
+    """
 
     policy: str
     requests: int
@@ -70,17 +70,17 @@ class Figures:
 
     @property
     def of_ideal(self) -> float:
-        """Share of what an infinite cache would have saved."""
+        """Cached share relative to an infinite cache."""
         return self.cached_share / self.ideal_share if self.ideal_share else 1.0
 
     @property
     def driver_was_late(self) -> bool:
-        """Did this machine send so late that the times say more about it than about the router?"""
+        """Whether the client sent so late that it, and not the router, was measured."""
         return self.late_p99_ms > max(LATE_TOLERATED_MS, LATE_TOLERATED_SHARE * self.ttft_p50_ms)
 
     @property
     def max_over_mean(self) -> float:
-        """1 when all pods worked alike; the number of pods when one did everything."""
+        """1 if all pods worked equally; the number of pods if one did everything."""
         work = self.work_by_pod.values()
         return max(work) * len(work) / sum(work) if sum(work) else 1.0
 
@@ -92,7 +92,7 @@ def figures(
     pods: Iterable[str],
     objective: Objective = Objective(),  # noqa: B008 (frozen)
 ) -> Figures:
-    """`ideal_cached_tokens`: what an infinite cache would have saved of these very requests; NaN if unknown."""
+    """`ideal_cached_tokens` is what an infinite cache would have saved of these requests; NaN if unknown."""
     good = [one for one in results.served if not one.error]
     work: Counter[str] = Counter(dict.fromkeys(pods, 0))
     for one in good:
@@ -122,7 +122,7 @@ def figures(
 
 
 def ideal_cached_tokens(served: Iterable[RequestResult], tokenizer: Tokenizer) -> int:
-    """What an infinite cache would have saved of these chats, asked in this order; failed ones were never computed."""
+    """Tokens that an infinite cache would have saved of these chats in this order, without failed ones."""
     cache, template = InfiniteCache(), ChatTemplate(tokenizer)
     return sum(
         cache.serve(tokenizer.encode(template.render(one.asked)), tokenizer.encode(one.text))
@@ -132,7 +132,7 @@ def ideal_cached_tokens(served: Iterable[RequestResult], tokenizer: Tokenizer) -
 
 
 def cached_share(served: Iterable[RequestResult]) -> float:
-    """Cached prompt tokens of all prompt tokens."""
+    """Cached share of the prompt tokens."""
     served = list(served)
     return sum(one.cached_tokens for one in served) / max(sum(one.prompt_tokens for one in served), 1)
 
@@ -143,25 +143,25 @@ def ttfts_ms(served: Iterable[RequestResult]) -> list[float]:
 
 
 def tpot_ms(one: RequestResult) -> float | None:
-    """Time per output token after the first; None of fewer than two."""
+    """Mean time per output token after the first; None with fewer than two tokens."""
     if one.ttft_s is None or one.output_tokens < 2:
         return None
     return (one.e2e_s - one.ttft_s) * 1000 / (one.output_tokens - 1)
 
 
 def due_for_s(results: DriveResults) -> float:
-    """From the first moment at which a request was due to the last."""
+    """Seconds between the first and the last due time."""
     due_s = [one.due_s for one in results.served]
     return max(due_s) - min(due_s) if due_s else 0.0
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Nearest rank; NaN of nothing."""
+    """Nearest rank; NaN without values."""
     return sorted(values)[max(math.ceil(share * len(values)), 1) - 1] if values else math.nan
 
 
 def table(rows: Sequence[Figures], title: str) -> Table:
-    """The comparison that demo and trace replay end with; fits into 80 columns."""
+    """The comparison of policies, in at most 80 columns."""
     shown = text_table(
         ["policy", "cached", "of ideal", "p50 ms", "p99 ms", "work", "peak", "exact", "errors"],
         map(_cells, rows),
@@ -189,6 +189,6 @@ def _cells(row: Figures) -> Sequence[str]:
 
 
 def bars(values: Sequence[float]) -> str:
-    """A bar a value, the highest full."""
+    """A bar character for each value; the highest value is full."""
     top = max(values, default=0) or 1
     return "".join(_BARS[round(value / top * (len(_BARS) - 1))] for value in values)

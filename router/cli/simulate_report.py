@@ -1,7 +1,4 @@
-"""What do many simulated runs say, as a table, a CSV and a page?
-
-Results in, text out. This file never simulates.
-"""
+"""Results of simulated runs as a table, a CSV file and an HTML page."""
 
 from __future__ import annotations
 
@@ -21,20 +18,20 @@ from router.sim.virtual.scenario import FleetSpec
 
 
 def _ttft_mean_ms(of: RunFigures) -> float:
-    """Infinite where no request was served."""
+    """Infinite if no request was served."""
     return math.inf if math.isnan(of.ttft_mean_ms) else of.ttft_mean_ms
 
 
 MEASURES: dict[str, Measure] = {
     "TTFT mean": _ttft_mean_ms,
     "TTFT p99": lambda f: math.inf if math.isnan(f.ttft_p99_ms) else f.ttft_p99_ms,
-    "misses of the SLO": lambda f: 1 - f.slo_share,
+    "share of SLO misses": lambda f: 1 - f.slo_share,
 }
 OURS = "cost_aware"
-AS_GOOD = 0.01
-"""Closer than this counts as equal."""
-PLOTTED = 8
-"""As many lines as can be told apart: the best, and ours."""
+TOLERANCE = 0.01
+"""A smaller relative difference counts as equal."""
+MAX_LINES = 8
+"""Lines in one plot that a reader can distinguish: the best policies, and ours."""
 _COLUMNS: tuple[tuple[str, Callable[[RunFigures], str]], ...] = (
     ("hit", lambda f: f"{f.cached_share:.1%}"),
     ("ideal", lambda f: f"{f.of_ideal:.0%}"),
@@ -46,10 +43,10 @@ _COLUMNS: tuple[tuple[str, Callable[[RunFigures], str]], ...] = (
     ("regret", lambda f: _duration(f.regret_mean_ms)),
 )
 LEGEND = (
-    "hit: cached share of the prompt tokens; ideal: the same against a cache that never evicts. mean, p50, p99: time "
-    "to first token. SLO: requests within {ttft} ms to the first token and {tpot} ms a token after it, refused ones "
-    "missed. peak: computed tokens of the busiest pod against the mean. regret: how much sooner the first token was "
-    "to be had elsewhere, looking back."
+    "hit: cached share of the prompt tokens; ideal: relative to a cache that never evicts. mean, p50, p99: time to "
+    "first token. SLO: requests within {ttft} ms to the first token and {tpot} ms per token after it; refused requests "
+    "are misses. peak: computed tokens of the busiest pod relative to the mean. regret: how much earlier the best pod "
+    "would have sent the first token."
 )
 
 
@@ -77,7 +74,7 @@ def summary(results: Sequence[Result], slo: Slo) -> Table:
 
 
 def write_csv(path: Path, results: Sequence[Result]) -> None:
-    """Every run: its setting and its figures."""
+    """A row for each run: its setting and its figures."""
     rows = [{**asdict(result.setting), **_flat(result.figures)} for result in results]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
@@ -98,58 +95,58 @@ def write_report(path: Path, results: Sequence[Result], fleet: FleetSpec, traffi
     plain = [result for result in results if not result.setting.misjudged]
     title = f"{traffic} on {fleet.model}"
     sections = [
-        Section("In short", [paragraph(line) for line in verdicts(results)]),
+        Section("Summary", [paragraph(line) for line in verdicts(results)]),
         Section("Figures", [table(["policy", "load", "pods", *(name for name, _ in _COLUMNS)], _rows(results))]),
         *(_plots(plain, pods, fleet.slo) for pods in sorted({result.setting.pods for result in plain})),
-        Section("Does the order hold?", _stability(results)),
+        Section("Stability of the ranking", _stability(results)),
     ]
     path.write_text(page(title, sections), encoding="utf-8")
 
 
 def verdicts(results: Sequence[Result]) -> list[str]:
-    """Who wins where, and where ours does not."""
+    """The best policy by each measure, and how ours compares."""
     lines = []
     for (load, pods), group in _groups(results).items():
         for name, measure in MEASURES.items():
             means = sorted((mean_of(runs, measure), policy) for policy, runs in _by_policy(group).items())
             (best, winner), ours = means[0], {policy: mean for mean, policy in means}.get(OURS)
             equal = sum(mean == best for mean, _ in means[1:])
-            whose = f"{winner}'s" + (f" and {equal} others'" if equal else "")
-            said = f"Load {load:g}, {pods} pods: the best {name} is {whose}, {_shown(name, best)}"
+            winners = f"{winner} and {equal} others have" if equal else f"{winner} has"
+            verdict = f"Load {load:g}, {pods} pods: {winners} the best {name}, {_shown(name, best)}"
             if ours is not None and ours > best:
-                same = ours <= best * (1 + AS_GOOD)
-                said += f"; {OURS}'s is {_shown(name, ours)}, {'as good' if same else 'behind'}"
-            lines.append(f"{said}.")
-        lines += _lesson(load, pods, group)
+                same = ours <= best * (1 + TOLERANCE)
+                verdict += f"; {OURS} has {_shown(name, ours)}, which is {'as good' if same else 'behind'}"
+            lines.append(f"{verdict}.")
+        lines += _hit_rate_note(load, pods, group)
     return lines
 
 
-def _lesson(load: float, pods: int, group: Sequence[Result]) -> list[str]:
-    """Where the policy that finds most is not the one that answers first."""
+def _hit_rate_note(load: float, pods: int, group: Sequence[Result]) -> list[str]:
+    """A sentence if the policy with the highest hit rate is not the fastest."""
     hits = [
         (mean_of(runs, lambda f: f.cached_share), mean_of(runs, _ttft_mean_ms), policy)
         for policy, runs in _by_policy(group).items()
     ]
-    (hit, slow_ms, most), (fast_ms, fastest) = max(hits), min((ms, policy) for _, ms, policy in hits)
-    if most == fastest or slow_ms <= fast_ms * (1 + AS_GOOD):
+    (hit, slow_ms, highest), (fast_ms, fastest) = max(hits), min((ms, policy) for _, ms, policy in hits)
+    if highest == fastest or slow_ms <= fast_ms * (1 + TOLERANCE):
         return []
     return [
-        f"Load {load:g}, {pods} pods: the highest hit rate is {most}'s, {hit:.1%}, at {slow_ms / fast_ms:.1f} times "
-        f"the mean TTFT of {fastest}."
+        f"Load {load:g}, {pods} pods: {highest} has the highest hit rate, {hit:.1%}, at {slow_ms / fast_ms:.1f} "
+        f"times the mean TTFT of {fastest}."
     ]
 
 
 def _shown(measure: str, value: float) -> str:
-    return f"{value:.1%}" if measure == "misses of the SLO" else f"{value:,.0f} ms"
+    return f"{value:.1%}" if measure == "share of SLO misses" else f"{value:,.0f} ms"
 
 
-def _plain(results: Iterable[Result]) -> list[Result]:
+def _with_exact_priors(results: Iterable[Result]) -> list[Result]:
     return [result for result in results if not result.setting.misjudged]
 
 
 def _groups(results: Sequence[Result]) -> dict[tuple[float, int], list[Result]]:
     groups: dict[tuple[float, int], list[Result]] = {}
-    for result in _plain(results):
+    for result in _with_exact_priors(results):
         groups.setdefault((result.setting.load, result.setting.pods), []).append(result)
     return dict(sorted(groups.items()))
 
@@ -162,7 +159,7 @@ def _by_policy(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 
 def _rows(results: Sequence[Result]) -> list[list[str]]:
-    """Means over seeds, the fastest first in each group."""
+    """Means over seeds; in each group the fastest policy first."""
     rows: list[list[str]] = []
     for (load, pods), group in _groups(results).items():
         ordered = sorted(_by_policy(group).items(), key=lambda one: mean_of(one[1], _ttft_mean_ms))
@@ -173,7 +170,7 @@ def _rows(results: Sequence[Result]) -> list[list[str]]:
 
 
 def _mean_figures(many: Sequence[RunFigures]) -> RunFigures:
-    """Field by field; shares by kind as in the first."""
+    """The mean of each field; shares by kind are those of the first."""
     fields = asdict(many[0])
     means = {
         name: fmean(getattr(one, name) for one in many) for name, value in fields.items() if not isinstance(value, dict)
@@ -199,7 +196,7 @@ def _plots(results: Sequence[Result], pods: int, slo: Slo) -> Section:
 def _chosen(results: Sequence[Result]) -> list[str]:
     means = sorted((mean_of(runs, _ttft_mean_ms), policy) for policy, runs in _by_policy(results).items())
     best = [policy for _, policy in means]
-    return best[:PLOTTED] if OURS not in best[PLOTTED:] else [*best[: PLOTTED - 1], OURS]
+    return best[:MAX_LINES] if OURS not in best[MAX_LINES:] else [*best[: MAX_LINES - 1], OURS]
 
 
 def _goodput(by_policy: dict[str, list[Result]], slo: Slo) -> str:
@@ -208,9 +205,9 @@ def _goodput(by_policy: dict[str, list[Result]], slo: Slo) -> str:
         loads = sorted({run.setting.load for run in runs})
         of = [mean_of((run for run in runs if run.setting.load == load), lambda f: f.goodput_per_s) for load in loads]
         series.append(Series(policy, loads, of))
-    caption = f"Requests a second that met {slo.ttft_ms:g} ms to the first token and {slo.tpot_ms:g} ms a token."
+    caption = f"Requests per second within {slo.ttft_ms:g} ms to the first token and {slo.tpot_ms:g} ms per token."
     axes = PlotAxes(
-        title="Goodput at the SLO", x="times the traffic's own rate", y="good requests / s", caption=caption
+        title="Goodput at the SLO", x="multiple of the traffic's own rate", y="good requests / s", caption=caption
     )
     return lines(axes, series)
 
@@ -238,7 +235,7 @@ def _work(by_policy: dict[str, list[Result]]) -> str:
         for policy, runs in by_policy.items()
     ]
     axes = PlotAxes(
-        title="Computed prompt tokens by pod", x="pod, the busiest first", y="million tokens", caption="Seed 0."
+        title="Computed prompt tokens by pod", x="pod, busiest first", y="million tokens", caption="Seed 0."
     )
     return lines(axes, series)
 
@@ -247,26 +244,28 @@ def _regret(by_policy: dict[str, list[Result]]) -> str:
     samples = {policy: [max(ms, 0.1) for run in runs for ms in run.regret_ms] for policy, runs in by_policy.items()}
     if not any(samples.values()):
         return ""
-    caption = "How much sooner the first token was to be had on another pod, by what really lay and waited there."
+    caption = "How much earlier the best pod would have sent the first token, by its true cache and queue."
     return cdf(PlotAxes(title="Regret", x="ms", y="share of decisions", log_x=True, caption=caption), samples)
 
 
 def _stability(results: Sequence[Result]) -> list[str]:
-    """Places in each group of runs that differ in the policy alone: over seeds, loads and pools, and under errors."""
+    """Ranks of each policy over seeds, loads and pod counts, and with wrong coefficients."""
     blocks = []
     wrong = [result for result in results if result.setting.misjudged]
     for name, measure in MEASURES.items():
-        right, off = ranks(_plain(results), measure), ranks(wrong, measure)
+        right, off = ranks(_with_exact_priors(results), measure), ranks(wrong, measure)
         rows = [
             [policy, f"{fmean(places):.1f}", _spread(places), _spread(off.get(policy, []))]
             for policy, places in sorted(right.items(), key=lambda one: fmean(one[1]))
         ]
         blocks += [
-            paragraph(f"Place by {name}, 1 is the best."),
-            table(["policy", "mean place", "best to worst", "with wrong coefficients"], rows),
+            paragraph(f"Rank by {name}; 1 is best."),
+            table(["policy", "mean rank", "best to worst", "with wrong coefficients"], rows),
         ]
-    told = "Wrong coefficients: the router takes compute for 0.7 or 1.3 times, bandwidth for 0.5 or 2 times what it is."
-    return [*blocks, paragraph(told)]
+    errors = (
+        "Wrong coefficients: the router assumes 0.7 or 1.3 times the true compute, or 0.5 or 2 times the bandwidth."
+    )
+    return [*blocks, paragraph(errors)]
 
 
 def _spread(places: Sequence[int]) -> str:

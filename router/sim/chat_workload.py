@@ -1,9 +1,8 @@
-"""What do people and programs ask, one after another?
+"""Generates a seeded mix of chat sessions for the demo and load tests.
 
-A seeded mix of sessions of named kinds. Each kind is a `SessionShape`: what its sessions share and how they grow. `MIX`
-is the demo's: chats with their tenant's system prompt, questions about shared documents, agents in fast loops, one-off
-prompts. Sessions arrive independently of the fleet; inside a session, the next turn follows the last answer. This
-module only generates requests: it never sends and never waits.
+Each kind of session is a `SessionShape`: what its sessions share and how they grow. `MIX` is the demo's: chats with
+their tenant's system prompt, questions about shared documents, agents in fast loops, one-off prompts. Sessions arrive
+independently of the fleet; inside a session, the next turn follows the last answer.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from router.sim.mock.vocabulary import WORDS
 
 Message: TypeAlias = dict[str, str]
 Span: TypeAlias = tuple[int, int]
-"""Least and most, both possible."""
+"""(minimum, maximum), inclusive."""
 
 WORDS_PER_SENTENCE = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What is said next, `think_s` after the last answer, and how long the answer may be."""
+    """One user message, sent `think_s` after the last answer."""
 
     text: str
     max_tokens: int
@@ -33,7 +32,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class ChatSession:
-    """One conversation that begins at `start_s`. Its client pauses `read_pause_s` after each piece of an answer."""
+    """One conversation. Its client pauses `read_pause_s` after each chunk of an answer."""
 
     id: str
     kind: str
@@ -43,7 +42,7 @@ class ChatSession:
     read_pause_s: float = 0.0
 
     def messages(self, answers: Sequence[str]) -> list[Message]:
-        """The chat that asks for the turn after `answers`, with everything said so far."""
+        """The messages of the turn after `answers`: the whole conversation so far and the next message."""
         chat = [{"role": "system", "content": self.system}] if self.system else []
         for turn, answer in zip(self.turns, answers, strict=False):
             chat += [{"role": "user", "content": turn.text}, {"role": "assistant", "content": answer}]
@@ -52,8 +51,8 @@ class ChatSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """A pool of texts, of which each session puts `picked` different ones first, behind the `preface`. Text number k is
-    drawn with a weight of 1/k^zipf: 0 draws all alike."""
+    """A pool of texts. Each session starts with the `preface` and `picked` different texts; text k has weight
+    1/k^zipf, so 0 draws all equally."""
 
     texts: int
     words: Span
@@ -64,9 +63,9 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionShape:
-    """A kind of session, in words (about as many tokens) and seconds. `share` is its weight among the kinds.
+    """A kind of session, in words (about one token each) and seconds. `share` is its weight among the kinds.
 
-    `unique_first` begins every session with words that no other has, which spoils whatever it shares behind them.
+    `unique_first` starts every session with unique words, so nothing after them can be reused.
     """
 
     share: float
@@ -110,18 +109,18 @@ MIX: Mapping[str, SessionShape] = {
     ),
     "one-off": SessionShape(share=0.18, first_words=(400, 1600), answer_tokens=(24, 56)),
 }
-"""What the demo plays. A chat or an agent is several requests, so that they make most of the traffic."""
+"""The demo's mix. Chats and agents have several requests each, so they make up most of the traffic."""
 
 
 def sessions(seed: int, *, duration_s: float, sessions_per_s: float) -> list[ChatSession]:
-    """The demo's mix: every session that begins within `duration_s`, in order. One seed gives the same sessions."""
+    """The sessions of `MIX` that start within `duration_s`, in order. One seed gives the same sessions."""
     random = Random(seed)
     mix = SessionMix(random, MIX)
     return mix.sessions(poisson(random, duration_s, sessions_per_s))
 
 
 class SessionMix:
-    """Draws sessions. The texts that they share are drawn first, kind by kind."""
+    """Generates sessions. The shared texts are drawn first, kind by kind."""
 
     def __init__(self, random: Random, shapes: Mapping[str, SessionShape]) -> None:
         self._random = random
@@ -129,7 +128,7 @@ class SessionMix:
         self._pools = {kind: _pool(random, shape.shared) for kind, shape in shapes.items() if shape.shared}
 
     def sessions(self, starts_s: Iterable[float]) -> list[ChatSession]:
-        """One for each start, in order."""
+        """One session for each start, in order."""
         return [self._session(f"s{number}", start_s) for number, start_s in enumerate(starts_s)]
 
     def _session(self, name: str, start_s: float) -> ChatSession:
@@ -140,7 +139,7 @@ class SessionMix:
         return ChatSession(name, kind, start_s, system, tuple(self._turns(shape)), shape.read_pause_s)
 
     def _system(self, kind: str, shape: SessionShape) -> str:
-        """What stands before the conversation."""
+        """The system prompt."""
         parts = [f"Request {self._random.getrandbits(64):016x}."] if shape.unique_first else []
         if shape.shared is not None:
             parts += [shape.shared.preface] if shape.shared.preface else []
@@ -156,14 +155,14 @@ class SessionMix:
 
 
 def prose(random: Random, words: int) -> str:
-    """That many words in sentences, with no meaning."""
+    """That many random words, in sentences."""
     chosen = random.choices(WORDS, k=words)
     sentences = (chosen[at : at + WORDS_PER_SENTENCE] for at in range(0, words, WORDS_PER_SENTENCE))
     return " ".join(" ".join(sentence).capitalize() + "." for sentence in sentences)
 
 
 def poisson(random: Random, duration_s: float, per_s: float) -> Iterator[float]:
-    """Arrivals that know nothing of each other, so many a second on average."""
+    """Independent arrivals with a mean rate of `per_s`."""
     at_s = random.expovariate(per_s)
     while at_s < duration_s:
         yield at_s
@@ -176,7 +175,7 @@ def _pool(random: Random, shared: Shared) -> list[str]:
 
 
 def _picked(random: Random, pool: Sequence[str], shared: Shared) -> list[str]:
-    """Different texts in the order drawn, the most popular most often first; in the pool's order where it is all."""
+    """Different texts in the order drawn, or the whole pool in its own order."""
     if shared.picked >= len(pool):
         return list(pool)
     weights = [1 / rank**shared.zipf for rank in range(1, len(pool) + 1)]

@@ -1,4 +1,4 @@
-"""Are the figures that the demo ends with the ones that were measured?"""
+"""Figures of load tests and the demo."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def served(
     )
 
 
-def test_shares_are_by_token_and_work_is_what_had_to_be_computed() -> None:
-    """One pod computed 110 tokens, one 60, one nothing; an infinite cache would have saved 200 of 300."""
+def test_shares_are_by_token_and_work_is_computed_tokens() -> None:
+    """Three pods computed 110, 60 and 0 tokens; an infinite cache would have saved 200 of 300."""
     two = (served("pod-0", 200, 100, 0.1), served("pod-1", 100, 50, 0.3, predicted=64))
     row = figures("cost_aware", DriveResults(two, 1.0), 200, ["pod-0", "pod-1", "pod-2"])
     assert row.cached_share == 0.5
@@ -37,7 +37,7 @@ def test_shares_are_by_token_and_work_is_what_had_to_be_computed() -> None:
     assert (row.ttft_p50_ms, row.ttft_p99_ms) == (100, 300)
 
 
-def test_failed_requests_are_counted_and_leave_every_other_figure_alone() -> None:
+def test_failed_requests_count_in_no_other_figure() -> None:
     """Half an answer must not improve a share."""
     good, bad = served("pod-0", 100, 0, 0.1), served("pod-0", 100, 100, 0.001, error="broken")
     row = figures("cost_aware", DriveResults((good, bad), 1.0), 0, ["pod-0"])
@@ -48,8 +48,8 @@ def answered(due_s: float, ttft_s: float, e2e_s: float, late_s: float = 0.0, err
     return RequestResult("chat", {}, due_s + late_s, late_s, ttft_s=ttft_s, e2e_s=e2e_s, output_tokens=11, error=error)
 
 
-def test_goodput_is_what_met_the_objective_while_requests_were_due() -> None:
-    """Of five due over 2 s one is slow to begin, one slow to go on, one failed: one good answer a second."""
+def test_goodput_counts_requests_that_met_the_objective() -> None:
+    """Of five requests over 2 s, one has a slow TTFT, one a slow TPOT and one failed: one good answer per second."""
     results = DriveResults(
         (
             answered(1.0, 0.1, 0.2),
@@ -68,14 +68,14 @@ def test_goodput_is_what_met_the_objective_while_requests_were_due() -> None:
 
 
 def test_one_token_has_no_time_per_further_token() -> None:
-    """Nothing to divide by; the first token's objective still holds."""
+    """Only the objective of the first token applies."""
     one = RequestResult("chat", {}, 0.0, ttft_s=0.1, e2e_s=0.2, output_tokens=1)
     assert tpot_ms(one) is None
     assert Objective(ttft_ms=200, tpot_ms=1).met_by(one)
 
 
-def test_a_driver_that_is_late_by_much_of_what_it_measures_says_so() -> None:
-    """60 ms of lateness are nothing beside 10 s and everything beside 100 ms; 2 ms never matter."""
+def test_a_client_that_is_too_late_is_detected() -> None:
+    """60 ms matter at a TTFT of 100 ms and not at 10 s; 2 ms never matter."""
     for late_s, ttft_s, expected in ((0.06, 10.0, False), (0.06, 0.1, True), (0.002, 0.001, False)):
         row = figures("cost_aware", DriveResults((answered(0.0, ttft_s, 20.0, late_s),), 1.0), 0, [])
         assert row.late_p99_ms == late_s * 1000
@@ -83,14 +83,14 @@ def test_a_driver_that_is_late_by_much_of_what_it_measures_says_so() -> None:
 
 
 def test_an_unknown_ideal_leaves_its_columns_empty() -> None:
-    """Against a router whose tokenizer we have not, nobody knows what could have been saved."""
+    """Without the tokenizer of a router, the ideal cannot be computed."""
     row = figures("as it is", DriveResults((served("pod-0", 100, 50, 0.1),), 1.0), math.nan, [])
     shown = table([row], "t")
     assert list(shown.columns[2].cells) == [""]
 
 
-def test_nothing_served_is_no_crash() -> None:
-    """Every request failed: shares are zero and times unknown."""
+def test_figures_without_served_requests() -> None:
+    """Shares are zero and times are unknown."""
     row = figures("cost_aware", DriveResults((), 1.0), 0, ["pod-0"])
     assert row.cached_share == 0.0
     assert math.isnan(row.ttft_p50_ms)
@@ -106,6 +106,6 @@ def test_percentiles_are_values_that_occurred() -> None:
 
 
 def test_the_busiest_pod_has_the_highest_bar() -> None:
-    """One character a pod."""
+    """One character for each pod."""
     assert bars([0, 50, 100]) == "▁▅█"
     assert bars([]) == ""

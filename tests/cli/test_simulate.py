@@ -1,4 +1,4 @@
-"""Does `warmroute simulate` run what is typed, show what came out, and say plainly what it cannot do?"""
+"""`warmroute simulate` runs the given settings, shows the results and reports errors."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_one_run_ends_with_one_row(typed: Typed, mix: Path, fleet: Path) -> None:
-    """Of the default policy, on the fleet as it is; garbage is collected again afterwards."""
+def test_a_single_run_prints_one_row(typed: Typed, mix: Path, fleet: Path) -> None:
+    """Of the default policy on the unchanged fleet. Garbage collection is enabled again afterwards."""
     ended = typed("simulate", mix, "--fleet", fleet)
     assert ended.code == 0, ended.err
     assert "load 1; 2 pods" in ended.out and ended.out.count("cost_aware") == 1
-    assert "requests within 1000 ms to the first token and 100 ms a token" in " ".join(ended.out.split())
+    assert "requests within 1000 ms to the first token and 100 ms per token" in " ".join(ended.out.split())
     assert gc.isenabled()
 
 
@@ -40,12 +40,12 @@ def test_every_combination_is_a_row_of_the_csv_and_every_policy_is_in_the_report
     assert len(rows) == len(settings) == 16
     assert all(float(row["ttft_mean_ms"]) > 0 and row["cached_share_chat"] for row in rows)
     assert ended.out.count("cost_aware") == ended.out.count("round_robin") == 4
-    told = page.read_text()
-    assert "mix.yaml on llama-3.1-70b" in told and "cost_aware" in told and "round_robin" in told
+    document = page.read_text()
+    assert "mix.yaml on llama-3.1-70b" in document and "cost_aware" in document and "round_robin" in document
 
 
 def test_the_same_command_gives_the_same_figures(typed: Typed, mix: Path, fleet: Path, tmp_path: Path) -> None:
-    """In one process or in two."""
+    """In one process and in two."""
     tables = []
     for jobs in (1, 2):
         path = tmp_path / f"{jobs}.csv"
@@ -57,7 +57,7 @@ def test_the_same_command_gives_the_same_figures(typed: Typed, mix: Path, fleet:
 def test_compare_runs_all_policies_at_three_loads_with_three_seeds_and_wrong_coefficients(
     typed: Typed, trace: Path, fleet: Path, tmp_path: Path
 ) -> None:
-    """The whole grid: 9 runs of each policy as it is, 4 with what it misjudges."""
+    """13 runs of each policy, of which 4 have wrong coefficients."""
     path = tmp_path / "runs.csv"
     ended = typed("simulate", trace, "--fleet", fleet, "--compare", "--requests", 3, "--csv", path)
     assert ended.code == 0, ended.err
@@ -68,8 +68,8 @@ def test_compare_runs_all_policies_at_three_loads_with_three_seeds_and_wrong_coe
     assert {row["requests"] for row in rows} == {"3"}
 
 
-def test_an_azure_trace_runs_too(typed: Typed, fleet: Path, tmp_path: Path) -> None:
-    """Or its first lines."""
+def test_an_azure_trace_is_simulated(typed: Typed, fleet: Path, tmp_path: Path) -> None:
+    """Only its first lines."""
     path, table = tmp_path / "azure.csv", tmp_path / "runs.csv"
     path.write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -79,7 +79,7 @@ def test_an_azure_trace_runs_too(typed: Typed, fleet: Path, tmp_path: Path) -> N
     assert [row["requests"] for row in rows_of(table)] == ["2"]
 
 
-def test_a_policy_that_is_not_there_is_named_with_those_that_are(typed: Typed, mix: Path, fleet: Path) -> None:
+def test_an_unknown_policy_is_reported_with_the_known_ones(typed: Typed, mix: Path, fleet: Path) -> None:
     """Exit code 2, before anything runs."""
     ended = typed("simulate", mix, "--fleet", fleet, "--policies", "cost_aware,cheapest")
     assert ended.code == 2
@@ -89,60 +89,60 @@ def test_a_policy_that_is_not_there_is_named_with_those_that_are(typed: Typed, m
 
 @pytest.mark.parametrize("policies", ["cost_aware", "cost_aware,round_robin"], ids=["one run", "several"])
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "message"),
     [
-        ("bad.jsonl", "{}\n", "bad.jsonl:1: no line of a Mooncake trace"),
-        ("bad.csv", "when,what\n", "bad.csv:1: no line of an Azure trace"),
+        ("bad.jsonl", "{}\n", "bad.jsonl:1: invalid line of a Mooncake trace"),
+        ("bad.csv", "when,what\n", "bad.csv:1: invalid line of an Azure trace"),
         ("bad.yaml", "sessions_per_s: 1\nduration: 1\n", "bad.yaml:2: duration: unknown key"),
         ("bad.txt", "", "bad.txt: unknown kind of traffic"),
     ],
 )
-def test_traffic_that_cannot_be_read_is_a_message(
-    typed: Typed, fleet: Path, tmp_path: Path, name: str, text: str, told: str, policies: str
+def test_invalid_traffic_is_reported(
+    typed: Typed, fleet: Path, tmp_path: Path, name: str, text: str, message: str, policies: str
 ) -> None:
-    """With file and line, from whichever process reads it; exit code 2 and no traceback."""
+    """With file and line, also from a child process; exit code 2 and no traceback."""
     path = tmp_path / name
     path.write_text(text)
     ended = typed("simulate", path, "--fleet", fleet, "--policies", policies)
     assert ended.code == 2
-    assert told in ended.err and "Traceback" not in ended.err
+    assert message in ended.err and "Traceback" not in ended.err
 
 
-def test_traffic_that_is_not_there_is_a_message(typed: Typed, fleet: Path, tmp_path: Path) -> None:
+def test_a_missing_traffic_file_is_reported(typed: Typed, fleet: Path, tmp_path: Path) -> None:
     """Exit code 2."""
     ended = typed("simulate", tmp_path / "nowhere.jsonl", "--fleet", fleet)
     assert ended.code == 2 and "does not exist" in ended.err
 
 
 @pytest.mark.parametrize(
-    ("good", "bad", "told"),
+    ("good", "bad", "message"),
     [
         ("llama-3.1-70b", "gpt-9", "no prior named 'gpt-9'; known: "),
         ("h100x4", "abacus", "no prior of 'llama-3.1-70b' on 'abacus'; known: "),
     ],
 )
-def test_a_fleet_of_which_nothing_is_known_is_a_message(
-    typed: Typed, mix: Path, fleet: Path, good: str, bad: str, told: str
+def test_a_fleet_of_an_unknown_model_or_hardware_is_reported(
+    typed: Typed, mix: Path, fleet: Path, good: str, bad: str, message: str
 ) -> None:
-    """With what is known."""
+    """With the known ones."""
     fleet.write_text(fleet.read_text().replace(good, bad))
     ended = typed("simulate", mix, "--fleet", fleet)
-    assert ended.code == 2 and told in ended.err
+    assert ended.code == 2 and message in ended.err
 
 
 @pytest.mark.parametrize(
     ("option", "value"), [("--loads", "0"), ("--loads", "fast"), ("--pods", "-1"), ("--pods", "2.5")]
 )
-def test_a_number_that_is_none_is_a_message(typed: Typed, mix: Path, fleet: Path, option: str, value: str) -> None:
-    """Neither a traceback nor a run without end."""
+def test_an_invalid_number_is_reported(typed: Typed, mix: Path, fleet: Path, option: str, value: str) -> None:
+    """Without a traceback."""
     ended = typed("simulate", mix, "--fleet", fleet, option, value)
     assert ended.code == 2 and option in ended.err
 
 
-def test_a_report_without_the_means_to_draw_is_a_message(
+def test_a_report_without_matplotlib_is_reported(
     typed: Typed, mix: Path, fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is missing and how to get it; the table and the CSV are there nevertheless."""
+    """With the package to install; the table and the CSV are written."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     table = tmp_path / "runs.csv"
     ended = typed("simulate", mix, "--fleet", fleet, "--csv", table, "--report", tmp_path / "page.html")

@@ -1,4 +1,4 @@
-"""Do the table, the CSV and the page say what the runs said, where ours is not the best included?"""
+"""The table, the CSV and the page show the results of runs, including those where our policy is not the best."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EASY = Setting("", 1.0, 2)
 
 
 def ran(policy: str, *ttft_ms: float, cached_tokens: int = 50, regret_ms: float = 5.0, at: Setting = EASY) -> Result:
-    """A run with these times to first token, half of all tokens cached where nothing else is said."""
+    """A run with these times to first token."""
     outcomes = [
         RequestOutcome("chat", 0.0, 100, 1, cached_tokens=cached_tokens, ttft_ms=ms, e2e_ms=ms, regret_ms=regret_ms)
         for ms in ttft_ms
@@ -32,7 +32,7 @@ def ran(policy: str, *ttft_ms: float, cached_tokens: int = 50, regret_ms: float 
 
 
 def refused(policy: str) -> Result:
-    """A run of which nothing is left."""
+    """A run with one refused request."""
     run = Run([RequestOutcome("chat", 0.0, 100, 1, refused="too long to wait")], {"a": PodUse(0, 0, 0.0, 0)}, 0.0, 0)
     return summarize(replace(EASY, policy=policy), run, SLO)
 
@@ -51,14 +51,14 @@ def page(folder: Path, results: Sequence[Result]) -> str:
 
 
 def test_the_table_has_a_row_for_each_policy_the_fastest_first() -> None:
-    """Load and pods, which are the same, stand in the title."""
+    """A constant load and pod count are in the title only."""
     found = shown([ran("slow", 200.0), ran("cost_aware", 20.0)])
     assert [row[0] for row in found] == ["cost_aware", "slow"]
     assert found[0][1:] == ["50.0%", "50%", "20", "ms", "20", "ms", "20", "ms", "100.0%", "1.50", "5", "ms"]
 
 
 def test_the_table_shows_means_over_seeds_of_each_load() -> None:
-    """Two groups, in the order of their load; runs with wrong coefficients are in none."""
+    """Groups are ordered by load; runs with wrong coefficients are left out."""
     results = [
         ran("cost_aware", 20.0),
         ran("cost_aware", 40.0, at=replace(EASY, seed=1)),
@@ -70,13 +70,13 @@ def test_the_table_shows_means_over_seeds_of_each_load() -> None:
 
 
 def test_long_times_are_shown_in_seconds() -> None:
-    """From ten on."""
+    """From ten seconds."""
     (row,) = shown([ran("cost_aware", 12_000.0)])
     assert row[3:5] == ["12", "s"]
 
 
 def test_the_csv_has_a_row_for_each_run_with_setting_and_figures(tmp_path: Path) -> None:
-    """Those with wrong coefficients included; kinds are columns of their own."""
+    """Including runs with wrong coefficients; each kind has its own column."""
     path = tmp_path / "runs.csv"
     write_csv(path, [ran("cost_aware", 20.0), ran("slow", 200.0, at=replace(EASY, compute=0.7))])
     with path.open(newline="", encoding="utf-8") as file:
@@ -88,59 +88,65 @@ def test_the_csv_has_a_row_for_each_run_with_setting_and_figures(tmp_path: Path)
     assert {row["cached_share"] for row in rows} == {row["cached_share_chat"] for row in rows} == {"0.5"}
 
 
-def test_verdicts_say_where_ours_is_not_the_best() -> None:
-    """By name and by how much; here it wins the mean, but has the slower slowest request and a miss of the SLO."""
-    said = verdicts([ran("cost_aware", 10.0, 110.0), ran("other", 90.0, 90.0)])
-    assert said[0] == "Load 1, 2 pods: the best TTFT mean is cost_aware's, 60 ms."
-    assert said[1] == "Load 1, 2 pods: the best TTFT p99 is other's, 90 ms; cost_aware's is 110 ms, behind."
-    assert said[2] == "Load 1, 2 pods: the best misses of the SLO is other's, 0.0%; cost_aware's is 50.0%, behind."
+def test_verdicts_show_where_our_policy_is_not_the_best() -> None:
+    """With the name of the best policy and both figures."""
+    sentences = verdicts([ran("cost_aware", 10.0, 110.0), ran("other", 90.0, 90.0)])
+    assert sentences[0] == "Load 1, 2 pods: cost_aware has the best TTFT mean, 60 ms."
+    assert sentences[1] == "Load 1, 2 pods: other has the best TTFT p99, 90 ms; cost_aware has 110 ms, which is behind."
+    assert (
+        sentences[2]
+        == "Load 1, 2 pods: other has the best share of SLO misses, 0.0%; cost_aware has 50.0%, which is behind."
+    )
 
 
-def test_verdicts_call_a_tie_a_tie() -> None:
-    """And what is within two per cent as good."""
-    said = verdicts([ran("cost_aware", 51.0), ran("another", 50.5), ran("other", 51.0)])
-    assert said[0] == "Load 1, 2 pods: the best TTFT mean is another's, 50 ms; cost_aware's is 51 ms, as good."
-    assert said[2] == "Load 1, 2 pods: the best misses of the SLO is another's and 2 others', 0.0%."
+def test_verdicts_report_ties() -> None:
+    """A difference within the tolerance is as good."""
+    sentences = verdicts([ran("cost_aware", 51.0), ran("another", 50.5), ran("other", 51.0)])
+    assert (
+        sentences[0] == "Load 1, 2 pods: another has the best TTFT mean, 50 ms; cost_aware has 51 ms, which is as good."
+    )
+    assert sentences[2] == "Load 1, 2 pods: another and 2 others have the best share of SLO misses, 0.0%."
 
 
-def test_verdicts_speak_of_every_load() -> None:
-    """Ours may win at one and lose at the other."""
+def test_verdicts_cover_every_load() -> None:
+    """Our policy may be best at one load and not at another."""
     hard = replace(EASY, load=2.0)
     results = [ran("cost_aware", 10.0), ran("other", 20.0)]
     results += [ran("cost_aware", 900.0, at=hard), ran("other", 300.0, at=hard)]
-    means = [line for line in verdicts(results) if "TTFT mean is" in line]
+    means = [line for line in verdicts(results) if "best TTFT mean" in line]
     assert len(means) == 2
-    assert "cost_aware's, 10 ms." in means[0] and "other's, 300 ms; cost_aware's is 900 ms, behind." in means[1]
+    assert "cost_aware has the best TTFT mean, 10 ms." in means[0]
+    assert "other has the best TTFT mean, 300 ms; cost_aware has 900 ms, which is behind." in means[1]
 
 
 def test_verdicts_compare_the_highest_hit_rate_with_the_fastest() -> None:
-    """They need not be the same policy; where they are there is nothing to say."""
+    """No sentence if they are the same policy."""
     greedy, fast = ran("sticky", 100.0, cached_tokens=90), ran("cost_aware", 40.0, cached_tokens=60)
-    said = "Load 1, 2 pods: the highest hit rate is sticky's, 90.0%, at 2.5 times the mean TTFT of cost_aware."
-    assert verdicts([greedy, fast])[-1] == said
+    sentences = "Load 1, 2 pods: sticky has the highest hit rate, 90.0%, at 2.5 times the mean TTFT of cost_aware."
+    assert verdicts([greedy, fast])[-1] == sentences
     assert not any("highest hit rate" in line for line in verdicts([fast]))
 
 
-def test_verdicts_do_without_ours() -> None:
-    """Where it was not run."""
-    assert verdicts([ran("one", 10.0), ran("two", 20.0)])[0].endswith("the best TTFT mean is one's, 10 ms.")
+def test_verdicts_work_without_our_policy() -> None:
+    """If it was not run."""
+    assert verdicts([ran("one", 10.0), ran("two", 20.0)])[0].endswith("one has the best TTFT mean, 10 ms.")
 
 
 def test_the_page_names_every_policy_and_repeats_the_verdicts(tmp_path: Path) -> None:
-    """All ten of them, though only eight are drawn; ours is, however slow."""
+    """All ten policies are listed and eight are drawn, including ours even if it is the slowest."""
     names = [f"policy_{number}" for number in range(9)]
     results = [ran(name, 10.0 + at) for at, name in enumerate(names)] + [ran("cost_aware", 900.0)]
-    told = page(tmp_path, results)
-    assert "some traffic on m" in told
-    assert all(name in told for name in (*names, "cost_aware"))
-    assert "cost_aware&#x27;s is 900 ms, behind." in told
-    figures = told[told.index("<figure") :]
+    document = page(tmp_path, results)
+    assert "some traffic on m" in document
+    assert all(name in document for name in (*names, "cost_aware"))
+    assert "cost_aware has 900 ms, which is behind." in document
+    figures = document[document.index("<figure") :]
     drawn = figures[: figures.index("</figure>")]
     assert "cost_aware" in drawn and "policy_6" in drawn and "policy_7" not in drawn
 
 
-def test_the_page_shows_how_places_hold_under_wrong_coefficients(tmp_path: Path) -> None:
-    """Ours is first as it is, and second when it misjudges."""
+def test_the_page_shows_ranks_with_wrong_coefficients(tmp_path: Path) -> None:
+    """Here our policy is first with the true ones and second with wrong ones."""
     off = replace(EASY, compute=0.7)
     results = [ran("cost_aware", 10.0), ran("other", 20.0), ran("cost_aware", 30.0, at=off), ran("other", 20.0, at=off)]
     row = "<td>cost_aware</td><td>1.0</td><td>1 to 1</td><td>2 to 2</td>"
@@ -148,17 +154,15 @@ def test_the_page_shows_how_places_hold_under_wrong_coefficients(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("loads", "drawn"), [((1.0,), False), ((1.0, 2.0), True)], ids=["one load", "two loads"])
-def test_goodput_is_drawn_over_loads_where_there_are_several(
-    tmp_path: Path, loads: Sequence[float], drawn: bool
-) -> None:
-    """A single run has a page, too."""
-    told = page(tmp_path, [ran("cost_aware", 10.0, at=replace(EASY, load=load)) for load in loads])
-    assert ("Goodput at the SLO" in told) is drawn
-    assert "Time to first token at load" in told
+def test_goodput_is_drawn_over_several_loads(tmp_path: Path, loads: Sequence[float], drawn: bool) -> None:
+    """The page of a single run has the other plots."""
+    document = page(tmp_path, [ran("cost_aware", 10.0, at=replace(EASY, load=load)) for load in loads])
+    assert ("Goodput at the SLO" in document) is drawn
+    assert "Time to first token at load" in document
 
 
-def test_regret_is_drawn_only_where_somebody_looked_back(tmp_path: Path) -> None:
-    """Runs without it have a page all the same, and an empty cell."""
+def test_regret_is_drawn_only_if_it_was_computed(tmp_path: Path) -> None:
+    """Otherwise its cell is empty."""
     without = [ran("cost_aware", 10.0, regret_ms=float("nan"))]
     assert "share of decisions" in page(tmp_path, [ran("cost_aware", 10.0)])
     assert "share of decisions" not in page(tmp_path, without)
@@ -166,11 +170,11 @@ def test_regret_is_drawn_only_where_somebody_looked_back(tmp_path: Path) -> None
 
 
 def test_runs_that_refused_everything_are_shown_as_such(tmp_path: Path) -> None:
-    """Without times, and with no good request; a policy that served is the best."""
+    """Without times; a policy that served requests is better."""
     results = [refused("cost_aware"), ran("other", 10.0)]
     assert [row[0] for row in shown(results)] == ["other", "cost_aware"]
-    said = verdicts(results)
-    assert "the best TTFT mean is other's, 10 ms" in said[0]
-    assert said[2].endswith("cost_aware's is 100.0%, behind.")
+    sentences = verdicts(results)
+    assert "other has the best TTFT mean, 10 ms" in sentences[0]
+    assert sentences[2].endswith("cost_aware has 100.0%, which is behind.")
     assert "100.0%" in page(tmp_path, results)
     assert "some traffic" in page(tmp_path, [refused("cost_aware")])

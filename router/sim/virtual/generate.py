@@ -1,8 +1,7 @@
-"""What would be asked, if traffic had this shape?
+"""Generates seeded traffic with patterns that the public traces lack.
 
-Seeded generators of what the public traces lack: system prompts that many share, documents that many ask about, agents
-that grow their context in fast loops, few-shot examples, one-offs, and bursts of all of them. Sessions are made as they
-are needed. This file never simulates.
+System prompts and documents that many requests share, agents whose context grows in fast loops, few-shot examples,
+one-off prompts, and bursts. Sessions are generated when they are needed.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from router.types import BlockHash
 
 def _ordered(span: tuple[int, int]) -> tuple[int, int]:
     if span[0] > span[1]:
-        raise ValueError("the least comes first, then the most")
+        raise ValueError("expected [min, max] with min <= max")
     return span
 
 
@@ -39,8 +38,8 @@ Seconds: TypeAlias = tuple[NonNegativeFloat, NonNegativeFloat]
 
 
 class Kind(StrictSpec):
-    """One kind of session. `share` is its weight among the sessions; `prefixes` of `prefix_tokens` each are drawn by
-    Zipf's law with exponent `zipf`, and 0 of them means that nothing is shared between sessions."""
+    """One kind of session. `share` is its weight. Each session starts with one of `prefixes` shared prefixes of
+    `prefix_tokens`, drawn by Zipf's law with exponent `zipf`; with 0 prefixes, sessions share nothing."""
 
     share: PositiveFloat = 1.0
     prefixes: NonNegativeInt = 0
@@ -54,7 +53,7 @@ class Kind(StrictSpec):
 
 
 class Bursts(StrictSpec):
-    """For `length_s` of every `every_s`, sessions come `factor` times as often."""
+    """For `length_s` of every `every_s`, sessions arrive `factor` times as often."""
 
     every_s: PositiveFloat
     length_s: PositiveFloat
@@ -62,7 +61,7 @@ class Bursts(StrictSpec):
 
 
 class TrafficMix(StrictSpec):
-    """A file of traffic: kinds of sessions, how often they come, and for how long."""
+    """A traffic file: kinds of sessions, their rate and the duration."""
 
     about: str = ""
     sessions_per_s: PositiveFloat
@@ -72,15 +71,17 @@ class TrafficMix(StrictSpec):
     block_size_tokens: PositiveInt = 128
 
     def traffic(self, *, speedup: float = 1.0, seed: int = 0, name: str = "mix") -> Traffic:
-        """`speedup` packs the arrivals of the same sessions closer; what happens inside a session keeps its pace."""
+        """`speedup` divides the time between the same sessions; the times inside a session stay."""
         return Traffic(self.block_size_tokens, _sessions(self, speedup, seed), name=name)
 
 
 def _sessions(mix: TrafficMix, speedup: float, seed: int) -> Iterator[Session]:
     random = Random(seed)
-    makers = {name: _Maker(kind, mix.block_size_tokens, Random(f"{seed} {name}")) for name, kind in mix.kinds.items()}
+    makers = {
+        name: _SessionMaker(kind, mix.block_size_tokens, Random(f"{seed} {name}")) for name, kind in mix.kinds.items()
+    }
     names, weights = list(makers), [kind.share for kind in mix.kinds.values()]
-    ids = _Ids(seed)
+    ids = _BlockIds(seed)
     for maker in makers.values():
         maker.make_prefixes(ids)
     for start_s in _arrivals(mix, random):
@@ -89,7 +90,7 @@ def _sessions(mix: TrafficMix, speedup: float, seed: int) -> Iterator[Session]:
 
 
 def _arrivals(mix: TrafficMix, random: Random) -> Iterator[float]:
-    """A Poisson process whose rate the bursts lift: candidates at the highest rate, thinned."""
+    """A Poisson process with bursts: arrivals at the highest rate, thinned to the current rate."""
     bursts = mix.bursts
     highest = mix.sessions_per_s * max(1.0, bursts.factor if bursts else 1.0)
     at_s = random.expovariate(highest)
@@ -102,22 +103,22 @@ def _arrivals(mix: TrafficMix, random: Random) -> Iterator[float]:
         at_s += random.expovariate(highest)
 
 
-class _Ids:
-    """Block ids that nobody else has: ranges of a counter, far apart between seeds."""
+class _BlockIds:
+    """Unique block ids: ranges of a counter, far apart between seeds."""
 
     def __init__(self, seed: int) -> None:
         self._next = count(((seed & 0xFFFF) + 1) << 44, 1 << 14)
 
     def take(self, blocks: int) -> int:
-        """The first of at least so many."""
+        """The first of at least `blocks` consecutive ids."""
         first = next(self._next)
         for _ in range(blocks >> 14):
             next(self._next)
         return first
 
 
-class _Maker:
-    """Makes the sessions of one kind."""
+class _SessionMaker:
+    """Generates the sessions of one kind."""
 
     def __init__(self, kind: Kind, block_size_tokens: int, random: Random) -> None:
         self._kind = kind
@@ -126,24 +127,24 @@ class _Maker:
         self._prefixes: list[tuple[int, range]] = []
         self._weights = list(accumulate(1 / rank**kind.zipf for rank in range(1, kind.prefixes + 1)))
 
-    def make_prefixes(self, ids: _Ids) -> None:
+    def make_prefixes(self, ids: _BlockIds) -> None:
         for _ in range(self._kind.prefixes):
             tokens = self._random.randint(*self._kind.prefix_tokens)
             first = ids.take(tokens // self._block)
             self._prefixes.append((tokens, range(first, first + tokens // self._block)))
 
-    def session(self, start_s: float, name: str, ids: _Ids) -> Session:
+    def session(self, start_s: float, name: str, ids: _BlockIds) -> Session:
         tokens, shared = self._prefix()
-        return Session(start_s, tuple(self._asks(tokens, shared, ids)), name)
+        return Session(start_s, tuple(self._requests(tokens, shared, ids)), name)
 
     def _prefix(self) -> tuple[int, Sequence[BlockHash]]:
         if not self._prefixes:
             return 0, ()
         return self._prefixes[bisect(self._weights, self._random.random() * self._weights[-1])]
 
-    def _asks(self, tokens: int, shared: Sequence[BlockHash], ids: _Ids) -> Iterator[TrafficRequest]:
-        """Each prompt is all that was said before, and something new. Blocks behind the shared ones are this session's
-        own, by their place."""
+    def _requests(self, tokens: int, shared: Sequence[BlockHash], ids: _BlockIds) -> Iterator[TrafficRequest]:
+        """Each prompt is the whole conversation so far and new tokens. Blocks after the shared prefix belong to this
+        session; their position gives their id."""
         kind, random, own = self._kind, self._random, 0
         for turn in range(random.randint(*kind.turns)):
             tokens += max(random.randint(*(kind.next_tokens if turn else kind.first_tokens)), 1)

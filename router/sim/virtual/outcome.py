@@ -1,7 +1,4 @@
-"""What became of each request, and what does that say about a policy?
-
-Values, and figures over them. This file never runs anything and never draws anything.
-"""
+"""The outcome of each simulated request, and the figures of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(slots=True)
 class RequestOutcome:
-    """One request. Times are in ms from its arrival; NaN where it was refused or never ended."""
+    """One request. Times are in ms since its arrival; NaN if it was refused or never ended."""
 
     kind: str
     arrived_ms: float
@@ -34,18 +31,18 @@ class RequestOutcome:
     e2e_ms: float = math.nan
     worst_gap_ms: float = 0.0
     regret_ms: float = math.nan
-    """How much later the first token was expected than on the best pod, by the truth at the moment of the decision."""
+    """Expected time to first token beyond that of the best pod, by the true state at the time of the decision."""
     refused: str = ""
 
     @property
     def tpot_ms(self) -> float:
-        """Mean time between tokens after the first; 0 where there is only one."""
+        """Mean time per token after the first; 0 for one token."""
         return (self.e2e_ms - self.ttft_ms) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a request must meet to be good: limits in ms on the first token and on the mean gap after it."""
+    """Limits that a good request meets: time to first token, and mean time per token after it."""
 
     ttft_ms: float = math.inf
     tpot_ms: float = math.inf
@@ -54,7 +51,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class PodUse:
-    """What one pod did in the whole run."""
+    """The work of one pod in a run."""
 
     requests: int
     computed_tokens: int
@@ -64,18 +61,18 @@ class PodUse:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Everything that one run of the world left behind."""
+    """All outcomes of one run."""
 
     outcomes: Sequence[RequestOutcome]
     pods: Mapping[str, PodUse]
     duration_ms: float
     ideal_cached_tokens: int
-    """What one cache that never evicts would have saved of these prompts."""
+    """Prompt tokens that one cache without eviction would have saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """One run in numbers. Shares are 0..1, times in ms; a refused request is a miss of the SLO and of nothing else."""
+    """The figures of one run. Shares are 0..1. A refused request misses the SLO and counts in no other figure."""
 
     requests: int
     refused: int
@@ -101,17 +98,17 @@ class RunFigures:
 
     @property
     def cached_share(self) -> float:
-        """Prompt tokens that needed no compute."""
+        """Share of the prompt tokens that needed no compute."""
         return self.cached_tokens / max(self.prompt_tokens, 1)
 
     @property
     def of_ideal(self) -> float:
-        """The same against a cache that never evicts."""
+        """Cached tokens relative to a cache that never evicts."""
         return self.cached_tokens / self.ideal_cached_tokens if self.ideal_cached_tokens else 1.0
 
 
 def figures(run: Run, slo: Slo) -> RunFigures:
-    """The numbers of one run."""
+    """The figures of one run."""
     good = [one for one in run.outcomes if not one.refused]
     ttft_ms, tpot_ms = _array(one.ttft_ms for one in good), _array(one.tpot_ms for one in good)
     met = int(np.sum((ttft_ms <= slo.ttft_ms) & (tpot_ms <= slo.tpot_ms)))
@@ -157,5 +154,5 @@ def _array(values: object) -> Floats:
 
 
 def _percentile(values: Floats, percent: float) -> float:
-    """Nearest rank; NaN of nothing."""
+    """Nearest rank; NaN without values."""
     return float(np.percentile(values, percent, method="inverted_cdf")) if len(values) else math.nan

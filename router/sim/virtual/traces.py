@@ -1,7 +1,7 @@
-"""How does recorded traffic become something to simulate?
+"""Reads recorded traffic: Mooncake traces, our own receipts and Azure traces.
 
-Mooncake-format JSONL, where block ids say what prompts share, and Azure's CSV, which only knows lengths. A trace tells
-nothing about what its answers filled, so that only prompts are shared. This file never simulates.
+In Mooncake's JSONL, block ids show what prompts share; Azure's CSV contains lengths only. A trace does not contain the
+blocks of answers, so only prompts are shared.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 class TraceRequest(msgspec.Struct, frozen=True):
-    """One line of a Mooncake trace. `timestamp` is in ms; a hash id stands for its block and everything before it, and
-    the last block may be shorter."""
+    """One line of a Mooncake trace. `timestamp` is in ms. A hash id identifies its block and everything before it; the
+    last block may be shorter."""
 
     timestamp: float
     input_length: int
@@ -35,7 +35,7 @@ class TraceRequest(msgspec.Struct, frozen=True):
 
 
 def read_mooncake(path: Path) -> list[TraceRequest]:
-    """Every line. Raises `ConfigError` with the line that is none."""
+    """All lines. Raises `ConfigError` with the number of an invalid line."""
     found: list[TraceRequest] = []
     decode = msgspec.json.Decoder(TraceRequest).decode
     try:
@@ -44,19 +44,19 @@ def read_mooncake(path: Path) -> list[TraceRequest]:
                 one = decode(line)
                 if one.input_length < 1 or len(one.hash_ids) != -(-one.input_length // MOONCAKE_BLOCK_TOKENS):
                     raise ValueError(
-                        f"{len(one.hash_ids)} blocks of {MOONCAKE_BLOCK_TOKENS} tokens are not "
-                        f"{one.input_length} tokens"
+                        f"{len(one.hash_ids)} blocks of {MOONCAKE_BLOCK_TOKENS} tokens do not match "
+                        f"input_length {one.input_length}"
                     )
                 found.append(one)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}:{len(found) + 1}: no line of a Mooncake trace: {error}") from error
+        raise ConfigError(f"{path}:{len(found) + 1}: invalid line of a Mooncake trace: {error}") from error
     return found
 
 
 def mooncake_traffic(
     trace: Sequence[TraceRequest], *, speedup: float = 1.0, jitter_s: float = 0.0, seed: int = 0, name: str = "trace"
 ) -> Traffic:
-    """Open-loop traffic. The public conversation trace has its arrivals rounded to 3 s: jitter spreads them again."""
+    """Open-loop traffic. Arrivals in the public conversation trace are rounded to 3 s; `jitter_s` spreads them."""
     random = Random(seed)
     first_ms = min(one.timestamp for one in trace) if trace else 0.0
     starts = ((one.timestamp - first_ms) / 1000 + random.uniform(0, jitter_s) for one in trace)
@@ -73,7 +73,7 @@ def _ask(prompt_tokens: int, output_tokens: int, blocks: array[int]) -> TrafficR
 
 
 class ReceiptLine(msgspec.Struct, frozen=True):
-    """What of our own receipts is played again (`observe/receipts.py` writes them)."""
+    """The fields of a receipt that a simulation needs (`observe/receipts.py` writes receipts)."""
 
     at_s: float
     prompt_tokens: int = 0
@@ -84,7 +84,7 @@ class ReceiptLine(msgspec.Struct, frozen=True):
 
 
 def read_receipts(path: Path) -> list[ReceiptLine]:
-    """Those with a prompt and an answer. Raises `ConfigError` with the line that is none."""
+    """Receipts with a prompt and an answer. Raises `ConfigError` with the number of an invalid line."""
     found: list[ReceiptLine] = []
     number = 0
     decode = msgspec.json.Decoder(ReceiptLine).decode
@@ -101,10 +101,12 @@ def read_receipts(path: Path) -> list[ReceiptLine]:
 
 
 def receipts_traffic(receipts: Sequence[ReceiptLine], *, speedup: float = 1.0, name: str = "receipts") -> Traffic:
-    """Open-loop traffic, each request when it came. Raises `ConfigError` where there is none, or block sizes differ."""
+    """Open-loop traffic at the recorded times. Raises `ConfigError` without receipts, or if block sizes differ."""
     sizes = {one.block_size_tokens for one in receipts}
     if len(sizes) != 1:
-        raise ConfigError(f"receipts: {len(receipts)} usable, with block sizes {sorted(sizes)}: one size is needed")
+        raise ConfigError(
+            f"receipts: all must have one block size; {len(receipts)} usable receipts have sizes {sorted(sizes)}"
+        )
     first_s = min(one.at_s for one in receipts)
     sessions = [
         Session(
@@ -124,8 +126,7 @@ def azure_traffic(
     block_size_tokens: int = MOONCAKE_BLOCK_TOKENS,
     requests: int | None = None,
 ) -> Traffic:
-    """Open-loop traffic of an Azure LLM trace, or of its first lines: no prompt shares anything, since the trace says
-    nothing of it."""
+    """Open-loop traffic of an Azure LLM trace, or of its first `requests` lines. Its prompts share nothing."""
     sessions: list[Session] = []
     ids = count(1)
     for at_s, prompt_tokens, output_tokens in islice(_azure_rows(path), requests):
@@ -142,11 +143,11 @@ def _azure_rows(path: Path) -> Iterator[tuple[float, int, int]]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.DictReader(file)
             if missing := set(AZURE_COLUMNS) - set(rows.fieldnames or ()):
-                raise ValueError(f"columns {', '.join(sorted(missing))} are missing")
-            for number, row in enumerate(rows, start=2):  # noqa: B007, it is named where a line fails
-                # some have seven digits after the point, some a time zone that may be cut off there
+                raise ValueError(f"missing columns: {', '.join(sorted(missing))}")
+            for number, row in enumerate(rows, start=2):  # noqa: B007, the error message needs it
+                # some have seven decimals, some a time zone, which may be cut off
                 at = datetime.fromisoformat(row[AZURE_COLUMNS[0]][:26]).replace(tzinfo=None)
                 first = first or at
                 yield (at - first).total_seconds(), max(int(row[AZURE_COLUMNS[1]]), 1), int(row[AZURE_COLUMNS[2]])
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path}:{number}: no line of an Azure trace: {error}") from error
+        raise ConfigError(f"{path}:{number}: invalid line of an Azure trace: {error}") from error

@@ -79,7 +79,7 @@ class Progress:
     started: list[Job] = field(default_factory=list)
     finished: list[Job] = field(default_factory=list)
     loading: list[tuple[Job, int]] = field(default_factory=list)
-    """Jobs that load so many tokens from the CPU tier. The caller passes them to `finish_load` after the transfer."""
+    """Jobs, and the tokens that they load from the CPU tier. The caller calls `finish_load` after the transfer."""
     block_changes: list[tuple[Tier, bool, list[BlockHash]]] = field(default_factory=list)
     """Blocks that a tier holds from now on (True) or no more (False), in order."""
 

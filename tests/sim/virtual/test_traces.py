@@ -65,7 +65,7 @@ def test_a_line_becomes_one_ask_with_its_blocks(tmp_path: Path) -> None:
 def test_a_line_that_is_none_is_named(tmp_path: Path, line: str) -> None:
     """By file and number."""
     path = jsonl(tmp_path, json.dumps(GOOD), line)
-    with pytest.raises(ConfigError, match=r"trace\.jsonl:2: no line of a Mooncake trace"):
+    with pytest.raises(ConfigError, match=r"trace\.jsonl:2: invalid line of a Mooncake trace"):
         read_mooncake(path)
 
 
@@ -155,7 +155,7 @@ def test_a_row_that_is_none_is_named(tmp_path: Path, row: str) -> None:
     """By file and line."""
     path = tmp_path / "azure.csv"
     path.write_text(AZURE + row + "\n")
-    with pytest.raises(ConfigError, match=r"azure\.csv:5: no line of an Azure trace"):
+    with pytest.raises(ConfigError, match=r"azure\.csv:5: invalid line of an Azure trace"):
         azure_traffic(path)
 
 
@@ -163,7 +163,7 @@ def test_columns_that_are_missing_are_named(tmp_path: Path) -> None:
     """All of them."""
     path = tmp_path / "azure.csv"
     path.write_text("TIMESTAMP,Tokens\n")
-    with pytest.raises(ConfigError, match=r"azure\.csv:1: .*ContextTokens, GeneratedTokens are missing"):
+    with pytest.raises(ConfigError, match=r"azure\.csv:1: .*missing columns: ContextTokens, GeneratedTokens"):
         azure_traffic(path)
 
 
@@ -205,5 +205,5 @@ def test_receipts_need_one_block_size(tmp_path: Path, sizes: list[int]) -> None:
     path = jsonl(
         tmp_path, json.dumps({"at_s": 1.0}), *(json.dumps(RECEIPT | {"block_size_tokens": one}) for one in sizes)
     )
-    with pytest.raises(ConfigError, match="one size is needed"):
+    with pytest.raises(ConfigError, match="must have one block size"):
         receipts_traffic(read_receipts(path))
