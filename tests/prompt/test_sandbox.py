@@ -36,7 +36,7 @@ FEATURES = {
     "date": "{{ strftime_now('%Y-%m-%d') }}",
     "raises": "{{ raise_exception('not like this') }}",
     "missing fields": "{{ messages[0].nothing is defined }}{{ messages[0]['nothing'] }}{{ messages[0].get('role') }}",
-    "fields named as methods": "{% for k, v in messages[0].items() %}{{ k }}={{ v }}{% endfor %}{{ messages[0].keys }}",
+    "fields named as methods": "{% for k, v in messages[0].items() %}{{ k }}={{ v }}{% endfor %}{{ messages[0].keys is callable }}",  # noqa: E501
     "absent variables": "{{ tools is none }}{{ documents is none }}{{ nothing is defined }}{{ add_generation_prompt }}",
     "unsafe": "{{ messages.__class__.__mro__ }}",
     "immutable": "{{ messages.append(1) }}",
