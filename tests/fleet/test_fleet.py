@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
-from router.types import Link, Links, Pod, PodLoad, PodState, PrefixTrust, Role
+from router.types import Link, Links, Pod, PodLoad, PodSpeed, PodState, PrefixTrust, Role
 
 MakePod = Callable[..., Pod]
 Told = tuple[str, PodState, PodState]
@@ -217,3 +219,43 @@ def test_a_pod_knows_since_when_it_is_ready(make_pod: MakePod) -> None:
     fleet.event("a", PodEvent.EJECT, 7.0)
     fleet.event("a", PodEvent.PROBE_OK, 8.0)
     assert seen == [5.0, 8.0]
+
+
+def test_a_learnt_speed_is_in_the_next_snapshot(make_pod: MakePod) -> None:
+    """Other pods, and everything else of this pod, stay as they are."""
+    fleet = Fleet()
+    fleet.sync([make_pod("a"), make_pod("b")])
+    fleet.observe_load("a", PodLoad(3))
+    before = fleet.snapshot
+    learnt = replace(before.pods[0].pod.speed, c1_ms_per_token=9.0)
+    fleet.calibrate({"a": learnt, "gone": learnt}, fleet.snapshot.links)
+    after = fleet.snapshot
+    assert after.version > before.version
+    assert after.pods[0] == replace(before.pods[0], pod=replace(before.pods[0].pod, speed=learnt))
+    assert after.pods[1:] == before.pods[1:]
+
+
+@pytest.mark.parametrize(("factor", "renewed"), [(1.0, False), (1.0019, False), (0.9981, False), (1.003, True)])
+@pytest.mark.parametrize("coefficient", ["c0_ms", "c1_ms_per_token"])
+def test_a_speed_that_hardly_changes_makes_no_new_snapshot(
+    make_pod: MakePod, coefficient: str, factor: float, renewed: bool
+) -> None:
+    """Less than 0.2 % of each coefficient."""
+    fleet = Fleet()
+    speed = PodSpeed(10.0, 0.5, 0.0)
+    fleet.sync([make_pod("a", speed=speed)])
+    before = fleet.snapshot
+    fleet.calibrate({"a": replace(speed, **{coefficient: getattr(speed, coefficient) * factor})}, before.links)
+    assert (fleet.snapshot is not before) is renewed
+
+
+def test_learnt_links_are_in_the_next_snapshot(make_pod: MakePod) -> None:
+    """The same links make no new one."""
+    fleet = Fleet()
+    fleet.sync([make_pod("a")])
+    links = Links(elsewhere=Link(1.0, 10.0))
+    fleet.calibrate({}, links)
+    assert fleet.snapshot.links is links
+    before = fleet.snapshot
+    fleet.calibrate({}, Links(elsewhere=Link(1.0, 10.0)))
+    assert fleet.snapshot is before

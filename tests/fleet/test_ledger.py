@@ -73,6 +73,20 @@ def test_a_reading_does_not_change_under_its_reader(make_pod: MakePod) -> None:
     assert (before, during["a"].requests) == ({}, 1)
 
 
+def test_sums_are_built_once_per_change(make_pod: MakePod) -> None:
+    """Only those of the pods that changed; the same for steps."""
+    ledger = Ledger()
+    ledger.book(make_pod("a"), 100, 0, 1.0)
+    ledger.stepped("a", 1.0)
+    first, step = ledger.inflight()["a"], ledger.steps()["a"]
+    ledger.book(make_pod("b"), 100, 0, 1.0)
+    assert ledger.inflight()["a"] is first and ledger.steps()["a"] is step
+    lease = ledger.book(make_pod("a"), 50, 0, 2.0)
+    assert ledger.inflight()["a"] != first
+    ledger.release(lease, 3.0)
+    assert ledger.inflight()["a"] == first
+
+
 def test_what_other_replicas_have_in_flight_is_added(make_pod: MakePod) -> None:
     """Theirs to one another's and to our own, pod by pod; `own` is without them."""
     ledger = Ledger()

@@ -16,7 +16,7 @@ from router.policy.classes import Classes, ClassRules
 from router.sim.virtual.generate import TrafficMix
 from router.sim.virtual.traffic import Session
 from router.types import Generation, PromptPrefix
-from tests.policy.scenes import prompt, scene
+from tests.policy.scenes import prompt, prompt_of, scene
 
 RULES = load_classes(None)
 ANSWER_S = 4.0
@@ -90,3 +90,57 @@ def test_rules_that_leave_a_request_without_a_class_are_refused(rules: Any) -> N
     """As are those that go in a circle, and typos."""
     with pytest.raises(ValidationError):
         ClassRules.model_validate(rules)
+
+
+def rule(**conditions: Any) -> ClassRules:
+    """One rule with these conditions, and one for all other requests."""
+    return ClassRules.model_validate({"rules": [{"class": "first", **conditions}, {"class": "other"}]})
+
+
+@pytest.mark.parametrize(("min_turn", "expected"), [(1, "first"), (2, "first"), (3, "other")])
+def test_min_turn_includes_its_bound(min_turn: int, expected: str) -> None:
+    """The third prompt of a conversation continues two earlier ones."""
+    classes = Classes(rule(min_turn=min_turn))
+    assert [classify(classes, prompt(500 + 100 * turn)) for turn in range(3)][-1] == expected
+
+
+@pytest.mark.parametrize(("max_gap_s", "expected"), [(9.9, "other"), (10.0, "first"), (10.1, "first"), (None, "first")])
+def test_max_gap_includes_its_bound(max_gap_s: float | None, expected: str) -> None:
+    """10 s between two prompts."""
+    classes = Classes(rule(min_turn=1, max_gap_s=max_gap_s))
+    assert [classify(classes, prompt(500 + 100 * turn), 10.0 * turn) for turn in range(2)][-1] == expected
+
+
+@pytest.mark.parametrize(("min_shared_tokens", "expected"), [(63, "first"), (64, "first"), (65, "other")])
+def test_min_shared_tokens_includes_its_bound(min_shared_tokens: int, expected: str) -> None:
+    """Two prompts have the first four blocks of 16 tokens in common."""
+    classes = Classes(rule(min_shared_tokens=min_shared_tokens))
+    shared = list(range(64))
+    classify(classes, prompt_of([*shared, *range(1000, 1100)]))
+    assert classify(classes, prompt_of([*shared, *range(2000, 2100)])) == expected
+
+
+def test_all_conditions_of_a_rule_must_hold() -> None:
+    """A request that meets one of two conditions is of another class."""
+    classes = Classes(rule(min_turn=1, request={"tenant": "gold"}))
+    asked = [prompt(500), prompt(600)]
+    assert [classify(classes, each) for each in asked] == ["other", "other"]
+    gold = Classes(rule(min_turn=1, request={"prompt_tokens": {"min": 600}}))
+    assert [classify(gold, each) for each in asked] == ["other", "first"]
+
+
+def test_a_prompt_that_is_not_counted_is_not_remembered() -> None:
+    """A preview does not change what later prompts are."""
+    classes = Classes(rule(min_turn=1))
+    classify(classes, prompt(500), counted=False)
+    assert classify(classes, prompt(600)) == "other"
+    assert classify(classes, prompt(700), counted=False) == "first"
+
+
+def test_without_a_header_clients_name_no_class() -> None:
+    """The header name is matched in lower case."""
+    named = [(b"x-kind", b"first")]
+    rules = rule(min_turn=1).model_copy(update={"header": "X-Kind"})
+    assert classify(Classes(rules), prompt(100), headers=named) == "first"
+    off = rules.model_copy(update={"header": ""})
+    assert classify(Classes(off), prompt(100), headers=[*named, (b"", b"first")]) == "other"
