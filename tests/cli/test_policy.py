@@ -96,7 +96,7 @@ def test_docs_prints_what_is_committed(typed: Typed, options: tuple[str, ...], f
 def test_a_policy_that_is_nowhere_in_force_can_be_simulated(
     typed: Typed, tmp_path: Path, fleet: Path, mix: Path
 ) -> None:
-    """Beside another."""
+    """Compared with another policy."""
     mine = write(tmp_path, "mine", "extends: least_load\n")
     ended = typed("policy", "simulate", mine, mix, "--fleet", fleet, "--jobs", "1", "--against", "round_robin")
     assert ended.code == 0

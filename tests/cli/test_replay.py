@@ -1,4 +1,4 @@
-"""Recorded requests are decided again, and what would change is told."""
+"""`warmroute replay` decides recorded requests again and reports the changes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def receipts(tmp_path: Path) -> Path:
 
 
 def test_the_policy_that_decided_changes_nothing(typed: Typed, receipts: Path) -> None:
-    """Whatever happened since."""
+    """Also after the policies have changed."""
     ended = typed("replay", receipts, "--policy", "cost_aware")
     assert ended.code == 0 and "0 of 10 decisions would change; predicted TTFT p99 +0%" in ended.out
 
@@ -83,7 +83,7 @@ def test_scenes_without_their_fleet_are_counted(typed: Typed, receipts: Path) ->
 
 
 def test_a_file_without_scenes_says_what_is_missing(typed: Typed, tmp_path: Path) -> None:
-    """And a file that is none, where."""
+    """With the line number."""
     path = tmp_path / "receipts.jsonl"
     path.write_text('{"kind":"receipt","at_s":1.0,"model":"m","endpoint":"chat"}\n')
     assert "no recorded scenes; enable receipts.replay_data" in typed("replay", path, "--policy", "cost_aware").err

@@ -59,7 +59,7 @@ def folder_with(folder: Path, **files: str) -> PolicyFolder:
     return PolicyFolder(folder, "mine", {"chat", "rag"})
 
 
-def told(folder: PolicyFolder) -> str:
+def error_of(folder: PolicyFolder) -> str:
     with pytest.raises(ConfigError) as caught:
         folder.read()
     return str(caught.value).replace(str(folder.folder), "")
@@ -75,7 +75,7 @@ def test_a_policy_says_only_where_it_differs_from_what_it_extends(tmp_path: Path
 
 
 def test_what_a_file_says_of_its_own_use_is_not_taken_over(tmp_path: Path) -> None:
-    """Otherwise whatever extends a canary would be one."""
+    """Otherwise a policy that extends a canary would be a canary as well."""
     base = BASE + "match: {stream: true}\npercent: 5\nshadow: {policy: least_load}\n"
     policy = folder_with(tmp_path, base=base, mine="name: mine\nabout: y\nextends: base\n").read().default
     assert (policy.match, policy.percent, policy.shadow) == (None, 100.0, None)
@@ -92,7 +92,7 @@ def test_shipped_policies_stand_behind_the_folder(tmp_path: Path) -> None:
 
 
 def test_a_shipped_policy_is_tuned_under_its_own_name(tmp_path: Path) -> None:
-    """What extends its own name extends the shipped one; whoever names it gets the tuned one."""
+    """A file that extends its own name extends the shipped policy and replaces it."""
     tuned = "name: cost_aware\nabout: y\nextends: cost_aware\ncosts: {eviction: {reuse: 3}}\n"
     found = folder_with(tmp_path, cost_aware=tuned, mine="name: mine\nabout: y\nextends: cost_aware\n").read()
     shipped_one = load_policies(shipped("policies"))["cost_aware"]
@@ -101,7 +101,7 @@ def test_a_shipped_policy_is_tuned_under_its_own_name(tmp_path: Path) -> None:
 
 
 def test_every_file_with_a_match_is_in_force(tmp_path: Path) -> None:
-    """Beside the default."""
+    """In addition to the default."""
     slow = "name: slow\nabout: y\nextends: base\nmatch: {class: [rag], prompt_tokens: {min: 100}}\npercent: 50\n"
     found = folder_with(tmp_path, mine="name: mine\nabout: y\nextends: base\n", base=BASE, slow=slow).read()
     assert [policy.name for policy in found.active] == ["slow", "mine"]
@@ -137,19 +137,19 @@ def test_a_mistake_is_named_in_the_file_that_makes_it(tmp_path: Path, mine: str,
     files = {"base": BASE, "mine": f"name: mine\nabout: y\n{mine}"}
     if "broken" in mine:
         files["broken"] = "{name: broken, about: x, costs: {queu: {}}, picker: {in_turn: {}}}\n"
-    assert message in told(folder_with(tmp_path, **files))
+    assert message in error_of(folder_with(tmp_path, **files))
 
 
 def test_a_longer_circle_is_told_in_full(tmp_path: Path) -> None:
     """Who extends whom."""
     extends = {"mine": "a", "a": "b", "b": "mine"}
     files = {name: f"name: {name}\nabout: y\nextends: {other}\n" for name, other in extends.items()}
-    assert "circular: a extends b extends mine extends a" in told(folder_with(tmp_path, **files))
+    assert "circular: a extends b extends mine extends a" in error_of(folder_with(tmp_path, **files))
 
 
 def test_a_folder_that_is_not_there_is_no_empty_one(tmp_path: Path) -> None:
     """The shipped ones do not take its place silently."""
-    assert "policy folder not found" in told(PolicyFolder(tmp_path / "policys", "cost_aware"))
+    assert "policy folder not found" in error_of(PolicyFolder(tmp_path / "policys", "cost_aware"))
 
 
 def test_the_stamp_changes_with_every_file_and_only_then(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ MakePod = Callable[..., Pod]
 
 @pytest.fixture(scope="session")
 def make_pod() -> MakePod:
-    """A vLLM pod by id, with whatever else the test says."""
+    """A vLLM pod with that id and these facts."""
 
     def make(pod_id: str, **facts: Any) -> Pod:
         usual: dict[str, Any] = {"url": f"http://{pod_id}:8000", "engine": "vllm", "speed": PodSpeed(1.0, 0.02, 1e-6)}

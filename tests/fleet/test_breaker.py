@@ -217,7 +217,7 @@ def test_what_another_worker_holds_against_a_pod_counts_here(fleet: Fleet) -> No
     "held", [FailureRecord(backoff_s=2.0, probe_at_s=12.0), FailureRecord(late_backoff_s=2.0, late_probe_at_s=12.0)]
 )
 def test_a_pod_that_another_worker_has_ejected_is_ejected_here(fleet: Fleet, held: FailureRecord) -> None:
-    """For as long; once, however often it is told, and not when that time is over."""
+    """For the same time and only once; not after that time is over."""
     breaker = Breaker(fleet)
     breaker.apply_remote("a", held, 10.0)
     assert state(fleet, "a") is PodState.EJECTED

@@ -1,4 +1,4 @@
-"""The owner of the pods: who is there, what is known of them, who is told."""
+"""The fleet owns the facts and states of pods and notifies listeners of changes."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from router.fleet.lifecycle import PodEvent
 from router.types import Link, Links, Pod, PodLoad, PodSpeed, PodState, PrefixTrust, Role
 
 MakePod = Callable[..., Pod]
-Told = tuple[str, PodState, PodState]
+Change = tuple[str, PodState, PodState]
 
 
 def states(fleet: Fleet) -> dict[str, PodState]:
     return {status.pod.id: status.state for status in fleet.snapshot.pods}
 
 
-def listening(fleet: Fleet) -> list[Told]:
-    told: list[Told] = []
-    fleet.listen(lambda pod, old, new: told.append((pod.id, old, new)))
-    return told
+def listening(fleet: Fleet) -> list[Change]:
+    changes: list[Change] = []
+    fleet.listen(lambda pod, old, new: changes.append((pod.id, old, new)))
+    return changes
 
 
 def test_a_complete_set_adds_and_removes(make_pod: MakePod) -> None:
     """New pods join, missing ones are gone, the order is by id."""
     fleet = Fleet()
-    told = listening(fleet)
+    changes = listening(fleet)
     fleet.sync([make_pod("b"), make_pod("a")])
     assert list(states(fleet).items()) == [("a", PodState.JOINING), ("b", PodState.JOINING)]
     fleet.sync([make_pod("c"), make_pod("b")])
     assert list(states(fleet)) == ["b", "c"]
-    assert told[-2:] == [("a", PodState.JOINING, PodState.GONE), ("c", PodState.GONE, PodState.JOINING)]
+    assert changes[-2:] == [("a", PodState.JOINING, PodState.GONE), ("c", PodState.GONE, PodState.JOINING)]
     assert fleet.status("a") is None
 
 
@@ -59,8 +59,8 @@ def test_what_is_learnt_survives_discovery(make_pod: MakePod) -> None:
     assert fleet.trust_reason("a") == "tokens agree"
 
 
-def test_the_ways_between_pods_are_in_every_snapshot(make_pod: MakePod) -> None:
-    """Whatever pods come and go."""
+def test_links_are_in_every_snapshot(make_pod: MakePod) -> None:
+    """Also after pods are added."""
     links = Links(elsewhere=Link(1.0, 10.0))
     fleet = Fleet(links)
     assert fleet.snapshot.links is links
@@ -74,10 +74,10 @@ def test_another_process_under_the_same_id_is_another_pod(make_pod: MakePod) -> 
     fleet.sync([make_pod("a")])
     fleet.event("a", PodEvent.PROBE_OK)
     old = fleet.snapshot.pods[0].pod
-    told = listening(fleet)
+    changes = listening(fleet)
     fleet.sync([make_pod("a", url="http://elsewhere:1")])
     new = fleet.snapshot.pods[0]
-    assert told == [("a", PodState.READY, PodState.GONE), ("a", PodState.GONE, PodState.JOINING)]
+    assert changes == [("a", PodState.READY, PodState.GONE), ("a", PodState.GONE, PodState.JOINING)]
     assert new.state is PodState.JOINING
     assert new.pod.epoch > old.epoch
 
@@ -129,31 +129,31 @@ def test_the_snapshot_is_rebuilt_on_change_only(make_pod: MakePod) -> None:
     assert first.pods[0].load == PodLoad()
 
 
-def test_late_news_of_a_pod_that_is_gone_is_dropped(make_pod: MakePod) -> None:
-    """Answers outlive pods."""
+def test_late_updates_of_a_removed_pod_are_ignored(make_pod: MakePod) -> None:
+    """Answers may arrive after the pod was removed."""
     fleet = Fleet()
     fleet.sync([make_pod("a")])
     fleet.sync([])
-    told = listening(fleet)
+    changes = listening(fleet)
     fleet.describe("a", models=("m",))
     fleet.observe_load("a", PodLoad(1))
     fleet.trust("a", PrefixTrust.TRUSTED, "")
     fleet.restarted("a")
     assert fleet.event("a", PodEvent.PROBE_OK) is PodState.GONE
-    assert (fleet.snapshot.pods, told, fleet.resolve("m")) == ((), [], None)
+    assert (fleet.snapshot.pods, changes, fleet.resolve("m")) == ((), [], None)
 
 
-def test_an_event_tells_listeners_once_and_no_longer_than_they_wish(make_pod: MakePod) -> None:
-    """A listener that has left hears nothing."""
+def test_listeners_are_called_once_per_change_until_they_are_removed(make_pod: MakePod) -> None:
+    """A listener that has been removed is not called."""
     fleet = Fleet()
-    told: list[PodState] = []
+    changes: list[PodState] = []
     fleet.sync([make_pod("a")])
-    unlisten = fleet.listen(lambda pod, old, new: told.append(new))
+    unlisten = fleet.listen(lambda pod, old, new: changes.append(new))
     assert fleet.event("a", PodEvent.PROBE_OK) is PodState.READY
     assert fleet.event("a", PodEvent.PROBE_OK) is PodState.READY
     unlisten()
     fleet.event("a", PodEvent.DRAIN)
-    assert told == [PodState.READY]
+    assert changes == [PodState.READY]
 
 
 def test_a_name_resolves_to_a_base_model_and_an_adapter(make_pod: MakePod) -> None:
@@ -183,7 +183,7 @@ events = st.lists(
 @settings(max_examples=60)
 @given(history=events)
 def test_listeners_alone_can_rebuild_the_fleet(make_pod: MakePod, history: list[tuple[str, str]]) -> None:
-    """Whatever happens, who replays what listeners were told has the snapshot, in order and without a gap."""
+    """A mirror built from the notifications alone always equals the snapshot."""
     fleet = Fleet()
     mirror: dict[str, tuple[int, PodState]] = {}
 
@@ -205,8 +205,8 @@ def test_listeners_alone_can_rebuild_the_fleet(make_pod: MakePod, history: list[
         assert snapshot == sorted(mirror.items())
 
 
-def test_a_pod_knows_since_when_it_is_ready(make_pod: MakePod) -> None:
-    """Anew each time that it is; whatever is configured or learnt meanwhile."""
+def test_the_time_of_becoming_ready_is_recorded(make_pod: MakePod) -> None:
+    """Each time that it becomes ready; later configuration does not change it."""
     fleet = Fleet()
     fleet.sync([make_pod("a")])
     seen: list[float | None] = []

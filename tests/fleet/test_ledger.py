@@ -49,7 +49,7 @@ def test_an_empty_queue_is_exactly_empty(make_pod: MakePod) -> None:
     assert ledger.inflight()["a"].prefill_ms == 0.0
 
 
-def test_twice_is_once(make_pod: MakePod) -> None:
+def test_releasing_twice_is_idempotent(make_pod: MakePod) -> None:
     """First tokens and releases that come again, or late, change nothing."""
     ledger, pod = Ledger(), make_pod("a")
     other = ledger.book(pod, 10, 0, 0.0)
@@ -105,7 +105,7 @@ def test_what_other_replicas_have_in_flight_is_added(make_pod: MakePod) -> None:
     assert ledger.own() == {}
 
 
-def test_what_others_said_before_is_replaced_as_a_whole(make_pod: MakePod) -> None:
+def test_rows_of_replicas_are_replaced_as_a_whole(make_pod: MakePod) -> None:
     """A replica that is not mentioned has nothing in flight any longer."""
     ledger = Ledger()
     ledger.book(make_pod("a"), 100, 0, 0.0)
@@ -116,7 +116,7 @@ def test_what_others_said_before_is_replaced_as_a_whole(make_pod: MakePod) -> No
     assert ledger.inflight() == ledger.own()
 
 
-def test_what_others_sent_is_left_as_it_came(make_pod: MakePod) -> None:
+def test_rows_of_replicas_are_not_modified(make_pod: MakePod) -> None:
     """Neither their report nor an earlier reading changes with our own leases."""
     ledger, report = Ledger(), {"a": InFlight(1, 0, 0, 0.0, 10)}
     ledger.others([report])
@@ -130,7 +130,7 @@ def test_what_others_sent_is_left_as_it_came(make_pod: MakePod) -> None:
 # --- the head of the queue ---
 
 
-def test_the_first_in_line_shrinks_while_it_is_computed(make_pod: MakePod) -> None:
+def test_the_queue_shrinks_while_its_head_is_computed(make_pod: MakePod) -> None:
     """At the pace of the clock, down to nothing and not below; who comes behind it changes nothing of that."""
     ledger, pod = Ledger(), make_pod("a")
     head, behind = ledger.book(pod, 1000, 0, now_s=5.0), ledger.book(pod, 500, 0, now_s=5.01)
@@ -139,7 +139,7 @@ def test_the_first_in_line_shrinks_while_it_is_computed(make_pod: MakePod) -> No
         assert ledger.inflight()["a"].queue_ms(now_s) == pytest.approx(left_ms)
 
 
-def test_when_the_first_is_done_the_next_is_worked_on(make_pod: MakePod) -> None:
+def test_when_the_head_is_done_the_next_prompt_becomes_the_head(make_pod: MakePod) -> None:
     """From that moment, whether it has its first token or was given up."""
     for leaves in (Ledger.first_token, Ledger.release):
         ledger, pod = Ledger(), make_pod("a")
@@ -149,7 +149,7 @@ def test_when_the_first_is_done_the_next_is_worked_on(make_pod: MakePod) -> None
         assert ledger.inflight()["a"].queue_ms(5.045) == pytest.approx(following.prefill_ms - 5.0)
 
 
-def test_who_leaves_from_behind_takes_nothing_of_what_was_done(make_pod: MakePod) -> None:
+def test_a_prompt_that_leaves_behind_the_head_does_not_change_the_head(make_pod: MakePod) -> None:
     """The first is still being worked on since it was first."""
     for leaves in (Ledger.first_token, Ledger.release):
         ledger, pod = Ledger(), make_pod("a")
@@ -158,7 +158,7 @@ def test_who_leaves_from_behind_takes_nothing_of_what_was_done(make_pod: MakePod
         assert ledger.inflight()["a"].queue_ms(5.01) == pytest.approx(head.prefill_ms - 10.0)
 
 
-def test_a_queue_that_was_empty_begins_anew(make_pod: MakePod) -> None:
+def test_the_first_prompt_of_an_empty_queue_is_its_head(make_pod: MakePod) -> None:
     """What was first before it has no part in it."""
     ledger, pod = Ledger(), make_pod("a")
     ledger.first_token(ledger.book(pod, 1000, 0, 1.0), 2.0)
@@ -167,7 +167,7 @@ def test_a_queue_that_was_empty_begins_anew(make_pod: MakePod) -> None:
     assert ledger.inflight()["a"].queue_ms(7.01) == pytest.approx(later.prefill_ms - 10.0)
 
 
-def test_how_far_others_are_is_not_known(make_pod: MakePod) -> None:
+def test_rows_of_replicas_have_no_head(make_pod: MakePod) -> None:
     """Their queues count in full, by their report, however their clocks go."""
     theirs = InFlight(1, 1, 100, 80.0, 100, head_ms=80.0, head_since_s=1.0)
     alone, with_others = Ledger(), Ledger()
@@ -263,7 +263,7 @@ _CHANGES = ["book", "decode", "first_token", "release", "release", "stepped", "p
 
 @settings(max_examples=150)
 @given(st.lists(st.tuples(st.sampled_from(_CHANGES), st.integers(0, 2)), max_size=30), st.integers(1, 30))
-def test_however_seldom_the_sums_are_read_they_are_the_same(
+def test_sums_do_not_depend_on_when_they_are_read(
     make_pod: MakePod, changes: list[tuple[str, int]], every: int
 ) -> None:
     """In the same order of pods too, since they are written down."""
@@ -301,7 +301,7 @@ def _read(ledger: Ledger) -> list[object]:
     return [list(ledger.inflight().items()), list(ledger.own().items()), list(ledger.steps().items()), alone]
 
 
-def test_who_decodes_beside_a_prompt_is_counted_as_in_the_sums(make_pod: MakePod) -> None:
+def test_decoding_counts_the_same_requests_as_the_sums(make_pod: MakePod) -> None:
     """Of this process and of the others; nobody on a pod that nobody uses."""
     ledger = Ledger()
     ledger.first_token(ledger.book(make_pod("a"), 100, 0, 1.0), 2.0)
@@ -344,7 +344,7 @@ def test_a_prompt_of_several_steps_keeps_the_first_of_them(make_pod: MakePod) ->
     assert ledger.steps()["a"].prefill_ms == pytest.approx(behind.prefill_ms)
 
 
-def test_steps_of_a_pod_without_requests_are_nobodys(make_pod: MakePod) -> None:
+def test_a_pod_without_requests_has_no_step(make_pod: MakePod) -> None:
     """A late piece of an answer leaves nothing behind."""
     ledger = Ledger()
     ledger.release(ledger.book(make_pod("a"), 10, 0, 1.0), 2.0)
@@ -352,7 +352,7 @@ def test_steps_of_a_pod_without_requests_are_nobodys(make_pod: MakePod) -> None:
     assert ledger.steps() == {}
 
 
-def test_what_all_replicas_have_on_one_pod_can_be_asked_alone(make_pod: MakePod) -> None:
+def test_the_sums_of_one_pod_can_be_read(make_pod: MakePod) -> None:
     """As the sums of all pods have it."""
     ledger = Ledger()
     ledger.book(make_pod("a"), 1000, 600, 5.0)
@@ -362,7 +362,7 @@ def test_what_all_replicas_have_on_one_pod_can_be_asked_alone(make_pod: MakePod)
     assert ledger.on("c") == InFlight()
 
 
-def test_what_other_workers_have_counts_until_they_have_it_no_more(make_pod: MakePod) -> None:
+def test_rows_of_workers_count_until_they_are_removed(make_pod: MakePod) -> None:
     """Pod by pod; and all of it ends with the worker."""
     ledger = Ledger()
     ledger.book(make_pod("a"), 100, 0, 0.0)
@@ -380,7 +380,7 @@ def test_what_other_workers_have_counts_until_they_have_it_no_more(make_pod: Mak
     assert ledger.inflight() == ledger.own()
 
 
-def test_own_changes_show_beside_what_others_have(make_pod: MakePod) -> None:
+def test_own_changes_are_added_to_the_work_of_others(make_pod: MakePod) -> None:
     """A lease that is booked or released while others work there changes the sum at once."""
     ledger, pod = Ledger(), make_pod("a")
     ledger.apply_remote(1, {"a": InFlight(2, 0, 0, 0.0, 20)})
@@ -390,7 +390,7 @@ def test_own_changes_show_beside_what_others_have(make_pod: MakePod) -> None:
     assert ledger.inflight() == {"a": InFlight(2, 0, 0, 0.0, 20)}
 
 
-def test_of_two_workers_first_prompts_the_pod_is_at_the_one_that_waits_longer(make_pod: MakePod) -> None:
+def test_of_two_workers_heads_the_earlier_one_counts(make_pod: MakePod) -> None:
     """Workers share a clock, so that all of them see the same rest of it."""
     ledger, pod = Ledger(), make_pod("a")
     ledger.book(pod, 1000, 0, 5.0)
@@ -400,15 +400,15 @@ def test_of_two_workers_first_prompts_the_pod_is_at_the_one_that_waits_longer(ma
     assert ledger.on("a").head_since_s == 5.0
 
 
-def test_whoever_listens_hears_of_every_change_of_our_own_work(make_pod: MakePod) -> None:
+def test_on_change_is_called_for_every_change_of_our_own_work(make_pod: MakePod) -> None:
     """And not of that of others."""
-    ledger, told = Ledger(), list[str]()
-    ledger.on_change = told.append
+    ledger, changed = Ledger(), list[str]()
+    ledger.on_change = changed.append
     lease = ledger.book(make_pod("a"), 100, 0, 0.0)
     ledger.first_token(lease, 1.0)
     ledger.apply_remote(1, {"b": InFlight(1)})
     ledger.release(lease, 2.0)
-    assert told == ["a", "a", "a"]
+    assert changed == ["a", "a", "a"]
 
 
 # --- a watch ---
@@ -420,7 +420,7 @@ _HAPPENS = st.lists(
 
 
 @given(_HAPPENS, _HAPPENS)
-def test_a_watch_knows_the_most_prompts_that_were_there_at_once(
+def test_a_watch_records_the_maximum_number_of_prompts(
     make_pod: MakePod, before: list[tuple[str, int]], during: list[tuple[str, int]]
 ) -> None:
     """From its beginning to its end, of this process, the other workers and the other replicas together."""

@@ -78,7 +78,7 @@ def test_a_lone_prompt_is_observed_from_when_it_is_sent_to_its_first_token() -> 
 
 
 def test_prompts_that_queue_are_observed_together() -> None:
-    """From the first one sent until none of them waits, in whatever order they end."""
+    """From the first one sent until none of them waits, in any order of their ends."""
     clock = PrefillClock()
     clock.sent("a", 100, 0, now_s=1.0)
     clock.sent("b", 200, 0, now_s=1.1)
@@ -171,7 +171,7 @@ def test_of_a_step_that_nobody_saw_begin_half_counts(began_s: float) -> None:
 
 
 def test_each_step_of_a_window_counts_with_who_decoded_in_it() -> None:
-    """The first computed a prompt alone, the second one beside that prompt's answer."""
+    """The first computed a prompt alone, the second one during that prompt's answer."""
     clock = PrefillClock()
     clock.sent("a", 1000, 0, 5.0)
     clock.sent("b", 500, 0, 5.01)
@@ -188,11 +188,11 @@ def test_a_decode_step_is_learnt_from_prompts_that_were_computed_in_one() -> Non
     prior = replace(true, d0_ms=0.0)
     for _ in range(400):
         n, _ = a_prompt(random)
-        beside = ConcurrentDecode(random.randrange(0, 60), random.randrange(0, 200_000))
-        took_ms = true.fixed_ms(beside.requests, beside.context_tokens) + true.compute_ms(0, n)
+        decoding = ConcurrentDecode(random.randrange(0, 60), random.randrange(0, 200_000))
+        took_ms = true.fixed_ms(decoding.requests, decoding.context_tokens) + true.compute_ms(0, n)
         clock = PrefillClock()
         clock.sent("a", n, 0, 0.0)
-        seen = clock.first_token("a", took_ms * math.exp(random.gauss(0, 0.05)) / 1000, beside)
+        seen = clock.first_token("a", took_ms * math.exp(random.gauss(0, 0.05)) / 1000, decoding)
         assert seen
         calibration.observe_prefill("class", "a", prior, seen)
     found = calibration.speed("class", "a", prior)
@@ -275,7 +275,7 @@ class Learner:
 
 
 def arrivals(random: Random, speed: PodSpeed, load: float, requests: int) -> list[tuple[float, Prompt]]:
-    """Poisson, so many that prefill keeps the pod busy for that share of the time."""
+    """Poisson arrivals whose prefill keeps the pod busy for that share of the time."""
     prompts = [a_prompt(random) for _ in range(requests)]
     mean_ms = sum(speed.prefill_ms(*one) for one in prompts) / requests
     now_ms, found = 0.0, []
@@ -308,7 +308,7 @@ def test_it_learns_from_a_pod_with_a_queue(load: float, most: float, factor: flo
 
 
 def drive(learner: Learner, random: Random, load: float, requests: int) -> list[tuple[float, float]]:
-    """Through a pod that batches, chunks prompts and decodes beside them: what was predicted, and what it took."""
+    """(predicted, actual) times on a pod that batches, chunks prompts and decodes in the same steps."""
     pod = VirtualPod(VirtualPodConfig(speed=LLAMA_70B, kv_tokens=2_000_000), 16)
     due = list(enumerate(arrivals(random, LLAMA_70B, load, requests)))[::-1]
     sent: dict[int, tuple[float, float]] = {}
@@ -348,7 +348,7 @@ def test_it_predicts_first_tokens_of_a_pod_that_batches_and_decodes(load: float,
 
 
 def teach(calibration: Calibration, speeds: dict[str, PodSpeed], rounds: int, random: Random) -> None:
-    """Each of these pods computes so many prompts."""
+    """Each of these pods computes that number of prompts."""
     for _ in range(rounds):
         for pod, speed in speeds.items():
             calibration.observe_prefill("class", pod, TRUE, alone(speed, random))
@@ -458,7 +458,7 @@ def test_another_prior_starts_anew() -> None:
 
 @pytest.mark.parametrize("elapsed_ms", [0.0, -1.0, 1e-9, 1e12, math.inf, math.nan])
 def test_what_cannot_be_true_is_left_out(elapsed_ms: float) -> None:
-    """Times of nothing or of hours, and work that is none."""
+    """Times of zero or of hours, and windows without work."""
     calibration = Calibration()
     calibration.observe_prefill("class", "a", TRUE, PrefillObservation(1, 100, 10_000, elapsed_ms))
     calibration.observe_prefill("class", "a", TRUE, PrefillObservation(1, -5, 10_000, 10.0))
@@ -480,7 +480,7 @@ def test_a_prior_of_nothing_can_still_be_learnt() -> None:
 
 @pytest.mark.parametrize(("t0", "bandwidth"), [(5.0, 1.0), (1.0, 3.0), (1.0, 1 / 3), (1 / 5, 1 / 3), (4.0, 2.0)])
 def test_links_are_learnt_by_kind(t0: float, bandwidth: float) -> None:
-    """Start and bandwidth, beside other transfers of the sender, with 10 % of noise and 3 % of outliers."""
+    """Start and bandwidth, with concurrent transfers of the sender, with 10 % of noise and 3 % of outliers."""
     calibration, random = Calibration(), Random(6)
     true = replace(LINK, t0_ms=LINK.t0_ms * t0, bytes_per_ms=LINK.bytes_per_ms * bandwidth)
     for _ in range(200):
@@ -557,7 +557,7 @@ def _tampered(**changes: object) -> bytes:
     ],
 )
 def test_what_is_not_a_dump_of_this_version_is_refused_and_changes_nothing(value: bytes) -> None:
-    """With one error, whatever it is."""
+    """Always with the same error class."""
     calibration = known()
     before = calibration.dump()
     with pytest.raises(UnreadableCalibration):
@@ -568,7 +568,7 @@ def test_what_is_not_a_dump_of_this_version_is_refused_and_changes_nothing(value
 @settings(max_examples=60)
 @given(st.binary(max_size=40), st.integers(0, 400))
 def test_garbage_raises_nothing_else(patch: bytes, at: int) -> None:
-    """Whatever bytes are overwritten, what comes out of it is a speed."""
+    """With any bytes overwritten, the result is a speed."""
     dumped = known().dump()
     calibration = Calibration()
     try:

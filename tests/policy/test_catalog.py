@@ -17,8 +17,8 @@ def test_every_member_has_a_purpose(kind: type[Configurable]) -> None:
     assert purpose_of(kind).endswith(("?", "."))
 
 
-def test_what_a_client_waits_for_is_said_by_the_terms() -> None:
-    """The rest is what it is worth to spare somebody else."""
+def test_terms_until_the_first_token() -> None:
+    """The other terms are effects on other requests."""
     assert {"queue", "prefill", "tier_read", "transfer", "handoff", "kv_wait"} == DELAYS
 
 

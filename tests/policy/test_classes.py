@@ -1,4 +1,4 @@
-"""Kinds of work, by what a request says and by what its prefix does."""
+"""Requests are classified by their header, conditions and prefix."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ def classify(classes: Classes, asked: PromptPrefix | None, now_s: float = 0.0, *
     return classes.classify(seen, **(usual | more))
 
 
-def test_a_client_may_say_what_it_is_and_nothing_that_is_no_class() -> None:
+def test_a_client_may_name_a_configured_class() -> None:
     """The header, with a name that is configured."""
     classes = Classes(RULES)
     assert classify(classes, prompt(100), headers=[(b"x-workload-class", b"batch")]) == "batch"
     assert classify(classes, prompt(100), headers=[(b"x-workload-class", b"gold\xff")]) == "one_off"
 
 
-def test_growth_at_a_persons_pace_is_a_chat_and_faster_an_agent() -> None:
+def test_a_growing_prompt_is_a_chat_and_a_fast_growing_one_an_agent() -> None:
     """From the second turn on, and from the third."""
     for pace_s, expected in ((30.0, ["one_off", "chat", "chat", "chat"]), (3.0, ["one_off", "chat", "agent", "agent"])):
         classes = Classes(RULES)
-        told = [classify(classes, prompt(500 + 100 * turn), turn * pace_s) for turn in range(4)]
-        assert told == expected
+        found = [classify(classes, prompt(500 + 100 * turn), turn * pace_s) for turn in range(4)]
+        assert found == expected
 
 
-def test_length_and_sharing_tell_the_rest() -> None:
-    """A very long prompt is one whatever else it is; a prompt that was not read is a one-off."""
+def test_very_long_and_unread_prompts_have_their_own_classes() -> None:
+    """A very long prompt is long_context in any case; a prompt that was not read is one_off."""
     classes = Classes(RULES)
     assert classify(classes, prompt(200), prompt_tokens=40_000) == "long_context"
     assert classify(classes, None) == "one_off"
@@ -59,21 +59,21 @@ def arrivals(session: Session) -> list[tuple[float, int, Session]]:
     return times
 
 
-def test_the_shipped_rules_know_most_of_a_mix_for_what_it_is() -> None:
+def test_the_shipped_rules_classify_most_of_a_mix_correctly() -> None:
     """Turns of the described mix, by kind: agents and chats once they go on, documents once a second one asks."""
     mix = load(shipped("config") / "traffic" / "mixed.yaml", TrafficMix)
     sessions = [one for one, _ in zip(mix.traffic().sessions, range(4000), strict=False)]
     coming = merge(*map(arrivals, sessions), key=lambda one: one[0])
-    classes, told = Classes(RULES), Counter[tuple[str, int, str]]()
+    classes, found = Classes(RULES), Counter[tuple[str, int, str]]()
     generation = Generation(model="m", block_size_tokens=128)
     for at_s, turn, session in coming:
         ask = session.requests[turn]
         asked = PromptPrefix(generation, range(ask.prompt_tokens), ask.blocks[: ask.prompt_blocks])
-        told[session.kind, min(turn, 2), classify(classes, asked, at_s)] += 1
+        found[session.kind, min(turn, 2), classify(classes, asked, at_s)] += 1
     right = {"agent": ("agent", 2), "chat": ("chat", 2), "one_off": ("one_off", 0), "rag": ("rag", 0)}
     for kind, (expected, later) in right.items():
-        of_kind = sum(count for (of, when, _), count in told.items() if (of, when) == (kind, later))
-        assert told[kind, later, expected] > 0.6 * of_kind, sorted(told.items())
+        of_kind = sum(count for (of, when, _), count in found.items() if (of, when) == (kind, later))
+        assert found[kind, later, expected] > 0.6 * of_kind, sorted(found.items())
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_shipped_rules_know_most_of_a_mix_for_what_it_is() -> None:
     ],
 )
 def test_rules_that_leave_a_request_without_a_class_are_refused(rules: Any) -> None:
-    """As are those that go in a circle, and typos."""
+    """As well as rules that depend on the class, and typos."""
     with pytest.raises(ValidationError):
         ClassRules.model_validate(rules)
 

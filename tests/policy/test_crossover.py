@@ -42,7 +42,7 @@ def facts_of(model: str, hardware: str) -> tuple[PodSpeed, int]:
 
 
 def two_pods(model: str, hardware: str, link: Link, blocks: int, transfers: int) -> Scene:
-    """`holder` has so many blocks, all of the prompt but a token, and so much to do that nobody waits for it."""
+    """`holder` has that number of blocks and a queue so long that no request waits for it; `idle` has none."""
     speed, kv_bytes = facts_of(model, hardware)
     facts = {"speed": speed, "kv_bytes_per_token": kv_bytes, "pulls": "nixl"}
     pods: list[Pod] = [pod("holder", **facts), pod("idle", **facts)]

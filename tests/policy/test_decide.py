@@ -1,4 +1,4 @@
-"""The centre: what holds of every decision, whatever the scene and the policy."""
+"""What holds for every decision, for any scene and policy."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_candidates_are_ways_that_are_open_each_once(seen: Scene, name: str) -> 
 @settings(max_examples=60)
 @given(seen=scenes(), name=names)
 def test_the_chosen_pods_are_ready_and_serve_the_model(seen: Scene, name: str) -> None:
-    """Whoever answers is no prefill pod, and whoever computes for another no decode pod."""
+    """A prefill pod does not answer, and a decode pod does not compute for another."""
     decision = decision_of(seen, name)
     if decision is None:
         return

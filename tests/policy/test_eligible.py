@@ -107,7 +107,7 @@ def test_each_role_may_do_its_part() -> None:
 
 
 def test_where_every_pod_does_both_nobody_shares() -> None:
-    """Whatever dialects they speak."""
+    """With any dialects."""
     found = eligible(scene(*ready(pod("a", handoff="nixl"), pod("b", handoff="nixl"))), 10)
     assert (names(found.direct), found.prefill, found.decode) == (["a", "b"], [], [])
 

@@ -43,7 +43,7 @@ def test_a_part_that_needs_no_rounding_is_printed_as_it_is() -> None:
 
 @given(scenes(), st.sampled_from(list(POLICIES.values())))
 def test_every_decision_can_be_explained(seen: Scene, by: Policy) -> None:
-    """By every policy; each column carries its price, and the inputs of one name stand there once."""
+    """By every policy; each column has its cost, and each input once."""
     try:
         found = explained(seen, by)
     except RouterError:
@@ -71,7 +71,7 @@ def test_a_price_can_be_recomputed_from_its_inputs() -> None:
 
 
 def test_a_handoff_can_be_recomputed_from_its_inputs() -> None:
-    """t0 + bytes / B * (1 + transfers beside it); the prompt's numbers are those of the prefill pod."""
+    """t0 + bytes / B * (1 + concurrent transfers); the prompt's numbers are those of the prefill pod."""
     half = {"handoff": "nixl", "kv_bytes_per_token": 1000}
     seen = scene(
         *ready(pod("p", role=Role.PREFILL, **half), pod("d", role=Role.DECODE, serves_alone=False, **half)),

@@ -95,8 +95,8 @@ def test_an_explanation_names_the_filter_and_whom_it_left_out() -> None:
     filters = {"pods": {"only": "*"}, "hardware": {"only": "b200x8"}, "max_waiting": {}}
     by = policy("queue", filters=filters)
     found = decide(FLEET, by)
-    told = explain(FLEET, by, found.candidates, len(found.candidates), found.reason)
-    assert told.left_out == (LeftOut("hardware", (), gave_way=True), LeftOut("max_waiting", ("a1",)))
+    explanation = explain(FLEET, by, found.candidates, len(found.candidates), found.reason)
+    assert explanation.left_out == (LeftOut("hardware", (), gave_way=True), LeftOut("max_waiting", ("a1",)))
 
 
 # --- each filter ---

@@ -53,8 +53,8 @@ def test_equal_prices_keep_a_conversation_together_and_spread_the_others() -> No
 @settings(max_examples=100)
 @given(light=works, heavy=works, swap=st.booleans(), salt=st.integers(0, 20))
 def test_of_two_pods_the_lighter_wins_always(light: InFlight, heavy: InFlight, swap: bool, salt: int) -> None:
-    """least_load, both under load, in either order and for any request: the property that Caddy missed. What the
-    lighter one computes has begun on both at the same time, so that all that the other has more stands behind it."""
+    """least_load, both under load, in either order and for any request: the property that Caddy missed. Both have the
+    same head, which began at the same time; the heavier pod has more prompts after it."""
     prefill_ms = light.prefill_ms + 1 + heavy.prefill_ms
     heavier = structs.replace(
         heavy,

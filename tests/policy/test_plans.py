@@ -25,12 +25,12 @@ PULLING = policy("queue", "prefill", "transfer")
 
 
 def peer(name: str, **facts: Any) -> Pod:
-    """A pod that can be told to fetch from its like."""
+    """A pod that can pull from pods of its kind."""
     return pod(name, **({"pulls": "nixl", "kv_bytes_per_token": 1000} | facts))
 
 
 def asked(*pods: Pod, held: Mapping[str, int], **facts: Any) -> Scene:
-    """A prompt of 100 blocks and a token, of which pods hold so many."""
+    """A prompt of 100 blocks and a token, with the blocks held by pods."""
     match = PrefixMatch({name: (blocks, 0, 0, 0) for name, blocks in held.items()})
     usual: dict[str, Any] = {"prompt": prompt(TOKENS), "match": match, "links": Links(elsewhere=LINK)}
     return scene(*facts.pop("statuses", ready(*pods)), **(usual | facts))
@@ -193,7 +193,7 @@ engine_blocks = st.sampled_from([None, 16, 32, 64])
 
 @st.composite
 def linked(draw: st.DrawFn, *, idle: bool = False) -> Scene:
-    """Pods of which each may hold anything, with whatever between them."""
+    """Pods that hold any blocks, with any links."""
     names = [f"pod-{number}" for number in range(draw(st.integers(2, 5)))]
     pods = [
         peer(

@@ -30,13 +30,13 @@ def test_alone_the_default_decides_everything() -> None:
 
 def test_a_policy_without_a_match_is_known_and_not_in_force() -> None:
     """It can still be a shadow."""
-    found = policy_set(DEFAULT, [DEFAULT, named("spare")])
+    found = policy_set(DEFAULT, [DEFAULT, named("unused")])
     assert found.active == (DEFAULT,)
-    assert set(found.library) == {"plain", "spare"}
+    assert set(found.library) == {"plain", "unused"}
 
 
 def test_the_narrowest_that_matches_decides() -> None:
-    """More conditions first; whatever the order of the files."""
+    """More conditions first, for any order of the files."""
     wide, narrow = named("a_wide", match={"tenant": "acme"}), named("z", match={"tenant": "acme", "class": "rag"})
     found = policy_set(DEFAULT, [wide, narrow])
     assert chosen(found, "rag", tenant="acme") == "z"
@@ -76,7 +76,7 @@ def test_a_recorded_request_meets_the_policy_that_it_met(match: dict[str, Any], 
             seen = scene(*ready(pod("a", adapters=("lora",))), request=asked, prompt=prompt(tokens))
             now = found.for_request(asked, workload, tokens)
             names.add(now.name)
-            assert found.for_recorded(record(seen, workload), "whoever") is now
+            assert found.for_recorded(record(seen, workload), "another") is now
     assert names == {"narrow", "plain"}
 
 
@@ -90,9 +90,9 @@ def test_conditions_on_headers_hold_in_a_record_for_whom_decided_it() -> None:
 
 
 def test_the_version_is_of_what_decides() -> None:
-    """Another share is another version; a spare policy is none."""
+    """Another share is another version; a unused policy is none."""
     one = policy_set(DEFAULT, [named("canary", match={}, percent=5)])
     other = policy_set(DEFAULT, [named("canary", match={}, percent=6)])
-    spare = policy_set(DEFAULT, [named("canary", match={}, percent=5), named("spare")])
+    unused = policy_set(DEFAULT, [named("canary", match={}, percent=5), named("unused")])
     assert one.version != other.version
-    assert one.version == spare.version
+    assert one.version == unused.version

@@ -1,4 +1,4 @@
-"""A choice has the price that `decide` gave it, whoever made it."""
+"""A choice is priced as by `decide`, also if another policy made it."""
 
 from __future__ import annotations
 

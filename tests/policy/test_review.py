@@ -1,4 +1,4 @@
-"""What changes between two policies is told as it is."""
+"""A review reports what changes between two policies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def busy_holder(name: str = "r", queue_ms: float = 500.0) -> Scene:
 
 @given(st.lists(scenes(), max_size=4), st.sampled_from(list(POLICIES.values())))
 def test_a_policy_changes_nothing_against_itself(seen: list[Scene], same: Policy) -> None:
-    """No decision, no time, whatever the scenes."""
+    """No changed decision and no changed time, for any scenes."""
     found = review(seen, same, same)
     assert (found.decisions, found.changed, found.refused) == (len(seen), 0, 0)
     assert found.before == found.after and not found.moves and not found.largest
@@ -61,7 +61,7 @@ def test_a_request_that_would_be_refused_is_counted_and_has_no_time() -> None:
 
 
 def test_choices_that_were_made_count_as_they_were_made() -> None:
-    """Whatever policy made them; one whose pod has no place in the scene changes, without a time."""
+    """By any policy; a choice whose pod is missing in the scene changes, without a time."""
     found = against([(busy_holder(), Choice("gone")), (busy_holder(), Choice("b"))], LOAD)
     assert (found.decisions, found.changed, found.largest[0].was_ms) == (2, 1, None)
 

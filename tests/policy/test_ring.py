@@ -71,7 +71,7 @@ def test_the_key_lies_beyond_what_everybody_shares(shared: int, own: int, more: 
 
 
 def test_without_a_block_of_its_own_a_request_goes_by_session_or_has_no_key() -> None:
-    """Nothing tells it apart, or only its session does."""
+    """It has no blocks of its own; only its session can be its key."""
     short = prompt_of([1] * (BLOCK - 1))
     for prompt, shared in ((None, 0), (short, 0), (prompt_of([1] * BLOCK), 1), (prompt_of([1] * BLOCK), 3)):
         assert with_prompt(prompt, shared) is None

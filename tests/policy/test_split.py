@@ -203,7 +203,7 @@ def test_who_insists_on_prefill_pods_does_so_only_where_pods_are_apart() -> None
     assert only.pod.id == "b"
 
 
-# --- whatever the fleet ---
+# --- any fleet ---
 
 
 @st.composite

@@ -24,5 +24,5 @@ def test_the_larger_of_scrape_and_ledger_counts() -> None:
 
 
 def test_an_idle_pod_slows_nobody() -> None:
-    """Zero, whatever the output."""
+    """Zero for any output."""
     assert DecodeTerm().cost_ms(at(output_tokens=10_000)) == 0.0

@@ -16,14 +16,14 @@ def test_what_the_pod_does_not_hold_pushes_out_as_much() -> None:
     assert EvictionTerm(reuse=0.5).cost_ms(at(prompt_tokens=1000, cached_tokens=400)) == pytest.approx(6.0)
 
 
-def test_a_copy_that_is_pulled_needs_its_room_too() -> None:
+def test_a_pulled_copy_needs_space_as_well() -> None:
     """Only what the pod holds itself is there already."""
     pulling = at(cached_tokens=900, own_tokens=400, pull=Transfer(pod("holder"), Link(1.0, 1e6), 500, 0, 5.0))
     assert EvictionTerm(reuse=0.5).cost_ms(pulling) == EvictionTerm(reuse=0.5).cost_ms(at(cached_tokens=400))
 
 
-def test_a_prefix_that_all_share_is_held_against_nobody() -> None:
-    """It must be on every pod once; whoever holds more of the prompt has nothing from it."""
+def test_a_prefix_of_all_traffic_costs_no_pod() -> None:
+    """Every pod needs space for it once; a pod that holds more of the prompt has no advantage from it."""
     term = EvictionTerm(reuse=1.0)
     assert term.cost_ms(at(shared_tokens=800)) == term.cost_ms(at(shared_tokens=800, cached_tokens=800))
     assert term.cost_ms(at(shared_tokens=800, cached_tokens=900)) == term.cost_ms(at(cached_tokens=900))

@@ -36,7 +36,7 @@ def test_requests_that_the_engine_has_not_told_of_fill_it_as_those_do_that_it_ha
 def test_the_fuller_the_dearer_and_nineteen_times_its_weight_at_the_most(
     one: float, other: float, waiting: int
 ) -> None:
-    """Whatever waits there, too."""
+    """Also with waiting prompts."""
 
     def price(kv_usage: float) -> float:
         inflight = InFlight(requests=1, prefill_requests=1, prefill_tokens=waiting)

@@ -18,6 +18,6 @@ def test_only_what_is_not_cached_costs() -> None:
 
 def test_beside_those_who_decode_the_fixed_part_is_their_step() -> None:
     """d0 + d1 b + d2 context instead of c0."""
-    beside = at(inflight=InFlight(3, 1, context_tokens=9000, decode_tokens=5000))
-    more_ms = PrefillTerm().cost_ms(beside) - PrefillTerm().cost_ms(at())
+    busy = at(inflight=InFlight(3, 1, context_tokens=9000, decode_tokens=5000))
+    more_ms = PrefillTerm().cost_ms(busy) - PrefillTerm().cost_ms(at())
     assert more_ms == pytest.approx(6.0 + 0.01 * 2 + 4e-5 * 5000 - 1.0)

@@ -28,7 +28,7 @@ def test_requests_that_came_past_us_count_as_usual_prompts() -> None:
 
 @given(waiting=st.integers(0, 50), then=st.integers(0, 50), now=st.integers(0, 50))
 def test_what_came_past_us_costs_the_same_until_the_engine_speaks_again(waiting: int, then: int, now: int) -> None:
-    """What it said less what we had there then, and never less than nothing, whatever becomes of ours meanwhile."""
+    """Waiting requests of the scrape without those that were ours at that time, and never below zero."""
     ours = InFlight(now, now, prefill_ms=10.0 * now)
     said = PodLoad(waiting=waiting, our_prompts=then)
     cost_ms = QueueTerm(foreign_request_tokens=500).cost_ms(at(inflight=ours, load=said))
