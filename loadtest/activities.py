@@ -53,7 +53,7 @@ CACHE_BLOCKS = 100_000
 """Per pod: 1.6 million tokens."""
 HOLDERS, HOLDER_BLOCKS, ENTRY_BLOCKS = 20, 50_000, 1_000
 """One million blocks in the cluster index."""
-LIFETIME_S = 600.0
+HOLDER_TTL_S = 600.0
 POLICY = "cost_aware"
 
 
@@ -161,7 +161,7 @@ def _config(setup: RouterSetup, ports: Sequence[int], endpoint: str, redis: str)
     for pod in config["pods"][:FOLLOWED]:
         pod["kv_events"] = {"endpoint": endpoint}
     if redis:
-        config["index"] = {"redis": {"url": redis, "holder_ttl_s": LIFETIME_S}}
+        config["index"] = {"redis": {"url": redis, "holder_ttl_s": HOLDER_TTL_S}}
     if setup is RouterSetup.WORKERS:
         config["listen"] = {"workers": 2}
     return config
@@ -305,7 +305,7 @@ async def index_log(target: Target) -> AsyncIterator[Action]:
     """Write one million blocks to the cluster index."""
     connection = RedisConnection(parse_url(target.redis), timeout_s=10)
     generation, random = _generation(), np.random.default_rng(2)
-    holders = [HolderWriter(connection, Keys(), generation, f"pod-{n}", LIFETIME_S) for n in range(HOLDERS)]
+    holders = [HolderWriter(connection, Keys(), generation, f"pod-{n}", HOLDER_TTL_S) for n in range(HOLDERS)]
     for number, holder in enumerate(holders):
         await holder.begin(EntryKind.EMPTY, HolderFacts(url=f"http://pod-{number}"), take_over=True)
     written = itertools.count()

@@ -92,7 +92,7 @@ class LmcacheServers(Strict):
 
 
 class StandardBackend(Strict):
-    """A cache tier that sends standardised KV events to `POST /kv-events`, or on standard input."""
+    """A cache tier that sends standardised KV events to `POST /kv-events`."""
 
     kind: Literal["standard"]
     backend: str

@@ -119,7 +119,7 @@ class _Log:
                 self._store.mark_stale()
 
     async def _resume(self) -> None:
-        """Restart the holders' lifetimes after an outage; read everything again if the log has lost entries."""
+        """Restart the holders' TTLs after an outage; read everything again if the log has lost entries."""
         self._index.reset_expiry(time.monotonic())
         if self._position is not None and _order(await self._reader.last_entry(self._generation)) < _order(
             self._position

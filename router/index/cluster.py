@@ -2,7 +2,7 @@
 
 Log entries are numbered by holder and epoch. An entry that does not follow the previous one is refused, and the holder
 must be read again (`begin_copy`, `copy`, `restore`). A newer epoch ends the previous one at once; during a reload the
-old blocks stay readable until the reload is sealed. A holder without entries for a lifetime expires. This file does no
+old blocks stay readable until the reload is sealed. A holder without entries for its TTL expires. This file does no
 Redis I/O and reads no clock.
 """
 
@@ -49,8 +49,8 @@ class LogEntry:
 class ClusterIndex:
     """All holders of all generations that this router reads. `max_bytes` limits the block table."""
 
-    def __init__(self, *, lifetime_s: float, max_bytes: int | None = None, scatter: int = SCATTER) -> None:
-        self._lifetime_s = lifetime_s
+    def __init__(self, *, holder_ttl_s: float, max_bytes: int | None = None, scatter: int = SCATTER) -> None:
+        self._holder_ttl_s = holder_ttl_s
         self._masks = HolderMasks(max_bytes, scatter)
         self.holders = Holders()
 
@@ -156,14 +156,14 @@ class ClusterIndex:
         self.holders.drop(holder.name)
 
     def expire(self, now_s: float) -> list[KnownHolder]:
-        """Drop and return the holders without log entries for their lifetime."""
-        expired = [known for known in self.holders if now_s - known.last_seen_s > self._lifetime_s]
+        """Drop and return the holders without log entries for their TTL."""
+        expired = [known for known in self.holders if now_s - known.last_seen_s > self._holder_ttl_s]
         for known in expired:
             self.drop(known)
         return expired
 
     def reset_expiry(self, now_s: float) -> None:
-        """Restart the lifetime of every holder, after a time in which the log could not be read."""
+        """Restart the TTL of every holder, after a time in which the log could not be read."""
         for known in self.holders:
             known.last_seen_s = now_s
 

@@ -47,7 +47,7 @@ class PublishState(StrEnum):
 class PublishTiming:
     """Intervals of publishing; see `publish` in config/router.yaml. `start_s`: maximum wait for the first events."""
 
-    lifetime_s: float
+    holder_ttl_s: float
     beat_s: float
     flush_interval_s: float
     reload_jitter_s: float
@@ -73,7 +73,7 @@ class PublishedHolder:
         facts: HolderFacts,
         timing: PublishTiming,
         resolve_hash: HashResolver | None = None,
-        ttl_s: Mapping[Tier, float] | None = None,
+        tier_ttl_s: Mapping[Tier, float] | None = None,
     ) -> None:
         self.id: HolderId = writer.holder
         self.generation: Generation = writer.generation
@@ -85,7 +85,7 @@ class PublishedHolder:
         self._writer = writer
         self._timing = timing
         self._resolve_hash = resolve_hash
-        self._expiry = TierExpiry(ttl_s or {})
+        self._expiry = TierExpiry(tier_ttl_s or {})
         self._pending = PendingChanges()
         self._backlog: list[list[BlockChange]] = []
         """Rest of a reload; the last item is empty and becomes the seal."""

@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 
 class Publisher:
-    """Published holders by id; an `EventStore` for pods. `generations` by model; `ttl_s` applies to pods only."""
+    """Published holders by id; an `EventStore` for pods. `generations` by model; `tier_ttl_s` applies to pods only."""
 
     def __init__(
         self,
@@ -34,14 +34,14 @@ class Publisher:
         generations: dict[str, Generation],
         facts_of: Callable[[Pod], HolderFacts],
         timing: PublishTiming,
-        ttl_s: Mapping[Tier, float] | None = None,
+        tier_ttl_s: Mapping[Tier, float] | None = None,
     ) -> None:
         self.generations = generations
         self._connection = connection
         self._keys = keys
         self._facts_of = facts_of
         self._timing = timing
-        self._ttl_s = ttl_s or {}
+        self._tier_ttl_s = tier_ttl_s or {}
         self._holders: dict[HolderId, PublishedHolder] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -83,11 +83,11 @@ class Publisher:
             return
         self.end(holder_id)
         holder = PublishedHolder(
-            HolderWriter(self._connection, self._keys, generation, holder_id, lifetime_s=self._timing.lifetime_s),
+            HolderWriter(self._connection, self._keys, generation, holder_id, holder_ttl_s=self._timing.holder_ttl_s),
             facts,
             self._timing,
             resolve_hash=self._resolve_hash if facts.reach else None,
-            ttl_s=None if facts.reach else self._ttl_s,
+            tier_ttl_s=None if facts.reach else self._tier_ttl_s,
         )
         self._holders[holder_id] = holder
         task = asyncio.create_task(supervise(f"publishing {holder_id}", holder.run))
@@ -117,7 +117,7 @@ class Publisher:
         for holder_id in list(self._holders):
             self.end(holder_id)
         try:
-            async with asyncio.timeout(self._timing.lifetime_s):
+            async with asyncio.timeout(self._timing.holder_ttl_s):
                 await asyncio.gather(*self._tasks, return_exceptions=True)
         except TimeoutError:
             log.warning("some holders not removed from the index; they will expire")

@@ -40,14 +40,14 @@ class HolderWriter:
     repeated."""
 
     def __init__(
-        self, connection: RedisConnection, keys: Keys, generation: Generation, holder: HolderId, lifetime_s: float
+        self, connection: RedisConnection, keys: Keys, generation: Generation, holder: HolderId, holder_ttl_s: float
     ) -> None:
         self._connection = connection
         self._keys = keys
         self.generation = generation
         self._scope = scope_of(generation)
         self.holder = holder
-        self._lifetime_ms = int(lifetime_s * 1000)
+        self._ttl_ms = int(holder_ttl_s * 1000)
         self._owner = secrets.token_hex(8)
         self._epoch = 0
         self._seq = 0
@@ -67,7 +67,7 @@ class HolderWriter:
             self.holder,
             self._owner,
             int(take_over),
-            self._lifetime_ms,
+            self._ttl_ms,
             kind,
             encode_facts(facts),
             int(complete),
@@ -90,7 +90,7 @@ class HolderWriter:
             counts[change.tier] += len(change.blocks) if change.held else -len(change.blocks)
         row, _, log = self._row_keys()
         keys = [row, log, *(self._keys.blocks(self._scope, self.holder, self._epoch, tier) for tier in packed)]
-        args: list[object] = [self.holder, self._epoch, self._seq + 1, kind, int(complete), self._lifetime_ms]
+        args: list[object] = [self.holder, self._epoch, self._seq + 1, kind, int(complete), self._ttl_ms]
         for tier, by_held in packed.items():
             args += [int(tier), by_held.get(True, b""), by_held.get(False, b""), counts[tier]]
         result = WriteResult((await self._connection.script(APPLY, keys, args)).decode())
@@ -100,9 +100,9 @@ class HolderWriter:
         return result
 
     async def beat(self, *, complete: bool) -> WriteResult:
-        """Extend the lifetime of the holder."""
+        """Extend the TTL of the holder."""
         keys = [*self._row_keys(), *self._blocks_keys()]
-        args = [self.holder, self._epoch, int(complete), self._lifetime_ms, *self._counts.values()]
+        args = [self.holder, self._epoch, int(complete), self._ttl_ms, *self._counts.values()]
         result = WriteResult((await self._connection.script(BEAT, keys, args)).decode())
         await self._connection.touch(self._keys.scopes, encode_generation(self.generation))
         return result

@@ -29,7 +29,7 @@ from router.types import BlockHash, BlocksByTier, Generation, Tier
 SCAN_BLOCKS = 2048
 """Blocks per SSCAN: about half a millisecond on each side."""
 
-GENERATION_LIFETIME_S = 3600.0
+GENERATION_TTL_S = 3600.0
 """A generation without heartbeats for this time is ignored. Much longer than clock differences."""
 
 log = structlog.get_logger()
@@ -46,7 +46,7 @@ class IndexReader:
     async def generations(self) -> list[Generation]:
         """All generations with a recent heartbeat."""
         found: list[Generation] = []
-        oldest = time.time() - GENERATION_LIFETIME_S
+        oldest = time.time() - GENERATION_TTL_S
         for member in await self._redis.zrangebyscore(self._keys.scopes, oldest, "+inf"):
             try:
                 found.append(decode_generation(member))

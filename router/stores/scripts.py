@@ -112,7 +112,7 @@ end
 return 'ok'
 """
 )
-"""Extend a holder's lifetime and compare its block counts with those of its publisher."""
+"""Extend a holder's TTL and compare its block counts with those of its publisher."""
 
 RETIRE: Final = (
     _NOW
@@ -131,21 +131,21 @@ return 'ok'
 EXCHANGE: Final = (
     _NOW
     + """
--- KEYS routers; ARGV own id, own row or '', lifetime_ms
-local lifetime_ms = tonumber(ARGV[3])
+-- KEYS routers; ARGV own id, own row or '', ttl_ms
+local ttl_ms = tonumber(ARGV[3])
 if #ARGV[2] > 0 then
   redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f ', now_ms) .. ARGV[2])
 else
   redis.call('HDEL', KEYS[1], ARGV[1])
 end
-redis.call('PEXPIRE', KEYS[1], 60 * lifetime_ms)
+redis.call('PEXPIRE', KEYS[1], 60 * ttl_ms)
 local rows, alive = redis.call('HGETALL', KEYS[1]), {}
 for i = 1, #rows, 2 do
   local written_ms, row = string.match(rows[i + 1], '^(%d+) (.*)$')
   local age_ms = written_ms and math.abs(now_ms - written_ms) or math.huge
-  if age_ms > 60 * lifetime_ms then
+  if age_ms > 60 * ttl_ms then
     redis.call('HDEL', KEYS[1], rows[i])
-  elseif age_ms <= lifetime_ms and rows[i] ~= ARGV[1] then
+  elseif age_ms <= ttl_ms and rows[i] ~= ARGV[1] then
     alive[#alive + 1] = rows[i]
     alive[#alive + 1] = row
   end

@@ -25,16 +25,16 @@ def calibration_key(keys: Keys, model: str) -> str:
 
 
 class SharedCalibration:
-    """The best fits of all routers of one model. Expires after `lifetime_s` without new ones.
+    """The best fits of all routers of one model. Expires after `ttl_s` without new ones.
 
     Of each fit the one with the most observations stays: fits can share observations and must not be added up. Two
     concurrent writers lose at most the latest fits of one, which return with its next exchange."""
 
-    def __init__(self, connection: RedisConnection, keys: Keys, model: str, *, lifetime_s: float) -> None:
+    def __init__(self, connection: RedisConnection, keys: Keys, model: str, *, ttl_s: float) -> None:
         self._client = connection.client
         self._model = model
         self._key = calibration_key(keys, model)
-        self._lifetime_ms = int(lifetime_s * 1000)
+        self._ttl_ms = int(ttl_s * 1000)
         self._written = b""
 
     async def exchange(self, calibration: Calibration) -> None:
@@ -47,7 +47,7 @@ class SharedCalibration:
         own = calibration.dump(self._model)
         # An unchanged calibration is not written again: others may have written newer fits.
         if found is None or own not in (found, self._written):
-            await self._client.set(self._key, own, px=self._lifetime_ms)
+            await self._client.set(self._key, own, px=self._ttl_ms)
             self._written = own
 
 
@@ -61,12 +61,12 @@ class SharedWorkload:
     are workers of this router. Methods raise `redis.RedisError`."""
 
     def __init__(
-        self, connection: RedisConnection, keys: Keys, router: str, *, lifetime_s: float, siblings: str | None = None
+        self, connection: RedisConnection, keys: Keys, router: str, *, ttl_s: float, siblings: str | None = None
     ) -> None:
         self._connection = connection
         self._keys = keys
         self._router = router
-        self._lifetime_ms = int(lifetime_s * 1000)
+        self._ttl_ms = int(ttl_s * 1000)
         self._siblings = siblings
 
     async def exchange(self, own: Work) -> dict[str, Work]:
@@ -79,7 +79,7 @@ class SharedWorkload:
         await self._exchange(b"")
 
     async def _exchange(self, row: bytes) -> dict[str, Work]:
-        args = (self._router, row, self._lifetime_ms)
+        args = (self._router, row, self._ttl_ms)
         flat = await self._connection.script(EXCHANGE, [self._keys.routers], args)
         found: dict[str, Work] = {}
         for router, other in zip(flat[::2], flat[1::2], strict=True):

@@ -57,15 +57,15 @@ class Agent:
         redis = config.index.redis
         self._connection = RedisConnection(redis_address(redis), timeout_s=redis.timeout_s)
         timing = PublishTiming(
-            lifetime_s=redis.holder_ttl_s,
+            holder_ttl_s=redis.holder_ttl_s,
             beat_s=min(config.publish.heartbeat_s, redis.holder_ttl_s / 3),
             flush_interval_s=config.publish.flush_interval_ms / 1000,
             reload_jitter_s=config.publish.reload_jitter_s,
         )
         ttl = config.publish.ttl
-        ttl_s = {Tier.CPU: ttl.cpu, Tier.DISK: ttl.disk, Tier.REMOTE: ttl.remote}
+        tier_ttl_s = {Tier.CPU: ttl.cpu, Tier.DISK: ttl.disk, Tier.REMOTE: ttl.remote}
         keys = Keys(redis.namespace)
-        self.publisher = Publisher(self._connection, keys, dict(generations), self._facts, timing, ttl_s)
+        self.publisher = Publisher(self._connection, keys, dict(generations), self._facts, timing, tier_ttl_s)
         self.metrics = Metrics()
         self.fleet = Fleet()
         self._breaker = Breaker(self.fleet, failures_to_eject=config.probes.failures_to_eject)

@@ -28,10 +28,10 @@ from router.stores.shared_state import SharedCalibration, SharedWorkload
 from router.types import Generation
 from router.workers.supervisor import WorkerIdentity
 
-WORK_LIFETIME_S = 1.0
+WORK_TTL_S = 1.0
 """Another router's requests in flight are ignored this long after its last update."""
 
-CALIBRATION_LIFETIME_S = 7 * 24 * 3600.0
+CALIBRATION_TTL_S = 7 * 24 * 3600.0
 """Calibration is kept this long after it was last written."""
 
 log = structlog.get_logger()
@@ -69,18 +69,18 @@ class ClusterMember:
         address = redis_address(config)
         self._connection = RedisConnection(address, timeout_s=config.timeout_s)
         index = ClusterIndex(
-            lifetime_s=config.holder_ttl_s, max_bytes=config.max_replica_bytes, scatter=secrets.randbits(64)
+            holder_ttl_s=config.holder_ttl_s, max_bytes=config.max_replica_bytes, scatter=secrets.randbits(64)
         )
         self.store = ReplicaStore(index, max_age_s=config.max_stale_s)
         self._feed = IndexFeed(IndexReader(self._connection, keys), self.store, wanted)
         siblings = f"{socket.gethostname()}:{worker.folder.name}:" if worker else None
         router = f"{siblings or socket.gethostname() + ':'}{os.getpid()}:{secrets.token_hex(4)}"
-        work = SharedWorkload(self._connection, keys, router, lifetime_s=WORK_LIFETIME_S, siblings=siblings)
+        work = SharedWorkload(self._connection, keys, router, ttl_s=WORK_TTL_S, siblings=siblings)
         self._work = WorkloadFeed(work, ledger)
 
     def calibration(self, model: str) -> SharedCalibration:
         """The calibration that the routers of this model share."""
-        return SharedCalibration(self._connection, self._keys, model, lifetime_s=CALIBRATION_LIFETIME_S)
+        return SharedCalibration(self._connection, self._keys, model, ttl_s=CALIBRATION_TTL_S)
 
     def receipts(self, maxlen: int, lost: Callable[[int], None]) -> ReceiptStream:
         """The stream for receipts of all routers."""

@@ -67,7 +67,7 @@ async def agent(url: str, blocks: int) -> dict[str, float]:
     """Publish as `warmroute publish` does, as fast as it goes."""
     connection = RedisConnection(parse_url(url), timeout_s=5)
     writer = HolderWriter(connection, Keys(), GENERATION, "pod", 300)
-    timing = PublishTiming(lifetime_s=300, beat_s=5, flush_interval_s=0.002, reload_jitter_s=1)
+    timing = PublishTiming(holder_ttl_s=300, beat_s=5, flush_interval_s=0.002, reload_jitter_s=1)
     holder = PublishedHolder(writer, HolderFacts(url="http://pod"), timing)
     made = list(events(blocks))
     holder.caught_up(complete=True)
@@ -86,7 +86,7 @@ async def agent(url: str, blocks: int) -> dict[str, float]:
 
 async def replica(url: str, blocks: int) -> dict[str, float]:
     """Follow until all blocks are here."""
-    index = ClusterIndex(lifetime_s=60)
+    index = ClusterIndex(holder_ttl_s=60)
     feed = IndexFeed(
         IndexReader(RedisConnection(parse_url(url), timeout_s=5), Keys()),
         ReplicaStore(index, max_age_s=60),
@@ -227,7 +227,7 @@ async def lookups(redis: RedisProcess, block_holders: int) -> list[tuple[str, fl
         match = await store.match(PromptPrefix(GENERATION, empty, prompt), 0.0)
         assert not match.degraded and len(match.blocks) == HOLDERS
 
-    copy = ReplicaStore(ClusterIndex(lifetime_s=3600), max_age_s=1e9)
+    copy = ReplicaStore(ClusterIndex(holder_ttl_s=3600), max_age_s=1e9)
     bind_all(copy)
     feed, began_s = IndexFeed(reader, copy, lambda generation: True), time.perf_counter()
     running = asyncio.create_task(feed.run())

@@ -71,10 +71,10 @@ class LossyConnection(RedisConnection):
 class Scene:
     """A server, a router's replica, and publishers."""
 
-    def __init__(self, server: RedisProcess, client: Any, lifetime_s: float = 3.0, timeout_s: float = 2.0) -> None:
+    def __init__(self, server: RedisProcess, client: Any, holder_ttl_s: float = 3.0, timeout_s: float = 2.0) -> None:
         self.server = server
         self.redis = client
-        self.index = ClusterIndex(lifetime_s=lifetime_s)
+        self.index = ClusterIndex(holder_ttl_s=holder_ttl_s)
         self.store = ReplicaStore(self.index, max_age_s=60.0)
         self.wire = LossyConnection(parse_url(server.url), timeout_s=2.0)
         self.connection = RedisConnection(parse_url(server.url), timeout_s=timeout_s)
@@ -86,7 +86,7 @@ class Scene:
     ) -> HolderPublisher:
         """A publisher with these blocks, whose pod the router knows."""
         self.store.add_holder(Pod(id=pod, url=f"http://{pod}", engine="vllm", speed=PodSpeed(0, 0, 0)), generation)
-        publisher = HolderPublisher(HolderWriter(self.wire, KEYS, generation, pod, lifetime_s=10.0), pod)
+        publisher = HolderPublisher(HolderWriter(self.wire, KEYS, generation, pod, holder_ttl_s=10.0), pod)
         await publisher.begin()
         await publisher.store(blocks)
         return publisher
@@ -177,7 +177,7 @@ async def test_an_empty_epoch_is_visible_at_once(scene: Scene, running: Running)
         assert scene.match([1, 2]).blocks == {}
 
 
-@pytest.mark.parametrize("scene", [{"lifetime_s": 0.4}], indirect=True)
+@pytest.mark.parametrize("scene", [{"holder_ttl_s": 0.4}], indirect=True)
 async def test_only_the_holder_without_heartbeat_expires(scene: Scene, running: Running) -> None:
     await scene.publishing("a", [1])
     alive = await scene.publishing("b", [2])

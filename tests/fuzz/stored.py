@@ -46,7 +46,7 @@ def rows(data: bytes) -> None:
 
 def _is_taken(entry: LogEntry) -> None:
     """Apply it to an empty index and to one with its holder; nothing remains after the holder is removed."""
-    index = ClusterIndex(lifetime_s=10)
+    index = ClusterIndex(holder_ttl_s=10)
     begin = LogEntry(kind=EntryKind.EMPTY, holder=entry.holder, epoch=entry.epoch, facts=HolderFacts())
     for now_s, each in enumerate((entry, begin, replace(entry, seq=1), entry, replace(entry, seq=2))):
         index.apply(GENERATION, each, float(now_s))

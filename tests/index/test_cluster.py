@@ -14,7 +14,7 @@ from router.index.holders import HolderFacts, HolderId, KnownHolder, holder_name
 from router.types import BlockChange, BlockHash, BlocksByTier, Generation, Pod, PodSpeed, PromptPrefix, Tier
 
 GENERATION = Generation(model="m")
-LIFETIME_S = 10.0
+HOLDER_TTL_S = 10.0
 GPU, CPU = Tier.GPU, Tier.CPU
 EMPTY, RELOAD, CHANGE, SEAL, BEAT, GONE = EntryKind
 
@@ -37,7 +37,7 @@ def entry(
 
 def make_index() -> ClusterIndex:
     """An index with two pods, `a` and `b`."""
-    index = ClusterIndex(lifetime_s=LIFETIME_S)
+    index = ClusterIndex(holder_ttl_s=HOLDER_TTL_S)
     for pod_id in "ab":
         index.holders.bind(
             Pod(id=pod_id, url=f"http://{pod_id}", engine="vllm", speed=PodSpeed(1.0, 0.1, 0.0)), GENERATION
@@ -104,7 +104,7 @@ def test_a_repeated_change_is_ignored() -> None:
 
 
 def test_after_a_gap_the_holder_must_be_read_again() -> None:
-    """The change is not applied and does not extend the holder's lifetime."""
+    """The change is not applied and does not extend the holder's TTL."""
     index = after(*STARTED)
     assert apply(index, entry(CHANGE, 3, adds(4)), now_s=5.0) == [False]
     assert (runs(index, 1, 2, 3, 4), get(index).seq, get(index).last_seen_s) == ({"a": (3, 0, 0, 0)}, 1, 0.0)
@@ -222,21 +222,21 @@ def test_a_removed_holder_has_no_blocks() -> None:
     assert runs(index, 1) == {"b": (1, 0, 0, 0)}
 
 
-def test_a_holder_without_entries_expires_after_its_lifetime() -> None:
-    """Changes and heartbeats extend the lifetime, including repeated ones."""
+def test_a_holder_without_entries_expires_after_its_ttl() -> None:
+    """Changes and heartbeats extend the TTL, including repeated ones."""
     index = after(*STARTED, entry(EMPTY, holder="b"))
     apply(index, entry(BEAT, 0, holder="b"), now_s=1.0)
-    assert index.expire(LIFETIME_S) == []
-    assert [known.id for known in index.expire(LIFETIME_S + 0.5)] == ["a"]
+    assert index.expire(HOLDER_TTL_S) == []
+    assert [known.id for known in index.expire(HOLDER_TTL_S + 0.5)] == ["a"]
     assert ([known.id for known in index.holders], index.block_holders) == (["b"], 0)
-    assert [known.id for known in index.expire(LIFETIME_S + 1.5)] == ["b"]
+    assert [known.id for known in index.expire(HOLDER_TTL_S + 1.5)] == ["b"]
 
 
-def test_lifetimes_restart_after_an_outage() -> None:
+def test_ttls_restart_after_an_outage() -> None:
     index = after(*STARTED, entry(EMPTY, holder="b"))
     index.reset_expiry(100.0)
-    assert index.expire(100.0 + LIFETIME_S) == []
-    assert len(index.expire(100.5 + LIFETIME_S)) == 2
+    assert index.expire(100.0 + HOLDER_TTL_S) == []
+    assert len(index.expire(100.5 + HOLDER_TTL_S)) == 2
 
 
 # --- reading anew ---
@@ -392,7 +392,7 @@ writes = st.tuples(
 def test_the_replica_converges_despite_lost_and_repeated_entries(
     happening: list[tuple[tuple[EntryKind, HolderId, Held, bool], int, int]], last: int
 ) -> None:
-    """A holder that is read again may be ahead of the log. After the next heartbeat, and a lifetime after
+    """A holder that is read again may be ahead of the log. After the next heartbeat, and one TTL after
     the last entry of removed holders, the replica equals the true state."""
     writers = Writers()
     deliveries: list[tuple[int, int]] = []
@@ -407,7 +407,7 @@ def test_the_replica_converges_despite_lost_and_repeated_entries(
     for at, (times, ahead) in enumerate(deliveries):
         truth = writers.truths[min(at + ahead, len(deliveries) - 1)]
         apply_log(index, [writers.log[at]] * times, truth, now_s=0.0)
-    later_s = 2 * LIFETIME_S
+    later_s = 2 * HOLDER_TTL_S
     beats = [
         entry(BEAT, row.seq, epoch=row.epoch, holder=holder, complete=row.complete)
         for holder, row in writers.rows.items()

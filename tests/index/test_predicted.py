@@ -128,7 +128,7 @@ dispatches = st.tuples(
 def test_it_matches_as_a_plain_list_does(
     steps: list[tuple[PodId, list[int], int, float, int | None]], asked: list[int]
 ) -> None:
-    """For any dispatches, pauses, lifetimes and capacities; an empty prompt stands for a removed pod."""
+    """For any dispatches, pauses, TTLs and capacities; an empty prompt stands for a removed pod."""
     index, naive, now_s = PredictedIndex(), dict[PodId, NaivePod](), 0.0
     for pod, prompt, pause_s, ttl_s, capacity in steps:
         now_s += pause_s

@@ -33,8 +33,8 @@ SCOPE = scope_of(GENERATION)
 POD = "pod"
 FACTS = HolderFacts(url="http://pod")
 ROW, LOG = KEYS.holder(SCOPE, POD), KEYS.log(SCOPE)
-LASTING = PublishTiming(lifetime_s=8.0, beat_s=0.1, flush_interval_s=0.002, start_s=0.05, reload_jitter_s=0.02)
-SHORT = PublishTiming(lifetime_s=0.5, beat_s=0.1, flush_interval_s=0.002, start_s=0.05, reload_jitter_s=0.02)
+LASTING = PublishTiming(holder_ttl_s=8.0, beat_s=0.1, flush_interval_s=0.002, start_s=0.05, reload_jitter_s=0.02)
+SHORT = PublishTiming(holder_ttl_s=0.5, beat_s=0.1, flush_interval_s=0.002, start_s=0.05, reload_jitter_s=0.02)
 
 
 def stored(chat: int, blocks: int = 3, tier: Tier = Tier.GPU) -> BlocksStored:
@@ -62,12 +62,12 @@ class Scene:
     connection: RedisConnection
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
-    def writer(self, lifetime_s: float = 8.0) -> HolderWriter:
-        return HolderWriter(self.connection, KEYS, GENERATION, POD, lifetime_s)
+    def writer(self, holder_ttl_s: float = 8.0) -> HolderWriter:
+        return HolderWriter(self.connection, KEYS, GENERATION, POD, holder_ttl_s)
 
     def publish(self, timing: PublishTiming = LASTING) -> PublishedHolder:
         """Start another publisher of the holder. Its task is the last one."""
-        holder = PublishedHolder(self.writer(timing.lifetime_s), FACTS, timing)
+        holder = PublishedHolder(self.writer(timing.holder_ttl_s), FACTS, timing)
         self.tasks.append(asyncio.create_task(holder.run()))
         return holder
 
@@ -207,7 +207,7 @@ async def test_lost_events_mark_the_holder_incomplete(scene: Scene) -> None:
 
 
 async def test_the_newest_publisher_writes_until_it_stops(scene: Scene) -> None:
-    """The other one stands by until the newest has been silent for a lifetime."""
+    """The other one stands by until the newest has not written for its TTL."""
     first = await publishing(scene, 1, timing=SHORT)
     await publishing(scene, 1, 2, timing=SHORT)
     await until(lambda: first.state is PublishState.STANDBY)
@@ -334,7 +334,7 @@ async def test_an_acknowledged_write_lost_in_a_failover_is_detected(scene: Scene
 
 
 async def test_an_old_epoch_is_fenced(scene: Scene) -> None:
-    """Its writes change neither blocks nor lifetime nor log."""
+    """Its writes change neither blocks nor TTL nor log."""
     old, new = scene.writer(), scene.writer()
     await old.begin(EntryKind.EMPTY, FACTS, take_over=True)
     await new.begin(EntryKind.EMPTY, FACTS, take_over=True)

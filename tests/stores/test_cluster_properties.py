@@ -31,7 +31,7 @@ BLOCK = 2
 PODS = ("a", "b")
 PROMPTS = ((1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 9, 9, 9, 9), (5, 5, 5, 5))
 GENERATIONS = tuple(Generation(model="m", revision=name, block_size_tokens=BLOCK) for name in ("r1", "r2"))
-TIMING = PublishTiming(lifetime_s=30, beat_s=0.03, flush_interval_s=0.0, start_s=5, reload_jitter_s=0.0)
+TIMING = PublishTiming(holder_ttl_s=30, beat_s=0.03, flush_interval_s=0.0, start_s=5, reload_jitter_s=0.0)
 NAMESPACES = count()
 
 Chain = tuple[int, ...]
@@ -52,7 +52,7 @@ class World:
         self.keys = Keys(f"test{next(NAMESPACES)}")
         self.connection = RedisConnection(parse_url(server.url), timeout_s=5)
         self.reader = IndexReader(self.connection, self.keys)
-        self.replica = ReplicaStore(ClusterIndex(lifetime_s=60), max_age_s=60)
+        self.replica = ReplicaStore(ClusterIndex(holder_ttl_s=60), max_age_s=60)
         self.feed = IndexFeed(self.reader, self.replica, lambda generation: generation.model == "m", refresh_s=0.01)
         self.generation = dict.fromkeys(PODS, GENERATIONS[0])
         self.held: dict[str, set[Chain]] = {pod: set() for pod in PODS}
@@ -66,7 +66,7 @@ class World:
     def publish(self, pod: str) -> None:
         """Start a publisher that has all events; previous ones still run and receive events too."""
         generation = self.generation[pod]
-        writer = HolderWriter(self.connection, self.keys, generation, pod, TIMING.lifetime_s)
+        writer = HolderWriter(self.connection, self.keys, generation, pod, TIMING.holder_ttl_s)
         holder = PublishedHolder(writer, HolderFacts(url=f"http://{pod}"), TIMING)
         holder.apply(_stored(chain) for chain in sorted(self.held[pod], key=len))
         holder.caught_up(complete=True)

@@ -62,7 +62,7 @@ async def connected(url: str, **options: object) -> AsyncIterator[RedisConnectio
 
 async def publish_and_read(connection: RedisConnection, holder: str = "pod") -> None:
     """All operations of publishers and routers."""
-    writer = HolderWriter(connection, KEYS, GENERATION, holder, lifetime_s=30)
+    writer = HolderWriter(connection, KEYS, GENERATION, holder, holder_ttl_s=30)
     assert await writer.begin(EntryKind.EMPTY, FACTS, take_over=True) is WriteResult.OK
     assert await writer.apply([BlockChange(Tier.GPU, True, BLOCKS)], complete=True) is WriteResult.OK
     assert await writer.beat(complete=True) is WriteResult.OK
@@ -74,7 +74,7 @@ async def publish_and_read(connection: RedisConnection, holder: str = "pod") -> 
     assert sorted(block for piece in read for block in piece) == BLOCKS
     entries = await reader.entries(GENERATION, b"0-0", wait_ms=1, count=10)
     assert [entry.kind for _, entry in entries[:2] if entry] == [EntryKind.EMPTY, EntryKind.CHANGE]
-    assert await SharedWorkload(connection, KEYS, "router", lifetime_s=1).exchange({"a": InFlight()}) == {}
+    assert await SharedWorkload(connection, KEYS, "router", ttl_s=1).exchange({"a": InFlight()}) == {}
     assert await writer.retire() is WriteResult.OK
 
 

@@ -44,8 +44,8 @@ async def connection(server: RedisServer) -> AsyncIterator[RedisConnection]:
     await made.close()
 
 
-def shared(connection: RedisConnection, lifetime_s: float = 60) -> SharedCalibration:
-    return SharedCalibration(connection, KEYS, "org/model", lifetime_s=lifetime_s)
+def shared(connection: RedisConnection, ttl_s: float = 60) -> SharedCalibration:
+    return SharedCalibration(connection, KEYS, "org/model", ttl_s=ttl_s)
 
 
 def fitted(observations: int, factor: float = 2.0, class_key: str = H100) -> Calibration:
@@ -115,7 +115,7 @@ async def test_an_unreadable_value_is_replaced(connection: RedisConnection, garb
 
 
 async def test_calibration_expires_without_new_observations(connection: RedisConnection) -> None:
-    await shared(connection, lifetime_s=0.05).exchange(fitted(10))
+    await shared(connection, ttl_s=0.05).exchange(fitted(10))
 
     async def is_gone() -> bool:
         return not await connection.client.exists(KEY)
@@ -127,9 +127,9 @@ def test_the_key_contains_model_and_version() -> None:
     assert KEY == "state:1:calibration:2:org/model"
 
 
-def rows(connection: RedisConnection, *routers: str, lifetime_s: float = 60) -> list[SharedWorkload]:
+def rows(connection: RedisConnection, *routers: str, ttl_s: float = 60) -> list[SharedWorkload]:
     """One for each router."""
-    return [SharedWorkload(connection, KEYS, router, lifetime_s=lifetime_s) for router in routers]
+    return [SharedWorkload(connection, KEYS, router, ttl_s=ttl_s) for router in routers]
 
 
 def shared_fields(ledger: Ledger) -> dict[str, InFlight]:
@@ -156,7 +156,7 @@ async def test_fields_by_the_routers_own_clock_are_not_shared(connection: RedisC
 async def test_workers_of_the_same_router_are_skipped(connection: RedisConnection) -> None:
     """Routers on other hosts see each of them."""
     one, two, elsewhere = (
-        SharedWorkload(connection, KEYS, name, lifetime_s=60, siblings=siblings)
+        SharedWorkload(connection, KEYS, name, ttl_s=60, siblings=siblings)
         for name, siblings in (("x:1", "x:"), ("x:2", "x:"), ("y:1", "y:"))
     )
     await one.exchange(WORK)
@@ -175,7 +175,7 @@ async def test_leaving_removes_the_row(connection: RedisConnection) -> None:
 
 async def test_a_dead_replicas_row_expires(connection: RedisConnection) -> None:
     """And is deleted later."""
-    (dead,), (alive,) = rows(connection, "1"), rows(connection, "2", lifetime_s=0.05)
+    (dead,), (alive,) = rows(connection, "1"), rows(connection, "2", ttl_s=0.05)
     await dead.exchange(WORK)
     assert set(await alive.exchange({})) == {"1"}
 
@@ -205,7 +205,7 @@ async def test_two_routers_share_their_load_and_keep_their_own_without_redis(ser
     connections = [RedisConnection(parse_url(server.url), timeout_s=1) for _ in range(2)]
     ledgers = [Ledger(), Ledger()]
     feeds = [
-        WorkloadFeed(SharedWorkload(connection, KEYS, name, lifetime_s=60), ledger)
+        WorkloadFeed(SharedWorkload(connection, KEYS, name, ttl_s=60), ledger)
         for connection, name, ledger in zip(connections, "12", ledgers, strict=True)
     ]
     tasks = [asyncio.create_task(feed.run()) for feed in feeds]
