@@ -155,6 +155,21 @@ async def test_a_streamed_response_is_relayed_as_it_is_generated() -> None:
         assert pods.counted("warmroute_handoff_seconds_count", dialect="nixl") == 1
 
 
+async def test_a_streamed_handoff_calibrates_its_link() -> None:
+    """With its tokens, and the same time as the metric, in milliseconds."""
+    async with town(p=OFFERING, d=streaming) as pods:
+        seen: list[tuple[Any, ...]] = []
+        pods.calibrator.observe_transfer = lambda *facts: seen.append(facts)  # type: ignore[method-assign]
+        plan = Split(pods.pod("p"), pods.pod("d"), handoff_tokens=48)
+        await pods.serve(pods.context(plan, stream=True))
+        ((sender, receiver, tokens, elapsed_ms, concurrent),) = seen
+        assert (sender.id, receiver.id, tokens, concurrent) == ("p", "d", 48, 0)
+        elapsed_s = pods.counted("warmroute_handoff_seconds_sum", dialect="nixl")
+        assert elapsed_ms == pytest.approx(elapsed_s * 1000)
+        await pods.serve(pods.context(plan))
+        assert len(seen) == 1, "an unstreamed response does not show when the KV arrived"
+
+
 async def test_both_requests_carry_the_clients_headers() -> None:
     """Identity, trace and request id."""
     headers = [(b"authorization", b"Bearer k"), (b"traceparent", b"00-a-b-01"), (b"content-type", b"application/json")]

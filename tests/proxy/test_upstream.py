@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
+from router.proxy import upstream
 from router.proxy.connection import READ_PAUSE_BYTES, UpstreamTimeouts
 from router.proxy.headers import request_message
 from router.proxy.upstream import IDLE_EXPIRY_S, Reply, UpstreamPool
@@ -336,6 +337,19 @@ async def test_idle_connections_are_closed_before_the_pod_closes_them(monkeypatc
         await pod.wait_for_ends()
         await whole(pool)
         assert pod.connections == 2
+
+
+async def test_a_limited_number_of_idle_connections_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are closed at once."""
+    monkeypatch.setattr(upstream, "MAX_IDLE_CONNECTIONS", 2)
+    async with serving(answering(OK)) as (pod, pool):
+        replies = await asyncio.gather(*(pool.exchange(message(pool)) for _ in range(4)))
+        for reply in replies:
+            await body_of(reply)
+            reply.close()
+        assert len(pool._idle) == 2
+        assert pod.connections == 4
+        await pod.wait_for_ends(2)
 
 
 async def test_closing_a_reply_twice_returns_its_connection_once() -> None:
