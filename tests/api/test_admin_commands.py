@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -90,4 +91,6 @@ async def test_policies_are_reloaded_in_every_worker() -> None:
     two.apply(one)
     for reload in tuple(two.commands._reloads):
         assert (await reload).version == done.version
+    await asyncio.sleep(0)
+    assert not two.commands._reloads
     assert b'warmroute_policy_reloads_total{result="ok"} 1.0' in two.policies._metrics.render()
