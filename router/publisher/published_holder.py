@@ -90,7 +90,7 @@ class PublishedHolder:
         self._backlog: list[list[BlockChange]] = []
         """Rest of a reload; the last item is empty and becomes the seal."""
         self._batch: tuple[EntryKind, list[BlockChange]] | None = None
-        """The write in progress, or one without an answer."""
+        """The write in progress, or one whose response was lost."""
         self._epoch_due: EntryKind | None = EntryKind.RELOAD
         self._take_over = True
         self._changed = asyncio.Event()
@@ -167,7 +167,7 @@ class PublishedHolder:
     async def _step(self) -> None:
         if self._epoch_due is not None:
             await self._begin_epoch(self._epoch_due)
-        elif self._batch is not None:  # its answer was lost; Redis ignores it if it was already applied
+        elif self._batch is not None:  # its response was lost; Redis ignores it if it was already applied
             await self._write()
         elif time.monotonic() >= self._next_beat_s or self.complete is not self._published_complete:
             await self._beat()

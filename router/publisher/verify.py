@@ -70,13 +70,13 @@ async def verify_holder(
 
 async def _source(client: httpx.AsyncClient, pod: Pod) -> KvEventSource | None:
     adapter = ENGINES[pod.engine]
-    answers: dict[str, bytes] = {}
+    responses: dict[str, bytes] = {}
     for path in adapter.describe_paths:
         try:
-            answers[path] = await get(client, pod, path, TIMEOUT_S)
+            responses[path] = await get(client, pod, path, TIMEOUT_S)
         except UpstreamError:
             continue
-    facts = adapter.describe(answers, pod)
+    facts = adapter.describe(responses, pod)
     return facts.kv_events if facts else None
 
 

@@ -113,8 +113,8 @@ class IndexReader:
     ) -> list[tuple[bytes, LogEntry | None]]:
         """The next log entries; waits up to `wait_ms` for the first one. None for an unreadable entry."""
         wait_ms = min(wait_ms, self._max_wait_ms)
-        answer = await self._redis.xread({self._keys.log(scope_of(generation)): after}, count=count, block=wait_ms)
-        entries = answer[0][1] if answer else []
+        response = await self._redis.xread({self._keys.log(scope_of(generation)): after}, count=count, block=wait_ms)
+        entries = response[0][1] if response else []
         return [(entry_id, _decoded(fields)) for entry_id, fields in entries]
 
 

@@ -65,7 +65,7 @@ local function each(command, key, blob)
   end
 end
 local entry = {'k', ARGV[4], 'h', ARGV[1], 'e', ARGV[2], 's', ARGV[3], 'c', ARGV[5]}
-local counts, answer = {}, 'ok'
+local counts, result = {}, 'ok'
 for i = 3, #KEYS do
   local at = 7 + (i - 3) * 4
   local tier, added, removed, count = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
@@ -80,13 +80,13 @@ for i = 3, #KEYS do
     entry[#entry + 1] = removed
   end
   redis.call('PEXPIRE', KEYS[i], ARGV[6])
-  if redis.call('SCARD', KEYS[i]) ~= tonumber(count) then answer = 'diverged' end
+  if redis.call('SCARD', KEYS[i]) ~= tonumber(count) then result = 'diverged' end
   counts[#counts + 1] = 'n' .. tier
   counts[#counts + 1] = count
 end
 redis.call('HSET', KEYS[1], 'seq', ARGV[3], 'complete', ARGV[5], unpack(counts))
 append(KEYS[2], unpack(entry))
-return answer
+return result
 """
 )
 """Write the next changes of a holder, or the seal of its reload. Idempotent."""
