@@ -1,4 +1,4 @@
-"""Why should anybody believe the simulator? A ladder: queueing theory, exact counts, published results."""
+"""The simulator is checked against queueing theory, exact counts and published results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from router.types import Link, PodSpeed
 from tests.sim.virtual.conftest import equal_pods, speed_of
 
 PERFECT = Conditions(route_ms=0, event_delay_ms=0, scrape_ms=1000)
-"""Routers that hear everything at once."""
+"""Routers that receive all events at once."""
 
 
 def poisson(random: Random, per_s: float, requests: int, prompt_tokens: int) -> Iterator[Session]:
@@ -33,7 +33,7 @@ def poisson(random: Random, per_s: float, requests: int, prompt_tokens: int) -> 
 
 
 @pytest.mark.parametrize("utilisation", [0.3, 0.6, 0.8])
-def test_one_pod_with_equal_prompts_waits_as_m_d_1_says(policies: dict[str, Policy], utilisation: float) -> None:
+def test_the_wait_for_one_pod_with_equal_prompts_follows_m_d_1(policies: dict[str, Policy], utilisation: float) -> None:
     """Mean wait = rho S / (2 (1 - rho)), one prompt at a time (Pollaczek and Khinchine)."""
     speed = PodSpeed(0.0, 0.1, 0.0)
     true = VirtualPodConfig(speed=speed, kv_tokens=10**6, max_num_seqs=1)
@@ -45,7 +45,7 @@ def test_one_pod_with_equal_prompts_waits_as_m_d_1_says(policies: dict[str, Poli
     assert result.ttft_mean_ms == pytest.approx(expected_ms, rel=0.04)
 
 
-def test_a_batch_of_decodes_is_as_fast_as_its_steps(policies: dict[str, Policy]) -> None:
+def test_a_batch_of_decodes_takes_the_sum_of_its_steps(policies: dict[str, Policy]) -> None:
     """Closed form: the last of `b` equal requests ends after its prefill and out - 1 steps of the full batch."""
     speed = speed_of("llama-3.1-70b", "h100x4")
     true = VirtualPodConfig(speed=speed, kv_tokens=10**6, step_budget_tokens=10**6)
@@ -62,7 +62,7 @@ def test_a_batch_of_decodes_is_as_fast_as_its_steps(policies: dict[str, Policy])
     )  # the first began a step before the others
 
 
-def test_the_conversation_trace_shares_as_much_as_was_published(
+def test_the_conversation_trace_shares_the_published_amount(
     conversation: list[TraceRequest], policies: dict[str, Policy]
 ) -> None:
     """0.374 of the tokens with a cache that never evicts, by our count of the ideal and by a pod with all the memory
@@ -76,7 +76,7 @@ def test_the_conversation_trace_shares_as_much_as_was_published(
 
 
 class QueueInFull(QueueTerm):
-    """The prefill times of all that is queued, however far the first of it is, as the paper adds them up."""
+    """The full prefill times of all queued requests, as the paper adds them up."""
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         """Of what stands before, nothing is taken off."""
@@ -86,7 +86,7 @@ class QueueInFull(QueueTerm):
 
 
 def as_published(policy: Policy) -> Policy:
-    """The same with a queue in full."""
+    """The same policy with the paper's queue term."""
     costs = [(name, QueueInFull() if isinstance(term, QueueTerm) else term) for name, term in policy.costs]
     return replace(policy, costs=costs)
 
@@ -94,7 +94,7 @@ def as_published(policy: Policy) -> Policy:
 def mooncake_nodes(policy: Policy, trace: list[TraceRequest], link: Link | None) -> RunFigures:
     """Figure 5 of the FAST '25 paper: prefill nodes of eight A800, 3M tokens of cache each, first come first served.
 
-    How many nodes, and how much faster than its own pace the trace was played, the paper does not say: six, and 6 %."""
+    The paper does not state the number of nodes and the speed of the trace: we use six nodes, and 6 % faster."""
     prefills = [TraceRequest(one.timestamp, one.input_length, 1, one.hash_ids) for one in trace]
     true = VirtualPodConfig(
         speed=speed_of("llama-3.1-70b", "a100x8"), kv_tokens=3_000_000, max_num_seqs=1, step_budget_tokens=10**6
@@ -108,9 +108,7 @@ def mooncake_nodes(policy: Policy, trace: list[TraceRequest], link: Link | None)
     return figures(world.run(mooncake_traffic(prefills, speedup=1.06)), Slo())
 
 
-def test_mooncakes_figure_5_comes_out_as_published(
-    conversation: list[TraceRequest], policies: dict[str, Policy]
-) -> None:
+def test_mooncakes_figure_5_is_reproduced(conversation: list[TraceRequest], policies: dict[str, Policy]) -> None:
     """Mean TTFT of random : least load : local : global is 6.4 : 1.72 : 1.17 : 1, each within 10 %; and the policy with
     the highest hit rate is not the fastest: hashing alone sends what is alike to one node, however long its queue."""
     link = Link(0.37, 87e6)
@@ -128,8 +126,8 @@ PULLS = {2048: 35, 8192: 57, 16_384: 86, 32_768: 165, 49_152: 235}
 
 
 @pytest.mark.parametrize(("tokens", "measured_ms"), PULLS.items())
-def test_a_pull_takes_as_long_as_was_measured(policies: dict[str, Policy], tokens: int, measured_ms: float) -> None:
-    """25 ms and 18 GB/s (reference/cost-model.md 4.2), within 15 %; then only what is new is computed."""
+def test_a_pull_takes_the_measured_time(policies: dict[str, Policy], tokens: int, measured_ms: float) -> None:
+    """25 ms and 18 GB/s (reference/cost-model.md 4.2), within 15 %; then only the new tokens are computed."""
     speed, kv_bytes = speed_of("gpt-oss-120b", "h100x1"), 73_728
     true = VirtualPodConfig(speed=speed, kv_tokens=10**6, max_num_seqs=1, step_budget_tokens=10**6)
     blocks = range(1, tokens // 512 + 1)

@@ -1,4 +1,4 @@
-"""Is the answer really the fewest pods, and is what they save what arithmetic says?"""
+"""A plan is the smallest fleet that meets the SLO, and its savings match the arithmetic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.sim.virtual.conftest import prior, small_mix
 
 @given(st.integers(1, 200), st.integers(1, 20), st.integers(1, 150))
 def test_the_fewest_equals_a_linear_search(needed: int, least: int, most: int) -> None:
-    """With far fewer tries: each costs a run."""
+    """With far fewer calls, each of which is a run."""
     tried: list[int] = []
 
     def enough(pods: int) -> bool:
@@ -36,8 +36,8 @@ def test_the_fewest_equals_a_linear_search(needed: int, least: int, most: int) -
     assert expected is None or expected in tried
 
 
-def test_variants_are_the_policies_then_a_tier_then_prefill_apart() -> None:
-    """The last only where a link can carry KV, the tier only where it is asked for."""
+def test_variants_are_the_policies_then_a_tier_then_disaggregated() -> None:
+    """The last only with a link, the tier only if it is requested."""
     names = [one.name for one in variants("cost_aware", ["round_robin"], 3_000_000, has_link=True)]
     tier, apart = "cost_aware, 3M tokens of DRAM", "cost_aware_pd, prefill apart"
     assert names == ["round_robin", "cost_aware", tier, apart]
@@ -46,7 +46,7 @@ def test_variants_are_the_policies_then_a_tier_then_prefill_apart() -> None:
 
 @pytest.fixture
 def setup(policies: dict[str, Policy]) -> Experiment:
-    """Pods that need company for this traffic, an SLO, and a link."""
+    """A fleet that needs more than one pod for this traffic, an SLO, and a link."""
     group = PodsSpec(count=1, hardware="h", kv_tokens=20_000, gpus=2)
     link, slo = LinkSpec(t0_ms=0.5, gb_per_s=10.0), Slo(ttft_ms=400.0, tpot_ms=50.0)
     fleet = FleetSpec(model="m", pods=(group,), link=link, slo=slo)
@@ -58,8 +58,8 @@ def share(setup: Experiment, policy: str, pods: int) -> float:
     return setup.run(Setting(policy, 1.0, pods)).figures.slo_share
 
 
-def test_an_answer_is_enough_and_one_pod_less_is_not(setup: Experiment) -> None:
-    """By runs of the same world."""
+def test_a_plan_is_enough_and_one_pod_less_is_not(setup: Experiment) -> None:
+    """Checked by runs of the same world."""
     found = plan_variant(setup, Variant("ours", "cost_aware"), 0.95, 16)
     assert found is not None and 1 < found.pods < 16
     assert found.figures.slo_share == share(setup, "cost_aware", found.pods) >= 0.95
@@ -69,13 +69,13 @@ def test_an_answer_is_enough_and_one_pod_less_is_not(setup: Experiment) -> None:
     assert found.computed_tokens == found.figures.prompt_tokens - found.figures.cached_tokens
 
 
-def test_there_is_no_answer_where_even_the_most_are_too_few(setup: Experiment) -> None:
-    """Nothing is made up."""
+def test_there_is_no_plan_if_max_pods_are_too_few(setup: Experiment) -> None:
+    """The result is None."""
     assert plan_variant(setup, Variant("ours", "cost_aware"), 0.95, 1) is None
 
 
-def test_prefill_apart_needs_two_pods_at_least_and_says_how_they_are_divided(setup: Experiment) -> None:
-    """And has no answer where only one may be tried."""
+def test_disaggregation_needs_two_pods_and_reports_its_layout(setup: Experiment) -> None:
+    """There is no plan with one pod."""
     apart = Variant("apart", "cost_aware", disaggregated=True)
     found = plan_variant(setup, apart, 0.5, 8)
     assert found is not None and found.pods >= 2
@@ -84,8 +84,8 @@ def test_prefill_apart_needs_two_pods_at_least_and_says_how_they_are_divided(set
     assert plan_variant(setup, apart, 0.0, 1) is None
 
 
-def test_a_tier_of_dram_computes_less_on_as_many_pods(setup: Experiment) -> None:
-    """What the GPU evicted is loaded instead."""
+def test_a_dram_tier_computes_less_with_the_same_pods(setup: Experiment) -> None:
+    """Blocks that the GPU evicted are loaded instead."""
     group = setup.fleet.pods[0].model_copy(update={"kv_tokens": 4000})
     small = replace(setup, fleet=setup.fleet.model_copy(update={"slo": Slo(), "pods": (group,)}))
     without = plan_variant(small, Variant("ours", "cost_aware", cpu_kv_tokens=0), 0.5, 1)
@@ -99,9 +99,9 @@ def seventy(model: str, hardware: str) -> tuple[PodSpeed, int]:
     return row.hardware[hardware].speed(), row.kv_bytes_per_token
 
 
-def test_a_shared_system_prompt_saves_what_the_worked_example_says(policies: dict[str, Policy]) -> None:
+def test_a_shared_system_prompt_saves_as_in_the_worked_example(policies: dict[str, Policy]) -> None:
     """2,000 tokens of system prompt and 300 of a user, 10,000 times in an hour: 2300 / 300 = 7.7 times fewer prompt
-    tokens are computed (reference/simulator.md), but for the first request on each pod."""
+    tokens are computed (reference/simulator.md), except for the first request on each pod."""
     chat = Kind(prefixes=1, prefix_tokens=(2000, 2000), first_tokens=(300, 300), output_tokens=(1, 1))
     mix = TrafficMix(sessions_per_s=10_000 / 3600, duration_s=3600, kinds={"chat": chat}, block_size_tokens=16)
 

@@ -1,4 +1,4 @@
-"""Are runs compared as they should be: every combination, fairly ranked, and remembered by what matters?"""
+"""Runs are compared over all combinations, ranked fairly and summarized."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.sim.virtual.conftest import prior, small_mix
 
 
 def result(setting: Setting, ttft_ms: float) -> Result:
-    """Of a run of one request."""
+    """The result of a run with one request."""
     one = RequestOutcome("any", 0.0, 10, 1, ttft_ms=ttft_ms, e2e_ms=ttft_ms)
     return summarize(setting, Run([one], {"a": PodUse(1, 10, 1.0, 0)}, 1000.0, 0), Slo())
 
@@ -36,8 +36,8 @@ def test_with_wrong_coefficients_each_policy_runs_four_times_more() -> None:
     assert {(one.compute, one.bandwidth) for one in wrong} == {(0.7, 1.0), (1.3, 1.0), (1.0, 0.5), (1.0, 2.0)}
 
 
-def test_policies_are_ranked_only_against_runs_that_differ_in_the_policy_alone() -> None:
-    """Places, the best 1: `b` wins the first group and loses the second, and nobody else is in the third."""
+def test_policies_are_ranked_against_runs_that_differ_only_in_the_policy() -> None:
+    """1 is best: `b` wins the first group and loses the second, and is alone in the third."""
     easy, hard = Setting("", 0.5, 4), Setting("", 2.0, 4)
     results = [
         result(replace(easy, policy="a"), 20.0),
@@ -50,14 +50,14 @@ def test_policies_are_ranked_only_against_runs_that_differ_in_the_policy_alone()
 
 
 def test_a_mean_over_seeds_is_a_plain_mean() -> None:
-    """NaN of none."""
+    """NaN without results."""
     setting = Setting("a", 1.0, 1)
     assert mean_of([result(setting, 10.0), result(replace(setting, seed=1), 30.0)], lambda f: f.ttft_mean_ms) == 20.0
     assert math.isnan(mean_of([], lambda f: f.ttft_mean_ms))
 
 
-def test_a_run_is_remembered_by_its_figures_quantiles_work_and_regret() -> None:
-    """Work from the busiest pod to the idlest; refused requests are in no distribution."""
+def test_a_result_has_figures_quantiles_work_and_regret() -> None:
+    """Work is in descending order; refused requests are in no distribution."""
     outcomes = [
         RequestOutcome(
             "any", 0.0, 10, 1, ttft_ms=float(ms), e2e_ms=float(ms), regret_ms=float(ms) if ms < 3 else math.nan
@@ -72,7 +72,7 @@ def test_a_run_is_remembered_by_its_figures_quantiles_work_and_regret() -> None:
     assert repr(found.figures) == repr(figures(run, Slo()))
 
 
-def test_a_run_that_refused_everything_is_remembered_too() -> None:
+def test_a_run_that_refused_everything_has_a_result() -> None:
     """Without a distribution."""
     run = Run([RequestOutcome("any", 0.0, 10, 1, refused="NoReadyPod")], {"a": PodUse(0, 0, 0.0, 0)}, 0.0, 0)
     assert summarize(Setting("a", 1.0, 1), run, Slo()).ttft_ms == []
@@ -86,19 +86,19 @@ def experiment(policies: dict[str, Policy]) -> Experiment:
     return Experiment(fleet, prior, policies, lambda load, seed: mix.traffic(speedup=load, seed=seed))
 
 
-def test_an_experiment_runs_what_the_setting_says(experiment: Experiment) -> None:
-    """So many pods, so much faster, the same every time; and it tells how far it is."""
-    setting, told = Setting("cost_aware", 1.0, 3), list[int]()
-    found = experiment.run(setting, told.append)
+def test_an_experiment_runs_its_setting(experiment: Experiment) -> None:
+    """Pods and load are those of the setting, the result is reproducible, and progress is reported."""
+    setting, progress = Setting("cost_aware", 1.0, 3), list[int]()
+    found = experiment.run(setting, progress.append)
     assert (found.setting, len(found.work_tokens)) == (setting, 3)
-    assert told == list(range(1, found.figures.requests + 1))
+    assert progress == list(range(1, found.figures.requests + 1))
     assert repr(experiment.run(setting)) == repr(found)
     assert experiment.run(replace(setting, load=2.0)).duration_s < found.duration_s
     assert repr(experiment.run(replace(setting, seed=1)).figures) != repr(found.figures)
 
 
 def test_misjudged_coefficients_reach_the_router(experiment: Experiment) -> None:
-    """One that takes compute for ten times what it is refuses what it could serve."""
+    """A router that assumes ten times the compute time refuses requests that it could serve."""
     fleet = experiment.fleet.model_copy(update={"conditions": Conditions(refuse_above_ms=1500.0)})
     experiment, setting = replace(experiment, fleet=fleet), Setting("cost_aware", 1.0, 3)
     assert experiment.run(setting).figures.refused == 0

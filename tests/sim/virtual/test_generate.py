@@ -1,4 +1,4 @@
-"""Does generated traffic have the shape that was asked for?"""
+"""Generated traffic has the requested pattern."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ BLOCK = 16
 
 
 def sessions(*, seed: int = 0, speedup: float = 1.0, **mix: object) -> list[Session]:
-    """All of them; 2,000 in 200 s where nothing else is said."""
+    """All sessions; by default 2,000 in 200 s."""
     settings = {"sessions_per_s": 10.0, "duration_s": 200.0, "kinds": {"any": Kind()}, "block_size_tokens": BLOCK} | mix
     return list(TrafficMix.model_validate(settings).traffic(seed=seed, speedup=speedup).sessions)
 
 
-def test_sessions_come_as_often_as_asked_in_order_until_the_end() -> None:
-    """2,000 within four standard deviations; exponential gaps are as long in the mean as they deviate."""
+def test_sessions_arrive_in_order_at_the_requested_rate() -> None:
+    """2,000 within four standard deviations; for exponential gaps, mean and standard deviation are equal."""
     found = [session.start_s for session in sessions()]
     assert len(found) == pytest.approx(2000, abs=4 * 2000**0.5)
     assert found == sorted(found) and found[-1] < 200
@@ -41,7 +41,7 @@ def test_kinds_have_their_shares() -> None:
 
 
 def test_popular_prefixes_follow_zipf() -> None:
-    """The first of ten is asked for 1 / (1 + 1/2 + ... + 1/10) of the time, and twice as often as the second."""
+    """The first of ten has a share of 1 / (1 + 1/2 + ... + 1/10), twice that of the second."""
     kinds = {"rag": Kind(prefixes=10, prefix_tokens=(160, 160), first_tokens=(20, 20))}
     counts = Counter(session.requests[0].blocks[0] for session in sessions(kinds=kinds)).most_common()
     total = sum(count for _, count in counts)
@@ -50,7 +50,7 @@ def test_popular_prefixes_follow_zipf() -> None:
     assert counts[0][1] / counts[1][1] == pytest.approx(2, rel=0.25)
 
 
-def test_without_zipf_all_prefixes_are_as_popular() -> None:
+def test_without_zipf_all_prefixes_are_equally_popular() -> None:
     """An exponent of 0."""
     kinds = {"rag": Kind(prefixes=4, prefix_tokens=(160, 160), zipf=0.0)}
     counts = Counter(session.requests[0].blocks[0] for session in sessions(kinds=kinds))
@@ -71,8 +71,8 @@ shapes = st.builds(
 
 @settings(max_examples=40)
 @given(shapes, st.integers(0, 9))
-def test_each_prompt_of_a_session_goes_on_where_the_answer_before_it_ended(kind: Kind, seed: int) -> None:
-    """Lengths grow, and whole blocks stay what they were; none is there twice."""
+def test_each_prompt_of_a_session_extends_the_previous_answer(kind: Kind, seed: int) -> None:
+    """Lengths grow, and full blocks stay the same and are unique."""
     for session in sessions(kinds={"any": kind}, duration_s=3.0, seed=seed):
         for before, after in pairwise(session.requests):
             assert after.prompt_tokens > before.prompt_tokens + before.output_tokens
@@ -88,7 +88,7 @@ def test_each_prompt_of_a_session_goes_on_where_the_answer_before_it_ended(kind:
 @settings(max_examples=30)
 @given(st.integers(0, 100), st.integers(0, 9))
 def test_sessions_share_exactly_the_whole_blocks_of_their_prefix(prefix_tokens: int, seed: int) -> None:
-    """What is behind it, the block that it fills in part included, is everyone's own."""
+    """Blocks after it, including the one that it fills partly, belong to one session."""
     kind = Kind(prefixes=1, prefix_tokens=(prefix_tokens, prefix_tokens), first_tokens=(50, 80))
     found = sessions(kinds={"any": kind}, duration_s=3.0, seed=seed)
     whole = prefix_tokens // BLOCK
@@ -98,8 +98,8 @@ def test_sessions_share_exactly_the_whole_blocks_of_their_prefix(prefix_tokens: 
     assert all(count == (len(found) if block in shared else 1) for block, count in counts.items())
 
 
-def test_kinds_share_nothing_with_one_another() -> None:
-    """Each has prefixes of its own."""
+def test_kinds_share_no_prefix() -> None:
+    """Each kind has its own prefixes."""
     kind = Kind(prefixes=2, prefix_tokens=(320, 320))
     blocks: dict[str, set[int]] = {"one": set(), "other": set()}
     for session in sessions(kinds={"one": kind, "other": kind}):
@@ -108,15 +108,15 @@ def test_kinds_share_nothing_with_one_another() -> None:
 
 
 def test_bursts_multiply_the_rate_while_they_last() -> None:
-    """Five times as many a second within, the usual outside."""
+    """Five times the rate during a burst, the normal rate otherwise."""
     found = sessions(bursts=Bursts(every_s=20.0, length_s=5.0, factor=5.0))
     within = sum(session.start_s % 20 < 5 for session in found)
     assert within / 50 == pytest.approx(50, rel=0.1)
     assert (len(found) - within) / 150 == pytest.approx(10, rel=0.1)
 
 
-def test_bursts_may_also_be_lulls() -> None:
-    """A factor below 1."""
+def test_a_burst_factor_may_be_below_one() -> None:
+    """The rate is lower then."""
     found = sessions(bursts=Bursts(every_s=20.0, length_s=10.0, factor=0.1))
     within = sum(session.start_s % 20 < 10 for session in found)
     assert within / 100 == pytest.approx(1, rel=0.4)
@@ -124,7 +124,7 @@ def test_bursts_may_also_be_lulls() -> None:
 
 
 def test_the_same_seed_makes_the_same_traffic() -> None:
-    """However often it is read."""
+    """Each time it is read."""
     mix = TrafficMix(
         sessions_per_s=5, duration_s=20, kinds={"a": Kind(prefixes=3, prefix_tokens=(50, 90)), "b": Kind()}
     )
@@ -141,15 +141,15 @@ def test_different_seeds_share_no_block() -> None:
     assert one and other and one.isdisjoint(other)
 
 
-def test_a_speedup_packs_the_same_sessions_closer() -> None:
-    """What happens inside them keeps its pace."""
+def test_a_speedup_shortens_the_time_between_sessions() -> None:
+    """Times inside a session stay the same."""
     kinds = {"any": Kind(turns=(1, 3), think_s=(1.0, 5.0))}
     slow, fast = sessions(kinds=kinds), sessions(kinds=kinds, speedup=2.0)
     assert [session.requests for session in fast] == [session.requests for session in slow]
     assert [session.start_s for session in fast] == pytest.approx([session.start_s / 2 for session in slow])
 
 
-def test_a_span_whose_least_is_above_its_most_is_refused() -> None:
-    """When the file is read, not when the first such session is made."""
+def test_a_span_with_min_above_max_is_refused() -> None:
+    """When the file is read, not when the first session is generated."""
     with pytest.raises(ValidationError, match=r"expected \[min, max\]"):
         Kind(turns=(5, 2))

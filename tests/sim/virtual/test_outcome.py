@@ -1,4 +1,4 @@
-"""Do the figures of a run say what became of its requests?"""
+"""The figures of a run summarize its outcomes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def of(outcomes: Sequence[RequestOutcome], slo: Slo = Slo(), duration_ms: float 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200))
 def test_percentiles_are_the_nearest_rank(values: list[float]) -> None:
-    """The value that at least so many per cent do not exceed; never one between two."""
+    """The smallest value that the given share does not exceed; never an interpolated one."""
     found = of([served(value) for value in values])
     ranked = sorted(values)
     for percent, value in ((50, found.ttft_p50_ms), (90, found.ttft_p90_ms), (99, found.ttft_p99_ms)):
@@ -38,7 +38,7 @@ def test_percentiles_are_the_nearest_rank(values: list[float]) -> None:
 
 
 def test_time_per_token_is_counted_after_the_first() -> None:
-    """An answer of one token has none."""
+    """It is 0 for an answer of one token."""
     assert served(100.0, e2e_ms=190.0, output_tokens=10).tpot_ms == 10.0
     assert served(100.0).tpot_ms == 0.0
 
@@ -53,7 +53,7 @@ def test_a_request_meets_the_slo_if_both_times_do() -> None:
     assert (found.slo_share, found.goodput_per_s) == (0.5, 4.0)
 
 
-def test_a_refused_request_is_a_miss_of_the_slo_and_of_nothing_else() -> None:
+def test_a_refused_request_counts_as_an_slo_miss_only() -> None:
     """Its tokens and times are in no other figure."""
     found = of([served(50.0, cached_tokens=40), REFUSED])
     assert (found.requests, found.refused, found.slo_share) == (2, 1, 0.5)
@@ -61,21 +61,21 @@ def test_a_refused_request_is_a_miss_of_the_slo_and_of_nothing_else() -> None:
     assert found.predictions_exact_share == 0.0
 
 
-def test_nothing_but_refusals_has_figures_too() -> None:
+def test_a_run_with_refusals_only_has_figures() -> None:
     """Times are NaN, shares are not."""
     found = of([REFUSED])
     assert (found.slo_share, found.cached_share, found.goodput_per_s) == (0.0, 0.0, 0.0)
     assert math.isnan(found.ttft_mean_ms) and math.isnan(found.ttft_p99_ms)
 
 
-def test_a_run_without_requests_has_figures_too() -> None:
-    """Nothing divides by zero."""
+def test_a_run_without_requests_has_figures() -> None:
+    """No division by zero."""
     found = figures(Run([], {"a": IDLE}, 0.0, 0), Slo())
     assert (found.requests, found.slo_share, found.peak_over_mean, found.busy_share) == (0, 0.0, 1.0, 0.0)
 
 
-def test_cached_shares_are_weighted_by_tokens_in_all_and_by_kind() -> None:
-    """A long prompt counts for more than a short one."""
+def test_cached_shares_are_weighted_by_tokens() -> None:
+    """In total and by kind."""
     outcomes = [
         served(1.0, kind="chat", prompt_tokens=100, cached_tokens=90),
         served(1.0, kind="chat", prompt_tokens=300, cached_tokens=30),
@@ -86,13 +86,13 @@ def test_cached_shares_are_weighted_by_tokens_in_all_and_by_kind() -> None:
     assert found.cached_share_by_kind == {"chat": 0.3, "rag": 0.0}
 
 
-def test_where_nothing_could_be_cached_all_of_it_is() -> None:
-    """No traffic of one-offs looks like a failure."""
+def test_the_share_of_an_ideal_of_zero_is_one() -> None:
+    """Traffic without shared prefixes is no failure."""
     assert of([served(1.0)]).of_ideal == 1.0
 
 
 def test_work_is_compared_by_computed_tokens_and_time_by_busy_ms() -> None:
-    """The busiest pod against the mean; idle ones count."""
+    """The busiest pod relative to the mean; idle pods count."""
     pods = {"a": PodUse(3, 300, 500.0, 1), "b": PodUse(1, 100, 250.0, 2), "c": PodUse(0, 0, 0.0, 0)}
     found = figures(Run([served(1.0)], pods, 1000.0, 0), Slo())
     assert found.peak_over_mean == pytest.approx(300 / (400 / 3))
@@ -100,8 +100,8 @@ def test_work_is_compared_by_computed_tokens_and_time_by_busy_ms() -> None:
     assert found.preemptions == 3
 
 
-def test_regret_is_a_mean_over_those_decisions_that_were_looked_back_at() -> None:
-    """NaN where none was."""
+def test_regret_is_the_mean_of_the_decisions_that_have_one() -> None:
+    """NaN without any."""
     assert of([served(1.0, regret_ms=10.0), served(1.0, regret_ms=20.0), served(1.0)]).regret_mean_ms == 15.0
     assert math.isnan(of([served(1.0)]).regret_mean_ms)
 

@@ -1,4 +1,4 @@
-"""Does a simulated router believe what the real one would?"""
+"""A simulated router believes what the real one would."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ A, B = "pod-000", "pod-001"
 
 
 def view(policy: Policy, knowledge: Knowledge) -> RouterView:
-    """Of two pods; blocks of 16 tokens."""
+    """A router with two pods and blocks of 16 tokens."""
     pods = [pod.known for pod in equal_pods(2, small_pod()).pods]
     return RouterView(pods, Generation(model="m", block_size_tokens=16), policy, knowledge, Links())
 
@@ -28,8 +28,8 @@ def router(policies: dict[str, Policy]) -> RouterView:
 
 
 @pytest.fixture
-def deaf(policies: dict[str, Policy]) -> RouterView:
-    """Without events; remembers 3 blocks a pod."""
+def no_events(policies: dict[str, Policy]) -> RouterView:
+    """Without events; assumes 3 cached blocks per pod."""
     return view(policies["cost_aware"], Knowledge(events=False, no_events_ttl_s=60.0, no_events_capacity_tokens=50))
 
 
@@ -45,14 +45,14 @@ def by_pod(router: RouterView) -> dict[str, Candidate]:
     return {candidate.pod.id: candidate for candidate in decision(router).candidates}
 
 
-def test_it_expects_what_a_pod_announced(router: RouterView) -> None:
-    """And goes there."""
+def test_announced_blocks_are_expected(router: RouterView) -> None:
+    """The request goes to their holder."""
     router.apply_blocks(B, Tier.GPU, True, [1, 2])
     assert cached_by_pod(router) == {A: 0, B: 32}
     assert decision(router).candidates[0].pod.id == B
 
 
-def test_it_forgets_what_a_pod_took_back(router: RouterView) -> None:
+def test_removed_blocks_are_no_more_expected(router: RouterView) -> None:
     """Block by block and tier by tier."""
     router.apply_blocks(B, Tier.GPU, True, [1, 2])
     router.apply_blocks(B, Tier.CPU, True, [1, 2])
@@ -62,15 +62,15 @@ def test_it_forgets_what_a_pod_took_back(router: RouterView) -> None:
     assert cached_by_pod(router)[B] == 16
 
 
-def test_what_was_sent_counts_until_the_event_is_due(router: RouterView) -> None:
+def test_a_sent_prompt_is_predicted_until_its_ttl(router: RouterView) -> None:
     """For `predicted_ttl_s`, 5 s here."""
     router.record_send(A, 70, 0, PROMPT, now_s=10.0)
     assert cached_by_pod(router, now_s=14.9)[A] == 64
     assert cached_by_pod(router, now_s=15.1)[A] == 0
 
 
-def test_of_what_was_sent_and_what_was_announced_the_longer_counts(router: RouterView) -> None:
-    """Whichever that is."""
+def test_the_longer_of_predicted_and_announced_match_counts(router: RouterView) -> None:
+    """In both orders."""
     router.record_send(A, 32, 0, PROMPT[:2], now_s=0.0)
     router.apply_blocks(A, Tier.GPU, True, [1])
     assert cached_by_pod(router)[A] == 32
@@ -78,17 +78,17 @@ def test_of_what_was_sent_and_what_was_announced_the_longer_counts(router: Route
     assert cached_by_pod(router)[A] == 48
 
 
-def test_without_events_it_remembers_longer_but_not_more_than_a_pod_is_taken_to_hold(deaf: RouterView) -> None:
+def test_without_events_predictions_last_longer_up_to_a_capacity(no_events: RouterView) -> None:
     """A minute and three blocks here."""
-    deaf.record_send(A, 32, 0, PROMPT[:2], now_s=0.0)
-    assert cached_by_pod(deaf, now_s=59.0)[A] == 32
-    deaf.record_send(A, 32, 0, [7, 8], now_s=59.0)
-    assert cached_by_pod(deaf, now_s=59.5)[A] <= 16
-    assert cached_by_pod(deaf, now_s=120.0)[A] == 0
+    no_events.record_send(A, 32, 0, PROMPT[:2], now_s=0.0)
+    assert cached_by_pod(no_events, now_s=59.0)[A] == 32
+    no_events.record_send(A, 32, 0, [7, 8], now_s=59.0)
+    assert cached_by_pod(no_events, now_s=59.5)[A] <= 16
+    assert cached_by_pod(no_events, now_s=120.0)[A] == 0
 
 
-def test_what_is_in_flight_makes_a_pod_dearer_until_it_is_given_back(router: RouterView) -> None:
-    """Its own requests and those of other replicas alike."""
+def test_work_in_flight_raises_the_price_until_it_is_released(router: RouterView) -> None:
+    """The own requests and those of other replicas."""
     idle_ms = by_pod(router)[A].cost.total_ms
     lease = router.record_send(A, 5000, 0, [99], now_s=0.0)
     booked = router.ledger.own()
@@ -99,15 +99,15 @@ def test_what_is_in_flight_makes_a_pod_dearer_until_it_is_given_back(router: Rou
     assert by_pod(router)[A].cost.total_ms > idle_ms + 400
 
 
-def test_what_is_computed_elsewhere_is_only_expected_to_arrive(router: RouterView) -> None:
-    """A pod that decodes what another computes: its blocks are known by then, and nothing waits behind them."""
+def test_kv_from_a_prefill_pod_adds_no_prefill_work(router: RouterView) -> None:
+    """The decode pod will hold the blocks, and no request waits for their compute."""
     router.record_send(A, 70, 0, PROMPT, now_s=0.0, prefills=False)
     assert router.ledger.own() == {A: InFlight(1, 0, 0, 0.0, 70, decode_tokens=70)}
     assert cached_by_pod(router)[A] == 64
 
 
 def test_load_is_as_old_as_the_last_scrape(policies: dict[str, Policy]) -> None:
-    """Least load goes by what the pods said of themselves."""
+    """`least_load` uses the scraped load."""
     router = view(policies["least_load"], Knowledge())
     router.apply_loads(
         {A: PodLoad(running=9, waiting=9, kv_usage=0.9, scraped_at_s=1.0), B: PodLoad(scraped_at_s=1.0)}, 1.0
@@ -119,8 +119,8 @@ def test_load_is_as_old_as_the_last_scrape(policies: dict[str, Policy]) -> None:
     assert decision(router, 2.0).candidates[0].pod.id == A
 
 
-def test_our_own_prompt_in_a_queue_is_nobody_elses(router: RouterView) -> None:
-    """A pod that spoke of it while it was there costs no more than an idle one once it is answered."""
+def test_our_own_queued_prompt_is_not_counted_twice(router: RouterView) -> None:
+    """After its answer, a pod that reported it costs no more than an idle pod."""
     idle_ms = by_pod(router)[A].cost.total_ms
     lease = router.record_send(A, 5000, 0, [99], now_s=0.0)
     router.apply_loads({A: PodLoad(waiting=1)}, 0.0)
@@ -130,8 +130,8 @@ def test_our_own_prompt_in_a_queue_is_nobody_elses(router: RouterView) -> None:
     assert by_pod(router)[A].cost.total_ms > idle_ms
 
 
-def test_a_new_process_knows_nothing(router: RouterView) -> None:
-    """Nobody's blocks, nothing sent, nothing in flight; what was booked before can still be given back."""
+def test_a_restart_drops_all_state(router: RouterView) -> None:
+    """Earlier leases can still be released."""
     before = by_pod(router)[A].cost.total_ms
     router.apply_blocks(A, Tier.GPU, True, PROMPT)
     ledger, lease = router.ledger, router.record_send(A, 70, 0, PROMPT, now_s=0.0)
@@ -142,8 +142,8 @@ def test_a_new_process_knows_nothing(router: RouterView) -> None:
     assert not ledger.own()
 
 
-def test_its_defaults_are_those_of_the_router() -> None:
-    """What is simulated is what is served."""
+def test_the_defaults_are_those_of_the_router() -> None:
+    """The simulation uses the same values as `serve`."""
     index, knowledge = Index(), Knowledge()
     for name in ("predicted_ttl_s", "no_events_ttl_s", "no_events_capacity_tokens"):
         assert getattr(knowledge, name) == getattr(index, name)

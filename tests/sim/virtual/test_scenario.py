@@ -1,4 +1,4 @@
-"""Does a YAML file become the fleet that it describes?"""
+"""A YAML file becomes the fleet that it describes."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def test_every_shipped_fleet_loads(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((shipped("config") / "traffic").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_traffic_loads(path: Path) -> None:
-    """And begins."""
+    """And yields a session."""
     first = next(iter(load(path, TrafficMix).traffic().sessions))
     assert first.requests[0].prompt_tokens > 0
 
 
 def test_a_file_becomes_its_fleet(tmp_path: Path) -> None:
-    """Pods group by group, with what the prior says of them."""
+    """Pods group by group, with the coefficients of the prior."""
     spec = read(tmp_path, FLEET)
     fleet = spec.build(prior)
     assert [pod.known.id for pod in fleet.pods] == ["pod-0001", "pod-0002", "pod-0003"]
@@ -66,8 +66,8 @@ def test_a_file_becomes_its_fleet(tmp_path: Path) -> None:
     assert spec.knowledge == Knowledge(events=False)
 
 
-def test_pods_without_a_link_know_only_their_own_tiers(tmp_path: Path) -> None:
-    """Nothing leads from one to another."""
+def test_pods_without_a_link_use_only_their_own_tiers(tmp_path: Path) -> None:
+    """There is no link between pods."""
     text = FLEET.replace("link: {t0_ms: 0.5, gb_per_s: 12.0}", "pcie_gb_per_s: 50")
     fleet = read(tmp_path, text).build(prior)
     assert fleet.link is None
@@ -75,12 +75,12 @@ def test_pods_without_a_link_know_only_their_own_tiers(tmp_path: Path) -> None:
 
 
 def test_only_the_first_group_is_multiplied(tmp_path: Path) -> None:
-    """The others are as they are."""
+    """The others stay the same."""
     assert [group.count for group in read(tmp_path, FLEET).with_pods(7).pods] == [7, 1]
 
 
-def test_what_the_router_misjudges_is_what_the_router_knows_and_nothing_else(tmp_path: Path) -> None:
-    """Pods compute and links carry as they do."""
+def test_errors_change_only_what_the_router_believes(tmp_path: Path) -> None:
+    """The true pods and links stay the same."""
     spec = read(tmp_path, FLEET)
     right, wrong = spec.build(prior), spec.build(prior, believed_compute=2.0, believed_bandwidth=0.5)
     assert [pod.true for pod in wrong.pods] == [pod.true for pod in right.pods]
@@ -98,7 +98,7 @@ def test_what_the_router_misjudges_is_what_the_router_knows_and_nothing_else(tmp
 
 
 @pytest.mark.parametrize(
-    ("good", "bad", "told"),
+    ("good", "bad", "message"),
     [
         ("gpus: 4", "gpu: 4", r"fleet\.yaml:4: pods\.0\.gpu: unknown key; did you mean 'gpus'"),
         ("gb_per_s", "gbps", r"fleet\.yaml:6: link\.gbps: unknown key"),
@@ -111,13 +111,13 @@ def test_what_the_router_misjudges_is_what_the_router_knows_and_nothing_else(tmp
         ("routers: 3", "scrape_ms: 0", r"fleet\.yaml:7: conditions\.scrape_ms: "),
     ],
 )
-def test_a_mistake_is_named_with_file_line_and_key(tmp_path: Path, good: str, bad: str, told: str) -> None:
+def test_a_mistake_is_reported_with_file_line_and_key(tmp_path: Path, good: str, bad: str, message: str) -> None:
     """On every level."""
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         read(tmp_path, FLEET.replace(good, bad))
 
 
-def test_a_mistake_in_traffic_is_named_too(tmp_path: Path) -> None:
+def test_a_mistake_in_a_traffic_file_is_reported(tmp_path: Path) -> None:
     """Down to the kinds."""
     path = tmp_path / "traffic.yaml"
     path.write_text("sessions_per_s: 1\nduration_s: 1\nkinds:\n  chat:\n    prefix: 3\n")

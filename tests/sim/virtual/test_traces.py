@@ -1,4 +1,4 @@
-"""Does recorded traffic come in as it was recorded?"""
+"""Traces become the traffic that was recorded."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def starts(sessions: object) -> list[float]:
     return [session.start_s for session in sessions]
 
 
-def test_a_line_becomes_one_ask_with_its_blocks(tmp_path: Path) -> None:
-    """The last block may be cut short; the answer fills none that is known."""
+def test_a_line_becomes_one_request_with_its_blocks(tmp_path: Path) -> None:
+    """The last block may be cut short; the blocks of the answer are unknown."""
     traffic = mooncake_traffic(read_mooncake(jsonl(tmp_path, json.dumps(GOOD))))
     (session,) = traffic.sessions
     (ask,) = session.requests
@@ -62,14 +62,14 @@ def test_a_line_becomes_one_ask_with_its_blocks(tmp_path: Path) -> None:
     ],
     ids=["no JSON", "empty", "too few blocks", "no prompt", "no output", "no time", "negative block"],
 )
-def test_a_line_that_is_none_is_named(tmp_path: Path, line: str) -> None:
-    """By file and number."""
+def test_an_invalid_line_is_reported(tmp_path: Path, line: str) -> None:
+    """With file and line number."""
     path = jsonl(tmp_path, json.dumps(GOOD), line)
     with pytest.raises(ConfigError, match=r"trace\.jsonl:2: invalid line of a Mooncake trace"):
         read_mooncake(path)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     """In both formats."""
     with pytest.raises(ConfigError, match="nowhere"):
         read_mooncake(tmp_path / "nowhere.jsonl")
@@ -81,14 +81,14 @@ rounded = st.lists(st.integers(0, 20), min_size=1, max_size=30).map(sorted)
 
 
 def played(ticks: list[int], jitter_s: float, seed: int = 0, speedup: float = 1.0) -> list[Session]:
-    """Arrivals rounded to 3 s, as those of the public trace are; prompts are as long as their place."""
+    """Arrivals rounded to 3 s, as in the public trace. The length of a prompt is its position."""
     trace = [TraceRequest(tick * 3000, 1 + number, 1, [number]) for number, tick in enumerate(ticks)]
     return list(mooncake_traffic(trace, jitter_s=jitter_s, seed=seed, speedup=speedup).sessions)
 
 
 @given(rounded, st.integers(0, 5))
-def test_jitter_keeps_the_order_of_what_had_different_times_and_the_span(ticks: list[int], seed: int) -> None:
-    """Nobody comes before the own tick, nor after the next one."""
+def test_jitter_keeps_the_order_of_different_times(ticks: list[int], seed: int) -> None:
+    """No request arrives before its own tick or after the next one."""
     sessions = played(ticks, 3.0, seed)
     assert starts(sessions) == sorted(starts(sessions))
     assert sorted(session.requests[0].prompt_tokens for session in sessions) == list(range(1, len(ticks) + 1))
@@ -97,8 +97,8 @@ def test_jitter_keeps_the_order_of_what_had_different_times_and_the_span(ticks: 
         assert 3 * tick <= session.start_s <= 3 * (tick + 1)
 
 
-def test_jitter_spreads_what_came_at_once_and_depends_on_the_seed_alone() -> None:
-    """Without it they come at once."""
+def test_jitter_spreads_simultaneous_arrivals_and_depends_only_on_the_seed() -> None:
+    """Without it they arrive at once."""
     ticks = [0] * 20
     assert set(starts(played(ticks, 0.0))) == {0.0}
     assert len(set(starts(played(ticks, 3.0)))) == 20
@@ -108,14 +108,14 @@ def test_jitter_spreads_what_came_at_once_and_depends_on_the_seed_alone() -> Non
 
 @given(rounded, st.sampled_from([0.5, 2.0, 4.0]))
 def test_a_speedup_divides_all_times(ticks: list[int], speedup: float) -> None:
-    """And changes nothing else."""
+    """It changes nothing else."""
     slow, fast = played(ticks, 3.0), played(ticks, 3.0, speedup=speedup)
     assert starts(fast) == pytest.approx([at_s / speedup for at_s in starts(slow)])
     assert [session.requests for session in fast] == [session.requests for session in slow]
 
 
-def test_an_azure_trace_comes_in_with_its_lengths_and_times(tmp_path: Path) -> None:
-    """Seven digits after the point, as they are published; an answer has at least a token."""
+def test_an_azure_trace_keeps_lengths_and_times(tmp_path: Path) -> None:
+    """With seven decimals, as published; an answer has at least one token."""
     path = tmp_path / "azure.csv"
     path.write_text(AZURE)
     traffic = azure_traffic(path)
@@ -127,8 +127,8 @@ def test_an_azure_trace_comes_in_with_its_lengths_and_times(tmp_path: Path) -> N
     assert starts(azure_traffic(path, speedup=2).sessions) == pytest.approx([0.0, 4.314579 / 2, 30.0])
 
 
-def test_an_azure_trace_with_time_zones_comes_in_too(tmp_path: Path) -> None:
-    """That of 2024, where a full second has no digits after the point."""
+def test_an_azure_trace_may_have_time_zones(tmp_path: Path) -> None:
+    """As in 2024, where a full second has no decimals."""
     path = tmp_path / "azure.csv"
     rows = ["2024-05-10 00:00:00.250000+00:00,5,6", "2024-05-10 00:00:01+00:00,5,6"]
     path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
@@ -136,30 +136,30 @@ def test_an_azure_trace_with_time_zones_comes_in_too(tmp_path: Path) -> None:
 
 
 def test_prompts_of_an_azure_trace_share_nothing(tmp_path: Path) -> None:
-    """The trace says nothing of what they say."""
+    """The trace does not contain their content."""
     path = tmp_path / "azure.csv"
     path.write_text(AZURE)
     blocks = [block for session in azure_traffic(path).sessions for block in session.requests[0].blocks]
     assert len(blocks) == len(set(blocks)) == 1 + 3 + 1
 
 
-def test_only_so_many_requests_of_an_azure_trace_are_read(tmp_path: Path) -> None:
-    """The first ones."""
+def test_only_the_first_requests_of_an_azure_trace_are_read(tmp_path: Path) -> None:
+    """As many as requested."""
     path = tmp_path / "azure.csv"
     path.write_text(AZURE)
     assert azure_traffic(path, requests=2).request_count == 2
 
 
 @pytest.mark.parametrize("row", ["yesterday,1,1", "2023-11-16 18:15:46.6805900,many,1", "2023-11-16 18:15:46.6805900"])
-def test_a_row_that_is_none_is_named(tmp_path: Path, row: str) -> None:
-    """By file and line."""
+def test_an_invalid_row_is_reported(tmp_path: Path, row: str) -> None:
+    """With file and line."""
     path = tmp_path / "azure.csv"
     path.write_text(AZURE + row + "\n")
     with pytest.raises(ConfigError, match=r"azure\.csv:5: invalid line of an Azure trace"):
         azure_traffic(path)
 
 
-def test_columns_that_are_missing_are_named(tmp_path: Path) -> None:
+def test_missing_columns_are_reported(tmp_path: Path) -> None:
     """All of them."""
     path = tmp_path / "azure.csv"
     path.write_text("TIMESTAMP,Tokens\n")
@@ -178,8 +178,8 @@ RECEIPT = {
 }
 
 
-def test_our_own_receipts_are_played_as_they_came(tmp_path: Path) -> None:
-    """In the order of their arrival, with what they shared; those without a prompt or an answer are left out."""
+def test_our_own_receipts_are_replayed_as_recorded(tmp_path: Path) -> None:
+    """In order of arrival, with their shared blocks; receipts without a prompt or an answer are left out."""
     lines = [RECEIPT | {"at_s": 102.0, "blocks": [5, 9]}, RECEIPT, RECEIPT | {"output_tokens": None}, {"at_s": 99.0}]
     traffic = receipts_traffic(read_receipts(jsonl(tmp_path, *map(json.dumps, lines))), speedup=2.0)
     sessions = list(traffic.sessions)
@@ -192,8 +192,8 @@ def test_our_own_receipts_are_played_as_they_came(tmp_path: Path) -> None:
     assert (traffic.block_size_tokens, traffic.request_count, sessions[0].kind) == (16, 2, "m")
 
 
-def test_a_line_that_is_no_receipt_is_named(tmp_path: Path) -> None:
-    """By file and number, those that are left out counted."""
+def test_an_invalid_receipt_is_reported(tmp_path: Path) -> None:
+    """With file and line number, which counts lines that are left out."""
     path = jsonl(tmp_path, json.dumps({"at_s": 99.0}), json.dumps(RECEIPT), "{}")
     with pytest.raises(ConfigError, match=r"trace\.jsonl:3: not a receipt"):
         read_receipts(path)
@@ -201,7 +201,7 @@ def test_a_line_that_is_no_receipt_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sizes", [[], [16, 32]], ids=["none usable", "two sizes"])
 def test_receipts_need_one_block_size(tmp_path: Path, sizes: list[int]) -> None:
-    """Blocks of different sizes say nothing of one another."""
+    """Blocks of different sizes cannot be compared."""
     path = jsonl(
         tmp_path, json.dumps({"at_s": 1.0}), *(json.dumps(RECEIPT | {"block_size_tokens": one}) for one in sizes)
     )
