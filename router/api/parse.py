@@ -39,7 +39,8 @@ class _Sampling(msgspec.Struct, kw_only=True):
 class ChatBody(_Sampling, kw_only=True):
     """The fields of a chat request that the router needs; most of them determine its tokens."""
 
-    messages: list[dict[str, Any]]
+    messages: list[msgspec.Raw]
+    """Objects, decoded where the prompt is read: the messages of a known conversation never are."""
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     tools: list[dict[str, Any]] | None = None
@@ -101,6 +102,7 @@ _DECODERS = {
     Endpoint.OTHER: _decoder(OtherBody),
 }
 _ENGINE_FIELDS_OF = attrgetter(*sorted(ENGINE_FIELDS))
+_OPENING_BRACE = ord("{")
 _NO_ENGINE_FIELDS = (msgspec.UNSET,) * len(ENGINE_FIELDS)
 _PROMPT_FIELDS_OF = {endpoint: attrgetter(*names) for endpoint, names in _PROMPT_FIELDS.items()}
 _RAW_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -118,7 +120,7 @@ def parse_body(endpoint: Endpoint, body: bytes) -> Any:
     except _DECODE_ERRORS as error:
         raise MalformedRequest(f"The request body is not valid JSON: {error}") from error
     if endpoint is Endpoint.CHAT:
-        _check_chat(parsed)
+        _check_chat(parsed, body)
     return parsed
 
 
@@ -162,9 +164,22 @@ def model_of(body: bytes) -> str | None:
         return None
 
 
-def _check_chat(parsed: ChatBody) -> None:
+def _check_utf8(body: bytes) -> None:
+    """`msgspec` checks the JSON of raw messages, but not their UTF-8."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise MalformedRequest(f"The request body is not valid JSON: {error}") from error
+
+
+def _check_chat(parsed: ChatBody, body: bytes) -> None:
     if not parsed.messages:
         raise MalformedRequest("`messages` must have at least one message.", param="messages")
+    for number, message in enumerate(parsed.messages):
+        if memoryview(message)[0] != _OPENING_BRACE:
+            raise MalformedRequest(f"Expected `object` in `messages[{number}]`.", param=f"messages[{number}]")
+    if not body.isascii():
+        _check_utf8(body)
     if parsed.continue_final_message and parsed.add_generation_prompt:
         raise MalformedRequest(
             "`continue_final_message` and `add_generation_prompt` exclude each other: "

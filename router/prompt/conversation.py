@@ -7,8 +7,10 @@ that only some refuse are left to the engine. The request itself does not change
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
 
 from router.errors import MalformedRequest
 from router.prompt.content_format import ContentFormat
@@ -37,9 +39,6 @@ _PART_FIELDS = _MEDIA_FIELDS | {"type", "text", "refusal", "thinking", "closed",
 
 _PLAIN_FIELDS = {"role", "content"}
 _PLAIN_ROLES = ("system", "user", "assistant")
-_SHARED_ROLES = {role: role for role in _PLAIN_ROLES}
-"""One string per role for all cached chats."""
-_DICTS, _STRINGS = {dict}, {str}
 BILLING_HEADER = "x-anthropic-billing-header"
 """Start of a line that Claude Code puts first in its system prompt and changes on every request."""
 
@@ -55,16 +54,33 @@ def normal_messages(messages: Any, content_format: ContentFormat) -> list[Messag
     return [_message(message, content_format, i) for i, message in enumerate(messages)]
 
 
-def plain_contents(messages: Any) -> tuple[tuple[str, ...], list[str]] | None:
-    """Roles and contents of `messages`; None where a message has more than these, or another kind of content."""
-    if type(messages) is not list or set(map(type, messages)) != _DICTS or set(map(len, messages)) != {2}:
-        return None
+def with_decoded_messages(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The prompt fields of a chat with its messages decoded, where they are raw. `MalformedRequest` for bad JSON."""
+    messages = prompt.get("messages")
+    if not isinstance(messages, list) or not any(isinstance(message, msgspec.Raw) for message in messages):
+        return prompt
     try:
-        roles = tuple([_SHARED_ROLES[message["role"]] for message in messages])
-        contents = [message["content"] for message in messages]
-    except (KeyError, TypeError):
+        return {**prompt, "messages": [msgspec.json.decode(message) for message in messages]}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedRequest(f"a message is not valid JSON: {error}", param="messages") from error
+
+
+class PlainMessage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A message with only a plain role and text."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+_PLAIN_MESSAGE = msgspec.json.Decoder(PlainMessage)
+
+
+def plain_messages(messages: Sequence[Any]) -> list[PlainMessage] | None:
+    """Raw messages decoded; None where one has more than a plain role and text."""
+    try:
+        return [_PLAIN_MESSAGE.decode(message) for message in messages]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return (roles, contents) if set(map(type, contents)) == _STRINGS else None
 
 
 def without_developer(conversation: list[Message]) -> list[Message]:

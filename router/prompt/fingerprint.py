@@ -16,6 +16,7 @@ import msgspec
 
 from router.errors import MalformedRequest
 from router.hashing import generation_seed, hash_array, hash_blocks, hash_rest, token_array
+from router.prompt.conversation import with_decoded_messages
 from router.prompt.incremental.reader import IncrementalPrompt, IncrementalReader
 from router.prompt.segments import Lookup, Sealed, Segment, SegmentCache
 from router.prompt.template import ChatTemplate, Unrenderable, checked
@@ -162,7 +163,7 @@ class Fingerprinter:
         if request.endpoint is Endpoint.CHAT:
             if self._template is None:
                 raise Unrenderable("this model has no chat template")
-            return self._template.render(body), checked(body, "add_special_tokens", bool, False)
+            return self._template.render(with_decoded_messages(body)), checked(body, "add_special_tokens", bool, False)
         if request.endpoint is Endpoint.COMPLETIONS:
             return self._completion(body.get("prompt")), checked(body, "add_special_tokens", bool, True)
         raise Unrenderable(f"{request.endpoint} shares no prefix")

@@ -88,7 +88,7 @@ def test_engine_fields_are_removed_from_the_body_and_the_prompt_is_kept() -> Non
     for body in (plain, steering):
         request = edge.inference(Endpoint.CHAT, {}, body, "r")
         assert json.loads(request.body) == {"model": "m", "messages": messages}
-        assert request.prompt == {"messages": messages}
+        assert [json.loads(bytes(message)) for message in request.prompt["messages"]] == messages
     assert edge.inference(Endpoint.CHAT, {}, plain, "r").body is plain
 
 

@@ -9,6 +9,8 @@ import json
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from router.api.parse import (
     ENGINE_FIELDS,
     ChatBody,
@@ -61,6 +63,7 @@ def _check_read_as_by_engines(endpoint: Endpoint, data: bytes, fields: dict[str,
     exact = json.loads(data)
     for name, value in prompt_fields(endpoint, parsed).items():
         if name in ("messages", "tools", "prompt", "documents", "chat_template_kwargs"):
+            value = [msgspec.json.decode(message) for message in value] if name == "messages" else value
             assert repr(value) == repr(exact[name]), f"{name} is read differently"
 
 

@@ -33,9 +33,9 @@ class Boundary(msgspec.Struct, frozen=True, gc=False):
 
 
 class CachedPrefix(msgspec.Struct, frozen=True, gc=False):
-    """The prompt of a chat's first `messages`, up to the last place where its text may be cut."""
+    """The prompt of a chat's first messages, up to the last place where its text may be cut."""
 
-    messages: int = 0
+    roles: tuple[str, ...] = ()
     skeleton: int = 0
     """`TemplateSkeleton.prefixes` at this boundary."""
     tokens: bytes = b""
@@ -67,17 +67,15 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._prefixes)
 
-    def boundaries(self, roles: Sequence[str], contents: Sequence[str]) -> list[Boundary]:
+    def boundaries(self, messages: Sequence[msgspec.Raw]) -> list[Boundary]:
         """The last boundaries of a chat, the longest first."""
         found = []
         digest = xxhash.xxh3_128(seed=self._seed)
-        first = len(roles) - MAX_BOUNDARIES
-        for number, (role, content) in enumerate(zip(roles, contents, strict=True)):
+        first = len(messages) - MAX_BOUNDARIES
+        for number, message in enumerate(messages):
             if number and number >= first:
                 found.append(Boundary(number, digest.intdigest()))
-            data = content.encode("utf-8", "surrogatepass")
-            digest.update(b"%s:%d:" % (role.encode(), len(data)))
-            digest.update(data)
+            digest.update(message)
         return found[::-1]
 
     def find(self, boundaries: Sequence[Boundary]) -> CachedPrefix | None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from router.hashing import TOKEN_BYTES, hash_array, hash_rest, token_array
-from router.prompt.conversation import plain_contents
+from router.prompt.conversation import plain_messages
 from router.prompt.incremental.prefix_cache import EMPTY_PREFIX, CachedPrefix, PrefixCache
 from router.prompt.incremental.skeleton import Skeletons
 from router.prompt.segments import Lookup, SegmentCache
@@ -27,7 +27,7 @@ class PendingEntry(msgspec.Struct, frozen=True, gc=False):
     cache: PrefixCache
     """A cache that was cleared meanwhile is another one."""
     digest: int
-    messages: int
+    roles: tuple[str, ...]
     skeleton: int
     text: str
     """From the cut of the prefix that it continues, up to the last message's content."""
@@ -81,25 +81,30 @@ class IncrementalReader:
         self, body: Mapping[str, Any], generation: Generation, seed: BlockHash, segments: SegmentCache
     ) -> IncrementalPrompt | None:
         """None where the prompt must be read whole. `MalformedRequest` as from `SegmentCache.look_up`."""
-        plain = plain_contents(body["messages"]) if self._enabled and body.keys() == _ONLY_MESSAGES else None
-        if plain is None:
+        if not self._enabled or body.keys() != _ONLY_MESSAGES:
             return None
-        roles, contents = plain
-        boundaries = self.cache.boundaries(roles, contents)
+        messages = body["messages"]
+        if not (isinstance(messages, list) and messages and isinstance(messages[0], msgspec.Raw)):
+            return None
+        boundaries = self.cache.boundaries(messages)
         prefix = self.cache.find(boundaries)
-        skeleton = self._skeletons.find(roles) if prefix is not None else None
-        if prefix is None or skeleton is None:
+        if prefix is None:
             return None
-        if prefix.messages and skeleton.prefixes[prefix.messages] != prefix.skeleton:
-            prefix = EMPTY_PREFIX  # the new messages change how the template prints the old ones
-        new = contents[prefix.messages :]
-        if not self._skeletons.can_fill(new):
+        new = plain_messages(messages[len(prefix.roles) :])
+        skeleton = self._skeletons.find(prefix.roles + tuple([message.role for message in new])) if new else None
+        if prefix.roles and skeleton and skeleton.prefixes[len(prefix.roles)] != prefix.skeleton:
+            prefix, new = EMPTY_PREFIX, plain_messages(messages)  # the new messages change how the old ones are printed
+        if skeleton is None or new is None:
             return None
-        parts = skeleton.fill(new, prefix.messages)
+        first, contents = len(prefix.roles), [message.content for message in new]
+        if not self._skeletons.can_fill(contents):
+            return None
+        roles = prefix.roles + tuple([message.role for message in new])
+        parts = skeleton.fill(contents, first)
         entry, last = None, boundaries[0]
-        if prefix.messages != last.messages:
+        if first != last.messages:
             text = prefix.rest + "".join(parts[:-2])
-            entry = PendingEntry(self.cache, last.digest, last.messages, skeleton.prefixes[last.messages], text)
+            entry = PendingEntry(self.cache, last.digest, roles[:-1], skeleton.prefixes[last.messages], text)
         text = prefix.rest + "".join(parts)
         lookup = segments.look_up(text) if prefix is EMPTY_PREFIX else segments.split(text)
         return IncrementalPrompt(generation, seed, prefix, lookup, entry)
@@ -121,7 +126,7 @@ class IncrementalReader:
             cut = segments.pieces(entry.text)[:-1]
             count = len(prefix.tokens) // TOKEN_BYTES + sum([segment.token_count for segment in encoded[: len(cut)]])
             stored = CachedPrefix(
-                messages=entry.messages,
+                roles=entry.roles,
                 skeleton=entry.skeleton,
                 tokens=tokens[:count].tobytes(),
                 seed=seed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,12 +19,16 @@ def cache_of(max_bytes: int = 100_000) -> PrefixCache:
     return PrefixCache(seed=1, max_bytes=max_bytes)
 
 
+def raw(*contents: str) -> list[msgspec.Raw]:
+    return [msgspec.Raw(msgspec.json.encode({"role": "user", "content": content})) for content in contents]
+
+
 def boundaries(cache: PrefixCache, *contents: str) -> list[Boundary]:
-    return cache.boundaries(("user",) * len(contents), contents)
+    return cache.boundaries(raw(*contents))
 
 
 def test_a_prefix_is_stored_when_it_is_seen_again() -> None:
-    cache, prefix = cache_of(), CachedPrefix(messages=1)
+    cache, prefix = cache_of(), CachedPrefix(roles=("user",))
     found = boundaries(cache, "a", "b")
     assert cache.find(found) is None
     assert cache.find(found) is EMPTY_PREFIX
@@ -37,7 +42,7 @@ def test_the_longest_known_prefix_is_found() -> None:
     cache = cache_of()
     found = boundaries(cache, *"abcd")
     assert [boundary.messages for boundary in found] == [3, 2, 1]
-    prefixes = {boundary.messages: CachedPrefix(messages=boundary.messages) for boundary in found}
+    prefixes = {boundary.messages: CachedPrefix(roles=("user",) * boundary.messages) for boundary in found}
     for boundary in found[1:]:
         cache.store(boundary.digest, prefixes[boundary.messages])
     assert cache.find(found) is prefixes[2]
@@ -53,16 +58,15 @@ def test_only_the_last_boundaries_are_looked_up() -> None:
     assert cache_of().find([]) is None
 
 
-CHATS = st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.text(max_size=3)), min_size=2, max_size=4)
+CHATS = st.lists(st.text(max_size=3), min_size=2, max_size=4)
 
 
 @given(CHATS, CHATS)
-def test_digests_are_equal_only_for_equal_messages(left: list[tuple[str, str]], right: list[tuple[str, str]]) -> None:
+def test_digests_are_equal_only_for_equal_messages(left: list[str], right: list[str]) -> None:
     cache = cache_of()
 
-    def by_digest(chat: list[tuple[str, str]]) -> dict[int, list[tuple[str, str]]]:
-        roles, contents = zip(*chat, strict=True)
-        return {found.digest: chat[: found.messages] for found in cache.boundaries(roles, contents)}
+    def by_digest(chat: list[str]) -> dict[int, list[str]]:
+        return {found.digest: chat[: found.messages] for found in boundaries(cache, *chat)}
 
     ours, theirs = by_digest(left), by_digest(right)
     assert all(ours[digest] == theirs[digest] for digest in ours.keys() & theirs.keys())
@@ -78,7 +82,7 @@ def test_the_least_recently_used_prefixes_go_first() -> None:
     cache = cache_of(max_bytes=10_000)
     chats = [boundaries(cache, str(i), "x") for i in range(5)]
     for found in chats:
-        cache.store(found[0].digest, CachedPrefix(messages=1, tokens=b"t" * 2_000))
+        cache.store(found[0].digest, CachedPrefix(roles=("user",), tokens=b"t" * 2_000))
         assert cache.find(chats[0]) is not None
         assert cache.bytes <= 10_000
     assert len(cache) == 4
@@ -94,7 +98,7 @@ def test_bytes_are_those_of_what_is_held() -> None:
     seen = cache.bytes
     sizes = []
     for tokens in (b"", b"t" * 1_000, b""):
-        cache.store(found[0].digest, CachedPrefix(messages=1, tokens=tokens, hashes=tokens))
+        cache.store(found[0].digest, CachedPrefix(roles=("user",), tokens=tokens, hashes=tokens))
         cache.find(found)
         sizes.append(cache.bytes)
     assert sizes[0] == sizes[2] > seen > 0
