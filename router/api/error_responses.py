@@ -7,29 +7,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from router import errors
 from router.config.schema import Limits
-from router.errors import (
-    BodyTooLarge,
-    ClientError,
-    ConnectFailed,
-    ContextTooLong,
-    FleetError,
-    HandoffFailed,
-    HeadersTooLarge,
-    MalformedRequest,
-    MethodNotAllowed,
-    NoReadyPod,
-    RequestTimeout,
-    RouterError,
-    Saturated,
-    StaleConnection,
-    Stopping,
-    UnknownEndpoint,
-    UnknownModel,
-    UpstreamBroken,
-    UpstreamError,
-    UpstreamTimeout,
-)
+from router.errors import ClientError, HeadersTooLarge, RouterError
 from router.proxy.headers import HeaderList
 
 
@@ -44,25 +24,25 @@ class ErrorResponse:
 
 
 RESPONSES: Mapping[type[RouterError], ErrorResponse] = {
-    ClientError: ErrorResponse(400, "invalid_request_error"),
-    MalformedRequest: ErrorResponse(400, "invalid_request_error"),
-    ContextTooLong: ErrorResponse(400, "invalid_request_error", "context_length_exceeded"),
-    RequestTimeout: ErrorResponse(408, "invalid_request_error", "request_timeout"),
-    HeadersTooLarge: ErrorResponse(431, "invalid_request_error", "headers_too_large"),
-    BodyTooLarge: ErrorResponse(413, "invalid_request_error", "body_too_large"),
-    UnknownModel: ErrorResponse(404, "invalid_request_error", "model_not_found"),
-    UnknownEndpoint: ErrorResponse(404, "invalid_request_error", "unknown_url"),
-    MethodNotAllowed: ErrorResponse(405, "invalid_request_error", "method_not_allowed"),
-    FleetError: ErrorResponse(503, "service_unavailable_error", retry_after_s=1),
-    NoReadyPod: ErrorResponse(503, "service_unavailable_error", "no_ready_pod", retry_after_s=1),
-    Stopping: ErrorResponse(503, "service_unavailable_error", "stopping", retry_after_s=1),
-    Saturated: ErrorResponse(503, "service_unavailable_error", "saturated", retry_after_s=1),
-    UpstreamError: ErrorResponse(502, "upstream_error"),
-    ConnectFailed: ErrorResponse(502, "upstream_error", "connect_failed"),
-    StaleConnection: ErrorResponse(502, "upstream_error", "connect_failed"),
-    UpstreamBroken: ErrorResponse(502, "upstream_error", "upstream_broken"),
-    UpstreamTimeout: ErrorResponse(504, "upstream_error", "upstream_timeout"),
-    HandoffFailed: ErrorResponse(502, "upstream_error", "handoff_failed"),
+    errors.ClientError: ErrorResponse(400, "invalid_request_error"),
+    errors.MalformedRequest: ErrorResponse(400, "invalid_request_error"),
+    errors.ContextTooLong: ErrorResponse(400, "invalid_request_error", "context_length_exceeded"),
+    errors.RequestTimeout: ErrorResponse(408, "invalid_request_error", "request_timeout"),
+    errors.HeadersTooLarge: ErrorResponse(431, "invalid_request_error", "headers_too_large"),
+    errors.BodyTooLarge: ErrorResponse(413, "invalid_request_error", "body_too_large"),
+    errors.UnknownModel: ErrorResponse(404, "invalid_request_error", "model_not_found"),
+    errors.UnknownEndpoint: ErrorResponse(404, "invalid_request_error", "unknown_url"),
+    errors.MethodNotAllowed: ErrorResponse(405, "invalid_request_error", "method_not_allowed"),
+    errors.FleetError: ErrorResponse(503, "service_unavailable_error", retry_after_s=1),
+    errors.NoReadyPod: ErrorResponse(503, "service_unavailable_error", "no_ready_pod", retry_after_s=1),
+    errors.Stopping: ErrorResponse(503, "service_unavailable_error", "stopping", retry_after_s=1),
+    errors.Saturated: ErrorResponse(503, "service_unavailable_error", "saturated", retry_after_s=1),
+    errors.UpstreamError: ErrorResponse(502, "upstream_error"),
+    errors.ConnectFailed: ErrorResponse(502, "upstream_error", "connect_failed"),
+    errors.StaleConnection: ErrorResponse(502, "upstream_error", "connect_failed"),
+    errors.UpstreamBroken: ErrorResponse(502, "upstream_error", "upstream_broken"),
+    errors.UpstreamTimeout: ErrorResponse(504, "upstream_error", "upstream_timeout"),
+    errors.HandoffFailed: ErrorResponse(502, "upstream_error", "handoff_failed"),
 }
 
 INTERNAL = ErrorResponse(500, "internal_error")

@@ -127,9 +127,8 @@ class OpenAiEdge:
             if received.refusal is not None:
                 raise received.refusal
             if self._serving > self.limits.max_in_flight:
-                raise Saturated(
-                    f"{self.limits.max_in_flight} requests are in flight (limits.max_in_flight); retry later."
-                )
+                count = self.limits.max_in_flight
+                raise Saturated(f"{count} requests are in flight (limits.max_in_flight); retry later.")
             build = self._pass_through if endpoint is Endpoint.OTHER else self.inference
             request = build(endpoint, received.named, received.body, request_id)
         except RouterError as error:
@@ -146,11 +145,8 @@ class OpenAiEdge:
         """The only response to a client whose request could not be read."""
         self._metrics.requests.labels(Endpoint.OTHER.value, "", type(error).__name__).inc()
         body = error_body(error)
-        lines = [
-            STATUS_LINE[response_for(error).status],
-            *[b"%b: %b\r\n" % pair for pair in error_headers(error, body)],
-        ]
-        return b"".join([*lines, b"connection: close\r\n\r\n", body])
+        headers = [b"%b: %b\r\n" % pair for pair in error_headers(error, body)]
+        return b"".join([STATUS_LINE[response_for(error).status], *headers, b"connection: close\r\n\r\n", body])
 
     def _fail(self, client: Exchange, error: Exception, request_id: str) -> None:
         body = error_body(error)

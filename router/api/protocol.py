@@ -75,9 +75,8 @@ class EdgeProtocol(HttpToolsProtocol):
         self._deadlines = ClientDeadlines(self.loop, transport, timeouts, self._too_late)
         self._set_deadline()
         if len(self.connections) > limits.max_connections:
-            self._reject_client(
-                Saturated(f"{limits.max_connections} clients are connected (limits.max_connections); retry later.")
-            )
+            count = limits.max_connections
+            self._reject_client(Saturated(f"{count} clients are connected (limits.max_connections); retry later."))
 
     def data_received(self, data: bytes) -> None:
         if self._rejected:
@@ -158,11 +157,8 @@ class EdgeProtocol(HttpToolsProtocol):
     # --- rejected clients ---
 
     def _too_late(self) -> None:
-        self._reject_client(
-            RequestTimeout(
-                f"The request was not complete within {self._limits.request_timeout_s:g} s (limits.request_timeout_s)."
-            )
-        )
+        timeout_s = self._limits.request_timeout_s
+        self._reject_client(RequestTimeout(f"Request incomplete after {timeout_s:g} s (limits.request_timeout_s)."))
 
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn for bytes that are not HTTP."""
