@@ -80,7 +80,7 @@ def page(found: Explained) -> RenderableType:
 def _left_out(found: Sequence[LeftOut]) -> Iterator[str]:
     """One line per filter: the pods that it excluded, or that it was ignored."""
     for each in found:
-        if each.gave_way:
+        if each.ignored:
             yield f"filter {each.filter}: ignored, since it would leave no usable pod"
         else:
             others = f" and {more} more" if (more := len(each.pods) - NAMED_PODS) > 0 else ""

@@ -36,12 +36,12 @@ def replay_command(
     default: Annotated[
         str, typer.Option(help="Without --policy: the policy of requests that match no other.")
     ] = "cost_aware",
-    most: Annotated[int, typer.Option(min=1, help="Number of moves and changes to list.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, help="Number of moves and changes to list.")] = 10,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Print how many decisions would change and the expected effect."""
     decided = Decided(receipts)
-    found = _review(decided, policy, policies or shipped("policies"), default, most)
+    found = _review(decided, policy, policies or shipped("policies"), default, limit)
     if not found.decisions:
         raise ConfigError(f"{receipts}: no recorded scenes; enable receipts.replay_data")
     if decided.without_fleet:
@@ -52,14 +52,14 @@ def replay_command(
         Console().print(page(found))
 
 
-def _review(decided: Decided, policy: str | None, folder: Path, default: str, most: int) -> Review:
+def _review(decided: Decided, policy: str | None, folder: Path, default: str, limit: int) -> Review:
     """The review with one policy, or with those of a folder as `serve` would use them."""
     if policy is not None:
         found = find_policy(load_policies(folder), policy)
-        return each_against(((scene.scene(), was, found) for scene, was, _ in decided), found.name, most=most)
+        return each_against(((scene.scene(), was, found) for scene, was, _ in decided), found.name, limit=limit)
     every = PolicyFolder(folder, default).read()
     rows = ((scene.scene(), was, every.for_recorded(scene, by)) for scene, was, by in decided)
-    return each_against(rows, str(folder), most=most)
+    return each_against(rows, str(folder), limit=limit)
 
 
 class Decided:

@@ -91,8 +91,8 @@ class Classes:
         shared_tokens = past.shared_blocks * prompt.block_size_tokens if prompt else 0
         turn, gap_s = past.turn, past.gap_s
         for name, min_turn, max_gap_s, min_shared_tokens, match in self._rules:
-            matches = turn >= min_turn and gap_s <= max_gap_s and shared_tokens >= min_shared_tokens
-            if matches and (match is None or match.covers(request, "", prompt_tokens, headers)):
+            fits = turn >= min_turn and gap_s <= max_gap_s and shared_tokens >= min_shared_tokens
+            if fits and (match is None or match.matches(request, "", prompt_tokens, headers)):
                 return name
         raise AssertionError("the last rule has no conditions")
 

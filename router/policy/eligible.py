@@ -116,12 +116,12 @@ def _fits(status: PodStatus, prompt_tokens: int) -> bool:
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """The pods that a filter excluded for one request; none if it was ignored (`gave_way`) because no usable pod would
+    """The pods that a filter excluded for one request; none if it was ignored (`ignored`) because no usable pod would
     have been left."""
 
     filter: str
     pods: tuple[PodId, ...]
-    gave_way: bool = False
+    ignored: bool = False
 
 
 def filtered(scene: Scene, pods: Eligible, policy: Policy) -> Eligible:
@@ -152,7 +152,7 @@ def left_out(scene: Scene, policy: Policy) -> Iterator[LeftOut]:
             if gone:
                 yield LeftOut(name, gone)
         else:
-            yield LeftOut(name, (), gave_way=True)
+            yield LeftOut(name, (), ignored=True)
 
 
 def _kept(pods: Eligible, each: Filter) -> Eligible:

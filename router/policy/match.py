@@ -49,7 +49,7 @@ class TokenRange(BaseModel):
             raise ValueError(f"max ({self.max}) is below min ({self.min}): no prompt matches")
         return self
 
-    def covers(self, tokens: int) -> bool:
+    def matches(self, tokens: int) -> bool:
         """Whether a prompt of that length is in the range."""
         return self.min <= tokens and (self.max is None or tokens <= self.max)
 
@@ -79,13 +79,13 @@ class Match(BaseModel):
         """Number of conditions: of two policies that match, the one with more conditions decides."""
         return sum(getattr(self, name) not in (None, {}) for name in type(self).model_fields)
 
-    def covers(self, request: InferenceRequest, workload: str, prompt_tokens: int, headers: HeaderPairs) -> bool:
+    def matches(self, request: InferenceRequest, workload: str, prompt_tokens: int, headers: HeaderPairs) -> bool:
         """Whether all conditions hold. O(conditions + headers)."""
-        return self.covers_but_headers(request, workload, prompt_tokens) and (
-            not self.headers or self._covers_headers(headers)
+        return self.matches_without_headers(request, workload, prompt_tokens) and (
+            not self.headers or self._matches_headers(headers)
         )
 
-    def covers_but_headers(self, request: InferenceRequest, workload: str, prompt_tokens: int) -> bool:
+    def matches_without_headers(self, request: InferenceRequest, workload: str, prompt_tokens: int) -> bool:
         """Whether all conditions except those on headers hold."""
         return (
             (self.stream is None or self.stream is request.stream)
@@ -93,10 +93,10 @@ class Match(BaseModel):
             and (self.model is None or request.model in self.model)
             and (self.adapter is None or request.adapter in self.adapter)
             and (self.tenant is None or request.tenant in self.tenant)
-            and (self.prompt_tokens is None or self.prompt_tokens.covers(prompt_tokens))
+            and (self.prompt_tokens is None or self.prompt_tokens.matches(prompt_tokens))
         )
 
-    def _covers_headers(self, headers: HeaderPairs) -> bool:
+    def _matches_headers(self, headers: HeaderPairs) -> bool:
         given: dict[bytes, str] = {}
         for name, value in headers:  # the first of repeated headers counts, as elsewhere in the router
             given.setdefault(name.lower(), value.decode("latin-1"))

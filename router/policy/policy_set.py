@@ -44,7 +44,7 @@ class PolicySet:
             match = policy.match
             if (
                 match is not None
-                and match.covers(request, workload, prompt_tokens, headers)
+                and match.matches(request, workload, prompt_tokens, headers)
                 and takes_share(request, policy.name, policy.percent)
             ):
                 return policy
@@ -59,7 +59,7 @@ class PolicySet:
             if (
                 match is not None
                 and (not match.headers or policy.name == decided_by)
-                and match.covers_but_headers(scene.request, seen.workload, prompt_token_count(scene))
+                and match.matches_without_headers(scene.request, seen.workload, prompt_token_count(scene))
                 and takes_share(scene.request, policy.name, policy.percent)
             ):
                 return policy

@@ -75,20 +75,20 @@ class RetryBudget:
         self._retries = 0.0
         self._at_s = 0.0
 
-    def asked(self, now_s: float) -> None:
+    def count_request(self, now_s: float) -> None:
         """Count a request."""
         if now_s - self._at_s > FADE_EVERY_S:
             self._fade(now_s)
         self._requests += 1
 
-    def left(self, now_s: float) -> bool:
+    def has_retry(self, now_s: float) -> bool:
         """Whether the budget has a retry left."""
         self._fade(now_s)
         return self._retries + 1 <= FLOOR + self._share * self._requests
 
     def spend(self, now_s: float) -> bool:
         """Use a retry. False if none is left."""
-        if not self.left(now_s):
+        if not self.has_retry(now_s):
             return False
         self._retries += 1
         return True

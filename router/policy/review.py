@@ -84,17 +84,17 @@ class Review(msgspec.Struct, frozen=True):
         return f"{self.changed:,} of {self.decisions:,} decisions would change; predicted TTFT p99 {p99}{refused}"
 
 
-def review(scenes: Iterable[Scene], old: Policy, new: Policy, *, most: int = 10) -> Review:
+def review(scenes: Iterable[Scene], old: Policy, new: Policy, *, limit: int = 10) -> Review:
     """What changes when `new` replaces `old`. O(scenes * a few decisions)."""
-    return against(((scene, chosen(scene, old)) for scene in scenes), new, most=most)
+    return against(((scene, chosen(scene, old)) for scene in scenes), new, limit=limit)
 
 
-def against(decided: Iterable[tuple[Scene, Choice | None]], new: Policy, *, most: int = 10) -> Review:
-    """The same with recorded choices. At most `most` moves and changes are listed."""
-    return each_against(((scene, was, new) for scene, was in decided), new.name, most=most)
+def against(decided: Iterable[tuple[Scene, Choice | None]], new: Policy, *, limit: int = 10) -> Review:
+    """The same with recorded choices. At most `limit` moves and changes are listed."""
+    return each_against(((scene, was, new) for scene, was in decided), new.name, limit=limit)
 
 
-def each_against(decided: Iterable[tuple[Scene, Choice | None, Policy]], name: str, *, most: int = 10) -> Review:
+def each_against(decided: Iterable[tuple[Scene, Choice | None, Policy]], name: str, *, limit: int = 10) -> Review:
     """The same with a policy for each request; `name` names them together."""
     rows = [_row(scene, was, chosen(scene, new)) for scene, was, new in decided]
     changed = [row for row in rows if row.was != row.now]
@@ -107,8 +107,8 @@ def each_against(decided: Iterable[tuple[Scene, Choice | None, Policy]], name: s
         refused=sum(row.now is None for row in changed),
         before=_times([was_ms for was_ms, _ in both]),
         after=_times([now_ms for _, now_ms in both]),
-        moves=tuple(Move(was, now, requests) for (was, now), requests in moves.most_common(most)),
-        largest=tuple(nlargest(most, changed, key=lambda change: abs(change.change_ms))),
+        moves=tuple(Move(was, now, requests) for (was, now), requests in moves.most_common(limit)),
+        largest=tuple(nlargest(limit, changed, key=lambda change: abs(change.change_ms))),
     )
 
 

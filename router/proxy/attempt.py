@@ -46,7 +46,7 @@ class Attempts:
     async def attempt_in_order(self, context: RequestContext, client: Downstream) -> None:
         """Try candidates until one has begun to respond. Raises the error of the last one."""
         candidate = self._first(context)
-        self._budget.asked(time.monotonic())
+        self._budget.count_request(time.monotonic())
         while True:
             context.tries += 1
             try:
@@ -139,7 +139,7 @@ class Attempts:
 
     def _has_budget(self) -> bool:
         """Whether a response may be dropped in favour of another candidate's."""
-        left = self._budget.left(time.monotonic())
+        left = self._budget.has_retry(time.monotonic())
         if not left:
             self._metrics.retries_refused.labels("status").inc()
         return left

@@ -42,7 +42,7 @@ def test_the_policy_that_decided_changes_nothing(typed: Typed, receipts: Path) -
 
 def test_another_policy_is_compared_in_tables(typed: Typed, receipts: Path) -> None:
     """Times before and after, moves by pod, the largest changes."""
-    ended = typed("replay", receipts, "--policy", "least_load", "--most", 3)
+    ended = typed("replay", receipts, "--policy", "least_load", "--limit", 3)
     assert ended.code == 0 and "10 of 10 decisions would change" in ended.out
     assert "recorded" in ended.out and "with least_load" in ended.out
     assert ended.out.count("req-") == 3

@@ -96,7 +96,7 @@ def test_an_explanation_names_the_filter_and_whom_it_left_out() -> None:
     by = policy("queue", filters=filters)
     found = decide(FLEET, by)
     explanation = explain(FLEET, by, found.candidates, len(found.candidates), found.reason)
-    assert explanation.left_out == (LeftOut("hardware", (), gave_way=True), LeftOut("max_waiting", ("a1",)))
+    assert explanation.left_out == (LeftOut("hardware", (), ignored=True), LeftOut("max_waiting", ("a1",)))
 
 
 # --- each filter ---

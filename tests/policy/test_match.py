@@ -17,7 +17,7 @@ HEADERS = [(b"x-route", b"slow"), (b"accept", b"*/*")]
 
 
 def covers(**conditions: Any) -> bool:
-    return Match.model_validate(conditions).covers(ASKED, "rag", 2000, HEADERS)
+    return Match.model_validate(conditions).matches(ASKED, "rag", 2000, HEADERS)
 
 
 @pytest.mark.parametrize(
@@ -89,5 +89,5 @@ def test_of_a_header_that_is_there_twice_the_first_counts() -> None:
     """As for the class and the session."""
     tier = Match.model_validate({"headers": {"x-tier": "gold"}})
     twice = [(b"x-tier", b"gold"), (b"X-Tier", b"bronze")]
-    assert tier.covers(ASKED, "rag", 2000, twice)
-    assert not tier.covers(ASKED, "rag", 2000, twice[::-1])
+    assert tier.matches(ASKED, "rag", 2000, twice)
+    assert not tier.matches(ASKED, "rag", 2000, twice[::-1])

@@ -49,7 +49,7 @@ def test_a_quiet_router_may_retry_a_little() -> None:
 def test_asking_what_is_left_takes_nothing() -> None:
     """Only spending does."""
     budget = RetryBudget(0.0)
-    assert all(budget.left(0.0) for _ in range(2 * FLOOR))
+    assert all(budget.has_retry(0.0) for _ in range(2 * FLOOR))
 
 
 @given(share=st.floats(0, 1), requests=st.integers(0, 500), gap_s=st.floats(0, 1))
@@ -59,7 +59,7 @@ def test_a_fleet_that_fails_every_request_gets_little_more_than_it_was_asked(
     """Retries are at most the floor, renewed with time, and the share."""
     budget, retries = RetryBudget(share), 0
     for n in range(requests):
-        budget.asked(n * gap_s)
+        budget.count_request(n * gap_s)
         retries += budget.spend(n * gap_s)
     windows = 1 + requests * gap_s / WINDOW_S
     assert retries <= FLOOR * windows + share * requests + 1
@@ -69,5 +69,5 @@ def test_a_clock_that_stands_still_or_goes_back_takes_nothing_away() -> None:
     """Time only ever fades what was counted."""
     budget = RetryBudget(1.0)
     for _ in range(10):
-        budget.asked(50.0)
+        budget.count_request(50.0)
     assert [budget.spend(49.0) for _ in range(FLOOR + 11)] == [True] * (FLOOR + 10) + [False]

@@ -46,7 +46,7 @@ def test_both_choices_are_priced_by_what_the_client_waits_for() -> None:
 def test_the_largest_changes_come_first() -> None:
     """In either direction, and no more than were asked for."""
     seen = [busy_holder(f"{ms:g}", queue_ms=ms) for ms in (100.0, 900.0, 300.0)]
-    found = review(seen, LOAD, HIT, most=2)
+    found = review(seen, LOAD, HIT, limit=2)
     assert [change.request_id for change in found.largest] == ["900", "300"]
     assert found.largest[0].change_ms == pytest.approx(880, abs=3)
 
