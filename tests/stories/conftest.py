@@ -1,4 +1,4 @@
-"""A whole router in front of mock engines, over real sockets, in this very process."""
+"""A complete router in front of mock engines, over real sockets, in the test process."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ Chat = list[dict[str, Any]]
 
 
 @dataclass(slots=True)
-class City:
-    """What a story plays in: the engines, the router, and a client of it."""
+class Deployment:
+    """Engines, the router, and a client of the router."""
 
     engines: list[MockEngine]
     program: Program
@@ -47,22 +47,22 @@ class City:
     server: DrainingServer | None = None
 
     async def chat(self, messages: Chat, **fields: Any) -> httpx.Response:
-        """One unstreamed chat request."""
+        """Send one unstreamed chat request."""
         body = {"model": "demo", "messages": messages, "max_tokens": 8, **fields}
         return await self.client.post("/v1/chat/completions", json=body)
 
     async def pods(self) -> list[dict[str, Any]]:
-        """What the router says of its pods."""
+        """The pods, from the admin API."""
         found: list[dict[str, Any]] = (await self.client.get("/admin/pods")).json()
         return found
 
     def ready(self, model: str = "demo") -> int:
-        """How many pods that serve `model` are ready."""
+        """Number of ready pods that serve `model`."""
         pods = self.program.fleet.snapshot.pods
         return sum(status.state is PodState.READY and status.pod.serves(model) for status in pods)
 
     async def until(self, holds: Callable[[], Awaitable[bool]] | Callable[[], bool]) -> None:
-        """Wait for `holds()` to be true; the story's deadline is the limit."""
+        """Wait until `holds()` is true, within the test's deadline."""
         while True:
             value = holds()
             if value if isinstance(value, bool) else await value:
@@ -70,12 +70,12 @@ class City:
             await asyncio.sleep(0.01)
 
     async def all_trusted(self) -> bool:
-        """Has every pod passed its self-test?"""
+        """Whether every pod has passed its self-test."""
         pods = await self.pods()
         return bool(pods) and all(pod["state"] == "ready" and pod["trust"] == "trusted" for pod in pods)
 
 
-OpenCity = Callable[..., AbstractAsyncContextManager[City]]
+Deploy = Callable[..., AbstractAsyncContextManager[Deployment]]
 
 
 class _FastPolling:
@@ -113,7 +113,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def engine_config(tokenizer: Tokenizer) -> Callable[..., MockEngineConfig]:
-    """An engine that never waits, but for what the test says."""
+    """Makes engine configurations without step times, except for overrides."""
     template = ChatTemplate(tokenizer)
 
     def make(**overrides: Any) -> MockEngineConfig:
@@ -130,10 +130,10 @@ def engine_config(tokenizer: Tokenizer) -> Callable[..., MockEngineConfig]:
 
 
 @pytest.fixture
-def open_city(
+def deploy(
     engine_config: Callable[..., MockEngineConfig], tokenizer: Tokenizer, priors: dict[str, ModelPrior]
-) -> OpenCity:
-    """Start engines and router; everything is down again afterwards, in whatever way the story ends."""
+) -> Deploy:
+    """Starts engines and a router; both are stopped afterwards, also on errors."""
 
     @asynccontextmanager
     async def opened(
@@ -151,7 +151,7 @@ def open_city(
         host: str = "127.0.0.1",
         reach: Callable[[MockEngine], dict[str, Any]] = lambda engine: {"url": engine.url},
         **stop: Any,
-    ) -> AsyncIterator[City]:
+    ) -> AsyncIterator[Deployment]:
         async with asyncio.timeout(DEADLINE_S), MockFleet([engine_config(**(engine or {}))] * pods) as fleet:
             config = RouterConfig(
                 policy=policy,
@@ -170,26 +170,26 @@ def open_city(
                 listening(program, host, **stop) as (server, url),
                 httpx.AsyncClient(base_url=url, timeout=DEADLINE_S, verify=False) as client,
             ):
-                city = City(list(fleet.engines), program, client, url, server)
+                deployment = Deployment(list(fleet.engines), program, client, url, server)
                 if wait:
-                    await city.until(city.all_trusted)
-                yield city
+                    await deployment.until(deployment.all_trusted)
+                yield deployment
 
     return opened
 
 
 @asynccontextmanager
 async def serving(program: Program) -> AsyncIterator[str]:
-    """The router under uvicorn on a free port; yields its URL."""
+    """Run the router under uvicorn on a free port; yields its URL."""
     async with listening(program) as (_, url):
         yield url
 
 
 @asynccontextmanager
 async def listening(
-    program: Program, host: str = "127.0.0.1", *, delay_s: float = 0.0, patience_s: int = 1
+    program: Program, host: str = "127.0.0.1", *, delay_s: float = 0.0, drain_timeout_s: int = 1
 ) -> AsyncIterator[tuple[DrainingServer, str]]:
-    """The same with its server. `delay_s` and `patience_s` are those of a stop."""
+    """Run the router; yields its server and URL. `delay_s` and `drain_timeout_s` configure its shutdown."""
     config = uvicorn.Config(
         program.app,
         host=host,
@@ -197,7 +197,7 @@ async def listening(
         log_level="critical",
         http=EdgeProtocol,
         ws="none",
-        timeout_graceful_shutdown=patience_s,
+        timeout_graceful_shutdown=drain_timeout_s,
     )
     server = DrainingServer(config, delay_s=delay_s)
     running = asyncio.create_task(server.serve())

@@ -1,4 +1,4 @@
-"""Is work spread as well as it is kept together?"""
+"""Work is spread over pods, also when all prompts share a prefix."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 import httpx
 import pytest
 
-from tests.stories.conftest import Chat, City, OpenCity
+from tests.stories.conftest import Chat, Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
@@ -21,13 +21,13 @@ def shared_chat(number: int) -> Chat:
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"{number}: " + f"boat {number} " * 40}]
 
 
-async def ask_all(city: City, numbers: range) -> list[httpx.Response]:
-    """All requests, a few at a time."""
+async def ask_all(deployment: Deployment, numbers: range) -> list[httpx.Response]:
+    """Send all requests, a few at a time."""
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def ask(number: int) -> httpx.Response:
         async with gate:
-            return await city.chat(shared_chat(number))
+            return await deployment.chat(shared_chat(number))
 
     return await asyncio.gather(*map(ask, numbers))
 
@@ -39,10 +39,10 @@ def uncached(answer: httpx.Response) -> int:
 
 
 @pytest.mark.parametrize("policy", ["cost_aware", "ring_bounded_load"])
-async def test_one_system_prompt_for_everybody_uses_every_pod_and_its_cache(open_city: OpenCity, policy: str) -> None:
-    """100 % shared prefix on 4 pods: no pod above 1.5x the mean work, at least 90 % of the ideal hits."""
-    async with open_city(pods=4, policy=policy, engine={"time_scale": 0.1}) as city:
-        answers = await ask_all(city, range(REQUESTS))
+async def test_a_prefix_shared_by_all_requests_uses_every_pod(deploy: Deploy, policy: str) -> None:
+    """With a fully shared prefix on 4 pods, no pod has over 1.5x the mean work, and hits reach 90 % of the ideal."""
+    async with deploy(pods=4, policy=policy, engine={"time_scale": 0.1}) as deployment:
+        answers = await ask_all(deployment, range(REQUESTS))
         work: Counter[str] = Counter()
         for answer in answers:
             work[answer.headers["x-warmroute-pod"]] += uncached(answer)
@@ -52,16 +52,18 @@ async def test_one_system_prompt_for_everybody_uses_every_pod_and_its_cache(open
         assert cached >= 0.9 * ideal, (cached, ideal)
 
 
-async def test_a_fifth_pod_gets_traffic_within_a_second(open_city: OpenCity) -> None:
-    """Added through the admin call while requests run."""
-    async with open_city(pods=5, engine={"time_scale": 0.1}) as city:
-        fifth = city.engines[4].url.removeprefix("http://")
-        assert (await city.client.delete(f"/admin/pods/{fifth}")).status_code == 200
-        assert all(a.headers["x-warmroute-pod"] != fifth for a in await ask_all(city, range(40)))
+async def test_a_fifth_pod_gets_traffic_within_a_second(deploy: Deploy) -> None:
+    """Added by an admin call under load."""
+    async with deploy(pods=5, engine={"time_scale": 0.1}) as deployment:
+        fifth = deployment.engines[4].url.removeprefix("http://")
+        assert (await deployment.client.delete(f"/admin/pods/{fifth}")).status_code == 200
+        assert all(a.headers["x-warmroute-pod"] != fifth for a in await ask_all(deployment, range(40)))
         loop = asyncio.get_running_loop()
         added_s = loop.time()
-        assert (await city.client.post("/admin/pods", json={"url": f"http://{fifth}"})).status_code == 201
+        assert (await deployment.client.post("/admin/pods", json={"url": f"http://{fifth}"})).status_code == 201
         number = 1000
-        while fifth not in {a.headers["x-warmroute-pod"] for a in await ask_all(city, range(number, number + 20))}:
+        while fifth not in {
+            a.headers["x-warmroute-pod"] for a in await ask_all(deployment, range(number, number + 20))
+        }:
             number += 20
         assert loop.time() - added_s < 1.0

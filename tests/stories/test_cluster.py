@@ -28,7 +28,7 @@ from router.wiring.agent import Agent
 from router.wiring.program import Program
 from tests.redis_process import RedisProcess, redis_process
 from tests.redis_servers.server import binaries
-from tests.stories.conftest import DEADLINE_S, SOURCE, SPEED, TEMPLATE, Chat, City, serving
+from tests.stories.conftest import DEADLINE_S, SOURCE, SPEED, TEMPLATE, Chat, Deployment, serving
 
 RECEIPTS = "warmroute:1:receipts"
 
@@ -43,7 +43,7 @@ def redis(request: pytest.FixtureRequest) -> Iterator[RedisProcess]:
 
 
 @dataclass(slots=True)
-class Town:
+class ClusterDeployment:
     """Engines, a publisher for all of them, and any number of routers."""
 
     fleet: MockFleet
@@ -64,14 +64,14 @@ class Town:
             receipts=self.receipts,
         )
 
-    async def router(self, **redis: Any) -> City:
+    async def router(self, **redis: Any) -> Deployment:
         """Start another replica."""
         priors = load_priors(shipped("config") / "models")
         load = lambda source, *, fast: self.tokenizer  # noqa: E731
         program = Program(self.config(**redis), shipped("policies"), priors, load=load)
         url = await self.stack.enter_async_context(serving(program))
         client = await self.stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=DEADLINE_S))
-        return City(list(self.fleet.engines), program, client, url)
+        return Deployment(list(self.fleet.engines), program, client, url)
 
     async def publisher(self, **publish: Any) -> Agent:
         """Start a publisher for all engines."""
@@ -92,17 +92,17 @@ class Town:
 
 
 @pytest.fixture
-async def town(
+async def cluster(
     redis: RedisProcess,
     tokenizer: Tokenizer,
     engine_config: Callable[..., MockEngineConfig],
-) -> AsyncIterator[Town]:
+) -> AsyncIterator[ClusterDeployment]:
     """Two engines and a publisher."""
     async with asyncio.timeout(DEADLINE_S), AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(MockFleet([engine_config()] * 2))
-        town = Town(fleet, redis, tokenizer, stack)
-        await town.publisher()
-        yield town
+        cluster = ClusterDeployment(fleet, redis, tokenizer, stack)
+        await cluster.publisher()
+        yield cluster
 
 
 def question(topic: str) -> Chat:
@@ -110,14 +110,14 @@ def question(topic: str) -> Chat:
     return [{"role": "user", "content": f"Explain all there is about {topic}. " * 40}]
 
 
-async def test_receipts_of_all_routers_are_written_to_one_stream(town: Town) -> None:
+async def test_receipts_of_all_routers_are_written_to_one_stream(cluster: ClusterDeployment) -> None:
     """The fleet first, then the request."""
-    town.receipts = Receipts(redis_maxlen=1000)
-    city = await town.router()
-    await city.until(city.all_trusted)
-    answer = await city.chat(question("stamps"))
-    async with Redis.from_url(town.redis.url) as reader:
-        await city.until(partial(_holds, reader, 2))
+    cluster.receipts = Receipts(redis_maxlen=1000)
+    deployment = await cluster.router()
+    await deployment.until(deployment.all_trusted)
+    answer = await deployment.chat(question("stamps"))
+    async with Redis.from_url(cluster.redis.url) as reader:
+        await deployment.until(partial(_holds, reader, 2))
         entries: Any = await reader.xrange(RECEIPTS)
     fleet, receipt = (msgspec.json.decode(fields[b"line"], type=Receipt | FleetLine) for _, fields in entries[:2])
     assert isinstance(fleet, FleetLine) and isinstance(receipt, Receipt) and receipt.scene
@@ -128,43 +128,47 @@ async def _holds(reader: Redis, lines: int) -> bool:
     return int(await reader.xlen(RECEIPTS)) >= lines
 
 
-async def found_on(city: City, chat: Chat, pod: str) -> bool:
-    """Whether this router sends the chat to that pod because of its cached blocks."""
-    answer = await city.chat(chat)
+async def found_on(deployment: Deployment, chat: Chat, pod: str) -> bool:
+    """Whether this router sends the chat to that pod because of its cached blocks.
+
+    It is sent only once blocks are known: earlier it might go to another pod, which then has the blocks as well."""
+    if await is_unknown(deployment, chat):
+        return False
+    answer = await deployment.chat(chat)
     return answer.headers["x-warmroute-pod"] == pod and int(answer.headers["x-warmroute-cached-tokens"]) > 200
 
 
-async def forgotten(city: City, chat: Chat) -> bool:
+async def is_unknown(deployment: Deployment, chat: Chat) -> bool:
     """Whether this router finds no cached blocks of the chat."""
-    reader = city.program.prompts.readers["demo"]
+    reader = deployment.program.prompts.readers["demo"]
     prefix = await reader.read(
         InferenceRequest(id="x", endpoint=Endpoint.CHAT, model="demo", body=b"", prompt={"messages": chat})
     )
-    return prefix is not None and not (await city.program.pods.store.match(prefix, 1e9)).blocks
+    return prefix is not None and not (await deployment.program.pods.store.match(prefix, 1e9)).blocks
 
 
-async def says_degraded(city: City) -> bool:
+async def says_degraded(deployment: Deployment) -> bool:
     """Whether the router counts a degraded match."""
-    await city.chat(question("bees"))
-    text = (await city.client.get("/metrics")).text
+    await deployment.chat(question("bees"))
+    text = (await deployment.client.get("/metrics")).text
     return 'warmroute_degraded_matches_total{model="demo"}' in text
 
 
-async def reset(town: Town) -> None:
+async def reset(cluster: ClusterDeployment) -> None:
     """Clear the engines' caches, as operators do when they replace weights."""
     async with httpx.AsyncClient() as client:
-        for engine in town.fleet.engines:
+        for engine in cluster.fleet.engines:
             (await client.post(f"{engine.url}/reset_prefix_cache")).raise_for_status()
 
 
-def pods_of(city: City) -> list[Pod]:
+def pods_of(deployment: Deployment) -> list[Pod]:
     """The pods of this router."""
-    return [status.pod for status in city.program.fleet.snapshot.pods]
+    return [status.pod for status in deployment.program.fleet.snapshot.pods]
 
 
-async def test_a_router_finds_prompts_that_another_router_sent(town: Town) -> None:
+async def test_a_router_finds_prompts_that_another_router_sent(cluster: ClusterDeployment) -> None:
     """Through the publishers' events."""
-    first, second = await town.router(), await town.router()
+    first, second = await cluster.router(), await cluster.router()
     for topic in ("bees", "ants", "wasps", "moths"):
         sent = await first.chat(question(topic))
         pod = sent.headers["x-warmroute-pod"]
@@ -172,48 +176,48 @@ async def test_a_router_finds_prompts_that_another_router_sent(town: Town) -> No
         await second.until(partial(found_on, second, question(topic), pod))
 
 
-async def test_no_request_fails_without_redis(town: Town) -> None:
+async def test_no_request_fails_without_redis(cluster: ClusterDeployment) -> None:
     """Matches are degraded until Redis returns, even if it returns empty."""
-    router = await town.router()
+    router = await cluster.router()
     pod = (await router.chat(question("bees"))).headers["x-warmroute-pod"]
     await router.until(partial(found_on, router, question("bees"), pod))
-    town.redis.kill()
+    cluster.redis.kill()
     answers = [await router.chat(question(topic)) for topic in ("bees", "ants", "bees", "bees")]
     assert [answer.status_code for answer in answers] == [200] * 4
     assert answers[-1].headers["x-warmroute-pod"] == pod
     await router.until(partial(says_degraded, router))
-    town.redis.start()
-    other = await town.router()
+    cluster.redis.start()
+    other = await cluster.router()
     await other.until(partial(found_on, other, question("bees"), pod))
 
 
-async def test_new_weights_do_not_match_blocks_of_the_old(town: Town) -> None:
+async def test_new_weights_do_not_match_blocks_of_the_old(cluster: ClusterDeployment) -> None:
     """Blocks of the new weights are found by every router."""
-    first, second = await town.router(), await town.router()
+    first, second = await cluster.router(), await cluster.router()
     pod = (await first.chat(question("bees"))).headers["x-warmroute-pod"]
     await second.until(partial(found_on, second, question("bees"), pod))
-    await reset(town)
-    town.agents[0].publisher.replace_revision("demo", "2")
-    await second.until(partial(forgotten, second, question("bees")))
+    await reset(cluster)
+    cluster.agents[0].publisher.replace_revision("demo", "2")
+    await second.until(partial(is_unknown, second, question("bees")))
     pod = (await first.chat(question("bees"))).headers["x-warmroute-pod"]
     await second.until(partial(found_on, second, question("bees"), pod))
 
 
-async def test_a_stopped_publisher_removes_its_holders(town: Town) -> None:
+async def test_a_stopped_publisher_removes_its_holders(cluster: ClusterDeployment) -> None:
     """Requests are still served, and the next publisher adds them again."""
-    router = await town.router()
+    router = await cluster.router()
     await router.chat(question("bees"))
-    await town.stop_publisher()
+    await cluster.stop_publisher()
     await router.until(lambda: not any(router.program.pods.store.is_published(pod.id) for pod in pods_of(router)))
     assert (await router.chat(question("bees"))).status_code == 200
-    await town.publisher()
+    await cluster.publisher()
     await router.until(lambda: all(router.program.pods.store.is_published(pod.id) for pod in pods_of(router)))
 
 
-async def test_a_restarted_engine_is_empty_for_all_routers(town: Town) -> None:
-    first, second = await town.router(), await town.router()
+async def test_a_restarted_engine_is_empty_for_all_routers(cluster: ClusterDeployment) -> None:
+    first, second = await cluster.router(), await cluster.router()
     pod = (await first.chat(question("bees"))).headers["x-warmroute-pod"]
     await second.until(partial(found_on, second, question("bees"), pod))
-    engine = next(each for each in town.fleet.engines if pod in each.url)
+    engine = next(each for each in cluster.fleet.engines if pod in each.url)
     engine.inject(Fault(kind=FaultKind.RESTART))
-    await second.until(partial(forgotten, second, question("bees")))
+    await second.until(partial(is_unknown, second, question("bees")))

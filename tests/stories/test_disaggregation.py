@@ -1,4 +1,4 @@
-"""Does a client notice that two pods serve it, one for the prompt and one for the answer? Only if it looks."""
+"""Prefill and decode pods serve a request together, without a visible difference for the client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from router.sim.mock.mock_config import SharedBlockStore
 from router.sim.mock_engine import Fault, FaultKind, HandoffConfig, MockEngine, MockEngineConfig, MockFleet
 from router.types import Pod, PodSpeed, PodState, Role
 from router.wiring.program import Program
-from tests.stories.conftest import DEADLINE_S, SOURCE, SPEED, TEMPLATE, City, serving
+from tests.stories.conftest import DEADLINE_S, SOURCE, SPEED, TEMPLATE, Deployment, serving
 from tests.stories.test_first_light import opening
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -31,13 +31,13 @@ MakeEngine = Callable[..., MockEngineConfig]
 OpenPair = Callable[..., AbstractAsyncContextManager["Pair"]]
 
 SLOW_TO_PREFILL = PodSpeed(500.0, SPEED.c1_ms_per_token, SPEED.c2_ms_per_token2, SPEED.d0_ms)
-"""What the router believes of the decode pods, so that a split always pays."""
+"""The router's speed for decode pods, which makes a split always cheaper."""
 ALONE = ("nixl", "mooncake", "trtllm", "shared_store", "p2p")
-"""Dialects whose decode pods can also do without a prefill pod."""
+"""Dialects whose decode pods also work without a prefill pod."""
 
 
-class Pair(City):
-    """A city with one engine that prefills and some that decode."""
+class Pair(Deployment):
+    """A deployment with one prefill engine and some decode engines."""
 
     @property
     def prefill(self) -> MockEngine:
@@ -48,17 +48,17 @@ class Pair(City):
         return self.engines[1]
 
     def pod_of(self, engine: MockEngine) -> Pod:
-        """As the router knows it now."""
+        """The router's current status of the pod."""
         pods = {status.pod.url: status.pod for status in self.program.fleet.snapshot.pods}
         return pods[engine.url]
 
     def pairable(self) -> bool:
-        """Is all known that has to be?"""
+        """Whether the router has all handoff facts it needs."""
         prefill = self.pod_of(self.prefill)
         return self.program.pods.handoff_facts.of(prefill, prefill.handoff) is not None
 
     def handoffs(self, result: str) -> float:
-        """How many splits came to that."""
+        """Number of splits with this result."""
         counted = self.program.metrics.registry.collect()
         samples = (sample for family in counted for sample in family.samples)
         return sum(s.value for s in samples if s.name == "warmroute_handoffs_total" and s.labels["result"] == result)
@@ -66,7 +66,7 @@ class Pair(City):
 
 @pytest.fixture
 def open_pair(engine_config: MakeEngine, tokenizer: Tokenizer) -> OpenPair:
-    """One prefill pod, `decodes` decode pods, and a router that hands over in `dialect`."""
+    """Start one prefill pod, `decodes` decode pods, and a router for `dialect`."""
 
     @asynccontextmanager
     async def opened(dialect: str, *, decodes: int = 1, **engine: Any) -> AsyncIterator[Pair]:
@@ -105,7 +105,7 @@ def open_pair(engine_config: MakeEngine, tokenizer: Tokenizer) -> OpenPair:
 
 
 async def alone(engine: MockEngine, **fields: Any) -> str:
-    """What an engine that has seen nothing says to this by itself."""
+    """The response of a fresh engine without handoff."""
     async with httpx.AsyncClient(base_url=engine.url) as client:
         answer = await client.post("/v1/chat/completions", json={"model": "demo", "max_tokens": 8, **fields})
         text: str = answer.json()["choices"][0]["message"]["content"]
@@ -117,7 +117,7 @@ async def alone(engine: MockEngine, **fields: Any) -> str:
 async def test_a_split_request_is_answered_like_any_other(
     open_pair: OpenPair, engine_config: MakeEngine, dialect: str, stream: bool
 ) -> None:
-    """In every dialect: the same words, of the right two pods, and cached tokens that were cached before."""
+    """In every dialect: the same text, the right two pods, and the correct cached tokens."""
     async with open_pair(dialect) as pair, MockEngine(engine_config()) as other:
         chat = opening("rivers")
         fields = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
@@ -127,7 +127,7 @@ async def test_a_split_request_is_answered_like_any_other(
             assert answer.headers["x-warmroute-prefill-pod"] == pair.prefill.url.removeprefix("http://")
             assert answer.headers["x-warmroute-pod"] == pair.decode.url.removeprefix("http://")
             usage = usage_of(answer)
-            # SGLang's stand-in says 0 of a prefill leg, whatever that had found.
+            # SGLang's mock reports 0 for every prefill leg
             assert (usage["prompt_tokens_details"]["cached_tokens"] > 0) is (cached and dialect in ALONE)
             assert said(answer) == await alone(other, messages=chat)
         assert pair.handoffs("ok") == 2
@@ -135,7 +135,7 @@ async def test_a_split_request_is_answered_like_any_other(
 
 
 def said(answer: httpx.Response) -> str:
-    """The words of an answer, streamed or not."""
+    """The text of a response, streamed or not."""
     if "event-stream" not in answer.headers["content-type"]:
         text: str = answer.json()["choices"][0]["message"]["content"]
         return text
@@ -144,7 +144,7 @@ def said(answer: httpx.Response) -> str:
 
 
 def usage_of(answer: httpx.Response) -> dict[str, Any]:
-    """The usage of an answer, streamed or not."""
+    """The usage of a response, streamed or not."""
     whole = "event-stream" not in answer.headers["content-type"]
     usage: dict[str, Any] = (answer.json() if whole else events_of(answer)[-1])["usage"]
     return usage
@@ -169,7 +169,7 @@ def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
     ids=lambda fault: f"{fault.kind.value} {fault.status.value}",
 )
 async def test_a_prefill_pod_that_fails_costs_no_request(open_pair: OpenPair, dialect: str, fault: Fault) -> None:
-    """The decode pod computes, streamed or not, and is not held to blame."""
+    """The decode pod computes, streamed or not, and no failure is recorded for it."""
     async with open_pair(dialect) as pair:
         pair.prefill.inject(fault)
         answer = await pair.chat(opening("hills"), stream=True)
@@ -184,7 +184,7 @@ async def test_a_prefill_pod_that_fails_costs_no_request(open_pair: OpenPair, di
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("dialect", ["nixl", "mooncake", "trtllm"])
 async def test_kv_that_cannot_be_loaded_is_computed(open_pair: OpenPair, dialect: str, stream: bool) -> None:
-    """vLLM answers 500, or 200 and an error in place of the first token; neither reaches the client."""
+    """vLLM responds with 500, or with 200 and an error instead of the first token; neither reaches the client."""
     async with open_pair(dialect) as pair:
         pair.decode.inject(Fault(kind=FaultKind.LOAD_FAILS))
         answer = await pair.chat(opening("dunes"), stream=stream)
@@ -194,7 +194,7 @@ async def test_kv_that_cannot_be_loaded_is_computed(open_pair: OpenPair, dialect
 
 
 async def test_a_prefill_pod_that_dies_after_its_answer_costs_no_request(open_pair: OpenPair) -> None:
-    """The decode pod cannot read from it, and computes."""
+    """The decode pod cannot load the KV, and computes."""
     async with open_pair("nixl") as pair:
         pair.prefill.inject(Fault(kind=FaultKind.DIE_AFTER_ANSWER))
         answer = await pair.chat(opening("cliffs"))
@@ -203,7 +203,7 @@ async def test_a_prefill_pod_that_dies_after_its_answer_costs_no_request(open_pa
         assert "x-warmroute-prefill-pod" not in answer.headers
 
 
-async def test_a_prefill_without_a_handoff_leaves_all_to_the_decode_pod(open_pair: OpenPair) -> None:
+async def test_without_a_handoff_the_decode_pod_serves_the_request(open_pair: OpenPair) -> None:
     """As engines do for short prompts."""
     async with open_pair("nixl") as pair:
         pair.prefill.inject(Fault(kind=FaultKind.NO_PARAMS))
@@ -211,19 +211,19 @@ async def test_a_prefill_without_a_handoff_leaves_all_to_the_decode_pod(open_pai
         assert pair.handoffs("not_offered") == 1
 
 
-async def test_a_wrong_answer_never_comes_of_an_old_handoff(
+async def test_an_old_handoff_never_returns_a_wrong_response(
     open_pair: OpenPair, engine_config: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prefill pod that restarts between its answer and the decode leg has other blocks where ours were: an engine
-    would say something else with a 200, and keep it in its cache."""
+    """A prefill pod that restarts between its response and the decode leg has other blocks at that address: an engine
+    would return wrong text with a 200, and cache it."""
     async with open_pair("nixl") as pair, MockEngine(engine_config()) as other:
         nixl, fleet = DIALECTS["nixl"], pair.program.fleet
 
         class Interrupted(type(nixl)):  # type: ignore[misc]
-            def read_handoff(self, *told: Any) -> Any:
+            def read_handoff(self, *values: Any) -> Any:
                 pair.prefill.inject(Fault(kind=FaultKind.RESTART))
                 fleet.restarted(pair.pod_of(pair.prefill).id)
-                return super().read_handoff(*told)
+                return super().read_handoff(*values)
 
         monkeypatch.setitem(DIALECTS, "nixl", Interrupted())
         chat = opening("tides")
@@ -233,7 +233,7 @@ async def test_a_wrong_answer_never_comes_of_an_old_handoff(
 
 
 async def test_a_decode_pod_that_goes_down_is_replaced(open_pair: OpenPair) -> None:
-    """By another pair; the prefill pod is not held to blame."""
+    """By another pair; no failure is recorded for the prefill pod."""
     async with open_pair("nixl", decodes=2) as pair:
         pair.decode.inject(Fault(kind=FaultKind.RESET, count=None))
         for topic in ("moors", "fens", "bogs", "heaths"):
@@ -245,7 +245,7 @@ async def test_a_decode_pod_that_goes_down_is_replaced(open_pair: OpenPair) -> N
 
 @pytest.mark.parametrize("dialect", ["nixl", "mooncake", "bootstrap"])
 async def test_a_client_that_leaves_a_split_stops_both_pods(open_pair: OpenPair, dialect: str) -> None:
-    """While the prefill takes for ever, and in mid-stream: nothing runs on, and no place stays taken."""
+    """During an endless prefill and in mid-stream: both pods stop, and no lease remains."""
     async with open_pair(dialect, time_scale=1.0) as pair:
         pair.prefill.inject(Fault(kind=FaultKind.HANG))
         for under_way in (lambda: len(pair.program.pods.ledger.inflight()) == 2, lambda: pair.decode.load.running == 1):
@@ -260,7 +260,7 @@ async def test_a_client_that_leaves_a_split_stops_both_pods(open_pair: OpenPair,
 
 
 async def test_several_choices_are_served_by_one_pod(open_pair: OpenPair) -> None:
-    """KV is read once: such a request is not split, and nobody fails."""
+    """KV can be loaded only once, so such a request is not split, and it succeeds."""
     async with open_pair("nixl") as pair:
         answer = await pair.chat(opening("paths"), n=2)
         assert "x-warmroute-prefill-pod" not in answer.headers
@@ -268,8 +268,8 @@ async def test_several_choices_are_served_by_one_pod(open_pair: OpenPair) -> Non
         assert pair.handoffs("ok") == 0
 
 
-async def test_what_the_prefill_pod_has_cached_is_predicted_and_true(open_pair: OpenPair) -> None:
-    """The prediction is of the pod that computes, and so is the report."""
+async def test_cached_tokens_of_the_prefill_pod_are_predicted_exactly(open_pair: OpenPair) -> None:
+    """The prediction is for the pod that computes, and so is the usage."""
     async with open_pair("nixl") as pair:
         chat = opening("orchards")
         await pair.chat(chat)

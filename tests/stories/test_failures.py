@@ -1,4 +1,4 @@
-"""What does a client notice when pods fail, and what does a pod notice when clients leave?"""
+"""Failing pods and disconnecting clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from router.sim.mock_engine import Fault, FaultKind
-from tests.stories.conftest import City, OpenCity
+from tests.stories.conftest import Deploy, Deployment
 from tests.stories.test_first_light import opening
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -19,143 +19,143 @@ pytestmark = [pytest.mark.net, pytest.mark.anyio]
 SLOW: dict[str, Any] = {"time_scale": 1.0}
 
 
-async def holder_of(city: City, topic: str) -> int:
-    """Warm a conversation; the number of the engine that took it."""
-    answer = await city.chat(opening(topic))
+async def holder_of(deployment: Deployment, topic: str) -> int:
+    """Warm up a conversation; returns the index of its engine."""
+    answer = await deployment.chat(opening(topic))
     pod = answer.headers["x-warmroute-pod"]
-    return next(number for number, engine in enumerate(city.engines) if engine.url.endswith(pod))
+    return next(number for number, engine in enumerate(deployment.engines) if engine.url.endswith(pod))
 
 
 @pytest.mark.parametrize(
     "fault",
     [
         Fault(kind=FaultKind.REFUSE),
-        Fault(kind=FaultKind.RESET, count=2),  # once for the kept-alive connection, once for the new one
+        Fault(kind=FaultKind.RESET, count=2),  # once for the keep-alive connection, once for the new one
         Fault(kind=FaultKind.STATUS, status=HTTPStatus.SERVICE_UNAVAILABLE),
     ],
     ids=lambda fault: fault.kind.value,
 )
-async def test_a_pod_that_fails_before_the_first_byte_costs_no_request(open_city: OpenCity, fault: Fault) -> None:
-    """The next candidate answers, streamed or not, and the leases are all given back."""
-    async with open_city(pods=2) as city:
-        at = await holder_of(city, "stones")
-        city.engines[at].inject(fault)
-        answer = await city.chat(opening("stones"), stream=True)
+async def test_a_pod_that_fails_before_the_first_byte_costs_no_request(deploy: Deploy, fault: Fault) -> None:
+    """The next candidate responds, streamed or not, and all leases are released."""
+    async with deploy(pods=2) as deployment:
+        at = await holder_of(deployment, "stones")
+        deployment.engines[at].inject(fault)
+        answer = await deployment.chat(opening("stones"), stream=True)
         assert answer.status_code == 200
         assert answer.text.endswith("data: [DONE]\n\n")
-        assert not answer.headers["x-warmroute-pod"].endswith(city.engines[at].url.removeprefix("http://"))
-        assert not city.program.pods.ledger.inflight()
+        assert not answer.headers["x-warmroute-pod"].endswith(deployment.engines[at].url.removeprefix("http://"))
+        assert not deployment.program.pods.ledger.inflight()
 
 
-async def test_a_pod_killed_in_mid_run_costs_no_unstreamed_request(open_city: OpenCity) -> None:
-    """Twenty requests are under way on two pods when one dies: twenty answers."""
-    async with open_city(pods=2, engine=SLOW) as city:
-        asked = [asyncio.create_task(city.chat(opening(f"road {n}"), max_tokens=20)) for n in range(20)]
-        await city.until(lambda: all(engine.load.running for engine in city.engines))
-        await city.engines[0].stop()
+async def test_a_killed_pod_costs_no_unstreamed_request(deploy: Deploy) -> None:
+    """Twenty requests run on two pods when one dies: all twenty are answered."""
+    async with deploy(pods=2, engine=SLOW) as deployment:
+        asked = [asyncio.create_task(deployment.chat(opening(f"road {n}"), max_tokens=20)) for n in range(20)]
+        await deployment.until(lambda: all(engine.load.running for engine in deployment.engines))
+        await deployment.engines[0].stop()
         answers = await asyncio.gather(*asked)
         assert [answer.status_code for answer in answers] == [200] * 20
-        assert not city.program.pods.ledger.inflight()
+        assert not deployment.program.pods.ledger.inflight()
 
 
-async def test_a_stream_that_breaks_off_ends_with_an_error_that_sdks_raise_on(open_city: OpenCity) -> None:
-    """Bytes have gone out, so that nobody else can take over: the client is told, in the stream."""
-    async with open_city(pods=2) as city:
-        for engine in city.engines:
+async def test_a_broken_stream_ends_with_an_error_that_sdks_raise(deploy: Deploy) -> None:
+    """After the first bytes no other pod can take over: the client gets an error event."""
+    async with deploy(pods=2) as deployment:
+        for engine in deployment.engines:
             engine.inject(Fault(kind=FaultKind.CUT, after_chunks=3))
-        answer = await city.chat(opening("bridges"), max_tokens=30, stream=True)
+        answer = await deployment.chat(opening("bridges"), max_tokens=30, stream=True)
         last = answer.text.strip().split("\n\n")[-1]
         assert answer.status_code == 200
         assert last.startswith('data: {"error":{')
         assert "upstream_broken" in last
 
 
-async def test_every_pod_failing_is_a_clear_502(open_city: OpenCity) -> None:
-    """OpenAI's error shape, naming the pod and what it did."""
-    async with open_city(pods=2) as city:
-        for engine in city.engines:
+async def test_a_request_that_all_pods_fail_is_a_502(deploy: Deploy) -> None:
+    """OpenAI's error format, with the pod and its failure."""
+    async with deploy(pods=2) as deployment:
+        for engine in deployment.engines:
             engine.inject(Fault(kind=FaultKind.RESET, count=None))
-        answer = await city.chat(opening("walls"))
+        answer = await deployment.chat(opening("walls"))
         assert answer.status_code == 502
         assert answer.json()["error"]["type"] == "upstream_error"
         assert "closed the connection" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_stops_its_pod_at_once(open_city: OpenCity, stream: bool) -> None:
-    """The pod's running requests and the router's leases go back to zero; it counts as nobody's failure."""
-    async with open_city(pods=1, engine=SLOW) as city:
+async def test_a_client_disconnect_stops_its_pod_at_once(deploy: Deploy, stream: bool) -> None:
+    """The pod's running requests and the router's leases return to zero; no failure is recorded."""
+    async with deploy(pods=1, engine=SLOW) as deployment:
         body = {"model": "demo", "messages": opening("winds"), "max_tokens": 5000, "stream": stream}
-        asking = asyncio.create_task(city.client.post("/v1/chat/completions", json=body))
-        await city.until(lambda: city.engines[0].load.running == 1)
+        asking = asyncio.create_task(deployment.client.post("/v1/chat/completions", json=body))
+        await deployment.until(lambda: deployment.engines[0].load.running == 1)
         asking.cancel()
         await asyncio.wait([asking])
-        await city.until(lambda: city.engines[0].load.running == 0)
-        await city.until(lambda: not city.program.pods.ledger.inflight())
-        metrics = (await city.client.get("/metrics")).text
+        await deployment.until(lambda: deployment.engines[0].load.running == 0)
+        await deployment.until(lambda: not deployment.program.pods.ledger.inflight())
+        metrics = (await deployment.client.get("/metrics")).text
         assert 'result="client_gone"} 1.0' in metrics
-        assert city.ready() == 1
+        assert deployment.ready() == 1
 
 
-async def test_an_ejected_pod_comes_back_when_it_answers_again(open_city: OpenCity) -> None:
-    """Unhealthy: no requests. Healthy again: probed, proven anew, used."""
-    async with open_city(pods=1) as city:
-        city.engines[0].inject(Fault(kind=FaultKind.UNHEALTHY, count=None))
-        await city.until(lambda: city.ready() == 0)
-        await city.engines[0].heal()
-        await city.until(city.all_trusted)
-        assert (await city.chat(opening("fields"))).status_code == 200
+async def test_an_ejected_pod_is_readmitted_when_it_responds_again(deploy: Deploy) -> None:
+    """An unhealthy pod gets no requests. Once healthy it is probed, tested again and used."""
+    async with deploy(pods=1) as deployment:
+        deployment.engines[0].inject(Fault(kind=FaultKind.UNHEALTHY, count=None))
+        await deployment.until(lambda: deployment.ready() == 0)
+        await deployment.engines[0].heal()
+        await deployment.until(deployment.all_trusted)
+        assert (await deployment.chat(opening("fields"))).status_code == 200
 
 
-async def test_a_restarted_engine_is_not_credited_with_what_it_had(open_city: OpenCity) -> None:
-    """Its event numbers begin anew, so that its blocks are forgotten, and the next prediction is true."""
-    async with open_city(pods=1) as city:
-        await city.chat(opening("clouds"))
-        first_life = city.program.fleet.snapshot.pods[0].pod.epoch
-        city.engines[0].inject(Fault(kind=FaultKind.RESTART))
+async def test_a_restarted_engine_has_no_cached_blocks(deploy: Deploy) -> None:
+    """Its event sequence restarts, so its blocks are dropped, and the next prediction is exact."""
+    async with deploy(pods=1) as deployment:
+        await deployment.chat(opening("clouds"))
+        first_life = deployment.program.fleet.snapshot.pods[0].pod.epoch
+        deployment.engines[0].inject(Fault(kind=FaultKind.RESTART))
 
         numbers = itertools.count()
 
         async def noticed() -> bool:
-            await city.chat(opening(f"rain {next(numbers)}"))
-            return city.program.fleet.snapshot.pods[0].pod.epoch != first_life
+            await deployment.chat(opening(f"rain {next(numbers)}"))
+            return deployment.program.fleet.snapshot.pods[0].pod.epoch != first_life
 
-        await city.until(noticed)
-        await city.until(city.all_trusted)
-        answer = await city.chat(opening("clouds"))
+        await deployment.until(noticed)
+        await deployment.until(deployment.all_trusted)
+        answer = await deployment.chat(opening("clouds"))
         assert int(answer.headers["x-warmroute-cached-tokens"]) == 0
         assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-async def test_lost_events_are_fetched_again(open_city: OpenCity) -> None:
-    """A gap in the stream is healed by replay: predictions stay exact."""
-    async with open_city(pods=1) as city:
-        city.engines[0].inject(Fault(kind=FaultKind.LOSE_EVENTS, count=2))
+async def test_lost_events_are_replayed(deploy: Deploy) -> None:
+    """A replay fills a gap in the event sequence: predictions stay exact."""
+    async with deploy(pods=1) as deployment:
+        deployment.engines[0].inject(Fault(kind=FaultKind.LOSE_EVENTS, count=2))
         chat = opening("snow")
-        await city.chat(chat)
-        await city.chat(opening("ice"))
-        await city.chat(opening("hail"))
-        pod = city.program.fleet.snapshot.pods[0].pod.id
-        await city.until(lambda: city.program.pods.kv_streams.state_of(pod) == "complete")
-        answer = await city.chat(chat)
+        await deployment.chat(chat)
+        await deployment.chat(opening("ice"))
+        await deployment.chat(opening("hail"))
+        pod = deployment.program.fleet.snapshot.pods[0].pod.id
+        await deployment.until(lambda: deployment.program.pods.kv_streams.state_of(pod) == "complete")
+        answer = await deployment.chat(chat)
         predicted = int(answer.headers["x-warmroute-cached-tokens"])
         assert predicted == answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
-async def test_a_hanging_pod_is_given_up_after_its_deadline(open_city: OpenCity) -> None:
-    """It accepts and never answers: another one does."""
+async def test_a_hanging_pod_is_abandoned_after_the_timeout(deploy: Deploy) -> None:
+    """It accepts and never responds; another pod does."""
     from router.config.schema import Limits
 
-    async with open_city(pods=2, limits=Limits(first_byte_timeout_s=0.3)) as city:
-        at = await holder_of(city, "caves")
-        city.engines[at].inject(Fault(kind=FaultKind.HANG))
-        assert (await city.chat(opening("caves"))).status_code == 200
+    async with deploy(pods=2, limits=Limits(first_byte_timeout_s=0.3)) as deployment:
+        at = await holder_of(deployment, "caves")
+        deployment.engines[at].inject(Fault(kind=FaultKind.HANG))
+        assert (await deployment.chat(opening("caves"))).status_code == 200
 
 
-async def test_admin_calls_from_elsewhere_are_refused(open_city: OpenCity) -> None:
-    """Whoever may add a pod may read every prompt: only this machine may."""
-    async with open_city(pods=1) as city:
-        transport = httpx.ASGITransport(app=city.program.app, client=("203.0.113.9", 1234))
+async def test_admin_calls_from_other_hosts_are_refused(deploy: Deploy) -> None:
+    """A client that can add a pod can read every prompt, so only this machine may."""
+    async with deploy(pods=1) as deployment:
+        transport = httpx.ASGITransport(app=deployment.program.app, client=("203.0.113.9", 1234))
         async with httpx.AsyncClient(transport=transport, base_url="http://router") as stranger:
             assert (await stranger.get("/admin/pods")).status_code == 403
             assert (await stranger.post("/admin/pods", json={"url": "http://evil"})).status_code == 403

@@ -1,4 +1,4 @@
-"""Does a client get its answer, from the pod that has its prefix, and nothing else?"""
+"""A client gets its response from the pod that holds its prefix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from router.config.schema import Edge
 from router.sim.mock_engine import Fault, FaultKind
-from tests.stories.conftest import Chat, City, OpenCity
+from tests.stories.conftest import Chat, Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
@@ -21,20 +21,20 @@ def opening(topic: str, words: int = 300) -> Chat:
     return [{"role": "user", "content": " ".join(f"{topic} {number}" for number in range(words))}]
 
 
-async def converse(city: City, chat: Chat, turns: int) -> list[httpx.Response]:
-    """A conversation of several turns, the model's answers in its history."""
+async def converse(deployment: Deployment, chat: Chat, turns: int) -> list[httpx.Response]:
+    """A conversation of several turns, with the model's responses in its history."""
     answers = []
     for turn in range(turns):
-        answer = await city.chat(chat)
+        answer = await deployment.chat(chat)
         answers.append(answer)
         chat += [answer.json()["choices"][0]["message"], {"role": "user", "content": f"And then, {turn}?"}]
     return answers
 
 
-async def test_a_conversation_stays_with_the_pod_that_holds_it_and_the_prediction_is_exact(open_city: OpenCity) -> None:
-    """Turn by turn the same pod, and the engine reports exactly the cached tokens that the router predicted."""
-    async with open_city(pods=3) as city:
-        answers = await converse(city, opening("tides"), turns=4)
+async def test_a_conversation_stays_on_its_pod_with_exact_predictions(deploy: Deploy) -> None:
+    """Every turn goes to the same pod, and the engine reports exactly the predicted cached tokens."""
+    async with deploy(pods=3) as deployment:
+        answers = await converse(deployment, opening("tides"), turns=4)
         assert len({answer.headers["x-warmroute-pod"] for answer in answers}) == 1
         predicted = [int(answer.headers["x-warmroute-cached-tokens"]) for answer in answers]
         reported = [answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
@@ -42,38 +42,38 @@ async def test_a_conversation_stays_with_the_pod_that_holds_it_and_the_predictio
         assert reported[0] == 0 < reported[1] < reported[3]
 
 
-async def test_an_engine_without_events_is_routed_by_what_was_sent_to_it(open_city: OpenCity) -> None:
-    """The predicted index alone keeps conversations together and never promises more than the engine has."""
-    async with open_city(pods=3, engine={"kv_events": None}) as city:
-        answers = await converse(city, opening("rivers"), turns=4)
+async def test_an_engine_without_events_is_routed_by_predictions(deploy: Deploy) -> None:
+    """The predicted index keeps conversations together and never predicts more than the engine has."""
+    async with deploy(pods=3, engine={"kv_events": None}) as deployment:
+        answers = await converse(deployment, opening("rivers"), turns=4)
         assert len({answer.headers["x-warmroute-pod"] for answer in answers}) == 1
         for answer in answers[1:]:
             predicted = int(answer.headers["x-warmroute-cached-tokens"])
             assert 0 < predicted <= answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-async def test_a_stream_is_forwarded_byte_for_byte(open_city: OpenCity) -> None:
-    """What the client reads is what the pod wrote."""
-    async with open_city(pods=1) as city:
+async def test_a_stream_is_forwarded_byte_for_byte(deploy: Deploy) -> None:
+    """The client reads the bytes that the pod wrote."""
+    async with deploy(pods=1) as deployment:
         body = {"model": "demo", "messages": opening("seas"), "max_tokens": 6, "stream": True}
         headers = {"x-request-id": "same"}
-        direct_url = city.engines[0].url + "/v1/chat/completions"
-        direct = await city.client.post(direct_url, json=body, headers=headers)
-        routed = await city.client.post("/v1/chat/completions", json=body, headers=headers)
+        direct_url = deployment.engines[0].url + "/v1/chat/completions"
+        direct = await deployment.client.post(direct_url, json=body, headers=headers)
+        routed = await deployment.client.post("/v1/chat/completions", json=body, headers=headers)
         assert routed.headers["content-type"] == direct.headers["content-type"]
         assert _without_times(routed.text) == _without_times(direct.text)
         assert routed.text.endswith("data: [DONE]\n\n")
 
 
 def _without_times(text: str) -> list[str]:
-    """Ids and creation times differ between two requests; nothing else may."""
+    """Remove ids and creation times, which differ between two requests."""
     return [line.split('"choices"')[-1] for line in text.split("\n")]
 
 
-async def test_the_openai_sdk_notices_nothing(open_city: OpenCity) -> None:
+async def test_the_openai_sdk_notices_nothing(deploy: Deploy) -> None:
     """Unary, streamed, models and embeddings through the official client."""
-    async with open_city() as city:
-        sdk = openai.AsyncOpenAI(base_url=f"{city.url}/v1", api_key="none", max_retries=0)
+    async with deploy() as deployment:
+        sdk = openai.AsyncOpenAI(base_url=f"{deployment.url}/v1", api_key="none", max_retries=0)
         async with sdk:
             asked: Any = {"model": "demo", "messages": opening("lakes"), "max_tokens": 5}
             answer = await sdk.chat.completions.create(**asked)
@@ -86,8 +86,8 @@ async def test_the_openai_sdk_notices_nothing(open_city: OpenCity) -> None:
                 await sdk.chat.completions.create(**asked | {"model": "other"})
 
 
-async def test_unknown_fields_key_order_and_large_integers_reach_the_pod_untouched(open_city: OpenCity) -> None:
-    """The body that a pod receives is the body that was sent, but for fields that steer engines."""
+async def test_unknown_fields_key_order_and_large_integers_reach_the_pod_untouched(deploy: Deploy) -> None:
+    """The pod receives the body as sent, except for fields that control engines."""
     seen: list[bytes] = []
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -102,16 +102,16 @@ async def test_unknown_fields_key_order_and_large_integers_reach_the_pod_untouch
         await writer.drain()
         writer.close()
 
-    async with open_city() as city, await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+    async with deploy() as deployment, await asyncio.start_server(echo, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        assert (await city.client.post("/admin/pods", json={"url": url})).status_code == 201
-        await city.until(lambda: city.program.fleet.resolve("echo") is not None)
-        await city.until(lambda: city.ready("echo") == 1)
+        assert (await deployment.client.post("/admin/pods", json={"url": url})).status_code == 201
+        await deployment.until(lambda: deployment.program.fleet.resolve("echo") is not None)
+        await deployment.until(lambda: deployment.ready("echo") == 1)
         kept = b'"zeta":9223372036854775807,"messages":[{"role":"user","content":"h\\u00e9"}],'
         sent = b"{ " + kept + b' "a":1e400, "model":"echo" }'
-        await city.client.post("/v1/chat/completions", content=sent)
+        await deployment.client.post("/v1/chat/completions", content=sent)
         stripped = sent[:-1] + b',"kv_transfer_params":{"remote_host":"evil"}}'
-        await city.client.post("/v1/chat/completions", content=stripped)
+        await deployment.client.post("/v1/chat/completions", content=stripped)
         assert seen[0] == sent
         assert b"evil" not in seen[1]
         assert kept + b'"a":1e400' in seen[1]
@@ -144,14 +144,12 @@ async def test_unknown_fields_key_order_and_large_integers_reach_the_pod_untouch
     ],
     ids=lambda value: str(value)[:24],
 )
-async def test_bad_input_is_a_clear_4xx_and_reaches_no_pod(
-    open_city: OpenCity, body: bytes, status: int, word: str
-) -> None:
-    """OpenAI's error shape, a message that names what is wrong, and not a byte upstream."""
-    async with open_city(pods=1) as city:
-        before = (await city.client.get(f"{city.engines[0].url}/metrics")).text
-        answer = await city.client.post("/v1/chat/completions", content=body)
-        after = (await city.client.get(f"{city.engines[0].url}/metrics")).text
+async def test_invalid_input_is_a_4xx_and_reaches_no_pod(deploy: Deploy, body: bytes, status: int, word: str) -> None:
+    """OpenAI's error format with a specific message, and nothing is sent upstream."""
+    async with deploy(pods=1) as deployment:
+        before = (await deployment.client.get(f"{deployment.engines[0].url}/metrics")).text
+        answer = await deployment.client.post("/v1/chat/completions", content=body)
+        after = (await deployment.client.get(f"{deployment.engines[0].url}/metrics")).text
         error = answer.json()["error"]
         assert answer.status_code == status
         assert word in error["message"]
@@ -163,62 +161,62 @@ def _prompt_tokens(metrics: str) -> list[str]:
     return [line for line in metrics.splitlines() if line.startswith("vllm:prompt_tokens_total")]
 
 
-async def test_route_headers_can_be_switched_off(open_city: OpenCity) -> None:
-    """A client then sees nothing of the router but the request id."""
-    async with open_city(pods=1, edge=Edge(route_headers=False)) as city:
-        answer = await city.chat(opening("hills"))
+async def test_route_headers_can_be_switched_off(deploy: Deploy) -> None:
+    """The request id is then the only sign of the router."""
+    async with deploy(pods=1, edge=Edge(route_headers=False)) as deployment:
+        answer = await deployment.chat(opening("hills"))
         assert not [name for name in answer.headers if "warmroute" in name]
 
 
-async def test_readiness_needs_a_ready_pod_and_liveness_does_not(open_city: OpenCity) -> None:
-    """/readyz falls when the last pod is ejected, and a request then says which pods there are. The router
-    itself lives, which /health says as well, as engines call it."""
-    async with open_city(pods=1) as city:
-        assert (await city.client.get("/readyz")).status_code == 200
-        city.engines[0].inject(Fault(kind=FaultKind.UNHEALTHY, count=None))
-        await city.until(lambda: city.ready() == 0)
-        assert (await city.client.get("/readyz")).status_code == 503
+async def test_readiness_needs_a_ready_pod_and_liveness_does_not(deploy: Deploy) -> None:
+    """/readyz fails when the last pod is ejected, and a request then gets the states of the pods. /livez and /health,
+    which engines have, still succeed."""
+    async with deploy(pods=1) as deployment:
+        assert (await deployment.client.get("/readyz")).status_code == 200
+        deployment.engines[0].inject(Fault(kind=FaultKind.UNHEALTHY, count=None))
+        await deployment.until(lambda: deployment.ready() == 0)
+        assert (await deployment.client.get("/readyz")).status_code == 503
         for path in ("/livez", "/health"):
-            assert (await city.client.get(path)).status_code == 200
-        answer = await city.chat(opening("x"))
+            assert (await deployment.client.get(path)).status_code == 200
+        answer = await deployment.chat(opening("x"))
         assert answer.status_code == 503
         assert "ejected" in answer.json()["error"]["message"]
 
 
-async def test_a_template_that_differs_from_the_engines_is_loud_and_switches_matching_off(open_city: OpenCity) -> None:
-    """The pod serves, untrusted, and its flag, its metric and its reason say so."""
-    async with open_city(pods=1, model={"chat_template_kwargs": {"enable_thinking": True}}, wait=False) as city:
-        await city.until(lambda: _trust(city) == "mismatch")
-        answer = await converse(city, opening("moors"), turns=2)
+async def test_a_template_that_differs_from_the_engines_disables_matching(deploy: Deploy) -> None:
+    """The pod serves, untrusted; flag, metric and reason show it."""
+    async with deploy(pods=1, model={"chat_template_kwargs": {"enable_thinking": True}}, wait=False) as deployment:
+        await deployment.until(lambda: _trust(deployment) == "mismatch")
+        answer = await converse(deployment, opening("moors"), turns=2)
         assert [each.status_code for each in answer] == [200, 200]
         assert answer[1].headers["x-warmroute-cached-tokens"] == "0"
-        pods = await city.pods()
+        pods = await deployment.pods()
         assert "chat template" in pods[0]["trust_reason"]
-        metrics = (await city.client.get("/metrics")).text
+        metrics = (await deployment.client.get("/metrics")).text
         assert 'trust="mismatch"} 1.0' in metrics
 
 
-def _trust(city: City) -> str:
-    pods = city.program.fleet.snapshot.pods
+def _trust(deployment: Deployment) -> str:
+    pods = deployment.program.fleet.snapshot.pods
     return pods[0].pod.trust.value if pods else ""
 
 
-async def test_a_configured_model_without_a_pod_is_unavailable_not_unknown(open_city: OpenCity) -> None:
-    """503 while no pod has come up: a client that asks too early should try again."""
-    async with open_city(pods=0, wait=False) as city:
-        answer = await city.chat(opening("dawn"))
+async def test_a_configured_model_without_a_pod_is_a_503(deploy: Deploy) -> None:
+    """503 until a pod is up, so that early clients retry."""
+    async with deploy(pods=0, wait=False) as deployment:
+        answer = await deployment.chat(opening("dawn"))
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "no_ready_pod"
 
 
-async def test_the_router_says_how_late_its_loop_is(open_city: OpenCity) -> None:
-    """From its start on, whether or not anybody asks it for anything."""
-    async with open_city(pods=0, wait=False) as city:
+async def test_the_router_exports_its_loop_lag(deploy: Deploy) -> None:
+    """From its start, with or without requests."""
+    async with deploy(pods=0, wait=False) as deployment:
 
-        async def told() -> bool:
+        async def lag_is_exported() -> bool:
             found = re.search(
-                r"^warmroute_loop_lag_seconds_count (\S+)", (await city.client.get("/metrics")).text, re.M
+                r"^warmroute_loop_lag_seconds_count (\S+)", (await deployment.client.get("/metrics")).text, re.M
             )
             return found is not None and float(found.group(1)) > 0
 
-        await city.until(told)
+        await deployment.until(lag_is_exported)

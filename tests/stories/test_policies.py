@@ -1,4 +1,4 @@
-"""Can the platform team change routing by editing a file, and can it break anything by that?"""
+"""Policy files are reloaded under load, and errors in them have no effect on routing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.sim.mock_engine import Fault, FaultKind
-from tests.stories.conftest import Chat, City, OpenCity
+from tests.stories.conftest import Chat, Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
@@ -34,19 +34,19 @@ def default(reuse: float = 1.5) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder of one policy."""
+    """A folder with one policy."""
     (tmp_path / "mine.yaml").write_text(default())
     return tmp_path
 
 
 @asynccontextmanager
-async def under_load(city: City) -> AsyncIterator[list[httpx.Response]]:
-    """Requests all the while, one after another in four rows; yields the answers as they come."""
+async def under_load(deployment: Deployment) -> AsyncIterator[list[httpx.Response]]:
+    """Send requests all the time, four at once; yields the list of responses."""
     answers: list[httpx.Response] = []
 
     async def row(first: int) -> None:
         while True:
-            answers.append(await city.chat(chat(first + len(answers) % 3)))
+            answers.append(await deployment.chat(chat(first + len(answers) % 3)))
 
     rows = [asyncio.create_task(row(number)) for number in range(4)]
     try:
@@ -57,170 +57,163 @@ async def under_load(city: City) -> AsyncIterator[list[httpx.Response]]:
         await asyncio.gather(*rows, return_exceptions=True)
 
 
-def version(city: City) -> str:
-    return city.program.policies.current().version
+def version(deployment: Deployment) -> str:
+    return deployment.program.policies.current().version
 
 
-async def metric(city: City, name: str) -> str:
-    text = (await city.client.get("/metrics")).text
+async def metric(deployment: Deployment, name: str) -> str:
+    text = (await deployment.client.get("/metrics")).text
     return next(line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(name))
 
 
-async def test_one_edited_number_decides_within_a_second_and_no_request_fails(
-    open_city: OpenCity, folder: Path
-) -> None:
-    """Under load: the next decisions are the new policy's, priced with the new number."""
-    async with open_city(policy="mine", policies=folder) as city, under_load(city) as answers:
-        await city.until(lambda: len(answers) > 20)
-        before = city.program.policies.current().default
+async def test_an_edited_policy_applies_within_a_second_and_no_request_fails(deploy: Deploy, folder: Path) -> None:
+    """Under load: the next decisions use the new policy with the new number."""
+    async with deploy(policy="mine", policies=folder) as deployment, under_load(deployment) as answers:
+        await deployment.until(lambda: len(answers) > 20)
+        before = deployment.program.policies.current().default
         at_s = asyncio.get_running_loop().time()
         (folder / "mine.yaml").write_text(default(reuse=7.0))
-        await city.until(lambda: city.program.policies.current().default.version != before.version)
+        await deployment.until(lambda: deployment.program.policies.current().default.version != before.version)
         assert asyncio.get_running_loop().time() - at_s < 1.0
-        now = dict(city.program.policies.current().default.costs)
+        now = dict(deployment.program.policies.current().default.costs)
         assert repr(now["eviction"]) == "EvictionTerm(reuse=7.0)"
         asked = len(answers)
-        await city.until(lambda: len(answers) > asked + 20)
+        await deployment.until(lambda: len(answers) > asked + 20)
         assert {answer.status_code for answer in answers} == {200}
 
 
-async def test_a_reload_says_what_it_would_have_changed(open_city: OpenCity, folder: Path) -> None:
-    """Under load: tried on the last decisions, in the answer to the call and in the log."""
-    async with open_city(policy="mine", policies=folder) as city, under_load(city) as answers:
-        await city.until(lambda: len(answers) > 20)
+async def test_a_reload_reports_its_effect_on_recent_decisions(deploy: Deploy, folder: Path) -> None:
+    """Under load: evaluated on recent decisions, in the response of the call and in the log."""
+    async with deploy(policy="mine", policies=folder) as deployment, under_load(deployment) as answers:
+        await deployment.until(lambda: len(answers) > 20)
         (folder / "mine.yaml").write_text(TURNS.format(name="mine", match="null"))
         with capture_logs() as lines:
-            told = (await city.client.post("/admin/policies/reload")).json()
-            await city.until(lambda: any(line["event"] == "policies reloaded" for line in lines))
-        found = re.fullmatch(r"(\d+) of (\d+) decisions would change; predicted TTFT p99 ([+-]\d+%)", told["review"])
+            reload = (await deployment.client.post("/admin/policies/reload")).json()
+            await deployment.until(lambda: any(line["event"] == "policies reloaded" for line in lines))
+        found = re.fullmatch(r"(\d+) of (\d+) decisions would change; predicted TTFT p99 ([+-]\d+%)", reload["review"])
         assert found is not None and 0 < int(found[1]) <= int(found[2]) >= 20
-        assert told["review"] in [line.get("review") for line in lines]
+        assert reload["review"] in [line.get("review") for line in lines]
         (folder / "mine.yaml").write_text(TURNS.format(name="mine", match="null").replace("about: x", "about: y"))
-        told = (await city.client.post("/admin/policies/reload")).json()
-        assert told["changed"] and told["review"].startswith("0 of "), "against the set before, not against the past"
+        reload = (await deployment.client.post("/admin/policies/reload")).json()
+        assert reload["changed"] and reload["review"].startswith("0 of "), "compared with the previous policies"
         assert {answer.status_code for answer in answers} == {200}
 
 
-async def test_a_new_file_takes_the_requests_that_it_matches_and_no_others(open_city: OpenCity, folder: Path) -> None:
-    """By tenant; every answer names the policy that decided it."""
-    async with open_city(policy="mine", policies=folder) as city:
-        assert (await city.chat(chat(1))).headers["x-warmroute-policy"] == "mine"
+async def test_a_new_policy_decides_only_the_requests_it_matches(deploy: Deploy, folder: Path) -> None:
+    """By tenant; every response has the name of its policy."""
+    async with deploy(policy="mine", policies=folder) as deployment:
+        assert (await deployment.chat(chat(1))).headers["x-warmroute-policy"] == "mine"
         (folder / "theirs.yaml").write_text(TURNS.format(name="theirs", match="{tenant: acme}"))
-        await city.until(lambda: len(city.program.policies.current().active) == 2)
+        await deployment.until(lambda: len(deployment.program.policies.current().active) == 2)
         body = {"model": "demo", "messages": chat(1), "max_tokens": 4}
         for tenant, policy in (("acme", "theirs"), ("others", "mine"), ("", "mine")):
-            answer = await city.client.post("/v1/chat/completions", json=body, headers={"x-tenant-id": tenant})
+            answer = await deployment.client.post("/v1/chat/completions", json=body, headers={"x-tenant-id": tenant})
             assert answer.headers["x-warmroute-policy"] == policy
 
 
-async def test_a_filter_gives_way_where_nobody_would_be_left_unless_it_is_strict(
-    open_city: OpenCity, folder: Path
-) -> None:
-    """One pod of three is taken; then no pod is, by wish and by order. The refusal is a 503 that names the filter."""
-    async with open_city(policy="mine", policies=folder, pods=3) as city:
-        only = city.engines[1].url.removeprefix("http://")
+async def test_a_filter_that_leaves_no_pod_is_ignored_unless_strict(deploy: Deploy, folder: Path) -> None:
+    """One pod of three remains; then no pod does, with a lenient and with a strict filter. The refusal is a 503 with
+    the filter's name."""
+    async with deploy(policy="mine", policies=folder, pods=3) as deployment:
+        only = deployment.engines[1].url.removeprefix("http://")
         for said, status in ((f'{{only: "{only}"}}', 200), ("{only: nobody}", 200), ("{only: no, strict: true}", 503)):
             (folder / "mine.yaml").write_text(default() + f"filters: {{pods: {said}}}\n")
-            assert (await city.client.post("/admin/policies/reload")).json()["changed"]
-            answers = [await city.chat(chat(number)) for number in range(6)]
+            assert (await deployment.client.post("/admin/policies/reload")).json()["changed"]
+            answers = [await deployment.chat(chat(number)) for number in range(6)]
             assert {answer.status_code for answer in answers} == {status}
             if only in said:
                 assert {answer.headers["x-warmroute-pod"] for answer in answers} == {only}
         assert "The filter `pods` of policy `mine` keeps no ready pod" in answers[-1].json()["error"]["message"]
 
 
-async def test_a_broken_file_changes_nothing_but_a_metric_and_a_message_with_its_line(
-    open_city: OpenCity, folder: Path
-) -> None:
-    """/readyz says file and line and stays ready; what is repaired is taken up."""
-    async with open_city(policy="mine", policies=folder) as city, under_load(city) as answers:
-        good = version(city)
+async def test_an_invalid_file_only_sets_a_metric_and_an_error_with_its_line(deploy: Deploy, folder: Path) -> None:
+    """/readyz reports file and line and stays ready; the corrected file is loaded."""
+    async with deploy(policy="mine", policies=folder) as deployment, under_load(deployment) as answers:
+        good = version(deployment)
         (folder / "mine.yaml").write_text(default().replace("eviction", "evicton"))
-        await city.until(lambda: bool(city.program.policies.error))
-        assert version(city) == good
-        assert await metric(city, "warmroute_policy_reload_failed") == "1.0"
-        ready = await city.client.get("/readyz")
+        await deployment.until(lambda: bool(deployment.program.policies.error))
+        assert version(deployment) == good
+        assert await metric(deployment, "warmroute_policy_reload_failed") == "1.0"
+        ready = await deployment.client.get("/readyz")
         assert ready.status_code == 200
         assert "mine.yaml:5: costs.evicton: unknown key; did you mean 'eviction'?" in ready.json()["policies"]["error"]
         (folder / "mine.yaml").write_text(default(reuse=2.0))
-        await city.until(lambda: version(city) != good)
-        assert await metric(city, "warmroute_policy_reload_failed") == "0.0"
-        assert "error" not in (await city.client.get("/readyz")).json()["policies"]
+        await deployment.until(lambda: version(deployment) != good)
+        assert await metric(deployment, "warmroute_policy_reload_failed") == "0.0"
+        assert "error" not in (await deployment.client.get("/readyz")).json()["policies"]
         assert {answer.status_code for answer in answers} == {200}
 
 
-async def test_a_mounted_configmap_is_followed_through_its_links(open_city: OpenCity, tmp_path: Path) -> None:
+async def test_a_mounted_configmap_is_reloaded_through_its_links(deploy: Deploy, tmp_path: Path) -> None:
     """Kubernetes swaps the link `..data`; the files' own links never change."""
     for number, reuse in enumerate((1.5, 4.0)):
         (tmp_path / f"..{number}").mkdir()
         (tmp_path / f"..{number}" / "mine.yaml").write_text(default(reuse))
     (tmp_path / "..data").symlink_to("..0")
     (tmp_path / "mine.yaml").symlink_to("..data/mine.yaml")
-    async with open_city(policy="mine", policies=tmp_path) as city:
-        before = version(city)
+    async with deploy(policy="mine", policies=tmp_path) as deployment:
+        before = version(deployment)
         (tmp_path / "..new").symlink_to("..1")
         (tmp_path / "..new").replace(tmp_path / "..data")
-        await city.until(lambda: version(city) != before)
+        await deployment.until(lambda: version(deployment) != before)
 
 
-async def test_a_hangup_and_an_admin_call_read_the_files_at_once(open_city: OpenCity, folder: Path) -> None:
-    """The call says what came of it, in the error with file and line."""
-    async with open_city(policy="mine", policies=folder) as city:
-        answer = await city.client.post("/admin/policies/reload")
-        assert answer.json() == {"version": version(city), "changed": False, "review": None}
+async def test_sighup_and_an_admin_call_reload_at_once(deploy: Deploy, folder: Path) -> None:
+    """The call returns the result, or the error with file and line."""
+    async with deploy(policy="mine", policies=folder) as deployment:
+        answer = await deployment.client.post("/admin/policies/reload")
+        assert answer.json() == {"version": version(deployment), "changed": False, "review": None}
         (folder / "mine.yaml").write_text("name: [\n")
-        answer = await city.client.post("/admin/policies/reload")
+        answer = await deployment.client.post("/admin/policies/reload")
         assert answer.status_code == 400
         assert "mine.yaml:" in answer.json()["error"]["message"]
         (folder / "mine.yaml").write_text(default(reuse=9.0))
         os.kill(os.getpid(), signal.SIGHUP)
-        await city.until(lambda: not city.program.policies.error)
-        shown = (await city.client.get("/admin/policies")).json()
+        await deployment.until(lambda: not deployment.program.policies.error)
+        shown = (await deployment.client.get("/admin/policies")).json()
         assert shown["active"][0]["costs"]["eviction"] == "EvictionTerm(reuse=9.0)"
         assert shown["error"] is None
 
 
-async def test_what_was_learnt_survives_a_reload(open_city: OpenCity, folder: Path) -> None:
-    """The index, the shared prefixes and the calibration are not the policies' own."""
-    async with open_city(policy="mine", policies=folder) as city:
-        first = await city.chat(chat(1))
+async def test_learned_state_survives_a_reload(deploy: Deploy, folder: Path) -> None:
+    """Index, shared prefixes and calibration are independent of the policies."""
+    async with deploy(policy="mine", policies=folder) as deployment:
+        first = await deployment.chat(chat(1))
         (folder / "mine.yaml").write_text(default(reuse=3.0))
-        assert (await city.client.post("/admin/policies/reload")).json()["changed"]
-        again = await city.chat(chat(1))
+        assert (await deployment.client.post("/admin/policies/reload")).json()["changed"]
+        again = await deployment.chat(chat(1))
         assert again.headers["x-warmroute-pod"] == first.headers["x-warmroute-pod"]
         assert int(again.headers["x-warmroute-cached-tokens"]) > 0
 
 
-async def test_requests_are_counted_by_class_and_tenant(open_city: OpenCity) -> None:
-    """A class that the client says, and one that is seen."""
-    async with open_city() as city:
+async def test_requests_are_counted_by_class_and_tenant(deploy: Deploy) -> None:
+    """A class from a header, and one from the request."""
+    async with deploy() as deployment:
         body = {"model": "demo", "messages": chat(1), "max_tokens": 4}
         said = {"x-workload-class": "batch", "x-tenant-id": "etl"}
-        await city.client.post("/v1/chat/completions", json=body, headers=said)
-        await city.client.post("/v1/chat/completions", json=body | {"messages": chat(7), "stream": True})
-        lines = (await city.client.get("/metrics")).text
+        await deployment.client.post("/v1/chat/completions", json=body, headers=said)
+        await deployment.client.post("/v1/chat/completions", json=body | {"messages": chat(7), "stream": True})
+        lines = (await deployment.client.get("/metrics")).text
         assert 'warmroute_class_requests_total{class="batch",result="ok",tenant="etl"} 1.0' in lines
         assert 'warmroute_class_requests_total{class="one_off",result="ok",tenant=""} 1.0' in lines
         assert 'warmroute_class_time_to_first_token_seconds_count{class="one_off",policy="cost_aware"} 1.0' in lines
 
 
 @pytest.mark.parametrize(("attempts", "status"), [(1, 503), (2, 200)])
-async def test_a_policy_says_how_often_it_is_tried(
-    open_city: OpenCity, folder: Path, attempts: int, status: int
-) -> None:
-    """One attempt is the first pod's answer, whatever it is."""
+async def test_a_policy_sets_the_number_of_attempts(deploy: Deploy, folder: Path, attempts: int, status: int) -> None:
+    """With one attempt, the response is the first pod's, also an error."""
     (folder / "mine.yaml").write_text(default() + f"retry: {{attempts: {attempts}}}\n")
-    async with open_city(policy="mine", policies=folder) as city:
-        pod = (await city.chat(chat(1))).headers["x-warmroute-pod"]
-        engine = next(one for one in city.engines if one.url.endswith(pod))
+    async with deploy(policy="mine", policies=folder) as deployment:
+        pod = (await deployment.chat(chat(1))).headers["x-warmroute-pod"]
+        engine = next(one for one in deployment.engines if one.url.endswith(pod))
         engine.inject(Fault(kind=FaultKind.STATUS, status=HTTPStatus.SERVICE_UNAVAILABLE))
-        assert (await city.chat(chat(1))).status_code == status
+        assert (await deployment.chat(chat(1))).status_code == status
 
 
-async def test_targets_are_counted_as_met_or_not(open_city: OpenCity, folder: Path) -> None:
-    """Streamed answers under a policy that promises something."""
+async def test_met_and_missed_targets_are_counted(deploy: Deploy, folder: Path) -> None:
+    """Streamed responses under a policy with targets."""
     (folder / "mine.yaml").write_text(default() + "slo: {ttft_ms: 60000}\n")
-    async with open_city(policy="mine", policies=folder) as city:
-        await city.chat(chat(1), stream=True)
-        await city.chat(chat(1))
-        assert await metric(city, 'warmroute_policy_slo_requests_total{met="true",policy="mine"}') == "1.0"
+    async with deploy(policy="mine", policies=folder) as deployment:
+        await deployment.chat(chat(1), stream=True)
+        await deployment.chat(chat(1))
+        assert await metric(deployment, 'warmroute_policy_slo_requests_total{met="true",policy="mine"}') == "1.0"

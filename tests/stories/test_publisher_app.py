@@ -19,9 +19,9 @@ from router.config.index_schema import StandardBackend
 from router.prompt.tokenizer import Tokenizer
 from router.wiring.agent import Agent
 from tests.stories.conftest import SOURCE, TEMPLATE
-from tests.stories.test_cluster import Town, found_on, question, redis, town
+from tests.stories.test_cluster import ClusterDeployment, cluster, found_on, question, redis
 
-__all__ = ["redis", "town"]
+__all__ = ["cluster", "redis"]
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
@@ -49,9 +49,9 @@ def event(number: int, **fields: Any) -> dict[str, Any]:
     }
 
 
-async def test_readiness_and_metrics_of_a_publisher(town: Town) -> None:
+async def test_readiness_and_metrics_of_a_publisher(cluster: ClusterDeployment) -> None:
     """Ready once all holders are in the index; its metrics list every holder."""
-    async with publisher_client(town.agents[0]) as client:
+    async with publisher_client(cluster.agents[0]) as client:
 
         async def ready() -> bool:
             return (await client.get("/readyz")).status_code == 200
@@ -65,20 +65,20 @@ async def test_readiness_and_metrics_of_a_publisher(town: Town) -> None:
         assert "warmroute_publisher_written_blocks" in metrics
 
 
-async def test_a_revision_is_replaced_over_http(town: Town) -> None:
+async def test_a_revision_is_replaced_over_http(cluster: ClusterDeployment) -> None:
     """404 for a model that is not published."""
-    async with publisher_client(town.agents[0]) as client:
+    async with publisher_client(cluster.agents[0]) as client:
         answer = await client.post("/revision", json={"model": "demo", "revision": "2"})
         assert answer.json() == {"model": "demo", "revision": "2"}
-        assert all(holder.generation.revision == "2" for holder in town.agents[0].publisher.holders)
+        assert all(holder.generation.revision == "2" for holder in cluster.agents[0].publisher.holders)
         refused = await client.post("/revision", json={"model": "other", "revision": "2"})
         assert refused.status_code == 404 and "demo" in refused.json()["error"]
 
 
-async def test_any_tier_can_send_standardised_events(town: Town) -> None:
+async def test_any_tier_can_send_standardised_events(cluster: ClusterDeployment) -> None:
     """An object, a list or JSON lines. Repeated events are ignored, invalid ones rejected; a gap is recorded."""
     store = StandardBackend(kind="standard", backend="shelf", model="demo", readable_by="*")
-    agent = await town.publisher(stores=(store,))
+    agent = await cluster.publisher(stores=(store,))
     async with publisher_client(agent) as client:
         lines = "\n".join(json.dumps(event(number)) for number in (1, 2))
         assert (await client.post("/kv-events", content=lines)).json() == {"applied": 2, "known": 0}
@@ -94,16 +94,16 @@ async def test_any_tier_can_send_standardised_events(town: Town) -> None:
 
 
 async def test_index_commands_inspect_the_cluster_index(
-    town: Town, tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterDeployment, tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """stats, holders, lookup and verify, with the configuration of the routers; and without Redis."""
     monkeypatch.setattr("router.cli.index.load_tokenizer", lambda source, *, fast: tokenizer)
-    router = await town.router()
+    router = await cluster.router()
     pod = (await router.chat(question("bees"))).headers["x-warmroute-pod"]
     await router.until(partial(found_on, router, question("bees"), pod))
     config = tmp_path / "router.yaml"
     model = {"name": "demo", "tokenizer": SOURCE.path, "chat_template": TEMPLATE}
-    config.write_text(json.dumps({"models": [model], "index": {"redis": {"url": town.redis.url}}}))
+    config.write_text(json.dumps({"models": [model], "index": {"redis": {"url": cluster.redis.url}}}))
     text = question("bees")[0]["content"]
 
     async def held() -> bool:
@@ -115,10 +115,10 @@ async def test_index_commands_inspect_the_cluster_index(
     stats = (await run("stats", "--config", str(config))).output
     assert "demo" in stats and "1 routers share" in stats
     holders = (await run("holders", "--config", str(config))).output
-    assert all(str(engine.url)[-5:] in holders for engine in town.fleet.engines)
+    assert all(str(engine.url)[-5:] in holders for engine in cluster.fleet.engines)
     verified = await run("verify", "--config", str(config))
     assert verified.exit_code == 0 and verified.output.count("equal") == 2, verified.output
-    town.redis.kill()
+    cluster.redis.kill()
     lost = await run("stats", "--config", str(config))
     assert lost.exit_code == 3 and "Redis does not answer" in lost.output
 

@@ -1,4 +1,4 @@
-"""Does what a router has seen play again in the simulator?"""
+"""The simulator replays a router's receipts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from router.cli.simulate import DEFAULT_FLEET, Source, experiment
 from router.config.shipped import shipped
 from router.observe.receipt_lines import read_receipts
 from router.sim.virtual.compare import Setting
-from tests.stories.conftest import Chat, OpenCity
+from tests.stories.conftest import Chat, Deploy
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
@@ -21,15 +21,15 @@ def shared_chat(number: int) -> Chat:
     return [{"role": "system", "content": SECRET * 60}, {"role": "user", "content": f"boat {number} " * 30}]
 
 
-async def test_what_was_served_is_written_down_and_played_again(open_city: OpenCity, tmp_path: Path) -> None:
-    """Every request with its lengths, blocks and hit, no word of what was said; and the simulator finds in it what the
-    engines found."""
+async def test_receipts_are_replayed_in_the_simulator(deploy: Deploy, tmp_path: Path) -> None:
+    """Every request with lengths, blocks and hits, without prompt text; the simulator finds the same hits as the
+    engines."""
     file = tmp_path / "receipts.jsonl"
-    async with open_city(pods=2, receipts=file) as city:
+    async with deploy(pods=2, receipts=file) as deployment:
         for number in range(12):
-            assert (await city.chat(shared_chat(number))).status_code == 200
+            assert (await deployment.chat(shared_chat(number))).status_code == 200
         assert (
-            await city.client.post("/v1/chat/completions", json={"model": "none", "messages": []})
+            await deployment.client.post("/v1/chat/completions", json={"model": "none", "messages": []})
         ).status_code >= 400
     receipts = read_receipts(file)
     good = [one for one in receipts if one.result == "ok"]
@@ -38,7 +38,7 @@ async def test_what_was_served_is_written_down_and_played_again(open_city: OpenC
     first, *others = good
     assert first.prompt_tokens > 500 and first.output_tokens == 8 and first.cached_tokens == 0
     assert all(one.blocks[:3] == first.blocks[:3] for one in others)
-    assert {one.pod for one in good} <= {engine.url.removeprefix("http://") for engine in city.engines}
+    assert {one.pod for one in good} <= {engine.url.removeprefix("http://") for engine in deployment.engines}
     setup = experiment(shipped("config") / DEFAULT_FLEET, Source(file))
     again = setup.run(Setting("cost_aware", 1.0, 2)).figures
     found = sum(one.cached_tokens or 0 for one in good)

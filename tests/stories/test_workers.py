@@ -1,4 +1,4 @@
-"""Several processes that serve as one router: real ones, in front of mock engines in this process."""
+"""Several worker processes serve as one router, in front of mock engines in the test process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORKERS = 2
 
 @dataclass
 class Router:
-    """A parent and its workers."""
+    """The parent process of the workers."""
 
     process: asyncio.subprocess.Process
     url: str
@@ -36,13 +36,13 @@ class Router:
     log: Path
 
     def workers(self) -> list[int]:
-        """Their process ids."""
+        """Process ids of the workers."""
         pid = self.process.pid
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     @asynccontextmanager
     async def clients(self) -> AsyncIterator[dict[int, httpx.AsyncClient]]:
-        """A client of each worker, by process id: connections are opened until each has got one."""
+        """A client per worker, by process id: opens connections until each worker has one."""
         found: dict[int, httpx.AsyncClient] = {}
         async with AsyncExitStack() as stack:
             while len(found) < WORKERS:
@@ -55,7 +55,7 @@ class Router:
             yield found
 
     def _server_of(self, answer: httpx.Response) -> int:
-        """Whose file descriptor the other end of the connection is."""
+        """Process id of the worker at the other end of the connection."""
         stream = answer.extensions["network_stream"]
         client_port, port = stream.get_extra_info("client_addr")[1], stream.get_extra_info("server_addr")[1]
         rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
@@ -76,7 +76,7 @@ def _descriptors(pid: int) -> set[str]:
 
 @pytest.fixture
 async def router(engine_config: Callable[..., MockEngineConfig], tmp_path: Path) -> AsyncIterator[Router]:
-    """Two workers in front of two engines that take their time; ready and trusted."""
+    """Two workers in front of two engines with real step times; ready and trusted."""
     config, log = tmp_path / "router.json", tmp_path / "router.log"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -106,7 +106,7 @@ async def router(engine_config: Callable[..., MockEngineConfig], tmp_path: Path)
 
 
 async def until_up(router: Router) -> None:
-    """Both workers serve, and trust both pods."""
+    """Wait until both workers serve and trust both pods."""
     async with httpx.AsyncClient(base_url=router.url) as client:
         while True:
             assert router.process.returncode is None, router.log.read_text()
@@ -134,14 +134,14 @@ async def chat(client: httpx.AsyncClient, about: str, **fields: Any) -> httpx.Re
 
 @asynccontextmanager
 async def stream(client: httpx.AsyncClient, about: str, max_tokens: int) -> AsyncIterator[httpx.Response]:
-    """A stream that has begun to answer."""
+    """A stream that has started."""
     body = {"model": "demo", "messages": opening(about), "max_tokens": max_tokens, "stream": True}
     async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
         yield answer
 
 
 async def seen(client: httpx.AsyncClient, **wanted: Any) -> list[str]:
-    """Waits until some pods are so in this worker's eyes; their ids."""
+    """Wait until this worker sees pods with these values; returns their ids."""
     while True:
         found = [pod["id"] for pod in await pods(client) if all(pod[key] == value for key, value in wanted.items())]
         if found:
@@ -149,8 +149,8 @@ async def seen(client: httpx.AsyncClient, **wanted: Any) -> list[str]:
         await asyncio.sleep(0.005)
 
 
-async def test_two_workers_serve_as_one_router_until_both_have_drained(router: Router) -> None:
-    """What one has sent, decided, leased, been ordered and ejected, the other knows; metrics are those of both."""
+async def test_two_workers_serve_as_one_router_until_both_are_drained(router: Router) -> None:
+    """Predictions, decisions, leases, admin commands and ejections of one worker reach the other; metrics are sums."""
     async with router.clients() as clients:
         one, two = clients.values()
         await one_index_and_journal(one, two)
@@ -177,7 +177,7 @@ async def test_two_workers_serve_as_one_router_until_both_have_drained(router: R
 
 
 async def one_index_and_journal(one: httpx.AsyncClient, two: httpx.AsyncClient) -> None:
-    """Each serves one request; both know of both."""
+    """Each worker serves one request; both have both in index and journal."""
     first, again = await chat(one, "tides"), await chat(two, "tides")
     assert first.headers["x-warmroute-pod"] == again.headers["x-warmroute-pod"]
     assert int(again.headers["x-warmroute-cached-tokens"]) > int(first.headers["x-warmroute-cached-tokens"])
@@ -192,7 +192,7 @@ async def one_index_and_journal(one: httpx.AsyncClient, two: httpx.AsyncClient) 
 
 
 async def one_breaker(router: Router, one: httpx.AsyncClient, two: httpx.AsyncClient) -> None:
-    """A pod that fails at one is ejected at the other, which sent it nothing; then it serves both again."""
+    """A pod that fails at one worker is ejected at the other, then both readmit it."""
     for engine in router.engines:
         engine.inject(Fault(kind=FaultKind.RESET, count=None))
     while not any(pod["state"] == "ejected" for pod in await pods(one)):
@@ -205,21 +205,21 @@ async def one_breaker(router: Router, one: httpx.AsyncClient, two: httpx.AsyncCl
             await seen(client, id=pod, state="ready")
 
 
-async def test_a_killed_worker_costs_its_own_requests_alone_and_all_end_with_a_killed_parent(router: Router) -> None:
-    """Meanwhile the other one serves everybody; the one that takes its place knows what was ordered."""
+async def test_a_killed_worker_loses_only_its_requests_and_a_killed_parent_stops_all(router: Router) -> None:
+    """The other worker serves meanwhile; the replacement has the admin commands."""
     async with router.clients() as clients:
-        (dying, doomed), (_, other) = clients.items()
-        async with stream(other, "tides", 200) as going_on, stream(doomed, "winds", 5000) as lost:
-            drained = going_on.headers["x-warmroute-pod"]
-            await doomed_or_not(router, f"/admin/pods/{drained}/drain")
-            os.kill(dying, signal.SIGKILL)
+        (victim_pid, victim), (_, other) = clients.items()
+        async with stream(other, "tides", 200) as running, stream(victim, "winds", 5000) as lost:
+            drained = running.headers["x-warmroute-pod"]
+            await send_command(router, f"/admin/pods/{drained}/drain")
+            os.kill(victim_pid, signal.SIGKILL)
             with pytest.raises(httpx.TransportError):
                 await lost.aread()
-            assert (await going_on.aread()).endswith(b"data: [DONE]\n\n")
+            assert (await running.aread()).endswith(b"data: [DONE]\n\n")
         for pod in await pods(other):
             await seen(other, id=pod["id"], in_flight=0)
         assert (await chat(other, "deserts")).status_code == 200
-        while len(router.workers()) < WORKERS or dying in router.workers():
+        while len(router.workers()) < WORKERS or victim_pid in router.workers():
             await asyncio.sleep(0.01)
     async with router.clients() as clients:
         for client in clients.values():
@@ -234,8 +234,8 @@ async def test_a_killed_worker_costs_its_own_requests_alone_and_all_end_with_a_k
         await asyncio.sleep(0.02)
 
 
-async def doomed_or_not(router: Router, order: str) -> None:
-    """Whichever worker gets the order."""
+async def send_command(router: Router, order: str) -> None:
+    """Send a command to any worker."""
     async with httpx.AsyncClient(base_url=router.url) as anybody:
         assert (await anybody.post(order)).status_code == 200
 
