@@ -129,11 +129,7 @@ async def _holds(reader: Redis, lines: int) -> bool:
 
 
 async def found_on(deployment: Deployment, chat: Chat, pod: str) -> bool:
-    """Whether this router sends the chat to that pod because of its cached blocks.
-
-    It is sent only once blocks are known: earlier it might go to another pod, which then has the blocks as well."""
-    if await is_unknown(deployment, chat):
-        return False
+    """Whether this router sends the chat to that pod because of its cached blocks."""
     answer = await deployment.chat(chat)
     return answer.headers["x-warmroute-pod"] == pod and int(answer.headers["x-warmroute-cached-tokens"]) > 200
 
