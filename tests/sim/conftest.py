@@ -1,4 +1,4 @@
-"""A tokenizer of whole words, and engines that use it and never wait."""
+"""A tokenizer of whole words, and engines that use it without step times."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ MakeConfig = Callable[..., MockEngineConfig]
 
 
 class WordTokenizer:
-    """One token a word: its 32-bit hash. With special tokens, a 1 stands in front."""
+    """One token per word: its 32-bit hash. With special tokens, the first token is 1."""
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> array[int]:
-        """Token ids; the same word always has the same."""
+        """Token ids; equal words have equal ids."""
         tokens = token_array([BEGIN_OF_SEQUENCE] if add_special_tokens else [])
         tokens.extend(xxhash.xxh32_intdigest(word.encode()) for word in text.split())
         return tokens
 
 
 def render(body: Mapping[str, Any]) -> str:
-    """Each message between a mark of its role and an end mark; then the mark of whoever speaks next."""
+    """Each message between a role marker and an end marker, then the marker of the next speaker."""
     messages = body["messages"]
     if any(message["role"] == "nobody" for message in messages):
         raise MalformedRequest("nobody may not speak", param="messages")
@@ -47,7 +47,7 @@ def render(body: Mapping[str, Any]) -> str:
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """asyncio alone: nothing here runs on trio."""
+    """Only asyncio, not trio."""
     return "asyncio"
 
 
@@ -59,7 +59,7 @@ def tokenizer() -> WordTokenizer:
 
 @pytest.fixture(scope="session")
 def make_config(tokenizer: WordTokenizer) -> MakeConfig:
-    """Configurations of an 8B model on one H100, small and without waiting, but for what the test says."""
+    """Makes configurations of an 8B model on one H100, small and without step times, except for overrides."""
 
     def make(**overrides: Any) -> MockEngineConfig:
         usual: dict[str, Any] = {
@@ -78,7 +78,7 @@ def make_config(tokenizer: WordTokenizer) -> MakeConfig:
 
 @pytest.fixture(scope="session")
 def running(make_config: MakeConfig) -> Callable[..., Any]:
-    """A started engine (configured as `make_config` does) and a client of it, under one deadline."""
+    """A started engine (configured as by `make_config`) and its client, with a deadline."""
 
     @asynccontextmanager
     async def run(**overrides: Any) -> AsyncIterator[tuple[MockEngine, httpx.AsyncClient]]:

@@ -1,4 +1,4 @@
-"""Engines as processes: they start, die, restart, and say so on the event wire."""
+"""Engines start, die and restart, and publish KV events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ask(topic: str) -> dict[str, Any]:
 
 
 async def replayed(engine: MockEngine) -> list[Batch]:
-    """Everything that the engine keeps for replay: sequence and events."""
+    """All events of the replay buffer."""
     assert engine.kv_replay_endpoint is not None
     batches: list[Batch] = []
     with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as client:
@@ -62,7 +62,7 @@ def counted(batches: list[Batch]) -> Counter[int]:
 
 
 async def test_events_replayed_over_the_wire_are_the_cache(running: Running) -> None:
-    """Prompts and answers, stored twice, evicted, cleared: the counts follow."""
+    """Prompts and outputs, stored twice, evicted, cleared: the counts follow."""
     async with running(num_blocks=16, max_model_len=256) as (engine, client):
         for topic in ("a", "a", "b", "c", "d"):
             assert (await client.post(CHAT, json=ask(topic))).status_code == 200
@@ -77,8 +77,8 @@ async def test_events_replayed_over_the_wire_are_the_cache(running: Running) -> 
         assert counted(await replayed(engine)).total() == 5
 
 
-async def test_a_restart_is_a_new_life(running: Running) -> None:
-    """Requests break, the cache is cold, the sequence starts at 0, the addresses stay."""
+async def test_a_restart_is_a_new_epoch(running: Running) -> None:
+    """Requests break, the cache is empty, the sequence starts at 0, the addresses stay."""
     async with running() as (engine, client):
         for topic in ("a", "b"):
             await client.post(CHAT, json=ask(topic))
@@ -91,12 +91,12 @@ async def test_a_restart_is_a_new_life(running: Running) -> None:
         assert (await replayed(engine))[0][0] == 0
 
 
-async def test_a_restart_breaks_what_is_under_way(running: Running) -> None:
-    """Streams end without an end mark, hanging requests end at all, and nothing stays in the pod."""
+async def test_a_restart_breaks_running_requests(running: Running) -> None:
+    """Streams end without an end marker, hanging requests end, and nothing stays in the pod."""
     async with running(time_scale=1000.0) as (engine, client):
         engine.inject(Fault(kind=FaultKind.HANG))
         hanging = asyncio.ensure_future(client.post(CHAT, json=ask("a")))
-        while engine.faults.armed:  # the engine tells nobody when this happens
+        while engine.faults.armed:  # there is no event to wait for
             await asyncio.sleep(0)
         with pytest.raises(httpx.RemoteProtocolError):
             async with client.stream("POST", CHAT, json=ask("a") | {"stream": True}) as answer:
@@ -109,8 +109,8 @@ async def test_a_restart_breaks_what_is_under_way(running: Running) -> None:
         assert (await client.get("/health")).status_code == 200
 
 
-async def test_a_refusing_engine_comes_back_when_told(running: Running) -> None:
-    """Pooled connections die with the listener; `heal` listens on the same port again."""
+async def test_a_refusing_engine_accepts_again_after_heal(running: Running) -> None:
+    """Pooled connections are closed; `heal` listens on the same port again."""
     async with running() as (engine, client):
         assert (await client.post("/_fault", json={"kind": "refuse"})).status_code == 200
         with pytest.raises(httpx.ConnectError):
@@ -120,8 +120,8 @@ async def test_a_refusing_engine_comes_back_when_told(running: Running) -> None:
         assert (await client.get("/health")).status_code == 200
 
 
-async def test_a_refusal_can_be_timed(running: Running) -> None:
-    """After `for_s` the engine listens by itself, with its cache as it was."""
+async def test_a_refusal_can_end_by_itself(running: Running) -> None:
+    """After `for_s` the engine listens again, with its cache."""
     async with running() as (_, client):
         await client.post(CHAT, json=ask("a"))
         await client.post("/_fault", json={"kind": "refuse", "for_s": 0.05})
@@ -135,7 +135,7 @@ async def test_a_refusal_can_be_timed(running: Running) -> None:
 
 
 async def test_lost_events_leave_a_gap(running: Running) -> None:
-    """The fault reaches the publisher of the engine."""
+    """The fault reaches the publisher."""
     async with running() as (engine, client):
         await client.post("/_fault", json={"kind": "lose_events", "replayable": False})
         await client.post(CHAT, json=ask("a"))
@@ -143,15 +143,15 @@ async def test_lost_events_leave_a_gap(running: Running) -> None:
 
 
 async def test_an_engine_without_events_has_no_sources(running: Running) -> None:
-    """It serves, announces nothing, and says so."""
+    """It serves without publishing."""
     async with running(kv_events=None) as (engine, client):
         assert (await client.post(CHAT, json=ask("a"))).status_code == 200
         assert (await client.get("/kv_event_sources")).json() == {}
         assert (engine.kv_endpoint, engine.kv_replay_endpoint) == (None, None)
 
 
-async def test_a_fleet_shares_nothing_but_its_process(make_config: MakeConfig) -> None:
-    """Each engine has its own ports and its own cache."""
+async def test_engines_of_a_fleet_share_only_the_process(make_config: MakeConfig) -> None:
+    """Each engine has its own ports and cache."""
     async with asyncio.timeout(DEADLINE_S), MockFleet([make_config() for _ in range(3)]) as fleet:
         assert len({(engine.url, engine.kv_endpoint) for engine in fleet.engines}) == 3
         cached = []
@@ -163,7 +163,7 @@ async def test_a_fleet_shares_nothing_but_its_process(make_config: MakeConfig) -
 
 
 async def test_an_engine_that_cannot_listen_leaves_nothing_behind(running: Running, make_config: MakeConfig) -> None:
-    """Its event port is free again, too."""
+    """Its event port is free again as well."""
     async with running() as (engine, _):
         port = int(engine.url.rpartition(":")[2])
         second = MockEngine(make_config(port=port))
@@ -187,8 +187,8 @@ async def test_a_fleet_that_cannot_start_leaves_nothing_behind(make_config: Make
             pass
 
 
-def test_serve_runs_until_it_is_told_to_stop(make_config: MakeConfig) -> None:
-    """`ready` sees the running fleet; SIGTERM ends it in order."""
+def test_serve_runs_until_a_signal(make_config: MakeConfig) -> None:
+    """`ready` gets the running fleet; SIGTERM stops it."""
     urls: list[str] = []
 
     def ready(fleet: MockFleet) -> None:
@@ -201,8 +201,8 @@ def test_serve_runs_until_it_is_told_to_stop(make_config: MakeConfig) -> None:
         httpx.get(urls[0])
 
 
-async def test_a_dead_engine_comes_back_empty(running: Running) -> None:
-    """EngineError and restart in one."""
+async def test_a_dead_engine_is_empty_after_heal(running: Running) -> None:
+    """DIE is REFUSE and RESTART."""
     async with running() as (engine, client):
         await client.post(CHAT, json=ask("a"))
         assert (await client.post("/_fault", json={"kind": "die"})).status_code == 200
@@ -214,7 +214,7 @@ async def test_a_dead_engine_comes_back_empty(running: Running) -> None:
 
 
 async def test_an_engine_keeps_its_side_port(running: Running) -> None:
-    """It goes and comes with the main one, which stands in for it where there is none."""
+    """It opens and closes with the main port, which is used if there is none."""
     async with running(handoff=HandoffConfig(dialect="mooncake", side_port=0)) as (engine, client):
         port = engine.side_port
         assert engine.url != f"http://127.0.0.1:{port}"

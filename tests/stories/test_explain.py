@@ -170,5 +170,5 @@ async def test_the_explain_command_prints_a_decision(
         unknown = await asyncio.to_thread(typed, "nobody", "--url", deployment.url)
     nowhere = await asyncio.to_thread(typed, "nobody", "--url", deployment.url)
     assert (known, unknown, nowhere) == (0, 1, 1)
-    assert "= price, ms" in printed and max(map(len, printed.splitlines())) <= 100
+    assert "= cost, ms" in printed and max(map(len, printed.splitlines())) <= 100
     assert "No decision about `nobody` is in memory" in capsys.readouterr().err

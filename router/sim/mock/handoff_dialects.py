@@ -94,7 +94,7 @@ class MockDialect:
     waits_for_prefill = True
     """A decode leg waits for its prefill leg; otherwise missing KV is an error."""
     reads_stale_kv = False
-    """A decode leg loads whatever is at the address, without an error when that is other KV."""
+    """A decode leg loads any KV at the address, without an error if it is of another prompt."""
     recomputes = False
     """A failed load is recomputed; otherwise the request fails."""
     forbidden_fields: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""Batches on the wire, read with a plain decoder and plain ZMQ sockets."""
+"""KV event batches on the wire, read with plain decoders and ZMQ sockets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EVENTS: list[KvEvent] = [STORED, BlocksRemoved(block_hashes=(5,)), BlocksCleared
 
 
 def test_events_are_maps_with_a_type() -> None:
-    """The shape since vLLM 0.24; extra keys name the adapter in each block, the salt in the first."""
+    """The format since vLLM 0.24. Extra keys have the adapter in each block, the salt in the first."""
     at_s, events, rank = msgspec.msgpack.decode(encode_batch(EVENTS, "map", 12.5))
     assert (at_s, rank) == (12.5, 0)
     assert events == [
@@ -53,7 +53,7 @@ def test_events_are_maps_with_a_type() -> None:
     ]
 
 
-def test_events_are_tagged_arrays_on_the_older_wire() -> None:
+def test_events_are_tagged_arrays_in_the_older_format() -> None:
     """The same fields in their declared order."""
     events = msgspec.msgpack.decode(encode_batch(EVENTS, "array", 12.5))[1]
     extra_keys = [["lora", "salt"], ["lora"]]
@@ -78,7 +78,7 @@ def test_events_are_tagged_arrays_on_the_older_wire() -> None:
 
 
 def test_blocks_without_extras_have_null_extra_keys() -> None:
-    """One null a block."""
+    """One null per block."""
     plain = BlocksStored(block_hashes=(1, 2), parent_hash=3, tokens=(1, 2), block_size_tokens=1)
     event = msgspec.msgpack.decode(encode_batch([plain], "map", 0.0))[1][0]
     assert (event["extra_keys"], event["parent_block_hash"], event["lora_name"]) == ([None, None], 3, None)
@@ -104,7 +104,7 @@ async def connected(kind: int, endpoint: str | None) -> AsyncIterator[zmq.asynci
 
 
 async def replayed(publisher: KvPublisher, start: int = 0) -> list[list[bytes]]:
-    """All frames of one replay, the end mark last."""
+    """All frames of one replay, the end marker last."""
     async with connected(zmq.DEALER, publisher.replay_endpoint) as client:
         await client.send_multipart([b"", start.to_bytes(8, "big")])
         frames = [await client.recv_multipart()]
@@ -120,7 +120,7 @@ def sequences(frames: list[list[bytes]]) -> list[int]:
 @pytest.mark.net
 @pytest.mark.anyio
 async def test_a_subscriber_gets_topic_sequence_and_batch() -> None:
-    """Three frames; the sequence goes on for whoever comes late."""
+    """Three frames; the sequence continues for late subscribers."""
     async with publishing(topic="kv@a@tiny") as publisher, connected(zmq.SUB, publisher.endpoint) as client:
         client.subscribe("kv@")
         while not await client.poll(10):
@@ -137,8 +137,10 @@ async def test_a_subscriber_gets_topic_sequence_and_batch() -> None:
 @pytest.mark.net
 @pytest.mark.anyio
 @pytest.mark.parametrize(("encoding", "frame_count"), [("map", 4), ("array", 3)])
-async def test_a_replay_gives_the_kept_batches_and_an_end_mark(encoding: EventEncoding, frame_count: int) -> None:
-    """From the asked sequence on; with a topic frame since vLLM 0.26, without it on the older wire."""
+async def test_a_replay_returns_the_buffered_batches_and_an_end_marker(
+    encoding: EventEncoding, frame_count: int
+) -> None:
+    """From the requested sequence on; with a topic frame since vLLM 0.26, without it in the older format."""
     async with publishing(encoding=encoding) as publisher:
         for _ in range(4):
             publisher.publish(EVENTS)
@@ -150,7 +152,7 @@ async def test_a_replay_gives_the_kept_batches_and_an_end_mark(encoding: EventEn
 
 @pytest.mark.net
 @pytest.mark.anyio
-async def test_only_the_last_batches_are_kept() -> None:
+async def test_only_the_last_batches_are_buffered() -> None:
     """A replay from 0 may start above 0."""
     async with publishing(buffer_steps=2) as publisher:
         for _ in range(5):
@@ -160,8 +162,8 @@ async def test_only_the_last_batches_are_kept() -> None:
 
 @pytest.mark.net
 @pytest.mark.anyio
-async def test_a_malformed_replay_request_is_never_answered() -> None:
-    """And the next one is."""
+async def test_a_malformed_replay_request_is_ignored() -> None:
+    """The next valid one is."""
     async with publishing() as publisher, connected(zmq.DEALER, publisher.replay_endpoint) as client:
         await client.send_multipart([(0).to_bytes(8, "big")])
         await client.send_multipart([b"", (0).to_bytes(8, "big")])
@@ -172,8 +174,8 @@ async def test_a_malformed_replay_request_is_never_answered() -> None:
 @pytest.mark.net
 @pytest.mark.anyio
 @pytest.mark.parametrize(("replayable", "kept"), [(True, [0, 1, 2]), (False, [2])])
-async def test_lost_batches_take_their_sequence_numbers_with_them(replayable: bool, kept: list[int]) -> None:
-    """The next live batch shows the gap; whether a replay fills it is the fault's choice."""
+async def test_lost_batches_leave_a_gap_in_the_sequence(replayable: bool, kept: list[int]) -> None:
+    """The next batch shows the gap; the fault decides whether a replay fills it."""
     faults = FaultBoard()
     async with publishing(faults, buffer_steps=3) as publisher, connected(zmq.SUB, publisher.endpoint) as client:
         client.subscribe("")
@@ -184,10 +186,10 @@ async def test_lost_batches_take_their_sequence_numbers_with_them(replayable: bo
         faults.arm(Fault(kind=FaultKind.LOSE_EVENTS, count=2, replayable=replayable))
         for _ in range(3):
             publisher.publish(EVENTS)
-        heard: set[int] = set()
-        while published + 2 not in heard:
-            heard.add(int.from_bytes((await client.recv_multipart())[1], "big"))
-        assert not heard & {published, published + 1}
+        received: set[int] = set()
+        while published + 2 not in received:
+            received.add(int.from_bytes((await client.recv_multipart())[1], "big"))
+        assert not received & {published, published + 1}
         replay = sequences(await replayed(publisher, start=published))
         assert [at - published for at in replay[:-1]] == kept
 
@@ -195,7 +197,7 @@ async def test_lost_batches_take_their_sequence_numbers_with_them(replayable: bo
 @pytest.mark.net
 @pytest.mark.anyio
 async def test_a_delay_holds_batches_back_in_order() -> None:
-    """What is not sent yet cannot be replayed either."""
+    """Unsent batches cannot be replayed."""
     async with publishing(delay_s=1000) as publisher:
         publisher.publish(EVENTS)
         assert sequences(await replayed(publisher)) == [-1]
@@ -204,14 +206,14 @@ async def test_a_delay_holds_batches_back_in_order() -> None:
             publisher.publish([BlocksRemoved(block_hashes=(at,))])
         while len(frames := await replayed(publisher)) < 4:
             pass
-        told = [msgspec.msgpack.decode(frame[-1])[1][0]["block_hashes"] for frame in frames[:-1]]
-        assert told == [[0], [1], [2]]
+        hashes = [msgspec.msgpack.decode(frame[-1])[1][0]["block_hashes"] for frame in frames[:-1]]
+        assert hashes == [[0], [1], [2]]
 
 
 @pytest.mark.net
 @pytest.mark.anyio
-async def test_what_comes_after_the_end_is_lost_in_silence() -> None:
-    """A batch whose delay outlasts its engine dies with it."""
+async def test_batches_after_the_end_are_dropped() -> None:
+    """A delayed batch is dropped with its engine."""
     async with publishing() as publisher:
         pass
     publisher.publish(EVENTS)
@@ -220,7 +222,7 @@ async def test_what_comes_after_the_end_is_lost_in_silence() -> None:
 @pytest.mark.net
 @pytest.mark.anyio
 async def test_a_closed_publisher_leaves_its_ports_free_at_once() -> None:
-    """The next life binds the same ones and starts at 0, without replay where that is off."""
+    """The next epoch binds the same ports and starts at 0, without replay if that is off."""
     async with publishing() as publisher:
         publisher.publish(EVENTS)
         source = publisher.source
@@ -235,7 +237,7 @@ async def test_a_closed_publisher_leaves_its_ports_free_at_once() -> None:
 @pytest.mark.net
 @pytest.mark.anyio
 async def test_a_publisher_that_cannot_bind_leaves_nothing_behind() -> None:
-    """Neither the port it had nor the one it did not get is held."""
+    """Neither its first port nor the one in use."""
     async with publishing() as first:
         taken = int(first.endpoint.rpartition(":")[2])
         with pytest.raises(zmq.ZMQError, match="in use"):

@@ -1,4 +1,4 @@
-"""Switches are spent in order, as often as they were armed for."""
+"""Faults occur in order, as often as they were armed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ HANG = Fault(kind=FaultKind.HANG)
 SICK = Fault(kind=FaultKind.UNHEALTHY, count=None)
 
 
-def test_a_fault_strikes_as_often_as_it_was_armed_for() -> None:
-    """Oldest first; after the last count the next one has its turn."""
+def test_a_fault_occurs_as_often_as_armed() -> None:
+    """Oldest first; after its last count the next fault follows."""
     board = FaultBoard()
     board.arm(STATUS)
     board.arm(HANG)
     assert [board.take(REQUEST_FAULTS) for _ in range(4)] == [STATUS, STATUS, HANG, None]
 
 
-def test_a_fault_strikes_only_where_its_kind_applies() -> None:
-    """A sick health check does not spend the fault of a request, nor the other way round."""
+def test_a_fault_occurs_only_where_its_kind_applies() -> None:
+    """A health check does not use up the fault of a request, or vice versa."""
     board = FaultBoard()
     board.arm(SICK)
     board.arm(HANG)
@@ -29,8 +29,8 @@ def test_a_fault_strikes_only_where_its_kind_applies() -> None:
     assert board.take(frozenset({FaultKind.UNHEALTHY})) == SICK
 
 
-def test_without_a_count_a_fault_strikes_until_cleared() -> None:
-    """`count: null` never runs out."""
+def test_a_fault_without_a_count_occurs_until_cleared() -> None:
+    """`count: null` has no limit."""
     board = FaultBoard()
     board.arm(SICK)
     assert [board.take(frozenset({FaultKind.UNHEALTHY})) for _ in range(5)] == [SICK] * 5
@@ -42,6 +42,6 @@ def test_without_a_count_a_fault_strikes_until_cleared() -> None:
     "body", [b'{"kind":"hang","cuont":2}', b'{"kind":"explode"}', b'{"kind":"status","status":999}']
 )
 def test_a_misspelt_fault_is_an_error(body: bytes) -> None:
-    """Unknown keys, kinds and statuses do not pass silently."""
+    """Unknown keys, kinds and statuses are rejected."""
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(body, type=Fault)

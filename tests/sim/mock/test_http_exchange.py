@@ -1,4 +1,4 @@
-"""An exchange over a real connection: read, answered, broken off."""
+"""Exchanges over real connections: read, answered, broken off."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEADLINE_S = 30.0
 
 @asynccontextmanager
 async def answering(story: Callable[[HttpExchange], Awaitable[None]]) -> AsyncIterator[httpx.AsyncClient]:
-    """A server that plays `story` for each request, and a client of it."""
+    """A server that runs `story` for each request, and a client."""
 
     async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
         await story(HttpExchange(scope, receive, send))
@@ -37,8 +37,8 @@ async def answering(story: Callable[[HttpExchange], Awaitable[None]]) -> AsyncIt
             await asyncio.wait(state.tasks)
 
 
-async def test_a_request_is_read_whole_and_answered_whole() -> None:
-    """Method, path, headers, a body of many packets; an answer with its length."""
+async def test_a_request_is_read_and_answered_completely() -> None:
+    """Method, path, headers, a body of many packets; a response with its length."""
 
     async def story(exchange: HttpExchange) -> None:
         seen = (exchange.method, exchange.path, exchange.header(b"x-request-id"), exchange.header(b"x-none"))
@@ -51,8 +51,8 @@ async def test_a_request_is_read_whole_and_answered_whole() -> None:
         assert (answer.headers["content-type"], answer.headers["content-length"]) == ("application/json", "6")
 
 
-async def test_a_cut_sends_what_was_written_and_no_end() -> None:
-    """The client has the first piece, then learns that the body is incomplete."""
+async def test_close_flushes_written_data_only() -> None:
+    """The client gets the first part, then an error that the body is incomplete."""
 
     async def story(exchange: HttpExchange) -> None:
         await exchange.begin(200, EVENT_STREAM)
@@ -68,16 +68,16 @@ async def test_a_cut_sends_what_was_written_and_no_end() -> None:
         assert b"".join(pieces) == b"data: 1\n\n"
 
 
-async def test_a_reset_comes_before_any_header() -> None:
-    """A TCP reset, not an orderly end: the client's read fails."""
+async def test_a_reset_is_sent_before_any_header() -> None:
+    """A TCP reset: the client's read fails."""
 
     async with answering(HttpExchange.reset) as client:
         with pytest.raises(httpx.ReadError):
             await client.get("/")
 
 
-async def test_a_client_that_leaves_is_noticed_while_the_engine_works() -> None:
-    """Once, and only if it leaves before the block ends."""
+async def test_a_disconnect_is_noticed_during_work() -> None:
+    """Once, and only if the client disconnects inside the block."""
     left, reached = asyncio.Event(), asyncio.Event()
 
     async def story(exchange: HttpExchange) -> None:
@@ -94,8 +94,8 @@ async def test_a_client_that_leaves_is_noticed_while_the_engine_works() -> None:
         await left.wait()
 
 
-async def test_a_client_that_stays_is_not_taken_for_one_that_left() -> None:
-    """Neither during the answer nor after it."""
+async def test_a_connected_client_is_not_reported_as_disconnected() -> None:
+    """Neither during the response nor after it."""
     left: list[str] = []
 
     async def story(exchange: HttpExchange) -> None:
@@ -110,9 +110,9 @@ async def test_a_client_that_stays_is_not_taken_for_one_that_left() -> None:
     assert left == []
 
 
-async def test_work_is_given_up_when_the_client_leaves() -> None:
-    """It is cancelled to its end before the story goes on; what is done in time counts."""
-    told: list[str] = []
+async def test_work_is_cancelled_when_the_client_disconnects() -> None:
+    """Its cancellation completes first; a result that is ready in time is returned."""
+    events: list[str] = []
     started, over = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
@@ -120,14 +120,14 @@ async def test_work_is_given_up_when_the_client_leaves() -> None:
             started.set()
             await asyncio.Event().wait()
         finally:
-            told.append("cleaned up")
+            events.append("cleaned up")
 
     async def story(exchange: HttpExchange) -> None:
         assert await exchange.unless_disconnected(asyncio.sleep(0, 7)) == 7
         try:
             await exchange.unless_disconnected(work())
         except ClientGone:
-            told.append("gone")
+            events.append("gone")
         over.set()
 
     async with answering(story) as client:
@@ -135,4 +135,4 @@ async def test_work_is_given_up_when_the_client_leaves() -> None:
         await started.wait()
         request.cancel()
         await over.wait()
-    assert told == ["cleaned up", "gone"]
+    assert events == ["cleaned up", "gone"]

@@ -1,4 +1,4 @@
-"""Every endpoint of an engine over HTTP, and every fault that strikes a request."""
+"""The endpoints of an engine over HTTP, and the faults of requests."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ async def metric(client: httpx.AsyncClient, name: str) -> float:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the engine go on until something is so; the deadline is the engine's."""
-    while not condition():  # the engine tells nobody when this happens
+    """Wait for a condition, within the engine's deadline."""
+    while not condition():  # there is no event to wait for
         await asyncio.sleep(0)
 
 
 def idle(engine: MockEngine) -> bool:
-    """No request in the pod, no block in use."""
+    """Whether the pod has no request and no used block."""
     return engine.load == PodLoad()
 
 
-async def test_a_conversation_finds_its_own_first_turn_in_the_cache(running: Running) -> None:
-    """Prompt and answer of turn 1 are cached for turn 2, as both usage and metrics tell."""
+async def test_the_second_turn_finds_the_first_in_the_cache(running: Running) -> None:
+    """Prompt and response of turn 1 are cached in turn 2, by usage and metrics."""
     async with running() as (_, client):
         first = (await client.post(CHAT, json=ASK)).json()
         assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
@@ -56,8 +56,8 @@ async def test_a_conversation_finds_its_own_first_turn_in_the_cache(running: Run
         assert await metric(client, "prefix_cache_hits_total") == known // 16 * 16
 
 
-async def test_a_stream_says_the_same_as_the_unary_answer(running: Running) -> None:
-    """Frames in order, the deltas joined equal the message, usage and end mark last."""
+async def test_a_stream_has_the_text_of_the_unary_response(running: Running) -> None:
+    """Frames in order; the joined deltas equal the message; usage and end marker last."""
     async with running() as (_, client):
         whole = (await client.post(CHAT, json=ASK)).json()
         streamed = await client.post(CHAT, json=ASK | {"stream": True, "stream_options": {"include_usage": True}})
@@ -71,8 +71,8 @@ async def test_a_stream_says_the_same_as_the_unary_answer(running: Running) -> N
         assert counted["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
 
 
-async def test_tokens_are_streamed_as_they_come_out(running: Running) -> None:
-    """The first one is here while the second is still hours away; leaving then leaves nothing behind."""
+async def test_tokens_are_streamed_as_they_are_generated(running: Running) -> None:
+    """The first token arrives while the second is hours away; a disconnect then frees everything."""
     async with running(speed=PodSpeed(0.0, 0.0, 0.0, d0_ms=1e7), time_scale=1.0) as (engine, client):
         async with client.stream("POST", CHAT, json=ASK | {"stream": True, "max_tokens": 8}) as answer:
             got = b""
@@ -85,18 +85,18 @@ async def test_tokens_are_streamed_as_they_come_out(running: Running) -> None:
 
 
 async def test_completions_take_text_and_tokens(running: Running) -> None:
-    """`return_token_ids` shows that both were the same prompt."""
+    """`return_token_ids` shows equal prompts."""
     async with running() as (_, client):
-        told = (await client.post("/v1/completions", json={"prompt": "a b c", "return_token_ids": True})).json()
-        ids = told["choices"][0]["prompt_token_ids"]
+        completion = (await client.post("/v1/completions", json={"prompt": "a b c", "return_token_ids": True})).json()
+        ids = completion["choices"][0]["prompt_token_ids"]
         again = (await client.post("/v1/completions", json={"prompt": ids})).json()
-        assert again["choices"][0]["text"] == told["choices"][0]["text"]
+        assert again["choices"][0]["text"] == completion["choices"][0]["text"]
         tokenized = (await client.post("/tokenize", json={"prompt": "a b c"})).json()
         assert tokenized["tokens"] == ids
 
 
-async def test_a_request_keeps_the_id_its_client_gave(running: Running) -> None:
-    """Even where two requests at once share it."""
+async def test_a_request_keeps_its_clients_id(running: Running) -> None:
+    """Also if two concurrent requests share it."""
     async with running() as (_, client):
         posts = [client.post(CHAT, json=ASK, headers={"X-Request-Id": "seven"}) for _ in range(2)]
         answers = await asyncio.gather(*posts)
@@ -104,7 +104,7 @@ async def test_a_request_keeps_the_id_its_client_gave(running: Running) -> None:
 
 
 async def test_embeddings_are_answered(running: Running) -> None:
-    """One vector an input."""
+    """One vector per input."""
     async with running() as (_, client):
         answer = (await client.post("/v1/embeddings", json={"input": ["a", "b"]})).json()
         assert [one["index"] for one in answer["data"]] == [0, 1]
@@ -121,8 +121,8 @@ async def test_an_engine_describes_itself(running: Running) -> None:
         assert (source["endpoint"], source["replay_endpoint"]) == (engine.kv_endpoint, engine.kv_replay_endpoint)
 
 
-async def test_resetting_the_prefix_cache_forgets_it(running: Running) -> None:
-    """The same prompt is cold again."""
+async def test_resetting_the_prefix_cache_clears_it(running: Running) -> None:
+    """The same prompt is uncached again."""
     async with running() as (_, client):
         await client.post(CHAT, json=ASK)
         assert (await client.post("/reset_prefix_cache")).status_code == 200
@@ -141,7 +141,7 @@ async def test_resetting_the_prefix_cache_forgets_it(running: Running) -> None:
         ("/_fault", {"kind": "nonsense"}, 400),
     ],
 )
-async def test_errors_have_vllms_shape(running: Running, path: str, body: dict[str, Any], status: int) -> None:
+async def test_errors_have_vllms_format(running: Running, path: str, body: dict[str, Any], status: int) -> None:
     """An object with message, type, param and the status as an int; the connection stays usable."""
     async with running() as (_, client):
         answer = await client.post(path, json=body)
@@ -151,8 +151,8 @@ async def test_errors_have_vllms_shape(running: Running, path: str, body: dict[s
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_takes_its_request_with_it(running: Running, stream: bool) -> None:
-    """Running goes back to 0 and the blocks are free, long before the answer would have ended."""
+async def test_a_disconnect_cancels_the_request(running: Running, stream: bool) -> None:
+    """Running requests and used blocks return to 0 long before the end of the response."""
     async with running(time_scale=1000.0) as (engine, client):
         request = asyncio.ensure_future(client.post(CHAT, json=ASK | {"stream": stream}))
         await until(lambda: engine.load.running > 0)
@@ -162,8 +162,8 @@ async def test_a_client_that_leaves_takes_its_request_with_it(running: Running, 
         assert await metric(client, "num_requests_running") == 0
 
 
-async def test_an_armed_status_is_answered_as_often_as_told(running: Running) -> None:
-    """Generation and embeddings alike; health and metrics go on."""
+async def test_an_armed_status_is_returned_as_often_as_armed(running: Running) -> None:
+    """Generation and embeddings; health and metrics are unaffected."""
     async with running() as (_, client):
         await arm(client, "status", status=503, count=2)
         answers = [await client.post(CHAT, json=ASK), await client.post("/v1/embeddings", json={"input": "a"})]
@@ -174,7 +174,7 @@ async def test_an_armed_status_is_answered_as_often_as_told(running: Running) ->
 
 
 async def test_a_hanging_request_never_reaches_the_pod(running: Running) -> None:
-    """No answer, no error; the next request is served."""
+    """No response, no error; the next request is served."""
     async with running() as (engine, client):
         await arm(client, "hang")
         hanging = asyncio.ensure_future(client.post(CHAT, json=ASK))
@@ -195,7 +195,7 @@ async def test_a_reset_request_breaks_before_any_header(running: Running) -> Non
 
 @pytest.mark.parametrize("after_chunks", [0, 3])
 async def test_a_cut_stream_ends_after_its_chunks(running: Running, after_chunks: int) -> None:
-    """Status 200, that many tokens, then nothing: no reason, no end mark, no blocks left in use."""
+    """Status 200 and that many tokens, without finish reason and end marker; no block stays in use."""
     async with running() as (engine, client):
         await arm(client, "cut", after_chunks=after_chunks)
         got = b""
@@ -207,8 +207,8 @@ async def test_a_cut_stream_ends_after_its_chunks(running: Running, after_chunks
         await until(lambda: idle(engine))
 
 
-async def test_a_cut_unary_answer_is_half_a_body(running: Running) -> None:
-    """The promised length never comes."""
+async def test_a_cut_unary_response_is_half_a_body(running: Running) -> None:
+    """The body is shorter than its content length."""
     async with running() as (_, client):
         await arm(client, "cut")
         with pytest.raises(httpx.RemoteProtocolError):
@@ -216,8 +216,8 @@ async def test_a_cut_unary_answer_is_half_a_body(running: Running) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_slow_answer_keeps_back_what_is_long_ready(running: Running, stream: bool) -> None:
-    """The pod is done with the request; its client still waits, and may give up."""
+async def test_a_slow_response_withholds_ready_tokens(running: Running, stream: bool) -> None:
+    """The pod has finished the request while its client still waits."""
     async with running() as (engine, client):
         await arm(client, "slow", pause_s=1000.0)
         request = asyncio.ensure_future(client.post(CHAT, json=ASK | {"max_tokens": 6, "stream": stream}))
@@ -227,8 +227,8 @@ async def test_a_slow_answer_keeps_back_what_is_long_ready(running: Running, str
         request.cancel()
 
 
-async def test_a_slow_answer_loses_nothing(running: Running) -> None:
-    """It drips token by token to its end, and embeddings can be slow, too."""
+async def test_a_slow_response_is_complete(running: Running) -> None:
+    """It arrives token by token to its end; embeddings can be slow as well."""
     async with running() as (_, client):
         await arm(client, "slow", pause_s=0.0, count=2)
         answer = await client.post(CHAT, json=ASK | {"stream": True, "max_tokens": 6})

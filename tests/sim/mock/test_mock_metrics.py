@@ -1,4 +1,4 @@
-"""The series that a router scrapes."""
+"""The metrics that a router scrapes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTHING = HandoffCounters()
 def scraped(
     config: MockEngineConfig, pod: SimPod, ttft_s: EngineHistogram, handoff: HandoffCounters = NOTHING
 ) -> dict[str, float]:
-    """Every sample by name (and bucket), through the parser of Prometheus' own client."""
+    """Every sample by name (and bucket), parsed by Prometheus' client."""
     samples: dict[str, float] = {}
     for family in text_string_to_metric_families(metrics_body(config, pod, ttft_s, handoff).decode()):
         for sample in family.samples:
@@ -26,8 +26,8 @@ def scraped(
     return samples
 
 
-def test_the_pod_is_told_under_vllms_names(make_config: Callable[..., MockEngineConfig]) -> None:
-    """Load as it is, counters in tokens."""
+def test_metrics_have_vllms_names(make_config: Callable[..., MockEngineConfig]) -> None:
+    """Current load, and counters in tokens."""
     config = make_config(num_blocks=8, max_model_len=100)
     pod = SimPod(config.pod)
     for name in "ab":
@@ -42,8 +42,8 @@ def test_the_pod_is_told_under_vllms_names(make_config: Callable[..., MockEngine
     assert seen["vllm:num_preemptions_total"] == 0
 
 
-def test_the_cache_describes_itself(make_config: Callable[..., MockEngineConfig]) -> None:
-    """Block size and capacity are labels, as a router that configures itself reads them."""
+def test_the_cache_configuration_is_exported(make_config: Callable[..., MockEngineConfig]) -> None:
+    """Block size and capacity are labels, as routers read them."""
     config = make_config(models=('a "quoted" \\ name',))
     families = text_string_to_metric_families(
         metrics_body(config, SimPod(config.pod), EngineHistogram(()), NOTHING).decode()
@@ -66,20 +66,20 @@ def test_buckets_are_cumulative(make_config: Callable[..., MockEngineConfig]) ->
     assert (seen[f"{name}_count"], seen[f"{name}_sum"]) == (3, 4.2)
 
 
-def test_transfers_are_told_where_there_is_a_connector(make_config: Callable[..., MockEngineConfig]) -> None:
-    """Some by NIXL alone; who waits for KV is waiting."""
+def test_transfer_metrics_need_a_connector(make_config: Callable[..., MockEngineConfig]) -> None:
+    """Some only with NIXL; requests that wait for KV count as waiting."""
     handoff = HandoffCounters(receiving=2, failed=3, expired=4)
-    told = {}
+    by_dialect = {}
     for dialect in ("", "mooncake", "nixl"):
         config = make_config(handoff=HandoffConfig(dialect=dialect))
         pod = SimPod(config.pod)
         pod.submit(SimRequest(id="a", prompt=token_array(range(40)), output=[1], loaded_tokens=30))
         pod.step()
-        told[dialect] = scraped(config, pod, EngineHistogram(()), handoff)
-    assert [seen["vllm:num_requests_waiting"] for seen in told.values()] == [2, 2, 2]
-    assert "vllm:external_prefix_cache_hits_total" not in told[""]
-    assert told["mooncake"]["vllm:external_prefix_cache_queries_total"] == 40
-    assert told["mooncake"]["vllm:external_prefix_cache_hits_total"] == 30
-    assert "vllm:nixl_num_failed_transfers_total" not in told["mooncake"]
-    nixl = told["nixl"]
+        by_dialect[dialect] = scraped(config, pod, EngineHistogram(()), handoff)
+    assert [seen["vllm:num_requests_waiting"] for seen in by_dialect.values()] == [2, 2, 2]
+    assert "vllm:external_prefix_cache_hits_total" not in by_dialect[""]
+    assert by_dialect["mooncake"]["vllm:external_prefix_cache_queries_total"] == 40
+    assert by_dialect["mooncake"]["vllm:external_prefix_cache_hits_total"] == 30
+    assert "vllm:nixl_num_failed_transfers_total" not in by_dialect["mooncake"]
+    nixl = by_dialect["nixl"]
     assert (nixl["vllm:nixl_num_failed_transfers_total"], nixl["vllm:nixl_num_kv_expired_reqs_total"]) == (3, 4)

@@ -1,4 +1,4 @@
-"""What a body asks for, and what an engine refuses."""
+"""Parsing and validation of request bodies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def body(**fields: Any) -> bytes:
 
 
 def test_a_chat_is_rendered_and_tokenized_without_special_tokens(reader: RequestParser, tokenizer: TextEncoder) -> None:
-    """Special tokens of a chat come from its template alone, unless asked for."""
+    """Special tokens of a chat come from its template only, unless requested."""
     rendered = "<user> hello there <end> <assistant>"
     ask = reader.chat(body(messages=USER), "7")
     assert ask.prompt == tokenizer.encode(rendered, add_special_tokens=False)
@@ -36,7 +36,7 @@ def test_a_chat_is_rendered_and_tokenized_without_special_tokens(reader: Request
 
 
 def test_a_completion_is_tokenized_with_special_tokens(reader: RequestParser, tokenizer: TextEncoder) -> None:
-    """Text gets them unless told otherwise; token ids are taken as they are."""
+    """Text gets them unless disabled; token ids are used as given."""
     asks = [
         reader.completion(body(prompt="a b"), "7"),
         reader.completion(body(prompt=["a b"], add_special_tokens=False), "7"),
@@ -53,20 +53,20 @@ def test_a_completion_is_tokenized_with_special_tokens(reader: RequestParser, to
 
 
 def test_an_adapter_is_a_model_of_its_own(reader: RequestParser) -> None:
-    """It seeds the cache, and so does a salt; the base model has neither."""
+    """The adapter and the salt seed the cache; the base model has neither."""
     ask = reader.chat(body(messages=USER, model="lora", cache_salt="s"), "7")
     assert (ask.model, ask.adapter, ask.salt) == ("lora", "lora", "s")
     assert reader.chat(body(messages=USER, model="tiny"), "7").adapter == ""
 
 
-def test_max_completion_tokens_goes_before_max_tokens(reader: RequestParser) -> None:
-    """The newer field wins where a client sends both."""
+def test_max_completion_tokens_overrides_max_tokens(reader: RequestParser) -> None:
+    """The newer field wins if a client sends both."""
     ask = reader.chat(body(messages=USER, max_tokens=9, max_completion_tokens=3), "7")
     assert len(ask.output.tokens) == 3
 
 
 def test_stream_options_are_read(reader: RequestParser) -> None:
-    """Usage in the stream, and token ids, only on request; null means not asked."""
+    """Usage in the stream, and token ids, only on request; null means not requested."""
     ask = reader.chat(body(messages=USER, stream=True, stream_options={"include_usage": True}), "7")
     assert (ask.stream, ask.include_usage, ask.return_token_ids) == (True, True, False)
     plain = reader.chat(body(messages=USER, stream=None, stream_options=None, return_token_ids=True, top_k=3), "7")
@@ -91,32 +91,32 @@ def test_stream_options_are_read(reader: RequestParser) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text: an image", "messages"),
     ],
 )
-def test_a_wrong_chat_is_a_bad_request(
+def test_an_invalid_chat_is_a_bad_request(
     reader: RequestParser, wrong: dict[str, Any], message: str, param: str | None
 ) -> None:
-    """Status 400 with the field at fault; validation errors too, as vLLM answers them."""
+    """Status 400 with the invalid field, also for validation errors, as in vLLM."""
     with pytest.raises(EngineError, match=message) as refused:
         reader.chat(body(**({"messages": USER} | wrong)), "7")
     assert (refused.value.status, refused.value.param) == (HTTPStatus.BAD_REQUEST, param)
 
 
 @pytest.mark.parametrize("prompt", [[-1], [1, "a"], ["a", "b"], [[1], [2]], [], "", [2**32], 3])
-def test_a_wrong_prompt_is_a_bad_request(reader: RequestParser, prompt: Any) -> None:
-    """Neither text nor one list of token ids, or nothing at all."""
+def test_an_invalid_prompt_is_a_bad_request(reader: RequestParser, prompt: Any) -> None:
+    """Neither text nor one list of token ids, or empty."""
     with pytest.raises(EngineError) as refused:
         reader.completion(body(prompt=prompt, add_special_tokens=False), "7")
     assert refused.value.status is HTTPStatus.BAD_REQUEST
 
 
-def test_what_is_no_json_object_is_a_bad_request(reader: RequestParser) -> None:
-    """Garbage, JSON of another kind, or text that is not UTF-8."""
+def test_a_body_that_is_not_a_json_object_is_a_bad_request(reader: RequestParser) -> None:
+    """Invalid JSON, another JSON type, or text that is not UTF-8."""
     for raw in (b"{", b"[]", b"", b'{"model":"\xed\xa0\x80"}'):
         with pytest.raises(EngineError, match="not a JSON object"):
             reader.chat(raw, "7")
 
 
 def test_an_unknown_model_is_not_found(reader: RequestParser) -> None:
-    """404, and for every endpoint that names a model."""
+    """404, for every endpoint with a model."""
     reads: list[Callable[[], object]] = [
         lambda: reader.chat(body(messages=USER, model="x"), "7"),
         lambda: reader.completion(body(prompt="a", model="x"), "7"),
@@ -130,7 +130,7 @@ def test_an_unknown_model_is_not_found(reader: RequestParser) -> None:
 
 
 def test_tokenize_defaults_to_special_tokens_for_text_and_to_none_for_chats(reader: RequestParser) -> None:
-    """The same defaults as the generating endpoints, so that the answer equals their prompt."""
+    """With the defaults of the generation endpoints, so that the result equals their prompt."""
     assert reader.tokenize(body(prompt="a b")) == reader.completion(body(prompt="a b"), "7").prompt
     assert reader.tokenize(body(messages=USER)) == reader.chat(body(messages=USER), "7").prompt
     with pytest.raises(EngineError, match="prompt or messages"):
@@ -138,7 +138,7 @@ def test_tokenize_defaults_to_special_tokens_for_text_and_to_none_for_chats(read
 
 
 def test_embeddings_take_texts_and_tokens(reader: RequestParser) -> None:
-    """One input or several; none may exceed the model."""
+    """One input or several; none may exceed the model's length."""
     ask = reader.embedding(body(input=["a b", "c"], encoding_format="base64"))
     assert [len(tokens) for tokens in ask.inputs] == [3, 2] and ask.base64
     assert [tokens.tolist() for tokens in reader.embedding(body(input=[[1], [2, 3]])).inputs] == [[1], [2, 3]]
@@ -146,18 +146,18 @@ def test_embeddings_take_texts_and_tokens(reader: RequestParser) -> None:
         reader.embedding(body(input=list(range(101))))
 
 
-def test_a_prompt_that_is_tokens_already_skips_the_template(make_config: Callable[..., MockEngineConfig]) -> None:
-    """Among the transfer params, as vLLM since 0.27 takes it, and only there; TensorRT-LLM has a field of its own."""
+def test_given_prompt_tokens_skip_the_template(make_config: Callable[..., MockEngineConfig]) -> None:
+    """In the transfer params only, as in vLLM since 0.27; TensorRT-LLM has its own field."""
     handed = body(messages=USER, kv_transfer_params={"prompt_token_ids": [5, 6]})
-    beside = body(messages=USER, prompt_token_ids=[5, 6])
+    outside = body(messages=USER, prompt_token_ids=[5, 6])
     new, old = RequestParser(make_config()), RequestParser(make_config(kv_events=KvEventConfig(encoding="array")))
     other = RequestParser(make_config(handoff=HandoffConfig(dialect="trtllm")))
-    read = [len(reader.chat(given, "7").prompt) for reader in (new, old, other) for given in (handed, beside)]
+    read = [len(reader.chat(given, "7").prompt) for reader in (new, old, other) for given in (handed, outside)]
     assert read == [2, 5, 5, 5, 5, 2]
 
 
 def test_the_fields_of_every_dialect_are_kept(reader: RequestParser) -> None:
-    """Those that are given; what they mean is not decided here."""
+    """Those that are given, of any dialect."""
     params = {"do_remote_decode": True}
     asked = reader.chat(body(messages=USER, kv_transfer_params=params, bootstrap_room=0, bootstrap_host=None), "7")
     assert asked.handoff == {"kv_transfer_params": params, "bootstrap_room": 0}

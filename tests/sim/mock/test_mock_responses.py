@@ -1,4 +1,4 @@
-"""The shapes that vLLM's clients rely on."""
+"""Response formats that vLLM's clients rely on."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ USAGE = {
 
 
 def frames_of(ask: GenerationRequest) -> list[dict[str, Any]]:
-    """The decoded frames of a whole stream, end mark checked and dropped."""
+    """The decoded frames of a stream, without its end marker, which is checked."""
     frames = StreamFrames(ask, 100)
     stream = b"".join([*frames.tokens(0, 1), *frames.tokens(1, 2), frames.closing(1)])
     assert stream.endswith(DONE)
     return [json.loads(frame.removeprefix(b"data: ")) for frame in stream.split(b"\n\n")[:-2]]
 
 
-def test_a_chat_answer_has_one_message_and_its_usage() -> None:
-    """The cached tokens are always there."""
+def test_a_chat_response_has_one_message_and_usage() -> None:
+    """The cached tokens are always present."""
     answer = json.loads(unary_body(CHAT, 100, 1))
     assert answer["object"] == "chat.completion" and answer["usage"] == USAGE
     (choice,) = answer["choices"]
@@ -64,15 +64,15 @@ def test_a_chat_answer_has_one_message_and_its_usage() -> None:
     assert (choice["index"], choice["finish_reason"]) == (0, "length")
 
 
-def test_a_completion_answer_has_text() -> None:
+def test_a_completion_response_has_text() -> None:
     """No message, and the older object name."""
     answer = json.loads(unary_body(COMPLETION, 100, 1))
     assert answer["object"] == "text_completion" and answer["usage"] == USAGE
     assert answer["choices"][0]["text"] == "Time year"
 
 
-def test_token_ids_are_told_only_on_request() -> None:
-    """At the top for a chat's prompt, in the choice for a completion's."""
+def test_token_ids_are_returned_only_on_request() -> None:
+    """A chat's prompt tokens are at the top, a completion's in the choice."""
     assert "token_ids" not in json.loads(unary_body(CHAT, 100, 1))["choices"][0]
     chat = json.loads(unary_body(replace(CHAT, return_token_ids=True), 100, 1))
     assert (chat["prompt_token_ids"], chat["choices"][0]["token_ids"]) == ([1, 2, 3], [7, 8])
@@ -80,7 +80,7 @@ def test_token_ids_are_told_only_on_request() -> None:
     assert (completion["prompt_token_ids"], completion["token_ids"]) == ([1, 2, 3], [7, 8])
 
 
-def test_a_chat_stream_opens_with_the_role_and_closes_with_the_reason() -> None:
+def test_a_chat_stream_starts_with_the_role_and_ends_with_the_reason() -> None:
     """The first frame's content is empty: it is not the first token."""
     frames = frames_of(CHAT)
     deltas = [frame["choices"][0]["delta"] for frame in frames]
@@ -95,32 +95,32 @@ def test_a_completion_stream_has_no_role() -> None:
 
 
 @pytest.mark.parametrize("ask", [CHAT, COMPLETION])
-def test_usage_in_a_stream_is_one_more_frame_without_choices(ask: GenerationRequest) -> None:
-    """Right before the end mark, and only where asked for."""
+def test_usage_in_a_stream_is_a_frame_without_choices(ask: GenerationRequest) -> None:
+    """Right before the end marker, only on request."""
     assert all("usage" not in frame for frame in frames_of(ask))
     last = frames_of(replace(ask, include_usage=True))[-1]
     assert (last["choices"], last["usage"]) == ([], USAGE)
 
 
 @pytest.mark.parametrize("ask", [CHAT, COMPLETION])
-def test_a_stream_tells_the_prompt_with_its_first_frame_and_each_token_with_its_own(ask: GenerationRequest) -> None:
-    """So that a reader can learn the exact tokenization from the stream."""
+def test_the_first_frame_has_the_prompt_tokens_and_each_frame_its_token(ask: GenerationRequest) -> None:
+    """So that a reader gets the exact tokenization from the stream."""
     frames = frames_of(replace(ask, return_token_ids=True))
-    told = [frame.get("prompt_token_ids") or frame["choices"][0].get("prompt_token_ids") for frame in frames]
-    assert told[0] == [1, 2, 3] and not any(told[1:])
+    prompt_ids = [frame.get("prompt_token_ids") or frame["choices"][0].get("prompt_token_ids") for frame in frames]
+    assert prompt_ids[0] == [1, 2, 3] and not any(prompt_ids[1:])
     assert [token for frame in frames for token in frame["choices"][0].get("token_ids", [])] == [7, 8]
 
 
-def test_an_error_names_its_class_and_repeats_the_status_as_an_integer() -> None:
-    """vLLM's `code` is a number, its `type` a class name where it has one."""
+def test_an_error_has_its_class_and_the_status_as_an_integer() -> None:
+    """vLLM's `code` is a number, its `type` a class name if it has one."""
     body = json.loads(error_body(EngineError("no such model", status=HTTPStatus.NOT_FOUND, param="model")))
     assert body == {"error": {"message": "no such model", "type": "NotFoundError", "param": "model", "code": 404}}
     overload = json.loads(error_body(EngineError("busy", status=HTTPStatus.SERVICE_UNAVAILABLE)))["error"]
     assert (overload["type"], overload["code"], overload["param"]) == ("Service Unavailable", 503, None)
 
 
-def test_model_cards_tell_length_and_parent(make_config: Callable[..., MockEngineConfig]) -> None:
-    """Served names share the base model's root; an adapter names its parent and no length."""
+def test_model_cards_have_length_and_parent(make_config: Callable[..., MockEngineConfig]) -> None:
+    """Served names have the base model's root; an adapter has a parent and no length."""
     cards = json.loads(models_body(make_config(models=("tiny", "alias"), adapters=("lora",)), 100))["data"]
     assert [(c["id"], c["root"], c["parent"], c["max_model_len"]) for c in cards] == [
         ("tiny", "tiny", None, 2048),
@@ -129,8 +129,8 @@ def test_model_cards_tell_length_and_parent(make_config: Callable[..., MockEngin
     ]
 
 
-def test_tokenize_counts() -> None:
-    """Count, limit, and the ids themselves."""
+def test_tokenize_returns_the_count() -> None:
+    """Count, limit, and the ids."""
     answer = json.loads(tokens_body(token_array([4, 5]), 2048))
     assert answer == {"count": 2, "max_model_len": 2048, "tokens": [4, 5], "token_strs": None}
 
@@ -145,15 +145,15 @@ def test_embeddings_depend_on_the_tokens_alone_in_either_encoding() -> None:
     assert numbers == pytest.approx(one["embedding"])
 
 
-def test_an_error_in_a_stream_is_a_frame_of_its_own() -> None:
-    """The same object, then the end mark."""
+def test_an_error_in_a_stream_is_a_frame() -> None:
+    """The same object, then the end marker."""
     refusal = EngineError("Internal server error", status=HTTPStatus.INTERNAL_SERVER_ERROR)
     error, end, rest = error_frames(refusal).split(b"\n\n")
     assert error == b"data: " + error_body(refusal) and (end + b"\n\n", rest) == (DONE, b"")
 
 
-def test_a_prefill_leg_tells_more() -> None:
-    """At the top of its answer, and in its choice."""
+def test_a_prefill_leg_has_additional_fields() -> None:
+    """At the top of its response, and in its choice."""
     answer = json.loads(
         unary_body(CHAT, 100, 1, HandoffFields({"kv_transfer_params": None}, {"disaggregated_params": {}}))
     )

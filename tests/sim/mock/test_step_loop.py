@@ -1,4 +1,4 @@
-"""Tokens come out when their steps end, on a clock that only moves when nothing else is left to do."""
+"""Tokens are ready when their steps end, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MakeConfig = Callable[..., MockEngineConfig]
 
 
 class VirtualClockLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time jumps to the next timer as soon as nothing is ready."""
+    """An event loop whose time jumps to the next timer when nothing is ready."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,13 +36,13 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
 
 
 def run(story: Coroutine[Any, Any, None]) -> None:
-    """Play a story on a virtual clock; one that waits for nothing fails at once."""
+    """Run a test on a virtual clock; waiting for nothing fails at once."""
     with asyncio.Runner(loop_factory=VirtualClockLoop) as runner:
         runner.run(asyncio.wait_for(story, timeout=1000))
 
 
 def request(name: str, prompt_tokens: int, output_tokens: int) -> SimRequest:
-    """Prompts of different names have nothing in common."""
+    """Prompts of different names share nothing."""
     prompt = token_array(range(ord(name) * 1000, ord(name) * 1000 + prompt_tokens))
     return SimRequest(id=name, prompt=prompt, output=list(range(output_tokens)))
 
@@ -51,8 +51,8 @@ SPEED = PodSpeed(10.0, 1.0, 0.0, 50.0)
 """A prefill of n tokens takes 10 + n ms, a decode step 50 ms."""
 
 
-def test_the_first_token_comes_after_the_prefill_and_the_next_after_a_decode_step(make_config: MakeConfig) -> None:
-    """Both scaled by `time_scale`, and TTFT is observed as it was."""
+def test_the_first_token_follows_the_prefill_and_the_next_a_decode_step(make_config: MakeConfig) -> None:
+    """Both scaled by `time_scale`, which TTFT includes."""
 
     async def story() -> None:
         loop = asyncio.get_running_loop()
@@ -68,7 +68,7 @@ def test_the_first_token_comes_after_the_prefill_and_the_next_after_a_decode_ste
 
 
 def test_an_idle_engine_starts_its_clock_with_the_next_request(make_config: MakeConfig) -> None:
-    """Time in which nobody asked is not owed to anyone."""
+    """Idle time is not made up for."""
 
     async def story() -> None:
         loop = asyncio.get_running_loop()
@@ -82,7 +82,7 @@ def test_an_idle_engine_starts_its_clock_with_the_next_request(make_config: Make
 
 
 def test_a_late_loop_does_not_make_later_steps_later(make_config: MakeConfig) -> None:
-    """Steps are due one after the other: a step that ended late is not charged to the next one."""
+    """Steps are due one after the other: the delay of a step does not delay the next."""
 
     async def story() -> None:
         loop = asyncio.get_running_loop()
@@ -109,7 +109,7 @@ def test_with_time_scale_zero_nothing_waits(make_config: MakeConfig) -> None:
 
 
 def test_events_are_published_when_their_step_ends(make_config: MakeConfig) -> None:
-    """Not before: nobody may learn of a block that is not computed yet."""
+    """Not earlier: the blocks are not computed yet."""
 
     async def story() -> None:
         published: list[KvEvent] = []
@@ -123,8 +123,8 @@ def test_events_are_published_when_their_step_ends(make_config: MakeConfig) -> N
     run(story())
 
 
-def test_a_cancelled_reply_is_lost_and_the_others_go_on(make_config: MakeConfig) -> None:
-    """Its reader learns at once, its place in the pod is free at once."""
+def test_a_cancelled_stream_ends_and_the_others_continue(make_config: MakeConfig) -> None:
+    """Its reader is woken at once, its place in the pod is free at once."""
 
     async def story() -> None:
         steps = StepLoop(make_config(speed=SPEED, time_scale=1.0), lambda events: None)
@@ -142,8 +142,8 @@ def test_a_cancelled_reply_is_lost_and_the_others_go_on(make_config: MakeConfig)
     run(story())
 
 
-def test_cancelling_what_has_ended_touches_nobody(make_config: MakeConfig) -> None:
-    """Not even a later request under the same id."""
+def test_cancelling_a_finished_stream_affects_no_other(make_config: MakeConfig) -> None:
+    """Not even a later request with the same id."""
 
     async def story() -> None:
         steps = StepLoop(make_config(), lambda events: None)
@@ -156,8 +156,8 @@ def test_cancelling_what_has_ended_touches_nobody(make_config: MakeConfig) -> No
     run(story())
 
 
-def test_a_restart_loses_every_reply_and_forgets_everything(make_config: MakeConfig) -> None:
-    """The new life starts empty and serves."""
+def test_a_restart_ends_every_stream_and_empties_the_pod(make_config: MakeConfig) -> None:
+    """The new epoch starts empty and serves."""
 
     async def story() -> None:
         steps = StepLoop(make_config(speed=SPEED, time_scale=1.0), lambda events: None)
@@ -175,7 +175,7 @@ def test_a_restart_loses_every_reply_and_forgets_everything(make_config: MakeCon
 
 
 def test_a_reader_gets_all_that_is_ready() -> None:
-    """A slow reader is not woken for each token; one that asks for too much still waits."""
+    """A slow reader is not woken for each token; one that asks for more waits."""
 
     async def story() -> None:
         reply = TokenStream("a", asyncio.get_running_loop())
@@ -191,8 +191,8 @@ def test_a_reader_gets_all_that_is_ready() -> None:
     run(story())
 
 
-def test_a_reply_tells_that_its_kv_was_wrong(make_config: MakeConfig) -> None:
-    """From its first token on; the next one with the same prefix, too."""
+def test_a_stream_reports_wrong_kv(make_config: MakeConfig) -> None:
+    """From its first token on; the next request with the same prefix is wrong as well."""
 
     async def story() -> None:
         steps = StepLoop(make_config(), lambda events: None)
@@ -207,8 +207,8 @@ def test_a_reply_tells_that_its_kv_was_wrong(make_config: MakeConfig) -> None:
     run(story())
 
 
-def test_cancelling_a_finished_reply_lets_go_of_what_it_left_pinned(make_config: MakeConfig) -> None:
-    """So that a prefill leg that is not handed over leaks nothing."""
+def test_cancelling_a_finished_stream_releases_its_pinned_blocks(make_config: MakeConfig) -> None:
+    """So that a prefill leg without a handoff leaks nothing."""
 
     async def story() -> None:
         steps = StepLoop(make_config(), lambda events: None)

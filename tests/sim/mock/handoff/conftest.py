@@ -1,4 +1,4 @@
-"""Two engines that hand over to each other."""
+"""Two engines that hand KV over to each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEADLINE_S = 30.0
 
 @pytest.fixture
 def open_pair(make_config: Callable[..., MockEngineConfig]) -> OpenPair:
-    """Start a pair whose engines know their roles. `handoff` says the rest of both; other fields are the engines'."""
+    """Starts a prefill and a decode engine. `handoff` configures the handoff of both; other fields are the engines'."""
 
     @asynccontextmanager
     async def opened(

@@ -1,4 +1,4 @@
-"""A prefill and a decode engine, and what goes between them and their router."""
+"""A prefill and a decode engine, and requests to them."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ OFFER = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
 def prompt(topic: str = "a", **fields: Any) -> dict[str, Any]:
-    """A chat of 63 tokens: three full blocks, and a last one that is not."""
+    """A chat of 63 tokens: three full blocks and a partial one."""
     words = " ".join(f"{topic}{i}" for i in range(60))
     return {"messages": [{"role": "user", "content": words}], "max_tokens": 8, **fields}
 
 
 def said(answer: httpx.Response) -> str:
-    """The text of an unstreamed chat that went well."""
+    """The text of a successful unstreamed chat."""
     assert answer.status_code == 200, answer.text
     content: str = answer.json()["choices"][0]["message"]["content"]
     return content
 
 
 def cached(answer: httpx.Response) -> int:
-    """What usage says was cached."""
+    """Cached tokens in the usage."""
     tokens: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
     return tokens
 
@@ -48,7 +48,7 @@ async def metric(client: httpx.AsyncClient, name: str, **labels: str) -> float:
 
 @dataclass(slots=True)
 class Pair:
-    """A prefill and a decode engine, and clients of both."""
+    """A prefill and a decode engine, and their clients."""
 
     prefill: MockEngine
     decode: MockEngine
@@ -56,17 +56,17 @@ class Pair:
     to_decode: httpx.AsyncClient
 
     async def nixl_params(self, topic: str = "a") -> dict[str, Any]:
-        """What a prefill leg of NIXL answers."""
+        """The parameters of a NIXL prefill leg's response."""
         leg = prompt(topic, max_tokens=1, kv_transfer_params=OFFER)
         params: dict[str, Any] = (await self.to_prefill.post(CHAT, json=leg)).json()["kv_transfer_params"]
         return params
 
     async def decoded(self, params: Any, topic: str = "a", **fields: Any) -> httpx.Response:
-        """A decode leg with these params."""
+        """Send a decode leg with these parameters."""
         return await self.to_decode.post(CHAT, json=prompt(topic, kv_transfer_params=params, **fields))
 
     async def joined_legs(self, name: int = 7) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Bodies of both legs of the dialect at hand, for one handoff."""
+        """Bodies of both legs of the configured dialect, for one handoff."""
         dialect, host, port = self.prefill.config.handoff.dialect, self.prefill.config.host, self.prefill.side_port
         if dialect == "bootstrap":
             room: dict[str, Any] = {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": name}
@@ -85,11 +85,11 @@ class Pair:
 
     @property
     def idle(self) -> bool:
-        """No request, no block in use, nothing kept, on either side."""
+        """Whether both engines have no request, no used block and no held KV."""
         return all(engine.load == PodLoad() and not engine.pinned_requests for engine in (self.prefill, self.decode))
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """The engines tell nobody when something is so; the deadline is the pair's."""
+        """Poll a condition, within the pair's deadline."""
         while not holds():
             await asyncio.sleep(0)
 
@@ -98,17 +98,17 @@ OpenPair = Callable[..., AbstractAsyncContextManager[Pair]]
 
 
 async def right_answer(pair: Pair, topic: str = "a") -> str:
-    """What is said to this prompt without any handoff; a salt keeps it out of what the test looks at."""
+    """The response to this prompt without a handoff; a salt keeps it out of the cache under test."""
     return said(await pair.to_prefill.post(CHAT, json=prompt(topic, cache_salt="s")))
 
 
 def under_way(request: Coroutine[Any, Any, _Answer]) -> asyncio.Task[_Answer]:
-    """A request whose client does something else meanwhile."""
+    """Start a request in the background."""
     return asyncio.get_running_loop().create_task(request)
 
 
 async def undivided(pair: Pair) -> str:
-    """What an engine of no dialect says: SGLang's pods answer no whole request."""
+    """The response of an engine without a dialect, because SGLang's pods serve only legs."""
     config = replace(pair.decode.config, handoff=HandoffConfig())
     async with MockEngine(config) as engine, httpx.AsyncClient() as client:
         return said(await client.post(engine.url + CHAT, json=prompt()))

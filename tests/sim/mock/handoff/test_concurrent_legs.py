@@ -1,4 +1,4 @@
-"""KV passes between two engines in the dialects that join both legs by a name, by a state, or by a store."""
+"""KV handoff between two engines, in dialects that join legs by an id, by a state, or by a store."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.sim.mock.handoff.pair import (
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 JOINED: list[HandoffDialect] = ["mooncake", "bootstrap", "p2p"]
-"""Dialects whose legs meet under a name that the router gave."""
+"""Dialects whose legs are joined by the router's id."""
 
 
 @pytest.mark.parametrize("dialect", JOINED)
 @pytest.mark.parametrize("decode_first", [True, False])
 async def test_two_legs_meet_in_either_order(open_pair: OpenPair, dialect: HandoffDialect, decode_first: bool) -> None:
-    """Whoever comes first waits; both answer, rightly, and nothing is kept."""
+    """The first leg waits; both responses are correct, and no KV stays held."""
     async with open_pair(dialect) as pair:
         offer, take = await pair.joined_legs()
         order = [(pair.to_decode, take), (pair.to_prefill, offer)]
@@ -46,8 +46,8 @@ async def test_two_legs_meet_in_either_order(open_pair: OpenPair, dialect: Hando
 
 
 @pytest.mark.parametrize("dialect", JOINED)
-async def test_a_client_that_leaves_both_legs_leaves_nothing(open_pair: OpenPair, dialect: HandoffDialect) -> None:
-    """The decode leg in mid-wait, the prefill leg in mid-prefill."""
+async def test_disconnecting_both_legs_frees_everything(open_pair: OpenPair, dialect: HandoffDialect) -> None:
+    """The decode leg while it waits, the prefill leg during its prefill."""
     async with open_pair(dialect, time_scale=1000.0) as pair:
         offer, take = await pair.joined_legs()
         legs = [under_way(pair.to_prefill.post(CHAT, json=offer)), under_way(pair.to_decode.post(CHAT, json=take))]
@@ -59,10 +59,10 @@ async def test_a_client_that_leaves_both_legs_leaves_nothing(open_pair: OpenPair
 
 
 @pytest.mark.parametrize(("dialect", "status"), [("mooncake", 500), ("bootstrap", 500), ("p2p", 200)])
-async def test_a_decode_leg_gives_up_on_a_prefill_leg_that_never_comes(
+async def test_a_decode_leg_times_out_without_its_prefill_leg(
     open_pair: OpenPair, dialect: HandoffDialect, status: int
 ) -> None:
-    """It fails; only the offloading tier then computes for itself."""
+    """It fails; only the offloading tier recomputes."""
     async with open_pair(dialect, {"wait_s": 0.01}) as pair:
         _, take = await pair.joined_legs()
         assert (await pair.to_decode.post(CHAT, json=take)).status_code == status
@@ -70,10 +70,10 @@ async def test_a_decode_leg_gives_up_on_a_prefill_leg_that_never_comes(
 
 
 @pytest.mark.parametrize(("dialect", "status"), [("mooncake", 500), ("bootstrap", 500), ("p2p", 200)])
-async def test_a_decode_leg_hears_that_its_prefill_engine_died(
+async def test_a_decode_leg_fails_when_its_prefill_engine_dies(
     open_pair: OpenPair, dialect: HandoffDialect, status: int
 ) -> None:
-    """At once, long before it would give up."""
+    """At once, long before its timeout."""
     async with open_pair(dialect) as pair:
         offer, take = await pair.joined_legs()
         decoding = under_way(pair.to_decode.post(CHAT, json=take))
@@ -86,8 +86,8 @@ async def test_a_decode_leg_hears_that_its_prefill_engine_died(
         assert pair.idle
 
 
-async def test_mooncake_has_forgotten_who_it_was_before_a_restart(open_pair: OpenPair) -> None:
-    """A decode leg that names the old engine fails at once; `/query` tells the new one."""
+async def test_mooncake_has_a_new_engine_id_after_a_restart(open_pair: OpenPair) -> None:
+    """A decode leg with the old engine id fails at once; `/query` returns the new one."""
     async with open_pair("mooncake") as pair:
         _, stale = await pair.joined_legs()
         pair.prefill.inject(Fault(kind=FaultKind.RESTART))
@@ -96,8 +96,8 @@ async def test_mooncake_has_forgotten_who_it_was_before_a_restart(open_pair: Ope
         assert fresh != stale
 
 
-async def test_mooncake_keeps_nothing_that_a_stop_has_ended(open_pair: OpenPair) -> None:
-    """A prefill leg of natural length ends by itself, and strands its decode leg."""
+async def test_mooncake_holds_no_kv_after_a_stop(open_pair: OpenPair) -> None:
+    """A prefill leg that stops by itself holds no KV, so its decode leg fails."""
     async with open_pair("mooncake") as pair:
         offer, _ = await pair.joined_legs()
         del offer["max_tokens"]
@@ -105,7 +105,7 @@ async def test_mooncake_keeps_nothing_that_a_stop_has_ended(open_pair: OpenPair)
         assert answer.json()["choices"][0]["finish_reason"] == "stop" and pair.idle
 
 
-async def test_mooncake_says_that_everything_was_cached(open_pair: OpenPair) -> None:
+async def test_mooncake_reports_the_whole_prompt_as_cached(open_pair: OpenPair) -> None:
     """To the last token of the prompt."""
     async with open_pair("mooncake") as pair:
         offer, take = await pair.joined_legs()
@@ -113,21 +113,21 @@ async def test_mooncake_says_that_everything_was_cached(open_pair: OpenPair) -> 
         assert cached(await pair.to_decode.post(CHAT, json=take)) == 63
 
 
-async def test_a_side_port_serves_peers_beside_the_main_one(open_pair: OpenPair) -> None:
-    """The bootstrap server is told by `/query` on either."""
+async def test_a_side_port_serves_peers_like_the_main_port(open_pair: OpenPair) -> None:
+    """`/query` works on both ports."""
     async with open_pair("mooncake", {"side_port": 0}) as pair:
         assert str(pair.prefill.side_port) not in pair.prefill.url
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{pair.prefill.side_port}") as bootstrap:
-            told = (await bootstrap.get("/query")).json()
-        assert told == (await pair.to_prefill.get("/query")).json()
-        assert told["0"]["worker_addr"]["0"]["0"].endswith(str(pair.prefill.side_port))
+            query = (await bootstrap.get("/query")).json()
+        assert query == (await pair.to_prefill.get("/query")).json()
+        assert query["0"]["worker_addr"]["0"]["0"].endswith(str(pair.prefill.side_port))
         offer, take = await pair.joined_legs()
         await pair.to_prefill.post(CHAT, json=offer)
         assert said(await pair.to_decode.post(CHAT, json=take)) == await right_answer(pair)
 
 
-async def test_sglangs_prefill_leg_answers_when_its_kv_is_gone(open_pair: OpenPair) -> None:
-    """Not before; and it fails where nobody ever came for it."""
+async def test_sglangs_prefill_leg_responds_once_its_kv_is_taken(open_pair: OpenPair) -> None:
+    """Not earlier; it fails if no decode leg takes the KV."""
     async with open_pair("bootstrap") as pair:
         offer, take = await pair.joined_legs()
         prefilling = under_way(pair.to_prefill.post(CHAT, json=offer))
@@ -140,7 +140,7 @@ async def test_sglangs_prefill_leg_answers_when_its_kv_is_gone(open_pair: OpenPa
 
 
 async def test_sglangs_prefill_leg_is_aborted_with_its_client(open_pair: OpenPair) -> None:
-    """Computed long ago, its KV not yet fetched: the blocks are free at once."""
+    """Its KV is computed but not taken: the blocks are free at once."""
     async with open_pair("bootstrap") as pair:
         offer, _ = await pair.joined_legs()
         prefilling = under_way(pair.to_prefill.post(CHAT, json=offer))
@@ -149,8 +149,8 @@ async def test_sglangs_prefill_leg_is_aborted_with_its_client(open_pair: OpenPai
         await pair.until(lambda: pair.idle)
 
 
-async def test_tensorrt_llm_continues_behind_its_first_token(open_pair: OpenPair) -> None:
-    """The context leg says one token, whatever was asked for; the generation leg says all, and reads no messages."""
+async def test_tensorrt_llm_continues_after_its_first_token(open_pair: OpenPair) -> None:
+    """The context leg returns one token for any limit; the generation leg returns all, and ignores messages."""
     async with open_pair("trtllm") as pair:
         asked = {"request_type": "context_only", "disagg_request_id": 5}
         context = (await pair.to_prefill.post(CHAT, json=prompt(disaggregated_params=asked))).json()
@@ -169,14 +169,14 @@ async def test_tensorrt_llm_continues_behind_its_first_token(open_pair: OpenPair
 
 
 async def test_tensorrt_llm_forbids_the_fields_of_others(open_pair: OpenPair) -> None:
-    """A router that sends what it sends to vLLM gets a 400."""
+    """A vLLM body is rejected with 400."""
     async with open_pair("trtllm") as pair:
         answer = await pair.to_prefill.post(CHAT, json=prompt(kv_transfer_params=OFFER))
         assert answer.status_code == 400 and "kv_transfer_params" in answer.json()["error"]["message"]
 
 
-async def test_a_shared_store_has_what_the_other_engine_computed(open_pair: OpenPair) -> None:
-    """Without a word in either body; the prefix alone is of use to another prompt, too."""
+async def test_a_shared_store_has_the_blocks_of_the_other_engine(open_pair: OpenPair) -> None:
+    """Without handoff fields; another prompt gets the shared prefix as well."""
     async with open_pair("shared_store") as pair:
         await pair.to_prefill.post(CHAT, json=prompt(max_tokens=1))
         answer = await pair.to_decode.post(CHAT, json=prompt())
@@ -185,8 +185,8 @@ async def test_a_shared_store_has_what_the_other_engine_computed(open_pair: Open
         assert pair.idle
 
 
-async def test_a_pull_fetches_what_the_peer_has(open_pair: OpenPair) -> None:
-    """The rest is computed; the peer keeps its own."""
+async def test_a_peer_lookup_loads_the_peers_blocks(open_pair: OpenPair) -> None:
+    """The rest is computed; the peer keeps its blocks."""
     async with open_pair("p2p") as pair:
         await pair.to_prefill.post(CHAT, json=prompt())
         source = {"kv_request_id": "k", "remote_host": "127.0.0.1", "remote_port": pair.prefill.side_port}
@@ -196,7 +196,7 @@ async def test_a_pull_fetches_what_the_peer_has(open_pair: OpenPair) -> None:
         assert cached(await pair.to_prefill.post(CHAT, json=prompt())) == 48 and pair.idle
 
 
-async def test_a_pull_from_the_dead_computes_everything(open_pair: OpenPair) -> None:
+async def test_a_peer_lookup_at_a_dead_engine_computes_everything(open_pair: OpenPair) -> None:
     """No error reaches the client."""
     async with open_pair("p2p") as pair:
         port = pair.prefill.side_port
@@ -206,7 +206,6 @@ async def test_a_pull_from_the_dead_computes_everything(open_pair: OpenPair) -> 
 
 
 @pytest.mark.parametrize("path", ["/_kv/take", "/_kv/lookup"])
-async def test_garbage_between_engines_is_a_bad_request(open_pair: OpenPair, path: str) -> None:
-    """Whoever sent it."""
+async def test_an_invalid_body_between_engines_is_a_bad_request(open_pair: OpenPair, path: str) -> None:
     async with open_pair("nixl") as pair:
         assert (await pair.to_prefill.post(path, content=b"[]")).status_code == 400

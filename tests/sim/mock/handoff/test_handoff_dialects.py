@@ -1,4 +1,4 @@
-"""What each dialect takes for a leg, and what it tells."""
+"""The leg and the response fields of each dialect."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ BOOTSTRAP = {"remote_bootstrap_addr": "http://10.0.0.3:8998", "remote_engine_id"
 ROOM: dict[str, Any] = {"bootstrap_host": "10.0.0.3", "bootstrap_port": 8998, "bootstrap_room": 77}
 
 
-def wire(dialect: Any, role: Role = Role.BOTH) -> MockDialect:
+def dialect_for(dialect: Any, role: Role = Role.BOTH) -> MockDialect:
     return dialect_of(HandoffConfig(dialect=dialect, role=role))
 
 
-def ask(output_tokens: int = 2, **handoff: Any) -> GenerationRequest:
+def request(output_tokens: int = 2, **handoff: Any) -> GenerationRequest:
     answer = GeneratedText((7, 8)[:output_tokens], ("Time", " year")[:output_tokens], "length")
     return GenerationRequest(
         id="chatcmpl-7",
@@ -82,51 +82,57 @@ async def kept() -> PinnedKv:
     ],
 )
 def test_vllms_connectors_read_their_own_params(dialect: str, params: dict[str, Any], leg: HandoffLeg) -> None:
-    """What is incomplete, or another dialect's, is a whole request."""
-    assert wire(dialect).leg(ask(kv_transfer_params=params), "r") == leg
+    """Incomplete parameters, or those of another dialect, are no leg."""
+    assert dialect_for(dialect).leg(request(kv_transfer_params=params), "r") == leg
 
 
-def test_an_sglang_pod_serves_only_what_has_a_room() -> None:
-    """Its mode decides which leg one and the same body is."""
-    prefill, decode = wire("bootstrap", Role.PREFILL), wire("bootstrap", Role.DECODE)
-    assert prefill.leg(ask(**ROOM), "r") == PrefillLeg("77", cut="length", awaits_delivery=True)
-    assert decode.leg(ask(**ROOM), "r") == DecodeLeg("http://10.0.0.3:8998", "77")
+def test_an_sglang_pod_serves_only_requests_with_a_room() -> None:
+    """Its role selects the leg for the same body."""
+    prefill, decode = dialect_for("bootstrap", Role.PREFILL), dialect_for("bootstrap", Role.DECODE)
+    assert prefill.leg(request(**ROOM), "r") == PrefillLeg("77", cut="length", awaits_delivery=True)
+    assert decode.leg(request(**ROOM), "r") == DecodeLeg("http://10.0.0.3:8998", "77")
     for role in (prefill, decode):
         with pytest.raises(EngineError, match="without bootstrap room id") as refused:
-            role.leg(ask(), "r")
+            role.leg(request(), "r")
         assert refused.value.status is HTTPStatus.BAD_REQUEST
 
 
-@pytest.mark.net  # what is kept belongs to a running loop
+@pytest.mark.net  # held KV needs a running loop
 @pytest.mark.anyio
-async def test_nixl_tells_where_its_blocks_lie(kept: PinnedKv) -> None:
-    """The answer of a prefill leg is all that a decode leg needs."""
-    params = wire("nixl").fields(ask(), kept, HERE).top["kv_transfer_params"]
+async def test_nixl_returns_the_address_of_its_blocks(kept: PinnedKv) -> None:
+    """The response of a prefill leg has everything a decode leg needs."""
+    params = dialect_for("nixl").fields(request(), kept, HERE).top["kv_transfer_params"]
     assert params["remote_block_ids"] == [(4, 5, 6)] and params["remote_num_tokens"] == 40
     assert params["remote_prefill_cached_tokens"] == 16 and params["remote_blocks_expiry_time"] is None
-    assert wire("nixl").leg(ask(kv_transfer_params=params), "r") == DecodeLeg("http://10.0.0.3:5600", "chatcmpl-7")
-    assert wire("nixl").fields_without_kv.top == {"kv_transfer_params": None}
+    assert dialect_for("nixl").leg(request(kv_transfer_params=params), "r") == DecodeLeg(
+        "http://10.0.0.3:5600", "chatcmpl-7"
+    )
+    assert dialect_for("nixl").fields_without_kv.top == {"kv_transfer_params": None}
 
 
 @pytest.mark.net
 @pytest.mark.anyio
-async def test_tensorrt_llm_tells_an_opaque_state_in_its_choice(kept: PinnedKv) -> None:
-    """The generation leg is sent that object back, with its type changed."""
-    context = ask(1, disaggregated_params={"request_type": "context_only", "disagg_request_id": 5})
-    told = wire("trtllm").fields(context, kept, HERE)
-    params = told.choice["disaggregated_params"]
+async def test_tensorrt_llm_returns_an_opaque_state_in_its_choice(kept: PinnedKv) -> None:
+    """The generation leg gets that object back with another type."""
+    context = request(1, disaggregated_params={"request_type": "context_only", "disagg_request_id": 5})
+    fields = dialect_for("trtllm").fields(context, kept, HERE)
+    params = fields.choice["disaggregated_params"]
     assert (params["first_gen_tokens"], params["disagg_request_id"]) == ((7,), 5)
-    assert told.top == {"prompt_token_ids": list(range(40))}
-    generation = ask(disaggregated_params=params | {"request_type": "generation_only"})
-    assert wire("trtllm").leg(generation, "r") == DecodeLeg(HERE.url, "chatcmpl-7", "6f0c")
+    assert fields.top == {"prompt_token_ids": list(range(40))}
+    generation = request(disaggregated_params=params | {"request_type": "generation_only"})
+    assert dialect_for("trtllm").leg(generation, "r") == DecodeLeg(HERE.url, "chatcmpl-7", "6f0c")
 
 
 def test_a_context_leg_ends_with_its_first_token() -> None:
-    """Unfinished, unless one token was all that was asked for."""
+    """Unfinished, unless one token was requested."""
     params: Any = {"request_type": "context_only"}
-    assert wire("trtllm").leg(ask(2, disaggregated_params=params), "r") == PrefillLeg("r", cut="not_finished")
-    assert wire("trtllm").leg(ask(1, disaggregated_params=params), "r") == PrefillLeg("r", cut="length")
-    assert wire("trtllm").leg(ask(disaggregated_params={"request_type": "context_and_generation"}), "r") is None
+    assert dialect_for("trtllm").leg(request(2, disaggregated_params=params), "r") == PrefillLeg(
+        "r", cut="not_finished"
+    )
+    assert dialect_for("trtllm").leg(request(1, disaggregated_params=params), "r") == PrefillLeg("r", cut="length")
+    assert (
+        dialect_for("trtllm").leg(request(disaggregated_params={"request_type": "context_and_generation"}), "r") is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,10 +151,10 @@ def test_a_context_leg_ends_with_its_first_token() -> None:
         ("p2p", {"kv_transfer_params": {"remote_kv_source": {"kv_request_id": "kr-1"}}}),
     ],
 )
-def test_garbage_is_a_bad_request(dialect: str, handoff: dict[str, Any]) -> None:
-    """A state that is not ours, an address without its half."""
+def test_invalid_handoff_fields_are_a_bad_request(dialect: str, handoff: dict[str, Any]) -> None:
+    """An invalid state, an incomplete address."""
     with pytest.raises(EngineError) as refused:
-        wire(dialect).leg(ask(**handoff), "r")
+        dialect_for(dialect).leg(request(**handoff), "r")
     assert refused.value.status is HTTPStatus.BAD_REQUEST
 
 
@@ -156,13 +162,13 @@ def test_garbage_is_a_bad_request(dialect: str, handoff: dict[str, Any]) -> None
     ("dialect", "shown"),
     [("nixl", 16), ("mooncake", 40), ("bootstrap", 8), ("trtllm", 32), ("shared_store", 32), ("p2p", 32)],
 )
-def test_engines_disagree_on_what_counts_as_cached(dialect: str, shown: int) -> None:
-    """32 of 40 tokens came from elsewhere, where 8 had been cached; 16 were here already."""
-    told = wire(dialect, Role.DECODE).reported_cached_tokens(40, 16, LoadedKv(32, prefill_cached_tokens=8))
-    assert told == shown
+def test_engines_differ_in_what_counts_as_cached(dialect: str, shown: int) -> None:
+    """32 of 40 tokens were loaded, of which 8 had been cached there; 16 were cached here."""
+    fields = dialect_for(dialect, Role.DECODE).reported_cached_tokens(40, 16, LoadedKv(32, prefill_cached_tokens=8))
+    assert fields == shown
 
 
-def test_mooncake_hands_over_only_what_the_limit_ended() -> None:
-    """A stop token on the prefill side strands the decode side."""
-    offered: Callable[[str], bool] = wire("mooncake").holds_kv
-    assert [offered("length"), offered("stop"), wire("nixl").holds_kv("stop")] == [True, False, True]
+def test_mooncake_hands_over_only_outputs_ended_by_the_limit() -> None:
+    """A stop token in the prefill leg makes the decode leg fail."""
+    offered: Callable[[str], bool] = dialect_for("mooncake").holds_kv
+    assert [offered("length"), offered("stop"), dialect_for("nixl").holds_kv("stop")] == [True, False, True]

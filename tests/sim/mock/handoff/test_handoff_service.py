@@ -1,4 +1,4 @@
-"""KV passes between two engines over HTTP, prefill first, and in every way that this can go wrong."""
+"""KV handoff between two engines over HTTP, prefill first, and its failures."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ pytestmark = [pytest.mark.net, pytest.mark.anyio]
 ENDLESS = Link(t0_ms=1e9, bytes_per_ms=1.0)
 
 
-async def test_nixl_spares_the_decode_engine_the_prefill(open_pair: OpenPair) -> None:
-    """The answer is right, usage does not show the transfer, metrics do, and the pin is gone."""
+async def test_with_nixl_the_decode_engine_needs_no_prefill(open_pair: OpenPair) -> None:
+    """The response is correct, usage does not show the transfer, metrics do, and no KV stays held."""
     async with open_pair("nixl") as pair:
         params = await pair.nixl_params()
         assert pair.prefill.pinned_requests == (params["remote_request_id"],)
@@ -50,21 +50,21 @@ async def test_nixl_transfers_only_what_the_decode_engine_lacks(open_pair: OpenP
 
 
 async def stale_by_lease(pair: Pair) -> dict[str, Any]:
-    """Params whose lease has ended."""
+    """Parameters whose lease has ended."""
     params = await pair.nixl_params()
     pair.prefill.inject(Fault(kind=FaultKind.EXPIRE))
     return params
 
 
 async def stale_by_restart(pair: Pair) -> dict[str, Any]:
-    """Params of an earlier life of the prefill engine."""
+    """Parameters of an earlier epoch of the prefill engine."""
     params = await pair.nixl_params()
     pair.prefill.inject(Fault(kind=FaultKind.RESTART))
     return params
 
 
 async def stale_by_use(pair: Pair) -> dict[str, Any]:
-    """Params that a decode leg has had already; what it loaded is forgotten again."""
+    """Parameters that a decode leg has used already; the loaded KV is cleared again."""
     params = await pair.nixl_params()
     assert said(await pair.decoded(params)) == await right_answer(pair)
     assert (await pair.to_decode.post("/reset_prefix_cache")).status_code == 200
@@ -72,15 +72,15 @@ async def stale_by_use(pair: Pair) -> dict[str, Any]:
 
 
 async def of_another_prompt(pair: Pair) -> dict[str, Any]:
-    """Params that are good, for somebody else."""
+    """Valid parameters of another prompt."""
     return await pair.nixl_params("b")
 
 
 @pytest.mark.parametrize("spoilt", [stale_by_lease, stale_by_restart, stale_by_use, of_another_prompt])
-async def test_a_stale_nixl_handoff_is_a_wrong_answer_that_nobody_notices(
+async def test_a_stale_nixl_handoff_is_an_undetected_wrong_response(
     open_pair: OpenPair, spoilt: Callable[[Pair], Coroutine[Any, Any, dict[str, Any]]]
 ) -> None:
-    """Status 200, no error counter, and the decode engine's cache gives wrong text from then on, until cleared."""
+    """Status 200, no error counter, and the decode engine's cache gives wrong text until it is cleared."""
     async with open_pair("nixl") as pair:
         right = await right_answer(pair)
         params = await spoilt(pair)
@@ -94,7 +94,7 @@ async def test_a_stale_nixl_handoff_is_a_wrong_answer_that_nobody_notices(
         assert said(await pair.to_decode.post(CHAT, json=prompt())) == right
 
 
-async def test_a_wrong_answer_is_as_wrong_in_a_stream(open_pair: OpenPair) -> None:
+async def test_a_wrong_response_is_equal_in_a_stream(open_pair: OpenPair) -> None:
     """Frame by frame the same text as unstreamed."""
     async with open_pair("nixl") as pair:
         params = await stale_by_lease(pair)
@@ -103,8 +103,8 @@ async def test_a_wrong_answer_is_as_wrong_in_a_stream(open_pair: OpenPair) -> No
         assert words and all(word in streamed for word in words)
 
 
-async def test_a_lease_ends_in_its_own_time(open_pair: OpenPair) -> None:
-    """Blocks are free without anybody's doing, and the prefill engine counts it."""
+async def test_a_lease_ends_after_its_time(open_pair: OpenPair) -> None:
+    """The blocks are freed, and the prefill engine counts it."""
     async with open_pair("nixl", {"lease_s": 0.0}) as pair:
         await pair.nixl_params()
         await pair.until(lambda: pair.idle)
@@ -112,13 +112,13 @@ async def test_a_lease_ends_in_its_own_time(open_pair: OpenPair) -> None:
 
 
 async def killed_after(pair: Pair) -> dict[str, Any]:
-    """Params of an engine that died once it had answered."""
+    """Parameters of an engine that died after its response."""
     pair.prefill.inject(Fault(kind=FaultKind.DIE_AFTER_ANSWER))
     return await pair.nixl_params()
 
 
 async def told_to_fail(pair: Pair) -> dict[str, Any]:
-    """Good params for a decode engine that will not get its KV."""
+    """Valid parameters for a decode engine that fails to load."""
     pair.decode.inject(Fault(kind=FaultKind.LOAD_FAILS))
     return await pair.nixl_params()
 
@@ -127,7 +127,7 @@ async def told_to_fail(pair: Pair) -> dict[str, Any]:
 async def test_a_failed_transfer_is_an_internal_error(
     open_pair: OpenPair, broken: Callable[[Pair], Coroutine[Any, Any, dict[str, Any]]]
 ) -> None:
-    """With load policy `fail`; the same request without params is then served."""
+    """With load policy `fail`; the same request without parameters is served."""
     async with open_pair("nixl") as pair:
         answer = await pair.decoded(await broken(pair))
         assert answer.status_code == 500 and answer.json()["error"]["message"] == "Internal server error"
@@ -137,16 +137,16 @@ async def test_a_failed_transfer_is_an_internal_error(
         assert pair.idle
 
 
-async def test_a_failed_transfer_ends_a_stream_that_has_begun(open_pair: OpenPair) -> None:
-    """Status 200, then nothing but the error and the end mark."""
+async def test_a_failed_transfer_ends_a_started_stream(open_pair: OpenPair) -> None:
+    """Status 200, then only the error and the end marker."""
     async with open_pair("nixl") as pair:
         answer = await pair.decoded(await told_to_fail(pair), stream=True)
         error, end = answer.text.strip().split("\n\n")
         assert answer.status_code == 200 and '"code":500' in error and end == "data: [DONE]"
 
 
-async def test_a_prefill_engine_can_die_before_its_answer(open_pair: OpenPair) -> None:
-    """All is computed, nothing is said; once healed it is empty."""
+async def test_a_prefill_engine_can_die_before_its_response(open_pair: OpenPair) -> None:
+    """The prompt is computed without a response; once healed the engine is empty."""
     async with open_pair("nixl") as pair:
         pair.prefill.inject(Fault(kind=FaultKind.DIE_BEFORE_ANSWER))
         assert (await pair.to_prefill.post(CHAT, json=prompt())).status_code == 200
@@ -158,26 +158,26 @@ async def test_a_prefill_engine_can_die_before_its_answer(open_pair: OpenPair) -
         assert cached(await pair.to_prefill.post(CHAT, json=prompt())) == 0 and pair.idle
 
 
-async def test_a_prefill_engine_can_answer_without_params(open_pair: OpenPair) -> None:
-    """Then it keeps nothing."""
+async def test_a_prefill_engine_can_respond_without_params(open_pair: OpenPair) -> None:
+    """It then holds no KV."""
     async with open_pair("nixl") as pair:
         pair.prefill.inject(Fault(kind=FaultKind.NO_PARAMS))
         assert await pair.nixl_params() is None
         assert pair.idle and pair.prefill.faults.armed == ()
 
 
-async def test_a_leg_without_a_connector_is_a_whole_request(open_pair: OpenPair) -> None:
-    """As vLLM ignores params that nothing reads."""
+async def test_a_leg_without_a_connector_is_an_ordinary_request(open_pair: OpenPair) -> None:
+    """As vLLM ignores unused parameters."""
     async with open_pair("") as pair:
         answer = await pair.to_prefill.post(CHAT, json=prompt(kv_transfer_params=OFFER))
         assert said(answer) and "kv_transfer_params" not in answer.json() and pair.idle
 
 
-# --- who leaves takes nothing along ---------------------------------------------------------------------------------
+# --- disconnects ---
 
 
-async def test_a_client_that_leaves_a_prefill_leg_frees_its_blocks(open_pair: OpenPair) -> None:
-    """The engine aborts; there is nothing to keep."""
+async def test_disconnecting_a_prefill_leg_frees_its_blocks(open_pair: OpenPair) -> None:
+    """The engine aborts; no KV is held."""
     async with open_pair("nixl", time_scale=1000.0) as pair:
         request = under_way(pair.nixl_params())
         await pair.until(lambda: pair.prefill.load.running > 0)
@@ -185,8 +185,8 @@ async def test_a_client_that_leaves_a_prefill_leg_frees_its_blocks(open_pair: Op
         await pair.until(lambda: pair.idle)
 
 
-async def test_a_client_that_leaves_a_transfer_frees_the_peers_blocks(open_pair: OpenPair) -> None:
-    """Who waits for KV counts as waiting; the pin goes with it."""
+async def test_disconnecting_during_a_transfer_frees_the_peers_blocks(open_pair: OpenPair) -> None:
+    """A request that waits for KV counts as waiting; a disconnect frees the held KV."""
     async with open_pair("nixl", {"link": ENDLESS}, time_scale=0.01) as pair:
         params = await pair.nixl_params()
         request = under_way(pair.decoded(params))
@@ -198,8 +198,8 @@ async def test_a_client_that_leaves_a_transfer_frees_the_peers_blocks(open_pair:
         assert await metric(pair.to_decode, "num_requests_waiting") == 0
 
 
-async def test_a_client_that_leaves_a_decode_leg_frees_its_blocks(open_pair: OpenPair) -> None:
-    """The transfer is over, the answer under way."""
+async def test_disconnecting_a_decode_leg_frees_its_blocks(open_pair: OpenPair) -> None:
+    """The transfer is complete, the response has started."""
     async with open_pair("nixl") as pair:
         params = await pair.nixl_params()
         async with pair.to_decode.stream(
@@ -211,15 +211,15 @@ async def test_a_client_that_leaves_a_decode_leg_frees_its_blocks(open_pair: Ope
 
 
 async def test_a_transfer_takes_the_time_of_its_link(open_pair: OpenPair) -> None:
-    """t0 + bytes / bandwidth, scaled; a decode engine that waits no longer than that fails."""
+    """t0 + bytes / bandwidth, scaled; a decode engine with a shorter wait fails."""
     async with open_pair("nixl", {"link": ENDLESS, "wait_s": 0.05}, time_scale=0.01) as pair:
         answer = await pair.decoded(await pair.nixl_params())
         assert answer.status_code == 500
         await pair.until(lambda: pair.idle)
 
 
-async def test_wrong_kv_is_handed_on_as_it_is(open_pair: OpenPair) -> None:
-    """A prefill engine whose own cache is poisoned makes the decode engine as wrong, by a good handoff."""
+async def test_wrong_kv_is_transferred_unchanged(open_pair: OpenPair) -> None:
+    """The wrong KV of a prefill engine makes the decode engine wrong as well, in a valid handoff."""
     async with open_pair("nixl") as pair:
         right = await right_answer(pair)
         await pair.to_prefill.post(CHAT, json=prompt(kv_transfer_params=await of_another_prompt(pair)))

@@ -1,4 +1,4 @@
-"""KV is taken once, or its lease ends; its blocks are given back in either case, once."""
+"""Held KV is taken once, or its lease ends; its blocks are released exactly once."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ pytestmark = [pytest.mark.net, pytest.mark.anyio]
 HOURS_S = 9999.0
 
 
-def kept_as(key: str, released: Counter[str]) -> PinnedKv:
+def held_as(key: str, released: Counter[str]) -> PinnedKv:
     return PinnedKv(key, 1, 48, (1, 2, 3), 0, lambda: released.update([key]))
 
 
-async def test_what_is_kept_is_taken_once_and_freed_on_arrival() -> None:
-    """While it is on its way its blocks are still in use, but nobody else gets it."""
+async def test_held_kv_is_taken_once_and_freed_after_the_transfer() -> None:
+    """During the transfer its blocks are in use, and nobody else gets it."""
     released, pins = Counter[str](), PinTable(HOURS_S, HandoffCounters())
-    pins.add(kept_as("a", released))
+    pins.add(held_as("a", released))
     taken = await pins.take("a", wait=False)
     assert taken is not None
     assert (pins.keys, released.total()) == (("a",), 0)
@@ -34,47 +34,47 @@ async def test_what_is_kept_is_taken_once_and_freed_on_arrival() -> None:
 
 
 async def test_a_lease_ends_by_itself() -> None:
-    """It is counted, the blocks are free, and whoever waits for the delivery hears that there is none."""
+    """It is counted, the blocks are free, and `delivered` resolves to False."""
     released, counters = Counter[str](), HandoffCounters()
     pins = PinTable(0.0, counters)
-    kept = kept_as("a", released)
+    kept = held_as("a", released)
     pins.add(kept)
     assert await kept.delivered is False
     assert (pins.keys, released, counters.expired) == ((), {"a": 1}, 1)
     assert await pins.take("a", wait=False) is None
 
 
-async def test_what_is_on_its_way_is_under_no_lease() -> None:
-    """The decode leg keeps it alive."""
+async def test_kv_in_transfer_has_no_lease() -> None:
+    """The decode leg keeps it."""
     counters = HandoffCounters()
     pins = PinTable(0.0, counters)
     for key in "ab":
-        pins.add(kept_as(key, Counter()))
+        pins.add(held_as(key, Counter()))
     await pins.take("a", wait=False)
     while len(pins.keys) == 2:
         await asyncio.sleep(0)
     assert (pins.keys, counters.expired) == (("a",), 1)
-    pins.add(kept_as("c", Counter()))
+    pins.add(held_as("c", Counter()))
     pins.expire_all()
     assert (pins.keys, counters.expired) == (("a",), 2)
 
 
-async def test_a_decode_leg_can_come_first() -> None:
-    """It waits for its own key, whatever else arrives."""
+async def test_a_decode_leg_can_arrive_first() -> None:
+    """It waits for its own key."""
     pins = PinTable(HOURS_S, HandoffCounters())
     waiting = asyncio.ensure_future(pins.take("b", wait=True))
     for key in "ab":
         await asyncio.sleep(0)
         assert not waiting.done()
-        pins.add(kept_as(key, Counter()))
+        pins.add(held_as(key, Counter()))
     taken = await waiting
     assert taken is not None and taken.key == "b"
 
 
-async def test_a_key_that_is_used_again_loses_what_it_had() -> None:
-    """The first one's blocks are free; its lease does not end the second one."""
+async def test_a_reused_key_drops_its_older_kv() -> None:
+    """The first entry's blocks are free; its lease does not end the second entry."""
     released, pins = Counter[str](), PinTable(HOURS_S, HandoffCounters())
-    first, second = kept_as("a", released), kept_as("a", released)
+    first, second = held_as("a", released), held_as("a", released)
     pins.add(first)
     pins.add(second)
     pins.drop(first)
@@ -83,8 +83,8 @@ async def test_a_key_that_is_used_again_loses_what_it_had() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["keep", "take", "free", "drop", "expire"]), st.sampled_from("ab"))))
 @settings(max_examples=40)
-def test_every_block_is_given_back_exactly_once(acts: list[tuple[str, str]]) -> None:
-    """In whatever order things are kept, taken, freed, dropped and forgotten."""
+def test_every_block_is_released_exactly_once(acts: list[tuple[str, str]]) -> None:
+    """In any order of add, take, free, drop and clear."""
     released = Counter[int]()
     kept: list[PinnedKv] = []
 
