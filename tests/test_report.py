@@ -29,7 +29,7 @@ TEXT = "<script>alert('x')</script> & more"
 
 
 class Tags(HTMLParser):
-    """Every tag of a document, in order, and whether all were closed."""
+    """All tags of a document, in order; asserts that they are closed."""
 
     def __init__(self, document: str) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def whole() -> str:
     return page(TEXT, [Section(TEXT, [paragraph(TEXT), warning(TEXT), table([TEXT, "p50"], [[TEXT, "1"]])])])
 
 
-def test_text_is_escaped_wherever_it_stands() -> None:
+def test_text_is_escaped_everywhere() -> None:
     """Policy names, errors and titles come from files and from the network."""
     tags = Tags(whole())
     assert "script" not in tags.seen
@@ -58,25 +58,25 @@ def test_text_is_escaped_wherever_it_stands() -> None:
     assert tags.open == []
 
 
-def test_a_page_needs_nothing_from_elsewhere() -> None:
-    """It can be mailed, and opened on a train."""
+def test_a_page_is_self_contained() -> None:
+    """It loads nothing from the network."""
     assert not re.search(r"""(src|href)=|@import|url\(""", whole())
 
 
-def test_a_page_follows_the_readers_light_or_dark() -> None:
+def test_a_page_follows_the_readers_colour_scheme() -> None:
     """By the system's setting, without a script."""
     assert "prefers-color-scheme: dark" in whole()
 
 
-def test_sections_and_blocks_stand_in_the_order_given() -> None:
-    """A report is read from the top."""
+def test_sections_and_blocks_keep_their_order() -> None:
+    """As passed."""
     document = page("t", [Section("first", ["<p>one</p>", "<p>two</p>"]), Section("second", [])])
     places = [document.index(part) for part in ("<h2>first", "one", "two", "<h2>second")]
     assert places == sorted(places)
 
 
 def test_a_table_has_a_row_for_the_header_and_one_for_each_row() -> None:
-    """As many cells as columns."""
+    """With as many cells as columns."""
     tags = Tags(table(["a", "b"], [["1", "2"], ["3", "4"]])).seen
     assert (tags.count("tr"), tags.count("th"), tags.count("td")) == (3, 2, 4)
 
@@ -111,36 +111,36 @@ def svg_of(figure: str) -> str:
         bars(AXES, ["chat", "rag"], {"cost_aware": [0.5, 0.7]}),
     ],
 )
-def test_a_figure_is_well_formed_and_says_what_it_shows(figure: str) -> None:
+def test_a_figure_is_well_formed_and_labelled(figure: str) -> None:
     """Title and caption are escaped text; the SVG parses, names its series and its axes."""
     assert "<strong>TTFT &lt;p99&gt; &amp; more</strong> one run" in figure
     drawn = "".join(ElementTree.fromstring(svg_of(figure)).itertext())
     assert {"cost_aware", "rate", "ms"} <= set(drawn.split())
 
 
-def test_ink_is_the_pages_text_colour() -> None:
-    """On dark ground the axes turn light with the text around them."""
+def test_axes_have_the_pages_text_colour() -> None:
+    """In dark mode they are light."""
     assert "currentColor" in lines(AXES, [ONE])
     assert "#010203" not in lines(AXES, [ONE])
     assert "#000000" not in lines(AXES, [ONE])
 
 
 def test_the_same_values_give_the_same_bytes() -> None:
-    """A report under version control changes only with its figures."""
+    """A committed report changes only with its figures."""
     assert lines(AXES, [ONE]) == lines(AXES, [ONE])
     assert lines(AXES, [ONE]) != lines(AXES, [Series("cost_aware", [1.0, 2.0], [10.0, 30.0])])
 
 
 def test_two_figures_share_no_id() -> None:
-    """Ids are global on a page: one plot must not clip with the other's frame."""
+    """Ids are global on a page: a plot must not use another plot's clip path."""
     first = set(re.findall(r'\bid="([^"]+)"', lines(AXES, [ONE])))
     second = set(re.findall(r'\bid="([^"]+)"', dots(AXES, [ONE])))
     assert first
     assert not first & second
 
 
-def test_every_reference_inside_a_figure_finds_its_target() -> None:
-    """Renaming ids renames what points at them."""
+def test_every_reference_inside_a_figure_has_its_target() -> None:
+    """Renaming ids renames the references."""
     figure = lines(AXES, [ONE])
     targets = set(re.findall(r'\bid="([^"]+)"', figure))
     references = set(re.findall(r'(?:href="|url\()#([^")]+)', figure))
@@ -153,8 +153,8 @@ def test_a_name_with_dollars_is_text_and_no_formula() -> None:
     assert "$a$" in "".join(ElementTree.fromstring(svg_of(lines(AXES, [Series("$a$", [1.0], [1.0])]))).itertext())
 
 
-def test_nothing_measured_still_draws_the_axes() -> None:
-    """A run in which every request failed has a report, too; on logarithmic axes as well."""
+def test_axes_are_drawn_without_data() -> None:
+    """A run in which every request failed has a report, too; also on logarithmic axes."""
     log = PlotAxes(title="t", x="x", y="y", log_x=True, log_y=True)
     for figure in (cdf(log, {"a": []}), lines(log, []), dots(log, [Series("a", [], [])]), bars(AXES, [], {})):
         ElementTree.fromstring(svg_of(figure))
@@ -162,7 +162,7 @@ def test_nothing_measured_still_draws_the_axes() -> None:
 
 @pytest.mark.parametrize(("least", "expected"), [(20.0, {"20", "50", "100", "200"}), (0.01, {"0.1", "1", "10", "100"})])
 def test_logarithmic_axes_are_labelled_in_plain_numbers(least: float, expected: set[str]) -> None:
-    """Within two decades between the powers, too; never as a formula."""
+    """Within two decades also between the powers; never as a formula."""
     log = PlotAxes(title="t", x="x", y="y", log_x=True, log_y=True)
     values = [least, 300.0]
     labels = set("".join(ElementTree.fromstring(svg_of(lines(log, [Series("a", values, values)]))).itertext()).split())
@@ -171,23 +171,23 @@ def test_logarithmic_axes_are_labelled_in_plain_numbers(least: float, expected: 
 
 
 def test_marks_are_drawn_and_named() -> None:
-    """An objective is a line that the legend explains."""
+    """A mark is a line that the legend explains."""
     marked = PlotAxes(title="t", x="x", y="y", across={"ideal": 15.0}, upright={"SLO": 1.5})
     drawn = "".join(ElementTree.fromstring(svg_of(lines(marked, [ONE]))).itertext())
     assert "ideal" in drawn
     assert "SLO" in drawn
 
 
-def test_very_many_dots_become_one_picture() -> None:
-    """A hundred thousand requests do not make a page that no browser opens."""
+def test_many_dots_become_one_picture() -> None:
+    """The page of a hundred thousand requests stays small."""
     many = [float(n) for n in range(5000)]
     figure = dots(AXES, [Series("a", many, many)])
     assert "data:image/png" in figure
     assert len(figure) < 200_000
 
 
-def test_without_matplotlib_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extra has a name."""
+def test_without_matplotlib_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra of the package."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(PlotsUnavailable, match=r"warmroute\[report\]"):
         lines(AXES, [ONE])

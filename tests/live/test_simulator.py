@@ -112,7 +112,7 @@ async def test_real_pods_do_what_the_simulator_says(slow_pods: list[EngineProces
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What is compared, and what helps to see why it differs."""
+    """The compared figures, and others that help to explain a difference."""
 
     hit_share: float
     ttft_mean_ms: float
@@ -131,7 +131,7 @@ class Figures:
 
 
 async def send_all(url: str, requests: Sequence[Request]) -> list[RequestResult]:
-    """Each at its time, whatever became of those before; in the order of `requests`."""
+    """Each at its time, independently of the others; in the order of `requests`."""
     driver = LoadDriver([url], lambda _: None)
 
     async def send(one: Request) -> RequestResult:
@@ -145,7 +145,7 @@ async def send_all(url: str, requests: Sequence[Request]) -> list[RequestResult]
 
 
 def ttft_ms(one: RequestResult) -> float:
-    """From when it was really sent: the simulator is told that time."""
+    """Since it was really sent, which is also its time in the simulation."""
     assert one.ttft_s is not None
     return (one.ttft_s - one.late_s) * 1000
 
@@ -153,7 +153,7 @@ def ttft_ms(one: RequestResult) -> float:
 def simulated(
     known: Sequence[Calibration], true: Sequence[Calibration], requests: Sequence[Request], sent_s: Sequence[float]
 ) -> Figures:
-    """The same requests at the same times, at pods that are as fast as they were, and as the router knew them."""
+    """The same requests at the same times, on pods with their true speed and the speed that the router assumed."""
     fleet = SimulatedFleet(tuple(map(simulated_pod, range(len(known)), known, true)))
     overhead_ms = sum(one.overhead_ms for one in true) / len(true)
     conditions = Conditions(route_ms=ROUTE_MS, overhead_ms=overhead_ms, event_delay_ms=10.0, scrape_ms=250.0)
@@ -171,7 +171,7 @@ def simulated(
 
 
 def simulated_pod(number: int, known: Calibration, true: Calibration) -> SimulatedPod:
-    """As the router is told of it, and as vLLM was started; one of its blocks is never given out."""
+    """As configured in the router, and as vLLM was started; vLLM never allocates one of its blocks."""
     pod = Pod(
         id=f"pod-{number}",
         url=f"http://pod-{number}",
@@ -192,7 +192,7 @@ def simulated_pod(number: int, known: Calibration, true: Calibration) -> Simulat
 
 
 def ask(one: Request) -> TrafficRequest:
-    """Its full blocks, those of the answer too."""
+    """With its full blocks, including those of the answer."""
     tokens = token_array([*one.prompt, *[ANSWER_TOKEN] * one.output_tokens])
     blocks = hash_blocks(tokens, BLOCK_TOKENS, 0)
     return TrafficRequest(len(one.prompt), one.output_tokens, blocks, len(one.prompt) // BLOCK_TOKENS)

@@ -1,4 +1,4 @@
-"""Does a pod's cache hold what a cache kept by hand would hold?"""
+"""The block cache equals a naive cache."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def size(block: int) -> int:
 
 
 @dataclass
-class ByHand:
-    """The same cache as lists: everything is counted anew each time."""
+class NaiveCache:
+    """The same cache as plain lists."""
 
     pinned: list[int] = field(default_factory=list)
-    """Once for each pin."""
+    """One entry for each pin."""
     freed: list[int] = field(default_factory=list)
-    """Longest ago first."""
+    """In the order of their release."""
     private: int = 0
     evicted: list[int] = field(default_factory=list)
 
@@ -49,14 +49,14 @@ class ByHand:
 
 
 class Both:
-    """One story told to both caches; `open` are prompts under way and how many of their blocks are pinned."""
+    """Applies one script to both caches. `open` are the current prompts and the number of their pinned blocks."""
 
     def __init__(self) -> None:
-        self.cache, self.by_hand = BlockCache(CAPACITY), ByHand()
+        self.cache, self.naive = BlockCache(CAPACITY), NaiveCache()
         self.open: list[tuple[list[int], int]] = []
 
     def begin(self, prompt: list[int]) -> None:
-        """Pin what is here and take room for the rest, where there is any."""
+        """Pin the cached blocks and allocate memory for the rest, if there is enough."""
         found = self.cache.leading_blocks(prompt)
         new = sum(map(size, prompt[found:]))
         if self.cache.available_tokens - self.cache.free_tokens_of(prompt[:found]) < new:
@@ -64,9 +64,9 @@ class Both:
         self.cache.pin(prompt[:found])
         self.cache.allocate(new)
         for block in prompt[:found]:
-            self.by_hand.pin(block)
-        self.by_hand.private += new
-        self.by_hand.make_room()
+            self.naive.pin(block)
+        self.naive.private += new
+        self.naive.make_room()
         self.open.append((prompt, found))
 
     def commit(self, at: int) -> None:
@@ -75,10 +75,10 @@ class Both:
         if done == len(prompt):
             return
         block = prompt[done]
-        known = block in self.by_hand.pinned or block in self.by_hand.freed
+        known = block in self.naive.pinned or block in self.naive.freed
         assert self.cache.commit(block, size(block)) is not known
-        self.by_hand.private -= size(block)
-        self.by_hand.pin(block)
+        self.naive.private -= size(block)
+        self.naive.pin(block)
         self.open[at] = prompt, done + 1
 
     def end(self, at: int) -> None:
@@ -86,18 +86,18 @@ class Both:
         prompt, done = self.open.pop(at)
         self.cache.release(prompt[:done])
         for block in reversed(prompt[:done]):
-            self.by_hand.release(block)
+            self.naive.release(block)
         left = sum(map(size, prompt[done:]))
         self.cache.free(left)
-        self.by_hand.private -= left
+        self.naive.private -= left
 
     def agree(self) -> None:
-        held = {*self.by_hand.pinned, *self.by_hand.freed}
+        held = {*self.naive.pinned, *self.naive.freed}
         assert set(self.cache.blocks) == held
-        assert sum(map(size, held)) + self.by_hand.private <= CAPACITY
-        assert self.cache.available_tokens == self.by_hand.available
-        assert self.cache.usage == 1 - self.by_hand.available / CAPACITY
-        evicted, self.by_hand.evicted = self.by_hand.evicted, []
+        assert sum(map(size, held)) + self.naive.private <= CAPACITY
+        assert self.cache.available_tokens == self.naive.available
+        assert self.cache.usage == 1 - self.naive.available / CAPACITY
+        evicted, self.naive.evicted = self.naive.evicted, []
         assert self.cache.take_evicted() == evicted
 
 
@@ -106,10 +106,10 @@ steps = st.lists(st.tuples(st.sampled_from(["begin", "begin", "commit", "commit"
 
 @settings(max_examples=150)
 @given(steps)
-def test_it_equals_a_cache_kept_by_hand(story: list[tuple[str, int]]) -> None:
-    """Blocks, room and evictions in their order, under any pins, commits and releases; and never more than it holds."""
+def test_it_equals_a_naive_cache(script: list[tuple[str, int]]) -> None:
+    """Blocks, memory and evictions in their order, under any pins, commits and releases; never beyond its capacity."""
     both = Both()
-    for what, number in story:
+    for what, number in script:
         if what == "begin":
             both.begin(PROMPTS[number % len(PROMPTS)])
         elif both.open:
@@ -122,7 +122,7 @@ def test_it_equals_a_cache_kept_by_hand(story: list[tuple[str, int]]) -> None:
 
 
 def filled(*prompts: list[int]) -> BlockCache:
-    """One after the other computed and released; every block is 10 tokens."""
+    """A cache after computing and releasing these prompts in order; every block has 10 tokens."""
     cache = BlockCache(100)
     for prompt in prompts:
         cache.allocate(10 * len(prompt))
@@ -132,16 +132,16 @@ def filled(*prompts: list[int]) -> BlockCache:
     return cache
 
 
-def test_tails_go_before_heads() -> None:
-    """What is left of a prompt can still be matched."""
+def test_tails_are_evicted_before_heads() -> None:
+    """The rest of a prompt can still be matched."""
     cache = filled([1, 2, 3])
     cache.allocate(80)
     assert cache.take_evicted() == [3]
     assert cache.leading_blocks([1, 2, 3]) == 2
 
 
-def test_what_was_freed_longest_ago_goes_first() -> None:
-    """And whoever pins a block again makes it young."""
+def test_the_block_freed_longest_ago_is_evicted_first() -> None:
+    """A pin renews a block."""
     cache = filled([1], [2], [3])
     cache.pin([1])
     cache.release([1])
@@ -149,8 +149,8 @@ def test_what_was_freed_longest_ago_goes_first() -> None:
     assert cache.take_evicted() == [2, 3]
 
 
-def test_what_somebody_pins_stays() -> None:
-    """As long as any one does."""
+def test_a_pinned_block_stays() -> None:
+    """As long as any request pins it."""
     cache = filled([1], [2])
     cache.pin([1])
     cache.pin([1])
@@ -160,16 +160,16 @@ def test_what_somebody_pins_stays() -> None:
     assert (cache.leading_blocks([1]), cache.available_tokens, cache.usage) == (1, 0, 1.0)
 
 
-def test_a_run_ends_at_the_first_block_that_is_missing() -> None:
-    """What lies behind a gap is of no use."""
+def test_leading_blocks_end_at_the_first_missing_one() -> None:
+    """Later blocks cannot be used."""
     assert filled([1], [3]).leading_blocks([1, 2, 3]) == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=40), st.integers(1, 15))
-def test_a_tier_never_holds_more_than_its_room(story: list[tuple[int, bool]], room: int) -> None:
-    """Least recently written or read goes first; what it tells of itself is what it holds."""
+def test_a_tier_never_exceeds_its_capacity(script: list[tuple[int, bool]], room: int) -> None:
+    """The least recently used block is evicted first, and the returned changes match its content."""
     tier, by_age = TierCache(room), list[int]()
-    for block, is_read in story:
+    for block, is_read in script:
         if is_read:
             tier.touch([block] if block in by_age else [])
             by_age.sort(key=lambda one: one == block)
@@ -184,8 +184,8 @@ def test_a_tier_never_holds_more_than_its_room(story: list[tuple[int, bool]], ro
         assert set(tier.blocks) == set(by_age)
 
 
-def test_of_a_run_that_was_read_the_head_stays_longest() -> None:
-    """A tail without its head could not be found."""
+def test_after_a_read_the_tail_is_evicted_first() -> None:
+    """A tail without its head cannot be matched."""
     tier = TierCache(30)
     for block in (1, 2, 3):
         tier.put(block, 10)

@@ -1,4 +1,4 @@
-"""The block pool: what it finds, what it throws away first, what it announces."""
+"""The block pool: matches, eviction and KV events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def table_of(tokens: Iterable[int], adapter: str = "", salt: str = "") -> PodBlo
 
 
 def run(cache: BlockPool, table: PodBlockTable) -> int:
-    """Admit and compute a whole table; how many of its tokens were cached."""
+    """Admit and compute a whole table; returns its cached tokens."""
     found = cache.match(table)
     cached_tokens = len(found) * cache.block_size_tokens
     assert cache.admit(table, found, len(table.tokens) - cached_tokens)
@@ -29,7 +29,7 @@ def run(cache: BlockPool, table: PodBlockTable) -> int:
 
 
 def serve(cache: BlockPool, tokens: Iterable[int], adapter: str = "", salt: str = "") -> int:
-    """Run a table and let go of it."""
+    """Run a table and release it."""
     table = table_of(tokens, adapter, salt)
     cached_tokens = run(cache, table)
     cache.release(table)
@@ -37,7 +37,7 @@ def serve(cache: BlockPool, tokens: Iterable[int], adapter: str = "", salt: str 
 
 
 def replay(index: Counter[int], events: Iterable[KvEvent]) -> None:
-    """What a subscriber does that knows nothing but the events."""
+    """Apply events as a subscriber that sees only the events."""
     for event in events:
         if isinstance(event, BlocksStored):
             index.update(event.block_hashes)
@@ -47,7 +47,7 @@ def replay(index: Counter[int], events: Iterable[KvEvent]) -> None:
             index.clear()
 
 
-def test_a_released_prompt_is_found_again_up_to_where_another_one_differs() -> None:
+def test_a_released_prompt_is_matched_up_to_the_first_difference() -> None:
     """Blocks stay matchable after their request; the first unequal block ends the match."""
     cache = BlockPool(16, BLOCK)
     assert serve(cache, range(12)) == 0
@@ -63,7 +63,7 @@ def test_the_last_token_is_never_taken_from_the_cache() -> None:
 
 
 def test_a_fully_cached_prompt_stores_its_last_block_twice_and_removes_it_twice() -> None:
-    """The recomputed block is a second physical copy, announced and taken away on its own."""
+    """The recomputed block is a second physical copy, with its own events."""
     cache = BlockPool(4, BLOCK)
     serve(cache, range(8))
     serve(cache, range(8))
@@ -76,16 +76,16 @@ def test_a_fully_cached_prompt_stores_its_last_block_twice_and_removes_it_twice(
     assert Counter(removed) == {first.block_hashes[0]: 1, first.block_hashes[1]: 2}
 
 
-def test_the_tail_of_a_prompt_is_reused_before_its_head() -> None:
-    """Eviction goes from the end of the oldest prompt, so that shared beginnings last."""
+def test_the_tail_of_a_prompt_is_evicted_before_its_head() -> None:
+    """So shared prefixes live longest."""
     cache = BlockPool(4, BLOCK)
     serve(cache, range(16))
     serve(cache, range(100, 108))
     assert len(cache.match(table_of(range(17)))) == 2
 
 
-def test_a_hit_makes_a_prefix_young_again() -> None:
-    """What was used last is reused last."""
+def test_a_hit_renews_a_prefix() -> None:
+    """The block used last is evicted last."""
     cache = BlockPool(4, BLOCK)
     serve(cache, range(8))
     serve(cache, range(50, 58))
@@ -94,7 +94,7 @@ def test_a_hit_makes_a_prefix_young_again() -> None:
     assert len(cache.match(table_of(range(9)))) == 1
 
 
-def test_removals_stand_before_the_store_that_needed_their_room() -> None:
+def test_removals_precede_the_store_that_needed_their_memory() -> None:
     """A subscriber that applies events in order never counts more blocks than the pool has."""
     cache = BlockPool(2, BLOCK)
     serve(cache, range(8))
@@ -105,7 +105,7 @@ def test_removals_stand_before_the_store_that_needed_their_room() -> None:
 
 
 def test_stored_blocks_carry_their_tokens_and_their_parent() -> None:
-    """Each announcement continues the chain where the one before ended."""
+    """Each event continues the chain of the one before."""
     cache = BlockPool(8, BLOCK)
     table = table_of(range(9))
     assert cache.admit(table, [], 9)
@@ -117,7 +117,7 @@ def test_stored_blocks_carry_their_tokens_and_their_parent() -> None:
     assert (second.tokens, second.parent_hash) == ((4, 5, 6, 7), first.block_hashes[0])
 
 
-def test_generated_tokens_fill_blocks_that_the_next_turn_finds() -> None:
+def test_generated_tokens_fill_matchable_blocks() -> None:
     """A table that grows token by token stores the same blocks as a prompt of the same tokens."""
     cache = BlockPool(8, BLOCK)
     table = table_of(range(3))
@@ -130,8 +130,8 @@ def test_generated_tokens_fill_blocks_that_the_next_turn_finds() -> None:
     assert len(cache.match(table_of(range(9)))) == 2
 
 
-def test_salt_and_adapter_keep_prompts_apart() -> None:
-    """Equal tokens under another salt or adapter are other blocks, and the event says whose they are."""
+def test_salt_and_adapter_separate_prompts() -> None:
+    """Equal tokens with another salt or adapter are other blocks, and the event carries both."""
     cache = BlockPool(16, BLOCK)
     for adapter, salt in (("", ""), ("a", ""), ("", "a")):
         assert serve(cache, range(9), adapter, salt) == 0
@@ -139,19 +139,19 @@ def test_salt_and_adapter_keep_prompts_apart() -> None:
     assert chain_seed("ab", "c") != chain_seed("a", "bc")
 
 
-def test_the_salt_is_told_with_the_first_block_only() -> None:
-    """As vLLM's extra keys do; the adapter is told with every event."""
+def test_only_the_first_block_carries_the_salt() -> None:
+    """As vLLM's extra keys do; every event carries the adapter."""
     cache = BlockPool(16, BLOCK)
     table = table_of(range(8), "lora", "salt")
     assert cache.admit(table, [], 8)
     cache.commit(table, 4)
     cache.commit(table, 8)
-    told = [(event.adapter, event.salt) for event in cache.take_events() if isinstance(event, BlocksStored)]
-    assert told == [("lora", "salt"), ("lora", "")]
+    events = [(event.adapter, event.salt) for event in cache.take_events() if isinstance(event, BlocksStored)]
+    assert events == [("lora", "salt"), ("lora", "")]
 
 
 def test_a_cache_in_use_is_not_cleared() -> None:
-    """Clearing is all or nothing, and announced only when it happened."""
+    """Clearing is all or nothing, with an event only when it happened."""
     cache = BlockPool(4, BLOCK)
     table = table_of(range(4))
     run(cache, table)
@@ -162,7 +162,7 @@ def test_a_cache_in_use_is_not_cleared() -> None:
 
 
 def test_admission_without_room_changes_nothing() -> None:
-    """A found block that is free cannot also be the room for the rest."""
+    """A found block that is free cannot also provide memory for the rest."""
     cache = BlockPool(3, BLOCK)
     serve(cache, range(8))
     cache.take_events()
@@ -172,7 +172,7 @@ def test_admission_without_room_changes_nothing() -> None:
 
 
 def test_growth_without_room_changes_nothing() -> None:
-    """The caller decides who gives way."""
+    """The caller preempts a request."""
     cache = BlockPool(2, BLOCK)
     table = table_of(range(8))
     assert cache.admit(table, [], 4)
@@ -185,8 +185,8 @@ PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["serve", "open", "close", "clear"]), PROMPTS), max_size=30))
-def test_events_replayed_are_the_cache_and_no_block_is_ever_lost(script: list[tuple[str, list[int]]]) -> None:
-    """Under any script: free + used == pool, the naive index equals the cache, and hits equal a naive model's."""
+def test_replayed_events_match_the_cache_and_no_block_is_lost(script: list[tuple[str, list[int]]]) -> None:
+    """For any script: free + used == pool, the naive index equals the cache, and hits equal a naive model's."""
     cache, index, known = BlockPool(6, 2), Counter[int](), set[tuple[int, ...]]()
     hash_of: dict[int, tuple[int, ...]] = {}
     open_tables: list[PodBlockTable] = []
@@ -215,8 +215,8 @@ def test_events_replayed_are_the_cache_and_no_block_is_ever_lost(script: list[tu
     assert cache.free_blocks == cache.num_blocks
 
 
-def test_what_is_computed_on_garbled_blocks_is_garbled() -> None:
-    """Later prompts inherit it with the blocks, until those are used for something else."""
+def test_tokens_computed_on_garbled_blocks_are_garbled() -> None:
+    """Later prompts inherit it with the blocks, until the blocks are evicted."""
     cache = BlockPool(4, BLOCK)
     wrong = table_of(range(5))
     assert cache.admit(wrong, [], 4)
@@ -233,7 +233,7 @@ def test_what_is_computed_on_garbled_blocks_is_garbled() -> None:
 
 
 def test_leading_blocks_end_at_the_first_that_is_missing() -> None:
-    """Whatever is cached behind it."""
+    """Even if later blocks are cached."""
     cache = BlockPool(8, BLOCK)
     serve(cache, range(12))
     table = table_of(range(12))

@@ -1,4 +1,4 @@
-"""The scheduler: who gets into a step, how long it takes, and what comes out."""
+"""The token pod: which requests run in a step, how long it takes, and its results."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def drain(pod: SimPod, limit: int = 500) -> list[Step]:
 
 @given(st.integers(1, 300), st.integers(1, 300))
 @settings(max_examples=30, deadline=None)
-def test_a_lone_prefill_takes_exactly_what_pod_speed_says(first_tokens: int, tokens: int) -> None:
-    """T_prefill(n, p), with p what the prompt before left in the cache."""
+def test_a_lone_prefill_takes_exactly_prefill_ms(first_tokens: int, tokens: int) -> None:
+    """T_prefill(n, p), where p tokens of the previous prompt are cached."""
     pod = pod_of(256)
     for prompt_tokens in (first_tokens, tokens):
         pod.submit(request("r", range(prompt_tokens)))
@@ -54,7 +54,7 @@ def test_a_decode_step_pays_for_its_requests_and_their_context() -> None:
     assert step_ms(SPEED, 2, 300, [(50, 30)]) == pytest.approx(decodes + SPEED.prefill_ms(80, 50) - 0.8)
 
 
-def test_a_decode_context_is_what_the_cache_holds_of_it() -> None:
+def test_a_decode_context_is_the_computed_tokens() -> None:
     """The second token of a 10-token prompt reads 10 tokens of KV."""
     pod = pod_of()
     pod.submit(request("r", range(10), 2))
@@ -73,8 +73,8 @@ def test_every_step_gives_each_decoding_request_one_token() -> None:
     assert [dict(step.started) for step in steps] == [{"a": 0, "b": 0}, {}, {}]
 
 
-def test_a_prompt_beyond_the_budget_is_computed_in_chunks_behind_the_decodes() -> None:
-    """The budget of a step goes to what decodes first; the rest of it is the chunk."""
+def test_a_prompt_beyond_the_budget_is_computed_in_chunks() -> None:
+    """The budget of a step goes to decodes first; the chunk gets the rest."""
     pod = pod_of(step_budget_tokens=8)
     pod.submit(request("d", range(4), 9))
     pod.step()
@@ -84,8 +84,8 @@ def test_a_prompt_beyond_the_budget_is_computed_in_chunks_behind_the_decodes() -
     assert steps[0].duration_ms == pytest.approx(step_ms(SPEED, 1, 4, [(0, 7)]))
 
 
-def test_nobody_overtakes_the_head_of_the_queue() -> None:
-    """A short prompt waits behind a long one that does not fit, even where it would fit itself."""
+def test_no_request_overtakes_the_head_of_the_queue() -> None:
+    """A short prompt waits behind a long one that does not fit, even if it would fit itself."""
     pod = pod_of(num_blocks=8)
     pod.submit(request("running", range(20), 4))
     pod.submit(request("long", range(100, 120)))
@@ -96,16 +96,16 @@ def test_nobody_overtakes_the_head_of_the_queue() -> None:
     assert order == ["long", "short"]
 
 
-def test_no_more_requests_run_than_there_are_seats() -> None:
-    """max_num_seqs holds; the next one gets in when one has left."""
+def test_max_num_seqs_limits_the_running_requests() -> None:
+    """The next one starts when one has left."""
     pod = pod_of(max_num_seqs=1)
     pod.submit(request("a", range(4), 2))
     pod.submit(request("b", range(50, 54)))
     assert [step.emitted for step in drain(pod)] == [("a",), ("a",), ("b",)]
 
 
-def test_when_blocks_run_out_the_youngest_gives_way_and_still_ends_whole() -> None:
-    """Preempt and recompute: nobody loses a token, the oldest never waits, and who gave way is next."""
+def test_when_blocks_run_out_the_youngest_is_preempted_and_recomputed() -> None:
+    """No token is lost, the oldest never waits, and the preempted request is the next to run."""
     pod = pod_of(num_blocks=4)
     for name, prompt in (("old", range(7)), ("young", range(50, 57)), ("later", range(70, 77))):
         pod.submit(request(name, prompt, 6))
@@ -117,8 +117,8 @@ def test_when_blocks_run_out_the_youngest_gives_way_and_still_ends_whole() -> No
     assert pod.counters.prefix_cache_queries == pod.counters.prompt_tokens == 21
 
 
-def test_a_step_that_preempts_admits_nobody() -> None:
-    """Even where the one who gave way would fit again at once, on the blocks of its twin."""
+def test_a_step_that_preempts_admits_no_request() -> None:
+    """Even if the preempted request would fit again at once, on the blocks of an equal prompt."""
     pod = pod_of(num_blocks=6)
     pod.submit(request("old", range(8), 8))
     pod.submit(request("twin", range(8), 8))
@@ -128,7 +128,7 @@ def test_a_step_that_preempts_admits_nobody() -> None:
 
 
 def test_blocks_are_matchable_when_their_step_ends_and_not_before() -> None:
-    """Of two equal prompts in one step both are computed; the next one finds them."""
+    """Two equal prompts in one step are both computed; the next one finds their blocks."""
     pod = pod_of()
     pod.submit(request("a", range(9)))
     pod.submit(request("b", range(9)))
@@ -148,7 +148,7 @@ def test_the_next_turn_finds_the_generated_blocks() -> None:
     assert (pod.counters.prefix_cache_hits, pod.counters.prefix_cache_queries) == (12, 21)
 
 
-def test_a_request_cancelled_in_mid_step_has_no_part_in_it() -> None:
+def test_a_request_cancelled_during_a_step_takes_no_part_in_it() -> None:
     """Its blocks are free at once, and the step neither emits nor stores for it."""
     pod = pod_of()
     pod.submit(request("a", range(9), 2))
@@ -160,7 +160,7 @@ def test_a_request_cancelled_in_mid_step_has_no_part_in_it() -> None:
 
 
 def test_a_waiting_request_can_be_cancelled() -> None:
-    """It leaves the queue, and those behind it move up."""
+    """It leaves the queue, and those after it move up."""
     pod = pod_of(max_num_seqs=1)
     for name in "abc":
         pod.submit(request(name, range(4)))
@@ -169,7 +169,7 @@ def test_a_waiting_request_can_be_cancelled() -> None:
 
 
 def test_a_request_that_could_never_run_is_refused() -> None:
-    """Longer than the whole cache, or under an id that is taken."""
+    """Longer than the whole cache, or with an id in use."""
     pod = pod_of(num_blocks=2)
     with pytest.raises(ValueError, match="do not fit"):
         pod.submit(request("a", range(8)))
@@ -179,7 +179,7 @@ def test_a_request_that_could_never_run_is_refused() -> None:
 
 
 def test_a_step_is_ended_before_the_next_one_starts() -> None:
-    """Starting twice, or ending what never started, is a mistake of the driver."""
+    """Starting twice, or ending without a start, raises."""
     pod = pod_of()
     with pytest.raises(RuntimeError):
         pod.end_step()
@@ -196,10 +196,10 @@ WORKLOAD = st.lists(
 
 @settings(max_examples=50, deadline=None)
 @given(WORKLOAD)
-def test_under_any_load_answers_end_whole_and_events_replay_to_the_cache(
+def test_under_any_load_answers_are_complete_and_events_match_the_cache(
     workload: list[tuple[list[int], int, bool]],
 ) -> None:
-    """A tiny pool, a request a step, some cancelled in mid-step: nothing leaks, nothing is lost, nothing is made up."""
+    """A tiny pool, a request a step, some cancelled during a step: no block leaks and no token is lost."""
     pod = SimPod(SimPodConfig(speed=SPEED, num_blocks=10, block_size_tokens=2, step_budget_tokens=8, max_num_seqs=3))
     index, emitted = Counter[int](), Counter[str]()
     wanted: dict[str, int] = {}
@@ -228,8 +228,8 @@ def test_under_any_load_answers_end_whole_and_events_replay_to_the_cache(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=16), max_size=12))
-def test_cached_tokens_are_what_earlier_prompts_left(prompts: list[list[int]]) -> None:
-    """Against a naive model: the longest run of blocks, short of the last token, with which an earlier one began."""
+def test_cached_tokens_come_from_earlier_prompts(prompts: list[list[int]]) -> None:
+    """As in a naive model: the longest common run of blocks with an earlier prompt, without the last token."""
     pod = pod_of(num_blocks=256)
     seen: set[tuple[int, ...]] = set()
     for prompt in prompts:
@@ -246,8 +246,8 @@ def handed(name: str, prompt: Sequence[int], loaded_tokens: int, *, garbled: boo
     return replace(request(name, prompt), loaded_tokens=loaded_tokens, garbled=garbled)
 
 
-def test_kv_from_elsewhere_is_announced_and_not_computed() -> None:
-    """Only the last token is; the full blocks are the pod's own from then on."""
+def test_transferred_kv_is_announced_and_not_computed() -> None:
+    """Only the last token is computed; the full blocks belong to the pod from then on."""
     pod = pod_of()
     pod.submit(handed("a", range(10), 10))
     step = pod.step()
@@ -260,8 +260,8 @@ def test_kv_from_elsewhere_is_announced_and_not_computed() -> None:
     assert drain(pod)[0].started == {"b": 8}
 
 
-def test_kv_from_elsewhere_counts_only_beyond_what_is_cached() -> None:
-    """The pod's own blocks go first."""
+def test_transferred_kv_counts_only_beyond_the_cache() -> None:
+    """The pod's own blocks are used first."""
     pod = pod_of()
     for one in (request("a", range(10)), handed("b", range(20), 13), handed("c", range(10), 4)):
         pod.submit(one)
@@ -269,8 +269,8 @@ def test_kv_from_elsewhere_counts_only_beyond_what_is_cached() -> None:
     assert (pod.counters.external_prefix_cache_hits, pod.counters.external_prefix_cache_queries) == (5, 10 + 12 + 2)
 
 
-def test_wrong_kv_is_inherited_by_whoever_finds_it() -> None:
-    """Both start on it; a prompt that shares no block with it does not."""
+def test_wrong_kv_is_inherited_by_matching_prompts() -> None:
+    """A prompt that shares no block with it is not affected."""
     pod = pod_of()
     pod.submit(handed("a", range(10), 10, garbled=True))
     assert drain(pod)[0].garbled == {"a"}
@@ -280,8 +280,8 @@ def test_wrong_kv_is_inherited_by_whoever_finds_it() -> None:
     assert step.garbled == {"b"}
 
 
-def test_a_preempted_request_has_lost_what_came_from_elsewhere() -> None:
-    """It computes its prompt and the five tokens it had emitted, none of which are cached any more."""
+def test_a_preempted_request_loses_transferred_kv() -> None:
+    """It computes its prompt and its five emitted tokens, none of which are cached any more."""
     pod = pod_of(num_blocks=6)
     pod.submit(request("a", range(8), 14))
     pod.submit(replace(handed("b", range(100, 108), 8), output=list(range(12))))
@@ -292,8 +292,8 @@ def test_a_preempted_request_has_lost_what_came_from_elsewhere() -> None:
     assert pod.counters.external_prefix_cache_hits == 7
 
 
-def test_pinned_blocks_stay_in_use_until_somebody_lets_go_of_them() -> None:
-    """Whoever takes them over, or cancels; the request itself is long gone."""
+def test_pinned_blocks_stay_in_use_until_they_are_released() -> None:
+    """By `detach` and `release`, or by `cancel`; the request itself has finished."""
     pod = pod_of()
     for name in "ab":
         pod.submit(replace(request(name, range(10)), pinned=True))

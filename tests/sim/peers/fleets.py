@@ -1,4 +1,4 @@
-"""Small fleets to compare formulas on: who has what in flight, and who holds how much."""
+"""Small fleets to compare formulas on, with work in flight and cached blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IDLE = InFlight()
 
 
 def fleet(inflight: Mapping[str, InFlight], held: Mapping[str, int] | None = None, **facts: Any) -> Scene:
-    """Ready pods of those names, with that in flight, holding so many of the prompt's 100 blocks."""
+    """Ready pods of those names, with that work in flight and that number of the prompt's 100 blocks."""
     pods = facts.pop("pods", None) or [pod(name) for name in sorted(inflight)]
     match = PrefixMatch({name: (blocks, 0, 0, 0) for name, blocks in (held or {}).items()})
     usual: dict[str, Any] = {"prompt": prompt(TOKENS), "match": match, "inflight": dict(inflight)}
@@ -26,12 +26,12 @@ def fleet(inflight: Mapping[str, InFlight], held: Mapping[str, int] | None = Non
 
 
 def busy(**requests: int) -> dict[str, InFlight]:
-    """Pods with so many requests in flight, all of them decoding."""
+    """Pods with that number of requests in flight, all of them decoding."""
     return {name: InFlight(requests=count) for name, count in requests.items()}
 
 
 def decided(seen: Scene, policy: str, picker: Picker | None = None) -> RouteDecision:
-    """By the shipped policy, or by it with another picker."""
+    """The decision of the shipped policy, or of it with another picker."""
     shipped = POLICIES[policy]
     return decide(seen, Policy(policy, shipped.version, shipped.costs, picker or shipped.picker))
 

@@ -15,7 +15,7 @@ NAME = "aibrix_prefix_cache"
 
 @pytest.mark.parametrize(("holder", "winner"), [(8, "holder"), (9, "other")])
 def test_a_gap_above_eight_leaves_only_the_least_loaded(holder: int, winner: str) -> None:
-    """At 8 the holder is at the mean of 4 plus a sigma of 4, and may have it."""
+    """At 8, the holder is at the mean of 4 plus a sigma of 4, which is allowed."""
     assert chosen(fleet(busy(holder=holder, other=0), {"holder": BLOCKS}), NAME) == winner
 
 
@@ -28,7 +28,7 @@ def test_the_best_match_within_a_sigma_wins() -> None:
 
 @pytest.mark.parametrize("name", ["r1", "r2", "r3", "r4", "r5"])
 def test_of_equal_matches_the_one_with_fewer_requests_wins(name: str) -> None:
-    """Above all where nobody matches. No lot is drawn about it."""
+    """Also without any match. The request id does not decide."""
     there = busy(a=3, b=2, c=4)
     assert chosen(fleet(there, {"a": 50, "c": 50}, request=request(name)), NAME) == "a"
     assert chosen(fleet(there, request=request(name)), NAME) == "b"
@@ -36,7 +36,7 @@ def test_of_equal_matches_the_one_with_fewer_requests_wins(name: str) -> None:
 
 @settings(max_examples=60)
 @given(requests=st.lists(st.integers(0, 40), min_size=1, max_size=6), held=st.lists(st.integers(0, 100), min_size=6))
-def test_nobody_far_above_the_mean_is_chosen(requests: list[int], held: list[int]) -> None:
+def test_no_pod_far_above_the_mean_is_chosen(requests: list[int], held: list[int]) -> None:
     """The bound holds, and an imbalance leaves the least loaded only."""
     names = "abcdef"[: len(requests)]
     there = busy(**dict(zip(names, requests, strict=True)))

@@ -13,7 +13,7 @@ NAME = "dynamo"
 
 @pytest.mark.parametrize(("decoding", "winner"), [(1919, "holder"), (1921, "other")])
 def test_the_cost_is_prefill_net_of_the_match_plus_decode(decoding: int, winner: str) -> None:
-    """1,600 tokens asked for. other: 320 + 1600 + 800 = 2720; holder of 50 blocks: 0 + 800 + what decodes there."""
+    """A prompt of 1,600 tokens. other: 320 + 1600 + 800 = 2720; holder of 50 blocks: 0 + 800 + its decode tokens."""
     there = {
         "other": InFlight(2, 1, prefill_tokens=320, context_tokens=800),
         "holder": InFlight(2, context_tokens=decoding),
@@ -22,7 +22,7 @@ def test_the_cost_is_prefill_net_of_the_match_plus_decode(decoding: int, winner:
 
 
 def test_the_scale_weighs_prefill_against_decode() -> None:
-    """At 2: other 2 * 1600 + 0, holder 2 * 800 + 1500; at 1 the other way round."""
+    """At 2: other 2 * 1600 + 0, holder 2 * 800 + 1500; at 1 the order is reversed."""
     seen = fleet({"holder": InFlight(1, context_tokens=1500), "other": InFlight()}, {"holder": 50})
     assert chosen(seen, NAME) == "other"
     assert chosen(seen, NAME, Dynamo(prefill_load_scale=2.0)) == "holder"

@@ -22,7 +22,7 @@ def asking(requests: list[int], salt: int = 0) -> Scene:
 
 @settings(max_examples=80)
 @given(requests=loads, salt=st.integers(0, 20))
-def test_the_bound_holds_wherever_somebody_is_within_it(requests: list[int], salt: int) -> None:
+def test_the_bound_holds_if_any_pod_is_within_it(requests: list[int], salt: int) -> None:
     """1.25 times the mean, this request included; the first such pod on the ring of an idle fleet takes it."""
     bound = 1.25 * (sum(requests) + 1) / len(requests)
     ring = [each.pod.id for each in decided(asking([0] * len(requests), salt), NAME).candidates]
@@ -39,8 +39,8 @@ def test_the_request_counts_in_its_own_bound(others: tuple[int, ...], stays: boo
     assert (chosen(asking(there), NAME) == NAMES[ring]) is stays
 
 
-def test_at_low_load_nobody_is_within_the_bound() -> None:
-    """One request on eight pods: 1.25 * 2 / 8 is less than one, so that even the busy pod keeps its keys."""
+def test_at_low_load_no_pod_is_within_the_bound() -> None:
+    """One request on eight pods: 1.25 * 2 / 8 is less than one, so even the busy pod keeps its keys."""
     ring = chosen(asking([0] * 8), NAME)
     alone = [int(name == ring) for name in NAMES]
     assert chosen(asking(alone), NAME) == ring
@@ -50,18 +50,18 @@ def test_at_low_load_nobody_is_within_the_bound() -> None:
 @settings(max_examples=40)
 @given(salt=st.integers(0, 200), pods=st.integers(1, 7))
 def test_a_new_pod_takes_keys_only_for_itself(salt: int, pods: int) -> None:
-    """Nobody else's move."""
+    """No other key moves."""
     before, after = chosen(asking([0] * pods, salt), NAME), chosen(asking([0] * (pods + 1), salt), NAME)
     assert after in (before, NAMES[pods])
 
 
-def test_what_is_held_does_not_count() -> None:
-    """The key stands for it."""
+def test_cached_blocks_do_not_count() -> None:
+    """Only the key does."""
     idle = busy(a=0, b=0, c=0)
     assert {chosen(fleet(idle, {name: BLOCKS}), NAME) for name in "abc"} == {chosen(fleet(idle), NAME)}
 
 
-def test_a_wider_factor_spills_later() -> None:
+def test_a_larger_factor_spills_later() -> None:
     """At twice the mean the crowded pod keeps its key."""
     ring = chosen(asking([0] * 4), NAME)
     crowded = asking([5 if name == ring else 3 for name in "abcd"])

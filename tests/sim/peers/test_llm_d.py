@@ -1,4 +1,4 @@
-"""llm-d sticks until it is saturated."""
+"""llm-d keeps a request on warm pods until they are saturated."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def waiting(tokens: int) -> InFlight:
 
 
 @pytest.mark.parametrize(("ahead", "winner"), [(TAU_TOKENS - 1, "warm"), (TAU_TOKENS + 1, "cold")])
-def test_stickiness_breaks_at_the_penalty(ahead: int, winner: str) -> None:
-    """18 s at the peak prefill speed of the pod's own coefficients, counted from the best of the others."""
+def test_stickiness_ends_at_the_penalty(ahead: int, winner: str) -> None:
+    """18 s at the peak prefill speed of the pod's own coefficients, relative to the best other pod."""
     seen = fleet({"warm": waiting(500 + ahead), "cold": waiting(500)}, {"warm": 80})
     assert chosen(seen, NAME) == winner
 
@@ -35,7 +35,7 @@ def test_a_slower_pod_is_saturated_by_fewer_tokens() -> None:
 
 @pytest.mark.parametrize(("held", "winner"), [(80, "holder"), (79, "idle")])
 def test_less_than_the_threshold_is_not_warm(held: int, winner: str) -> None:
-    """A holder of 79 % competes by token load alone, and has 20,000 more."""
+    """A holder of 79 % competes by token load only, and has 20,000 more."""
     seen = fleet({"holder": waiting(20_000), "idle": InFlight()}, {"holder": held})
     assert chosen(seen, NAME) == winner
 
@@ -48,7 +48,7 @@ def test_among_the_warm_the_lowest_token_load_wins() -> None:
     assert decision.reason == "sticky: lowest token load"
 
 
-def test_a_fleet_that_is_warm_throughout_never_saturates() -> None:
-    """There is nobody to compare with."""
+def test_a_fleet_of_warm_pods_only_never_saturates() -> None:
+    """There is no other pod to compare with."""
     seen = fleet({"a": waiting(9_000_000), "b": waiting(9_000_001)}, {"a": 100, "b": 100})
     assert decided(seen, NAME, LlmD(max_ttft_penalty_ms=0.0)).reason == "sticky: lowest token load"

@@ -1,4 +1,4 @@
-"""Conductor: what a pull costs, and when one is planned."""
+"""Conductor: when a pull is planned, and what it costs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def plans(seen: Scene, picker: MooncakeConductor | None = None) -> dict[str, Can
     return {each.pod.id: each for each in decided(seen, NAME, picker).candidates}
 
 
-def test_a_pull_is_priced_as_transfer_and_the_prefill_that_it_saves() -> None:
+def test_a_pull_is_priced_as_a_transfer_and_the_saved_prefill() -> None:
     """60 blocks at the holder, 20 here: 640 tokens of 100 kB over 50 GB/s after 2 ms are 3.28 ms."""
     seen = linked(fleet({"near": queued(7.0), "holder": queued(500.0)}, {"near": 20, "holder": 60}))
     near = plans(seen)["near"]
@@ -54,8 +54,8 @@ def test_a_pull_is_priced_as_transfer_and_the_prefill_that_it_saves() -> None:
 
 
 @pytest.mark.parametrize(("queue_ms", "winner", "pulls"), [(0.0, "holder", False), (500.0, "idle", True)])
-def test_a_request_leaves_a_busy_holder_and_takes_the_prefix_along(queue_ms: float, winner: str, pulls: bool) -> None:
-    """That copy is how a hot prefix spreads."""
+def test_a_request_leaves_a_busy_holder_and_pulls_the_prefix(queue_ms: float, winner: str, pulls: bool) -> None:
+    """That copy spreads a hot prefix."""
     seen = linked(fleet({"holder": queued(queue_ms), "idle": IDLE}, {"holder": 90}))
     best = decided(seen, NAME).candidates[0]
     assert best.pod.id == winner
@@ -64,7 +64,7 @@ def test_a_request_leaves_a_busy_holder_and_takes_the_prefix_along(queue_ms: flo
 
 @pytest.mark.parametrize(("threshold", "pulls"), [(1.0, True), (2.9, True), (3.0, False)])
 def test_the_ratio_of_matches_decides_whether_to_pull(threshold: float, pulls: bool) -> None:
-    """60 to 20 is a ratio of 3; a pod that holds nothing pulls at any."""
+    """60 to 20 is a ratio of 3; a pod that holds nothing always pulls."""
     seen = linked(fleet({"near": IDLE, "holder": queued(9.0), "cold": IDLE}, {"near": 20, "holder": 60}))
     planned = plans(seen, MooncakeConductor(balancing_threshold=threshold))
     assert (planned["near"].plan.pull is not None) is pulls
@@ -72,17 +72,16 @@ def test_the_ratio_of_matches_decides_whether_to_pull(threshold: float, pulls: b
     assert planned["holder"].plan.pull is None
 
 
-def test_a_slow_link_is_pulled_over_all_the_same() -> None:
-    """The ratio alone decides. The price is honest, so that the busy holder wins over a recompute that was not
-    considered."""
+def test_a_slow_link_does_not_prevent_a_pull() -> None:
+    """Only the ratio decides. The price includes the transfer, so the busy holder wins, and no recompute is planned."""
     seen = linked(fleet({"holder": queued(500.0), "idle": IDLE}, {"holder": 90}), Link(100.0, 10_000.0))
     assert plans(seen)["idle"].plan.pull is not None
     assert chosen(seen, NAME) == "holder"
     assert chosen(seen, "mooncake_local") == "idle"
 
 
-def test_unknown_bytes_cannot_be_priced() -> None:
-    """Then nothing is pulled onto that pod."""
+def test_unknown_kv_bytes_prevent_a_pull() -> None:
+    """Then nothing is pulled to that pod."""
     seen = fleet({"holder": queued(50.0), "idle": IDLE}, {"holder": 90}, pods=[pod("holder"), pod("idle")])
     assert (
         plans(structs.replace(seen, fleet=replace(seen.fleet, links=Links(elsewhere=LINK))))["idle"].plan.pull is None
@@ -99,7 +98,7 @@ def test_without_a_link_it_is_the_local_variant(seen: Scene) -> None:
 
 @settings(max_examples=80)
 @given(seen=fleets, threshold=st.sampled_from([1.0, 2.0, 8.0]))
-def test_every_pull_brings_more_from_somebody_else(seen: Scene, threshold: float) -> None:
+def test_every_pull_brings_more_from_another_pod(seen: Scene, threshold: float) -> None:
     """By more than the threshold; and every explanation sums to its price."""
     local = {each.pod.id: each for each in decided(seen, "mooncake_local").candidates}
     for name, candidate in plans(seen, MooncakeConductor(balancing_threshold=threshold)).items():

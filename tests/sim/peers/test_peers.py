@@ -1,4 +1,4 @@
-"""What holds of every peer. What holds of every policy, and so of the peers, too, stands in test_decide.py."""
+"""Properties of every peer. `test_decide.py` checks the properties of every policy, including peers."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from router.types import InFlight, Link, Links, Scene
 from tests.policy.scenes import POLICIES, request, scenes
 from tests.sim.peers.fleets import BLOCKS, IDLE, busy, chosen, decided, fleet
 
-DRAWS_LOTS = ("aibrix_prefix_cache", "dynamo", "llm_d", "lmetric", "longest_match", "random", "sglang_cache_aware")
+RANDOM_TIES = ("aibrix_prefix_cache", "dynamo", "llm_d", "lmetric", "longest_match", "random", "sglang_cache_aware")
 PREFIX_DECIDES_TIES = ("dualmap", "kubeai_chwbl", "mooncake_conductor", "mooncake_local")
-PEERS = (*DRAWS_LOTS, *PREFIX_DECIDES_TIES)
+PEERS = (*RANDOM_TIES, *PREFIX_DECIDES_TIES)
 BLIND_TO_LOAD = {"random", "longest_match"}
 PLAIN = Policy("plain", "", POLICIES["mooncake_local"].costs, POLICIES["round_robin"].picker)
 
 
 @pytest.mark.parametrize("name", PEERS)
 def test_the_file_spells_out_the_peers_defaults(name: str) -> None:
-    """What the YAML says is what the formula says."""
+    """The YAML contains the defaults of the picker."""
     picker = POLICIES[name].picker
     assert picker == type(picker)()
 
 
 @settings(max_examples=100)
 @given(seen=scenes(linked=False), name=st.sampled_from(PEERS))
-def test_prices_and_plans_are_untouched_where_nothing_can_be_pulled(seen: Scene, name: str) -> None:
-    """A peer orders; a candidate's price stays the expected time to first token."""
+def test_prices_and_plans_are_unchanged_without_pulls(seen: Scene, name: str) -> None:
+    """A peer only orders candidates; a candidate's price stays the expected time to first token."""
     try:
         expected = decide(seen, PLAIN).candidates
     except (ClientError, FleetError):
@@ -45,9 +45,9 @@ def test_prices_and_plans_are_untouched_where_nothing_can_be_pulled(seen: Scene,
     assert all(candidate.plan == Direct(candidate.pod) for candidate in ranked)
 
 
-@pytest.mark.parametrize("name", DRAWS_LOTS)
-def test_equals_share_the_requests_by_lot(name: str) -> None:
-    """On an idle and cold fleet each pod is drawn about equally often, for one request always the same."""
+@pytest.mark.parametrize("name", RANDOM_TIES)
+def test_equal_pods_share_the_requests_evenly(name: str) -> None:
+    """On an idle and cold fleet each pod is chosen about equally often, and always the same one for one request."""
     seen = fleet(busy(a=0, b=0, c=0, d=0))
     asked = [structs.replace(seen, request=request(f"r{number}")) for number in range(400)]
     first = [chosen(each, name) for each in asked]
@@ -58,14 +58,14 @@ def test_equals_share_the_requests_by_lot(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted({*PEERS} - BLIND_TO_LOAD))
 def test_far_too_much_load_at_the_holder_sends_the_request_elsewhere(name: str) -> None:
-    """Whatever the unit of the score."""
+    """In any unit of the score."""
     crowded = InFlight(200, 200, prefill_tokens=2_000_000, prefill_ms=60_000.0, context_tokens=3_000_000)
     assert chosen(fleet({"a": crowded, "b": IDLE}, {"a": BLOCKS}), name) == "b"
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_a_prompt_that_was_not_read_is_placed_all_the_same(name: str) -> None:
-    """By load or by lot; a link changes nothing, since nothing is known to be held."""
+def test_a_prompt_that_was_not_read_is_placed(name: str) -> None:
+    """By load or at random; a link changes nothing, since no cached blocks are known."""
     seen = fleet(busy(a=3, b=1, c=2), prompt=None)
     linked = structs.replace(seen, fleet=replace(seen.fleet, links=Links(elsewhere=Link(0.0, 1e9))))
     assert sorted(candidate.pod.id for candidate in decided(seen, name).candidates) == ["a", "b", "c"]

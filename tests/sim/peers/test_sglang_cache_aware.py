@@ -20,7 +20,7 @@ NAME = "sglang_cache_aware"
         (33, 0, "other"),
     ],
 )
-def test_both_thresholds_must_be_broken_to_leave_the_cache(holder: int, other: int, winner: str) -> None:
+def test_both_thresholds_must_be_exceeded_to_leave_the_cache(holder: int, other: int, winner: str) -> None:
     """Absolute and relative; then the shortest queue takes it."""
     seen = fleet(busy(holder=holder, other=other), {"holder": 90})
     assert chosen(seen, NAME) == winner
@@ -28,14 +28,14 @@ def test_both_thresholds_must_be_broken_to_leave_the_cache(holder: int, other: i
 
 @pytest.mark.parametrize(("held", "winner"), [(51, "holder"), (50, "small"), (0, "small")])
 def test_a_match_must_exceed_the_threshold(held: int, winner: str) -> None:
-    """Else the smallest tree takes it: here, the fewest prompt tokens in flight."""
+    """Otherwise the smallest tree takes it: here, the fewest prompt tokens in flight."""
     trees = {"holder": InFlight(1, context_tokens=500), "small": InFlight(2, context_tokens=100)}
     seen = fleet(trees, {"holder": held})
     assert chosen(seen, NAME) == winner
 
 
-def test_its_knobs_are_its_own() -> None:
-    """The defaults of the documentation, 0.3 / 64 / 1.5, decide otherwise."""
+def test_other_settings_decide_differently() -> None:
+    """The defaults of the documentation, 0.3 / 64 / 1.5, choose the holder."""
     seen = fleet(busy(holder=60, other=10), {"holder": 40})
     documented = SglangCacheAware(cache_threshold=0.3, balance_abs_threshold=64, balance_rel_threshold=1.5)
     assert chosen(seen, NAME) == "other"

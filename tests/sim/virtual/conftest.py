@@ -19,12 +19,12 @@ from router.types import Link, Links, Pod, PodSpeed, PrefixTrust
 
 CONVERSATION = Path(__file__).parents[4] / "shared/data/conversation_trace.jsonl"
 SPEED = PodSpeed(2.0, 0.1, 1e-6, 8.0, 0.02, 1e-5)
-"""1,000 tokens of a prompt take 103 ms, a step of decoding 8 ms."""
+"""1,000 prompt tokens take 103 ms, a decode step 8 ms."""
 
 
 @pytest.fixture(scope="session")
 def policies() -> dict[str, Policy]:
-    """All there are."""
+    """The shipped policies and the peers."""
     return load_policies(shipped("policies")) | load_policies(FOLDER, PeerPolicySpec)
 
 
@@ -32,19 +32,19 @@ def policies() -> dict[str, Policy]:
 def conversation() -> list[TraceRequest]:
     """The public conversation trace, an hour."""
     if not CONVERSATION.exists():
-        pytest.skip("the conversation trace is not here: see loadtest/README.md")
+        pytest.skip("the conversation trace is missing: see loadtest/README.md")
     return read_mooncake(CONVERSATION)
 
 
 def speed_of(model: str, hardware: str) -> PodSpeed:
-    """Its prior."""
+    """The shipped coefficients."""
     return load_priors(shipped("config") / "models")[model].hardware[hardware].speed()
 
 
 def equal_pods(
     number: int, true: VirtualPodConfig, *, link: Link | None = None, kv_bytes_per_token: int = 327_680
 ) -> SimulatedFleet:
-    """So many of the same, of which the router knows all."""
+    """A fleet of equal pods, with coefficients that the router knows exactly."""
     known = [
         Pod(
             id=f"pod-{at:03}",
@@ -70,7 +70,7 @@ def small_pod(kv_tokens: int = 100_000, cpu_kv_tokens: int = 0, max_num_seqs: in
 
 
 def small_mix(duration_s: float = 20.0) -> TrafficMix:
-    """About 100 requests in 20 s: chats behind two system prompts, and prompts that nobody else sends."""
+    """About 100 requests in 20 s: chats with two system prompts, and unique prompts."""
     chat = Kind(
         share=2.0, prefixes=2, prefix_tokens=(400, 900), turns=(1, 3), output_tokens=(1, 60), think_s=(0.1, 2.0)
     )
@@ -83,5 +83,5 @@ def small_mix(duration_s: float = 20.0) -> TrafficMix:
 
 
 def prior(model: str, hardware: str) -> tuple[PodSpeed, int]:
-    """`SPEED` and 1,000 bytes a token, whatever it is."""
+    """`SPEED` and 1,000 bytes per token, for any model."""
     return SPEED, 1000

@@ -1,4 +1,4 @@
-"""The pod that skips steps does what the pod that takes each of them does."""
+"""The virtual pod gives the same times as the token pod."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCK = 4
 
 
 def ask(prompt: list[int], output_tokens: int = 1) -> TrafficRequest:
-    """Blocks are named by all tokens up to their end."""
+    """A block is identified by all tokens up to its end."""
     tokens = [*prompt, *range(-output_tokens, 0)]
     blocks = [hash(tuple(tokens[: end + BLOCK])) & 2**63 - 1 for end in range(0, len(tokens) - BLOCK + 1, BLOCK)]
     return TrafficRequest(len(prompt), output_tokens, blocks, len(prompt) // BLOCK)
@@ -38,12 +38,12 @@ def virtual(kv_tokens: int = 10_000, budget: int = 32, seats: int = 4, cpu_kv_to
     return VirtualPod(config, BLOCK)
 
 
-Story = dict[int, tuple[float, float, int]]
-"""By job: when its first token came, when its last, and how many tokens were cached."""
+Times = dict[int, tuple[float, float, int]]
+"""By job: the time of its first token, the time of its last, and its cached tokens."""
 
 
-def drive_virtual(pod: VirtualPod, arrivals: list[tuple[float, TrafficRequest]]) -> Story:
-    story: Story = {}
+def drive_virtual(pod: VirtualPod, arrivals: list[tuple[float, TrafficRequest]]) -> Times:
+    times: Times = {}
     due = list(enumerate(arrivals))
     while due or pod.wake_ms < math.inf:
         if due and due[0][1][0] <= pod.wake_ms:
@@ -54,16 +54,16 @@ def drive_virtual(pod: VirtualPod, arrivals: list[tuple[float, TrafficRequest]])
         else:
             now_ms = pod.wake_ms
         for job in pod.advance(now_ms).finished:
-            story[job.tag] = (job.first_token_ms, now_ms, job.cached_tokens or 0)
-    return story
+            times[job.tag] = (job.first_token_ms, now_ms, job.cached_tokens or 0)
+    return times
 
 
-def drive_stepwise(arrivals: list[tuple[float, list[int], int]]) -> Story:
-    """Step by step; somebody who arrives exactly at the end of a step is in the next."""
+def drive_stepwise(arrivals: list[tuple[float, list[int], int]]) -> Times:
+    """Step by step. A request that arrives exactly at the end of a step takes part in the next."""
     config = SimPodConfig(speed=SPEED, num_blocks=2500, block_size_tokens=BLOCK, step_budget_tokens=32, max_num_seqs=4)
     pod = SimPod(config)
     firsts: dict[int, tuple[float, int]] = {}
-    story: Story = {}
+    times: Times = {}
     due, now_ms = list(enumerate(arrivals)), 0.0
     while True:
         while due and due[0][1][0] <= now_ms:
@@ -72,14 +72,14 @@ def drive_stepwise(arrivals: list[tuple[float, list[int], int]]) -> Story:
         step = pod.step()
         if step is None:
             if not due:
-                return story
+                return times
             now_ms = due[0][1][0]
             continue
         now_ms += step.duration_ms
         for name, cached in step.started.items():
             firsts[int(name)] = (now_ms, cached)
         for name in step.finished:
-            story[int(name)] = (firsts[int(name)][0], now_ms, firsts[int(name)][1])
+            times[int(name)] = (firsts[int(name)][0], now_ms, firsts[int(name)][1])
 
 
 prompts = st.tuples(st.integers(1, 3), st.integers(1, 60), st.integers(0, 5)).map(
@@ -89,8 +89,8 @@ jobs = st.lists(st.tuples(st.floats(0, 300), prompts, st.integers(1, 30)), min_s
 
 
 @given(jobs)
-def test_it_tells_the_same_story_as_the_stepwise_pod(arrivals: list[tuple[float, list[int], int]]) -> None:
-    """First tokens, last tokens and cached tokens, to the microsecond, while memory lasts."""
+def test_it_gives_the_same_times_as_the_token_pod(arrivals: list[tuple[float, list[int], int]]) -> None:
+    """First tokens, last tokens and cached tokens, to the microsecond, with enough memory."""
     arrivals = sorted(arrivals, key=lambda one: one[0])
     stepwise = drive_stepwise(arrivals)
     skipping = drive_virtual(virtual(), [(at_ms, ask(prompt, output)) for at_ms, prompt, output in arrivals])
@@ -100,10 +100,10 @@ def test_it_tells_the_same_story_as_the_stepwise_pod(arrivals: list[tuple[float,
 
 
 @given(jobs, st.integers(100, 200), st.sampled_from([0, 60]))
-def test_every_job_ends_and_the_pool_is_whole_again_however_little_there_is(
+def test_every_job_ends_and_no_memory_is_lost_with_little_memory(
     arrivals: list[tuple[float, list[int], int]], kv_tokens: int, cpu_kv_tokens: int
 ) -> None:
-    """With preemption, with a tier below, and with a backlog."""
+    """With preemption, with a CPU tier, and with a backlog."""
     arrivals = sorted(arrivals, key=lambda one: one[0])
     pod = virtual(kv_tokens, cpu_kv_tokens=cpu_kv_tokens)
     held: dict[Tier, set[BlockHash]] = {Tier.GPU: set(), Tier.CPU: set()}
@@ -134,16 +134,16 @@ def test_every_job_ends_and_the_pool_is_whole_again_however_little_there_is(
     assert set(pod.cache.blocks) == held[Tier.GPU]
 
 
-def test_a_pod_without_room_preempts_the_youngest_who_computes_again() -> None:
-    """Its time to first token stands, its answer comes later."""
+def test_a_pod_without_memory_preempts_the_youngest_job() -> None:
+    """Its time to first token stays, and its answer ends later."""
     pod = virtual(kv_tokens=64)
-    story = drive_virtual(pod, [(0.0, ask([1] * 24, 20)), (0.0, ask([2] * 24, 10))])
+    times = drive_virtual(pod, [(0.0, ask([1] * 24, 20)), (0.0, ask([2] * 24, 10))])
     assert pod.preemptions >= 1
-    assert story[1][0] < story[0][1] and set(story) == {0, 1}
+    assert times[1][0] < times[0][1] and set(times) == {0, 1}
 
 
-def test_a_tier_below_gives_back_what_was_evicted() -> None:
-    """After a load, and never as if it had been there all the time."""
+def test_a_cpu_tier_returns_evicted_blocks() -> None:
+    """After a load, which takes time."""
     pod = virtual(kv_tokens=64, cpu_kv_tokens=400)
     drive_virtual(pod, [(0.0, ask([1] * 40, 1)), (100.0, ask([2] * 60, 1))])
     pod.submit(Job("again", ask([1] * 40, 1)), 200.0)
@@ -157,8 +157,8 @@ def test_a_tier_below_gives_back_what_was_evicted() -> None:
     assert done.first_token_ms == pytest.approx(250.0 + SPEED.prefill_ms(40, 36))
 
 
-def test_kv_that_came_along_is_not_computed_and_stays() -> None:
-    """A pull or a handoff: the next request with that prefix finds it."""
+def test_transferred_kv_is_not_computed_and_stays() -> None:
+    """After a pull or a handoff, the next request with that prefix finds it."""
     pod = virtual()
     pod.submit(Job("pulled", ask([1] * 40, 1), arrived_tokens=36), 0.0)
     pod.advance(0.0)
@@ -167,7 +167,7 @@ def test_kv_that_came_along_is_not_computed_and_stays() -> None:
     assert pod.held_tokens(ask([1] * 60, 1)) == 40
 
 
-def test_what_an_answer_filled_is_found_by_the_next_turn() -> None:
+def test_the_blocks_of_an_answer_are_found_by_the_next_turn() -> None:
     """All but its last token, which was never computed."""
     pod = virtual()
     first = ask([1] * 10, 7)
@@ -176,8 +176,8 @@ def test_what_an_answer_filled_is_found_by_the_next_turn() -> None:
     assert pod.held_tokens(follow) == 16
 
 
-def test_the_longest_gap_is_the_chunk_that_came_between() -> None:
-    """Decodes stall while somebody else's prompt is computed."""
+def test_the_longest_gap_is_the_chunk_between_two_tokens() -> None:
+    """Decodes stall while a prompt is computed."""
     pod = virtual()
     pod.submit(Job("decoding", ask([1] * 8, 20)), 0.0)
     pod.advance(0.0)
@@ -190,7 +190,7 @@ def test_the_longest_gap_is_the_chunk_that_came_between() -> None:
     assert decoding.worst_gap_ms == pytest.approx(chunk_ms + SPEED.d0_ms + SPEED.d1_ms_per_request, rel=0.05)
 
 
-def test_what_can_never_fit_is_refused() -> None:
-    """Rather than queued for ever."""
+def test_a_job_that_can_never_fit_is_refused() -> None:
+    """Instead of waiting forever."""
     with pytest.raises(ValueError, match="do not fit"):
         virtual(kv_tokens=20).submit(Job(None, ask([1] * 20, 1)), 0.0)

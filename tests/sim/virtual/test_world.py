@@ -1,4 +1,4 @@
-"""Does everything that is asked of a simulated fleet end as it should, whatever goes wrong on the way?"""
+"""Every request to a simulated fleet ends correctly, also under failures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.sim.virtual.worlds import BLOCK, DECODING, KV_BYTES, LINK, apart, at,
 SPLITTING = policy("queue", "prefill", "handoff")
 POLICIES = sorted(load_policies(shipped("policies")) | load_policies(FOLDER, PeerPolicySpec))
 AT_ONCE = Conditions(route_ms=0.0, event_delay_ms=0.0)
-"""Routers that decide in no time and hear everything at once."""
+"""Routers that decide in no time and receive all events at once."""
 
 
 def world(of: SimulatedFleet, policy: Policy, conditions: Conditions = AT_ONCE, **more: object) -> World:
@@ -41,7 +41,7 @@ def outcomes(
 
 
 def assert_all_ended(asked: World, run: Run, requests: int) -> None:
-    """Each once, served or refused, and nothing is left of them anywhere."""
+    """Each request ends once, served or refused, and no lease, job or block is left."""
     assert len(run.outcomes) == requests
     for one in run.outcomes:
         assert bool(one.refused) is math.isnan(one.e2e_ms)
@@ -61,23 +61,23 @@ HARD = Conditions(
 
 @pytest.mark.parametrize("conditions", [AT_ONCE, HARD], ids=["healthy", "hard"])
 @pytest.mark.parametrize("name", POLICIES)
-def test_under_every_policy_all_requests_end_and_no_more_is_cached_than_could_be(
+def test_under_every_policy_all_requests_end_and_hits_stay_within_the_ideal(
     policies: dict[str, Policy], name: str, conditions: Conditions
 ) -> None:
-    """With pulls where the policy pulls, memory that does not suffice, and a tier below it."""
+    """With pulls if the policy plans them, too little memory, and a CPU tier."""
     sessions = list(small_mix().traffic(speedup=15.0).sessions)
-    asked, told = world(fleet(3, small_pod(4000, 9000), LINK), policies[name], conditions), list[int]()
-    run = asked.run(Traffic(BLOCK, sessions), told.append)
-    begun = sum(len(session.requests) for session in sessions)
-    assert_all_ended(asked, run, begun if conditions is AT_ONCE else len(run.outcomes))
-    assert len(sessions) <= len(run.outcomes) <= begun
-    assert told == list(range(1, len(run.outcomes) + 1))
+    asked, progress = world(fleet(3, small_pod(4000, 9000), LINK), policies[name], conditions), list[int]()
+    run = asked.run(Traffic(BLOCK, sessions), progress.append)
+    expected = sum(len(session.requests) for session in sessions)
+    assert_all_ended(asked, run, expected if conditions is AT_ONCE else len(run.outcomes))
+    assert len(sessions) <= len(run.outcomes) <= expected
+    assert progress == list(range(1, len(run.outcomes) + 1))
     assert sum(one.cached_tokens for one in run.outcomes) <= run.ideal_cached_tokens
     assert sum(use.requests for use in run.pods.values()) == sum(not one.refused for one in run.outcomes)
 
 
 def test_the_same_seed_gives_the_identical_run_and_another_seed_does_not(policies: dict[str, Policy]) -> None:
-    """What is lost on the way is drawn, too."""
+    """Event loss is random, too."""
     seeds = (1, 1, 2)
     lossy = replace(AT_ONCE, event_loss=0.5, regret_every=3)
     one, same, other = (
@@ -87,8 +87,8 @@ def test_the_same_seed_gives_the_identical_run_and_another_seed_does_not(policie
     assert one != other
 
 
-def test_a_turn_begins_when_the_answer_before_it_has_been_read(policies: dict[str, Policy]) -> None:
-    """After the think time that follows the last token, the engine's own overhead included."""
+def test_a_turn_starts_after_the_previous_answer_and_its_think_time(policies: dict[str, Policy]) -> None:
+    """Including the overhead of the engine."""
     turns = [replace(prompt(1, 100 * turn, 10), think_s=float(turn)) for turn in (1, 2, 3)]
     conditions = Conditions(overhead_ms=20.0)
     first, second, third = outcomes(fleet(2), policies["cost_aware"], at(5.0, *turns), conditions=conditions)
@@ -97,24 +97,24 @@ def test_a_turn_begins_when_the_answer_before_it_has_been_read(policies: dict[st
     assert third.arrived_ms == pytest.approx(second.arrived_ms + second.e2e_ms + 3000)
 
 
-def test_a_session_whose_turn_was_refused_asks_no_more(policies: dict[str, Policy]) -> None:
-    """There is no answer to go on from."""
+def test_a_session_ends_when_a_turn_is_refused(policies: dict[str, Policy]) -> None:
+    """There is no answer to continue from."""
     too_long = prompt(1, 200_000)
     (refused,) = outcomes(fleet(1), policies["cost_aware"], at(0.0, too_long, prompt(1, 100)))
     assert refused.refused == "does not fit"
 
 
 def test_a_first_token_takes_routing_queue_compute_and_overhead(policies: dict[str, Policy]) -> None:
-    """In plain sums, for two that come at once to one seat."""
+    """As sums, for two requests that arrive together at a pod with one seat."""
     one_seat = fleet(1, small_pod(max_num_seqs=1))
     conditions = Conditions(route_ms=3.0, overhead_ms=20.0)
-    asks = at(1.0, prompt(1, 1000)), at(1.0, prompt(2, 500))
-    first, second = outcomes(one_seat, policies["round_robin"], *asks, conditions=conditions)
+    sessions = at(1.0, prompt(1, 1000)), at(1.0, prompt(2, 500))
+    first, second = outcomes(one_seat, policies["round_robin"], *sessions, conditions=conditions)
     assert first.ttft_ms == pytest.approx(3 + SPEED.prefill_ms(1000) + 20)
     assert second.ttft_ms == pytest.approx(3 + SPEED.prefill_ms(1000) + SPEED.prefill_ms(500) + 20)
 
 
-# --- what routers know ---
+# --- knowledge of routers ---
 
 
 SPACED = TrafficMix(
@@ -126,7 +126,7 @@ SPACED = TrafficMix(
 
 
 def exact_share(policy: Policy, conditions: Conditions, kv_tokens: int = 100_000) -> float:
-    """Of predictions, where requests come one at a time: the seconds of the mix are spread to whole ones."""
+    """The share of exact predictions, with one request per second."""
     sessions = [replace(one, start_s=float(second)) for second, one in enumerate(SPACED.traffic().sessions)]
     knowledge = Knowledge(predicted_ttl_s=2.0)
     asked = world(fleet(3, small_pod(kv_tokens)), policy, conditions, knowledge=knowledge)
@@ -136,8 +136,8 @@ def exact_share(policy: Policy, conditions: Conditions, kv_tokens: int = 100_000
 
 
 @pytest.mark.parametrize("name", ["cost_aware", "round_robin", "dynamo"])
-def test_who_hears_everything_at_once_predicts_every_cached_token(policies: dict[str, Policy], name: str) -> None:
-    """Even where pods evict, since they say so."""
+def test_a_router_with_immediate_events_predicts_every_cached_token(policies: dict[str, Policy], name: str) -> None:
+    """Even if pods evict, since evictions are events."""
     assert exact_share(policies[name], AT_ONCE) == 1.0
     assert exact_share(policies[name], AT_ONCE, kv_tokens=2000) == 1.0
 
@@ -149,51 +149,53 @@ def test_who_hears_everything_at_once_predicts_every_cached_token(policies: dict
         replace(AT_ONCE, restarts=((0, 20.5, 15.0),)),
         replace(AT_ONCE, event_delay_ms=4000.0, routers=3, exchange_ms=None),
     ],
-    ids=["events are lost", "the router restarts", "news is late and replicas are alone"],
+    ids=["events are lost", "the router restarts", "events are late and replicas exchange nothing"],
 )
-def test_who_hears_less_predicts_less(policies: dict[str, Policy], conditions: Conditions) -> None:
-    """And still everything ends."""
+def test_a_router_with_fewer_events_predicts_less(policies: dict[str, Policy], conditions: Conditions) -> None:
+    """And all requests end."""
     assert exact_share(policies["round_robin"], conditions) < 0.97
 
 
-def test_late_news_is_bridged_by_what_was_sent(policies: dict[str, Policy]) -> None:
-    """One router whose events take a second predicts all: it knows where it sent what."""
+def test_late_events_are_bridged_by_predictions(policies: dict[str, Policy]) -> None:
+    """One router whose events take a second predicts everything from what it has sent."""
     assert exact_share(policies["round_robin"], replace(AT_ONCE, event_delay_ms=1000.0)) == 1.0
 
 
-def test_a_router_that_restarted_reads_what_pods_hold_below_the_gpu_as_well(policies: dict[str, Policy]) -> None:
-    """What the GPU evicted is still known to be in the tier below."""
+def test_a_restarted_router_reads_the_cpu_tier_as_well(policies: dict[str, Policy]) -> None:
+    """Blocks that the GPU evicted are still in the CPU tier."""
     pods = fleet(1, small_pod(2000, cpu_kv_tokens=50_000))
-    asks = at(0.0, prompt(1, 1601)), at(1.0, prompt(2, 1601)), at(9.0, prompt(1, 1601))
-    *_, again = outcomes(pods, policies["cost_aware"], *asks, conditions=replace(AT_ONCE, restarts=((0, 5.0, 1.0),)))
+    sessions = at(0.0, prompt(1, 1601)), at(1.0, prompt(2, 1601)), at(9.0, prompt(1, 1601))
+    *_, again = outcomes(
+        pods, policies["cost_aware"], *sessions, conditions=replace(AT_ONCE, restarts=((0, 5.0, 1.0),))
+    )
     assert (again.predicted_cached_tokens, again.cached_tokens) == (1600, 1600)
 
 
-def test_a_router_without_events_learns_nothing_by_a_restart(policies: dict[str, Policy]) -> None:
-    """All it knew is what it had sent."""
-    conditions, deaf = replace(AT_ONCE, restarts=((0, 5.0, 1.0),)), Knowledge(events=False)
-    asks = traffic(at(0.0, prompt(1, 1601)), at(4.0, prompt(1, 1601)), at(9.0, prompt(1, 1601)))
-    run = world(fleet(1), policies["cost_aware"], conditions, knowledge=deaf).run(asks)
+def test_a_router_without_events_loses_its_predictions_in_a_restart(policies: dict[str, Policy]) -> None:
+    """Its predictions came from what it had sent."""
+    conditions, no_events = replace(AT_ONCE, restarts=((0, 5.0, 1.0),)), Knowledge(events=False)
+    sessions = traffic(at(0.0, prompt(1, 1601)), at(4.0, prompt(1, 1601)), at(9.0, prompt(1, 1601)))
+    run = world(fleet(1), policies["cost_aware"], conditions, knowledge=no_events).run(sessions)
     assert [one.predicted_cached_tokens for one in run.outcomes] == [0, 1600, 0]
     assert [one.cached_tokens for one in run.outcomes] == [0, 1600, 1600]
 
 
-def test_a_restart_of_a_router_that_is_not_there_is_a_mistake(policies: dict[str, Policy]) -> None:
-    """Told before anything runs."""
+def test_a_restart_of_an_unknown_router_is_refused(policies: dict[str, Policy]) -> None:
+    """Before the run."""
     with pytest.raises(ConfigError, match="routers are numbered 0 to 0"):
         world(fleet(1), policies["cost_aware"], replace(AT_ONCE, restarts=((1, 1.0, 1.0),)))
 
 
-def test_replicas_see_one_anothers_work_only_where_they_exchange_it(policies: dict[str, Policy]) -> None:
-    """Two that come to two routers: apart where the second knows of the first, else on the same pod."""
-    asks = at(1.0, prompt(1, 8000)), at(1.2, prompt(2, 8000))
+def test_replicas_see_the_work_of_others_only_if_they_exchange_it(policies: dict[str, Policy]) -> None:
+    """Two requests to two routers: on two pods with the exchange, else on the same pod."""
+    sessions = at(1.0, prompt(1, 8000)), at(1.2, prompt(2, 8000))
     pods = {
         exchange_ms: [
             one.pod
             for one in outcomes(
                 fleet(2),
                 policies["cost_aware"],
-                *asks,
+                *sessions,
                 conditions=Conditions(routers=2, exchange_ms=exchange_ms, scrape_ms=1e6),
             )
         ]
@@ -203,22 +205,23 @@ def test_replicas_see_one_anothers_work_only_where_they_exchange_it(policies: di
     assert len(set(pods[None])) == 1
 
 
-def test_regret_is_how_much_sooner_the_first_token_was_to_be_had(policies: dict[str, Policy]) -> None:
-    """Round robin sends the second one past the pod that holds it; a policy that looks does not."""
-    asks = at(0.0, prompt(1, 1601)), at(5.0, prompt(1, 1601))
+def test_regret_is_the_delay_beyond_the_best_pod(policies: dict[str, Policy]) -> None:
+    """Round robin sends the second request past the pod that holds it; `cost_aware` does not."""
+    sessions = at(0.0, prompt(1, 1601)), at(5.0, prompt(1, 1601))
     conditions = replace(AT_ONCE, regret_every=1)
     blind, seeing = (
-        outcomes(fleet(2), policies[name], *asks, conditions=conditions)[1] for name in ("round_robin", "cost_aware")
+        outcomes(fleet(2), policies[name], *sessions, conditions=conditions)[1]
+        for name in ("round_robin", "cost_aware")
     )
     assert blind.regret_ms == pytest.approx(SPEED.prefill_ms(1601) - SPEED.prefill_ms(1601, 1600))
     assert seeing.regret_ms == 0.0
 
 
-# --- what is refused ---
+# --- refusals ---
 
 
 def test_a_request_that_would_wait_too_long_is_refused_and_misses_the_slo() -> None:
-    """At its cheapest pod; whoever comes later is served again, and could not have found what was never computed."""
+    """At its cheapest pod. Later requests are served, and the ideal counts only prompts that were computed."""
     burst = [at(0.0, prompt(number, 4000)) for number in range(4)]
     asked = world(fleet(1), policy("queue", "prefill"), replace(AT_ONCE, refuse_above_ms=1000.0))
     run = asked.run(traffic(*burst, at(60.0, prompt(3, 4000))))
@@ -229,8 +232,8 @@ def test_a_request_that_would_wait_too_long_is_refused_and_misses_the_slo() -> N
 
 
 @pytest.mark.parametrize("name", ["cost_aware", "mooncake_conductor"])
-def test_a_prompt_that_fits_into_no_pod_is_refused_and_not_lost(policies: dict[str, Policy], name: str) -> None:
-    """The others go on, and its place is given back."""
+def test_a_prompt_that_fits_into_no_pod_is_refused(policies: dict[str, Policy], name: str) -> None:
+    """Its lease is released, and the others are served."""
     asked = world(fleet(2, link=LINK), policies[name])
     run = asked.run(traffic(at(0.0, prompt(1, 100_001)), at(0.1, prompt(2, 500))))
     assert_all_ended(asked, run, 2)
@@ -240,8 +243,8 @@ def test_a_prompt_that_fits_into_no_pod_is_refused_and_not_lost(policies: dict[s
 # --- transfers ---
 
 
-def test_prefill_apart_hands_the_kv_over_before_the_first_token(policies: dict[str, Policy]) -> None:
-    """Prefill, then t0 + bytes / bandwidth, then the last token of the prompt where the answer is decoded."""
+def test_a_prefill_pod_hands_the_kv_over_before_the_first_token(policies: dict[str, Policy]) -> None:
+    """Prefill, then t0 + bytes / bandwidth, then the last token of the prompt on the decode pod."""
     asked = world(apart(1, 1), policies["cost_aware"])
     run = asked.run(traffic(at(0.0, prompt(1, 5000, output_tokens=11))))
     assert_all_ended(asked, run, 1)
@@ -254,14 +257,14 @@ def test_prefill_apart_hands_the_kv_over_before_the_first_token(policies: dict[s
 
 
 def test_prefill_and_handoff_are_predicted_together() -> None:
-    """All but the last token where it is decoded."""
+    """Without the last token, which the decode pod computes."""
     (one,) = outcomes(apart(1, 1), SPLITTING, at(0.0, prompt(1, 5000, output_tokens=2)))
     assert one.predicted_ms == pytest.approx(SPEED.prefill_ms(5000) + LINK.transfer_ms(5000 * KV_BYTES))
     assert one.ttft_ms == pytest.approx(one.predicted_ms + DECODING.prefill_ms(5000, 4999))
 
 
-def test_what_the_decode_pod_has_from_the_turn_before_is_not_handed_over_again() -> None:
-    """Nor computed again where the prompt is computed."""
+def test_blocks_on_the_decode_pod_are_not_handed_over_again() -> None:
+    """Nor are they computed again on the prefill pod."""
     turns = at(0.0, prompt(1, 1601, 2), replace(prompt(1, 3201, 2), think_s=1.0))
     _, second = outcomes(apart(1, 1), SPLITTING, turns)
     link_ms = LINK.transfer_ms(1601 * KV_BYTES)
@@ -269,7 +272,7 @@ def test_what_the_decode_pod_has_from_the_turn_before_is_not_handed_over_again()
     assert second.ttft_ms == pytest.approx(SPEED.prefill_ms(3201, 1600) + link_ms + DECODING.prefill_ms(3201, 3200))
 
 
-def test_handing_over_by_layer_moves_only_the_last_behind_the_compute(policies: dict[str, Policy]) -> None:
+def test_a_handoff_by_layer_moves_only_the_last_layer_after_the_prefill(policies: dict[str, Policy]) -> None:
     """A tenth of the bytes with ten layers."""
     whole, by_layer = (
         outcomes(
@@ -284,14 +287,14 @@ def test_handing_over_by_layer_moves_only_the_last_behind_the_compute(policies: 
 
 
 def test_an_answer_of_one_token_is_not_handed_over(policies: dict[str, Policy]) -> None:
-    """The prefill pod has it already."""
+    """The prefill pod has computed it already."""
     run = world(apart(1, 1), policies["cost_aware"]).run(traffic(at(0.0, prompt(1, 5000))))
     assert run.outcomes[0].ttft_ms == pytest.approx(SPEED.prefill_ms(5000))
     assert [use.requests for use in run.pods.values()] == [1, 0]
 
 
-def test_decode_pods_compute_nothing_but_last_tokens(policies: dict[str, Policy]) -> None:
-    """Of every request that was handed over, under mixed traffic; prefill pods decode nothing."""
+def test_decode_pods_compute_only_last_tokens(policies: dict[str, Policy]) -> None:
+    """One for every request that was handed over, under mixed traffic; prefill pods decode nothing."""
     asked = world(apart(2, 2), policies["cost_aware"])
     run = asked.run(small_mix().traffic())
     assert_all_ended(asked, run, len(run.outcomes))
@@ -302,77 +305,76 @@ def test_decode_pods_compute_nothing_but_last_tokens(policies: dict[str, Policy]
     assert sum(one.cached_tokens for one in run.outcomes) > 0
 
 
-def test_decode_pods_that_are_sooner_serve_the_request_whole() -> None:
-    """Of equal pods, the idle one where the answer is decoded needs no handoff."""
+def test_a_faster_decode_pod_serves_the_request_alone() -> None:
+    """Of equal pods, the idle decode pod needs no handoff."""
     run = world(apart(1, 1, decoding=SPEED), SPLITTING).run(traffic(at(0.0, prompt(1, 5000, 2))))
     assert [use.requests for use in run.pods.values()] == [0, 1]
     assert run.outcomes[0].ttft_ms == pytest.approx(SPEED.prefill_ms(5000))
 
 
-def test_a_prefill_pod_is_free_again_once_it_has_handed_over() -> None:
-    """While the answer is decoded elsewhere, nothing is in flight there: the next is priced as the first was."""
-    asks = at(0.0, prompt(1, 1000, 2000)), at(5.0, prompt(2, 1000, 2)), at(6.0, prompt(3, 1000, 2))
-    long, *others = world(apart(1, 1), SPLITTING).run(traffic(*asks)).outcomes
+def test_a_prefill_pod_is_free_again_after_the_handoff() -> None:
+    """Nothing is in flight there during the decode: the next request has the same price as the first."""
+    sessions = at(0.0, prompt(1, 1000, 2000)), at(5.0, prompt(2, 1000, 2)), at(6.0, prompt(3, 1000, 2))
+    long, *others = world(apart(1, 1), SPLITTING).run(traffic(*sessions)).outcomes
     assert long.e2e_ms > 10_000
     assert {one.predicted_ms for one in others} == {long.predicted_ms}
 
 
-def test_a_handoff_under_way_counts_at_its_sender() -> None:
-    """A second one from there is expected to take twice as long: the first is computed in 527 ms, and then travels
-    for 500."""
+def test_a_handoff_in_progress_counts_at_its_sender() -> None:
+    """A second one from there is expected to take twice as long: 527 ms of compute, 500 ms of transfer."""
     slow = Link(0.0, 10_000.0)
-    asks = at(0.0, prompt(1, 5000, 2)), at(0.8, prompt(2, 1000, 2)), at(5.0, prompt(3, 1000, 2))
-    _, meanwhile, later = outcomes(apart(1, 1, slow), SPLITTING, *asks)
+    sessions = at(0.0, prompt(1, 5000, 2)), at(0.8, prompt(2, 1000, 2)), at(5.0, prompt(3, 1000, 2))
+    _, meanwhile, later = outcomes(apart(1, 1, slow), SPLITTING, *sessions)
     assert later.predicted_ms == pytest.approx(SPEED.prefill_ms(1000) + slow.transfer_ms(1000 * KV_BYTES))
     assert meanwhile.predicted_ms == pytest.approx(later.predicted_ms + slow.transfer_ms(1000 * KV_BYTES))
 
 
-def test_prefill_apart_without_a_link_is_a_mistake(policies: dict[str, Policy]) -> None:
-    """There would be no way for the KV."""
+def test_prefill_pods_without_a_link_are_refused(policies: dict[str, Policy]) -> None:
+    """The KV could not be transferred."""
     with pytest.raises(ConfigError, match="need a `link`"):
         world(apart(1, 1, link=None), policies["cost_aware"])
 
 
-def test_prefill_apart_under_a_policy_that_prices_no_handoff_is_a_mistake(policies: dict[str, Policy]) -> None:
-    """It would never use the prefill pods."""
+def test_prefill_pods_need_a_policy_that_prices_handoffs(policies: dict[str, Policy]) -> None:
+    """Other policies never use the prefill pods."""
     with pytest.raises(ConfigError, match="policy least_load has no cost term `handoff`"):
         world(apart(1, 1), policies["least_load"])
 
 
 def pull(policy: Policy, kv_tokens: int) -> RequestOutcome:
-    """Some pod gets a prompt, both get another, the first one gets busy, and then the prompt is asked again: by a
-    router that no longer hears what pods evict."""
-    forgets_nothing = Knowledge(predicted_ttl_s=1e6)
+    """One pod computes a prompt, both compute another one, the first gets busy, and then the prompt is sent again by a
+    router that receives no evictions."""
+    long_ttl = Knowledge(predicted_ttl_s=1e6)
     conditions = replace(AT_ONCE, event_delay_ms=1e9)
-    asks = [at(0.0, prompt(1, 2001)), at(10.0, prompt(2, 4300)), at(10.0, prompt(3, 4300))]
-    asks += [at(20.0, prompt(1, 4300)), at(20.1, prompt(1, 2050))]
-    asked = world(fleet(2, small_pod(kv_tokens), LINK), policy, conditions, knowledge=forgets_nothing)
-    run = asked.run(traffic(*asks))
+    sessions = [at(0.0, prompt(1, 2001)), at(10.0, prompt(2, 4300)), at(10.0, prompt(3, 4300))]
+    sessions += [at(20.0, prompt(1, 4300)), at(20.1, prompt(1, 2050))]
+    asked = world(fleet(2, small_pod(kv_tokens), LINK), policy, conditions, knowledge=long_ttl)
+    run = asked.run(traffic(*sessions))
     assert_all_ended(asked, run, 5)
     return run.outcomes[-1]
 
 
 def test_a_pull_brings_what_the_holder_has(policies: dict[str, Policy]) -> None:
-    """And only the rest is computed."""
+    """Only the rest is computed."""
     found = pull(policies["mooncake_conductor"], kv_tokens=100_000)
     assert (found.pulled_tokens, found.cached_tokens) == (2000, 2000)
     assert found.ttft_ms == pytest.approx(LINK.transfer_ms(2000 * KV_BYTES) + SPEED.prefill_ms(2050, 2000))
 
 
-def test_a_pull_whose_holder_has_evicted_meanwhile_is_computed_anew(policies: dict[str, Policy]) -> None:
-    """Nothing is transferred, nothing was cached, and the prediction (all 128 blocks) was wrong."""
+def test_a_pull_from_a_holder_that_evicted_the_blocks_is_recomputed(policies: dict[str, Policy]) -> None:
+    """Nothing is transferred or cached, and the prediction of all 128 blocks was wrong."""
     found = pull(policies["mooncake_conductor"], kv_tokens=4310)
     assert (found.pulled_tokens, found.cached_tokens) == (0, 0)
     assert found.predicted_cached_tokens == 2048
     assert found.ttft_ms == pytest.approx(SPEED.prefill_ms(2050))
 
 
-def test_a_tier_below_the_gpu_saves_what_the_gpu_evicted(policies: dict[str, Policy]) -> None:
-    """Four prompts in turn, of which two fit: nothing is cached without the tier, and all that was said before with it;
-    it is loaded at the pace of the PCIe bus."""
-    asks = [at(float(second), prompt(second % 4, 1601)) for second in range(8)]
+def test_a_cpu_tier_keeps_what_the_gpu_evicted(policies: dict[str, Policy]) -> None:
+    """Four prompts in turn, of which two fit: without the tier nothing is cached, with it everything is.
+    The tier loads at the rate of the PCIe bus."""
+    sessions = [at(float(second), prompt(second % 4, 1601)) for second in range(8)]
     (*_, without), (*_, tier) = (
-        outcomes(fleet(1, small_pod(4000, cpu_kv_tokens)), policies["cost_aware"], *asks)
+        outcomes(fleet(1, small_pod(4000, cpu_kv_tokens)), policies["cost_aware"], *sessions)
         for cpu_kv_tokens in (0, 100_000)
     )
     assert (without.cached_tokens, tier.cached_tokens) == (0, 1600)
@@ -381,8 +383,8 @@ def test_a_tier_below_the_gpu_saves_what_the_gpu_evicted(policies: dict[str, Pol
     assert tier.ttft_ms == pytest.approx(loaded_ms + SPEED.prefill_ms(1601, 1600))
 
 
-def test_a_tier_too_small_for_a_prompt_promises_nothing(policies: dict[str, Policy]) -> None:
-    """What is written and evicted in one step is not announced: the router expects exactly what it then finds."""
-    asks = at(0.0, prompt(1, 1601)), at(40.0, prompt(2, 1601)), at(80.0, prompt(1, 1601))
-    *_, again = outcomes(fleet(1, small_pod(1700, cpu_kv_tokens=500)), policies["cost_aware"], *asks)
+def test_a_tier_too_small_for_a_prompt_announces_only_what_it_keeps(policies: dict[str, Policy]) -> None:
+    """Blocks written and evicted in one step are not announced, so the prediction is exact."""
+    sessions = at(0.0, prompt(1, 1601)), at(40.0, prompt(2, 1601)), at(80.0, prompt(1, 1601))
+    *_, again = outcomes(fleet(1, small_pod(1700, cpu_kv_tokens=500)), policies["cost_aware"], *sessions)
     assert (again.predicted_cached_tokens, again.cached_tokens) == (96, 96)

@@ -1,4 +1,4 @@
-"""Prompts, sessions and small fleets to put into a world."""
+"""Prompts, sessions and small fleets for a world."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tests.sim.virtual.conftest import SPEED, equal_pods, small_pod
 BLOCK = 16
 LINK = Link(1.0, 10e6)
 KV_BYTES = 1000
-"""A token."""
+"""Bytes per token."""
 DECODING = replace(SPEED, c1_ms_per_token=5.0)
-"""Nobody would have a prompt computed there."""
+"""So slow at prefill that no policy computes a prompt there."""
 
 
 def prompt(name: int, tokens: int, output_tokens: int = 1) -> TrafficRequest:
-    """Prompts of one name share all that they can."""
+    """Prompts with one name share the longest possible prefix."""
     blocks = range(name << 20, (name << 20) + tokens // BLOCK)
     return TrafficRequest(tokens, output_tokens, blocks, len(blocks))
 
 
-def at(start_s: float, *asks: TrafficRequest) -> Session:
-    return Session(start_s, asks)
+def at(start_s: float, *requests: TrafficRequest) -> Session:
+    return Session(start_s, requests)
 
 
 def traffic(*sessions: Session) -> Traffic:
@@ -37,7 +37,7 @@ def fleet(number: int, true: VirtualPodConfig | None = None, link: Link | None =
 
 
 def apart(prefill: int, decode: int, link: Link | None = LINK, decoding: PodSpeed = DECODING) -> SimulatedFleet:
-    """Pods that only prefill, then pods that only decode, of that speed."""
+    """Pods that only prefill, then pods that only decode, at that speed."""
     whole, slow = fleet(prefill + decode, link=link), replace(small_pod(), speed=decoding)
     pods = [replace(pod, known=replace(pod.known, role=Role.PREFILL)) for pod in whole.pods[:prefill]]
     for pod in whole.pods[prefill:]:
