@@ -19,8 +19,7 @@ from router.config.index_schema import LmcacheServers, MooncakeStore, StoreConfi
 from router.config.schema import ModelConfig, PodConfig, RouterConfig
 from router.engines.adapter import PodFacts
 from router.errors import ConfigError
-from router.feeds.discovery.membership import Membership
-from router.feeds.discovery.pod_source import ConfiguredPods
+from router.feeds.discovery.membership import ConfiguredPods, Membership
 from router.feeds.http_client import get, open_client
 from router.feeds.kv_streams import KvStreams
 from router.feeds.probe import ProbeFeed

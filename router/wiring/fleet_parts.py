@@ -11,14 +11,13 @@ from router.config.priors import ModelPrior, PodPriors
 from router.config.schema import RouterConfig
 from router.engines.adapter import PodFacts
 from router.feeds.calibration_feed import CalibrationFeed
-from router.feeds.discovery.membership import Membership
-from router.feeds.discovery.pod_source import ConfiguredPods, PodSource
+from router.feeds.discovery.membership import ConfiguredPods, Membership, PodSource
 from router.feeds.handoff_facts import HandoffFacts
 from router.feeds.http_client import open_client
 from router.feeds.kv_streams import KvStreams
 from router.feeds.load_feed import LoadFeed, ScrapeShare
 from router.feeds.probe import ProbeFeed
-from router.feeds.selftest import ParityFeed, SelfTestTiming
+from router.feeds.self_test import ParityFeed, SelfTestTiming
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger

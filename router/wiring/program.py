@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 from fastapi import FastAPI
@@ -29,19 +30,24 @@ from router.observe.shadow import Shadows
 from router.policy.classes import Classes
 from router.policy.policy_set import PolicySet
 from router.policy.spec import Policy
-from router.types import Pod, PodState
+from router.types import Pod, PodId, PodState
 from router.wiring.decision_records import DecisionRecords
 from router.wiring.fleet_parts import FleetParts, ready_pods
 from router.wiring.gc_tuning import gc_loop
 from router.wiring.prompts import LoadTokenizer, Prompts
 from router.wiring.proxy_parts import ProxyParts, upstream_pools
-from router.wiring.startup_wait import StartupWait
 from router.wiring.tokenizer_files import load_tokenizer
 from router.workers.shared_view import SharedOwners
 from router.workers.supervisor import WorkerIdentity
 from router.workers.worker_sync import WorkerHooks, WorkerSync
 
+if TYPE_CHECKING:
+    from router.wiring.cluster_member import ClusterMember
+
 IDLE_SWEEP_S = 1.0
+POLL_S = 0.02
+WORKERS_TIMEOUT_S = 10.0
+"""Longest wait for the pods that other workers use."""
 
 log = structlog.get_logger()
 
@@ -166,3 +172,45 @@ class Program:
 
     async def _find_elsewhere(self, request_id: str) -> bytes | None:
         return await self._worker_sync.find(request_id) if self._worker_sync else None
+
+
+class StartupWait:
+    """`self_test`: whether pods must pass the parity self-test before their caches count."""
+
+    def __init__(self, fleet: Fleet, *, self_test: bool) -> None:
+        self._fleet = fleet
+        self._self_test = self_test
+
+    async def for_cluster(self, cluster: ClusterMember, timeout_s: float) -> None:
+        """Wait for the cluster's index and for the self-tests."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await cluster.loaded.wait()
+                while self._self_test and self._untested():  # noqa: ASYNC110  # many owners change this state
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            log.warning("serving before startup is complete", index=cluster.loaded.is_set(), untested=self._untested())
+
+    async def for_workers(self, sync: WorkerSync) -> None:
+        """Wait until this worker can use the pods that other workers use."""
+        used = await sync.remote_ready_pods()
+        try:
+            async with asyncio.timeout(WORKERS_TIMEOUT_S):
+                while self._unusable(used):  # noqa: ASYNC110
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            log.warning("serving before all pods are ready", missing=self._unusable(used))
+        sync.begin()
+
+    def _untested(self) -> list[PodId]:
+        """Pods whose self-test has no result yet."""
+        return [
+            status.pod.id
+            for status in self._fleet.snapshot.pods
+            if status.state is PodState.JOINING
+            or (status.state is PodState.READY and not self._fleet.trust_reason(status.pod.id))
+        ]
+
+    def _unusable(self, pods: Iterable[PodId]) -> list[PodId]:
+        joining = {status.pod.id for status in self._fleet.snapshot.pods if status.state is PodState.JOINING}
+        return sorted(joining.union(self._untested() if self._self_test else ()).intersection(pods))

@@ -2,14 +2,17 @@
 
 Admin calls are one more source. They win over the others: an added pod replaces a pod with the same URL, and a removed
 pod stays away until it is added again or no source lists its URL any more.
+
+A new source is a class with the one method of `PodSource` in a file of its own, a member of the config union, and a
+line in `wiring/fleet_parts.py`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 import structlog
@@ -18,7 +21,6 @@ from router.config.schema import KvEvents, PodConfig
 from router.engines.adapter import KvEventSource
 from router.engines.engine_catalog import DIALECTS
 from router.errors import ConfigError
-from router.feeds.discovery.pod_source import PodSource
 from router.fleet.fleet import Fleet
 from router.types import Pod, PodId, PodSpeed, Role
 
@@ -28,6 +30,24 @@ PriorOf: TypeAlias = Callable[[PodConfig, tuple[str, ...]], tuple[PodSpeed, int]
 ADMIN = "admin calls"
 
 log = structlog.get_logger()
+
+
+class PodSource(Protocol):
+    """Finds pods."""
+
+    def __aiter__(self) -> AsyncIterator[Sequence[PodConfig]]:
+        """Complete sets of pods: the current one first, then one after each change. After an error `supervise` iterates
+        again; until then the last set stays in force."""
+
+
+class ConfiguredPods:
+    """The pods of the configuration file: one set that never changes."""
+
+    def __init__(self, pods: Sequence[PodConfig]) -> None:
+        self._pods = pods
+
+    async def __aiter__(self) -> AsyncIterator[Sequence[PodConfig]]:
+        yield self._pods
 
 
 class Membership:

@@ -12,8 +12,7 @@ import pytest
 from router.config.schema import KvEvents, PodConfig
 from router.engines.adapter import KvEventSource
 from router.errors import ConfigError
-from router.feeds.discovery.membership import Membership, configured_pods
-from router.feeds.discovery.pod_source import ConfiguredPods, PodSource
+from router.feeds.discovery.membership import ConfiguredPods, Membership, PodSource, configured_pods
 from router.fleet.fleet import Fleet
 from router.types import PodSpeed, Role
 
