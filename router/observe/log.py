@@ -54,12 +54,15 @@ class RequestLog:
         if self._credit < 1:
             return
         self._credit -= 1
-        time = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        self._write(self._line({name: value for name, value in fields.items() if value not in (None, "")}, time))
+        time = datetime.now(UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+        self._write(
+            self._line({name: value for name, value in fields.items() if value is not None and value != ""}, time)
+        )
 
 
 def _json_line(fields: dict[str, str | float | None], time: str) -> str:
-    return _encode({**fields, "event": "request", "level": "info", "timestamp": time}).decode() + "\n"
+    fields.update(event="request", level="info", timestamp=time)
+    return _encode(fields).decode() + "\n"
 
 
 def _console_line(fields: dict[str, str | float | None], time: str) -> str:
@@ -70,4 +73,4 @@ def _console_line(fields: dict[str, str | float | None], time: str) -> str:
 def _shown(value: str | float | None) -> str:
     if isinstance(value, str):
         return value if value.isprintable() and " " not in value else repr(value)
-    return f"{value:.1f}" if isinstance(value, float) else str(value)
+    return f"{value:.1f}" if isinstance(value, float) else f"{value}"

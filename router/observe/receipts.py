@@ -2,7 +2,7 @@
 
 `RecordedDecision` is a decision in memory; it holds references only, so that keeping it is cheap. A `Receipt` is the
 same as numbers, made when it is requested or written: lengths, block hashes, prices and times, and a prompt only where
-`receipts.prompts` is on. Never an answer. This module does no I/O.
+`receipts.prompts` is on. Never a response. This module does no I/O.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from time import monotonic
 from typing import Protocol
 
 from router.errors import UpstreamBroken
-from router.proxy.answer import AnswerReader
 from router.proxy.connection import Ready, Sink
 from router.proxy.headers import HeaderList, downstream_headers
+from router.proxy.response_reader import ResponseReader
 from router.types import PodId
 
 MAX_HELD_BYTES = 4 * 1024 * 1024
@@ -75,7 +75,7 @@ class AnyReply(Protocol):
 async def relay(
     reply: AnyReply,
     client: Downstream,
-    reader: AnswerReader,
+    reader: ResponseReader,
     extra_headers: HeaderList,
     first_token: Callable[[], None],
     stepped: Callable[[float], None],

@@ -77,12 +77,12 @@ class DecodeReply:
         self._closed()
 
 
-class _StreamOptions(msgspec.Struct):
+class _UsageOptions(msgspec.Struct):
     include_usage: bool = False
 
 
 class _StreamRequest(msgspec.Struct):
-    stream_options: _StreamOptions | None = None
+    stream_options: _UsageOptions | None = None
 
 
 def as_stream(endpoint: Endpoint, response: bytes, request: bytes) -> bytes:

@@ -14,8 +14,8 @@ from router.observe.phase import Phases
 from router.observe.receipts import Failure, Outcome, RecordedDecision
 from router.policy.decide import BYTES_PER_TOKEN, expected_ttft_ms
 from router.policy.spec import Policy
-from router.proxy.answer import AnswerReader
 from router.proxy.headers import Inbound
+from router.proxy.response_reader import ResponseReader
 from router.types import InferenceRequest, PodId, PromptPrefix
 
 
@@ -32,7 +32,7 @@ class RequestContext(msgspec.Struct, eq=False):
     decision: RouteDecision | None = None
     recorded: RecordedDecision | None = None
     candidate: Candidate | None = None
-    reader: AnswerReader = msgspec.field(default_factory=AnswerReader)
+    reader: ResponseReader = msgspec.field(default_factory=ResponseReader)
     status: int = 0
     first_token_s: float | None = None
     handed_over_cached_tokens: int | None = None

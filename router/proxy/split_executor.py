@@ -24,12 +24,12 @@ from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
 from router.errors import HandoffFailed, MalformedRequest, NoReadyPod, RouterError, UpstreamBroken, UpstreamError
 from router.fleet.fleet import Fleet
 from router.policy.retry import RETRY_STATUSES
-from router.proxy.answer import AnswerReader
 from router.proxy.booking import Booking
 from router.proxy.dependencies import ProxyDependencies
 from router.proxy.relay import AnyReply, is_stream, read_all
 from router.proxy.replies import DecodeReply, WholeReply, as_stream
 from router.proxy.request_context import RequestContext
+from router.proxy.response_reader import ResponseReader
 from router.proxy.upstream import Reply, UpstreamSender
 from router.types import Pod, PodId, PodState
 
@@ -116,7 +116,7 @@ class SplitAttempt:
     def count_cached_tokens(self, prefill: asyncio.Task[WholeReply]) -> None:
         """Take the cached tokens from the prefill response, if it is here."""
         if prefill.done() and not prefill.cancelled() and prefill.exception() is None:
-            reader = AnswerReader()
+            reader = ResponseReader()
             reader.feed(prefill.result().body)
             self.context.handed_over_cached_tokens = reader.cached_tokens
 

@@ -19,9 +19,9 @@ from router.engines.handoff import prefill_answer
 from router.engines.handoff.usage import UsageCorrection
 from router.engines.openai import prompt_token_count, prompt_token_ids
 from router.errors import RouterError
-from router.proxy.answer import AnswerReader
 from router.proxy.connection import Connection, UpstreamTimeouts
 from router.proxy.replies import as_stream
+from router.proxy.response_reader import ResponseReader
 from router.types import Endpoint
 from tests.fuzz.bodies import JSON
 from tests.fuzz.pieces import in_pieces
@@ -124,7 +124,7 @@ def streams(data: bytes) -> None:
 
 
 def _observed(pieces: list[bytes]) -> tuple[object, ...]:
-    reader = AnswerReader()
+    reader = ResponseReader()
     first = [reader.feed(piece) for piece in pieces]
     assert sum(first) == reader.has_token
     kept = sum(len(value) for value in astuple(reader) if isinstance(value, bytes))

@@ -14,7 +14,7 @@ import pytest
 from router.engines.adapter import KvEventSource
 from router.engines.engine_catalog import ENGINES
 from router.engines.openai import prompt_token_count, prompt_token_ids
-from router.proxy.answer import AnswerReader
+from router.proxy.response_reader import ResponseReader
 from router.types import Pod, PodId, PodLoad, PodSpeed
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -98,7 +98,7 @@ def test_a_stream_reports_prompt_and_cached_tokens() -> None:
 
 def test_a_stream_begins_with_its_first_text() -> None:
     """Not with the chunk before it, which has only a role."""
-    seen = AnswerReader()
+    seen = ResponseReader()
     chunks = recorded("vllm_stream_chat.txt").split(b"\n\n")
     assert [seen.feed(chunk) for chunk in chunks[:3]] == [False, True, False]
 
@@ -121,7 +121,7 @@ def test_errors_have_the_routers_format() -> None:
 
 def reported(answer: bytes, step: int = 50) -> tuple[int | None, int | None]:
     """(prompt tokens, cached tokens) as the relay reads them from pieces of an answer."""
-    seen = AnswerReader()
+    seen = ResponseReader()
     for start in range(0, len(answer), step):
         seen.feed(answer[start : start + step])
     return seen.prompt_tokens, seen.cached_tokens

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 import pytest
 
 from router.errors import UpstreamBroken
-from router.proxy.answer import AnswerReader
 from router.proxy.connection import Connection, UpstreamTimeouts
 from router.proxy.headers import HeaderList
 from router.proxy.relay import MAX_HELD_BYTES, end_broken_stream, is_stream, read_all, relay
+from router.proxy.response_reader import ResponseReader
 from router.proxy.upstream import Reply, UpstreamPool
 
 pytestmark = pytest.mark.anyio
@@ -97,7 +97,7 @@ class Passage:
     """One relay in progress."""
 
     def __init__(self, pod: Pod, extra: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        self.client, self.reader = Client(), AnswerReader()
+        self.client, self.reader = Client(), ResponseReader()
         self.first_tokens = self.steps = 0
         self.task = asyncio.ensure_future(
             relay(pod.reply, self.client, self.reader, list(extra), self._token, self._step)

@@ -16,7 +16,7 @@ from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.vllm_connectors import Nixl
 from router.errors import MalformedRequest, NoReadyPod, UpstreamBroken, UpstreamTimeout
 from router.types import Generation, InFlight, PodState, PromptPrefix
-from tests.proxy.pods import CHAT, Asked, Behaviour, Client, Town, town
+from tests.proxy.pods import CHAT, PATIENCE_S, Asked, Behaviour, Client, Town, town
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
@@ -166,6 +166,7 @@ async def test_a_streamed_handoff_calibrates_its_link() -> None:
         assert (sender.id, receiver.id, tokens, concurrent) == ("p", "d", 48, 0)
         elapsed_s = pods.counted("warmroute_handoff_seconds_sum", dialect="nixl")
         assert elapsed_ms == pytest.approx(elapsed_s * 1000)
+        assert 0 < elapsed_s < PATIENCE_S
         await pods.serve(pods.context(plan))
         assert len(seen) == 1, "an unstreamed response does not show when the KV arrived"
 

@@ -27,7 +27,7 @@ _MAX_TOKEN_KEY_BYTES = 32
 """No match of `_FIRST_TOKEN` is longer."""
 
 
-class AnswerReader(msgspec.Struct, gc=False):
+class ResponseReader(msgspec.Struct, gc=False):
     """Reads one response; feed it every piece, in order."""
 
     has_token: bool = False

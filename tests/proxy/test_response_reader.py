@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
-from router.proxy.answer import AnswerReader
+from router.proxy.response_reader import ResponseReader
 
 
 def event(**fields: Any) -> bytes:
@@ -31,15 +31,15 @@ DONE = b"data: [DONE]\n\n"
 STREAM = b": keep-alive\n\n" + ROLE + delta(content="Hé") + delta(content="llo") + USAGE + DONE
 
 
-def read(*pieces: bytes) -> tuple[AnswerReader, list[int]]:
+def read(*pieces: bytes) -> tuple[ResponseReader, list[int]]:
     """The reader, and the numbers of the pieces with a first token."""
-    reader = AnswerReader()
+    reader = ResponseReader()
     return reader, [number for number, piece in enumerate(pieces) if reader.feed(piece)]
 
 
 def first_token_at(stream: bytes) -> int:
     """Number of bytes up to the first token."""
-    reader = AnswerReader()
+    reader = ResponseReader()
     return next(at for at in range(len(stream)) if reader.feed(stream[at : at + 1])) + 1
 
 
@@ -136,7 +136,7 @@ def test_a_reported_zero_is_a_value() -> None:
 
 def test_memory_does_not_grow_with_the_response() -> None:
     """Bytes without a token or usage are not kept."""
-    reader = AnswerReader()
+    reader = ResponseReader()
     for _ in range(200):
         reader.feed(b"x" * 10_000)
     kept = [value for value in astuple(reader) if isinstance(value, bytes)]
