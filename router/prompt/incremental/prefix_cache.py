@@ -79,8 +79,7 @@ class PrefixCache:
         return found[::-1]
 
     def find(self, boundaries: Sequence[Boundary]) -> CachedPrefix | None:
-        """The longest known prefix; `EMPTY_PREFIX` where one was only seen. None for a chat that is new, which is now
-        seen."""
+        """The longest known prefix; `EMPTY_PREFIX` where one was only seen. None for a new chat, which is now seen."""
         self._take_stored()
         seen = False
         for boundary in boundaries:

@@ -1,4 +1,4 @@
-"""Reads a chat's prompt from a cached prefix and the messages behind it.
+"""Reads a chat's prompt from a cached prefix and the messages behind it; a new chat has the empty prefix.
 
 This file never reads a prompt whole: it returns None, and `fingerprint.py` does.
 """
@@ -87,9 +87,8 @@ class IncrementalReader:
         if not (isinstance(messages, list) and messages and isinstance(messages[0], msgspec.Raw)):
             return None
         boundaries = self.cache.boundaries(messages)
-        prefix = self.cache.find(boundaries)
-        if prefix is None:
-            return None
+        found = self.cache.find(boundaries)
+        prefix = EMPTY_PREFIX if found is None else found
         new = plain_messages(messages[len(prefix.roles) :])
         skeleton = self._skeletons.find(prefix.roles + tuple([message.role for message in new])) if new else None
         if prefix.roles and skeleton and skeleton.prefixes[len(prefix.roles)] != prefix.skeleton:
@@ -101,8 +100,9 @@ class IncrementalReader:
             return None
         roles = prefix.roles + tuple([message.role for message in new])
         parts = skeleton.fill(contents, first)
-        entry, last = None, boundaries[0]
-        if first != last.messages:
+        entry = None
+        if found is not None and first != len(messages) - 1:
+            last = boundaries[0]
             text = prefix.rest + "".join(parts[:-2])
             entry = PendingEntry(self.cache, last.digest, roles[:-1], skeleton.prefixes[last.messages], text)
         text = prefix.rest + "".join(parts)
