@@ -69,6 +69,11 @@ def test_copies_are_counted_by_tier() -> None:
     assert holder.held() == {CPU: [ONE]}
 
 
+def test_a_full_counter_does_not_overflow_into_the_next_tier() -> None:
+    holder, _ = applied(*[stored(71)] * (1 << 16))
+    assert holder.apply(removed(71, tier=CPU)) == []
+
+
 def test_only_new_blocks_of_an_event_are_changes() -> None:
     _, changes = applied(stored(71), stored(71, 72, 73), removed(72, 99, 71))
     assert changes == [adds(ONE), adds(TWO, THREE), removes(TWO)]
