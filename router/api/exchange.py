@@ -40,7 +40,7 @@ class ReceivedRequest(msgspec.Struct):
     """Address of the client."""
     body: bytes = b""
     refusal: RouterError | None = None
-    """Why the request is refused, if its headers suffice to tell."""
+    """Why the request is refused, if that follows from its headers."""
 
 
 class BodyMemory(msgspec.Struct):

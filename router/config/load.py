@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError
 
 from router.errors import ConfigError
 
@@ -72,11 +71,10 @@ def read_document(path: Path) -> Document:
 def _parsed(path: Path, text: str) -> Document:
     try:
         data = YAML(typ="rt").load(text)
-    except MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"{path}:{line}: not valid YAML: {error.problem}") from error
-    except Exception as error:  # for example for invalid characters, dates and merge keys
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    except Exception as error:  # the library has no common exception, for example for invalid characters and dates
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise ConfigError(f"{where}: not valid YAML: {problem or error}") from error
     return Document(path, {} if data is None else data)
 
 

@@ -21,7 +21,7 @@ URL = "http://a:8000"
 
 
 class Worker:
-    """A worker with nothing but admin commands; `published` is what it sends to the others."""
+    """A worker with only admin commands; `published` is what it sends to the others."""
 
     def __init__(self) -> None:
         self.fleet = Fleet()
