@@ -45,36 +45,36 @@ def plan_command(options: PlanOptions) -> None:
     names = [name.strip() for name in options.against.split(",") if name.strip()]
     for name in (*names, options.policy):
         choose_policy(dict(setup.policies), name)
-    asked = variants(options.policy, names, options.dram_tokens, has_link=setup.fleet.link is not None)
-    results = _plan_all(setup, asked, options)
-    Console().print(_table(setup, asked, results, options))
+    chosen = variants(options.policy, names, options.dram_tokens, has_link=setup.fleet.link is not None)
+    results = _plan_all(setup, chosen, options)
+    Console().print(_table(setup, chosen, results, options))
     raise SystemExit(0 if any(results) else 1)
 
 
-def _plan_all(setup: Experiment, asked: Sequence[Variant], options: PlanOptions) -> list[PlanResult | None]:
+def _plan_all(setup: Experiment, chosen: Sequence[Variant], options: PlanOptions) -> list[PlanResult | None]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     plan = partial(plan_variant, setup, target=options.target, max_pods=options.max_pods)
     with (
         Progress(*columns, console=Console(stderr=True), transient=True) as progress,
-        ProcessPoolExecutor(min(options.jobs, len(asked)), mp_context=get_context("fork")) as pool,
+        ProcessPoolExecutor(min(options.jobs, len(chosen)), mp_context=get_context("fork")) as pool,
     ):
-        task = progress.add_task("variants of the fleet", total=len(asked))
+        task = progress.add_task("variants of the fleet", total=len(chosen))
         results: list[PlanResult | None] = []
-        for one in pool.map(plan, asked):
+        for one in pool.map(plan, chosen):
             results.append(one)
             progress.advance(task)
         return results
 
 
 def _table(
-    setup: Experiment, asked: Sequence[Variant], results: Sequence[PlanResult | None], options: PlanOptions
+    setup: Experiment, chosen: Sequence[Variant], results: Sequence[PlanResult | None], options: PlanOptions
 ) -> Table:
     slo = setup.fleet.slo
     missed = [f"> {options.max_pods}", *[""] * 7]
     share = f"{options.target:.0%}"
     return text_table(
         ["", "pods", "GPUs", "GPU-hours", "in SLO", "p99", "hit", "prefill Mtok", "saved"],
-        (_row(one) if one else [variant.name, *missed] for variant, one in zip(asked, results, strict=True)),
+        (_row(one) if one else [variant.name, *missed] for variant, one in zip(chosen, results, strict=True)),
         title=f"Fewest pods with {share} within {slo.ttft_ms:g} ms to the first token, {slo.tpot_ms:g} ms a token",
         caption="prefill: computed prompt tokens in millions; saved: cached prompt tokens in millions.",
     )

@@ -19,6 +19,7 @@ from router.index.predicted import PredictedIndex
 from router.index.shared import HEAVY_SHARE, SharedPrefixes
 from router.policy.decide import decide
 from router.policy.spec import Policy
+from router.sim.virtual.traffic import TrafficRequest
 from router.types import (
     BlockHash,
     BlocksByTier,
@@ -95,23 +96,22 @@ class RouterView:
     def decide(
         self,
         request_id: str,
-        prompt_tokens: int,
-        hashes: Sequence[BlockHash],
-        output_tokens: int,
+        traffic: TrafficRequest,
         now_s: float,
         steps: Mapping[PodId, StepBegan],
         session: str = "",
     ) -> RouteDecision:
         """All plans for a prompt, best first. Raises as `decide()` does."""
         self._turn += 1
-        prompt = PromptPrefix(self._generation, range(prompt_tokens), hashes)
+        hashes = traffic.prompt_hashes
+        prompt = PromptPrefix(self._generation, range(traffic.prompt_tokens), hashes)
         request = InferenceRequest(
             id=request_id,
             endpoint=Endpoint.COMPLETIONS,
             model=self._generation.model,
             body=b"",
             session=session,
-            max_output_tokens=output_tokens,
+            max_output_tokens=traffic.output_tokens,
             arrived_at_s=now_s,
         )
         scene = Scene(
@@ -128,14 +128,7 @@ class RouterView:
         return decide(scene, self._policy)
 
     def record_send(
-        self,
-        pod: PodId,
-        prompt_tokens: int,
-        cached_tokens: int,
-        hashes: Sequence[BlockHash],
-        now_s: float,
-        *,
-        prefills: bool = True,
+        self, pod: PodId, traffic: TrafficRequest, cached_tokens: int, now_s: float, *, prefills: bool = True
     ) -> Lease:
         """Book a prompt that is sent to a pod. `prefills` is False if only its KV is sent."""
         knowledge = self._knowledge
@@ -143,8 +136,8 @@ class RouterView:
             None if knowledge.events else knowledge.no_events_capacity_tokens // self._generation.block_size_tokens
         )
         ttl_s = knowledge.predicted_ttl_s if knowledge.events else knowledge.no_events_ttl_s
-        self._predicted.record(pod, hashes, now_s, ttl_s=ttl_s, capacity_blocks=capacity)
-        return self.ledger.book(self.pods[pod], prompt_tokens, cached_tokens, now_s, prefills=prefills)
+        self._predicted.record(pod, traffic.prompt_hashes, now_s, ttl_s=ttl_s, capacity_blocks=capacity)
+        return self.ledger.book(self.pods[pod], traffic.prompt_tokens, cached_tokens, now_s, prefills=prefills)
 
     def apply_replicas(self, replicas: Iterable[Mapping[PodId, InFlight]]) -> None:
         """Apply the work in flight of the other replicas."""

@@ -26,6 +26,11 @@ class TrafficRequest:
     prompt_blocks: int
     think_s: float = 0.0
 
+    @property
+    def prompt_hashes(self) -> Sequence[BlockHash]:
+        """The blocks of the prompt."""
+        return self.blocks[: self.prompt_blocks]
+
 
 class IdealCache:
     """One cache for all pods that never evicts: the upper bound of reuse."""

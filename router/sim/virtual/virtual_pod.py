@@ -94,8 +94,7 @@ class VirtualPod(Scheduler[Job]):
 
     def held_tokens(self, request: TrafficRequest) -> int:
         """Tokens of a prompt that the pod's own memory holds now."""
-        prompt = request.blocks[: request.prompt_blocks]
-        return self._usable(self.cache.leading_blocks(prompt), request.prompt_tokens)
+        return self._usable(self.cache.leading_blocks(request.prompt_hashes), request.prompt_tokens)
 
     def submit(self, job: Job, now_ms: float) -> None:
         """Queue a job. Raises `ValueError` if it cannot run even alone."""
@@ -249,7 +248,7 @@ class VirtualPod(Scheduler[Job]):
         return True
 
     def _admit(self, job: Job, budget_tokens: int) -> int | None:
-        prompt = job.request.blocks[: job.request.prompt_blocks]
+        prompt = job.request.prompt_hashes
         found = self.cache.leading_blocks(prompt)
         held = job.block_end(found - 1, self._block) if found else 0
         usable = max(self._usable(found, job.known_tokens), min(job.arrived_tokens, job.known_tokens - 1))

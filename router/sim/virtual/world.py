@@ -76,14 +76,13 @@ class World:
     ) -> None:
         _check(fleet, policy, conditions)
         knowledge = knowledge or Knowledge()
-        pods = fleet.pods
-        generation = Generation(model=pods[0].known.models[0], block_size_tokens=block_size_tokens)
-        known, links = [_with_capacity(pod, block_size_tokens) for pod in pods], fleet.believed_links
+        generation = Generation(model=fleet.pods[0].known.models[0], block_size_tokens=block_size_tokens)
+        known, links = [_with_capacity(pod, block_size_tokens) for pod in fleet.pods], fleet.believed_links
         self._conditions = conditions
         self._random = Random(seed)
         self._link = fleet.link
-        self._fleet = {pod.known.id: pod for pod in pods}
-        self._pods = {pod.known.id: VirtualPod(pod.true, block_size_tokens) for pod in pods}
+        self._fleet = {pod.known.id: pod for pod in fleet.pods}
+        self._pods = {pod.known.id: VirtualPod(pod.true, block_size_tokens) for pod in fleet.pods}
         self._views = [RouterView(known, generation, policy, knowledge, links) for _ in range(conditions.routers)]
         self._next_view = cycle(range(conditions.routers))
         self._has_events = knowledge.events
@@ -178,16 +177,14 @@ class World:
 
     def _decide(self, view: RouterView, request: TrafficRequest, session: Session) -> RouteDecision:
         self._deliver_events()
-        hashes = request.blocks[: request.prompt_blocks]
         request_id, session_id = str(len(self._outcomes)), repr(session.start_s)
         steps, now_s = current_steps(self._pods, view.ledger.steps(), self._now_ms), self._now_ms / 1000
-        return view.decide(request_id, request.prompt_tokens, hashes, request.output_tokens, now_s, steps, session_id)
+        return view.decide(request_id, request, now_s, steps, session_id)
 
     def _book(
         self, view: RouterView, request: TrafficRequest, pod: PodId, cached_tokens: int, *, prefills: bool = True
     ) -> _Booking:
-        hashes, now_s = request.blocks[: request.prompt_blocks], self._now_ms / 1000
-        lease = view.record_send(pod, request.prompt_tokens, cached_tokens, hashes, now_s, prefills=prefills)
+        lease = view.record_send(pod, request, cached_tokens, self._now_ms / 1000, prefills=prefills)
         return _Booking(pod, view.ledger, lease)
 
     def _dispatch(self, turn: _Turn, view: RouterView, decision: RouteDecision) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from router.config.index_schema import Index
 from router.decision import Candidate, RouteDecision
 from router.policy.spec import Policy
 from router.sim.virtual.router_view import Knowledge, RouterView
+from router.sim.virtual.traffic import TrafficRequest
 from router.types import Generation, InFlight, Links, PodLoad, Tier
 from tests.sim.virtual.conftest import equal_pods, small_pod
 
@@ -33,8 +36,12 @@ def no_events(policies: dict[str, Policy]) -> RouterView:
     return view(policies["cost_aware"], Knowledge(events=False, no_events_ttl_s=60.0, no_events_capacity_tokens=50))
 
 
+def prompt(tokens: int, blocks: Sequence[int]) -> TrafficRequest:
+    return TrafficRequest(tokens, 10, blocks, len(blocks))
+
+
 def decision(router: RouterView, now_s: float = 0.0) -> RouteDecision:
-    return router.decide("r", 70, PROMPT, 10, now_s, {})
+    return router.decide("r", prompt(70, PROMPT), now_s, {})
 
 
 def cached_by_pod(router: RouterView, now_s: float = 0.0) -> dict[str, int]:
@@ -64,14 +71,14 @@ def test_removed_blocks_are_no_more_expected(router: RouterView) -> None:
 
 def test_a_sent_prompt_is_predicted_until_its_ttl(router: RouterView) -> None:
     """For `predicted_ttl_s`, 5 s here."""
-    router.record_send(A, 70, 0, PROMPT, now_s=10.0)
+    router.record_send(A, prompt(70, PROMPT), 0, now_s=10.0)
     assert cached_by_pod(router, now_s=14.9)[A] == 64
     assert cached_by_pod(router, now_s=15.1)[A] == 0
 
 
 def test_the_longer_of_predicted_and_announced_match_counts(router: RouterView) -> None:
     """In both orders."""
-    router.record_send(A, 32, 0, PROMPT[:2], now_s=0.0)
+    router.record_send(A, prompt(32, PROMPT[:2]), 0, now_s=0.0)
     router.apply_blocks(A, Tier.GPU, True, [1])
     assert cached_by_pod(router)[A] == 32
     router.apply_blocks(A, Tier.GPU, True, [2, 3])
@@ -80,9 +87,9 @@ def test_the_longer_of_predicted_and_announced_match_counts(router: RouterView) 
 
 def test_without_events_predictions_last_longer_up_to_a_capacity(no_events: RouterView) -> None:
     """A minute and three blocks here."""
-    no_events.record_send(A, 32, 0, PROMPT[:2], now_s=0.0)
+    no_events.record_send(A, prompt(32, PROMPT[:2]), 0, now_s=0.0)
     assert cached_by_pod(no_events, now_s=59.0)[A] == 32
-    no_events.record_send(A, 32, 0, [7, 8], now_s=59.0)
+    no_events.record_send(A, prompt(32, [7, 8]), 0, now_s=59.0)
     assert cached_by_pod(no_events, now_s=59.5)[A] <= 16
     assert cached_by_pod(no_events, now_s=120.0)[A] == 0
 
@@ -90,7 +97,7 @@ def test_without_events_predictions_last_longer_up_to_a_capacity(no_events: Rout
 def test_work_in_flight_raises_the_price_until_it_is_released(router: RouterView) -> None:
     """The own requests and those of other replicas."""
     idle_ms = by_pod(router)[A].cost.total_ms
-    lease = router.record_send(A, 5000, 0, [99], now_s=0.0)
+    lease = router.record_send(A, prompt(5000, [99]), 0, now_s=0.0)
     booked = router.ledger.own()
     assert by_pod(router)[A].cost.total_ms > idle_ms + 400
     router.ledger.release(lease, 0.0)
@@ -101,7 +108,7 @@ def test_work_in_flight_raises_the_price_until_it_is_released(router: RouterView
 
 def test_kv_from_a_prefill_pod_adds_no_prefill_work(router: RouterView) -> None:
     """The decode pod will hold the blocks, and no request waits for their compute."""
-    router.record_send(A, 70, 0, PROMPT, now_s=0.0, prefills=False)
+    router.record_send(A, prompt(70, PROMPT), 0, now_s=0.0, prefills=False)
     assert router.ledger.own() == {A: InFlight(1, 0, 0, 0.0, 70, decode_tokens=70)}
     assert cached_by_pod(router)[A] == 64
 
@@ -122,7 +129,7 @@ def test_load_is_as_old_as_the_last_scrape(policies: dict[str, Policy]) -> None:
 def test_our_own_queued_prompt_is_not_counted_twice(router: RouterView) -> None:
     """After its answer, a pod that reported it costs no more than an idle pod."""
     idle_ms = by_pod(router)[A].cost.total_ms
-    lease = router.record_send(A, 5000, 0, [99], now_s=0.0)
+    lease = router.record_send(A, prompt(5000, [99]), 0, now_s=0.0)
     router.apply_loads({A: PodLoad(waiting=1)}, 0.0)
     router.ledger.release(lease, 0.1)
     assert by_pod(router)[A].cost.total_ms == idle_ms
@@ -134,7 +141,7 @@ def test_a_restart_drops_all_state(router: RouterView) -> None:
     """Earlier leases can still be released."""
     before = by_pod(router)[A].cost.total_ms
     router.apply_blocks(A, Tier.GPU, True, PROMPT)
-    ledger, lease = router.ledger, router.record_send(A, 70, 0, PROMPT, now_s=0.0)
+    ledger, lease = router.ledger, router.record_send(A, prompt(70, PROMPT), 0, now_s=0.0)
     router.restart()
     assert cached_by_pod(router) == {A: 0, B: 0}
     assert by_pod(router)[A].cost.total_ms == before
