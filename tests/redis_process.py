@@ -1,4 +1,4 @@
-"""A real Redis or Valkey for tests: one process on a free port, without persistence, gone with the test."""
+"""A real Redis or Valkey for tests: one process on a free port, without persistence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.redis_servers.server import binaries, free_port
 
 
 class RedisProcess:
-    """One server. `start` and `kill` may alternate; port and folder stay."""
+    """One server. Port and folder stay the same across `kill` and `start`."""
 
     def __init__(self, binary: Path, folder: Path, options: Mapping[str, str]) -> None:
         self.port = free_port()
@@ -29,7 +29,7 @@ class RedisProcess:
         self.start()
 
     def start(self) -> None:
-        """Come up, on the same port. Raises if it does not within seconds."""
+        """Start on the same port. Raises `RuntimeError` after a few seconds."""
         self._process = subprocess.Popen(self._arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for _ in range(500):
             try:
@@ -46,7 +46,7 @@ class RedisProcess:
         raise RuntimeError((self._folder / "log").read_text()[-2000:])
 
     def kill(self) -> None:
-        """Gone at once, with all it held."""
+        """Kill it, with all its data."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
             self._process.kill()
@@ -54,19 +54,19 @@ class RedisProcess:
             self._process = None
 
     def pause(self) -> None:
-        """Answers nothing, and keeps its connections."""
+        """Stop responding, with open connections."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Goes on."""
+        """Continue after `pause`."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGCONT)
 
 
 @contextmanager
 def redis_process(kind: str = "valkey", **options: str) -> Iterator[RedisProcess]:
-    """A server of that kind, with options as in its configuration file (`_` for `-`)."""
+    """Run a server of that kind, with options as in its configuration file (`_` for `-`)."""
     with tempfile.TemporaryDirectory(prefix="warmroute-redis-") as folder:
         server = RedisProcess(
             binaries()[kind], Path(folder), {name.replace("_", "-"): value for name, value in options.items()}

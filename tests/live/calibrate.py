@@ -1,9 +1,8 @@
-"""How fast is a real pod, in the simulator's own terms?
+"""Measures the speed of a real pod in the simulator's terms.
 
-Single prompts of many lengths, new, half known and known, give the terms of a prefill; few and many answers at once,
-after short and long prompts, give those of a decode step. Fitted by least squares of the relative error over medians.
-The pod must have nothing else to do; what other programs took of its core is measured beside it. This file never
-simulates.
+Single prompts of many lengths, new, half cached and cached, give the terms of a prefill; few and many concurrent
+responses, after short and long prompts, give those of a decode step. The terms are a least-squares fit of the relative
+error over medians. The pod must be idle; CPU time that other programs take from its core is measured as well.
 """
 
 from __future__ import annotations
@@ -26,28 +25,29 @@ from tests.live.engines import EngineProcess
 
 LENGTHS_TOKENS = (128, 512, 1024, 2000)
 BATCHES = ((1, 96), (5, 96), (1, 2000), (5, 2000))
-"""Answers at once, and tokens of the prompt before each."""
+"""Concurrent responses, and tokens of the prompt before each."""
 ANSWER_TOKENS = 32
 SHORT_ANSWER_TOKENS = 4
-"""More than one: a pod that is done reports its token sooner than one that is already at the next."""
+"""More than one: an idle pod reports its token sooner than one that already runs the next step."""
 REPEATS = 3
 TOKENS = range(1_000, 100_000)
-"""Of which prompts are made."""
+"""Alphabet of the prompts."""
 ANSWER_TOKEN = 67
-"""The only one that may be answered: what an answer is, is known before it comes, and it is text at once."""
+"""The only allowed output token: the response is known in advance and decodes to text at once."""
 
 Medians = Mapping[tuple[int, ...], float]
-"""Measured ms by what was measured: (prompt tokens, cached tokens), or (answers at once, tokens of each)."""
+"""Measured ms by (prompt tokens, cached tokens), or by (concurrent responses, tokens of each)."""
 
 ThreadTimes = Mapping[int, tuple[int, int]]
-"""By thread: how long it ran and how long it waited for a core, in ns."""
+"""By thread: run time and time waiting for a core, in ns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A pod's steps, and what stands around them before a first token arrives: HTTP and the ends of queues.
+    """A pod's step times, and the overhead of HTTP and queues before its first token.
 
-    `slowness` is how much longer all that took than its computing thread ran."""
+    `slowness` is the elapsed time relative to the run time of its computing thread.
+    """
 
     speed: PodSpeed
     overhead_ms: float
@@ -61,7 +61,7 @@ class Calibration:
 
 
 def made_up(random: Random, tokens: int) -> list[int]:
-    """Tokens that nobody else has."""
+    """Tokens that no other prompt has."""
     return random.choices(TOKENS, k=tokens)
 
 
@@ -72,7 +72,7 @@ def asked(prompt: Sequence[int], output_tokens: int) -> dict[str, Any]:
 
 
 async def calibrate(pod: EngineProcess, random: Random) -> Calibration:
-    """Of an idle pod, in about 20 s. The first answers, while it warms up, are not looked at."""
+    """Measure an idle pod, in about 20 s. The first responses are a warm-up."""
     driver = LoadDriver([pod.url], lambda _: None)
     try:
         for _ in range(4):
@@ -85,7 +85,7 @@ async def calibrate(pod: EngineProcess, random: Random) -> Calibration:
 
 
 def thread_times(pod: EngineProcess) -> ThreadTimes:
-    """Of all threads of the pod's processes, until now. Source: the kernel's Documentation/scheduler/sched-stats."""
+    """Times of all threads of the pod's processes. Source: the kernel's Documentation/scheduler/sched-stats."""
     found: dict[int, tuple[int, int]] = {}
     for task in Path("/proc").glob("[0-9]*/task/*"):
         try:
@@ -93,19 +93,20 @@ def thread_times(pod: EngineProcess) -> ThreadTimes:
                 ran, waited, _ = (task / "schedstat").read_text().split()
                 found[int(task.name)] = int(ran), int(waited)
         except (ProcessLookupError, FileNotFoundError):
-            pass  # it has just ended
+            pass  # it has ended meanwhile
     return found
 
 
 def slowness(before: ThreadTimes, after: ThreadTimes) -> float:
-    """How much longer than it ran the busiest thread took to do so: 1 with a core to itself, 2 with half of one."""
+    """Elapsed time of the busiest thread relative to its run time: 1 with a core of its own, 2 with half of one."""
     spent = [(ran - before.get(thread, (0, 0))[0], thread) for thread, (ran, _) in after.items()]
     ran, thread = max(spent)
     return 1 + (after[thread][1] - before.get(thread, (0, 0))[1]) / ran
 
 
 def fitted(prefills_ms: Medians, gaps_ms: Medians) -> Calibration:
-    """The terms of `PodSpeed`. A prefill's step begins like a decode's of one: the rest of the constant is overhead."""
+    """The terms of `PodSpeed`. A prefill step has the cost of a decode step of one; the rest of the constant is
+    overhead."""
     around_ms, c1, c2 = _least_squares({(1, n - p, n * n - p * p): ms for (n, p), ms in prefills_ms.items()})
     d0, d1, d2 = _least_squares({(1, batch, batch * tokens): ms for (batch, tokens), ms in gaps_ms.items()})
     c0 = min(d0 + d1, around_ms)
@@ -113,7 +114,7 @@ def fitted(prefills_ms: Medians, gaps_ms: Medians) -> Calibration:
 
 
 def _least_squares(measured_ms: Medians) -> list[float]:
-    """Coefficients, none negative in truth: what noise makes of a small one is cut off."""
+    """Non-negative coefficients: noise can make a small one negative."""
     ms = np.array(list(measured_ms.values()))
     terms = np.array(list(measured_ms), dtype=float)
     found, *_ = np.linalg.lstsq(terms / ms[:, None], np.ones(len(ms)), rcond=None)
@@ -121,7 +122,7 @@ def _least_squares(measured_ms: Medians) -> list[float]:
 
 
 async def _prefills(driver: LoadDriver, random: Random) -> Medians:
-    """Time to first token by (prompt tokens, cached tokens)."""
+    """TTFT by (prompt tokens, cached tokens)."""
     found: dict[tuple[int, ...], list[float]] = defaultdict(list)
     for _ in range(REPEATS):
         for tokens in LENGTHS_TOKENS:
@@ -135,7 +136,7 @@ async def _prefills(driver: LoadDriver, random: Random) -> Medians:
 
 
 async def _gaps(driver: LoadDriver, random: Random) -> Medians:
-    """Time between tokens by (answers at once, tokens of each, halfway through its answer)."""
+    """ITL by (concurrent responses, tokens of each, at half of its response)."""
     found: dict[tuple[int, ...], float] = {}
     for batch, tokens in BATCHES:
         prompt = made_up(random, tokens)

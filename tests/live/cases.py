@@ -1,7 +1,7 @@
-"""Which requests show whether two programs tokenise alike?
+"""Request bodies that show whether two programs tokenize alike.
 
-Bodies for the chat and completion endpoints, by name, without a model: every field and every kind of text that decides
-a prompt's tokens, and some that an engine must refuse. Values only; nothing is sent here.
+Bodies for the chat and completion endpoints, by name: every field and every kind of text that affects a prompt's
+tokens, and some bodies that an engine must reject.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Body = dict[str, Any]
 
 
 def _said(*turns: tuple[str, Any], **fields: Any) -> Body:
-    """A body whose messages have these roles and contents."""
+    """A body with messages of these roles and contents."""
     return {"messages": [{"role": role, "content": content} for role, content in turns], **fields}
 
 

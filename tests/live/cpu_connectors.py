@@ -1,8 +1,8 @@
-"""What do Mooncake's connectors miss in a vLLM for CPU?
+"""Makes Mooncake's connectors work in a vLLM for CPU.
 
-They ask for an accelerator's number and record events of one. A plugin of vLLM's (`vllm.general_plugins`), which
-`install.sh` puts into an environment of its own: vLLM loads it in each of its processes. Host memory is written when
-a step has ended, so that there is nothing to wait for. Never for the router.
+They query an accelerator's id and record its events. This is a vLLM plugin (`vllm.general_plugins`) that `install.sh`
+puts into its own environment; vLLM loads it in each process. Host memory is written when a step ends, so there is
+nothing to wait for. Not used by the router.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import torch
 
 
 class Event:
-    """One that has always happened."""
+    """An event that has always happened."""
 
     def record(self, *_: object) -> None:
-        """Everything up to here is done already."""
+        """No-op: everything before it is done."""
 
     def synchronize(self) -> None:
-        """At once."""
+        """Return at once."""
 
     def query(self) -> bool:
-        """It has."""
+        """Always true."""
         return True
 
 
 def register() -> None:
-    """Answer for the accelerator that is not there."""
+    """Replace the accelerator functions."""
     torch.accelerator.current_device_index = lambda: 0
     torch.cuda.Event = Event

@@ -1,7 +1,7 @@
-"""How is a real engine started and ended?
+"""Starts and stops real engines.
 
-vLLM for CPU and llama.cpp as `install.sh` left them, each in a process group of its own, so that an engine's workers
-end with it. Blocks; for tests and tools, never for the router. Logs lie under the live home.
+vLLM for CPU and llama.cpp as installed by `install.sh`, each in its own process group, so that its workers stop with
+it. Blocking; for tests and tools. Logs are under the live home.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 HOME = Path(os.environ.get("WARMROUTE_LIVE_HOME", Path.home() / ".cache" / "warmroute" / "live"))
 BLOCK_TOKENS = 32
-"""The smallest block that vLLM's CPU attention takes."""
+"""The smallest block size of vLLM's CPU attention."""
 REPLAY_PORT_OFFSET = 1000
 START_TIMEOUT_S = 480.0
 STOP_TIMEOUT_S = 20.0
@@ -27,23 +27,23 @@ LOG_TAIL_LINES = 40
 
 
 class EngineFailed(Exception):
-    """The engine ended, or did not become healthy in time."""
+    """The engine ended, or was not healthy in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineProcess:
-    """A running engine. `stop` or `kill` it, or use it in a `with`."""
+    """A running engine. `stop` or `kill` it, or use it as a context manager."""
 
     name: str
     url: str
     log: Path
     process: subprocess.Popen[bytes]
     kv_endpoint: str | None = None
-    """Where a subscriber connects for KV events."""
+    """Address of its KV events."""
     replay_endpoint: str | None = None
 
     def stop(self) -> None:
-        """Ask the whole group to end; force what is left after STOP_TIMEOUT_S."""
+        """Terminate the process group; kill what is left after STOP_TIMEOUT_S."""
         self._signal_group(signal.SIGTERM)
         try:
             self.process.wait(STOP_TIMEOUT_S)
@@ -52,7 +52,7 @@ class EngineProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End server, engine core and workers at once, as a lost node would."""
+        """Kill server, engine core and workers at once, as a lost node would."""
         self._signal_group(signal.SIGKILL)
         self.process.wait(STOP_TIMEOUT_S)
 
@@ -66,7 +66,7 @@ class EngineProcess:
         try:
             os.killpg(self.process.pid, number)
         except ProcessLookupError:
-            pass  # all of the group has ended
+            pass  # the whole group has ended
 
 
 def start_vllm(
@@ -82,8 +82,9 @@ def start_vllm(
 ) -> EngineProcess:
     """A healthy vLLM that publishes KV events on `kv_port` and replays them on `kv_port + REPLAY_PORT_OFFSET`.
 
-    `installed` names the Python environment under the live home. Takes about half a minute and 2 GiB. `EngineFailed`
-    with the end of its log."""
+    `installed` is the Python environment under the live home. Takes about half a minute and 2 GiB. Raises
+    `EngineFailed` with the end of its log.
+    """
     replay_port = kv_port + REPLAY_PORT_OFFSET
     events = {
         "enable_kv_cache_events": True,
@@ -114,7 +115,7 @@ def start_vllm(
 
 
 def start_llamacpp(name: str, port: int, gguf: Path) -> EngineProcess:
-    """A healthy llama.cpp server, in a second and under 200 MiB. `EngineFailed` with the end of its log."""
+    """A healthy llama.cpp server, in a second and under 200 MiB. Raises `EngineFailed` with the end of its log."""
     script = Path(__file__).with_name("xllama_serve.py")
     return _start(name, port, [str(HOME / "llama/bin/python"), str(script), str(gguf), str(port)], {})
 
@@ -128,8 +129,8 @@ def _start(
     replay_endpoint: str | None = None,
 ) -> EngineProcess:
     if _healthy(f"http://127.0.0.1:{port}"):
-        # one that a broken run left behind would pass for ours, with a cache that is not empty
-        raise EngineFailed(f"{name}: another engine already answers on port {port}")
+        # an engine left by an aborted run would have a cache that is not empty
+        raise EngineFailed(f"{name}: another engine responds on port {port}")
     log = HOME / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:

@@ -1,8 +1,8 @@
-"""What do the live tests serve?
+"""Creates the models of the live tests.
 
-Two tiny random-weight models with real tokenizers: seeded, greedy-deterministic, a few MB of weights. Random weights
-say nothing of speed or sense, but an engine treats them like any model: blocks, events and cached tokens are real.
-Runs inside vLLM's environment (torch, transformers): `make_models.py HOME CHAT_TEMPLATE`.
+Two tiny random-weight models with real tokenizers: seeded, greedy-deterministic, a few MB of weights. Their speed and
+output mean nothing, but blocks, events and cached tokens are real. Runs in vLLM's environment (torch, transformers):
+`make_models.py HOME CHAT_TEMPLATE`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SMALL = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
-    "head_dim": 64,  # CPU attention knows only certain head sizes
+    "head_dim": 64,  # CPU attention supports only certain head sizes
     "max_position_embeddings": 32768,
     "tie_word_embeddings": False,  # tied embeddings of random weights only repeat the last token
     "initializer_range": 0.3,
@@ -30,7 +30,7 @@ SMALL = {
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Put a tokenizer beside the weights."""
+    """Put a tokenizer next to the weights."""
     target.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(source / name, target / name)
@@ -49,7 +49,7 @@ def make_qwen3(home: Path) -> None:
 
 
 def make_llama(home: Path, template: Path) -> None:
-    """Llama with the DeepSeek tokenizer and our own chat template, the one of the demo."""
+    """Llama with the DeepSeek tokenizer and the demo's chat template."""
     target = home / "model" / "tiny-llama"
     copy_tokenizer(home / "tokenizer" / "deepseek", target)
     settings_path = target / "tokenizer_config.json"

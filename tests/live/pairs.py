@@ -1,7 +1,7 @@
-"""How is a real prefill pod paired with a real decode pod?
+"""Pairs a real prefill pod with a real decode pod.
 
-Two vLLMs for each of the connectors that run on a CPU, whatever store is between them, and the router in front. The
-router finds the prefill pod behind a relay, which ends that pod at the very moment that a test names. Blocks.
+Two vLLMs for each connector that runs on a CPU, its store if it has one, and the router in front. The router reaches
+the prefill pod through a relay, which can kill that pod at a given moment. Blocking.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from tests.live.tiers import lmcache_server, mooncake_environment, mooncake_mast
 
 MODEL = HOME / "model" / "tiny-llama"
 PATIENCE_S = 180.0
-"""NIXL over TCP stalls for half a minute now and then while four processes share two cores."""
+"""NIXL over TCP sometimes stalls for half a minute when four processes share two cores."""
 LEASE_S = 20
-"""How long NIXL's prefill pod holds KV that nobody fetches: its stalls are as long."""
+"""How long NIXL's prefill pod holds KV that is not taken, as long as its stalls."""
 BOOTSTRAP_PORT = 8998
-"""Where the dialect looks for Mooncake's bootstrap server."""
+"""Port of Mooncake's bootstrap server."""
 
 
 class Moment(Enum):
     """When the prefill pod dies."""
 
     AT_PREFILL_LEG = auto()
-    """It has the request, and will not answer."""
+    """It has the request and does not respond."""
     BETWEEN_LEGS = auto()
-    """It has computed the prompt, and the router does not know yet."""
+    """It has computed the prompt, and the router has no response yet."""
 
 
 class Relay(ThreadingHTTPServer):
-    """A prefill pod's address. Whoever asks it asks the pod; a pod that has died closes the connection."""
+    """A prefill pod's address, which forwards to the pod; if the pod is dead it closes the connection."""
 
     daemon_threads = True
 
@@ -54,7 +54,7 @@ class Relay(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
     def ask(self, method: str, path: str, body: bytes) -> httpx.Response | None:
-        """The pod's answer, if it lives."""
+        """Forward a request, if the pod is alive."""
         leg = "completions" in path
         if leg and self.kills_at is Moment.AT_PREFILL_LEG:
             self.pod.kill()
@@ -68,7 +68,7 @@ class Relay(ThreadingHTTPServer):
 
     @contextmanager
     def running(self) -> Iterator[Relay]:
-        """For the length of a `with`."""
+        """Serve inside the `with` block."""
         Thread(target=self.serve_forever, daemon=True).start()
         try:
             yield self
@@ -87,7 +87,7 @@ class _Passing(BaseHTTPRequestHandler):
         answer = self.server.ask(self.command, self.path, body)
         self.close_connection = True
         if answer is not None:
-            with suppress(ConnectionError):  # nobody waits any longer
+            with suppress(ConnectionError):  # the client has disconnected
                 self._pass_on(answer)
 
     def do_POST(self) -> None:
@@ -102,12 +102,12 @@ class _Passing(BaseHTTPRequestHandler):
         self.wfile.write(answer.content)
 
     def log_message(self, *_: object) -> None:
-        """Nothing: the pods keep logs."""
+        """No-op: the pods have logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodOptions:
-    """What makes a vLLM one half of a pair."""
+    """Options that make a vLLM one half of a pair."""
 
     transfer: Mapping[str, Any]
     environment: Mapping[str, str]
@@ -115,7 +115,7 @@ class PodOptions:
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """A way of vLLM's to hand KV over: the router's word for it, and both pods' options while a store of its runs."""
+    """A vLLM connector: the router's name for it, and both pods' options while its store runs."""
 
     dialect: str
     options: Callable[[Path], AbstractContextManager[tuple[PodOptions, PodOptions]]]
@@ -180,18 +180,18 @@ def _mooncake_store(folder: Path) -> Iterator[tuple[PodOptions, PodOptions]]:
     environment = {"MOONCAKE_CONFIG_PATH": str(file), "VLLM_HOST_IP": "127.0.0.1", "MC_LOG_LEVEL": "WARNING"}
 
     def half() -> PodOptions:
-        # two pods on a host would share the socket on which one asks what the store has, and hang with its owner
+        # two pods on a host would share the socket for store lookups, and hang with its owner
         extra = {"load_async": True, "lookup_rpc_port": free_port()}
         transfer = {
             "kv_connector": "MooncakeStoreConnector",
             "kv_role": "kv_both",
-            # what was in a dead pod's memory is still in the list of keys: without it, every try would fail alike
+            # the list of keys includes a dead pod's memory: every retry would fail the same way
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": extra,
         }
         return PodOptions(transfer, environment)
 
-    # engines on a busy machine are silent for seconds, and slow to read
+    # engines on a busy machine pause for seconds and read slowly
     with mooncake_master(rpc_port, metadata_port, free_port(), misses_after_s=30, lease_ms=30_000):
         yield half(), half()
 
@@ -206,7 +206,7 @@ CONNECTORS: Mapping[str, Connector] = {
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two pods, the way to the first, and the router in front of both."""
+    """Two pods, the relay to the first, and the router."""
 
     connector: str
     relay: Relay
@@ -216,7 +216,7 @@ class Pair:
 
 @contextmanager
 def running(connector: str, folder: Path) -> Iterator[Pair]:
-    """A pair behind a router that splits whatever it can, in a minute on two cores and 5 GiB."""
+    """A pair behind a router that splits every request it can; takes a minute on two cores and 5 GiB."""
     kind = CONNECTORS[connector]
     with ExitStack() as stack:
         halves = stack.enter_context(kind.options(folder))
@@ -235,7 +235,7 @@ def running(connector: str, folder: Path) -> Iterator[Pair]:
 
 
 def _start(name: str, half: PodOptions) -> EngineProcess:
-    """Whatever of Mooncake is installed, LMCache loads, too."""
+    """LMCache loads the installed Mooncake as well."""
     return start_vllm(
         name,
         free_port(),
@@ -248,8 +248,8 @@ def _start(name: str, half: PodOptions) -> EngineProcess:
 
 
 def _config(dialect: str, prefill_url: str, decode_url: str) -> dict[str, Any]:
-    """The decode pod is believed to be slow at prompts, so that a split always pays; and a dead pod to be alive for a
-    while, so that requests meet it."""
+    """The decode pod's prior has slow prefills, so that a split always pays; a dead pod is ejected late, so that
+    requests reach it."""
 
     def pod(url: str, role: str, c0_ms: float) -> dict[str, Any]:
         speed = {"c0_ms": c0_ms, "c1_ms_per_token": 0.1, "c2_ms_per_token2": 0.0}

@@ -1,8 +1,8 @@
-"""What do the real engines answer?
+"""Records the responses of real engines as golden files.
 
-Starts them one after the other, sends the requests of `cases.py` and a session that fills, shares, evicts and resets a
-small KV cache, and writes what came back under `tests/parity/goldens/`, where tests without engines read it. Run as
-`python -m tests.live.record_goldens [chat|events|llamacpp ...]`; about two minutes.
+Starts the engines one after the other, sends the requests of `cases.py` and a session that fills, shares, evicts and
+resets a small KV cache, and writes the responses to `tests/parity/goldens/`. Run as `python -m
+tests.live.record_goldens [chat|events|llamacpp ...]`; takes about two minutes.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ PORT = 18131
 KV_PORT = 15631
 CACHE_BLOCKS = 60
 CONTEXT_TOKENS = 1536
-"""Of the session: less than the cache holds, so that one request always fits."""
+"""Of the session: less than the cache, so that one request always fits."""
 QUIET_MS = 400
-"""Events of a request are there when none came for this long."""
+"""A request's events are complete after this time without one."""
 BUSY_REQUESTS = 24
-"""More than the 16 that the engine runs at once, so that some wait."""
+"""More than the 16 that run at once, so that some wait."""
 BUSY_DEADLINE_S = 10.0
 CHAT_ONLY = {"documents", "reasoning_effort", "tool_choice"}
-"""What /tokenize has no field for and passes over: its tokens may then be others than the chat's."""
+"""Fields that /tokenize ignores: its tokens may then differ from the chat's."""
 TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 
 Line = dict[str, Any]
 
 
 def main(parts: list[str]) -> None:
-    """Record the named parts, or all."""
+    """Record the given parts, or all."""
     GOLDENS.mkdir(parents=True, exist_ok=True)
     steps = {"chat": record_chats, "events": record_events, "llamacpp": record_llamacpp}
     for part in parts or steps:
@@ -55,7 +55,7 @@ def main(parts: list[str]) -> None:
 
 
 def record_chats() -> None:
-    """Tokens of every case by both tiny models; the plain answers by one of them."""
+    """Tokens of every case by both tiny models, and the full responses of one."""
     for model in ("tiny-llama", "tiny-qwen3"):
         engine = start_vllm(f"goldens-{model}", PORT, MODELS / model, kv_port=KV_PORT, extra_args=TOOLS)
         with engine, httpx.Client(base_url=engine.url, timeout=120) as client:
@@ -74,40 +74,40 @@ def _token_cases(client: httpx.Client, path: str, cases: Mapping[str, Body]) -> 
 
 
 def _token_case(client: httpx.Client, path: str, body: Body) -> Line:
-    """{body, token_ids: a list for each prompt} or {body, status, error}."""
+    """{body, token_ids: a list per prompt} or {body, status, error}."""
     sent = {"model": "tiny", "max_tokens": 1, "temperature": 0, "return_token_ids": True, **body}
     answer = client.post(path, json=sent)
     if answer.status_code != 200:
         return {"body": sent, "status": answer.status_code, "error": answer.json()}
-    told = answer.json()
+    result = answer.json()
     every = (
-        [told["prompt_token_ids"]]
-        if told.get("prompt_token_ids")
-        else [choice["prompt_token_ids"] for choice in told["choices"]]
+        [result["prompt_token_ids"]]
+        if result.get("prompt_token_ids")
+        else [choice["prompt_token_ids"] for choice in result["choices"]]
     )
     return {"body": sent, "token_ids": every}
 
 
 def _tokenized(client: httpx.Client, body: Body) -> Line:
-    """What /tokenize says of a chat, where it has a field for everything that the chat has."""
+    """The tokens of /tokenize, if it has all fields of the chat."""
     if CHAT_ONLY & body.keys():
         return {}
     answer = client.post("/tokenize", json={key: body[key] for key in body.keys() - {"max_tokens", "temperature"}})
-    told = answer.json()
+    result = answer.json()
     if answer.status_code != 200:
-        return {"tokenize": {"status": answer.status_code, "error": told}}
-    return {"tokenize": {"token_ids": told["tokens"]}}
+        return {"tokenize": {"status": answer.status_code, "error": result}}
+    return {"tokenize": {"token_ids": result["tokens"]}}
 
 
 def _busy_metrics(client: httpx.Client) -> str:
-    """The metrics while the engine runs as many requests as it may and others wait."""
+    """The metrics while the maximum number of requests runs and others wait."""
     body = {"model": "tiny", "prompt": [7, 8, 9], "max_tokens": 400, "ignore_eos": True}
     with ThreadPoolExecutor(BUSY_REQUESTS) as pool:
         sent = [pool.submit(client.post, "/v1/completions", json=body) for _ in range(BUSY_REQUESTS)]
         deadline_s = time.monotonic() + BUSY_DEADLINE_S
         while not _waiting(text := client.get("/metrics").text):
             if time.monotonic() > deadline_s:
-                raise TimeoutError("no request waited: the engine is faster than it is asked")
+                raise TimeoutError("no request waited: the engine is too fast")
         for answer in sent:
             answer.result().raise_for_status()
     return text
@@ -150,14 +150,14 @@ def _stream(client: httpx.Client) -> str:
 
 
 def record_events() -> None:
-    """One life of a small cache: requests, the messages that they caused, and the replay of all of them."""
+    """One epoch of a small cache: requests, their event messages, and the replay of all of them."""
     small = ("--num-gpu-blocks-override", str(CACHE_BLOCKS), "--max-model-len", str(CONTEXT_TOKENS))
     engine = start_vllm("goldens-events", PORT, MODELS / "tiny-llama", kv_port=KV_PORT, extra_args=small)
     with engine, httpx.Client(base_url=engine.url, timeout=120) as client, zmq.Context() as context:
         lines = list(_session(client, context, engine))
         _save_text("vllm_metrics.txt", client.get("/metrics").text)
         models = client.get("/v1/models").json()
-        models["data"][0]["root"] = MODELS.name + "/tiny-llama"  # no path of the recording machine
+        models["data"][0]["root"] = MODELS.name + "/tiny-llama"  # no path of this machine
         _save_json("vllm_models.json", models)
         _save_json("vllm_kv_event_sources.json", client.get("/kv_event_sources").json())
     _save_text("vllm_events.jsonl", "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
@@ -167,7 +167,7 @@ def _session(client: httpx.Client, context: zmq.Context[zmq.Socket[bytes]], engi
     with context.socket(zmq.SUB) as subscriber:
         subscriber.subscribe(b"")
         subscriber.connect(str(engine.kv_endpoint))
-        time.sleep(1)  # a subscriber hears nothing until its connection stands
+        time.sleep(1)  # a subscriber gets nothing before its connection is established
         for step in _steps(client):
             yield step
             while subscriber.poll(QUIET_MS):
@@ -180,11 +180,11 @@ def _session(client: httpx.Client, context: zmq.Context[zmq.Socket[bytes]], engi
 
 
 def _steps(client: httpx.Client) -> Iterator[Line]:
-    """Two conversations that grow in turn, one prompt said twice, two tenants, prompts that push all of that out, and
-    a reset, each part met again afterwards."""
+    """Two growing conversations, a repeated prompt, two tenants, prompts that evict all of that, and a reset; each part
+    is repeated afterwards."""
     rules = {"role": "system", "content": LONG[:900]}
-    first = [rules, {"role": "user", "content": "Tell me of the fox. " + LONG[900:1300]}]
-    second = [rules, {"role": "user", "content": "Tell me of the dogs. " + LONG[1300:1700]}]
+    first = [rules, {"role": "user", "content": "Describe the fox. " + LONG[900:1300]}]
+    second = [rules, {"role": "user", "content": "Describe the dogs. " + LONG[1300:1700]}]
     for _ in range(3):
         for chat in (first, second):
             yield (said := _chat(client, chat, max_tokens=40))
@@ -214,16 +214,16 @@ def _chat(client: httpx.Client, messages: list[dict[str, str]], **fields: Any) -
 
 
 def _ask(client: httpx.Client, path: str, fields: Body) -> Line:
-    """A request as a line: its body, its tokens, how many of them were cached, and what was answered."""
+    """A request as a line: body, tokens, cached tokens, and response."""
     body = {"model": "tiny", "max_tokens": 1, "temperature": 0, "return_token_ids": True, **fields}
-    told = client.post(path, json=body).raise_for_status().json()
-    choice = told["choices"][0]
+    result = client.post(path, json=body).raise_for_status().json()
+    choice = result["choices"][0]
     return {
         "kind": "request",
         "path": path,
         "body": body,
-        "token_ids": told.get("prompt_token_ids") or choice["prompt_token_ids"],
-        "cached_tokens": told["usage"]["prompt_tokens_details"]["cached_tokens"],
+        "token_ids": result.get("prompt_token_ids") or choice["prompt_token_ids"],
+        "cached_tokens": result["usage"]["prompt_tokens_details"]["cached_tokens"],
         "answer": choice["text"] if "text" in choice else choice["message"]["content"] or "",
     }
 
@@ -236,7 +236,7 @@ def _encoded(frames: list[bytes]) -> list[str]:
 
 
 def record_llamacpp() -> None:
-    """The answers that the adapter reads, and two requests of which the second finds the first one's prompt."""
+    """The responses that the adapter reads, and two requests of which the second finds the first one's prompt."""
     chat = {
         "model": "tiny",
         "max_tokens": 4,

@@ -1,7 +1,4 @@
-"""How is the router started in front of real engines?
-
-As its users start it: `warmroute serve` with a configuration file, in a process of its own.
-"""
+"""Starts `warmroute serve` or `publish` with a configuration file, in front of real engines."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ START_TIMEOUT_S = 60.0
 
 @contextmanager
 def router(folder: Path, config: dict[str, Any]) -> Iterator[str]:
-    """A router with `config`, once all of its pods are trusted; yields its URL."""
+    """Run a router; yields its URL once all of its pods are trusted."""
     port = free_port()
     log = folder / f"router-{port}.log"
     process = _start("serve", folder, config, port, log)
@@ -38,7 +35,7 @@ def router(folder: Path, config: dict[str, Any]) -> Iterator[str]:
 
 @contextmanager
 def publisher(folder: Path, config: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
-    """A publisher with `config`, once all that it publishes is in the index."""
+    """Run a publisher; yields once all its holders are in the index."""
     port = free_port()
     log = folder / f"publisher-{port}.log"
     process = _start("publish", folder, config, port, log)
@@ -66,7 +63,7 @@ def _await_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
             if httpx.get(f"{url}/readyz").status_code == 200:
                 return
         except httpx.HTTPError:
-            pass  # not up yet
+            pass  # not started yet
         time.sleep(0.1)
     raise AssertionError(f"the publisher is not ready\n{log.read_text()[-4000:]}")
 
@@ -82,11 +79,11 @@ def _await_trust(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
         if pods and all(pod["trust"] == "trusted" for pod in pods):
             return
         time.sleep(0.1)
-    raise AssertionError(f"the router trusts not all of {pods}\n{log.read_text()[-4000:]}")
+    raise AssertionError(f"the router does not trust all of {pods}\n{log.read_text()[-4000:]}")
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,6 +1,6 @@
-"""Two real vLLM pods of a random model that is large enough to compute for longer than HTTP takes.
+"""Two real vLLM pods whose random model is large enough that computation dominates HTTP.
 
-Each has a core of its own, and room for a few conversations only. This file measures nothing.
+Each has its own core and KV for a few conversations only.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ STEP_TOKENS = 8192
 
 @pytest.fixture(scope="module")
 def slow_pods() -> Iterator[list[EngineProcess]]:
-    """Two, each with a core for itself."""
+    """Two pods, each with its own core."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
-        pytest.skip("two pods that do not slow one another need two cores")
+        pytest.skip("two independent pods need two cores")
     with ThreadPoolExecutor(2) as threads:
         started = list(threads.map(start_pod, range(2), cores))
     try:
@@ -38,7 +38,7 @@ def slow_pods() -> Iterator[list[EngineProcess]]:
 
 
 def start_pod(number: int, core: int) -> EngineProcess:
-    """On that core: processes inherit the place of the thread that starts them."""
+    """Run on that core: processes inherit the affinity of the thread that starts them."""
     os.sched_setaffinity(0, {core})
     args = (
         *("--load-format", "dummy", "--hf-overrides", json.dumps(SHAPE), "--no-async-scheduling"),
@@ -49,5 +49,5 @@ def start_pod(number: int, core: int) -> EngineProcess:
 
 
 def speed_of(one: Calibration) -> dict[str, float]:
-    """As the router's configuration has it."""
+    """The speed as in the router's configuration."""
     return asdict(one.speed)

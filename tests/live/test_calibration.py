@@ -1,7 +1,7 @@
-"""Does a router find out by itself how fast real pods are?
+"""A router learns the speed of real pods.
 
-It is told that they are three times as slow as they are. After the same requests that a client would send anyway, what
-it expects must be what comes, and what it has learnt must be what a measurement of the idle pods finds.
+Its prior is three times too slow. After ordinary requests its predictions must match the observed times, and its
+coefficients those measured on the idle pods.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ WRONG = 3.0
 LEARNT_AFTER = 100
 
 
-async def test_a_wrong_prior_is_replaced_by_what_the_machine_can_do(
+async def test_a_wrong_prior_is_corrected_by_observed_times(
     slow_pods: list[EngineProcess],
     tmp_path: Path,
 ) -> None:
-    """A prompt of 1,000 new tokens is priced within 20 % of what it takes; expected times lose most of their error."""
+    """A prompt of 1,000 new tokens is priced within 20 % of the measured time; predicted times lose most of their
+    error."""
     pods = slow_pods
     found = [await calibrate(pod, Random(number)) for number, pod in enumerate(pods)]
-    told = [{name: ms * WRONG for name, ms in speed_of(one).items()} for one in found]
+    speeds = [{name: ms * WRONG for name, ms in speed_of(one).items()} for one in found]
     receipts = tmp_path / "receipts.jsonl"
     config = {
         "models": [{"name": "tiny", "tokenizer": str(MODEL), "block_size_tokens": BLOCK_TOKENS}],
-        "pods": [{"url": pod.url, "engine": "vllm", "speed": speed} for pod, speed in zip(pods, told, strict=True)],
+        "pods": [{"url": pod.url, "engine": "vllm", "speed": speed} for pod, speed in zip(pods, speeds, strict=True)],
         "receipts": str(receipts),
     }
     with router(tmp_path, config) as url:
@@ -53,7 +54,7 @@ async def test_a_wrong_prior_is_replaced_by_what_the_machine_can_do(
     times = [(one.predicted_ms, one.ttft_ms) for one in rows if one.predicted_ms is not None and one.ttft_ms]
     early, late = _error(times[:20]), _error(times[LEARNT_AFTER:])
     learnt = _coefficients(metrics)
-    print(f"\nlearnt {learnt}\nmeasured {[(one.speed, one.overhead_ms) for one in found]}")
+    print(f"\nlearned {learnt}\nmeasured {[(one.speed, one.overhead_ms) for one in found]}")
     print(f"error of the first 20: {early:.0%}, after {LEARNT_AFTER}: {late:.0%} of {len(times)}")
     measured_ms = statistics.fmean(one.overhead_ms + one.speed.prefill_ms(1000) for one in found)
     speed = replace(found[0].speed, **learnt)
@@ -62,12 +63,12 @@ async def test_a_wrong_prior_is_replaced_by_what_the_machine_can_do(
 
 
 def _error(times: list[tuple[float, float]]) -> float:
-    """Of the sum: single prompts wait for steps under way, which nobody foresees."""
+    """Error of the sum: single prompts wait for running steps, which cannot be predicted."""
     return sum(abs(expected - actual) for expected, actual in times) / sum(actual for _, actual in times)
 
 
 def _coefficients(metrics: str) -> dict[str, float]:
-    """What is known of the class."""
+    """The calibration of the pod class."""
     return {
         sample.labels["coefficient"]: sample.value
         for family in text_string_to_metric_families(metrics)

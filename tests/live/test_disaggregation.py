@@ -1,4 +1,4 @@
-"""Do real vLLM pods hand KV over as the dialects tell them to, and does a client notice when that fails?"""
+"""Real vLLM pods hand KV over in each dialect, and failures cost no request."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ pytestmark = [pytest.mark.live, pytest.mark.net]
 
 LINES = 12
 CHUNKS = {"lmcache": CHUNK_TOKENS, "mooncake-store": BLOCK_TOKENS}
-"""What stores keep of a prompt: what is left of it is computed again."""
+"""Stores keep whole units of a prompt; the rest is computed again."""
 MOST_LATE = 4
-"""A store is written to while the decode pod looks already; then that computes, too. Not so many times in a row."""
+"""A store may be written after the decode pod's lookup; then that pod computes too. This is the maximum in a row."""
 _COUNTED = re.compile(r'vllm:prompt_tokens_by_source_total\{.*source="(\w+)".*\} (\S+)')
 _RESULT = re.compile(r'warmroute_handoffs_total\{.*result="(\w+)"\} (\S+)')
 
 
 @pytest.fixture(scope="module", params=CONNECTORS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """One of each connector, one after the other; each takes a minute on two cores."""
+    """One pair per connector, one after the other; each takes a minute on two cores."""
     with running(request.param, tmp_path_factory.mktemp(request.param)) as pair:
         yield pair
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a client sees, and how long it waited."""
+    """What a client gets, and how long it waited."""
 
     text: str
     prefill_pod: str | None
@@ -49,7 +49,7 @@ class Answer:
 
 
 def ask(url: str, path: str, body: dict[str, Any], *, stream: bool = False) -> Answer:
-    """One request."""
+    """Send one request."""
     asked = {"model": "tiny", "max_tokens": 12, "temperature": 0, **body}
     if stream:
         asked |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -81,7 +81,7 @@ def _said(choice: dict[str, Any]) -> str:
 
 
 def alone(pair: Pair, path: str, body: dict[str, Any]) -> str:
-    """What the decode pod says by itself: a salt keeps it from every cache."""
+    """The decode pod's response without handoff: a salt bypasses every cache."""
     return ask(pair.decode.url, path, {**body, "cache_salt": uuid.uuid4().hex}).text
 
 
@@ -92,7 +92,7 @@ def counted(url: str, what: re.Pattern[str]) -> Counter[str]:
 
 
 def prompt(path: str, name: str) -> dict[str, Any]:
-    """Two names share not one line."""
+    """Prompts with different names share no line."""
     text = " ".join(
         f"{name}: boat {line} comes in, and the harbour master writes down its cargo." for line in range(LINES)
     )
@@ -101,8 +101,8 @@ def prompt(path: str, name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["unary", "streamed"])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"], ids=["chat", "completion"])
-def test_two_pods_answer_as_one_would(pair: Pair, path: str, stream: bool) -> None:
-    """The decode pod counts the prompt as handed over; the client hears only of what was cached before."""
+def test_a_split_request_has_the_response_of_one_pod(pair: Pair, path: str, stream: bool) -> None:
+    """The decode pod counts the prompt as transferred; the client sees only the tokens that were cached before."""
     chunk = CHUNKS.get(pair.connector, 1)
     for number in range(MOST_LATE + 1 if pair.connector in CHUNKS else 1):
         body = prompt(path, f"{pair.connector} {path} {stream} {number}")
@@ -122,8 +122,8 @@ def test_two_pods_answer_as_one_would(pair: Pair, path: str, stream: bool) -> No
 
 
 def test_a_prefill_pod_that_is_killed_costs_no_request(pair: Pair) -> None:
-    """Killed between its answer and the decode leg, or with both at work where both are sent at once; then dead, and
-    soon ejected: its probes fail as well."""
+    """Killed between its response and the decode leg, or while both legs run; then it stays dead and is soon ejected,
+    because its probes fail too."""
     together = pair.connector == "mooncake"
     pair.relay.kills_at = Moment.AT_PREFILL_LEG if together else Moment.BETWEEN_LEGS
     before = counted(pair.url, _RESULT)

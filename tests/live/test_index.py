@@ -1,4 +1,4 @@
-"""Do routers that share an index predict real vLLM caches block for block, and does the index say what vLLM says?"""
+"""Routers that share an index predict real vLLM caches block for block."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Chat = list[dict[str, Any]]
 
 @dataclass(slots=True)
 class Harbour:
-    """Two vLLM pods, a Valkey, and a publisher that can be ended and begun."""
+    """Two vLLM pods, a Valkey, and a publisher that can be stopped and started."""
 
     folder: Path
     config: dict[str, Any]
@@ -39,11 +39,11 @@ class Harbour:
     publishing: ExitStack
 
     def publish(self) -> subprocess.Popen[bytes]:
-        """Begin to publish."""
+        """Start the publisher."""
         return self.publishing.enter_context(publisher(self.folder, self.config))
 
     def verify(self) -> str:
-        """What `warmroute index verify` prints, once it agrees; its last word if it does not within seconds."""
+        """Output of `warmroute index verify` once it succeeds, or its last output after a timeout."""
         file = self.folder / "index.yaml"
         file.write_text(json.dumps(self.config))
         command = [sys.executable, "-m", "router.cli", "index", "verify", "--config", str(file)]
@@ -78,7 +78,7 @@ def harbour(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harbour]:
 
 
 def ask(url: str, chat: Chat) -> tuple[str, int, int, str]:
-    """(pod, predicted cached tokens, reported cached tokens, answer)."""
+    """(pod, predicted cached tokens, reported cached tokens, response)."""
     body = {"model": "tiny", "messages": chat, "max_tokens": 12, "temperature": 0}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
     answer.raise_for_status()
@@ -89,7 +89,7 @@ def ask(url: str, chat: Chat) -> tuple[str, int, int, str]:
 
 
 def converse(harbour: Harbour, topic: str, turns: int) -> list[tuple[str, int, int]]:
-    """A conversation whose every turn goes to the other router."""
+    """A conversation whose turns alternate between the routers."""
     chat: Chat = [{"role": "system", "content": f"About {topic}. {TEXT * 8}"}]
     shown = []
     for turn in range(turns):
@@ -97,12 +97,12 @@ def converse(harbour: Harbour, topic: str, turns: int) -> list[tuple[str, int, i
         pod, predicted, reported, text = ask(harbour.routers[turn % 2], chat)
         shown.append((pod, predicted, reported))
         chat.append({"role": "assistant", "content": text})
-        time.sleep(0.3)  # events and their publication; a user thinks longer
+        time.sleep(0.3)  # events and their publication take less time than a user's turn
     return shown
 
 
-def test_routers_take_turns_in_a_conversation_and_both_know_its_cache(harbour: Harbour) -> None:
-    """Every turn is predicted exactly and lands where the turns before it are, whichever router it comes to."""
+def test_two_routers_alternate_in_a_conversation_with_exact_predictions(harbour: Harbour) -> None:
+    """Every turn is predicted exactly and goes to the pod of the earlier turns, from either router."""
     for topic in ("ships", "tides", "nets"):
         shown = converse(harbour, topic, 4)
         print(topic, shown)
@@ -111,15 +111,15 @@ def test_routers_take_turns_in_a_conversation_and_both_know_its_cache(harbour: H
         assert all(reported > 0 for _, _, reported in shown[1:])
 
 
-def test_the_index_says_what_the_engines_say(harbour: Harbour) -> None:
+def test_the_index_equals_the_engines_replay(harbour: Harbour) -> None:
     """`warmroute index verify` compares every block with vLLM's own replay."""
     said = harbour.verify()
     print(said)
     assert said.count("agrees") == 2, said
 
 
-def test_a_publisher_that_was_killed_is_replaced_by_one_that_knows_as_much(harbour: Harbour) -> None:
-    """It reads everything from vLLM's replay; conversations go on as if nothing had been."""
+def test_a_new_publisher_restores_the_index_after_a_kill(harbour: Harbour) -> None:
+    """The new publisher reads everything from vLLM's replay; conversations are unaffected."""
     process = harbour.publish()  # takes over from the first
     process.kill()
     process.wait()

@@ -1,4 +1,4 @@
-"""Does the predicted index alone route engines that publish nothing?"""
+"""The predicted index routes engines without KV events."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def llama_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, s
             yield url, model
 
 
-async def test_conversations_stay_where_they_were_sent(llama_url: tuple[str, str]) -> None:
-    """Three turns each: one pod a conversation, and from the second turn on the engine finds its prefix."""
+async def test_conversations_stay_on_their_pod(llama_url: tuple[str, str]) -> None:
+    """Three turns each: one pod per conversation, and from the second turn on the engine finds its prefix."""
     url, model = llama_url
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         for topic in ("tea", "salt"):

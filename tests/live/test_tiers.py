@@ -1,4 +1,6 @@
-"""Do the publisher's sources know what real cache tiers hold: a Mooncake store, an LMCache server under a real vLLM?"""
+"""The publisher's sources match the content of real cache tiers: a Mooncake store, and an LMCache server under a real
+vLLM.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ SOON_S = 20.0
 
 
 class Index:
-    """A sink that keeps what an index would."""
+    """A sink that stores what an index would."""
 
     def __init__(self, pod: HolderBlocks | None = None) -> None:
         self._pod = pod
@@ -54,7 +56,7 @@ class Index:
         del self.holders[holder], self.complete[holder]
 
     def held(self, holder: str, tier: Tier) -> set[int]:
-        """Blocks; none of a holder that is unknown."""
+        """Blocks of a holder; empty if it is unknown."""
         return set(self.holders[holder].held().get(tier, ())) if holder in self.holders else set()
 
 
@@ -70,8 +72,8 @@ def soon(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_mooncake_store_is_followed_through_puts_removals_and_the_loss_of_its_memory_and_master() -> None:
-    """Objects named as vLLM's connector names them, for two ranks. Pods have announced the blocks."""
+async def test_a_mooncake_store_is_tracked_through_puts_removals_and_failures() -> None:
+    """Objects named as by vLLM's connector, for two ranks. Pods have published the blocks."""
     pod = HolderBlocks(GENERATION)
     digests = [hashlib.sha256(b"%d" % number).hexdigest() for number in range(3)]
     for number, digest in enumerate(digests):
@@ -97,7 +99,7 @@ async def test_a_mooncake_store_is_followed_through_puts_removals_and_the_loss_o
                 client.remove(names[0][1])
                 await source.poll()
                 assert held() == block[1] | block[2]
-            await _polled_until(source, lambda: not held())  # its memory is missed after client_ttl
+            await _polled_until(source, lambda: not held())  # its memory is dropped after client_ttl
             with mooncake_client(*ports[:2], free_port()) as client:
                 client.put(*names[0])
                 await source.poll()
@@ -121,7 +123,7 @@ async def _polled_until(source: MooncakeSource, condition: Callable[[], bool]) -
 
 @contextmanager
 def serving(coordinator: Coordinator, port: int) -> Iterator[None]:
-    """The coordinator's paths on a port."""
+    """The coordinator's endpoints on a port."""
     app = FastAPI()
     app.include_router(lmcache_routes(coordinator))
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", lifespan="off"))
@@ -136,14 +138,14 @@ def serving(coordinator: Coordinator, port: int) -> Iterator[None]:
 
 
 def blocks_of(*prompts: list[int]) -> set[int]:
-    """What a tier holds of these prompts: their whole chunks."""
+    """Whole chunks of these prompts, as a tier holds them."""
     root = generation_seed(GENERATION)
     whole = [prompt[: len(prompt) // CHUNK_TOKENS * CHUNK_TOKENS] for prompt in prompts]
     return {block for prompt in whole for block in hash_blocks(token_array(prompt), 16, root)}
 
 
-def test_an_lmcache_server_reports_to_us_what_a_real_vllm_stores_in_it(tmp_path: Path) -> None:
-    """Block for block, in its memory and its files; it is cleared, survives a restart of ours, and leaves."""
+def test_an_lmcache_server_reports_the_blocks_of_a_real_vllm(tmp_path: Path) -> None:
+    """Block for block, in its memory and its files; it is cleared, survives our restart, and leaves."""
     first = [(k * 31 + 7) % 120000 for k in range(300)]
     second = first[:130] + [(k * 37 + 9) % 120000 for k in range(300)]
     port, lmcache_port = free_port(), free_port()

@@ -1,4 +1,4 @@
-"""Does the router serve real vLLM pods, predict their caches block for block, and lose nothing when one dies?"""
+"""The router predicts the caches of real vLLM pods block for block, and loses no request when one dies."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @dataclass(slots=True)
 class Answer:
-    """What one turn showed."""
+    """Result of one turn."""
 
     pod: str
     predicted: int
@@ -88,8 +88,8 @@ def opening(topic: str) -> Chat:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["unary", "streamed"])
-async def test_sessions_stick_and_the_engines_cached_tokens_equal_the_prediction(fleet: Fleet, stream: bool) -> None:
-    """Four interleaved conversations of five turns: one pod each, and not a block of difference."""
+async def test_sessions_stay_on_their_pod_with_exact_predictions(fleet: Fleet, stream: bool) -> None:
+    """Four interleaved conversations of five turns: one pod each, and exact predictions."""
     topics = [f"{topic}-{stream}" for topic in ("north", "south", "east", "west")]
     chats = {topic: opening(topic) for topic in topics}
     answers: dict[str, list[Answer]] = {topic: [] for topic in topics}
@@ -110,15 +110,15 @@ async def test_sessions_stick_and_the_engines_cached_tokens_equal_the_prediction
 
 
 async def test_a_repeated_prompt_is_predicted_to_its_last_whole_block(fleet: Fleet) -> None:
-    """Engines recompute the last block of a prompt that they have in full."""
+    """Engines recompute the last block of a prompt that is fully cached."""
     async with sdk(fleet) as client:
         answers = [await ask(client, opening("repeat")) for _ in range(3)]
     assert [answer.predicted for answer in answers] == [answer.reported for answer in answers]
     assert answers[2].reported > 0
 
 
-async def test_a_pod_killed_in_mid_run_costs_no_unstreamed_request(fleet: Fleet) -> None:
-    """Both pods are at work when one is killed: every request is answered, and later ones go to the other."""
+async def test_a_killed_pod_costs_no_unstreamed_request(fleet: Fleet) -> None:
+    """One of two busy pods is killed: every request is answered, and later ones go to the other."""
     async with sdk(fleet) as client:
         asked = [asyncio.create_task(ask(client, opening(f"storm {number}"), max_tokens=200)) for number in range(16)]
         await _both_run(fleet)
@@ -143,6 +143,6 @@ async def _both_run(fleet: Fleet) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_the_models_are_where_install_sh_puts_them() -> None:
-    """A hint before half a minute of waiting."""
+def test_the_models_are_installed() -> None:
+    """A message before half a minute of waiting."""
     assert Path(MODEL).is_dir(), "run tests/live/install.sh (or `make live`)"

@@ -1,7 +1,7 @@
-"""How is a real cache tier started and ended?
+"""Starts and stops real cache tiers.
 
-LMCache's server and Mooncake's store as `install.sh` left them, and a vLLM that keeps its KV in the former. Each in
-a process group of its own, for the length of a `with`. Blocks; for tests. Logs lie under the live home.
+LMCache's server and Mooncake's store as installed by `install.sh`, and a vLLM that stores its KV in LMCache. Each in
+its own process group, for the length of a `with` block. Blocking; for tests. Logs are under the live home.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ for line in sys.stdin:
     verb, name = line.split()
     print(store.put(name, b"kv") if verb == "put" else store.remove(name), flush=True)
 """
-"""Lends the store memory, and puts and removes objects as it is told on standard input; prints 0 for done."""
+"""A script that adds memory to the store, and puts and removes objects by commands on standard input; prints 0 after
+each."""
 
 
 class MooncakeClient:
-    """A real client: what an engine's connector is to the store. Its memory holds the objects."""
+    """A real client of the store, as an engine's connector is. Its memory holds the objects."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -53,7 +54,7 @@ class MooncakeClient:
             self._do("remove", name)
 
     def answer(self) -> str:
-        """The next line that it prints of its own; the store's C++ parts print there as well."""
+        """The next line of the script's own output; the store's C++ code prints to the same stream."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.strip().lstrip("-").isdigit():
@@ -66,15 +67,15 @@ class MooncakeClient:
         self.process.stdin.flush()
         answer = self.answer()
         if answer != "0":
-            raise EngineFailed(f"Mooncake's client: {verb} {name} is answered with {answer}")
+            raise EngineFailed(f"Mooncake's client: {verb} {name} returned {answer}")
 
 
 @contextmanager
 def mooncake_master(
     rpc_port: int, metadata_port: int, admin_port: int, *, misses_after_s: int = 2, lease_ms: int = 100
 ) -> Iterator[str]:
-    """A master of an empty store, in a second, that misses a silent client soon and leases what is read for as long as
-    asked; yields the URL of its admin port."""
+    """Run the master of an empty store with a short client timeout and the given lease for reads; yields the URL of its
+    admin port."""
     command = [
         *(str(MOONCAKE / "bin/mooncake_master"), f"-rpc_port={rpc_port}", "-rpc_thread_num=2"),
         *("-enable_http_metadata_server=true", "-http_metadata_server_host=127.0.0.1"),
@@ -88,7 +89,7 @@ def mooncake_master(
 
 @contextmanager
 def mooncake_client(rpc_port: int, metadata_port: int, own_port: int) -> Iterator[MooncakeClient]:
-    """A client with 64 MiB of memory for the store."""
+    """Run a client with 64 MiB of memory for the store."""
     addresses = (str(own_port), f"http://127.0.0.1:{metadata_port}/metadata", f"127.0.0.1:{rpc_port}")
     process = subprocess.Popen(
         [str(MOONCAKE / "bin/python"), "-c", _CLIENT, *addresses],
@@ -110,7 +111,7 @@ def mooncake_client(rpc_port: int, metadata_port: int, own_port: int) -> Iterato
 
 
 def mooncake_environment() -> dict[str, str]:
-    """Where the libraries are that Mooncake needs and the machine may not have."""
+    """Folder of libraries that Mooncake needs and the machine may lack."""
     unpacked = MOONCAKE / "libraries"
     folders = [str(path) for path in (unpacked / "usr/lib/x86_64-linux-gnu", unpacked / "lib/x86_64-linux-gnu")]
     return {"LD_LIBRARY_PATH": ":".join([*folders, os.environ.get("LD_LIBRARY_PATH", "")])}
@@ -118,7 +119,7 @@ def mooncake_environment() -> dict[str, str]:
 
 @contextmanager
 def lmcache_server(port: int, http_port: int, options: Sequence[str] = ()) -> Iterator[str]:
-    """An LMCache server, in a quarter of a minute and 1.5 GiB; yields the URL of its HTTP port."""
+    """Run an LMCache server, in a quarter of a minute and 1.5 GiB; yields the URL of its HTTP port."""
     command = [
         *(str(LMCACHE / "bin/lmcache"), "server", "--host", "127.0.0.1", "--port", str(port)),
         *("--http-host", "127.0.0.1", "--http-port", str(http_port), "--prometheus-port", str(http_port + 1)),
@@ -131,7 +132,7 @@ def lmcache_server(port: int, http_port: int, options: Sequence[str] = ()) -> It
 
 
 def reporting(coordinator_url: str, files: Path) -> list[str]:
-    """Options of an LMCache server that reports to a coordinator as `live-cache` and keeps a second tier in `files`."""
+    """Options of an LMCache server that reports to a coordinator as `live-cache` and has a second tier in `files`."""
     return [
         *("--l2-adapter", json.dumps({"type": "fs", "base_path": str(files)}), "--instance-id", "live-cache"),
         *("--coordinator-url", coordinator_url, "--coordinator-advertise-ip", "127.0.0.1"),
@@ -142,7 +143,7 @@ def reporting(coordinator_url: str, files: Path) -> list[str]:
 
 @contextmanager
 def vllm_on_lmcache(port: int, model_dir: Path, lmcache_port: int) -> Iterator[str]:
-    """A vLLM whose KV the LMCache server copies, and so sees the tokens of; on a CPU that has to be asked for."""
+    """A vLLM whose KV the LMCache server copies, with its tokens; on a CPU this must be enabled."""
     transfer = {
         "kv_connector": "LMCacheMPConnector",
         "kv_role": "kv_both",
@@ -199,16 +200,16 @@ def _await_health(name: str, process: subprocess.Popen[bytes], health_url: str, 
                 if answer.status == 200:
                     return
         except (OSError, urllib.error.URLError):
-            pass  # not up yet
+            pass  # not started yet
         time.sleep(0.1)
     raise EngineFailed(f"{name} is not up ({process.poll()})\n{log.read_text('utf-8', 'replace')[-4000:]}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the whole group; force what is left."""
+    """Terminate the process group; kill what is left."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
             process.wait(STOP_TIMEOUT_S)
         except (ProcessLookupError, subprocess.TimeoutExpired):
-            pass  # all of the group has ended, or is about to be made to
+            pass  # the whole group has ended

