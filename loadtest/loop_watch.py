@@ -62,12 +62,21 @@ class LongCallback(msgspec.Struct, frozen=True, gc=False, tag="hold"):
 
 
 class Watch:
-    """Records to the file `out`."""
+    """Records to `PATH.PID`; a forked worker has its own file."""
 
-    def __init__(self, out: BinaryIO) -> None:
-        self._out = out
+    def __init__(self, path: str) -> None:
+        self._path = path
         self._at: list[str] = []
         self._cpu_s = self._search_s = 0.0
+        self._open()
+        os.register_at_fork(after_in_child=self._open)
+
+    def _open(self) -> None:
+        self._out: BinaryIO = Path(f"{self._path}.{os.getpid()}").open("wb", buffering=1 << 12)  # noqa: SIM115
+
+    def close(self) -> None:
+        """Write the last records."""
+        self._out.close()
 
     def looks(self) -> None:
         """Record every lag sample, with the same interval for an idle router."""
@@ -98,7 +107,11 @@ class Watch:
         asyncio.Handle._run = watched  # type: ignore[method-assign, assignment]
         gc.callbacks.append(self._search)
         signal.signal(signal.SIGPROF, lambda _number, frame: self._at.append(_place(frame)))
-        signal.setitimer(signal.ITIMER_PROF, SAMPLE_S, SAMPLE_S)
+        self._start_timer()
+        os.register_at_fork(after_in_child=self._start_timer)
+
+    def _start_timer(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, SAMPLE_S, SAMPLE_S)  # not inherited by forked processes
 
     def _search(self, phase: str, about: dict[str, int]) -> None:
         """Record long garbage collections."""
@@ -131,9 +144,8 @@ def _place(frame: FrameType | None) -> str:
 
 def main() -> None:
     """Install the recorder and run the command."""
-    path = sys.argv.pop(1)
-    with Path(f"{path}.{os.getpid()}").open("wb", buffering=1 << 12) as out:
-        watch = Watch(out)
+    watch = Watch(sys.argv.pop(1))
+    try:
         watch.looks()
         if sys.argv[1] == "callbacks":
             del sys.argv[1]
@@ -142,6 +154,8 @@ def main() -> None:
             uvloop.run(LoopLag(lambda _late_s: None, lambda: False).run())
         else:
             warmroute()
+    finally:
+        watch.close()
 
 
 if __name__ == "__main__":
