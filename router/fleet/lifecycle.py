@@ -42,13 +42,3 @@ TRANSITIONS: Mapping[tuple[PodState, PodEvent], PodState] = {
 def transition(state: PodState, event: PodEvent) -> PodState:
     """The state after `event`."""
     return TRANSITIONS.get((state, event), state)
-
-
-def render_table() -> str:
-    """The table as Markdown: one row per state, one column per event; an empty cell changes nothing."""
-    head = ["state", *(event.value for event in PodEvent)]
-    rows = [
-        [state.value, *(TRANSITIONS[state, event].value if (state, event) in TRANSITIONS else "" for event in PodEvent)]
-        for state in PodState
-    ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))

@@ -71,7 +71,7 @@ def test_actual_and_expected_values_are_printed() -> None:
     assert "waiting at engine" not in text  # it is 0 everywhere
 
 
-def test_a_filter_says_in_one_line_whom_it_left_out() -> None:
+def test_the_effect_of_a_filter_is_one_line() -> None:
     """So that nobody looks for a pod in the table that is not a candidate; and the one that gave way says so."""
     full = tuple(PodStatus(one.pod, one.state, PodLoad(waiting=9)) for one in ready(*(pod(f"a{n}") for n in range(6))))
     by = policy("queue", filters={"hardware": {"only": "b200x8"}, "max_waiting": {}})

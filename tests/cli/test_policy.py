@@ -46,7 +46,7 @@ def test_one_file_can_be_checked_alone(typed: Typed, tmp_path: Path) -> None:
     assert typed("policy", "lint", tmp_path / "missing.yaml").code == 1
 
 
-def test_a_difference_is_told_field_by_field_with_units(typed: Typed, tmp_path: Path) -> None:
+def test_differences_are_printed_by_field_with_units(typed: Typed, tmp_path: Path) -> None:
     """Resolved: what both inherit is no difference. Exit code 1, as of diff."""
     mine = write(
         tmp_path,
@@ -80,7 +80,7 @@ def test_a_policy_does_not_differ_from_itself_under_another_name(typed: Typed, t
     assert (ended.code, ended.out) == (0, "")
 
 
-def test_what_is_not_there_is_said(typed: Typed) -> None:
+def test_a_missing_name_is_an_error(typed: Typed) -> None:
     """With what was probably meant."""
     ended = typed("policy", "diff", "cost_awre", "least_load")
     assert ended.code == 2 and "did you mean 'cost_aware'?" in ended.err

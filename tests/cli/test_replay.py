@@ -82,7 +82,7 @@ def test_scenes_without_their_fleet_are_counted(typed: Typed, receipts: Path) ->
     assert "0 of 6 decisions" in ended.out and "skipped 4 scenes" in ended.err
 
 
-def test_a_file_without_scenes_says_what_is_missing(typed: Typed, tmp_path: Path) -> None:
+def test_a_file_without_scenes_is_an_error(typed: Typed, tmp_path: Path) -> None:
     """With the line number."""
     path = tmp_path / "receipts.jsonl"
     path.write_text('{"kind":"receipt","at_s":1.0,"model":"m","endpoint":"chat"}\n')

@@ -65,7 +65,7 @@ def error_of(folder: PolicyFolder) -> str:
     return str(caught.value).replace(str(folder.folder), "")
 
 
-def test_a_policy_says_only_where_it_differs_from_what_it_extends(tmp_path: Path) -> None:
+def test_a_file_needs_only_the_keys_that_differ(tmp_path: Path) -> None:
     """Mapping by mapping; null takes a cost term away, and another picker takes the picker's place."""
     costs = "costs:\n  queue: null\n  decode: {weight: 2}\n  prefill: {}\n"
     mine = f"name: mine\nabout: y\nextends: base\n{costs}picker:\n  in_turn: {{}}\n"
@@ -74,7 +74,7 @@ def test_a_policy_says_only_where_it_differs_from_what_it_extends(tmp_path: Path
     assert (repr(policy.picker), policy.shortlist, policy.name) == ("InTurn()", 4, "mine")
 
 
-def test_what_a_file_says_of_its_own_use_is_not_taken_over(tmp_path: Path) -> None:
+def test_match_percent_and_shadow_are_not_inherited(tmp_path: Path) -> None:
     """Otherwise a policy that extends a canary would be a canary as well."""
     base = BASE + "match: {stream: true}\npercent: 5\nshadow: {policy: least_load}\n"
     policy = folder_with(tmp_path, base=base, mine="name: mine\nabout: y\nextends: base\n").read().default
@@ -140,7 +140,7 @@ def test_a_mistake_is_named_in_the_file_that_makes_it(tmp_path: Path, mine: str,
     assert message in error_of(folder_with(tmp_path, **files))
 
 
-def test_a_longer_circle_is_told_in_full(tmp_path: Path) -> None:
+def test_a_longer_circle_is_reported_in_full(tmp_path: Path) -> None:
     """Who extends whom."""
     extends = {"mine": "a", "a": "b", "b": "mine"}
     files = {name: f"name: {name}\nabout: y\nextends: {other}\n" for name, other in extends.items()}

@@ -95,7 +95,7 @@ def test_no_two_lives_share_an_epoch(make_pod: MakePod) -> None:
     assert all(epoch > 0 for epoch in epochs)
 
 
-def test_a_restart_forgets_what_was_proven_but_not_the_models(make_pod: MakePod) -> None:
+def test_a_restart_resets_trust_and_load_but_not_the_models(make_pod: MakePod) -> None:
     """It goes on serving, untested and with no load; listeners see the new epoch."""
     fleet = Fleet()
     fleet.sync([make_pod("a")])

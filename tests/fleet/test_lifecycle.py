@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.fleet.lifecycle import TRANSITIONS, PodEvent, render_table, transition
+from router.fleet.lifecycle import TRANSITIONS, PodEvent, transition
 from router.types import PodState
 
 
@@ -21,7 +21,7 @@ from router.types import PodState
         ([PodEvent.FOUND, PodEvent.LOST, PodEvent.PROBE_OK], PodState.GONE),
     ],
 )
-def test_a_life_goes_as_told(events: list[PodEvent], state: PodState) -> None:
+def test_events_lead_to_the_states_of_the_table(events: list[PodEvent], state: PodState) -> None:
     """From before it was found, event by event."""
     now = PodState.GONE
     for event in events:
@@ -45,15 +45,3 @@ def test_every_state_can_be_lost_and_gone_ends_the_life() -> None:
     """LOST leads from everywhere to GONE, and only being found anew leads out of it."""
     assert all(transition(state, PodEvent.LOST) is PodState.GONE for state in PodState)
     assert {event for state, event in TRANSITIONS if state is PodState.GONE} == {PodEvent.FOUND}
-
-
-def test_the_drawing_shows_every_transition() -> None:
-    """One Markdown row a state; each cell is the table's entry."""
-    head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in render_table().splitlines()]
-    drawn = {
-        (PodState(row[0]), PodEvent(event)): PodState(cell)
-        for row in rows
-        for event, cell in zip(head[1:], row[1:], strict=True)
-        if cell
-    }
-    assert drawn == TRANSITIONS

@@ -121,7 +121,7 @@ def test_no_window_ends_on_a_prompt_that_overtook_another() -> None:
     assert observation == PrefillObservation(7, 700, 70_000, 20_000.0)
 
 
-def test_a_window_with_a_prompt_that_never_showed_its_first_token_teaches_nothing() -> None:
+def test_a_window_with_a_prompt_without_a_first_token_gives_no_observation() -> None:
     """Cancelled, failed or unstreamed; the next window is good again, at once if the pod was never idle."""
     clock = PrefillClock()
     clock.sent("a", 100, 0, now_s=0.0)
@@ -136,7 +136,7 @@ def test_a_window_with_a_prompt_that_never_showed_its_first_token_teaches_nothin
     assert clock.first_token("e", now_s=3.5) == PrefillObservation(1, 100, 10_000, 500.0)
 
 
-def test_a_window_in_which_the_pod_was_disturbed_teaches_nothing() -> None:
+def test_a_disturbed_window_gives_no_observation() -> None:
     """Its time went into what did not come through this router."""
     clock = PrefillClock()
     clock.sent("a", 100, 0, now_s=0.0)
@@ -149,7 +149,7 @@ def test_a_window_in_which_the_pod_was_disturbed_teaches_nothing() -> None:
     assert clock.first_token("c", now_s=3.5) is not None
 
 
-def test_beside_those_who_decode_the_step_that_had_to_end_first_counts_too() -> None:
+def test_with_decoding_requests_the_current_step_counts_as_well() -> None:
     """From when it began, with who decoded in it and in the prompt's own."""
     clock = PrefillClock()
     clock.sent("a", 1000, 400, 5.0, ConcurrentDecode(3, 9000), step_began_s=4.99)
@@ -160,7 +160,7 @@ def test_beside_those_who_decode_the_step_that_had_to_end_first_counts_too() -> 
 
 
 @pytest.mark.parametrize("began_s", [-math.inf, 5.0 - LONGEST_STEP_S])
-def test_of_a_step_that_nobody_saw_begin_half_counts(began_s: float) -> None:
+def test_half_of_a_step_with_an_unobserved_begin_counts(began_s: float) -> None:
     """On average."""
     clock = PrefillClock()
     clock.sent("a", 1000, 400, 5.0, ConcurrentDecode(3, 9000), began_s)
@@ -170,7 +170,7 @@ def test_of_a_step_that_nobody_saw_begin_half_counts(began_s: float) -> None:
     assert seen.features == (0, 600, 1000**2 - 400**2, 1.5, 5.5, 14_500.0)
 
 
-def test_each_step_of_a_window_counts_with_who_decoded_in_it() -> None:
+def test_each_step_of_a_window_counts_with_its_decoding_requests() -> None:
     """The first computed a prompt alone, the second one during that prompt's answer."""
     clock = PrefillClock()
     clock.sent("a", 1000, 0, 5.0)
@@ -201,7 +201,7 @@ def test_a_decode_step_is_learnt_from_prompts_that_were_computed_in_one() -> Non
         assert found.fixed_ms(requests, context_tokens) == pytest.approx(expected_ms, rel=0.15)
 
 
-def test_a_prompt_of_which_less_was_cached_than_believed_is_corrected() -> None:
+def test_a_prompt_with_fewer_cached_tokens_than_expected_is_corrected() -> None:
     """As if the truth had been known when it was sent."""
     believing, knowing = PrefillClock(), PrefillClock()
     believing.sent("a", 1000, 800, now_s=0.0)
@@ -362,7 +362,7 @@ def four(**different: PodSpeed) -> dict[str, PodSpeed]:
     return dict.fromkeys("abcd", TRUE) | different
 
 
-def test_a_pod_that_nobody_knows_yet_has_the_speed_of_its_class() -> None:
+def test_a_new_pod_has_the_speed_of_its_class() -> None:
     """And one of an unknown class that of the prior."""
     calibration, random = Calibration(), Random(1)
     prior = replace(TRUE, d0_ms=7.0, d1_ms_per_request=0.1, d2_ms_per_context_token=1e-5)
@@ -410,7 +410,7 @@ def test_a_class_that_changes_as_a_whole_stays_one(pods: int) -> None:
     assert error(calibration.speed("class", "new", TRUE), scaled(TRUE, 2)) < 0.1
 
 
-def test_nobody_leaves_a_class_that_is_still_being_learnt() -> None:
+def test_no_pod_leaves_a_class_that_is_still_being_learnt() -> None:
     """That the prior is wrong is not the pods' difference."""
     calibration, random = Calibration(), Random(9)
     teach(calibration, dict.fromkeys("bcd", scaled(TRUE, 3)), 1, random)
@@ -420,7 +420,7 @@ def test_nobody_leaves_a_class_that_is_still_being_learnt() -> None:
 
 
 @pytest.mark.parametrize("returns", [True, False])
-def test_who_came_back_or_is_gone_does_not_count_as_away(returns: bool) -> None:
+def test_pods_that_returned_or_are_removed_do_not_count_as_away(returns: bool) -> None:
     """So that half of the others may leave, as soon as they differ."""
     calibration, random = Calibration(), Random(2)
     teach(calibration, four(), 50, random)

@@ -71,7 +71,7 @@ def crossover_tokens(model: str, hardware: str, t0_ms: float, gb_per_s: float, t
 
 
 @pytest.mark.parametrize(("model", "hardware", "t0_ms", "gb_per_s", "tokens"), CASES)
-def test_a_prefix_is_fetched_from_where_the_table_says(
+def test_a_prefix_is_pulled_from_the_length_in_the_table(
     model: str, hardware: str, t0_ms: float, gb_per_s: float, tokens: float
 ) -> None:
     """Within 10 %, or the block that the table's small numbers are rounded to."""
@@ -80,7 +80,7 @@ def test_a_prefix_is_fetched_from_where_the_table_says(
 
 @pytest.mark.parametrize("transfers", [1, 2, 4])
 @pytest.mark.parametrize(("model", "hardware", "t0_ms", "gb_per_s", "tokens"), CASES[3::6])
-def test_transfers_under_way_at_the_sender_move_it_to_where_the_formula_says(
+def test_concurrent_transfers_move_the_crossover_as_in_the_formula(
     model: str, hardware: str, t0_ms: float, gb_per_s: float, tokens: float, transfers: int
 ) -> None:
     """saved(p) = c1 p + c2 p^2 exceeds t0 + kappa p (1 + k) / B at the block that decides, and not a block before."""

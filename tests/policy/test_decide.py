@@ -217,7 +217,7 @@ def glance_ms(seen: Scene, candidate: Candidate, costs: Costs) -> float:
     return queue_ms + weight * speed.c1_ms_per_token * (tokens - held_tokens)
 
 
-def test_a_long_prompt_is_worth_waiting_for_as_its_square_says() -> None:
+def test_a_long_prompt_is_worth_waiting_for_by_its_quadratic_part() -> None:
     """100,000 held tokens save 6 s, of which attention is 4: at a glance, too, no queue of 5 s hides that."""
     queue = {"held": InFlight(1, 1, prefill_ms=5000.0)}
     seen = holding(scene(*ready(pod("cold"), pod("held")), prompt=prompt(100_001), inflight=queue), "held", 6250)

@@ -12,7 +12,7 @@ from router.types import Endpoint, PodState, PodStatus, PrefixTrust, Role, Scene
 from tests.policy.scenes import MODEL, pod, ready, request, scene, scenes
 
 
-def test_a_model_that_nobody_serves_is_unknown_even_when_nothing_is_ready() -> None:
+def test_a_model_that_no_pod_serves_is_unknown_even_without_ready_pods() -> None:
     """UnknownModel comes before NoReadyPod."""
     other = PodStatus(pod("a", models=("other",)), PodState.EJECTED)
     with pytest.raises(UnknownModel, match=f"`{MODEL}`") as caught:
@@ -28,7 +28,7 @@ def test_nothing_ready_comes_before_too_long(state: PodState) -> None:
         eligible(scene(short), 10)
 
 
-def test_a_prefill_pod_alone_serves_nobody() -> None:
+def test_a_prefill_pod_alone_serves_no_request() -> None:
     """It cannot answer a whole request."""
     with pytest.raises(NoReadyPod):
         eligible(scene(*ready(pod("a", role=Role.PREFILL))), 10)
@@ -106,7 +106,7 @@ def test_each_role_may_do_its_part() -> None:
     assert names(found.decode) == ["both", "decode"]
 
 
-def test_where_every_pod_does_both_nobody_shares() -> None:
+def test_without_roles_no_pair_is_eligible() -> None:
     """With any dialects."""
     found = eligible(scene(*ready(pod("a", handoff="nixl"), pod("b", handoff="nixl"))), 10)
     assert (names(found.direct), found.prefill, found.decode) == (["a", "b"], [], [])

@@ -31,7 +31,7 @@ def test_printed_parts_add_up_to_the_printed_total(parts: list[float]) -> None:
     assert all(abs(cents - ms * 100) <= 1 + 1e-5 for cents, ms in zip(found, parts, strict=True))
 
 
-def test_no_parts_are_printed_as_none() -> None:
+def test_no_parts_give_an_empty_list() -> None:
     """A policy without terms."""
     assert in_hundredths([], 0.0) == []
 

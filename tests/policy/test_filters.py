@@ -35,18 +35,18 @@ def test_filters_are_applied_one_after_another() -> None:
     assert candidates(FLEET, hardware={"only": "h100x1"}, max_waiting={}) == {"a2"}
 
 
-def test_a_filter_that_would_leave_nobody_gives_way() -> None:
+def test_a_filter_that_would_leave_no_usable_pod_is_ignored() -> None:
     """The others still hold."""
     assert candidates(FLEET, hardware={"only": "b200x8"}, max_waiting={}) == {"a2", "b1"}
 
 
-def test_a_strict_filter_refuses_instead_and_says_its_name() -> None:
+def test_a_strict_filter_refuses_the_request_with_its_name() -> None:
     """503, so that a client may come again."""
     with pytest.raises(NoReadyPod, match="filter `hardware` of policy `mine` keeps no ready pod that can serve `m`"):
         candidates(FLEET, hardware={"only": "b200x8", "strict": True})
 
 
-def test_where_prefill_and_decode_are_apart_somebody_must_be_left_who_can_serve() -> None:
+def test_a_usable_pod_or_pair_must_be_left_in_a_fleet_with_roles() -> None:
     """A prefill pod alone serves nobody; a decode pod does where it serves alone."""
     pods = ready(
         pod("p", role=Role.PREFILL, handoff="nixl"), pod("d", role=Role.DECODE, handoff="nixl"), pod("both", handoff="")
@@ -55,7 +55,7 @@ def test_where_prefill_and_decode_are_apart_somebody_must_be_left_who_can_serve(
     assert candidates(scene(*pods), pods={"only": "d"}) == {"d"}
 
 
-def test_two_that_could_share_a_request_are_nobody_to_a_policy_that_splits_none() -> None:
+def test_a_pair_is_not_usable_for_a_policy_without_splits() -> None:
     """It has no price for a handoff, so that a third must stay."""
     pods = ready(
         pod("p", role=Role.PREFILL, handoff="nixl"),
@@ -74,9 +74,7 @@ def test_a_policy_that_insists_on_a_prefill_pod_keeps_one() -> None:
 
 @settings(max_examples=100)
 @given(scenes(), st.integers(0, 50), st.floats(0, 1))
-def test_what_stays_is_a_part_of_what_there_was_and_nobody_is_refused_for_it(
-    seen: Scene, requests: int, share: float
-) -> None:
+def test_filters_only_remove_candidates_and_refuse_no_request(seen: Scene, requests: int, share: float) -> None:
     """In any fleet; the candidates that stay cost what they did, and a recorded scene is decided alike."""
     by = policy("queue", "prefill", filters={"max_waiting": {"requests": requests}, "max_kv_usage": {"share": share}})
     try:
@@ -90,7 +88,7 @@ def test_what_stays_is_a_part_of_what_there_was_and_nobody_is_refused_for_it(
     assert decide(record(seen).scene(), by) == after
 
 
-def test_an_explanation_names_the_filter_and_whom_it_left_out() -> None:
+def test_an_explanation_names_filters_and_excluded_pods() -> None:
     """Also the one that gave way; one that changes nothing is not mentioned."""
     filters = {"pods": {"only": "*"}, "hardware": {"only": "b200x8"}, "max_waiting": {}}
     by = policy("queue", filters=filters)
@@ -117,7 +115,7 @@ def test_an_explanation_names_the_filter_and_whom_it_left_out() -> None:
         ("topology", {"zone": ["us", "eu"], "rack": "r1"}, {"a1", "a2"}),
     ],
 )
-def test_a_filter_leaves_out_whom_it_says(name: str, said: dict[str, Any], stay: set[str]) -> None:
+def test_each_filter_keeps_the_pods_it_describes(name: str, said: dict[str, Any], stay: set[str]) -> None:
     """Each by the facts and the load of the pods, its bounds included."""
     ((_, one),) = policy("queue", filters={name: said}).filters
     assert {status.pod.id for status in FLEET.fleet.pods if one.keeps(status)} == stay
@@ -126,7 +124,7 @@ def test_a_filter_leaves_out_whom_it_says(name: str, said: dict[str, Any], stay:
 @pytest.mark.parametrize(
     "said", [{"topology": {}}, {"hardware": {}}, {"pods": {}}, {"max_kv_usage": {"share": 2}}, {"max_waiting": None}]
 )
-def test_a_filter_that_says_nothing_or_nonsense_is_refused(said: dict[str, Any]) -> None:
+def test_a_filter_without_valid_conditions_is_rejected(said: dict[str, Any]) -> None:
     """At once, not when a request comes."""
     with pytest.raises(ValidationError):
         policy("queue", filters=said)

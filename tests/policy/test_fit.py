@@ -140,7 +140,7 @@ def test_confidence_grows_and_what_is_given_out_moves_from_the_prior_with_it() -
     assert learner.fit.error_after < 0.5 * learner.fit.error_before
 
 
-def test_one_observation_is_not_believed_as_it_stands() -> None:
+def test_one_observation_changes_a_fit_only_in_part() -> None:
     """Neither by the fit nor by what it gives out, which stays between it and the prior."""
     fit, some = Fit(TRUE, SHAPE_SD), (1.0, 2000.0, 2000.0**2)
     fit.observe(some, 3 * time_ms(TRUE, some))

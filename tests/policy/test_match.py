@@ -41,7 +41,7 @@ def test_every_condition_can_hold_and_fail(condition: str, holds: Any, fails: An
     assert not covers(**{condition: fails})
 
 
-def test_all_conditions_must_hold_and_none_is_everything() -> None:
+def test_all_conditions_must_hold_and_no_conditions_match_everything() -> None:
     """One that fails is enough."""
     assert covers() and covers(tenant="acme", stream=True)
     assert not covers(tenant="acme", stream=False)
@@ -66,7 +66,7 @@ def test_conditions_that_cannot_mean_anything_are_refused(wrong: Any) -> None:
 
 
 @given(st.text(max_size=20), st.floats(0.01, 100), st.floats(0.01, 100))
-def test_a_share_is_of_sessions_and_grows_without_moving_anybody(session: str, one: float, other: float) -> None:
+def test_a_growing_share_keeps_its_sessions(session: str, one: float, other: float) -> None:
     """All requests of a session are in or out, and who is in at a smaller share is in at a larger one."""
     first, second = (request(name, session=session) for name in ("r1", "r2"))
     if session:
@@ -75,7 +75,7 @@ def test_a_share_is_of_sessions_and_grows_without_moving_anybody(session: str, o
         assert takes_share(first, "canary", max(one, other))
 
 
-def test_a_share_is_as_large_as_it_says_and_independent_of_another_policys() -> None:
+def test_a_share_has_its_size_and_is_independent_of_other_policies() -> None:
     """Within what 20,000 draws allow."""
     asked = [request(f"r{number}") for number in range(20_000)]
     one = {each.id for each in asked if takes_share(each, "one", 5)}

@@ -98,7 +98,7 @@ def test_tiers_are_counted_nearest_first(held: BlocksByTier, tokens: int, engine
         left -= counted
 
 
-def test_a_placement_says_all_that_terms_read() -> None:
+def test_a_placement_has_the_facts_of_pod_request_and_time() -> None:
     """Of the pod, the request, the moment."""
     one, work = pod("a", capacity_blocks=50), InFlight(2, 1, 30, 4.0, 70)
     seen = scene(*ready(one), prompt=prompt(100), inflight={"a": work}, now_s=7.0, shared_blocks=3)
@@ -149,7 +149,7 @@ def test_a_holder_that_is_not_ready_leaves_it_to_the_next(state: PodState) -> No
     [{"engine": "sglang"}, {"version": "0.9"}, {"pulls": "mooncake"}, {"pulls": ""}, {"kv_bytes_per_token": 0}],
     ids=["engine", "version", "dialect", "cannot pull", "size unknown"],
 )
-def test_nothing_is_sent_to_who_would_not_understand_it(facts: Mapping[str, Any]) -> None:
+def test_kv_is_pulled_only_between_compatible_pods(facts: Mapping[str, Any]) -> None:
     """KV is the same only within one engine and version, and needs a dialect that both speak and a size to price."""
     assert senders(asked(peer("holder"), peer("other", **facts), peer("like"), held={"holder": 90})) == {
         "like": "holder"
@@ -170,7 +170,7 @@ def test_the_nearest_link_is_taken() -> None:
     assert {name: at.pull.link.t0_ms for name, at in found.items() if at.pull} == {"near": 1.0, "far": 5.0}
 
 
-def test_of_equal_holders_the_one_that_sends_least_is_asked() -> None:
+def test_of_equal_holders_the_one_with_the_fewest_transfers_sends() -> None:
     """Its network card is shared by all who pull from it."""
     pods, held = [peer(name) for name in "abc"], {"a": 90, "b": 90}
     for busy, other in (("a", "b"), ("b", "a")):
@@ -261,9 +261,7 @@ def test_a_pull_that_is_dearer_by_the_whole_price_is_not_kept() -> None:
 
 @settings(max_examples=80)
 @given(seen=linked(idle=True), which=st.integers(0, 4), more=st.integers(1, BLOCKS))
-def test_more_cached_blocks_never_raise_the_price_of_who_has_them_where_it_could_pull(
-    seen: Scene, which: int, more: int
-) -> None:
+def test_more_cached_blocks_never_raise_the_cost_of_a_pod_that_could_pull(seen: Scene, which: int, more: int) -> None:
     """Nothing waits there: what has travelled while others were computed is had for nothing, and may be worth more."""
     lucky = seen.fleet.pods[which % len(seen.fleet.pods)].pod.id
     blocks = min(seen.match.held_blocks(lucky) + more, BLOCKS)
@@ -294,7 +292,7 @@ def test_the_most_promising_hold_much_and_have_little_to_do() -> None:
     assert {one.pod.id for one in most_promising(seen, pods, 10_000, 3)} == {"held", "cold", "done"}
 
 
-def test_what_is_missing_may_cost_more_than_c1_says() -> None:
+def test_an_uncached_token_may_cost_more_than_c1() -> None:
     """2,000 held tokens are worth 40 ms of queue, or 80 where each of them counts twice."""
     pods = ready(*(pod(name) for name in ("cold", "held")))
     queue = {"held": InFlight(1, 1, prefill_ms=60.0)}
@@ -313,7 +311,7 @@ def test_what_a_missing_token_costs_is_what_all_terms_say() -> None:
         )
 
 
-def test_of_equal_pods_the_prompts_key_says_which_are_looked_at() -> None:
+def test_among_equal_pods_the_key_selects_the_shortlist() -> None:
     """The same ones every time for one prefix, and all in turn over many."""
     pods = ready(*(pod(f"pod-{number}") for number in range(8)))
     looked_at: set[str] = set()

@@ -44,7 +44,7 @@ def test_the_narrowest_that_matches_decides() -> None:
     assert chosen(found, "rag", tenant="other") == "plain"
 
 
-def test_a_canary_is_asked_before_what_it_is_to_replace() -> None:
+def test_a_canary_is_tried_before_the_policy_it_is_to_replace() -> None:
     """Of equal conditions the smaller share first: nothing is decided by both or by none."""
     stable, canary = named("a_stable", match={"stream": True}), named("b_canary", match={"stream": True}, percent=20)
     found = policy_set(DEFAULT, [stable, canary])
@@ -80,7 +80,7 @@ def test_a_recorded_request_meets_the_policy_that_it_met(match: dict[str, Any], 
     assert names == {"narrow", "plain"}
 
 
-def test_conditions_on_headers_hold_in_a_record_for_whom_decided_it() -> None:
+def test_conditions_on_headers_hold_in_a_recording_for_the_policy_that_decided() -> None:
     """Headers are not kept; the other conditions are still looked at."""
     found = policy_set(DEFAULT, [named("canary", match={"headers": {"x-canary": "yes"}, "tenant": "acme"})])
     ours, theirs = (record(scene(*ready(pod("a")), request=request(tenant=name))) for name in ("acme", "other"))

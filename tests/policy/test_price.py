@@ -37,7 +37,7 @@ def test_what_is_not_there_has_no_price() -> None:
     assert [price(seen, choice, by) for choice in (Choice("c"), Choice("a", "c"), Choice("a", "b"))] == [None] * 3
 
 
-def test_a_pull_counts_as_none_where_it_has_no_price() -> None:
+def test_a_pull_without_a_term_for_it_is_priced_without_the_pull() -> None:
     """It would be cached for nothing otherwise."""
     fast = {"pulls": "p2p", "kv_bytes_per_token": 1000}
     seen = holding(scene(*ready(pod("a", **fast), pod("b", **fast)), links=Links(elsewhere=Link(0.1, 1e6))), "b", 60)

@@ -51,7 +51,7 @@ def test_every_shipped_policy_points_an_editor_to_the_schema(file: Path) -> None
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_the_schema_knows_every_key_of_the_shipped_policies(file: Path) -> None:
+def test_the_schema_has_every_key_of_the_shipped_policies(file: Path) -> None:
     """At the top, and among the filters, costs and pickers."""
     schema, said = file_schema(), plain(read_document(file).data)
     assert said.keys() <= schema["properties"].keys()

@@ -53,9 +53,7 @@ def test_asking_what_is_left_takes_nothing() -> None:
 
 
 @given(share=st.floats(0, 1), requests=st.integers(0, 500), gap_s=st.floats(0, 1))
-def test_a_fleet_that_fails_every_request_gets_little_more_than_it_was_asked(
-    share: float, requests: int, gap_s: float
-) -> None:
+def test_retries_to_a_failing_fleet_are_limited(share: float, requests: int, gap_s: float) -> None:
     """Retries are at most the floor, renewed with time, and the share."""
     budget, retries = RetryBudget(share), 0
     for n in range(requests):

@@ -136,7 +136,7 @@ def test_splits_need_a_price_and_leave() -> None:
     assert not parse_policy({**PLAIN, "pd": {"splits": True}}).splits
 
 
-def test_what_a_file_says_of_its_use_is_on_the_policy() -> None:
+def test_match_percent_slo_and_shadow_are_fields_of_the_policy() -> None:
     """Match, share, attempts, target and shadow; without a word everything, as configured, nothing, none."""
     plain = parse_policy(PLAIN)
     assert (plain.match, plain.percent, plain.attempts, plain.slo_ttft_ms, plain.shadow) == (

@@ -183,7 +183,7 @@ def test_a_pod_full_of_running_requests_is_spared_by_a_split() -> None:
 
 
 @pytest.mark.parametrize("state", [state for state in PodState if state is not PodState.READY])
-def test_without_a_prefill_pod_decode_pods_compute_or_nobody_serves(state: PodState) -> None:
+def test_without_a_prefill_pod_decode_pods_compute_or_the_request_is_refused(state: PodState) -> None:
     """As the policy says."""
     prefill, decode = apart()
     seen = asked(PodStatus(prefill, state), *ready(decode))
@@ -196,7 +196,7 @@ def test_without_a_prefill_pod_decode_pods_compute_or_nobody_serves(state: PodSt
         decide(seen, fail)
 
 
-def test_who_insists_on_prefill_pods_does_so_only_where_pods_are_apart() -> None:
+def test_prefill_pods_are_required_only_in_a_fleet_with_roles() -> None:
     """A fleet that was never divided is served."""
     fail = policy("queue", "prefill", "handoff", pd={"on_no_prefill": "fail"})
     (only,) = decide(asked(*ready(half("b", Role.BOTH))), fail).candidates

@@ -23,6 +23,6 @@ def test_the_larger_of_scrape_and_ledger_counts() -> None:
     assert costs[2] == pytest.approx(2 * costs[1])
 
 
-def test_an_idle_pod_slows_nobody() -> None:
+def test_an_idle_pod_costs_nothing() -> None:
     """Zero for any output."""
     assert DecodeTerm().cost_ms(at(output_tokens=10_000)) == 0.0

@@ -11,7 +11,7 @@ from tests.policy.costs.placements import at
 DECODING = InFlight(requests=7, prefill_requests=2)
 
 
-def test_everybody_who_decodes_waits_as_long_as_the_prompt_is_computed() -> None:
+def test_every_decoding_request_waits_for_the_prompt() -> None:
     """weight * requests * (c1 (n - p) + c2 (n^2 - p^2)), by hand."""
     placed = at(inflight=DECODING, prompt_tokens=1000, cached_tokens=600)
     compute_ms = 0.02 * 400 + 4e-7 * (1_000_000 - 360_000)
@@ -27,6 +27,6 @@ def test_the_larger_of_scrape_and_ledger_counts() -> None:
     assert costs[2] == pytest.approx(2 * costs[1])
 
 
-def test_on_a_pod_where_nobody_decodes_it_costs_nothing() -> None:
+def test_it_costs_nothing_on_a_pod_without_decoding_requests() -> None:
     """As on one that only prefills."""
     assert DecodeInterferenceTerm().cost_ms(at(inflight=InFlight(requests=4, prefill_requests=4))) == 0.0

@@ -30,7 +30,7 @@ def test_a_prefix_of_all_traffic_costs_no_pod() -> None:
 
 
 @pytest.mark.parametrize("reuse", [-0.1, float("nan"), float("inf")])
-def test_nobody_comes_back_less_than_never(reuse: float) -> None:
+def test_reuse_is_not_negative(reuse: float) -> None:
     """And nobody for ever."""
     with pytest.raises(ValueError, match="reuse"):
         EvictionTerm(reuse=reuse)

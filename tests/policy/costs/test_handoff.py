@@ -26,7 +26,7 @@ def test_at_once_the_client_waits_for_all_of_it() -> None:
 @pytest.mark.parametrize(
     ("prefill_ms", "expected_ms"), [(1000.0, 2.0 + 40.0 / 10), (10.0, 2.0 + 40.0 - 10.0 * 9 / 10), (0.0, 42.0)]
 )
-def test_by_layer_what_moves_beside_the_compute_is_hidden(prefill_ms: float, expected_ms: float) -> None:
+def test_layers_sent_during_the_prefill_are_hidden(prefill_ms: float, expected_ms: float) -> None:
     """t0 + T_x / L + max(0, T_x - T) (L - 1) / L, with 40 ms on the way in 10 layers."""
     assert exposed_ms(10, prefill_ms) == pytest.approx(expected_ms)
 

@@ -25,7 +25,7 @@ def test_a_pod_half_full_costs_the_weight_in_prompts() -> None:
     assert KvPressureTerm(weight=0.6).cost_ms(half) == pytest.approx(0.6 * SPEED.c1_ms_per_token * 1100)
 
 
-def test_requests_that_the_engine_has_not_told_of_fill_it_as_those_do_that_it_has() -> None:
+def test_requests_after_the_last_scrape_count_like_those_in_it() -> None:
     """Four run by its last word and eight of ours are there: twice as much is taken to be in use."""
     known = at(capacity_tokens=10_000, load=PodLoad(running=8, kv_usage=0.6), inflight=InFlight(requests=8))
     told_half = at(capacity_tokens=10_000, load=PodLoad(running=4, kv_usage=0.3), inflight=InFlight(requests=8))

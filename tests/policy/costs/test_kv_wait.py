@@ -21,7 +21,7 @@ def test_a_prompt_waits_for_the_share_of_what_runs_that_it_needs() -> None:
     assert KvWaitTerm(weight=0.5).cost_ms(full) == pytest.approx(0.5 * 200 / 8000 * 100 * step_ms)
 
 
-def test_where_everything_fits_nobody_waits() -> None:
+def test_without_a_shortage_there_is_no_wait() -> None:
     """To the last token."""
     for kv_usage, waits in ((0.89, False), (0.9, True)):
         placed = at(capacity_tokens=10_000, load=PodLoad(kv_usage=kv_usage), output_tokens=100)

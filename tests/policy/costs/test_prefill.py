@@ -16,7 +16,7 @@ def test_only_what_is_not_cached_costs() -> None:
     assert warm == pytest.approx(1.0 + 0.02 * 200 + 4e-7 * (1_000_000 - 640_000))
 
 
-def test_beside_those_who_decode_the_fixed_part_is_their_step() -> None:
+def test_with_decoding_requests_the_fixed_part_is_a_decode_step() -> None:
     """d0 + d1 b + d2 context instead of c0."""
     busy = at(inflight=InFlight(3, 1, context_tokens=9000, decode_tokens=5000))
     more_ms = PrefillTerm().cost_ms(busy) - PrefillTerm().cost_ms(at())

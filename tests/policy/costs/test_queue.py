@@ -61,7 +61,7 @@ def test_a_prompt_waits_for_the_end_of_the_step_under_way(elapsed_s: float, left
     assert QueueTerm().cost_ms(placed) == pytest.approx(left_ms)
 
 
-def test_of_a_step_that_nobody_saw_begin_half_is_left() -> None:
+def test_half_of_a_step_with_an_unobserved_begin_is_left() -> None:
     """On average."""
     assert QueueTerm().cost_ms(at(inflight=DECODING, now_s=3.0)) == pytest.approx(STEP_MS / 2)
 
