@@ -447,3 +447,12 @@ def test_a_watch_records_the_maximum_number_of_prompts(
     for event in before:
         happens(*event)
     assert watch.max_prompts == max(seen)
+
+
+@pytest.mark.parametrize(("prompts", "expected"), [(0, False), (1, True), (2, True)])
+def test_prompts_of_others_without_a_first_token_are_reported(prompts: int, expected: bool) -> None:
+    """Of another worker; decoding requests do not count."""
+    ledger = Ledger()
+    assert not ledger.others_prefill("a")
+    ledger.apply_remote(1, {"a": InFlight(requests=3, prefill_requests=prompts)})
+    assert ledger.others_prefill("a") is expected

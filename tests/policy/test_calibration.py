@@ -590,3 +590,14 @@ def test_every_coefficient_has_a_row() -> None:
     row: CalibrationRow = rows["class", "", "c1_ms_per_token"]
     assert row.confidence > 0.8
     assert row.error_after < 0.6 * row.error_before
+
+
+@pytest.mark.parametrize(("age_s", "steps", "elapsed_ms"), [(0.4, 2.0, 500.0), (0.6, 1.5, 100.0)])
+def test_a_step_that_began_too_long_ago_counts_as_unobserved(age_s: float, steps: float, elapsed_ms: float) -> None:
+    """The window then begins with the prompt, and half of a step counts."""
+    clock, decoding = PrefillClock(), ConcurrentDecode(3, 300)
+    clock.sent("a", 100, 0, 10.0, decoding, 10.0 - age_s)
+    seen = clock.first_token("a", 10.1, decoding)
+    assert seen is not None
+    assert seen.steps == pytest.approx(steps)
+    assert seen.elapsed_ms == pytest.approx(elapsed_ms)
