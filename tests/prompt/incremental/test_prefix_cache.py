@@ -93,6 +93,7 @@ def test_the_least_recently_used_prefixes_go_first() -> None:
 def test_bytes_are_those_of_what_is_held() -> None:
     """Also after replacing an entry by a larger and by a smaller one."""
     cache = cache_of()
+    assert cache.bytes == 0
     found = boundaries(cache, "a", "b")
     cache.find(found)
     seen = cache.bytes

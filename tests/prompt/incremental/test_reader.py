@@ -116,6 +116,8 @@ def test_a_repeated_chat_stores_nothing_more(fingerprinter: Fingerprinter) -> No
     pending = fingerprinter.begin(chat(grown(3)))
     assert isinstance(pending, IncrementalPrompt)
     assert pending.entry is None
+    assert pending.text.startswith(pending.prefix.rest)
+    assert pending.text.endswith(grown(3)[-1]["content"] + "<｜Assistant｜>")
     assert len(pending.prefix.roles) == len(grown(3)) - 1
     assert fingerprinter.incremental.cache.bytes == held
 
