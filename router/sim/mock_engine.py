@@ -85,6 +85,11 @@ class MockEngine:
         return self._publisher.replay_endpoint if self._publisher else None
 
     @property
+    def published_event_count(self) -> int:
+        """KV events published in this epoch."""
+        return self._publisher.event_count if self._publisher else 0
+
+    @property
     def load(self) -> PodLoad:
         """Running and waiting requests and KV usage."""
         return self._steps.pod.load

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -74,6 +74,8 @@ class KvPublisher:
         self._config = config
         self._faults = faults
         self._sequence = 0
+        self.event_count = 0
+        """Events published in this epoch."""
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
@@ -103,8 +105,9 @@ class KvPublisher:
             "topic": self._config.topic,
         }
 
-    def publish(self, events: Iterable[KvEvent]) -> None:
+    def publish(self, events: Sequence[KvEvent]) -> None:
         """Send one batch after the configured delay. ZMQ drops it for a slow subscriber, as with vLLM."""
+        self.event_count += len(events)
         payload = encode_batch(events, self._config.encoding, time.time())
         if self._config.delay_s:
             self._loop.call_later(self._config.delay_s, self._send, payload)
