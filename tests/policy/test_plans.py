@@ -108,6 +108,12 @@ def test_a_placement_has_the_facts_of_pod_request_and_time() -> None:
     assert at.pull is None and at.handoff is None
 
 
+def test_the_last_token_of_a_prompt_is_never_shared() -> None:
+    """Engines compute it in any case."""
+    seen = scene(*ready(pod("a")), prompt=prompt(96), shared_blocks=6)
+    assert placed(seen)["a"].shared_tokens == 95
+
+
 # --- what a peer can send ---
 
 
