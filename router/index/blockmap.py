@@ -6,6 +6,8 @@ up. This file does not handle sequence numbers or sockets.
 
 from __future__ import annotations
 
+from collections import deque
+
 from router.index.holder_blocks import HolderBlocks
 from router.index.masks import HolderMasks
 from router.types import BlocksByTier, BlocksCleared, Generation, KvEvent, PodId, PromptPrefix
@@ -17,6 +19,8 @@ class BlockMap:
     def __init__(self) -> None:
         self._masks = HolderMasks()
         self._holders: dict[PodId, HolderBlocks] = {}
+        self._removed: deque[HolderBlocks] = deque()
+        """Removed holders; each event and each lookup frees one more shard of the first."""
 
     @property
     def block_holders(self) -> int:
@@ -29,9 +33,11 @@ class BlockMap:
         self._holders[pod] = HolderBlocks(generation)
 
     def forget(self, pod: PodId) -> None:
-        """Drop all blocks of `pod`."""
-        if self._holders.pop(pod, None) is not None:
+        """Drop all blocks of `pod`. O(1): their memory is freed later, shard by shard."""
+        holder = self._holders.pop(pod, None)
+        if holder is not None:
             self._masks.forget(pod)
+            self._removed.append(holder)
 
     def orphans(self, pod: PodId) -> int:
         """Stored blocks of `pod` that were dropped because their parent is unknown."""
@@ -45,6 +51,7 @@ class BlockMap:
 
     def apply(self, pod: PodId, event: KvEvent) -> None:
         """Apply one event; events of unknown pods are ignored."""
+        self._free_next_shard()
         holder = self._holders.get(pod)
         if holder is None:
             return
@@ -56,4 +63,9 @@ class BlockMap:
 
     def match(self, prefix: PromptPrefix) -> dict[PodId, BlocksByTier]:
         """Leading blocks of `prefix` by pod and tier."""
+        self._free_next_shard()
         return self._masks.walk(prefix.hashes)
+
+    def _free_next_shard(self) -> None:
+        if self._removed and self._removed[0].free_next_shard():
+            self._removed.popleft()

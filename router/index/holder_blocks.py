@@ -17,6 +17,14 @@ from router.types import BlockChange, BlockHash, BlocksRemoved, BlocksStored, Ge
 
 _COUNT_BITS = 16
 _COUNT = (1 << _COUNT_BITS) - 1
+_SINGLE_GPU_COPY = 1 << _COUNT_BITS * Tier.GPU
+
+SHARDS = 89
+"""Number of dicts that share the entries of a large mapping: key `k` is in dict `k % SHARDS`.
+
+A dict that grows moves all its entries at once, which takes 5 to 97 ms for 44,000 to 700,000 blocks. Split into shards,
+no event took more than 2.7 ms. The number is prime, so that regular engine hashes spread evenly; with more shards, the
+next one is rarely in the CPU's caches."""
 
 _TIERS_OF = tuple(tuple(tier for tier in Tier if bits >> tier & 1) for bits in range(1 << len(Tier)))
 
@@ -37,16 +45,17 @@ class HolderBlocks:
         self.rejected_reason = ""
         """Why this holder's events cannot be indexed, or ""."""
         self._resolve_hash = resolve_hash
-        self._blocks: dict[int, Blocks] = {}
+        self._blocks: list[dict[int, Blocks]] = [{} for _ in range(SHARDS)]
         """Router blocks of each engine block, by engine hash."""
-        self._copies: dict[int, int] = {}
-        """Physical copies by engine hash, 16 bits per tier.
+        self._copies: list[dict[int, int]] = [{} for _ in range(SHARDS)]
+        """Physical copies by engine hash, 16 bits per tier. A known hash without entry has a single GPU copy, as most
+        have: this saves a fifth of the memory and a tenth of the time.
 
         vLLM requests with `kv_cache_report_mode=full` also announce hits, which look like copies: such
         blocks stay here after their removal."""
         self._extra_references = Counter[tuple[BlockHash, Tier]]()
         """For router blocks with several engine hashes: the number of hashes beyond the first."""
-        self._held: dict[BlockHash, int] = {}
+        self._held: list[dict[BlockHash, int]] = [{} for _ in range(SHARDS)]
         """Tiers of each router block, one bit per tier."""
         self._unresolved: dict[tuple[int, Tier], int] = {}
         """Attention group of copies whose engine hash `resolve_hash` could not resolve yet."""
@@ -55,14 +64,15 @@ class HolderBlocks:
 
     def blocks_of(self, engine_hash: int) -> Blocks | None:
         """The router blocks of an engine hash of this holder."""
-        return self._blocks.get(engine_hash)
+        return self._blocks[engine_hash % SHARDS].get(engine_hash)
 
     def held(self) -> dict[Tier, list[BlockHash]]:
         """All held blocks by tier."""
         by_tier: dict[Tier, list[BlockHash]] = {}
-        for block, tiers in self._held.items():
-            for tier in _TIERS_OF[tiers]:
-                by_tier.setdefault(tier, []).append(block)
+        for shard in self._held:
+            for block, tiers in shard.items():
+                for tier in _TIERS_OF[tiers]:
+                    by_tier.setdefault(tier, []).append(block)
         return by_tier
 
     def apply(self, event: BlocksStored | BlocksRemoved) -> list[BlockChange]:
@@ -82,6 +92,14 @@ class HolderBlocks:
             changes += self._store(event)
         return changes
 
+    def free_next_shard(self) -> bool:
+        """Free one shard of a holder that is not used any more. True when none is left.
+
+        Freeing 200,000 blocks at once takes 20 to 50 ms."""
+        for shards in (self._blocks, self._copies, self._held):
+            shards.pop()
+        return not self._held
+
     # --- storing ---
 
     def _store(self, event: BlocksStored) -> list[BlockChange]:
@@ -89,14 +107,15 @@ class HolderBlocks:
         added: list[BlockHash] = []
         one = 1 << _COUNT_BITS * event.tier
         for engine_hash, blocks in self._resolved(event):
-            copies = self._copies.get(engine_hash, 0)
+            known, counted = self._blocks[engine_hash % SHARDS], self._copies[engine_hash % SHARDS]
+            copies = counted.get(engine_hash, _SINGLE_GPU_COPY) if engine_hash in known else 0
             # Engines that report all hits announce the same blocks again and again: the counter must not overflow.
-            if copies // one & _COUNT < _COUNT:
-                self._copies[engine_hash] = copies + one
+            if copies // one & _COUNT < _COUNT and copies + one != _SINGLE_GPU_COPY:
+                counted[engine_hash] = copies + one
             if not copies // one & _COUNT:
                 # A known hash keeps its blocks even if the engine announces other blocks under it (some engines do not
                 # hash everything that separates caches): a removal must remove exactly what was added.
-                self._add(self._blocks.setdefault(engine_hash, blocks), event.tier, added)
+                self._add(known.setdefault(engine_hash, blocks), event.tier, added)
         return [BlockChange(event.tier, True, added)] if added else []
 
     def _resolved(self, event: BlocksStored) -> Iterable[tuple[int, Blocks]]:
@@ -139,11 +158,12 @@ class HolderBlocks:
     def _add(self, blocks: Blocks, tier: Tier, added: list[BlockHash]) -> None:
         bit = 1 << tier
         for block in blocks:
-            tiers = self._held.get(block, 0)
+            held = self._held[block % SHARDS]
+            tiers = held.get(block, 0)
             if tiers & bit:
                 self._extra_references[block, tier] += 1
             else:
-                self._held[block] = tiers | bit
+                held[block] = tiers | bit
                 added.append(block)
 
     # --- removing ---
@@ -155,16 +175,19 @@ class HolderBlocks:
         removed: list[BlockHash] = []
         for engine_hash in event.block_hashes:
             self._unresolved.pop((engine_hash, event.tier), None)
-            copies = self._copies.get(engine_hash, 0)
+            known, counted = self._blocks[engine_hash % SHARDS], self._copies[engine_hash % SHARDS]
+            copies = counted.get(engine_hash, _SINGLE_GPU_COPY) if engine_hash in known else 0
             if not copies >> shift & _COUNT:
                 continue
             copies -= 1 << shift
             if not copies >> shift & _COUNT:
-                self._drop(self._blocks[engine_hash], event.tier, removed)
-            if copies:
-                self._copies[engine_hash] = copies
+                self._drop(known[engine_hash], event.tier, removed)
+            if not copies:
+                del known[engine_hash]
+            if copies > _SINGLE_GPU_COPY:
+                counted[engine_hash] = copies
             else:
-                del self._copies[engine_hash], self._blocks[engine_hash]
+                counted.pop(engine_hash, None)
         return [BlockChange(event.tier, False, removed)] if removed else []
 
     def _drop(self, blocks: Blocks, tier: Tier, removed: list[BlockHash]) -> None:
@@ -174,7 +197,8 @@ class HolderBlocks:
                     self._extra_references[block, tier] = extra - 1
                 continue
             removed.append(block)
-            if tiers := self._held[block] & ~(1 << tier):
-                self._held[block] = tiers
+            held = self._held[block % SHARDS]
+            if tiers := held[block] & ~(1 << tier):
+                held[block] = tiers
             else:
-                del self._held[block]
+                del held[block]

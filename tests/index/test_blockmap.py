@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.events import PIECE_BLOCKS, split_events
+from router.index.holder_blocks import SHARDS
 from router.types import (
     BlocksByTier,
     BlocksCleared,
@@ -106,11 +107,24 @@ def test_a_long_event_is_applied_in_short_pieces(blocks: int, gone: int) -> None
     assert held(after(*chain.from_iterable(pieces)), prompt(tokens)) == (max(blocks - gone, 0), 0, 0, 0)
 
 
-def test_a_forgotten_pod_frees_its_blocks_at_once() -> None:
+def test_a_forgotten_pod_frees_its_blocks_shard_by_shard() -> None:
+    """They are not matched any more; each lookup frees one shard."""
     found = after(stored(71, 72, 73, 74))
     blocks = ref(found._holders["a"])
     found.forget("a")
-    assert blocks() is None and held(found) == (0, 0, 0, 0)
+    for left in range(SHARDS, 0, -1):
+        assert blocks() is not None, f"{left} shards were freed too early"
+        assert held(found) == (0, 0, 0, 0)
+    assert blocks() is None
+
+
+def test_events_free_the_blocks_of_a_forgotten_pod() -> None:
+    found = after(stored(71, 72, 73, 74))
+    blocks = ref(found._holders["a"])
+    found.forget("a")
+    for _ in range(SHARDS):
+        found.apply("b", stored(71))
+    assert blocks() is None
 
 
 def test_an_orphan_is_counted_and_dropped() -> None:

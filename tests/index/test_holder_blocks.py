@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -289,6 +289,32 @@ def test_the_sum_of_all_changes_is_what_is_held(happening: list[Step]) -> None:
             summed ^= blocks
         held = {(block, tier) for tier, blocks in holder.held().items() for block in blocks}
         assert summed == held == naive.held()
+
+
+def test_a_single_gpu_copy_needs_no_counter() -> None:
+    """Most blocks have one copy; there are hundreds of thousands."""
+    holder, _ = applied(stored(71, 72), stored(71), stored(72, tier=CPU), removed(71), removed(72, tier=CPU))
+    assert not any(holder._copies)
+    assert sorted(holder.held()[GPU]) == sorted((ONE, TWO))
+
+
+@pytest.mark.parametrize("engine_hashes", [range(20_000), range(0, 20_000 << 12, 1 << 12)])
+def test_no_dict_has_more_than_a_fiftieth_of_the_blocks(engine_hashes: range) -> None:
+    """A dict that grows moves all its entries at once. Engines may number their blocks in any pattern."""
+    tokens = token_array(range(2 * len(engine_hashes)))
+    holder = HolderBlocks(GENERATION)
+    holder.apply(BlocksStored(block_hashes=tuple(engine_hashes), parent_hash=None, tokens=tokens, block_size_tokens=2))
+    assert len(holder.held()[GPU]) == len(engine_hashes)
+    assert max(len(found) for found in dicts_in(vars(holder))) < len(engine_hashes) / 50
+
+
+def dicts_in(value: object) -> Iterator[dict[object, object]]:
+    """The value, if it is a dict, and all dicts inside it."""
+    if isinstance(value, dict):
+        yield value
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    for one in inner:
+        yield from dicts_in(one)
 
 
 @pytest.mark.parametrize("adapter, salt", [("sql", ""), ("", "tenant"), ("sql", "tenant")])
