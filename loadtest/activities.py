@@ -29,8 +29,8 @@ from loadtest.bodies import MODEL
 from loadtest.peers.processes import launch
 from loadtest.rig import PLAN
 from router.cli.child_processes import all_pods_trusted, free_port, router_config
+from router.config.load import shipped
 from router.config.schema import ModelConfig
-from router.config.shipped import shipped
 from router.index.cluster import EntryKind
 from router.index.holders import HolderFacts
 from router.sim.mock.event_publisher import encode_batch

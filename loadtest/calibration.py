@@ -33,9 +33,9 @@ from router.cli.child_processes import (
     router_config,
 )
 from router.cli.load_driver import drive
+from router.config.load import shipped
 from router.config.priors import load_priors, prior_speed
 from router.config.schema import CostPrior
-from router.config.shipped import shipped
 from router.observe.receipt_lines import read_receipts
 from router.observe.receipts import Receipt
 from router.sim.chat_workload import sessions

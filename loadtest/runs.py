@@ -22,8 +22,8 @@ from loadtest.record import Run, run_of
 from router.cli.child_processes import ChildError, FleetPlan, clear_caches, mock_fleet, running_router
 from router.cli.figures import percentile, ttfts_ms
 from router.cli.load_driver import DriveResults, RequestResult
+from router.config.load import shipped
 from router.config.policy_files import choose_policy, load_policies
-from router.config.shipped import shipped
 
 AS_IT_IS = "as it is"
 OnProgress: TypeAlias = Callable[[RequestResult], None]

@@ -9,9 +9,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from router.config.load import shipped
 from router.config.policy_files import PolicyFolder, load_classes, load_policies
 from router.config.router_file import load_router
-from router.config.shipped import shipped
 from router.policy.spec import Policy
 
 config_app = typer.Typer(no_args_is_help=True)

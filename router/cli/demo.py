@@ -32,8 +32,8 @@ from router.cli.child_processes import (
 from router.cli.figures import Figures, cached_share, figures, ideal_cached_tokens, percentile, table, ttfts_ms
 from router.cli.load_driver import DriveResults, RequestResult, drive
 from router.cli.mock_engine_command import mock_tokenizer, need_tokenizer
+from router.config.load import shipped
 from router.config.policy_files import choose_policy, load_policies
-from router.config.shipped import shipped
 from router.sim.chat_workload import ChatSession, sessions
 
 POLICIES = "round_robin,ring_bounded_load,cost_aware"

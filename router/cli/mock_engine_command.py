@@ -20,9 +20,9 @@ from typing import Annotated
 import typer
 
 from router.cli.options import with_options
+from router.config.load import shipped
 from router.config.priors import load_priors, prior_speed
 from router.config.schema import CostPrior
-from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer

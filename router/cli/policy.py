@@ -21,8 +21,8 @@ from rich.console import Console
 
 from router.cli.simulate import Source, experiment, run_all, simulated_library
 from router.cli.simulate_report import summary
+from router.config.load import shipped
 from router.config.policy_files import PolicyLibrary, check, load_classes
-from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.policy.catalog import COSTS, FILTERS
 from router.policy.reference import purpose_of, reference_page, schema_page, unit_of

@@ -17,8 +17,8 @@ from typing import Annotated, Any
 import typer
 
 from router.config.architecture import Config, KvDtype, KvSize, kv_size, prefill_work
+from router.config.load import shipped
 from router.config.priors import SpeedPrior, estimated_row, load_gpus, load_priors
-from router.config.shipped import shipped
 from router.errors import ConfigError
 
 FILE = "config.json"

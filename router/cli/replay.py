@@ -20,8 +20,8 @@ from rich.padding import Padding
 from rich.table import Table
 
 from router.cli.explain_command import printable
+from router.config.load import shipped
 from router.config.policy_files import PolicyFolder, find_policy, load_policies
-from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.observe.receipt_lines import read_lines, recorded
 from router.policy.price import Choice

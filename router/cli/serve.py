@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from router.cli.options import with_options
+from router.config.load import shipped
 from router.config.router_file import load_router
 from router.config.schema import Listen, RouterConfig
-from router.config.shipped import shipped
 from router.observe.log import configure_logging
 
 if TYPE_CHECKING:

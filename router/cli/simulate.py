@@ -27,11 +27,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from router.cli.options import with_options
 from router.cli.simulate_report import summary, write_csv, write_report
-from router.config.load import load
+from router.config.load import load, shipped
 from router.config.policy_files import PolicyLibrary, choose_policy, load_policies
 from router.config.priors import load_priors, prior_speed
 from router.config.schema import CostPrior
-from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.policy.spec import Policy
 from router.report import PlotsUnavailable

@@ -12,8 +12,7 @@ from typing import TypeAlias
 
 from pydantic import NonNegativeFloat, PositiveFloat
 
-from router.config.load import Strict, load
-from router.config.shipped import shipped
+from router.config.load import Strict, load, shipped
 from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
 from router.errors import ConfigError
 from router.types import Link, Links

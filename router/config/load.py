@@ -38,6 +38,7 @@ def _http_url(value: str) -> str:
 
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
 M = TypeVar("M", bound=BaseModel)
+_PACKAGE = Path(__file__).resolve().parent.parent
 
 CACHED_DOCUMENTS = 64
 """Parsing a policy blocks the process for two milliseconds, so a reload only parses changed files."""
@@ -57,6 +58,12 @@ class Document:
             # pydantic's location also contains the names of union members, which are not in the file
             line, node = _position(node, key) or (line, node)
         return line
+
+
+def shipped(folder: str) -> Path:
+    """The `policies` or `config` folder that is shipped: next to `router/` in a checkout, inside it in a wheel."""
+    inside = _PACKAGE / "_shipped" / folder
+    return inside if inside.is_dir() else _PACKAGE.parent / folder
 
 
 def read_document(path: Path) -> Document:

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from router.config.load import Document, load, nearest, plain, read_document, validate
-from router.config.shipped import shipped
+from router.config.load import Document, load, nearest, plain, read_document, shipped, validate
 from router.errors import ConfigError
 from router.policy.classes import ClassRules
 from router.policy.policy_set import PolicySet, policy_set

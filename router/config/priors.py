@@ -13,9 +13,8 @@ from pathlib import Path
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from router.config.architecture import PrefillWork
-from router.config.load import Strict, load
+from router.config.load import Strict, load, shipped
 from router.config.schema import CostPrior, ModelConfig, PodConfig
-from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.types import PodSpeed
 

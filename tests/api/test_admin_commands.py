@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from router.api.admin_commands import AdminCommands
+from router.config.load import shipped
 from router.config.policy_files import PolicyFolder
 from router.config.schema import PodConfig
-from router.config.shipped import shipped
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent

@@ -1,4 +1,5 @@
-"""Can one work on policies at the command line?"""
+"""Can one work on policies at the command line?"""from router.config.load import shipped
+
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from router.config.shipped import shipped
 from tests.cli.conftest import Typed
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from router.config.load import shipped
 from router.config.policy_files import PolicyFolder, load_classes, load_policies
-from router.config.shipped import shipped
 from router.errors import ConfigError
 
 OURS = [

@@ -8,11 +8,10 @@ from tempfile import TemporaryDirectory
 
 from pydantic import BaseModel
 
-from router.config.load import load
+from router.config.load import load, shipped
 from router.config.policy_files import PolicyLibrary, check
 from router.config.priors import ModelPrior
 from router.config.schema import RouterConfig
-from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.policy.classes import ClassRules
 from router.policy.decide import decide

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from router.cli.load_driver import LoadDriver, RequestResult
+from router.config.load import shipped
 from router.config.policy_files import load_policies
-from router.config.shipped import shipped
 from router.hashing import hash_blocks, token_array
 from router.sim.virtual.scenario import Conditions, SimulatedFleet, SimulatedPod
 from router.sim.virtual.traffic import Session, Traffic, TrafficRequest

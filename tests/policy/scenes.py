@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import structs
 
+from router.config.load import shipped
 from router.config.policy_files import load_policies
-from router.config.shipped import shipped
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.policy.spec import Policy, parse_policy
 from router.sim.peers.peer_policies import FOLDER, PeerPolicySpec

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from router.config.load import load
+from router.config.load import load, shipped
 from router.config.policy_files import load_classes
-from router.config.shipped import shipped
 from router.policy.classes import Classes, ClassRules
 from router.sim.virtual.generate import TrafficMix
 from router.sim.virtual.traffic import Session

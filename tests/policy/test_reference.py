@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.load import plain, read_document
-from router.config.shipped import shipped
+from router.config.load import plain, read_document, shipped
 from router.policy.catalog import COSTS, FILTERS, PICKERS
 from router.policy.reference import file_schema, reference_page, schema_page, unit_of
 

@@ -16,9 +16,9 @@ import uvicorn
 
 from router.api.protocol import EdgeProtocol
 from router.api.server import DrainingServer
+from router.config.load import shipped
 from router.config.priors import ModelPrior, load_priors
 from router.config.schema import Edge, Limits, ModelConfig, PodConfig, Probes, Receipts, RouterConfig
-from router.config.shipped import shipped
 from router.prompt import segments
 from router.prompt.cuts import find_cuts
 from router.prompt.template import ChatTemplate

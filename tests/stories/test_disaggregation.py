@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from router.config.links import LinkFigures, LinksConfig
+from router.config.load import shipped
 from router.config.priors import load_priors
 from router.config.schema import ModelConfig, PodConfig, Probes, RouterConfig
-from router.config.shipped import shipped
 from router.engines.engine_catalog import DIALECTS
 from router.prompt.tokenizer import Tokenizer
 from router.sim.mock.mock_config import SharedBlockStore

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from router.cli.simulate import simulated_library, simulated_policies
+from router.config.load import shipped
 from router.config.policy_files import PolicyFolder, load_policies
-from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.sim.peers.peer_policies import PEER_PICKERS
 from tests.policy.scenes import POLICIES

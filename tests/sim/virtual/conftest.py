@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from router.config.load import shipped
 from router.config.policy_files import load_policies
 from router.config.priors import load_priors
-from router.config.shipped import shipped
 from router.policy.spec import Policy
 from router.sim.peers.peer_policies import FOLDER, PeerPolicySpec
 from router.sim.virtual.generate import Kind, TrafficMix

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.config.load import shipped
 from router.config.priors import load_priors
-from router.config.shipped import shipped
 from router.policy.spec import Policy
 from router.sim.virtual.capacity_plan import Variant, plan_variant, smallest_that, variants
 from router.sim.virtual.compare import Experiment, Setting

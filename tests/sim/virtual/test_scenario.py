@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.load import load
-from router.config.shipped import shipped
+from router.config.load import load, shipped
 from router.errors import ConfigError
 from router.sim.virtual.generate import TrafficMix
 from router.sim.virtual.router_view import Knowledge

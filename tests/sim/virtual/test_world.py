@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from router.config.load import shipped
 from router.config.policy_files import load_policies
-from router.config.shipped import shipped
 from router.errors import ConfigError
 from router.policy.spec import Policy
 from router.sim.peers.peer_policies import FOLDER, PeerPolicySpec
