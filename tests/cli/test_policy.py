@@ -1,5 +1,4 @@
-"""Can one work on policies at the command line?"""from router.config.load import shipped
-
+"""Can one work on policies at the command line?"""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from router.config.load import shipped
 from tests.cli.conftest import Typed
 
 
