@@ -106,4 +106,4 @@ class Calibrator:
         self._compared += 1
         if self._compared % REGRET_EVERY == 0:
             others = (expected_ttft_ms(one.cost) for one in decision.candidates if one is not chosen)
-            self._metrics.observe_regret(model, max(0.0, ttft_ms - min(others, default=ttft_ms)))
+            self._metrics.regret_s.labels(model).observe(max(0.0, ttft_ms - min(others, default=ttft_ms)) / 1000)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from operator import itemgetter
 
-import msgspec
 from prometheus_client import CollectorRegistry
 
 from router.observe.fast_metrics import Counter, Histogram
+from router.observe.receipts import Outcome
+from router.policy.spec import Policy
 
 NAMED_TENANTS = 20
 COUNTED_TENANTS = 1000
@@ -21,78 +22,58 @@ MAX_TENANT_CHARACTERS = 64
 """Clients choose the name."""
 
 
-class ClassifiedRequest(msgspec.Struct, frozen=True, gc=False):
-    """One request that ended. `cached_tokens` as reported by the engine, else None; `ttft_s` of streamed responses;
-    `slo_ttft_ms` of its policy."""
-
-    workload: str
-    policy: str
-    tenant: str
-    result: str
-    prompt_tokens: int = 0
-    cached_tokens: int | None = None
-    ttft_s: float | None = None
-    slo_ttft_ms: float | None = None
-
-
 class ClassMetrics:
     """The metrics by class, policy and tenant."""
 
     def __init__(self, r: CollectorRegistry, buckets: tuple[float, ...]) -> None:
-        by = ["class", "policy"]
         self._requests = Counter(
+            r,
             "warmroute_class_requests",
             "Requests by workload class, tenant (the busiest, and `other`) and result.",
-            ["class", "tenant", "result"],
-            registry=r,
+            "class tenant result",
         )
         self._ttft_s = Histogram(
+            r,
             "warmroute_class_time_to_first_token_seconds",
             "Seconds from arrival to first token of streamed requests, by workload class and policy.",
-            by,
+            "class policy",
             buckets=buckets,
-            registry=r,
         )
         self._prompt_tokens = Counter(
+            r,
             "warmroute_class_prompt_tokens",
             "Prompt tokens of requests whose engine reported cached tokens.",
-            by,
-            registry=r,
+            "class policy",
         )
         self._cached_tokens = Counter(
-            "warmroute_class_cached_tokens", "Cached prompt tokens as reported by engines.", by, registry=r
+            r, "warmroute_class_cached_tokens", "Cached prompt tokens as reported by engines.", "class policy"
         )
         self._slo = Counter(
+            r,
             "warmroute_policy_slo_requests",
             "Streamed requests of policies with slo.ttft_ms, by whether the first token met it.",
-            ["policy", "met"],
-            registry=r,
+            "policy met",
         )
         self.tenants = BusiestTenants()
 
-    def settle(self, one: ClassifiedRequest) -> None:
-        """Count one request."""
-        tenants, by = self.tenants, (one.workload, one.policy)
-        tenant = tenants.label(one.tenant[:MAX_TENANT_CHARACTERS])
-        if tenants.unnamed:
-            self._remove(tenants.unnamed)
-            tenants.unnamed = []
-        self._requests.labels(one.workload, tenant, one.result).inc()
-        if one.ttft_s is not None:
-            self._ttft_s.labels(*by).observe(one.ttft_s)
-            if one.slo_ttft_ms is not None:
-                self._slo.labels(one.policy, "true" if one.ttft_s * 1000 <= one.slo_ttft_ms else "false").inc()
-        if one.cached_tokens is not None:
-            self._prompt_tokens.labels(*by).inc(one.prompt_tokens)
-            self._cached_tokens.labels(*by).inc(one.cached_tokens)
-
-    def _remove(self, tenants: list[str]) -> None:
-        """End the series of tenants that count as `other` from now on."""
-        self._requests.remove_where(lambda labels: labels[1] in tenants)
+    def settle(self, ended: Outcome, workload: str, tenant: str, policy: Policy) -> None:
+        """Count one request that ended; `workload` is its class."""
+        label, ttft_ms = self.tenants.label(tenant[:MAX_TENANT_CHARACTERS]), ended.ttft_ms
+        if unnamed := self.tenants.unnamed:
+            self._requests.remove_where(lambda labels: labels[1] in unnamed)
+            self.tenants.unnamed = []
+        self._requests.labels(workload, label, ended.result).inc()
+        if ttft_ms is not None:
+            self._ttft_s.labels(workload, policy.name).observe(ttft_ms / 1000)
+            if policy.slo_ttft_ms is not None:
+                self._slo.labels(policy.name, "true" if ttft_ms <= policy.slo_ttft_ms else "false").inc()
+        if ended.cached_tokens is not None:
+            self._prompt_tokens.labels(workload, policy.name).inc(ended.prompt_tokens)
+            self._cached_tokens.labels(workload, policy.name).inc(ended.cached_tokens)
 
 
 class BusiestTenants:
-    """Which tenants send most requests. The owner of their series removes those of `unnamed` and empties it."""
+    """Which tenants send most requests. The caller removes the series of the tenants in `unnamed` and empties it."""
 
     def __init__(self) -> None:
         self.unnamed: list[str] = []

@@ -45,11 +45,9 @@ class Journal:
         """Record a decision and drop the oldest. `workload` is the class of the request."""
         prompt = dict(scene.request.prompt) if self._prompts else None
         recorded = record_decision(record_scene(scene, workload), decision, policy, time.time(), prompt)
-        known = len(self._decisions)
         self._decisions[scene.request.id] = recorded
-        if len(self._decisions) == known:
-            self._decisions.move_to_end(scene.request.id)
-        elif known >= self._size:
+        self._decisions.move_to_end(scene.request.id)
+        if len(self._decisions) > self._size:
             self._decisions.popitem(last=False)
         return recorded
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Gauge, Metric, generate_latest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
 
 from router.observe.class_metrics import ClassMetrics
-from router.observe.fast_metrics import Counter, GaugeTable, Histogram, Labels, UpDownGauge
+from router.observe.fast_metrics import Counter, Gauge, Histogram, Labels
+from router.observe.receipts import Outcome
 from router.policy.calibration import CalibrationRow
 from router.policy.review import Comparison
 from router.types import FleetSnapshot, InFlight, PodId
@@ -34,48 +35,40 @@ class Metrics:
         self.registry = CollectorRegistry()
         r = self.registry
         self.requests = Counter(
-            "warmroute_requests",
-            "Requests that ended, by endpoint, model and result.",
-            ["endpoint", "model", "result"],
-            registry=r,
+            r, "warmroute_requests", "Requests that ended, by endpoint, model and result.", "endpoint model result"
         )
-        self.sent = Counter("warmroute_pod_requests", "Attempts, by pod and result.", ["pod", "result"], registry=r)
+        self.sent = Counter(r, "warmroute_pod_requests", "Attempts, by pod and result.", "pod result")
         self.ttft_s = Histogram(
+            r,
             "warmroute_time_to_first_token_seconds",
             "Seconds from arrival to first token of streamed requests.",
-            ["model"],
+            "model",
             buckets=_SECONDS,
-            registry=r,
         )
         self.duration_s = Histogram(
+            r,
             "warmroute_request_duration_seconds",
             "Seconds from arrival to end of requests.",
-            ["model"],
+            "model",
             buckets=_SECONDS,
-            registry=r,
         )
         self.phase_s = Histogram(
-            "warmroute_phase_seconds",
-            "Seconds of requests in each phase.",
-            ["phase"],
-            buckets=_PHASE_SECONDS,
-            registry=r,
+            r, "warmroute_phase_seconds", "Seconds of requests in each phase.", "phase", buckets=_PHASE_SECONDS
         )
         self.loop_lag_s = Histogram(
+            r,
             "warmroute_loop_lag_seconds",
             "Seconds by which the event loop was late for a timer: 100 samples a second, 20 while idle.",
-            [],
             buckets=_LAG_SECONDS,
-            registry=r,
         )
-        self.retries = Counter("warmroute_retries", "Attempts after a failure, by reason.", ["reason"], registry=r)
+        self.retries = Counter(r, "warmroute_retries", "Attempts after a failure, by reason.", "reason")
         self.retries_refused = Counter(
+            r,
             "warmroute_retries_refused",
             "Failures that were not retried for lack of retry budget, by reason.",
-            ["reason"],
-            registry=r,
+            "reason",
         )
-        self.in_flight = UpDownGauge("warmroute_in_flight_requests", "Requests being served.", registry=r)
+        self.in_flight = Gauge(r, "warmroute_in_flight_requests", "Requests being served.").labels()
         self._declare_prompts(r)
         self._declare_pods(r)
         self._declare_handoffs(r)
@@ -88,127 +81,103 @@ class Metrics:
 
     def _declare_prompts(self, r: CollectorRegistry) -> None:
         """Prompts, and their predicted and reported cached tokens."""
-        self.prompt_tokens = Counter(
-            "warmroute_prompt_tokens", "Prompt tokens of served requests.", ["model"], registry=r
-        )
+        self.prompt_tokens = Counter(r, "warmroute_prompt_tokens", "Prompt tokens of served requests.", "model")
         self.cached_predicted = Counter(
-            "warmroute_cached_tokens_predicted",
-            "Prompt tokens predicted to be in the chosen pod's cache.",
-            ["model"],
-            registry=r,
+            r, "warmroute_cached_tokens_predicted", "Prompt tokens predicted to be in the chosen pod's cache.", "model"
         )
         self.cached_actual = Counter(
-            "warmroute_cached_tokens_actual", "Cached prompt tokens as reported by engines.", ["model"], registry=r
+            r, "warmroute_cached_tokens_actual", "Cached prompt tokens as reported by engines.", "model"
         )
         self.cached_error = Histogram(
+            r,
             "warmroute_cached_tokens_error",
             "Absolute difference between predicted and reported cached tokens of a request, in tokens.",
-            ["model"],
+            "model",
             buckets=(0, 16, 64, 256, 1024, 4096, 16384),
-            registry=r,
         )
         self.unread_prompts = Counter(
-            "warmroute_unread_prompts",
-            "Requests routed without prefix matching, by reason.",
-            ["model", "reason"],
-            registry=r,
+            r, "warmroute_unread_prompts", "Requests routed without prefix matching, by reason.", "model reason"
         )
         self.incremental_mismatches = Counter(
+            r,
             "warmroute_incremental_prompt_mismatches",
             "Incrementally read prompts that differed from the whole prompt; the first disables it for the model.",
-            ["model"],
-            registry=r,
+            "model",
         )
 
     def _declare_pods(self, r: CollectorRegistry) -> None:
         """Pods and their KV events."""
-        self.pod_in_flight = GaugeTable(
-            "warmroute_pod_in_flight_requests", "Requests being served, by pod.", ["pod"], registry=r
+        self.pod_in_flight = Gauge(r, "warmroute_pod_in_flight_requests", "Requests being served, by pod.", "pod")
+        self.pod_state = Gauge(r, "warmroute_pod_state", "1 for the current state of a pod.", "pod state")
+        self.pod_trust = Gauge(
+            r, "warmroute_pod_prefix_trust", "1 for the result of a pod's parity self-test.", "pod trust"
         )
-        self.pod_state = GaugeTable(
-            "warmroute_pod_state", "1 for the current state of a pod.", ["pod", "state"], registry=r
-        )
-        self.pod_trust = GaugeTable(
-            "warmroute_pod_prefix_trust", "1 for the result of a pod's parity self-test.", ["pod", "trust"], registry=r
-        )
-        self.kv_events = Counter("warmroute_kv_events", "Applied KV events, by pod.", ["pod"], registry=r)
+        self.kv_events = Counter(r, "warmroute_kv_events", "Applied KV events, by pod.", "pod")
         self.kv_stream = Gauge(
-            "warmroute_kv_stream_complete",
-            "1 while the KV event stream of a pod has no gap, else 0.",
-            ["pod"],
-            registry=r,
+            r, "warmroute_kv_stream_complete", "1 while the KV event stream of a pod has no gap, else 0.", "pod"
         )
-        self.index_blocks = Gauge(
-            "warmroute_index_block_holders", "Pairs of block and holder in the index.", registry=r
-        )
+        self.index_blocks = Gauge(r, "warmroute_index_block_holders", "Pairs of block and holder in the index.")
 
     def _declare_handoffs(self, r: CollectorRegistry) -> None:
         """Prefill and decode on two pods."""
         self.handoffs = Counter(
-            "warmroute_handoffs",
-            "Handoffs from a prefill to a decode pod, by dialect and result.",
-            ["dialect", "result"],
-            registry=r,
+            r, "warmroute_handoffs", "Handoffs from a prefill to a decode pod, by dialect and result.", "dialect result"
         )
         self.handoff_s = Histogram(
+            r,
             "warmroute_handoff_seconds",
             "Seconds from the prefill response (or from sending, for dialects that send both at once) to the first byte"
             " of the decode response, streamed requests.",
-            ["dialect"],
+            "dialect",
             buckets=_SECONDS,
-            registry=r,
         )
 
     def _declare_prices(self, r: CollectorRegistry) -> None:
         """Expected times, and the calibration of pods and links."""
         self.ttft_predicted_s = Histogram(
+            r,
             "warmroute_time_to_first_token_predicted_seconds",
             "Expected seconds to first token of streamed requests.",
-            ["model"],
+            "model",
             buckets=_SECONDS,
-            registry=r,
         )
         self.ttft_error = Histogram(
+            r,
             "warmroute_time_to_first_token_error_ratio",
             "Absolute difference between expected and actual time to first token, relative to the actual.",
-            ["model"],
+            "model",
             buckets=(0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
-            registry=r,
         )
         self.regret_s = Histogram(
+            r,
             "warmroute_regret_seconds",
             "Seconds by which the best other candidate was expected to be faster than the chosen one was, sampled.",
-            ["model"],
+            "model",
             buckets=(0, *_SECONDS),
-            registry=r,
         )
-        self.coefficient = GaugeTable(
+        self.coefficient = Gauge(
+            r,
             "warmroute_calibration_coefficient",
             "Calibrated coefficients of a class of pods, of one pod (label pod) or of a kind of links.",
-            ["subject", "pod", "coefficient"],
-            registry=r,
+            "subject pod coefficient",
         )
-        self.confidence = GaugeTable(
+        self.confidence = Gauge(
+            r,
             "warmroute_calibration_confidence",
             "Confidence of a calibration: 0 for the prior alone, up to 1.",
-            ["subject", "pod"],
-            registry=r,
+            "subject pod",
         )
-        self.calibration_error = GaugeTable(
+        self.calibration_error = Gauge(
+            r,
             "warmroute_calibration_error_ratio",
             "Mean absolute relative error of recent times, by the prior and by the calibration.",
-            ["subject", "pod", "by"],
-            registry=r,
+            "subject pod by",
         )
 
     def observe_ttft(self, model: str, expected_ms: float, actual_ms: float) -> None:
         """Add the time to first token of one streamed response."""
         self.ttft_predicted_s.labels(model).observe(expected_ms / 1000)
         self.ttft_error.labels(model).observe(abs(actual_ms - expected_ms) / max(actual_ms, 1e-3))
-
-    def observe_regret(self, model: str, regret_ms: float) -> None:
-        """Add one regret: see `Calibrator.compare_ttft`."""
-        self.regret_s.labels(model).observe(regret_ms / 1000)
 
     def observe_calibration(self, rows: Iterable[CalibrationRow]) -> None:
         """Update the gauges; called before each rendering."""
@@ -227,71 +196,65 @@ class Metrics:
     def _declare_index(self, r: CollectorRegistry) -> None:
         """The cluster index."""
         self.degraded_matches = Counter(
-            "warmroute_degraded_matches", "Prefix matches without an up-to-date cluster index.", ["model"], registry=r
+            r, "warmroute_degraded_matches", "Prefix matches without an up-to-date cluster index.", "model"
         )
         self.index_age_s = Gauge(
-            "warmroute_index_age_seconds", "Seconds since the replica of the cluster index was up to date.", registry=r
+            r, "warmroute_index_age_seconds", "Seconds since the replica of the cluster index was up to date."
         )
-        self.index_bytes = Gauge("warmroute_index_bytes", "Bytes of memory of the replica's table.", registry=r)
+        self.index_bytes = Gauge(r, "warmroute_index_bytes", "Bytes of memory of the replica's table.")
         self.index_dropped_blocks = Gauge(
-            "warmroute_index_dropped_blocks", "Blocks that did not fit into index.redis.max_replica_bytes.", registry=r
+            r, "warmroute_index_dropped_blocks", "Blocks that did not fit into index.redis.max_replica_bytes."
         )
-        self.index_reads = Gauge("warmroute_index_holders_read", "Full reads of a holder's blocks.", registry=r)
+        self.index_reads = Gauge(r, "warmroute_index_holders_read", "Full reads of a holder's blocks.")
         self.index_holder = Gauge(
-            "warmroute_index_holder_complete",
-            "1 while no changes of a holder are missing, else 0.",
-            ["model", "holder"],
-            registry=r,
+            r, "warmroute_index_holder_complete", "1 while no changes of a holder are missing, else 0.", "model holder"
         )
-        self.replicas = Gauge("warmroute_other_replicas", "Other routers that registered recently.", registry=r)
+        self.replicas = Gauge(r, "warmroute_other_replicas", "Other routers that registered recently.")
 
     def _declare_workers(self, r: CollectorRegistry) -> None:
         """A router of several processes."""
-        self.workers = Gauge("warmroute_workers", "Worker processes of this router.", registry=r)
+        self.workers = Gauge(r, "warmroute_workers", "Worker processes of this router.")
         self.workers.set(1)
         self.worker_updates_dropped = Counter(
+            r,
             "warmroute_worker_updates_dropped",
             "Updates not sent to a worker that does not read; it receives a full snapshot later.",
-            [],
-            registry=r,
         )
 
     def _declare_shadow(self, r: CollectorRegistry) -> None:
         """Shadow policies and receipts."""
         self.shadow_decisions = Counter(
+            r,
             "warmroute_shadow_decisions",
             "Decisions of a shadow policy, by agreement with the live policy.",
-            ["policy", "class", "agrees"],
-            registry=r,
+            "policy class agrees",
         )
         self.shadow_dropped = Counter(
+            r,
             "warmroute_shadow_dropped",
             "Sampled requests without a comparison: the router was busy, or the shadow policy had no candidate.",
-            ["policy", "class"],
-            registry=r,
+            "policy class",
         )
         self.shadow_sooner_s = Counter(
+            r,
             "warmroute_shadow_sooner_seconds",
             "Seconds by which the shadow's choice was expected to be faster, by the policy that priced both choices.",
-            ["policy", "class", "prices"],
-            registry=r,
+            "policy class prices",
         )
         self.shadow_later_s = Counter(
+            r,
             "warmroute_shadow_later_seconds",
             "Seconds by which the shadow's choice was expected to be slower, by the policy that priced both choices.",
-            ["policy", "class", "prices"],
-            registry=r,
+            "policy class prices",
         )
         self.shadow_regret_s = Histogram(
+            r,
             "warmroute_shadow_regret_seconds",
             "Seconds by which first tokens came later than expected from the shadow's choice, where it differed.",
-            ["policy", "class"],
+            "policy class",
             buckets=(0, *_SECONDS),
-            registry=r,
         )
-        self.receipts_lost = Counter(
-            "warmroute_receipts_lost", "Receipts that could not be written to Redis.", [], registry=r
-        )
+        self.receipts_lost = Counter(r, "warmroute_receipts_lost", "Receipts that could not be written to Redis.")
 
     def observe_shadow(self, policy: str, workload: str, found: Comparison, ttft_ms: float | None) -> None:
         """Add one comparison; `workload` is the class of the request."""
@@ -306,43 +269,36 @@ class Metrics:
 
     def _declare_policies(self, r: CollectorRegistry) -> None:
         """Active policies and reloads."""
-        self.policy_info = Gauge(
-            "warmroute_policy_info", "1 for each active policy.", ["policy", "version", "set_version"], registry=r
-        )
-        self.policy_reloads = Counter("warmroute_policy_reloads", "Policy reloads, by result.", ["result"], registry=r)
+        self.policy_info = Gauge(r, "warmroute_policy_info", "1 for each active policy.", "policy version set_version")
+        self.policy_reloads = Counter(r, "warmroute_policy_reloads", "Policy reloads, by result.", "result")
         self.policy_reload_failed = Gauge(
-            "warmroute_policy_reload_failed",
-            "1 while the policy files are invalid and the last valid set is used.",
-            registry=r,
+            r, "warmroute_policy_reload_failed", "1 while the policy files are invalid and the last valid set is used."
         )
 
     def observe_policies(self, set_version: str, versions: Mapping[str, str]) -> None:
         """Set the active policies: version by name."""
-        self.policy_info.clear()
-        for name, version in versions.items():
-            self.policy_info.labels(name, version, set_version).set(1)
+        self.policy_info.replace({(name, version, set_version): 1.0 for name, version in versions.items()})
 
     def is_serving(self) -> bool:
         """Whether any request is in flight."""
         return self.in_flight.value > 0
 
-    def observe_request(self, endpoint: str, model: str, result: str, e2e_ms: float, ttft_ms: float | None) -> None:
-        """Count one request that ended; `ttft_ms` of a streamed one."""
-        self.requests.labels(endpoint, model, result).inc()
-        self.duration_s.labels(model).observe(e2e_ms / 1000)
-        if ttft_ms is not None:
-            self.ttft_s.labels(model).observe(ttft_ms / 1000)
+    def observe_request(self, ended: Outcome, model: str) -> None:
+        """Count one request that ended; `model` is its label."""
+        self.requests.labels(ended.endpoint, model, ended.result).inc()
+        self.duration_s.labels(model).observe(ended.e2e_ms / 1000)
+        if ended.ttft_ms is not None:
+            self.ttft_s.labels(model).observe(ended.ttft_ms / 1000)
 
     def observe_phases(self, taken_s: Mapping[str, float]) -> None:
         """Add the phases of one request."""
         for phase, seconds in taken_s.items():
             self.phase_s.labels(phase).observe(seconds)
 
-    def observe_prediction(
-        self, model: str, prompt_tokens: int, predicted_tokens: int, actual_tokens: int | None
-    ) -> None:
-        """Add one served prompt: the predicted cached tokens, and what the engine reported."""
-        self.prompt_tokens.labels(model).inc(prompt_tokens)
+    def observe_prediction(self, ended: Outcome, predicted_tokens: int) -> None:
+        """Add one served prompt, of which `predicted_tokens` were expected to be cached."""
+        model, actual_tokens = ended.model, ended.cached_tokens
+        self.prompt_tokens.labels(model).inc(ended.prompt_tokens)
         self.cached_predicted.labels(model).inc(predicted_tokens)
         if actual_tokens is not None:
             self.cached_actual.labels(model).inc(actual_tokens)

@@ -17,7 +17,7 @@ from router.observe.receipts import Outcome
 from router.proxy.attempt import Attempts
 from router.proxy.dependencies import ProxyDependencies
 from router.proxy.relay import Downstream
-from router.proxy.request_context import RequestContext, classified, outcome_of, ttft_of_one_pod
+from router.proxy.request_context import RequestContext, outcome_of, ttft_of_one_pod
 from router.proxy.request_decision import RequestDecisions
 
 
@@ -56,12 +56,11 @@ class Forwarder:
         """Count and log the request, and compare predicted with reported values."""
         context.phases.enter("settle")
         metrics, ended = self._metrics, outcome_of(context)
-        model = ended.model if context.decision else "unknown"
-        metrics.in_flight.dec()
-        metrics.observe_request(ended.endpoint, model, ended.result, ended.e2e_ms, ended.ttft_ms)
+        metrics.in_flight.inc(-1)
+        metrics.observe_request(ended, ended.model if context.decision else "unknown")
         self._compare(context, ended)
         if context.policy is not None:
-            metrics.by_class.settle(classified(context, context.policy, ended))
+            metrics.by_class.settle(ended, context.workload, context.request.tenant, context.policy)
         context.phases.end()
         metrics.observe_phases(ended.phases_s)
         self._journal.settle(ended, context.recorded, context.decision, context.prompt)
@@ -75,9 +74,7 @@ class Forwarder:
             if ended.ttft_ms is not None:
                 self._calibrator.compare_ttft(ended.model, decision, chosen, ended.ttft_ms)
             if ended.result == "ok":
-                self._metrics.observe_prediction(
-                    ended.model, ended.prompt_tokens, chosen.cached_tokens, ended.cached_tokens
-                )
+                self._metrics.observe_prediction(ended, chosen.cached_tokens)
         if ttft := ttft_of_one_pod(context):
             self._breaker.first_token(*ttft, time.monotonic())
 

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from router.decision import Candidate, Direct, RouteDecision, Split
 from router.engines.engine_catalog import DIALECTS
-from router.observe.class_metrics import ClassifiedRequest
 from router.observe.phase import Phases
 from router.observe.receipts import Failure, Outcome, RecordedDecision
 from router.policy.decide import BYTES_PER_TOKEN, expected_ttft_ms
@@ -79,20 +78,6 @@ class RequestContext(msgspec.Struct, eq=False):
         if dialect not in self._refusals:
             self._refusals[dialect] = DIALECTS[dialect].split_refusal(self.request.endpoint, self.request.body)
         return self._refusals[dialect]
-
-
-def classified(context: RequestContext, policy: Policy, ended: Outcome) -> ClassifiedRequest:
-    """The request for the metrics by class, policy and tenant."""
-    return ClassifiedRequest(
-        context.workload,
-        policy.name,
-        context.request.tenant,
-        ended.result,
-        context.prompt_tokens,
-        ended.cached_tokens,
-        context.first_token_s if context.request.stream else None,
-        policy.slo_ttft_ms,
-    )
 
 
 def ttft_of_one_pod(context: RequestContext) -> tuple[PodId, float, float] | None:

@@ -99,14 +99,12 @@ class ClusterMember:
     def observe(self, metrics: Metrics) -> None:
         """Update the gauges; called before each rendering."""
         metrics.replicas.set(self._work.replicas)
-        metrics.index_holder.clear()
         index = self.store.index
         metrics.index_age_s.set(self.store.age_s(time.monotonic()))
         metrics.index_bytes.set(index.bytes)
         metrics.index_dropped_blocks.set(index.dropped_blocks)
         metrics.index_reads.set(self._feed.holders_read)
-        for holder in index.holders:
-            metrics.index_holder.labels(holder.generation.model, holder.id).set(holder.complete)
+        metrics.index_holder.replace({(each.generation.model, each.id): each.complete for each in index.holders})
 
     async def close(self) -> None:
         """Close all sockets."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prometheus_client import CollectorRegistry
 
 from router.observe.class_metrics import (
@@ -9,27 +11,33 @@ from router.observe.class_metrics import (
     OTHER,
     RENEW_EVERY_REQUESTS,
     BusiestTenants,
-    ClassifiedRequest,
     ClassMetrics,
 )
+from router.observe.receipts import Outcome
+from tests.policy.scenes import policy
+
+MINE = policy(slo={"ttft_ms": 500.0})
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
     return registry.get_sample_value(name, labels)
 
 
-def ended(**facts: object) -> ClassifiedRequest:
-    usual: dict[str, object] = {"workload": "chat", "policy": "mine", "tenant": "acme", "result": "ok"}
-    return ClassifiedRequest(**(usual | facts))  # type: ignore[arg-type]
+def ended(**facts: Any) -> Outcome:
+    usual: dict[str, Any] = {"id": "r", "at_s": 0.0, "model": "m", "endpoint": "chat", "result": "ok"}
+    return Outcome(**(usual | facts))
 
 
 def test_a_request_is_counted_by_class_policy_and_tenant() -> None:
     """First tokens of streamed responses, cached tokens where the engine reported them, SLOs where a policy has one."""
     registry = CollectorRegistry()
     metrics = ClassMetrics(registry, (0.1, 1.0))
-    metrics.settle(ended(prompt_tokens=100, cached_tokens=60, ttft_s=0.4, slo_ttft_ms=500.0))
-    metrics.settle(ended(prompt_tokens=100, ttft_s=0.6, slo_ttft_ms=500.0))
-    metrics.settle(ended(prompt_tokens=100, result="client_gone"))
+    for outcome in (
+        ended(prompt_tokens=100, cached_tokens=60, ttft_ms=400.0),
+        ended(prompt_tokens=100, ttft_ms=600.0),
+        ended(prompt_tokens=100, result="client_gone"),
+    ):
+        metrics.settle(outcome, "chat", "acme", MINE)
     by = {"class": "chat", "policy": "mine"}
     assert value(registry, "warmroute_class_time_to_first_token_seconds_count", **by) == 2
     assert value(registry, "warmroute_class_prompt_tokens_total", **by) == 100
@@ -46,7 +54,8 @@ def test_any_number_of_tenants_makes_few_labels() -> None:
     registry = CollectorRegistry()
     metrics = ClassMetrics(registry, (1.0,))
     for number in range(3 * RENEW_EVERY_REQUESTS):
-        metrics.settle(ended(tenant=f"invented-{number}" if number % 2 or number < 99 else "late but busy"))
+        tenant = f"invented-{number}" if number % 2 or number < 99 else "late but busy"
+        metrics.settle(ended(), "chat", tenant, MINE)
     (metric,) = [one for one in registry.collect() if one.name == "warmroute_class_requests"]
     tenants = {one.labels["tenant"] for one in metric.samples if one.name.endswith("_total")}
     assert len(tenants) <= NAMED_TENANTS + 1

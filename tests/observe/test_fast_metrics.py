@@ -20,7 +20,7 @@ def exposed(registry: theirs.CollectorRegistry) -> list[str]:
 def test_a_series_exists_from_its_first_use() -> None:
     """A removed series starts again at 0."""
     registry = theirs.CollectorRegistry()
-    counter = ours.Counter("sent", "Sent.", ["pod", "result"], registry=registry)
+    counter = ours.Counter(registry, "sent", "Sent.", "pod result")
     assert registry.get_sample_value("sent_total", {"pod": "a", "result": "ok"}) is None
     counter.labels("a", "ok").inc(2)
     counter.labels("b", "ok").inc()
@@ -38,15 +38,15 @@ def test_the_exposition_equals_that_of_prometheus_client(seen: list[tuple[str, f
     expected, found = theirs.CollectorRegistry(), theirs.CollectorRegistry()
     counters = (
         theirs.Counter("sent", "Sent.", ["pod"], registry=expected),
-        ours.Counter("sent", "Sent.", ["pod"], registry=found),
+        ours.Counter(found, "sent", "Sent.", "pod"),
     )
     histograms = (
         theirs.Histogram("took", "Took.", ["pod"], buckets=BOUNDS, registry=expected),
-        ours.Histogram("took", "Took.", ["pod"], buckets=BOUNDS, registry=found),
+        ours.Histogram(found, "took", "Took.", "pod", buckets=BOUNDS),
     )
     states = (
         theirs.Gauge("state", "Is so.", ["pod"], registry=expected),
-        ours.GaugeTable("state", "Is so.", ["pod"], registry=found),
+        ours.Gauge(found, "state", "Is so.", "pod"),
     )
     states[1].replace({("gone",): 1.0})
     states[1].replace({(pod,): value for pod, value in seen})
