@@ -13,7 +13,7 @@ from router.errors import RouterError
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The decision. `refusal` is the error to answer with."""
+    """The result of a check. `refusal` is the error to answer with; None admits the request."""
 
     refusal: RouterError | None = None
 
@@ -25,6 +25,5 @@ class AdmissionGate:
     """Admits every request."""
 
     def check(self, path: str, headers: Mapping[bytes, bytes], peer: str) -> Admission:
-        """The decision about one request. `headers` has the first value of each name, in lower case; `peer` is the
-        client's address."""
+        """Check one request. `headers`: the first value of each lower-case name; `peer`: the client's address."""
         return ADMITTED

@@ -5,7 +5,7 @@ POST   /admin/pods                  add a pod: an entry as under `pods` in route
 DELETE /admin/pods/{id}             remove it
 POST   /admin/pods/{id}/drain       send it no new requests
 POST   /admin/pods/{id}/undrain     let it join again
-GET    /admin/policies              the active policies, and why the files may not be active
+GET    /admin/policies              the active policies, and the error if the files are invalid
 POST   /admin/policies/reload       read the files now: 200 with the changes, or 400 with file and line
 GET    /admin/explain/{request_id}  a past decision with its costs and the outcome
 POST   /admin/preview               the decision for a chat request that is not sent
@@ -33,11 +33,11 @@ from router.observe.receipts import RecordedDecision
 from router.proxy.headers import HeaderList, first_values
 from router.types import Endpoint, InferenceRequest
 
-Read = Callable[[Endpoint, Mapping[bytes, bytes], bytes, str], InferenceRequest]
+ReadRequest = Callable[[Endpoint, Mapping[bytes, bytes], bytes, str], InferenceRequest]
 
 
 async def only_local(request: Request) -> None:
-    """Refuse a call from another machine with 403: who can add a pod can read every prompt."""
+    """Refuse calls from other machines with 403, because a caller that can add a pod can read every prompt."""
     host = request.client.host if request.client else ""
     try:
         local = not host or ipaddress.ip_address(host).is_loopback
@@ -72,7 +72,7 @@ def add_pod_routes(
     @router.delete("/pods/{pod_id:path}")
     async def remove(pod_id: str) -> dict[str, str]:
         if not commands.remove(pod_id):
-            raise _unknown(pod_id)
+            raise HTTPException(404, f"Unknown pod `{pod_id}`.")
         return {"status": "gone", "pod": pod_id}
 
     @router.post("/pods/{pod_id:path}/drain")
@@ -85,7 +85,7 @@ def add_pod_routes(
 
     def apply(pod_id: str, event: PodEvent) -> dict[str, str]:
         if fleet.status(pod_id) is None:
-            raise _unknown(pod_id)
+            raise HTTPException(404, f"Unknown pod `{pod_id}`.")
         return {"status": commands.drain(pod_id, event).value, "pod": pod_id}
 
 
@@ -104,38 +104,35 @@ def add_policy_routes(router: APIRouter, feed: PolicyFeed, commands: AdminComman
         return {"version": done.version, "changed": done.changed, "review": done.review}
 
 
-def _unknown(pod_id: str) -> HTTPException:
-    return HTTPException(404, f"Unknown pod `{pod_id}`.")
-
-
 @dataclass(frozen=True, slots=True)
 class ExplainRoutes:
-    """The two calls. `find` returns a decision by request id, `elsewhere` one of another worker as JSON, `read` parses
-    a body, `preview` decides without sending."""
+    """The calls about decisions. `find` returns a decision by request id, `find_remote` the JSON of another worker's,
+    `read` parses a body, `preview` decides without sending."""
 
     find: Callable[[str], RecordedDecision | None]
-    elsewhere: Callable[[str], Awaitable[bytes | None]]
-    read: Read
+    find_remote: Callable[[str], Awaitable[bytes | None]]
+    read: ReadRequest
     preview: Callable[[InferenceRequest, HeaderList], Awaitable[RecordedDecision]]
     max_body_bytes: int
 
     def add_to(self, router: APIRouter) -> None:
-        """Add both calls to the router of the admin paths."""
+        """Add both calls to the router."""
 
         @router.get("/explain/{request_id:path}")
         async def explain(request_id: str) -> Response:
             kept = self.find(request_id)
-            found = explained_json(kept) if kept is not None else await self.elsewhere(request_id)
+            found = explained_json(kept) if kept is not None else await self.find_remote(request_id)
             if found is None:
                 raise HTTPException(404, f"No decision about `{request_id}` is in memory (limited by receipts.keep).")
-            return _json(found)
+            return Response(found, media_type="application/json")
 
         @router.post("/preview")
         async def preview(request: Request) -> Response:
             headers: HeaderList = list(request.scope["headers"])
             body = await _body(request, self.max_body_bytes)
             parsed = self.read(Endpoint.CHAT, first_values(headers), body, f"preview-{uuid.uuid4().hex}")
-            return _json(explained_json(await self.preview(parsed, headers)))
+            found = explained_json(await self.preview(parsed, headers))
+            return Response(found, media_type="application/json")
 
 
 async def _body(request: Request, max_bytes: int) -> bytes:
@@ -146,7 +143,3 @@ async def _body(request: Request, max_bytes: int) -> bytes:
         if len(body) > max_bytes:
             raise BodyTooLarge(f"The request body is larger than {max_bytes} bytes (limits.max_body_bytes).")
     return body
-
-
-def _json(found: bytes) -> Response:
-    return Response(found, media_type="application/json")

@@ -1,6 +1,6 @@
 """Carries out admin commands: add, remove and drain pods, reload policies.
 
-With several workers a command is published to the others, and theirs are applied here.
+With several workers, each command is also published to the other workers, and their commands are applied here.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from router.fleet.lifecycle import PodEvent
 from router.types import PodId, PodState
 
 POD, DRAIN, POLICIES = "pod ", "drain ", "policies"
-"""Subjects of commands: a pod by its URL, a pod by its id, all policies."""
+"""Subjects of commands. A pod's URL follows `POD`, a pod's id follows `DRAIN`."""
 
 log = structlog.get_logger()
 
 
 class AdminCommands:
-    """`add` and `remove` change the pods of this process; `publish(subject, wanted)` sends a command to other workers,
-    if there are any."""
+    """`add` and `remove` change the pods of this process. `publish(subject, wanted)`, if set, sends a command to the
+    other workers."""
 
     def __init__(
         self, fleet: Fleet, policies: PolicyFeed, add: Callable[[PodConfig], None], remove: Callable[[PodId], bool]
@@ -57,19 +57,15 @@ class AdminCommands:
         return self._fleet.event(pod_id, event)
 
     async def reload(self) -> Reload:
-        """Reload the policies of all workers. Publishes before it reads: when two workers are asked at once, each
-        receives the other's command and reads again, so that both end with the same files."""
+        """Reload the policies of all workers. Publishing comes first: if two workers receive this call concurrently,
+        each reads again after the other's command, so that both end with the same files."""
         self._publish(POLICIES, "")
-        return await self.reload_local()
-
-    async def reload_local(self) -> Reload:
-        """Reload the policies of this worker only."""
         return await self._policies.reload()
 
     def apply_remote(self, subject: str, wanted: str) -> None:
-        """Carry out a command that another worker received."""
+        """Apply a command from another worker."""
         if subject == POLICIES:
-            reload = asyncio.ensure_future(self.reload_local())
+            reload = asyncio.ensure_future(self._policies.reload())
             self._reloads.add(reload)
             reload.add_done_callback(self._reloads.discard)
         elif subject.startswith(DRAIN) and wanted:
@@ -85,9 +81,9 @@ class AdminCommands:
             except ConfigError as error:  # the other worker accepted it
                 log.error("pod of peer worker rejected", url=url, error=str(error))
             return
-        known = [status.pod.id for status in self._fleet.snapshot.pods if status.pod.url == url]
-        for pod_id in known[:1]:
-            self._remove(pod_id)
+        known = next((status.pod.id for status in self._fleet.snapshot.pods if status.pod.url == url), None)
+        if known is not None:
+            self._remove(known)
 
     def _publish(self, subject: str, wanted: str) -> None:
         if self.publish is not None:

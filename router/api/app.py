@@ -29,27 +29,26 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
 class App:
-    """Everything that is served: `edge` forwards requests to pods, an ASGI application answers the others, and `gate`
-    admits both."""
+    """The served application: `edge` forwards requests to pods, `own` answers the others, `gate` checks both."""
 
     def __init__(self, edge: OpenAiEdge, own: FastAPI, gate: AdmissionGate | None = None) -> None:
         self.edge = edge
         self.gate = gate or AdmissionGate()
         self.is_stopping = False
-        """Responses end their connection, so that clients open the next one to another router."""
+        """Each response closes its connection, so that the client reconnects to another router."""
         self._own = own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._own(scope, receive, send)
 
     def begin_stopping(self) -> None:
-        """Let `/readyz` fail, and let each response end its connection."""
+        """Make `/readyz` fail and each response close its connection."""
         self.is_stopping = self._own.state.is_stopping = True
 
 
 @dataclass(frozen=True, slots=True)
 class OwnRoutes:
-    """What the router's own endpoints show and change."""
+    """The objects behind the router's own endpoints."""
 
     fleet: Fleet
     policies: PolicyFeed

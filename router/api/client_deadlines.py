@@ -1,8 +1,7 @@
 """Closes a client's connection when the client takes too long: to begin a request, to finish it, or to read a response.
 
-One timer per connection serves all three deadlines. It fires no later than the shortest of them can expire, and then
-checks which one did, so that requests set no timers of their own. A connection that is idle for too long is closed
-only if its socket holds no unread bytes.
+One timer per connection serves all three deadlines: it fires at the interval of the shortest one and checks all three,
+so that no timer is set per request. An idle connection is closed only if its socket holds no unread bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import select
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
 
 RECHECK_S = 0.005
 """Time for the event loop to read bytes that already arrived."""
@@ -27,7 +25,7 @@ class ClientTimeouts:
     request_s: float
     """From the first byte of a request to its last."""
     write_s: float
-    """Without reading anything of what is buffered for it."""
+    """Without reading any of the bytes buffered for it."""
 
 
 class ClientDeadlines:
@@ -66,7 +64,7 @@ class ClientDeadlines:
             self._start_timer()
 
     def disarm(self) -> None:
-        """Wait for nothing: the router is to act next."""
+        """Clear both request deadlines: the router acts next."""
         self._begin_by_s = self._complete_by_s = inf
 
     def await_reading(self) -> None:
@@ -77,7 +75,7 @@ class ClientDeadlines:
             self._start_timer()
 
     def shorten(self, keep_alive_s: float) -> None:
-        """Set a new, shorter time between two requests, also for the present wait."""
+        """Shorten the time between two requests, also for the current wait."""
         self._keep_alive_s, self._shortest_s = keep_alive_s, min(self._shortest_s, keep_alive_s)
         if self._timer is not None:
             self._timer.cancel()
@@ -86,10 +84,10 @@ class ClientDeadlines:
             self.await_request()
 
     def end(self) -> None:
-        """The connection is closed."""
+        """Stop the timer of a closed connection."""
         if self._timer is not None:
             self._timer.cancel()
-        self._on_late_request = _ignore  # breaks a reference cycle
+        self._on_late_request = lambda: None  # breaks a reference cycle
 
     def _start_timer(self) -> None:
         self._timer = self._loop.call_later(self._shortest_s, self._check)
@@ -106,7 +104,7 @@ class ClientDeadlines:
                 self._complete_by_s = inf
                 self._on_late_request()
             elif now_s >= self._begin_by_s:
-                if not self._transport.is_closing() and has_unread(self._transport.get_extra_info("socket")):
+                if not self._transport.is_closing() and has_unread(self._transport.get_extra_info("socket").fileno()):
                     self._timer = self._loop.call_later(RECHECK_S, self._check)
                 else:
                     self._transport.close()
@@ -124,20 +122,9 @@ class ClientDeadlines:
             self._transport.abort()
 
 
-class HasFile(Protocol):
-    """A socket."""
-
-    def fileno(self) -> int:
-        """Its file descriptor."""
-
-
-def has_unread(*sockets: HasFile) -> bool:
-    """Whether any of these sockets holds bytes or connections that the event loop has not read yet."""
+def has_unread(*sockets: int) -> bool:
+    """Whether any socket, given by file descriptor, holds bytes or connections that the event loop has not read yet."""
     poll = select.poll()
-    for one in sockets:
-        poll.register(one, select.POLLIN)
+    for fd in sockets:
+        poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))
-
-
-def _ignore() -> None:
-    pass

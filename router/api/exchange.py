@@ -1,8 +1,8 @@
 """One request and its response on a client's connection.
 
-The request is buffered until it is complete; then a task serves it. The response is written to the transport at the
-client's pace, the head together with the first piece of the body. When the client disconnects, the task is cancelled.
-To uvicorn's protocol, an `Exchange` is one of its request-response cycles.
+When the request is complete, a task serves it. The response is written at the client's pace, its head together with
+the first piece of the body. The task is cancelled when the client disconnects. uvicorn's protocol uses an `Exchange` in
+place of its own request-response cycle.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class BodyMemory(msgspec.Struct):
 
 @dataclass(slots=True, eq=False)
 class ClientConnection:
-    """What an exchange needs of its connection."""
+    """The parts of a connection that its exchanges use."""
 
     transport: asyncio.Transport
     flow: FlowControl
@@ -98,7 +98,7 @@ class Exchange(msgspec.Struct, eq=False):
     # --- the request ---
 
     def take_turn(self) -> None:
-        """Begin, now that all earlier responses of this connection are complete."""
+        """Begin: all earlier responses of this connection are complete."""
         self._first = True
         if self.expects_100 and not self.received.refusal and not self.pieces:
             self._connection.transport.write(_CONTINUE)
@@ -129,7 +129,7 @@ class Exchange(msgspec.Struct, eq=False):
             self.buffered_bytes = 0
 
     def complete_request(self) -> None:
-        """The request was received completely."""
+        """Serve the request, whose last byte has arrived."""
         self.more_body = False
         if self._first:
             self._begin()

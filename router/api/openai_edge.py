@@ -142,7 +142,7 @@ class OpenAiEdge:
         self._metrics.requests.labels(_READ.get(received.path, Endpoint.OTHER).value, "", "client_gone").inc()
 
     def standalone_error(self, error: RouterError) -> bytes:
-        """The only response to a client whose request could not be read."""
+        """The whole response to a request that cannot be parsed; it closes the connection."""
         self._metrics.requests.labels(Endpoint.OTHER.value, "", type(error).__name__).inc()
         body = error_body(error)
         headers = [b"%b: %b\r\n" % pair for pair in error_headers(error, body)]
@@ -184,7 +184,7 @@ class OpenAiEdge:
     def _pass_through(
         self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
     ) -> InferenceRequest:
-        """A request of which the router reads only the model."""
+        """A request that is routed by its model alone."""
         model = model_of(body) or self._only_model()
         base, adapter = self._resolve(model)
         if not self._edge.trust_engine_fields and may_be_json_object(body):

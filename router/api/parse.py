@@ -40,7 +40,7 @@ class ChatBody(_Sampling, kw_only=True):
     """The fields of a chat request that the router needs; most of them determine its tokens."""
 
     messages: list[msgspec.Raw]
-    """Objects, decoded where the prompt is read: the messages of a known conversation never are."""
+    """Undecoded objects: the prompt reader decodes only messages of unknown conversations."""
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     tools: list[dict[str, Any]] | None = None
@@ -55,7 +55,7 @@ class ChatBody(_Sampling, kw_only=True):
 
 
 class CompletionBody(_Sampling, kw_only=True):
-    """The same for a completion request."""
+    """The fields of a completion request that the router needs."""
 
     prompt: str | list[Any]
     suffix: Any = None
@@ -64,8 +64,8 @@ class CompletionBody(_Sampling, kw_only=True):
     add_special_tokens: bool | None = None
 
 
-class OtherBody(msgspec.Struct, kw_only=True):
-    """The only field that is read of other bodies."""
+class OtherBody(msgspec.Struct):
+    """The only field that the router reads of other bodies."""
 
     model: str
 
@@ -113,6 +113,8 @@ def parse_body(endpoint: Endpoint, body: bytes) -> Any:
     """The decoded fields of a body. Raises `MalformedRequest` that names the field."""
     try:
         parsed = _DECODERS[endpoint].decode(body)
+        if endpoint is Endpoint.CHAT and not body.isascii():
+            body.decode()  # msgspec checks the JSON of raw messages, but not their UTF-8
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         param = path.rstrip("`").lstrip(".") or None
@@ -120,7 +122,7 @@ def parse_body(endpoint: Endpoint, body: bytes) -> Any:
     except _DECODE_ERRORS as error:
         raise MalformedRequest(f"The request body is not valid JSON: {error}") from error
     if endpoint is Endpoint.CHAT:
-        _check_chat(parsed, body)
+        _check_chat(parsed)
     return parsed
 
 
@@ -151,8 +153,8 @@ def without_engine_fields(body: bytes) -> bytes:
 
 
 def may_be_json_object(body: bytes) -> bool:
-    """Whether an engine could decode a JSON object from it. Engines detect other encodings, such as UTF-16, which
-    `without_engine_fields` refuses."""
+    """Whether an engine could decode a JSON object from the body. Engines also accept other encodings, such as UTF-16,
+    which `without_engine_fields` refuses."""
     return json.detect_encoding(body) != "utf-8" or body.lstrip()[:1] == b"{"
 
 
@@ -164,22 +166,12 @@ def model_of(body: bytes) -> str | None:
         return None
 
 
-def _check_utf8(body: bytes) -> None:
-    """`msgspec` checks the JSON of raw messages, but not their UTF-8."""
-    try:
-        body.decode()
-    except UnicodeDecodeError as error:
-        raise MalformedRequest(f"The request body is not valid JSON: {error}") from error
-
-
-def _check_chat(parsed: ChatBody, body: bytes) -> None:
+def _check_chat(parsed: ChatBody) -> None:
     if not parsed.messages:
         raise MalformedRequest("`messages` must have at least one message.", param="messages")
     for number, message in enumerate(parsed.messages):
         if memoryview(message)[0] != _OPENING_BRACE:
             raise MalformedRequest(f"Expected `object` in `messages[{number}]`.", param=f"messages[{number}]")
-    if not body.isascii():
-        _check_utf8(body)
     if parsed.continue_final_message and parsed.add_generation_prompt:
         raise MalformedRequest(
             "`continue_final_message` and `add_generation_prompt` exclude each other: "

@@ -1,8 +1,7 @@
-"""Takes requests for pods off a client's connection, without a web framework.
+"""Parses a client's connection and serves requests for pods without a web framework.
 
-This is uvicorn's HTTP protocol, except that a request for a pod becomes an `Exchange` in place of uvicorn's own cycle.
-Keep-alive, pipelining, back-pressure and graceful shutdown are uvicorn's for both kinds. Every other request is served
-by the ASGI application. No body is read here.
+Extends uvicorn's HTTP protocol: a request for a pod becomes an `Exchange`; the ASGI application serves every other
+request. Keep-alive, pipelining, back-pressure and graceful shutdown are uvicorn's. This module decodes no body.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from router.errors import MalformedRequest, RequestTimeout, RouterError, Saturat
 from router.proxy.headers import first_values
 
 LINGER_S = 0.2
-"""When the server stops, a connection is closed after this time without a request or a response."""
+"""When the server stops, a connection is closed after being idle for this time."""
 MAX_PIPELINED = 4
-"""Requests that a client may send before their responses. Reading must go on up to there: a disconnect is only noticed
-while the connection is read."""
+"""Requests that a client may send ahead of their responses. The connection is read until then, because a disconnect is
+noticed only while reading."""
 
 
 class EdgeProtocol(HttpToolsProtocol):
@@ -58,7 +57,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._boundary_seen = False
         """Whether the bytes being parsed begin or end a request."""
         self._unread_bytes = 0
-        """Bytes since the last complete part of a request. They are many if headers do not end."""
+        """Bytes since the last complete part of a request; bounds headers that do not end."""
         self._rejected = False
         """Whether further bytes of this client are ignored."""
         self._host = ""
@@ -123,7 +122,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._set_deadline()
 
     def _set_deadline(self) -> None:
-        """Wait for what the client has to do next."""
+        """Set the deadline for the client's next action."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete and (self.pipeline or not cycle.more_body):
             self._deadlines.disarm()
@@ -136,8 +135,8 @@ class EdgeProtocol(HttpToolsProtocol):
         """Nothing: uvicorn's timer is never set."""
 
     def shutdown(self) -> None:
-        """Called by uvicorn when the server stops. The next response that begins ends the connection. An idle
-        connection is closed after `LINGER_S`."""
+        """Called by uvicorn when the server stops. The next response to begin closes the connection; an idle connection
+        is closed after `LINGER_S`."""
         cycle = self.cycle
         if cycle is not None and not (isinstance(cycle, Exchange) and cycle.started):
             cycle.keep_alive = False
@@ -152,7 +151,7 @@ class EdgeProtocol(HttpToolsProtocol):
             if isinstance(cycle, Exchange) and not cycle.began:
                 cycle.release_body()
                 self._edge.abandoned(cycle.received)
-        self._connection.on_complete = _ignore  # breaks a reference cycle
+        self._connection.on_complete = lambda: None  # breaks a reference cycle
 
     # --- rejected clients ---
 
@@ -183,7 +182,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._deadlines.await_reading()
 
     def _replace_last_request(self) -> Exchange:
-        """Put an exchange in the place of the last request, which waits in the pipeline for the application."""
+        """Replace the last request, which waits in the pipeline for the application, by an exchange."""
         received = ReceivedRequest("", "", b"", [], {}, self._host)
         self.cycle = exchange = Exchange(received, False, True, False, self._connection, self._edge.serve)
         self.pipeline[0] = exchange, self.app  # type: ignore[assignment]
@@ -261,7 +260,7 @@ class EdgeProtocol(HttpToolsProtocol):
             super()._start_asgi_task(cycle, app)
 
     def _pass_to_application(self) -> None:
-        """Repeat the callbacks of this request for uvicorn, which has not seen them."""
+        """Repeat this request's parser callbacks for uvicorn."""
         url, headers, expects_100 = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expects_100
@@ -272,7 +271,7 @@ class EdgeProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def _forwarded_for(self) -> str:
-        """The address in x-forwarded-for if the connection is from a trusted proxy, else the connection's."""
+        """The client's address: from x-forwarded-for if the connection is from a trusted proxy."""
         trusted = self._proxies.trusted_hosts
         if self._host not in trusted:
             return self._host
@@ -293,10 +292,6 @@ def _path_and_target(url: bytes) -> tuple[str, bytes]:
 def _proxies(allowed: str) -> ProxyHeadersMiddleware:
     """uvicorn's check of `forwarded_allow_ips`."""
     return ProxyHeadersMiddleware(_nothing, allowed)
-
-
-def _ignore() -> None:
-    pass
 
 
 async def _nothing(_scope: object, _receive: object, _send: object) -> None:

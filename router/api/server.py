@@ -1,8 +1,8 @@
 """A uvicorn server that stops without losing requests.
 
-On SIGTERM, `/readyz` fails for a while before connections are refused, so that load balancers stop sending first. Each
-response then ends its connection. After that no connection is accepted, running responses may finish, and idle
-connections are closed soon. SIGINT skips the delay.
+On SIGTERM, `/readyz` fails and each response closes its connection, so that load balancers stop sending. After a delay
+the server stops accepting connections, lets running responses finish and closes idle connections. SIGINT skips the
+delay.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class DrainingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _accept_pending(self) -> None:
-        """Accept the connections in the listening queues, which would be reset otherwise. Each takes the event loop two
-        turns."""
-        listening, quiet_polls = [sock for server in self.servers for sock in server.sockets], 0
+        """Accept the connections in the listening queues, which would otherwise be reset. Accepting one takes two turns
+        of the event loop."""
+        listening, quiet_polls = [sock.fileno() for server in self.servers for sock in server.sockets], 0
         for _ in range(MAX_POLLS):
             quiet_polls = 0 if has_unread(*listening) else quiet_polls + 1
             if quiet_polls == 2:

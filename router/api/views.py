@@ -1,4 +1,4 @@
-"""The JSON and metrics that the router shows about itself."""
+"""Renders the router's state as JSON and metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from router.fleet.ledger import Ledger
 from router.observe.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision, explained
-from router.policy.spec import Policy
 from router.stores.prefix_store import PrefixStore
 from router.types import PodState, PodStatus
 
@@ -53,24 +52,23 @@ def describe_pods(fleet: Fleet, ledger: Ledger, store: PrefixStore, kv_streams: 
 
 
 def describe_policies(feed: PolicyFeed) -> dict[str, Any]:
-    """The active policies in the order in which they are matched, and why the files may not be active."""
+    """The active policies in matching order, with everything they inherit, and the error if the files are invalid."""
     current = feed.current()
-    active = [{"default": policy is current.default, **describe_policy(policy)} for policy in current.active]
+    active = [
+        {
+            "default": policy is current.default,
+            "name": policy.name,
+            "version": policy.version,
+            "match": policy.match.model_dump(exclude_defaults=True) if policy.match else None,
+            "percent": policy.percent,
+            "filters": {name: repr(one) for name, one in policy.filters},
+            "costs": {name: repr(term) for name, term in policy.costs},
+            "picker": repr(policy.picker),
+            "shadow": policy.shadow.policy if policy.shadow else None,
+        }
+        for policy in current.active
+    ]
     return {"version": current.version, "error": feed.error or None, "active": active}
-
-
-def describe_policy(policy: Policy) -> dict[str, Any]:
-    """A policy with everything that it inherits."""
-    return {
-        "name": policy.name,
-        "version": policy.version,
-        "match": policy.match.model_dump(exclude_defaults=True) if policy.match else None,
-        "percent": policy.percent,
-        "filters": {name: repr(one) for name, one in policy.filters},
-        "costs": {name: repr(term) for name, term in policy.costs},
-        "picker": repr(policy.picker),
-        "shadow": policy.shadow.policy if policy.shadow else None,
-    }
 
 
 def describe_readiness(fleet: Fleet, feed: PolicyFeed, *, is_stopping: bool) -> tuple[bool, dict[str, Any]]:
@@ -108,7 +106,7 @@ def model_cards(statuses: tuple[PodStatus, ...]) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class MetricsPage:
-    """The metrics, with the gauges that are read from other objects when the page is rendered."""
+    """The metrics of this process. Some gauges are read from other objects at each rendering."""
 
     metrics: Metrics
     fleet: Fleet
@@ -118,7 +116,7 @@ class MetricsPage:
     observe_cluster: Callable[[Metrics], None] | None = None
 
     def observe(self) -> None:
-        """Set those gauges."""
+        """Update these gauges."""
         self.metrics.observe_fleet(self.fleet.snapshot, self.ledger.own(), self.store.block_holders)
         self.metrics.observe_calibration(self.calibrator.calibration.rows())
         if self.observe_cluster:

@@ -80,17 +80,17 @@ class KvSize:
     state_layers: int
     """Layers with a state of fixed size, which is not counted."""
     copies: int
-    """How many tensor-parallel ranks keep the same KV. Included in the bytes."""
+    """Number of tensor-parallel ranks with the same KV. The byte counts include all copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillWork:
-    """The work of a prompt token, over all ranks."""
+    """The prefill work of one prompt token, over all ranks."""
 
     active_parameters: int
     """Weights that each token is multiplied with."""
     attention_flop_per_token2: int
-    """Times n^2 - p^2: causal attention over the prompt."""
+    """Factor of n^2 - p^2: causal attention over a prompt of n tokens, p of them cached."""
 
 
 def text_part(config: Config) -> Config:
@@ -121,7 +121,7 @@ def kv_size(config: Config, kv_dtype: KvDtype = KvDtype.BF16, tensor_parallel: i
 
 
 def prefill_work(config: Config) -> PrefillWork:
-    """Each layer counts as one of attention and one of (active) experts; only full attention counts for c2.
+    """The work if each layer has attention and a dense layer or active experts. Only full attention counts towards c2.
     Raises `ConfigError`."""
     config = text_part(config)
     layers = _layers(config)
@@ -177,8 +177,8 @@ def _numbers_per_token(config: Config) -> int:
 
 
 def _indexer_bytes_per_token(config: Config, layers: int) -> int:
-    """Keys of DeepSeek's sparse attention: for any KV dtype an FP8 vector and a 4-byte scale per 128 numbers. Layers
-    can share them (`indexer_types`)."""
+    """The keys of DeepSeek's sparse attention: an FP8 vector and a 4-byte scale per 128 numbers, for every KV dtype.
+    Layers can share keys (`indexer_types`)."""
     if not config.get("index_head_dim"):
         return 0
     own = config["indexer_types"].count("full") if config.get("indexer_types") else layers
@@ -187,7 +187,7 @@ def _indexer_bytes_per_token(config: Config, layers: int) -> int:
 
 
 def _copies(config: Config, tensor_parallel: int) -> int:
-    """Ranks divide the KV heads; further ranks keep copies. A latent is copied to every rank."""
+    """Ranks divide the KV heads; excess ranks keep copies. Every rank has a copy of a latent."""
     heads = 1 if _is_latent(config) else _kv_heads(config)
     if gcd(heads, tensor_parallel) != min(heads, tensor_parallel):
         raise ConfigError(f"--tp: {heads} KV heads cannot be divided evenly by {tensor_parallel} ranks")
@@ -201,7 +201,7 @@ def _kv_heads(config: Config) -> int:
 
 
 def _head_dims(config: Config) -> tuple[int, int]:
-    """Of keys and of values, as used in attention."""
+    """(dimension of keys, dimension of values) in attention."""
     if _is_latent(config):
         return _count(config, "qk_nope_head_dim") + _count(config, "qk_rope_head_dim"), _count(config, "v_head_dim")
     size = config.get("head_dim") or _count(config, "hidden_size") // _count(config, "num_attention_heads")
@@ -220,7 +220,7 @@ def _attention_parameters(config: Config) -> int:
 
 
 def _expert_parameters(config: Config) -> int:
-    """Gate, up and down of the dense layer, or of the experts that a token passes."""
+    """Gate, up and down projections of the dense layer or of the active experts."""
     active = config.get("num_experts_per_tok")
     if not active:
         return 3 * _count(config, "hidden_size") * _count(config, "intermediate_size")

@@ -47,12 +47,12 @@ class RedisIndex(Strict):
 
 
 class Index(Strict):
-    """Limits of the router's own knowledge about cached blocks."""
+    """Where the router learns of cached blocks, and limits of its caches and predictions."""
 
     redis: RedisIndex | None = None
     """The cluster index. Without it, each router uses only its own KV events and predictions."""
     tokens_cache_bytes: PositiveInt = 64 * 1024 * 1024
-    """Per model: memory for the tokens of known texts, and as much again for the prefixes of incremental prompts."""
+    """Per model: memory for the tokens of known texts. Incremental prompts use the same amount again."""
     incremental_prompts: bool = True
     """Render and encode only the new messages of a chat that continues a known one."""
     predicted_ttl_s: PositiveFloat = 30.0
@@ -72,7 +72,7 @@ class MooncakeStore(Strict):
     model: str
     """The model of this configuration whose KV the store holds."""
     key_prefix: str = ""
-    """Prefix of the store's keys: usually the name or path that the engines loaded the model by. Default: `model`."""
+    """Prefix of the store's keys: usually the model name or path in the engines' configuration. Default: `model`."""
     id: str = "mooncake"
     group: int = 0
     poll_interval_s: PositiveFloat = 2.0
@@ -87,7 +87,7 @@ class LmcacheServers(Strict):
     model: str
     """The model of this configuration."""
     engine_model_name: str = ""
-    """The name or path that the engines loaded the model by. Default: `model`."""
+    """The model name or path in the engines' configuration. Default: `model`."""
     group: int = 0
 
 

@@ -1,7 +1,6 @@
-"""Links that KV moves over, and their expected speed before anything was measured.
+"""Reads `config/hardware/links.yaml`: classes of links that KV moves over, with their expected speed.
 
-Reads `config/hardware/links.yaml`; the section `links` of router.yaml names its classes. Measured transfers replace
-these numbers at run time.
+The section `links` of router.yaml names these classes. Calibration replaces the numbers at run time.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ WhichLink: TypeAlias = str | LinkFigures | None
 
 
 class LinksConfig(Strict):
-    """The links of this fleet. Between two pods, the nearest place that both share decides."""
+    """The links of this fleet. Two pods use the link of the nearest place that they share."""
 
     same_host: WhichLink = None
     same_rack: WhichLink = None
     same_zone: WhichLink = None
     elsewhere: WhichLink = None
-    """Between any other two pods. Without it they exchange no KV."""
+    """Between all other pods. Without it, they exchange no KV."""
     cpu: WhichLink = "pcie4"
     """From a pod's memory to its GPU."""
     disk: WhichLink = "nvme"
@@ -66,7 +65,7 @@ def load_link_classes(path: Path | None = None) -> dict[str, LinkClass]:
 
 
 def build_links(config: LinksConfig, classes: Mapping[str, LinkClass]) -> Links:
-    """The links as a core value; one with its own figures is calibrated under the name of its place. Raises
+    """The links as a core value. A link with its own figures is calibrated under the name of its place. Raises
     `ConfigError` for an unknown class."""
     return Links(**{place: _link(place, getattr(config, place), classes) for place in LinksConfig.model_fields})
 

@@ -1,7 +1,6 @@
 """Reads YAML files into frozen pydantic models.
 
-Unknown keys, wrong types and duplicate keys raise `ConfigError` with file, line, path and, if there is a similar one,
-the key that was probably meant.
+Unknown keys, wrong types and duplicate keys raise `ConfigError` with file, line, path and a similar valid key, if any.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ def _position(node: Any, key: str | int) -> tuple[int, Any] | None:
 
 
 def plain(node: Any) -> Any:
-    """The node with builtin containers and scalars, so that pydantic's messages quote plain values."""
+    """The node as builtin containers and scalars, so that pydantic's messages quote plain values."""
     if isinstance(node, dict):
         return {str(key): plain(value) for key, value in node.items()}
     if isinstance(node, list):
@@ -139,7 +138,7 @@ def _suggestion(model: type[BaseModel], location: Sequence[str | int]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The end of an error message that suggests a similar word; empty if there is none."""
+    """ "; did you mean ...?" with the most similar known word; empty if none is similar."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 

@@ -1,8 +1,7 @@
 """Reads policy files and builds the set of active policies.
 
-Reads a folder and its subfolders, merges each file with the one it extends, and builds the complete set or raises an
-error with file, line and key. Names that are not in the folder are looked up among the shipped policies, so a folder
-needs only the files that differ.
+Each file of a folder and its subfolders is merged with the file that it extends. An error names file, line and key.
+Names that the folder lacks refer to the shipped policies, so a folder needs only the files that differ.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from router.policy.policy_set import PolicySet, policy_set
 from router.policy.spec import Policy, PolicySpec
 
 NOT_INHERITED = ("match", "percent", "shadow")
-"""Keys about the use of a policy rather than its decisions."""
+"""Keys that select when a policy is used; a file that extends it does not inherit them."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyFolder:
-    """A folder of policies, read again on every reload. `default`: the policy of requests that match no other;
-    `classes`: the workload classes that a `match` may name, None for any."""
+    """A folder of policies. `default`: the policy of requests that match no other; `classes`: the workload classes that
+    a `match` may name, None for any."""
 
     folder: Path
     default: str
@@ -44,14 +43,18 @@ class PolicyFolder:
         return policy_set(policies[self.default], (policies | shadows).values())
 
     def stamp(self) -> object:
-        """A value that changes with any name, content or link target in the folder."""
-        stats = ((path, Path(path).stat()) for path in _files(self.folder))
+        """A value that changes with any name, content or link target in the folder. None if a file disappears while it
+        is checked."""
+        try:
+            stats = [(path, Path(path).stat()) for path in _files(self.folder)]
+        except OSError:
+            return None
         return tuple((path, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size) for path, stat in stats)
 
 
 class PolicyLibrary:
-    """The policy files of a folder and, for names it lacks, those of `fallback`, by default the shipped ones. Each file
-    is read once. A file may extend the fallback's policy of its own name. `spec` validates the files."""
+    """The policy files of a folder; for names it lacks, those of `fallback`, by default the shipped ones. A file may
+    extend the fallback's policy of its own name. `spec` validates the files, each of which is read once."""
 
     def __init__(
         self, folder: Path, *, spec: type[PolicySpec] = PolicySpec, fallback: PolicyLibrary | None = None
@@ -88,14 +91,14 @@ class PolicyLibrary:
         return self._documents[name]
 
     def known(self, name: str, document: Document | None = None, *key: str) -> str:
-        """The name if there is such a policy. Raises `ConfigError` at that key, with a suggestion."""
+        """The name, if it is known. Raises `ConfigError` at `key` of `document`, with a suggestion."""
         if name in self._files:
             return name
         message = unknown(name, self._files)
         raise _at(document, key, message) if document else ConfigError(f"policy: {message}")
 
     def _resolved(self, name: str, below: tuple[str, ...]) -> Any:
-        """The merged file as plain data. `below`: the files that extend it."""
+        """The merged file as plain data. `below`: names of the files that extend it."""
         document = self.document(name)
         own = plain(document.data)
         extended = own.get("extends") if isinstance(own, dict) else None
@@ -113,17 +116,17 @@ class PolicyLibrary:
 
 
 def check(library: PolicyLibrary, name: str, classes: Collection[str] | None = None) -> None:
-    """Check a file and the names in it. Raises `ConfigError`."""
+    """Check a policy and the policies and classes that it names. Raises `ConfigError`."""
     spec, document = library.spec(name), library.document(name)
     if spec.shadow:
         library.known(spec.shadow.policy, document, "shadow", "policy")
-    wanted = spec.match.workload_class if spec.match and classes is not None else None
-    for missing in sorted(set(wanted or ()) - set(classes or ())):
-        raise _at(document, ("match", "class"), unknown(missing, classes or (), "class"))
+    if classes is not None and spec.match:
+        for missing in sorted(set(spec.match.workload_class or ()) - set(classes)):
+            raise _at(document, ("match", "class"), unknown(missing, classes, "class"))
 
 
 def merged_with(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` overridden by `own`, recursively. None removes a key of `base`; another picker replaces its picker."""
+    """`base` overridden by `own`, recursively. None removes a key; another kind of picker replaces the picker."""
     merged = dict(base)
     for key, value in own.items():
         old = base.get(key)
@@ -147,9 +150,8 @@ def policy_files(folder: Path) -> dict[str, Path]:
 
 
 def _files(folder: str | Path) -> list[str]:
-    """Policy files of the folder, then of its subfolders. Called twice a second: `Path.glob` takes ten times as long.
-
-    Names with a leading dot are skipped: a mounted ConfigMap keeps its versions in such folders."""
+    """Policy files of the folder, then of its subfolders. Skips names with a leading dot, in which a mounted ConfigMap
+    keeps its versions. Called twice a second: `Path.glob` would take ten times as long."""
     folders, files = _listed(folder)
     return [*files, *(file for deeper in folders for file in _listed(deeper)[1])]
 
@@ -200,5 +202,4 @@ def unknown(name: str, known: Collection[str], kind: str = "policy") -> str:
 
 
 def _at(document: Document, key: tuple[str, ...], message: str) -> ConfigError:
-    """An error at a key of a document."""
     return ConfigError(f"{document.path}:{document.line_of(key)}: {'.'.join(key)}: {message}")

@@ -1,7 +1,7 @@
-"""Cost priors: how fast a model is on some hardware and how much KV it keeps, before anything was measured.
+"""Reads cost priors: the expected speed of a model on some hardware and its KV bytes per token.
 
-Reads `config/models/*.yaml`, and for models without a file there `config/hardware/gpus.yaml`. Online calibration
-replaces these numbers at run time.
+The files are `config/models/*.yaml`, and `config/hardware/gpus.yaml` for models without one. Calibration replaces the
+speeds at run time.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ class SpeedPrior(Strict):
 
     def speed(self) -> PodSpeed:
         """The row as a core value. A negative constant is an artefact of the fit and becomes zero."""
-        row = self.model_dump(exclude={"source"})
-        return PodSpeed(**{**row, "c0_ms": max(self.c0_ms, 0.0)})
+        return PodSpeed(**self.model_dump(exclude={"source"}) | {"c0_ms": max(self.c0_ms, 0.0)})
 
 
 class ModelPrior(Strict):
@@ -49,7 +48,7 @@ class ModelPrior(Strict):
 
 
 class GpuPrior(Strict):
-    """What one GPU achieves in a prefill: for models without a fitted row."""
+    """The throughput of one GPU in prefill, for models without a fitted row."""
 
     c0_ms: NonNegativeFloat
     prefill_tflops: PositiveFloat
@@ -64,7 +63,7 @@ class GpuPriors(Strict):
 
 
 def load_priors(folder: Path) -> dict[str, ModelPrior]:
-    """All model priors by name. Raises `ConfigError`, also where a file is not named after its model."""
+    """All model priors by name. Raises `ConfigError`, also if a file is not named after its model."""
     priors = {}
     for path in sorted(folder.glob("*.yaml")):
         prior = load(path, ModelPrior)
@@ -99,8 +98,8 @@ def prior_speed(priors: Mapping[str, ModelPrior], cost: CostPrior, hardware: str
 
 
 class PodPriors:
-    """The prior of each pod: that of the configured model it serves. For a pod whose model is not known, that of the
-    only configured model, or else the default of `models[].cost`."""
+    """The prior of each pod, taken from the configured model that it serves. If that is unknown, from the only
+    configured model, or else from the default of `models[].cost`."""
 
     def __init__(self, models: Iterable[ModelConfig], priors: Mapping[str, ModelPrior]) -> None:
         self._priors = priors
@@ -108,9 +107,9 @@ class PodPriors:
         (self._other,) = self._costs.values() if len(self._costs) == 1 else (CostPrior(),)
 
     def of(self, pod: PodConfig, served: Iterable[str]) -> tuple[PodSpeed, int]:
-        """Speed and KV bytes per token of a pod that serves these models. `pod.speed` overrides every row; on hardware
-        without a row of the model, that of `cost.hardware` counts. Raises `ConfigError` for hardware without a row of
-        any configured model."""
+        """(speed, KV bytes per token) of a pod that serves these models. `pod.speed` overrides every row. If the model
+        has no row for the pod's hardware, its row for `cost.hardware` is used; raises `ConfigError` if no configured
+        model has one."""
         costs = [*self._costs.values()] or [self._other]
         if not pod.speed and not any(self._has_row(cost, pod.hardware) for cost in costs):
             prior_speed(self._priors, costs[0], pod.hardware)
@@ -124,9 +123,9 @@ class PodPriors:
 
 
 def estimated_row(work: PrefillWork, hardware: str, gpus: Mapping[str, GpuPrior]) -> SpeedPrior:
-    """A row for a model without a fitted one: its prefill work over the throughput of such GPUs, without decode.
+    """A row for a model without a fitted one, without decode coefficients.
 
-    `c1 = 2 active parameters / (GPUs F)`, `c2 = attention FLOP / (GPUs A)`, with F and A achieved in fitted rows."""
+    `c1 = 2 active parameters / (GPUs F)`, `c2 = attention FLOP / (GPUs A)`; F and A are achieved in fitted rows."""
     named = _HARDWARE.fullmatch(hardware)
     if named is None or named["gpu"] not in gpus:
         known = ", ".join(sorted(gpus))
@@ -137,7 +136,7 @@ def estimated_row(work: PrefillWork, hardware: str, gpus: Mapping[str, GpuPrior]
         c1_ms_per_token=2 * work.active_parameters / (count * gpu.prefill_tflops * _FLOP_PER_MS_PER_TFLOPS),
         c2_ms_per_token2=work.attention_flop_per_token2 / (count * gpu.attention_tflops * _FLOP_PER_MS_PER_TFLOPS),
         source=f"estimate, good to a factor of 2.5, from {work.active_parameters / 1e9:.1f} billion active parameters "
-        f"and what {named['gpu']} achieved in fitted rows; calibration replaces it",
+        f"and the throughput of {named['gpu']} in fitted rows; calibration replaces it",
     )
 
 

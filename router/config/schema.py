@@ -25,7 +25,7 @@ from router.engines.engine_catalog import DIALECTS, ENGINES, PULL_DIALECTS
 from router.types import Generation, PodSpeed, Role
 
 MAX_SOCKET_PATH_BYTES = 107
-"""Of a Unix socket's path, on Linux."""
+"""Longest path of a Unix socket on Linux."""
 
 
 def _socket_path(value: str) -> str:
@@ -60,7 +60,7 @@ class Listen(Strict):
 
 
 class CostPrior(Strict):
-    """The row of `config/models/` that gives this model's speed until enough responses were measured."""
+    """The row of `config/models/` with this model's speed, used until enough responses were measured."""
 
     model: str = "llama-3.1-8b"
     hardware: str = "h100x1"
@@ -84,7 +84,7 @@ class ModelConfig(Strict):
     cost: CostPrior = CostPrior()
 
     def generation(self, tokenizer_fingerprint: str = "") -> Generation:
-        """What blocks of this model are hashed under."""
+        """The generation that block hashes of this model include."""
         return Generation(
             model=self.name,
             revision=self.revision,
@@ -95,7 +95,7 @@ class ModelConfig(Strict):
 
 
 class KvEvents(Strict):
-    """Where a pod publishes its KV events. With `*` in the endpoint the router binds and engines connect."""
+    """Where a pod publishes its KV events. If the endpoint contains `*`, the router binds it and engines connect."""
 
     endpoint: str
     replay_endpoint: str | None = None
@@ -114,7 +114,7 @@ class PodConfig(Strict):
     handoff: HandoffName = ""
     """Dialect for handing KV over between prefill and decode; required with role `prefill` or `decode`."""
     handoff_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Port where its peers read its KV. Default: the dialect's own (mooncake and bootstrap 8998, p2p 5710)."""
+    """Port on which peers read this pod's KV. Default: the dialect's (mooncake and bootstrap 8998, p2p 5710)."""
     pulls: PullDialectName = ""
     """Dialect for fetching KV from a peer."""
     dp_size: PositiveInt = 1
@@ -123,8 +123,8 @@ class PodConfig(Strict):
     speed: PodSpeed | None = None
     """Overrides the cost prior, in milliseconds."""
     kv_events: KvEvents | Literal["auto", "off"] = "auto"
-    """`auto` asks the engine; for engines that do not publish, the router uses its own predictions. With a cluster
-    index, `auto` leaves the pod's events to `warmroute publish`."""
+    """`auto` asks the engine; the router predicts the caches of engines that do not publish. With a cluster index,
+    `auto` leaves the pod's events to `warmroute publish`."""
     advertised_url: HttpUrl | None = None
     """For `warmroute publish`: the pod's URL in the routers' configuration, if different."""
     host: str = ""
@@ -142,7 +142,7 @@ class PodConfig(Strict):
 
 
 class Edge(Strict):
-    """What the router adds to responses, and what it accepts from clients."""
+    """Headers of responses, and what clients may send."""
 
     route_headers: bool = True
     """Add x-warmroute-pod, x-warmroute-policy and x-warmroute-cached-tokens to responses."""
@@ -177,7 +177,7 @@ class Limits(Strict):
     retries: Annotated[int, Field(ge=0, le=10)] = 2
     """Further candidates to try before the first byte of the response."""
     retry_budget: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """Retries per request over the last minute, besides 20 a minute; failed connections do not count."""
+    """Retries per request over the last minute, plus 20 a minute. Failed connections do not count as retries."""
     drain_delay_s: NonNegativeFloat = 2.0
     """On SIGTERM, /readyz fails for this long before connections are refused, so that load balancers notice first."""
     drain_timeout_s: NonNegativeFloat = 60.0
@@ -202,7 +202,7 @@ class Probes(Strict):
 
 
 class Receipts(Strict):
-    """What is kept of each decision. Prompts are kept only with `prompts`; responses never."""
+    """Records of decisions. They contain prompts only with `prompts`, and never responses."""
 
     keep: NonNegativeInt = 1000
     """Decisions in memory, for `warmroute explain`: 7 KiB each with 10 pods, 13 with 100, 37 with 500."""
@@ -221,7 +221,7 @@ def _receipts(value: Any) -> Any:
 
 
 class Log(Strict):
-    """What is written to stderr."""
+    """The log on stderr."""
 
     format: Literal["console", "json"] = "console"
     requests: bool = True
@@ -235,7 +235,7 @@ class RouterConfig(Strict):
 
     listen: Listen = Listen()
     policy: str = "cost_aware"
-    """The default policy: decides every request that no other policy of the folder matches."""
+    """The default policy, for all requests that no other policy of the folder matches."""
     classes: str | None = None
     """A file of workload classes. Default: `config/classes.yaml`."""
     models: tuple[ModelConfig, ...] = ()

@@ -136,7 +136,7 @@ class Agent:
         self._sources[f"mooncake {store.id}"] = source.run
 
     def _add_lmcache(self, store: LmcacheServers) -> None:
-        """Tiers of a server are readable by the pods of its host, shared ones by all pods."""
+        """Pods of a server's host can read the tiers of that server; all pods can read shared tiers."""
 
         def facts_of(holder: str) -> HolderFacts:
             return HolderFacts(reach=coordinator.host_of(holder) or ALL_PODS, source="lmcache")

@@ -1,4 +1,4 @@
-"""Builds a router's part in the cluster: the replica store, its feed and the exchange of requests in flight.
+"""Connects a router to the cluster index: the replica store, its feed and the exchange of requests in flight.
 
 Used only with `index.redis`.
 """
@@ -56,7 +56,7 @@ def _secret(file: str | None, variable: str | None) -> Secret | None:
 
 
 class ClusterMember:
-    """One router's part in the cluster. `wanted`: whether to read a generation."""
+    """A router's connection to the cluster. `wanted`: whether to read a generation."""
 
     def __init__(
         self,
@@ -82,9 +82,9 @@ class ClusterMember:
         """The calibration that the routers of this model share."""
         return SharedCalibration(self._connection, self._keys, model, ttl_s=CALIBRATION_TTL_S)
 
-    def receipts(self, maxlen: int, lost: Callable[[int], None]) -> ReceiptStream:
-        """The stream for receipts of all routers."""
-        return ReceiptStream(self._connection, self._keys.receipts, maxlen, lost)
+    def receipts(self, maxlen: int, on_drop: Callable[[int], None]) -> ReceiptStream:
+        """The stream that receives the receipts of all routers."""
+        return ReceiptStream(self._connection, self._keys.receipts, maxlen, on_drop)
 
     @property
     def loaded(self) -> asyncio.Event:

@@ -16,7 +16,7 @@ from router.observe.receipts import RecordedDecision
 from router.observe.shadow import Shadows
 from router.policy.policy_set import PolicySet
 from router.policy.price import Choice, choice_of
-from router.policy.review import Review, chosen, each_against
+from router.policy.review import chosen, each_against
 from router.policy.spec import Policy
 from router.types import Scene
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from router.wiring.cluster_member import ClusterMember
 
 REVIEWED = 500
-"""Number of recent decisions that a reload compares, in a thread: two seconds with 100 pods."""
+"""Number of recent decisions that a reload compares in a thread. With 100 pods this takes two seconds."""
 SLICE_S, PAUSE_S = 0.0005, 0.002
-"""The comparison computes for the first time and then sleeps for the second, because requests need the GIL."""
+"""The comparison computes for `SLICE_S`, then sleeps for `PAUSE_S`, so that requests get the GIL."""
 
 
 class DecisionRecords:
@@ -44,9 +44,9 @@ class DecisionRecords:
         self.journal = Journal(size=config.keep, prompts=config.prompts, writer=writer, shadows=shadows)
 
     async def review(self, old: PolicySet, new: PolicySet) -> str | None:
-        """How many of the last decisions differ under the new set."""
+        """A sentence about the last decisions that differ under the new set; None without decisions."""
         last = self.journal.latest(REVIEWED)
-        return str(await asyncio.to_thread(_review, last, old, new)) if last else None
+        return str(await asyncio.to_thread(each_against, _decided(last, old, new), new.version)) if last else None
 
     def close(self) -> None:
         """Flush and close the file."""
@@ -54,16 +54,11 @@ class DecisionRecords:
             self._log.close()
 
 
-def _review(last: Sequence[RecordedDecision], old: PolicySet, new: PolicySet) -> Review:
-    """Compares each decision under its policy of the new set."""
-    return each_against(_decided(last, old, new), new.version)
-
-
 def _decided(
     last: Sequence[RecordedDecision], old: PolicySet, new: PolicySet
 ) -> Iterator[tuple[Scene, Choice | None, Policy]]:
-    """Scene, old choice and new policy of each decision, with pauses. A decision of an older policy version is decided
-    again by the old set."""
+    """(scene, old choice, new policy) of each decision, with pauses. The old set decides again what an older version of
+    a policy decided."""
     due_s = time.monotonic() + SLICE_S
     for kept in last:
         if time.monotonic() > due_s:

@@ -1,4 +1,4 @@
-"""Builds everything that follows pods: discovery, probes, loads, KV events, the block index and self-tests."""
+"""Builds the feeds that observe pods and the objects that they update: probes, loads, KV events, self-tests, index."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 
 class FleetParts:
-    """The owners of what is known about pods, and the feeds that keep it current. Raises `ConfigError`."""
+    """The state of pods and the feeds that update it. Raises `ConfigError`."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class FleetParts:
         await self._client.aclose()
 
     def publishes_events(self, pod_id: PodId) -> bool:
-        """Whether new blocks in the pod's cache appear in the index."""
+        """Whether the index receives the pod's KV events."""
         return self.kv_streams.follows(pod_id) or self.store.is_published(pod_id)
 
     def _is_readable(self, generation: Generation) -> bool:
@@ -147,7 +147,7 @@ class FleetParts:
         return expected == found
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
-        """A pod has reported what it serves: follow its KV events."""
+        """Record what a pod serves and follow its KV events."""
         generations = self._prompts.generations
         generation = next((generations[name] for name in facts.models if name in generations), None)
         block_size = generation.block_size_tokens if generation else 1

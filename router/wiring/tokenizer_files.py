@@ -1,7 +1,7 @@
 """Loads a tokenizer from its files.
 
-`transformers` is the reference, because engines use it, but importing it takes a second and its loader 200 MiB. Where
-it would take `tokenizer.json` as it is, the library `tokenizers` reads that file alone; tests compare both.
+`transformers` is the reference, because engines use it, but it takes a second to import and 200 MiB to load. If it
+would use `tokenizer.json` unchanged, the library `tokenizers` reads that file instead; tests compare both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from router.prompt.tokenizer import Tokenizer
 PACKAGE = "package:"
 _NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Classes that take `tokenizer.json` as it is; others build a tokenizer of their own from its vocabulary."""
+"""Classes that use `tokenizer.json` unchanged; others build their own tokenizer from its vocabulary."""
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _WITHOUT_EFFECT = frozenset(
     {"tokenizer_class", "chat_template", "add_bos_token", "add_eos_token", "clean_up_tokenization_spaces", "legacy"}
@@ -35,9 +35,9 @@ _CHANGING_FILES = ("config.json", "special_tokens_map.json", "added_tokens.json"
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
-    """Where a tokenizer is: a directory with `tokenizer.json` (and `tokenizer_config.json`, `chat_template.jinja`),
-    `package:NAME[/DIRECTORY]` for one inside an installed Python package, or a hub name. `chat_template` is the path of
-    a Jinja file that replaces the tokenizer's own template."""
+    """Location of a tokenizer: a directory with `tokenizer.json` (and `tokenizer_config.json`, `chat_template.jinja`),
+    `package:NAME[/DIRECTORY]` inside an installed Python package, or a hub name. `chat_template` is the path of a Jinja
+    file that replaces the tokenizer's own template."""
 
     path: str
     chat_template: str | None = None
@@ -51,10 +51,8 @@ class _Loaded:
 
 
 def load_tokenizer(source: TokenizerSource, *, fast: bool = True) -> Tokenizer:
-    """Load, fingerprint and, with `fast`, try to speed up a tokenizer. Takes a second or two.
-
-    `ConfigError` where there is none, or none that `transformers` can run without Python code of the model's.
-    """
+    """Load, fingerprint and, with `fast`, try to speed up a tokenizer. Takes a second or two. Raises `ConfigError` if
+    there is none or it needs Python code of the model."""
     place = _place(source.path)
     try:
         loaded = _load_plain(Path(place)) or _load_with_transformers(place)
@@ -88,7 +86,7 @@ def _read_template(path: str) -> str:
 
 
 def _load_plain(folder: Path) -> _Loaded | None:
-    """By `tokenizers` alone; None where `transformers` might change anything in `tokenizer.json`."""
+    """Loaded with `tokenizers` alone; None if `transformers` might change anything in `tokenizer.json`."""
     if not (folder / "tokenizer.json").is_file() or any((folder / name).exists() for name in _CHANGING_FILES):
         return None
     own_template = folder / "chat_template.jinja"
@@ -128,7 +126,7 @@ def _load_with_transformers(place: str) -> _Loaded:
 
 @contextmanager
 def _without_advice() -> Iterator[None]:
-    """`transformers` advises at import to install torch, which a router does not need; errors stay visible."""
+    """Suppress the advice of `transformers` to install torch, which a router does not need. Errors stay visible."""
     before = os.environ.get(_NO_ADVICE)
     os.environ[_NO_ADVICE] = "1"
     try:
@@ -149,7 +147,7 @@ def _fingerprint(place: str, template: str | Mapping[str, str] | None) -> str:
 
 
 def _file(place: str, name: str) -> bytes:
-    """A tokenizer's file from its directory or, for a hub name, from the cache that loading it filled."""
+    """A tokenizer's file from its directory or, for a hub name, from the hub's local cache."""
     path: str | None = str(Path(place, name))
     if not Path(place).is_dir():
         from transformers.utils import cached_file
