@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from router.index.holders import HolderFacts, HolderId, HolderName, Holders, KnownHolder, holder_name
+from router.index.holders import (
+    HolderFacts,
+    HolderId,
+    HolderName,
+    Holders,
+    KnownHolder,
+    hashes_by_generation,
+    holder_name,
+)
 from router.index.masks import HolderMasks
 from router.index.table import SCATTER
 from router.types import BlockChange, BlockHash, BlocksByTier, Generation, PodId, PromptPrefix, Tier
@@ -75,7 +83,8 @@ class ClusterIndex:
 
     def match(self, prefix: PromptPrefix) -> dict[PodId, BlocksByTier]:
         """Leading blocks of `prefix` by pod and tier."""
-        return self.holders.by_pod(self._masks.walk(hashes) for _, hashes in self.holders.hashes(prefix))
+        walked = hashes_by_generation(prefix, self.holders.generations)
+        return self.holders.by_pod(self._masks.walk(hashes) for _, hashes in walked)
 
     # --- log entries ---
 

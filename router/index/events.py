@@ -65,7 +65,6 @@ class UndecodableBatch(Exception):
 class KvBatch:
     """One message: the cache changes of one scheduler step."""
 
-    dp_rank: int | None
     events: tuple[KvEvent, ...]
     skipped: int = 0
     """Events that cannot be indexed: unknown types, and attention groups that do not need every block of a prefix."""
@@ -86,14 +85,12 @@ def decode_batch(payload: bytes) -> KvBatch:
     """Decode a payload. Raises only `UndecodableBatch`."""
     try:
         batch = msgspec.msgpack.decode(payload)
-        raw_events, dp_rank = _batch_parts(batch)
-        if dp_rank is not None and not isinstance(dp_rank, int):
-            raise TypeError(f"rank {dp_rank!r:.40}")
+        raw_events = batch["events"] if isinstance(batch, dict) else batch[1]
         decoded = [_event(_fields(raw)) for raw in raw_events]
     except (msgspec.DecodeError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UndecodableBatch(f"not a KV event batch: {error}") from error
     events = tuple(event for event in decoded if event is not None)
-    return KvBatch(dp_rank, events, skipped=len(decoded) - len(events))
+    return KvBatch(events, skipped=len(decoded) - len(events))
 
 
 def split_events(events: Iterable[KvEvent]) -> Iterator[tuple[KvEvent, ...]]:
@@ -129,12 +126,6 @@ def _piece(event: BlocksStored | BlocksRemoved, first: int) -> KvEvent:
     tokens = event.tokens[first * size : (first + len(hashes)) * size]
     parent = event.block_hashes[first - 1] if first else event.parent_hash
     return replace(event, block_hashes=hashes, tokens=tokens, parent_hash=parent)
-
-
-def _batch_parts(batch: Any) -> tuple[list[Any], Any]:
-    if isinstance(batch, dict):
-        return batch["events"], batch.get("data_parallel_rank")
-    return batch[1], batch[2] if len(batch) > 2 else None
 
 
 def _fields(raw: Any) -> Mapping[str, Any]:

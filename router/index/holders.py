@@ -30,10 +30,6 @@ class HolderFacts:
     url: str = ""
     rank: int = -1
     reach: str = ""
-    host: str = ""
-    rack: str = ""
-    zone: str = ""
-    capacity_blocks: int | None = None
     source: str = ""
 
 
@@ -66,7 +62,8 @@ class Holders:
         self._publishers: dict[PodId, KnownHolder] = {}
         """By pod. Rebuilt when holders or pods change, like the next two."""
         self._pod_ids: dict[HolderName, PodId] = {}
-        self._generations: set[Generation] = set()
+        self.generations: set[Generation] = set()
+        """Those of the known holders: several revisions of a model during an update."""
 
     def __iter__(self) -> Iterator[KnownHolder]:
         return iter(tuple(self._known.values()))
@@ -100,11 +97,6 @@ class Holders:
         """The holder that is this pod."""
         return self._publishers.get(pod_id)
 
-    def hashes(self, prefix: PromptPrefix) -> Iterator[tuple[Generation, Sequence[BlockHash]]]:
-        """The prompt's hashes under each generation to match: its own and, during a model update, the other revisions
-        that are served."""
-        return hashes_by_generation(prefix, self._generations)
-
     def by_pod(self, walks: Iterable[Mapping[HolderName, BlocksByTier]]) -> dict[PodId, BlocksByTier]:
         """Leading blocks by pod and tier: the pod's own, then those that a store within reach adds."""
         found: dict[PodId, BlocksByTier] = {}
@@ -123,7 +115,7 @@ class Holders:
         return found
 
     def _regroup(self) -> None:
-        self._generations = {known.generation for known in self._known.values()}
+        self.generations = {known.generation for known in self._known.values()}
         self._publishers = {pod.id: known for known in self._known.values() if (pod := self._pod_of(known))}
         self._pod_ids = {known.name: pod_id for pod_id, known in self._publishers.items()}
 

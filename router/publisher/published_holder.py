@@ -12,6 +12,7 @@ import asyncio
 import random
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -59,7 +60,6 @@ class Counts:
     """Counters of one published holder."""
 
     blocks: int = 0
-    writes: int = 0
     reloads: int = 0
     failures: int = 0
 
@@ -158,11 +158,8 @@ class PublishedHolder:
 
     async def _wait_until_ready(self) -> None:
         """Let a previous publisher's blocks stay readable until this one has blocks to replace them."""
-        try:
-            async with asyncio.timeout(self._timing.start_s):
-                await self._ready.wait()
-        except TimeoutError:
-            pass  # no events yet: publish the holder as empty
+        with suppress(TimeoutError):  # without events until then, the holder is published as empty
+            await asyncio.wait_for(self._ready.wait(), self._timing.start_s)
 
     async def _step(self) -> None:
         if self._epoch_due is not None:
@@ -216,7 +213,6 @@ class PublishedHolder:
         result = await self._writer.apply(changes, complete=self.complete, kind=kind)
         if self._batch is batch:
             self._batch = None
-        self.counts.writes += 1
         self.counts.blocks += sum(len(change.blocks) for change in changes)
         await self._handle(result)
         if not self._backlog and len(self._pending) < MAX_WRITE_BLOCKS:
@@ -250,22 +246,17 @@ class PublishedHolder:
         if self.state is not PublishState.STANDBY:
             log.info("standby: another process publishes this holder", holder=self.id)
         self.state = PublishState.STANDBY
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(self._timing.beat_s):
                 while not self._stopping:
                     self._changed.clear()
                     await self._changed.wait()
-        except TimeoutError:
-            pass
 
     async def _wait_for_change(self) -> None:
         """Wait for a change or the next heartbeat."""
         self._changed.clear()
-        try:
-            async with asyncio.timeout(max(self._next_beat_s - time.monotonic(), 0.0)):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), max(self._next_beat_s - time.monotonic(), 0.0))
 
     async def _retire(self) -> None:
         if self.state is not PublishState.PUBLISHING:

@@ -7,20 +7,16 @@ empties one stream, so the stream is the holder. Invalid events raise only `Malf
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from router.publisher.publisher import StoreSink
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, Tier
 
-U32 = (1 << 32) - 1
-U64 = (1 << 64) - 1
-
-_TIERS: Mapping[str, Tier] = {"gpu": Tier.GPU, "cpu": Tier.CPU, "disk": Tier.DISK}
-"""The media named in the RFC; engines may send others."""
-
-_DEFAULT_TENANT = "default"
+_TIERS = {"gpu": Tier.GPU, "cpu": Tier.CPU, "disk": Tier.DISK}
+"""The media named in the RFC; engines may send others, which count as remote."""
 
 
 class MalformedEvent(ValueError):
@@ -33,7 +29,7 @@ class MalformedEvent(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandardEvent:
-    """One event and its stream. `model` is "" and `dp_rank` None if the sender omits them."""
+    """One event and its stream. `model` is "" if the sender omits it."""
 
     holder: str
     event: KvEvent
@@ -41,137 +37,97 @@ class StandardEvent:
     """Consecutive per holder."""
     model: str
     backend: str
-    tenant: str
-    dp_rank: int | None
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must be printable text")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_printable)]
+U32 = Annotated[int, Field(ge=0, lt=1 << 32)]
+U64 = Annotated[int, Field(ge=0, lt=1 << 64)]
+
+
+class _Fields(BaseModel):
+    """The fields of an event as sent; null is like a missing field."""
+
+    model_config = ConfigDict(strict=True, protected_namespaces=())
+
+    event_type: Literal["stored", "removed", "cleared"]
+    event_id: U64
+    backend_id: Annotated[Text, Field(min_length=1)]
+    model_name: Text | None = None
+    tenant_id: Text | None = None
+    medium: Text | None = None
+    dp_rank: U32 | None = None
+    lora_name: Text | None = None
+    additional_salt: Text | None = None
+    block_size: U32 | None = None
+    seq_hashes: list[U64] | None = None
+    base_block_idx: U32 | None = None
+    parent_hash: U64 | None = None
+    token_ids: list[U32] | None = None
 
 
 def parse_standard_event(fields: Any) -> StandardEvent:
     """Parse a decoded JSON object. Raises `MalformedEvent`."""
-    if not isinstance(fields, Mapping):
-        raise MalformedEvent("event", f"must be an object, not {_shown(fields)}")
+    if not isinstance(fields, dict):
+        raise MalformedEvent("event", "must be a JSON object")
+    try:
+        given = _Fields.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        raise MalformedEvent(str(first["loc"][0]), first["msg"].removeprefix("Value error, ")) from error
     return StandardEvent(
-        holder=_stream(fields),
-        event=_event(fields),
-        event_id=_required_integer(fields, "event_id", U64),
-        model=_text(fields, "model_name"),
-        backend=_text(fields, "backend_id"),
-        tenant=_tenant(fields),
-        dp_rank=_integer(fields, "dp_rank", U32),
+        holder=_stream(given),
+        event=_event(given),
+        event_id=given.event_id,
+        model=given.model_name or "",
+        backend=given.backend_id,
     )
 
 
-def _stream(fields: Mapping[str, Any]) -> str:
+def _stream(fields: _Fields) -> str:
     """The holder's id: `worker-0/cpu`, with non-default dimensions in between as `name=value`."""
-    backend = _text(fields, "backend_id")
-    if not backend:
-        raise MalformedEvent("backend_id", "is required")
-    rank = _integer(fields, "dp_rank", U32)
-    tenant = _tenant(fields)
     dimensions = {
-        "tenant": "" if tenant == _DEFAULT_TENANT else tenant,
-        "dp_rank": "" if rank is None else str(rank),
-        "lora": _text(fields, "lora_name"),
-        "salt": _text(fields, "additional_salt"),
+        "tenant": "" if fields.tenant_id == "default" else fields.tenant_id,
+        "dp_rank": "" if fields.dp_rank is None else str(fields.dp_rank),
+        "lora": fields.lora_name,
+        "salt": fields.additional_salt,
     }
     named = [f"{name}={value}" for name, value in dimensions.items() if value]
-    return "/".join([backend, *named, _medium(fields)])
+    return "/".join([fields.backend_id, *named, _medium(fields)])
 
 
-def _event(fields: Mapping[str, Any]) -> KvEvent:
-    kind = fields.get("event_type")
-    if kind == "stored":
-        return _stored(fields)
-    if kind == "removed":
-        return BlocksRemoved(block_hashes=_hashes(fields), tier=_tier(fields))
-    if kind == "cleared":
+def _medium(fields: _Fields) -> str:
+    return (fields.medium or "gpu").lower()
+
+
+def _event(fields: _Fields) -> KvEvent:
+    if fields.event_type == "cleared":
         return BlocksCleared()
-    raise MalformedEvent("event_type", f"must be stored, removed or cleared, not {_shown(kind)}")
-
-
-def _stored(fields: Mapping[str, Any]) -> BlocksStored:
-    hashes = _hashes(fields)
-    tokens = _integers(fields, "token_ids", U32)
-    block_size = _integer(fields, "block_size", U32) or 0
-    parent = _integer(fields, "parent_hash", U64)
-    if tokens:
-        if len(tokens) != block_size * len(hashes):
-            reason = f"{len(tokens)} tokens do not match {len(hashes)} blocks of block_size {block_size}"
-            raise MalformedEvent("token_ids", reason)
-        if parent is None and _integer(fields, "base_block_idx", U32) != 0:
-            raise MalformedEvent("parent_hash", "is required unless base_block_idx is 0")
-    return BlocksStored(
-        block_hashes=hashes,
-        parent_hash=parent,
-        tokens=tokens,
-        block_size_tokens=block_size if tokens else 0,
-        tier=_tier(fields),
-        adapter=_text(fields, "lora_name"),
-        salt=_text(fields, "additional_salt"),
-    )
-
-
-def _hashes(fields: Mapping[str, Any]) -> tuple[int, ...]:
-    hashes = _integers(fields, "seq_hashes", U64)
+    hashes, tier = tuple(fields.seq_hashes or ()), _TIERS.get(_medium(fields), Tier.REMOTE)
     if not hashes:
         raise MalformedEvent("seq_hashes", "must contain at least one hash")
-    return hashes
-
-
-def _integers(fields: Mapping[str, Any], name: str, maximum: int) -> tuple[int, ...]:
-    listed = fields.get(name)
-    if listed is None:
-        return ()
-    if not isinstance(listed, list | tuple):
-        raise MalformedEvent(name, f"must be a list, not {_shown(listed)}")
-    return tuple(_checked_integer(name, value, maximum) for value in listed)
-
-
-def _required_integer(fields: Mapping[str, Any], name: str, maximum: int) -> int:
-    value = _integer(fields, name, maximum)
-    if value is None:
-        raise MalformedEvent(name, "is required")
-    return value
-
-
-def _integer(fields: Mapping[str, Any], name: str, maximum: int) -> int | None:
-    value = fields.get(name)
-    return None if value is None else _checked_integer(name, value, maximum)
-
-
-def _checked_integer(name: str, value: Any, maximum: int) -> int:
-    if type(value) is int and 0 <= value <= maximum:
-        return value
-    raise MalformedEvent(name, f"must be an integer from 0 to {maximum}, not {_shown(value)}")
-
-
-def _text(fields: Mapping[str, Any], name: str) -> str:
-    value = fields.get(name)
-    if value is None:
-        return ""
-    if isinstance(value, str) and value.isprintable():
-        return value
-    raise MalformedEvent(name, f"must be printable text, not {_shown(value)}")
-
-
-def _tenant(fields: Mapping[str, Any]) -> str:
-    return _text(fields, "tenant_id") or _DEFAULT_TENANT
-
-
-def _medium(fields: Mapping[str, Any]) -> str:
-    return (_text(fields, "medium") or "gpu").lower()
-
-
-def _tier(fields: Mapping[str, Any]) -> Tier:
-    """An unknown medium counts as remote."""
-    return _TIERS.get(_medium(fields), Tier.REMOTE)
-
-
-def _shown(value: Any) -> str:
-    """A value for an error message, shortened, as an event may be large; lists and objects by type only."""
-    if isinstance(value, str):
-        return repr(value[:40])
-    short = value is None or isinstance(value, float) or (isinstance(value, int) and value.bit_length() <= 80)
-    return repr(value) if short else type(value).__name__
+    if fields.event_type == "removed":
+        return BlocksRemoved(block_hashes=hashes, tier=tier)
+    tokens, block_size = tuple(fields.token_ids or ()), fields.block_size or 0
+    if tokens and len(tokens) != block_size * len(hashes):
+        reason = f"{len(tokens)} tokens do not match {len(hashes)} blocks of block_size {block_size}"
+        raise MalformedEvent("token_ids", reason)
+    if tokens and fields.parent_hash is None and fields.base_block_idx != 0:
+        raise MalformedEvent("parent_hash", "is required unless base_block_idx is 0")
+    return BlocksStored(
+        block_hashes=hashes,
+        parent_hash=fields.parent_hash,
+        tokens=tokens,
+        block_size_tokens=block_size if tokens else 0,
+        tier=tier,
+        adapter=fields.lora_name or "",
+        salt=fields.additional_salt or "",
+    )
 
 
 class StandardIntake:

@@ -156,7 +156,6 @@ class Agent:
             adapters=facts.adapters,
             max_model_len_tokens=facts.max_model_len_tokens,
             block_size_tokens=facts.block_size_tokens,
-            capacity_blocks=facts.capacity_tokens,
         )
         model = next((name for name in facts.models if name in self.publisher.generations), None)
         if model is None:
@@ -175,10 +174,6 @@ class Agent:
         return HolderFacts(
             url=(config.advertised_url if config else None) or pod.url,
             rank=-1 if pod.dp_rank is None else pod.dp_rank,
-            host=pod.host,
-            rack=pod.rack,
-            zone=pod.zone,
-            capacity_blocks=pod.capacity_blocks,
             source=pod.engine,
         )
 

@@ -46,7 +46,6 @@ def events(data: bytes) -> None:
 
 def _can_be_indexed(batch: KvBatch) -> None:
     """It can be applied and removed with its holder."""
-    assert batch.dp_rank is None or isinstance(batch.dp_rank, int)
     blocks = BlockMap()
     blocks.add_holder("pod", GENERATION)
     for event in batch.events:

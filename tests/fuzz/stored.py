@@ -86,7 +86,7 @@ def _learnt() -> bytes:
     return calibration.dump()
 
 
-_FACTS = b'{"url": "http://pod:8000", "rank": -1, "reach": "*", "capacity_blocks": null}'
+_FACTS = b'{"url": "http://pod:8000", "rank": -1, "reach": "*"}'
 ROWS = (
     b"epoch=7\nseq=3\ncomplete=1\nowner=abc\nbeat=1500\nn0=1\nn1=0\nn2=0\nn3=0\nfacts=" + _FACTS,
     b"k=change\nh=pod\ne=7\ns=3\nc=0\n+0=" + pack_blocks([1, 2]) + b"\n-2=" + b"\0" * 8,

@@ -30,8 +30,8 @@ STORED: dict[str, Any] = {
 AS_VALUE = BlocksStored(block_hashes=(11, 12), parent_hash=None, tokens=token_array((1, 2, 3, 4)), block_size_tokens=2)
 
 
-def decode(*events: Any, rank: int | None = None) -> KvBatch:
-    return decode_batch(msgspec.msgpack.encode([1.5, events, rank]))
+def decode(*events: Any) -> KvBatch:
+    return decode_batch(msgspec.msgpack.encode([1.5, events, 3]))
 
 
 def event(**changes: Any) -> KvEvent:
@@ -50,9 +50,9 @@ def stored(**changes: Any) -> BlocksStored:
 def test_events_can_be_maps() -> None:
     """vLLM since 0.24, and SGLang."""
     removed = {"type": "BlockRemoved", "block_hashes": [11], "medium": "CPU", "group_idx": 1}
-    batch = decode(removed, STORED, {"type": "AllBlocksCleared"}, rank=3)
+    batch = decode(removed, STORED, {"type": "AllBlocksCleared"})
     expected = BlocksRemoved(block_hashes=(11,), tier=Tier.CPU, group=1)
-    assert batch == KvBatch(3, (expected, AS_VALUE, BlocksCleared()))
+    assert batch == KvBatch((expected, AS_VALUE, BlocksCleared()))
 
 
 def test_events_can_be_tagged_arrays() -> None:
@@ -80,8 +80,8 @@ def test_older_releases_send_shorter_arrays() -> None:
 def test_a_batch_can_be_a_map() -> None:
     """As in one commit of vLLM's main branch; the rank may be missing."""
     batch = {"ts": 1.5, "events": [STORED], "data_parallel_rank": 2}
-    assert decode_batch(msgspec.msgpack.encode(batch)) == KvBatch(2, (AS_VALUE,))
-    assert decode_batch(msgspec.msgpack.encode([1.5, [STORED]])) == KvBatch(None, (AS_VALUE,))
+    assert decode_batch(msgspec.msgpack.encode(batch)) == KvBatch((AS_VALUE,))
+    assert decode_batch(msgspec.msgpack.encode([1.5, [STORED]])) == KvBatch((AS_VALUE,))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,6 @@ def test_unknown_fields_are_ignored() -> None:
     "payload",
     [
         *(b"", b"\xc1", msgspec.msgpack.encode(7), msgspec.msgpack.encode([1.5]), msgspec.msgpack.encode({"ts": 1})),
-        msgspec.msgpack.encode([1.5, [], "rank"]),
     ],
 )
 def test_an_invalid_batch_is_undecodable(payload: bytes) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.hashing import generation_seed, hash_blocks, token_array
-from router.index.holders import ALL_PODS, HolderFacts, Holders, KnownHolder, holder_name
+from router.index.holders import ALL_PODS, HolderFacts, Holders, KnownHolder, hashes_by_generation, holder_name
 from router.types import BlocksByTier, Generation, Pod, PodSpeed, PromptPrefix
 
 GENERATION = Generation(model="m", revision="1", tokenizer="t", block_size_tokens=2)
@@ -221,14 +221,15 @@ def test_a_pod_has_the_most_leading_blocks_within_its_reach(
 
 
 def hashes_by_revision(holders: Holders, asked: PromptPrefix) -> dict[Generation, Sequence[int]]:
-    return dict(holders.hashes(asked))
+    return dict(hashes_by_generation(asked, holders.generations))
 
 
 def test_a_prompt_is_looked_up_under_its_own_hashes() -> None:
     """Once, with or without holders of its generation."""
     asked = prompt()
     assert hashes_by_revision(Holders(), asked) == {GENERATION: asked.hashes}
-    assert list(known(of_pod(A), STORE, pods=(A,)).hashes(asked)) == [(GENERATION, asked.hashes)]
+    holders = known(of_pod(A), STORE, pods=(A,))
+    assert list(hashes_by_generation(asked, holders.generations)) == [(GENERATION, asked.hashes)]
 
 
 @pytest.mark.parametrize("change", [{"revision": "2"}, {"kv_dtype": "fp8"}])

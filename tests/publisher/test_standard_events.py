@@ -50,8 +50,6 @@ def test_a_stored_event_has_its_blocks_and_its_parent() -> None:
         event_id=42,
         model="llama-3.1-8b",
         backend="worker-0",
-        tenant="default",
-        dp_rank=0,
     )
 
 

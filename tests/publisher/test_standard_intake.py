@@ -62,9 +62,7 @@ def standard_to(recorder: RecordingPublisher) -> StandardIntake:
 def event(
     event_id: int, what: KvEvent = STORED, holder: str = HOLDER, model: str = "demo", backend: str = "cache"
 ) -> StandardEvent:
-    return StandardEvent(
-        holder=holder, event=what, event_id=event_id, model=model, backend=backend, tenant="default", dp_rank=None
-    )
+    return StandardEvent(holder=holder, event=what, event_id=event_id, model=model, backend=backend)
 
 
 def begun(holder: str = HOLDER, generation: Generation = OLD) -> tuple[Any, ...]:
