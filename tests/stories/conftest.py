@@ -23,7 +23,7 @@ from router.prompt import segments
 from router.prompt.cuts import find_cuts
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
-from router.sim.mock_engine import MockEngine, MockEngineConfig, MockFleet
+from router.sim.mock_engine import MockEngine, MockEngineConfig, running_engines
 from router.types import PodSpeed, PodState
 from router.wiring.program import Program
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
@@ -158,11 +158,12 @@ def deploy(
         reach: Callable[[MockEngine], dict[str, Any]] = lambda engine: {"url": engine.url},
         **stop: Any,
     ) -> AsyncIterator[Deployment]:
-        async with asyncio.timeout(DEADLINE_S), MockFleet([engine_config(**(engine or {}))] * pods) as fleet:
+        configs = [engine_config(**(engine or {}))] * pods
+        async with asyncio.timeout(DEADLINE_S), running_engines(configs) as engines:
             config = RouterConfig(
                 policy=policy,
                 models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE, **(model or {})),),
-                pods=tuple(PodConfig(**reach(each), speed=SPEED) for each in fleet.engines),
+                pods=tuple(PodConfig(**reach(each), speed=SPEED) for each in engines),
                 edge=edge or Edge(),
                 limits=limits or Limits(),
                 receipts=Receipts(file=str(receipts) if receipts else None),
@@ -176,7 +177,7 @@ def deploy(
                 listening(program, host, **stop) as (server, url),
                 httpx.AsyncClient(base_url=url, timeout=DEADLINE_S, verify=False) as client,
             ):
-                deployment = Deployment(list(fleet.engines), program, client, url, server)
+                deployment = Deployment(engines, program, client, url, server)
                 if wait:
                     await deployment.until(deployment.all_trusted)
                 yield deployment

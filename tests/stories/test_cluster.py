@@ -22,7 +22,7 @@ from router.observe.receipts import Receipt
 from router.policy.recording import FleetLine
 from router.prompt.tokenizer import Tokenizer
 from router.sim.mock.faults import Fault, FaultKind
-from router.sim.mock_engine import MockEngineConfig, MockFleet
+from router.sim.mock_engine import MockEngine, MockEngineConfig, running_engines
 from router.types import Endpoint, Generation, InferenceRequest, Pod
 from router.wiring.agent import Agent
 from router.wiring.program import Program
@@ -46,7 +46,7 @@ def redis(request: pytest.FixtureRequest) -> Iterator[RedisProcess]:
 class ClusterDeployment:
     """Engines, a publisher for all of them, and any number of routers."""
 
-    fleet: MockFleet
+    engines: list[MockEngine]
     redis: RedisProcess
     tokenizer: Tokenizer
     stack: AsyncExitStack
@@ -57,7 +57,7 @@ class ClusterDeployment:
     def config(self, **redis: Any) -> RouterConfig:
         return RouterConfig(
             models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE),),
-            pods=tuple(PodConfig(url=each.url, speed=SPEED) for each in self.fleet.engines),
+            pods=tuple(PodConfig(url=each.url, speed=SPEED) for each in self.engines),
             probes=Probes(health_interval_s=0.1, load_interval_s=0.05, self_test_interval_s=0.2),
             index=Index(redis=RedisIndex(url=self.redis.url, holder_ttl_s=3.0, **redis)),
             publish=Publish(heartbeat_s=0.5, flush_interval_ms=5, reload_jitter_s=0.1),
@@ -71,7 +71,7 @@ class ClusterDeployment:
         program = Program(self.config(**redis), shipped("policies"), priors, load=load)
         url = await self.stack.enter_async_context(serving(program))
         client = await self.stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=DEADLINE_S))
-        return Deployment(list(self.fleet.engines), program, client, url)
+        return Deployment(self.engines, program, client, url)
 
     async def publisher(self, **publish: Any) -> Agent:
         """Start a publisher for all engines."""
@@ -99,8 +99,8 @@ async def cluster(
 ) -> AsyncIterator[ClusterDeployment]:
     """Two engines and a publisher."""
     async with asyncio.timeout(DEADLINE_S), AsyncExitStack() as stack:
-        fleet = await stack.enter_async_context(MockFleet([engine_config()] * 2))
-        cluster = ClusterDeployment(fleet, redis, tokenizer, stack)
+        engines = await stack.enter_async_context(running_engines([engine_config()] * 2))
+        cluster = ClusterDeployment(engines, redis, tokenizer, stack)
         await cluster.publisher()
         yield cluster
 
@@ -153,7 +153,7 @@ async def says_degraded(deployment: Deployment) -> bool:
 async def reset(cluster: ClusterDeployment) -> None:
     """Clear the engines' caches, as operators do when they replace weights."""
     async with httpx.AsyncClient() as client:
-        for engine in cluster.fleet.engines:
+        for engine in cluster.engines:
             (await client.post(f"{engine.url}/reset_prefix_cache")).raise_for_status()
 
 
@@ -214,6 +214,6 @@ async def test_a_restarted_engine_is_empty_for_all_routers(cluster: ClusterDeplo
     first, second = await cluster.router(), await cluster.router()
     pod = (await first.chat(question("bees"))).headers["x-warmroute-pod"]
     await second.until(partial(found_on, second, question("bees"), pod))
-    engine = next(each for each in cluster.fleet.engines if pod in each.url)
+    engine = next(each for each in cluster.engines if pod in each.url)
     engine.inject(Fault(kind=FaultKind.RESTART))
     await second.until(partial(is_unknown, second, question("bees")))

@@ -19,7 +19,7 @@ from router.config.schema import ModelConfig, PodConfig, Probes, RouterConfig
 from router.engines.engine_catalog import DIALECTS
 from router.prompt.tokenizer import Tokenizer
 from router.sim.mock.mock_config import SharedBlockStore
-from router.sim.mock_engine import Fault, FaultKind, HandoffConfig, MockEngine, MockEngineConfig, MockFleet
+from router.sim.mock_engine import Fault, FaultKind, HandoffConfig, MockEngine, MockEngineConfig, running_engines
 from router.types import Pod, PodSpeed, PodState, Role
 from router.wiring.program import Program
 from tests.stories.conftest import DEADLINE_S, SOURCE, SPEED, TEMPLATE, Deployment, serving
@@ -76,8 +76,8 @@ def open_pair(engine_config: MakeEngine, tokenizer: Tokenizer) -> OpenPair:
             engine_config(handoff=HandoffConfig(dialect=dialect, role=role, store=store), **engine)  # type: ignore[arg-type]
             for role in roles
         ]
-        async with asyncio.timeout(DEADLINE_S), MockFleet(configs) as fleet:
-            port = int(fleet.engines[0].url.rpartition(":")[2])
+        async with asyncio.timeout(DEADLINE_S), running_engines(configs) as engines:
+            port = int(engines[0].url.rpartition(":")[2])
             config = RouterConfig(
                 models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE),),
                 pods=tuple(
@@ -88,7 +88,7 @@ def open_pair(engine_config: MakeEngine, tokenizer: Tokenizer) -> OpenPair:
                         handoff_port=port,
                         speed=SPEED if role is Role.PREFILL else SLOW_TO_PREFILL,
                     )
-                    for each, role in zip(fleet.engines, roles, strict=True)
+                    for each, role in zip(engines, roles, strict=True)
                 ),
                 links=LinksConfig(elsewhere=LinkFigures(t0_ms=0.1, gb_per_s=100.0)),
                 probes=Probes(health_interval_s=0.1, load_interval_s=0.05, self_test=dialect != "bootstrap"),
@@ -96,7 +96,7 @@ def open_pair(engine_config: MakeEngine, tokenizer: Tokenizer) -> OpenPair:
             priors = load_priors(shipped("config") / "models")
             program = Program(config, shipped("policies"), priors, load=lambda source, *, fast: tokenizer)
             async with serving(program) as url, httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as client:
-                pair = Pair(list(fleet.engines), program, client, url)
+                pair = Pair(engines, program, client, url)
                 await pair.until(pair.all_trusted)
                 await pair.until(pair.pairable)
                 yield pair

@@ -115,7 +115,7 @@ async def test_index_commands_inspect_the_cluster_index(
     stats = (await run("stats", "--config", str(config))).output
     assert "demo" in stats and "1 routers share" in stats
     holders = (await run("holders", "--config", str(config))).output
-    assert all(str(engine.url)[-5:] in holders for engine in cluster.fleet.engines)
+    assert all(str(engine.url)[-5:] in holders for engine in cluster.engines)
     verified = await run("verify", "--config", str(config))
     assert verified.exit_code == 0 and verified.output.count("equal") == 2, verified.output
     cluster.redis.kill()

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.sim.mock_engine import Fault, FaultKind, MockEngine, MockEngineConfig, MockFleet
+from router.sim.mock_engine import Fault, FaultKind, MockEngine, MockEngineConfig, running_engines
 from tests.stories.conftest import DEADLINE_S, SOURCE, SPEED, TEMPLATE
 from tests.stories.test_first_light import opening
 
@@ -80,13 +80,14 @@ async def router(engine_config: Callable[..., MockEngineConfig], tmp_path: Path)
     config, log = tmp_path / "router.json", tmp_path / "router.log"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    async with asyncio.timeout(DEADLINE_S), MockFleet([engine_config(time_scale=1.0)] * 2) as fleet:
+    configs = [engine_config(time_scale=1.0)] * 2
+    async with asyncio.timeout(DEADLINE_S), running_engines(configs) as engines:
         model = {"name": "demo", "tokenizer": SOURCE.path, "chat_template": TEMPLATE, "fast_tokenizer": False}
         speed = {name: getattr(SPEED, name) for name in SPEED.__dataclass_fields__}
         parts = {
             "listen": {"port": port, "workers": WORKERS},
             "models": [model],
-            "pods": [{"url": engine.url, "speed": speed} for engine in fleet.engines],
+            "pods": [{"url": engine.url, "speed": speed} for engine in engines],
             "probes": {"health_interval_s": 0.1, "load_interval_s": 0.05},
             "limits": {"drain_delay_s": 0.0, "retries": 0},
         }
@@ -95,7 +96,7 @@ async def router(engine_config: Callable[..., MockEngineConfig], tmp_path: Path)
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "router.cli", "serve", "--config", str(config)), stderr=written
             )
-        router = Router(process, f"http://127.0.0.1:{port}", list(fleet.engines), log)
+        router = Router(process, f"http://127.0.0.1:{port}", engines, log)
         try:
             await until_up(router)
             yield router

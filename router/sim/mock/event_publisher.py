@@ -77,16 +77,15 @@ class KvPublisher:
         self.event_count = 0
         """Events published in this epoch."""
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
-        self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._pub = self._context.socket(zmq.PUB)
         self._pub.set_hwm(SEND_HIGH_WATER_MARK)
         self._router = zmq.asyncio.Context.shadow(self._context).socket(zmq.ROUTER)
         self._router.set_hwm(2 * (config.buffer_steps + 1))
-        self._replay_task = self._loop.create_task(self._answer_replays())
+        self._replay_task = asyncio.get_running_loop().create_task(self._answer_replays())
         try:
             self.endpoint = _bind(self._pub, host, config.port)
-            self.replay_endpoint = _bind(self._router, host, config.replay_port) if config.replay else None
+            self.replay_endpoint = _bind(self._router, host, config.replay_port)
         except zmq.ZMQError:
             self.close()
             raise
@@ -102,39 +101,33 @@ class KvPublisher:
             "buffer_steps": self._config.buffer_steps,
             "hwm": SEND_HIGH_WATER_MARK,
             "max_queue_size": SEND_HIGH_WATER_MARK,
-            "topic": self._config.topic,
+            "topic": "",
         }
 
     def publish(self, events: Sequence[KvEvent]) -> None:
-        """Send one batch after the configured delay. ZMQ drops it for a slow subscriber, as with vLLM."""
-        self.event_count += len(events)
-        payload = encode_batch(events, self._config.encoding, time.time())
-        if self._config.delay_s:
-            self._loop.call_later(self._config.delay_s, self._send, payload)
-        else:
-            self._send(payload)
-
-    def close(self) -> None:
-        """Close the sockets and drop delayed batches. The ports are free on return."""
-        self._replay_task.cancel()
-        self._router.close(linger=0)
-        self._pub.close(linger=0)
-        self._context.term()
-
-    def _send(self, payload: bytes) -> None:
+        """Send one batch, or drop it after `close`. ZMQ drops it for a slow subscriber, as with vLLM."""
         if self._pub.closed:
             return
+        self.event_count += len(events)
+        payload = encode_batch(events, self._config.encoding, time.time())
         sequence, self._sequence = self._sequence, self._sequence + 1
         lost = self._faults.take(_LOSE_EVENTS)
         if lost is None or lost.replayable:
             self._buffer.append((sequence, payload))
         if lost is None:
-            self._pub.send_multipart([self._config.topic.encode(), sequence.to_bytes(8, "big"), payload])
+            self._pub.send_multipart([b"", sequence.to_bytes(8, "big"), payload])
+
+    def close(self) -> None:
+        """Close the sockets. The ports are free on return."""
+        self._replay_task.cancel()
+        self._router.close(linger=0)
+        self._pub.close(linger=0)
+        self._context.term()
 
     async def _answer_replays(self) -> None:
         """Answer each request with the batches from its sequence on and an end marker; ignore malformed ones."""
         router = self._router
-        topic = [self._config.topic.encode()] if self._config.encoding == "map" else []
+        topic = [b""] if self._config.encoding == "map" else []
         while True:
             frames = await router.recv_multipart()
             if len(frames) != 3 or frames[1]:
@@ -142,7 +135,7 @@ class KvPublisher:
             start = int.from_bytes(frames[2], "big")
             for sequence, payload in [item for item in self._buffer if item[0] >= start]:
                 await router.send_multipart([frames[0], b"", *topic, sequence.to_bytes(8, "big"), payload])
-            await router.send_multipart([frames[0], b"", *(b"" for _ in topic), END_OF_REPLAY, b""])
+            await router.send_multipart([frames[0], b"", *topic, END_OF_REPLAY, b""])
 
 
 def _bind(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, host: str, port: int) -> str:

@@ -23,6 +23,8 @@ from router.sim.mock.mock_requests import EngineError, GenerationRequest, Reques
 from router.sim.mock.step_loop import StepLoop, StreamLost, TokenStream
 from router.sim.pod import SimRequest
 
+RELEASE = "0.32.0"
+"""vLLM release whose HTTP interface this is."""
 _Handler: TypeAlias = Callable[[HttpExchange], Awaitable[None]]
 _UNHEALTHY = frozenset({FaultKind.UNHEALTHY})
 
@@ -240,12 +242,11 @@ class EngineApp:
         await exchange.respond(HTTPStatus.SERVICE_UNAVAILABLE if unhealthy else HTTPStatus.OK)
 
     async def _metrics(self, exchange: HttpExchange) -> None:
-        steps = self._steps
-        body = metrics_body(self._config, steps.pod, steps.ttft_s, self._handoffs.counters)
+        body = metrics_body(self._config, self._steps.pod, self._handoffs.counters)
         await exchange.respond(HTTPStatus.OK, body, CONTENT_TYPE)
 
     async def _version(self, exchange: HttpExchange) -> None:
-        await exchange.respond(HTTPStatus.OK, responses.encode({"version": self._config.release}))
+        await exchange.respond(HTTPStatus.OK, responses.encode({"version": RELEASE}))
 
     async def _kv_event_sources(self, exchange: HttpExchange) -> None:
         await exchange.respond(HTTPStatus.OK, responses.encode(self._event_sources()))

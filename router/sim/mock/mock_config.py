@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from router.errors import ConfigError
 from router.sim.pod import SimPodConfig
-from router.types import BlockHash, Link, PodSpeed, Role
+from router.types import BlockHash, Link, Role
 
 
 class TextEncoder(Protocol):
@@ -26,24 +26,17 @@ HandoffDialect: TypeAlias = Literal["", "nixl", "mooncake", "bootstrap", "trtllm
 """KV handoff protocol; empty: none."""
 
 EventEncoding: TypeAlias = Literal["map", "array"]
-
-_RELEASES: Mapping[EventEncoding, str] = {"map": "0.32.0", "array": "0.23.0"}
+"""Wire format of KV events; `array` is vLLM 0.23, whose replay answers have no topic frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvEventConfig:
-    """KV event sockets. Port 0 selects a free port.
-
-    `encoding` selects the wire format: `array` is vLLM 0.23, whose replay answers have no topic frame.
-    """
+    """KV event sockets. Port 0 selects a free port."""
 
     port: int = 0
-    replay: bool = True
     replay_port: int = 0
     encoding: EventEncoding = "map"
-    topic: str = ""
     buffer_steps: int = 10_000
-    delay_s: float = 0.0
 
 
 class SharedBlockStore:
@@ -81,8 +74,6 @@ class HandoffConfig:
     link: Link = RDMA
     """Link for all KV transfers; `time_scale` applies to it."""
     kv_bytes_per_token: int = 131_072
-    side_port: int | None = None
-    """Port for peers (nixl 5600, mooncake and SGLang 8998, p2p 5710); None: the HTTP port, 0: a free port."""
     store: SharedBlockStore = field(default_factory=SharedBlockStore)
     """For `shared_store`: engines with the same instance share blocks."""
 
@@ -92,24 +83,19 @@ class HandoffConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MockEngineConfig:
-    """One engine. `time_scale` multiplies the time of each step: 0.1 is ten times faster, 0 never waits."""
+class MockEngineConfig(SimPodConfig):
+    """One engine and its pod. `time_scale` multiplies the time of each step: 0.1 is ten times faster, 0 never waits."""
 
     models: tuple[str, ...]
     """Served names; the first is the base model."""
     tokenizer: TextEncoder
     render: Render
-    speed: PodSpeed
     adapters: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 0
     time_scale: float = 1.0
-    block_size_tokens: int = 16
-    num_blocks: int = 4096
-    step_budget_tokens: int = 8192
-    max_num_seqs: int = 256
     max_model_len: int = 32_768
-    kv_events: KvEventConfig | None = KvEventConfig()
+    kv_events: KvEventConfig = KvEventConfig()
     handoff: HandoffConfig = HandoffConfig()
 
     def __post_init__(self) -> None:
@@ -122,24 +108,3 @@ class MockEngineConfig:
             raise ConfigError("mock engine: models is empty")
         if self.time_scale < 0:
             raise ConfigError(f"mock engine: time_scale {self.time_scale} is negative")
-
-    @property
-    def pod(self) -> SimPodConfig:
-        """The scheduler's part of this configuration."""
-        return SimPodConfig(
-            speed=self.speed,
-            num_blocks=self.num_blocks,
-            block_size_tokens=self.block_size_tokens,
-            step_budget_tokens=self.step_budget_tokens,
-            max_num_seqs=self.max_num_seqs,
-        )
-
-    @property
-    def release(self) -> str:
-        """vLLM release whose wire format this engine uses."""
-        return _RELEASES[self.kv_events.encoding if self.kv_events else "map"]
-
-    @property
-    def reuses_tokens(self) -> bool:
-        """Whether `prompt_token_ids` in `kv_transfer_params` replace the chat template, as in vLLM from 0.27."""
-        return self.kv_events is None or self.kv_events.encoding == "map"

@@ -71,7 +71,6 @@ class _CompletionBody(_GenerationBody, kw_only=True):
 class _EmbeddingBody(msgspec.Struct, kw_only=True):
     input: _Prompts
     model: str | None = None
-    encoding_format: str | None = "float"
 
 
 class _TokenizeBody(msgspec.Struct, kw_only=True):
@@ -111,7 +110,6 @@ class EmbeddingRequest:
 
     model: str
     inputs: tuple[array[int], ...]
-    base64: bool
 
 
 class RequestParser:
@@ -155,7 +153,7 @@ class RequestParser:
         inputs = self._prompts(embedding.input, True)
         for tokens in inputs:
             self._check_length(len(tokens), 0)
-        return EmbeddingRequest(model, inputs, embedding.encoding_format == "base64")
+        return EmbeddingRequest(model, inputs)
 
     def tokenize(self, body: bytes) -> array[int]:
         """Tokens of a `/tokenize` request: a prompt with special tokens, or messages without."""
@@ -194,10 +192,10 @@ class RequestParser:
         )
 
     def _given_tokens(self, chat: _ChatBody) -> object:
-        """Prompt tokens that a prefill leg returned, where this engine reads them; else None."""
+        """Prompt tokens that a prefill leg returned, where the dialect's engine reads them; else None."""
         if self._config.handoff.dialect == "trtllm":
             return chat.prompt_token_ids
-        return (chat.kv_transfer_params or {}).get("prompt_token_ids") if self._config.reuses_tokens else None
+        return (chat.kv_transfer_params or {}).get("prompt_token_ids")
 
     def _model(self, name: str | None) -> tuple[str, str]:
         """The model name for the response, and the adapter."""

@@ -5,8 +5,6 @@ Source: reference/protocols.md 4.2, 4.3, 6.1, 6.2. Takes values and returns byte
 
 from __future__ import annotations
 
-import base64
-import struct
 from array import array
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -60,7 +58,7 @@ def tokens_body(tokens: array[int], max_model_len: int) -> bytes:
 def embedding_body(request: EmbeddingRequest, embedding_id: str, created_s: int) -> bytes:
     """One vector per input; equal tokens get equal vectors."""
     data = [
-        {"object": "embedding", "index": index, "embedding": _vector(tokens, request.base64)}
+        {"object": "embedding", "index": index, "embedding": _vector(tokens)}
         for index, tokens in enumerate(request.inputs)
     ]
     count = sum(len(tokens) for tokens in request.inputs)
@@ -160,9 +158,6 @@ def _card(name: str, root: str, parent: str | None, max_model_len: int | None, c
     return card | {"max_model_len": max_model_len, "permission": []}
 
 
-def _vector(tokens: array[int], as_base64: bool) -> Sequence[float] | str:
+def _vector(tokens: array[int]) -> Sequence[float]:
     digests = (xxhash.xxh3_64_intdigest(tokens.tobytes(), seed) for seed in range(EMBEDDING_DIMENSIONS))
-    numbers = [digest / 2**63 - 1 for digest in digests]
-    if as_base64:
-        return base64.b64encode(struct.pack(f"<{EMBEDDING_DIMENSIONS}f", *numbers)).decode()
-    return numbers
+    return [digest / 2**63 - 1 for digest in digests]

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 
 from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock.mock_metrics import TTFT_BUCKETS_S, EngineHistogram
 from router.sim.pod import RequestId, SimPod, SimRequest, Step
 from router.types import KvEvent
 
@@ -20,7 +19,7 @@ class TokenStream:
 
     __slots__ = (
         *("_loop", "_lost", "_waiter", "_wanted"),
-        *("cached_tokens", "garbled", "id", "ready_tokens", "submitted_at_s"),
+        *("cached_tokens", "garbled", "id", "ready_tokens"),
     )
 
     def __init__(self, request_id: RequestId, loop: asyncio.AbstractEventLoop) -> None:
@@ -28,7 +27,6 @@ class TokenStream:
         self.ready_tokens = 0
         self.cached_tokens = 0
         self.garbled = False
-        self.submitted_at_s = loop.time()
         self._loop = loop
         self._lost = False
         self._wanted = 0
@@ -70,8 +68,7 @@ class StepLoop:
         self._streams: dict[RequestId, TokenStream] = {}
         self._timer: asyncio.Handle | None = None
         self._step_end_s = 0.0
-        self.pod = SimPod(config.pod)
-        self.ttft_s = EngineHistogram(TTFT_BUCKETS_S)
+        self.pod = SimPod(config)
 
     def submit(self, request: SimRequest) -> TokenStream:
         """Queue a request and start a step if the engine is idle. Raises `ValueError` as `SimPod.submit`."""
@@ -96,8 +93,7 @@ class StepLoop:
             self._timer.cancel()
             self._timer = None
         lost, self._streams = self._streams, {}
-        self.pod = SimPod(self._config.pod)
-        self.ttft_s = EngineHistogram(TTFT_BUCKETS_S)
+        self.pod = SimPod(self._config)
         for stream in lost.values():
             stream.lose()
 
@@ -108,22 +104,20 @@ class StepLoop:
             self._timer = None
             return
         self._step_end_s += duration_ms * self._scale_s_per_ms
-        late = self._step_end_s <= loop.time()
-        self._timer = loop.call_soon(self._end, loop) if late else loop.call_at(self._step_end_s, self._end, loop)
+        self._timer = loop.call_at(self._step_end_s, self._end, loop)
 
     def _end(self, loop: asyncio.AbstractEventLoop) -> None:
         step = self.pod.end_step()
         if step.events:
             self._publish(step.events)
-        self._deliver(step, loop.time())
+        self._deliver(step)
         self._begin(loop)
 
-    def _deliver(self, step: Step, now_s: float) -> None:
+    def _deliver(self, step: Step) -> None:
         for request_id, cached_tokens in step.started.items():
             stream = self._streams[request_id]
             stream.cached_tokens = cached_tokens
             stream.garbled = request_id in step.garbled
-            self.ttft_s.observe(now_s - stream.submitted_at_s)
         for request_id in step.emitted:
             self._streams[request_id].advance()
         for request_id in step.finished:

@@ -7,8 +7,8 @@ generated tokens and matches their blocks. A hash of the prompt selects the word
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass
+from random import Random
 from typing import Literal
 
 import xxhash
@@ -26,9 +26,6 @@ WORDS = tuple(_LIST.split())
 
 MIN_STOP_TOKENS, MAX_STOP_TOKENS = 16, 64
 """Length range of an output without `max_tokens`."""
-
-_GARBLED_SEED = 0x6A756E6B
-_U64 = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +60,16 @@ class Vocabulary:
         seed = xxhash.xxh3_64_intdigest(prompt.tobytes())
         stop_tokens = MIN_STOP_TOKENS + seed % (MAX_STOP_TOKENS - MIN_STOP_TOKENS + 1)
         length = min(stop_tokens if max_tokens is None else max_tokens, available_tokens)
-        tokens, texts = zip(self._opening, *self._choose(seed, length - 1), strict=True)
+        words = Random(seed).choices(self._following, k=length - 1)
+        tokens, texts = zip(self._opening, *words, strict=True)
         stopped = max_tokens is None and length == stop_tokens
         return GeneratedText(tokens, texts, "stop" if stopped else "length")
 
     def garbled(self, output: GeneratedText) -> GeneratedText:
         """Another output of the same length, wrong from its first token: what wrong KV produces."""
-        seed = xxhash.xxh3_64_intdigest("".join(output.texts).encode(), _GARBLED_SEED)
-        tokens, texts = zip(*self._choose(seed, len(output.tokens)), strict=True)
+        words = Random("".join(output.texts)).choices(self._following, k=len(output.tokens))
+        tokens, texts = zip(*words, strict=True)
         return GeneratedText(tokens, texts, output.finish_reason)
-
-    def _choose(self, state: int, count: int) -> Iterator[tuple[int, str]]:
-        for _ in range(count):
-            state = (state * 6364136223846793005 + 1442695040888963407) & _U64  # Knuth's MMIX generator
-            yield self._following[(state >> 33) % len(self._following)]
 
 
 def _opening_word(tokenizer: TextEncoder) -> tuple[int, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from router.sim.mock.mock_config import HandoffConfig, KvEventConfig, MockEngineConfig, TextEncoder
+from router.sim.mock.mock_config import HandoffConfig, MockEngineConfig, TextEncoder
 from router.sim.mock.mock_requests import EngineError, RequestParser
 from router.types import Endpoint
 
@@ -139,8 +139,8 @@ def test_tokenize_defaults_to_special_tokens_for_text_and_to_none_for_chats(read
 
 def test_embeddings_take_texts_and_tokens(reader: RequestParser) -> None:
     """One input or several; none may exceed the model's length."""
-    ask = reader.embedding(body(input=["a b", "c"], encoding_format="base64"))
-    assert [len(tokens) for tokens in ask.inputs] == [3, 2] and ask.base64
+    ask = reader.embedding(body(input=["a b", "c"]))
+    assert [len(tokens) for tokens in ask.inputs] == [3, 2]
     assert [tokens.tolist() for tokens in reader.embedding(body(input=[[1], [2, 3]])).inputs] == [[1], [2, 3]]
     with pytest.raises(EngineError, match="maximum context length"):
         reader.embedding(body(input=list(range(101))))
@@ -150,10 +150,10 @@ def test_given_prompt_tokens_skip_the_template(make_config: Callable[..., MockEn
     """In the transfer params only, as in vLLM since 0.27; TensorRT-LLM has its own field."""
     handed = body(messages=USER, kv_transfer_params={"prompt_token_ids": [5, 6]})
     outside = body(messages=USER, prompt_token_ids=[5, 6])
-    new, old = RequestParser(make_config()), RequestParser(make_config(kv_events=KvEventConfig(encoding="array")))
+    vllm = RequestParser(make_config())
     other = RequestParser(make_config(handoff=HandoffConfig(dialect="trtllm")))
-    read = [len(reader.chat(given, "7").prompt) for reader in (new, old, other) for given in (handed, outside)]
-    assert read == [2, 5, 5, 5, 5, 2]
+    read = [len(reader.chat(given, "7").prompt) for reader in (vllm, other) for given in (handed, outside)]
+    assert read == [2, 5, 5, 2]
 
 
 def test_the_fields_of_every_dialect_are_kept(reader: RequestParser) -> None:

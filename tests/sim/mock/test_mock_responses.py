@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import struct
 from collections.abc import Callable
 from dataclasses import replace
 from http import HTTPStatus
@@ -135,14 +133,12 @@ def test_tokenize_returns_the_count() -> None:
     assert answer == {"count": 2, "max_model_len": 2048, "tokens": [4, 5], "token_strs": None}
 
 
-def test_embeddings_depend_on_the_tokens_alone_in_either_encoding() -> None:
-    """The same vector as floats and as base64 of little-endian 32-bit floats."""
+def test_embeddings_depend_on_the_tokens_alone() -> None:
+    """Equal inputs get equal vectors."""
     inputs = (token_array([1]), token_array([2]), token_array([1]))
-    one, other, again = json.loads(embedding_body(EmbeddingRequest("tiny", inputs, False), "7", 100))["data"]
+    one, other, again = json.loads(embedding_body(EmbeddingRequest("tiny", inputs), "7", 100))["data"]
     assert one["embedding"] == again["embedding"] != other["embedding"]
-    packed = json.loads(embedding_body(EmbeddingRequest("tiny", inputs, True), "7", 100))["data"][0]["embedding"]
-    numbers = struct.unpack(f"<{EMBEDDING_DIMENSIONS}f", base64.b64decode(packed))
-    assert numbers == pytest.approx(one["embedding"])
+    assert len(one["embedding"]) == EMBEDDING_DIMENSIONS
 
 
 def test_an_error_in_a_stream_is_a_frame() -> None:

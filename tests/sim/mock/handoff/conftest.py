@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from router.sim.mock.mock_config import HandoffConfig, HandoffDialect, MockEngineConfig
-from router.sim.mock_engine import MockFleet
+from router.sim.mock_engine import running_engines
 from router.types import Role
 from tests.sim.mock.handoff.pair import OpenPair, Pair
 
@@ -30,10 +30,10 @@ def open_pair(make_config: Callable[..., MockEngineConfig]) -> OpenPair:
         configs = [make_config(handoff=HandoffConfig(role=role, **given), **overrides) for role in list(Role)[1:]]
         async with (
             asyncio.timeout(DEADLINE_S),
-            MockFleet(configs) as fleet,
-            httpx.AsyncClient(base_url=fleet.engines[0].url) as to_prefill,
-            httpx.AsyncClient(base_url=fleet.engines[1].url) as to_decode,
+            running_engines(configs) as (prefill, decode),
+            httpx.AsyncClient(base_url=prefill.url) as to_prefill,
+            httpx.AsyncClient(base_url=decode.url) as to_decode,
         ):
-            yield Pair(fleet.engines[0], fleet.engines[1], to_prefill, to_decode)
+            yield Pair(prefill, decode, to_prefill, to_decode)
 
     return opened

@@ -39,11 +39,10 @@ def cached(answer: httpx.Response) -> int:
     return tokens
 
 
-async def metric(client: httpx.AsyncClient, name: str, **labels: str) -> float:
+async def metric(client: httpx.AsyncClient, name: str) -> float:
     """One sample of `/metrics`."""
     families = text_string_to_metric_families((await client.get("/metrics")).text)
-    samples = [sample for family in families for sample in family.samples if sample.name == f"vllm:{name}"]
-    return next(sample.value for sample in samples if labels.items() <= sample.labels.items())
+    return next(s.value for family in families for s in family.samples if s.name == f"vllm:{name}")
 
 
 @dataclass(slots=True)
@@ -67,7 +66,7 @@ class Pair:
 
     async def joined_legs(self, name: int = 7) -> tuple[dict[str, Any], dict[str, Any]]:
         """Bodies of both legs of the configured dialect, for one handoff."""
-        dialect, host, port = self.prefill.config.handoff.dialect, self.prefill.config.host, self.prefill.side_port
+        dialect, host, port = self.prefill.config.handoff.dialect, self.prefill.config.host, self.prefill.port
         if dialect == "bootstrap":
             room: dict[str, Any] = {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": name}
             return prompt(**room), prompt(**room)

@@ -113,19 +113,6 @@ async def test_mooncake_reports_the_whole_prompt_as_cached(open_pair: OpenPair) 
         assert cached(await pair.to_decode.post(CHAT, json=take)) == 63
 
 
-async def test_a_side_port_serves_peers_like_the_main_port(open_pair: OpenPair) -> None:
-    """`/query` works on both ports."""
-    async with open_pair("mooncake", {"side_port": 0}) as pair:
-        assert str(pair.prefill.side_port) not in pair.prefill.url
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{pair.prefill.side_port}") as bootstrap:
-            query = (await bootstrap.get("/query")).json()
-        assert query == (await pair.to_prefill.get("/query")).json()
-        assert query["0"]["worker_addr"]["0"]["0"].endswith(str(pair.prefill.side_port))
-        offer, take = await pair.joined_legs()
-        await pair.to_prefill.post(CHAT, json=offer)
-        assert said(await pair.to_decode.post(CHAT, json=take)) == await right_answer(pair)
-
-
 async def test_sglangs_prefill_leg_responds_once_its_kv_is_taken(open_pair: OpenPair) -> None:
     """Not earlier; it fails if no decode leg takes the KV."""
     async with open_pair("bootstrap") as pair:
@@ -189,7 +176,7 @@ async def test_a_peer_lookup_loads_the_peers_blocks(open_pair: OpenPair) -> None
     """The rest is computed; the peer keeps its blocks."""
     async with open_pair("p2p") as pair:
         await pair.to_prefill.post(CHAT, json=prompt())
-        source = {"kv_request_id": "k", "remote_host": "127.0.0.1", "remote_port": pair.prefill.side_port}
+        source = {"kv_request_id": "k", "remote_host": "127.0.0.1", "remote_port": pair.prefill.port}
         answer = await pair.decoded({"remote_kv_source": source})
         assert said(answer) == await right_answer(pair) and cached(answer) == 48
         assert cached(await pair.decoded({"remote_kv_source": source}, "b")) == 0
@@ -199,7 +186,7 @@ async def test_a_peer_lookup_loads_the_peers_blocks(open_pair: OpenPair) -> None
 async def test_a_peer_lookup_at_a_dead_engine_computes_everything(open_pair: OpenPair) -> None:
     """No error reaches the client."""
     async with open_pair("p2p") as pair:
-        port = pair.prefill.side_port
+        port = pair.prefill.port
         await pair.prefill.stop()
         source = {"kv_request_id": "k", "remote_host": "127.0.0.1", "remote_port": port}
         assert cached(await pair.decoded({"remote_kv_source": source})) == 0
