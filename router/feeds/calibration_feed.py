@@ -1,20 +1,21 @@
-"""Applies what was learnt about pods and links to the fleet, and shares it between routers.
+"""Applies the calibrated speeds of pods and links to the fleet, and shares them between routers.
 
-Once a second the fleet gets the current coefficients. With a Redis, every few seconds each served model's coefficients
-are exchanged with the other routers, so that a new router starts with what the others learnt.
+The fleet gets the current coefficients once a second. With a Redis, the coefficients of each served model are exchanged
+with the other routers every few seconds, so that a new router starts with them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from router.feeds.supervise import Feeds
 from router.fleet.fleet import Fleet
 from router.observe.calibrator import Calibrator
 from router.policy.calibration import Calibration, class_key, model_of
-from router.types import Link, Links, Pod
+from router.types import Links, Pod
 
 if TYPE_CHECKING:
     from router.stores.shared_state import SharedCalibration
@@ -24,8 +25,8 @@ EXCHANGE_S = 5.0
 
 
 class CalibrationFeed:
-    """Applies and shares one calibration. `configured` returns the pods with the speeds of their priors; `shared`
-    returns the exchange of one model."""
+    """Applies and shares one calibration. `configured()` are the pods with their priors' speeds; `shared(model)` is the
+    exchange of one model."""
 
     def __init__(
         self,
@@ -41,18 +42,17 @@ class CalibrationFeed:
         self._exchanges: dict[str, SharedCalibration] = {}
 
     @property
-    def runs(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """The loops to run, by name."""
+    def runs(self) -> Feeds:
         return {"calibration": self.apply_forever} | ({"shared calibration": self.share} if self._shared else {})
 
     async def apply_forever(self) -> None:
-        """Applies until cancelled."""
+        """Apply until cancelled."""
         while True:
             self.apply()
             await asyncio.sleep(APPLY_S)
 
     async def share(self) -> None:
-        """Exchanges until cancelled."""
+        """Exchange until cancelled."""
         from router.feeds.backoff import Backoff  # imports redis, which a router without a cluster does not need
 
         backoff = Backoff("shared calibration")
@@ -63,10 +63,9 @@ class CalibrationFeed:
     async def _exchange(self) -> None:
         assert self._shared is not None
         for model in sorted({model_of(status.pod) for status in self._fleet.snapshot.pods} - {""}):
-            exchange = self._exchanges.get(model)
-            if exchange is None:
-                exchange = self._exchanges[model] = self._shared(model)
-            await exchange.exchange(self._calibrator.calibration)
+            if model not in self._exchanges:
+                self._exchanges[model] = self._shared(model)
+            await self._exchanges[model].exchange(self._calibrator.calibration)
 
     def apply(self) -> None:
         """Give the fleet the current speeds and links."""
@@ -82,9 +81,5 @@ class CalibrationFeed:
 
 def calibrated_links(calibration: Calibration, configured: Links) -> Links:
     """The links with their current coefficients."""
-    known: dict[str, Link] = {}
-    for place in fields(configured):
-        link: Link | None = getattr(configured, place.name)
-        if link is not None:
-            known[place.name] = calibration.link(link.kind, link)
-    return Links(**known)
+    links = {place.name: getattr(configured, place.name) for place in fields(configured)}
+    return Links(**{name: link and calibration.link(link.kind, link) for name, link in links.items()})

@@ -21,8 +21,8 @@ MAX_WAITING_LINES = 2000
 
 
 class WorkloadFeed:
-    """Publishes this router's in-flight work and adds that of other replicas to the ledger, so that two replicas do not
-    both send to the same idle pod."""
+    """Publishes this router's in-flight work and adds that of other replicas to the ledger. Without it, two replicas
+    would send to the same idle pod."""
 
     def __init__(self, workload: SharedWorkload, ledger: Ledger) -> None:
         self._workload = workload

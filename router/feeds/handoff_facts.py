@@ -1,7 +1,6 @@
-"""Fetches what some handoff dialects need to know of a pod before it can hand over KV.
+"""Fetches the facts of a pod that some handoff dialects need, from the pod's bootstrap server.
 
-The facts come from the pod's bootstrap server, once per epoch. After a restart of the pod they are unknown until they
-are fetched again.
+They are fetched once per epoch: after a restart of the pod they are unknown until they are fetched again.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class HandoffFacts:
         self._known: dict[tuple[PodId, str], tuple[int, Facts]] = {}
 
     def of(self, pod: Pod, dialect: str) -> Facts | None:
-        """For `Pair.facts`; None while they are unknown for the pod's epoch."""
+        """The pod's facts for `Pair.facts`; None while they are unknown for its epoch."""
         if self._dialects[dialect].facts_url(pod) is None:
             return {}
         epoch, facts = self._known.get((pod.id, dialect), (None, None))
@@ -60,13 +59,13 @@ class HandoffFacts:
             while True:
                 status = self._fleet.status(pod_id)
                 if status is not None and status.state is PodState.READY:
-                    await self._learn(status.pod)
+                    await self._fetch_missing(status.pod)
                 await pause(changed, self._retry_s)
         finally:
-            self._forget(pod_id)
+            self._known = {key: known for key, known in self._known.items() if key[0] != pod_id}
 
-    async def _learn(self, pod: Pod) -> None:
-        """Fetch missing facts. A decode pod never sends KV and has no bootstrap server."""
+    async def _fetch_missing(self, pod: Pod) -> None:
+        """Fetch unknown facts. A decode pod never sends KV and has no bootstrap server."""
         if pod.role is Role.DECODE:
             return
         for name in sorted({pod.handoff, pod.pulls} - {""}):
@@ -80,6 +79,3 @@ class HandoffFacts:
             facts = self._dialects[name].parse_facts(answer, pod)
             if facts is not None:
                 self._known[pod.id, name] = (pod.epoch, facts)
-
-    def _forget(self, pod_id: PodId) -> None:
-        self._known = {key: known for key, known in self._known.items() if key[0] != pod_id}

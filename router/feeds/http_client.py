@@ -1,7 +1,7 @@
-"""The HTTP client for rare requests: self-tests, handoff facts and everything that the publisher requests.
+"""The HTTP client for rare requests: self-tests, handoff facts and all requests of the publisher.
 
-httpx, with one deadline for the whole exchange and the errors of `router.errors`. Requests, probes and scrapes use
-`proxy/upstream.py` instead, whose connections cost a tenth of the CPU.
+Uses httpx with one deadline for the whole exchange, and raises errors of `router.errors`. Requests, probes and scrapes
+use `proxy/upstream.py`, whose connections cost a tenth of the CPU.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ Fetch: TypeAlias = Callable[[Pod, str, float], Awaitable[bytes]]
 """GET a path of a pod within a timeout in seconds; returns the body of a 200 response. Raises `UpstreamError`."""
 
 _SOCKET = "socket"
-"""Request extension: path of the Unix socket to connect to; absent or empty for the network."""
+"""Name of a request extension: path of the Unix socket to connect to. Absent or empty: the network."""
 
 
 class SocketTransport(httpx.AsyncBaseTransport):
-    """Sends a request over the network, or over the Unix socket that the request names."""
+    """Sends a request over the network, or over the Unix socket in its extension."""
 
     def __init__(self) -> None:
         self._tls = httpx.create_ssl_context()
         self._by_socket: dict[str, httpx.AsyncHTTPTransport] = {}
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """The method that httpx calls."""
         socket = request.extensions.get(_SOCKET, "")
         transport = self._by_socket.get(socket)
         if transport is None:
@@ -49,7 +48,7 @@ class SocketTransport(httpx.AsyncBaseTransport):
 
 
 def open_client() -> httpx.AsyncClient:
-    """A client that ignores the environment's proxies and requests uncompressed bodies."""
+    """A client that ignores proxy environment variables and requests uncompressed bodies."""
     headers = {"accept-encoding": "identity"}
     return httpx.AsyncClient(transport=SocketTransport(), trust_env=False, headers=headers, timeout=None)
 
@@ -61,7 +60,7 @@ async def get(client: httpx.AsyncClient, pod: Pod, path: str, timeout_s: float) 
 
 
 async def get_url(client: httpx.AsyncClient, url: str, timeout_s: float) -> bytes:
-    """The same for any URL, such as another port of the pod's host."""
+    """The body of the 200 response to a GET of any URL. Raises `UpstreamError`."""
     return await _exchange(client, client.build_request("GET", url), "", timeout_s)
 
 

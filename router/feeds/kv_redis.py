@@ -13,7 +13,7 @@ from collections.abc import Callable
 import structlog
 
 from router.feeds.backoff import Backoff
-from router.feeds.supervise import supervise
+from router.feeds.supervise import cancel_all, supervise
 from router.index.holders import HolderId, KnownHolder
 from router.stores.index_reader import IndexReader
 from router.stores.prefix_store import ReplicaStore
@@ -59,10 +59,7 @@ class IndexFeed:
                 else:
                     self._store.mark_stale()
         finally:
-            tasks = [log.task for log in self._logs.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all(log.task for log in self._logs.values())
             self._logs.clear()
 
     async def _refresh(self) -> None:

@@ -1,6 +1,6 @@
 """The KV event streams of all pods: one supervised `KvFeed` per pod, which writes to the index.
 
-Tracks whether each stream is complete. This file does not inspect events.
+Tracks whether each stream is complete. This module does not inspect events.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 
 from router.engines.adapter import KvEventSource
 from router.feeds.kv_zmq import KvFeed
-from router.feeds.supervise import supervise
+from router.feeds.supervise import cancel_all, supervise
 from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
 from router.stores.prefix_store import EventStore
@@ -59,7 +59,7 @@ class KvStreams:
         tasks = list(self._tasks.values())
         for pod in list(self._tasks):
             self.leave(pod)
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
 
     # --- StreamSink ---
 

@@ -2,7 +2,7 @@
 
 Catches up by replay, follows live messages and fills gaps by replay. Detects a restart of the engine by message
 numbers, and after a reconnect by comparing the last message. Messages that are lost for good mark the stream
-incomplete; known blocks stay. This file does not inspect events.
+incomplete; known blocks stay. This module does not inspect events.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class KvFeed:
         self._report_state()
 
     async def _replay(self) -> None:
-        """Replay from the last message on. Repeat while replies are lost but some progress is made."""
+        """Replay, starting with the last received message. Repeat while replies are lost but progress is made."""
         endpoint = self._source.replay_endpoint
         while endpoint is not None:
             known = self._sequence.expected
@@ -201,7 +201,7 @@ class KvFeed:
 
 
 def binds(endpoint: str) -> bool:
-    """Whether to bind the endpoint, which has a wildcard address, instead of connecting to it."""
+    """Whether the endpoint has a wildcard address: bind it instead of connecting to it."""
     return "*" in endpoint or endpoint.startswith("tcp://[::]")
 
 

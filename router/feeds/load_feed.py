@@ -1,8 +1,7 @@
 """Scrapes the load of each pod from its metrics.
 
-Each pod is scraped by a task of its own, so that a slow pod does not delay others. A failed scrape keeps the last load,
-with its age, and does not change the state of the pod. Several workers of one
-router take turns and share what they scrape.
+Each pod has its own task, so that a slow pod does not delay others. After a failed scrape, the last load stays with its
+age, and the pod's state does not change. Several workers of one router take turns and share the results.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _WITH_WORK = (PodState.READY, PodState.DRAINING)
 
 @dataclass(frozen=True, slots=True)
 class ScrapeShare:
-    """This process is worker `number` of `workers()` that scrape; `on_load` is called with what it scraped."""
+    """This process is worker `number` of `workers()` that scrape; `on_load` is called with each result."""
 
     number: int
     workers: Callable[[], int]
@@ -67,18 +66,16 @@ class LoadFeed:
             await pause(changed, self.interval_s(pod_id))
 
     def interval_s(self, pod_id: PodId) -> float:
-        """Time until this worker's next scrape of the pod. An idle pod is scraped half as often: fleets are idle for
-        hours, and only work from outside this router is noticed later."""
+        """Time until this worker's next scrape of the pod. An idle pod is scraped half as often, which delays only the
+        discovery of work from outside this router."""
         status = self._fleet.status(pod_id)
         is_busy = status is not None and (status.load.running > 0 or status.load.waiting > 0)
         is_busy = is_busy or self._ledger.requests_of_router(pod_id) > 0
         return self._interval_s * (self._share.workers() if self._share else 1) * (1 if is_busy else IDLE_FACTOR)
 
     async def scrape(self, pod_id: PodId) -> None:
-        """Scrape a pod once, if its state allows work.
-
-        The engine takes its numbers at an unknown time between request and response. They can include at most the
-        largest number of this router's prompts in that time."""
+        """Scrape a pod once, if its state allows work. The engine samples its numbers at an unknown time between
+        request and response, so they include at most the largest number of this router's prompts in that time."""
         status = self._fleet.status(pod_id)
         if status is None or status.state not in _WITH_WORK:
             return

@@ -1,16 +1,16 @@
 """Owns the active policies and reloads them when their files change.
 
-Checks the files twice a second (also through the links of a mounted ConfigMap), and at once on SIGHUP or an admin call.
-The whole set is built and validated before it becomes active. If it is invalid, the last valid set stays active, and
-log, metric and /readyz name file and line. Learned state (speeds, prefixes, load) survives a reload.
+Checks the files twice a second (also through the links of a mounted ConfigMap), and reloads at once on SIGHUP or an
+admin call. A set becomes active after it was built and validated as a whole. If it is invalid, the last valid set stays
+active, and log and /readyz name file and line. Learned state (speeds, prefixes, load) survives a reload.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -24,7 +24,7 @@ INTERVAL_S, STEADY_S = 0.5, 0.2
 """Time between checks, and how long files must be unchanged before they are read: an editor may still be writing."""
 
 Review = Callable[[PolicySet, PolicySet], Awaitable[str | None]]
-"""(old set, new set) to a sentence about the decisions that differ; None if unknown."""
+"""Maps (old set, new set) to a sentence about the decisions that differ; None if unknown."""
 
 
 async def no_review(_old: PolicySet, _new: PolicySet) -> str | None:
@@ -61,42 +61,43 @@ class PolicyFeed:
         self._metrics = metrics
         self._review = review
         self._sleep = sleep
-        self._stamp = self._stamped()
+        self._stamp = folder.stamp()
         self._reload_lock = asyncio.Lock()
         self.error = ""
-        """Why the present files are not active; empty if they are."""
-        self._take(folder.read())
+        """Why the current files are not active; empty if they are."""
+        self._activate(folder.read())
 
     def current(self) -> PolicySet:
         """The active set."""
         return self._policies
 
     async def run(self) -> None:
-        """Until cancelled."""
-        hung_up = asyncio.Event()
-        with _on_hangup(hung_up.set):
-            while True:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(INTERVAL_S):
-                        await hung_up.wait()
-                if hung_up.is_set():
-                    hung_up.clear()
-                    await self.reload()
-                else:
-                    await self.look()
+        """Check the files until cancelled."""
+        hangup = asyncio.Event()
+        with suppress(ValueError, RuntimeError):  # signals can be handled in the main thread only
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangup.set)
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(INTERVAL_S):
+                    await hangup.wait()
+            if hangup.is_set():
+                hangup.clear()
+                await self.reload()
+            else:
+                await self.check_files()
 
-    async def look(self) -> None:
+    async def check_files(self) -> None:
         """Reload if the files have changed and are unchanged for `STEADY_S`."""
-        seen = await asyncio.to_thread(self._stamped)
+        seen = await asyncio.to_thread(self._folder.stamp)
         if seen != self._stamp:
             await self._sleep(STEADY_S)
-            if await asyncio.to_thread(self._stamped) == seen:
+            if await asyncio.to_thread(self._folder.stamp) == seen:
                 await self.reload()
 
     async def reload(self) -> Reload:
         """Read all files, changed or not. Does not raise for invalid files."""
         async with self._reload_lock:
-            self._stamp = await asyncio.to_thread(self._stamped)
+            self._stamp = await asyncio.to_thread(self._folder.stamp)
             try:
                 new = await asyncio.to_thread(self._folder.read)
             except ConfigError as error:
@@ -105,21 +106,21 @@ class PolicyFeed:
                 log.exception("reading policies failed")
                 return self._refuse(repr(error))
             old, changed = self._policies, new.version != self._policies.version
-            self._take(new)
+            self._activate(new)
             self._metrics.policy_reloads.labels("ok").inc()
             review = await self._reviewed(old, new) if changed else None
             log.info("policies reloaded", version=new.version, changed=changed, review=review)
             return Reload(new.version, changed, review)
 
     async def _reviewed(self, old: PolicySet, new: PolicySet) -> str | None:
-        """Compares the sets while the new one is already active."""
+        """Compare the sets while the new one is already active."""
         try:
             return await self._review(old, new)
         except Exception:
             log.exception("policy impact review failed")
             return None
 
-    def _take(self, policies: PolicySet) -> None:
+    def _activate(self, policies: PolicySet) -> None:
         self._policies, self.error = policies, ""
         self._metrics.policy_reload_failed.set(0)
         self._metrics.observe_policies(policies.version, {one.name: one.version for one in policies.active})
@@ -130,25 +131,3 @@ class PolicyFeed:
         self._metrics.policy_reloads.labels("refused").inc()
         log.error("invalid policies; last valid set stays active", version=self._policies.version, error=error)
         return Reload(self._policies.version, error=error)
-
-    def _stamped(self) -> object:
-        """None if a file disappears while it is checked, which counts as a change."""
-        try:
-            return self._folder.stamp()
-        except OSError:
-            return None
-
-
-@contextmanager
-def _on_hangup(call: Callable[[], None]) -> Iterator[None]:
-    """Call `call` on SIGHUP inside the block. Has no effect outside the main thread."""
-    loop = asyncio.get_running_loop()
-    try:
-        loop.add_signal_handler(signal.SIGHUP, call)
-    except (ValueError, RuntimeError, NotImplementedError):
-        yield
-        return
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGHUP)

@@ -1,6 +1,6 @@
-"""Probes the health of each pod, and asks a new pod what it serves before it gets traffic.
+"""Probes the health of each pod, and fetches the description of a new pod before it gets traffic.
 
-Only the engine's health path decides: failures go to the breaker, a success admits the pod. /v1/models and /metrics do
+Only the engine's health path counts: failures go to the breaker, a success admits the pod. /v1/models and /metrics do
 not count, because a busy engine answers them late.
 """
 
@@ -25,7 +25,7 @@ from router.fleet.lifecycle import PodEvent
 from router.types import Pod, PodId, PodState
 
 JOINING_INTERVAL_S = 0.1
-"""Interval for a pod that is not up yet, so that it gets traffic well within a second of being up."""
+"""Interval for a pod that is not up yet, so that it gets traffic within a second of its start."""
 
 OnDescribed: TypeAlias = Callable[[Pod, PodFacts], None]
 
@@ -95,8 +95,8 @@ class ProbeFeed:
         await self._admit(pod.id, seen)
 
     async def _admit(self, pod_id: PodId, seen: _Seen) -> None:
-        """Make a healthy pod READY once it has been described. A pod that serves is not described again when another
-        feed has noticed a restart: that feed has already reset its caches."""
+        """Make a healthy pod READY once it has been described. A serving pod is not described again after a restart
+        that another feed detected, because that feed has already reset its caches."""
         status = self._fleet.status(pod_id)
         if status is None:
             return
@@ -106,7 +106,7 @@ class ProbeFeed:
         self._fleet.event(pod_id, PodEvent.PROBE_OK, time.monotonic())
 
     async def _describe(self, pod: Pod, seen: _Seen) -> bool:
-        """Ask the pod what it serves. False if it does not answer."""
+        """Fetch what the pod serves and report it. False if the pod does not answer or has restarted since."""
         adapter = ENGINES[pod.engine]
         bodies = await asyncio.gather(*(self._body(pod, path) for path in adapter.describe_paths))
         answers = {path: body for path, body in zip(adapter.describe_paths, bodies, strict=True) if body is not None}

@@ -1,8 +1,8 @@
-"""The parity self-test of pods that are READY and not TRUSTED: when they join, after a restart, and at intervals while
-it fails.
+"""Tests whether the tokens and block hashes of a pod equal the router's.
 
-A router whose tokens or block hashes differ from the engine's serves requests but never predicts a cache hit; the
-self-test detects that. Until it passes, the pod serves without prefix matching.
+If they differ, the router serves requests but never predicts a cache hit. The self-test runs for READY pods that are
+not TRUSTED: when they join, after a restart, and at intervals while it fails. Until it passes, the pod serves without
+prefix matching.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class ParityReport:
 
     @property
     def trust(self) -> PrefixTrust:
-        """Equal hashes prove equal tokens, because KV events carry the engine's tokens. Without events, equal tokens
-        are enough: the index then only contains what this router sent."""
+        """Equal hashes prove equal tokens, because KV events contain the engine's tokens. Without events, equal tokens
+        suffice, because the index contains only this router's own prompts."""
         if Parity.MISMATCH in (self.tokens, self.hashes):
             return PrefixTrust.MISMATCH
         if self.hashes is Parity.OK or (self.hashes is Parity.NO_EVENTS and self.tokens is Parity.OK):
@@ -78,8 +78,8 @@ class ParityReport:
 
 
 def probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Probe]:
-    """Probe requests, the most thorough first: a chat with several roles, one without a system message (some templates
-    refuse it), a completion. `nonce` prevents cache hits. Each word is at least one token, so the length suffices."""
+    """Probe requests, the most thorough first: a chat with several roles, a chat without a system message (some
+    templates refuse one), a completion. `nonce` prevents cache hits. Each word is at least one token."""
     words = _WORDS.split(" ")
     length = PROBE_BLOCKS * (block_tokens or ASSUMED_BLOCK_TOKENS)
     text = " ".join(words[i % len(words)] for i in range(length))
@@ -99,8 +99,7 @@ def compare_tokens(ours: Sequence[int], engine: Sequence[int] | None, engine_cou
     """Compare the router's tokens with the engine's, or with their number if the engine reports only that. The number
     is enough for an engine without KV events."""
     if engine is not None:
-        same = len(ours) == len(engine) and all(a == b for a, b in zip(ours, engine, strict=True))
-        if same:
+        if list(ours) == list(engine):
             return ParityReport(Parity.OK, Parity.UNKNOWN, f"{len(ours)} tokens are equal")
         return ParityReport(Parity.MISMATCH, Parity.UNKNOWN, f"{_difference(ours, engine)}. {_TOKENS_ADVICE}")
     if engine_count is None:
@@ -112,7 +111,7 @@ def compare_tokens(ours: Sequence[int], engine: Sequence[int] | None, engine_cou
 
 
 def expected_blocks(prompt: PromptPrefix, engine_block_tokens: int | None) -> int:
-    """Number of router blocks that the engine must announce for the prompt: those inside its full blocks."""
+    """Number of router blocks that the engine must announce: those inside its full blocks of the prompt."""
     block = engine_block_tokens or prompt.block_size_tokens
     return prompt.token_count // block * block // prompt.block_size_tokens
 
@@ -246,7 +245,7 @@ class ParityFeed:
             return None
 
     async def _announced(self, pod_id: PodId, prompt: PromptPrefix, expected: int) -> int:
-        """How many blocks of the prompt the pod has announced, when all have arrived or after the timeout."""
+        """Number of announced blocks of the prompt. Waits until all have arrived or the timeout has passed."""
         try:
             async with asyncio.timeout(self._timing.events_timeout_s):
                 # Polled: the store has no callback for blocks, of which thousands arrive each second.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeAlias
 
@@ -19,8 +20,10 @@ MAX_WAIT_S = 10.0
 STEADY_S = 60.0
 """A feed that ran for this long resets its backoff."""
 JITTER = 0.1
-"""Relative variation of intervals, so that pods found at the same time are not polled at the same time."""
+"""Relative variation of intervals, so that pods that were added together are not polled together."""
 
+Feeds: TypeAlias = Mapping[str, Callable[[], Awaitable[None]]]
+"""Background tasks by name."""
 PodTask: TypeAlias = Callable[[PodId, asyncio.Event], Awaitable[None]]
 """Runs while the pod exists. The event is set when the pod's state or epoch changes."""
 
@@ -47,6 +50,24 @@ async def supervise(
             log.exception("feed failed; restarting", feed=name, wait_s=wait_s)
         await sleep(wait_s)
         wait_s = min(wait_s * 2, MAX_WAIT_S)
+
+
+@asynccontextmanager
+async def running(feeds: Feeds) -> AsyncIterator[None]:
+    """Run all feeds supervised while the block runs."""
+    tasks = [asyncio.create_task(supervise(name, feed), name=name) for name, feed in feeds.items()]
+    try:
+        yield
+    finally:
+        await cancel_all(tasks)
+
+
+async def cancel_all(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel these tasks and wait until they have ended."""
+    waited = list(tasks)
+    for task in waited:
+        task.cancel()
+    await asyncio.gather(*waited, return_exceptions=True)
 
 
 async def each_pod(name: str, fleet: Fleet, run: PodTask) -> None:

@@ -6,14 +6,13 @@ Stores and other cache tiers are added through sources.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from urllib.parse import urlsplit
 
 import structlog
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 
 from router.config.index_schema import LmcacheServers, MooncakeStore, StoreConfig
 from router.config.schema import ModelConfig, PodConfig, RouterConfig
@@ -23,7 +22,7 @@ from router.feeds.discovery.membership import ConfiguredPods, Membership
 from router.feeds.http_client import get, open_client
 from router.feeds.kv_streams import KvStreams
 from router.feeds.probe import ProbeFeed
-from router.feeds.supervise import supervise
+from router.feeds.supervise import running
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.index.holders import ALL_PODS, HolderFacts
@@ -76,12 +75,9 @@ class Agent:
         self.fleet.listen(self._on_change)
         self.standard = StandardIntake()
         self._sources: dict[str, Callable[[], Awaitable[None]]] = {}
-        self._routes: list[APIRouter] = []
+        self.app = publisher_app(self.publisher, self.metrics, self.standard, self._life)
         for store in config.publish.stores:
             self._add_store(store)
-        self.app = publisher_app(self.publisher, self.metrics, self.standard, self._life)
-        for routes in self._routes:
-            self.app.include_router(routes)
 
     @asynccontextmanager
     async def _life(self, _app: FastAPI) -> AsyncIterator[None]:
@@ -94,15 +90,11 @@ class Agent:
             interval_s=probes.health_interval_s,
             timeout_s=probes.health_timeout_s,
         )
-        running = {"probe": probe.run, **self._membership.feeds, **self._sources}
-        tasks = [asyncio.create_task(supervise(name, run), name=name) for name, run in running.items()]
         log.info("publishing", pods=[pod.url for pod in self._config.pods], models=sorted(self.publisher.generations))
         try:
-            yield
+            async with running({"probe": probe.run, **self._membership.feeds, **self._sources}):
+                yield
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             await self._streams.stop()
             await self.publisher.stop()
             await self._client.aclose()
@@ -143,7 +135,7 @@ class Agent:
 
         sink = StoreSink(self.publisher, store.model, facts_of)
         coordinator = Coordinator(store.engine_model_name or store.model, sink, store.group)
-        self._routes.append(lmcache_routes(coordinator))
+        self.app.include_router(lmcache_routes(coordinator))
         self._sources[f"lmcache {store.model}"] = partial(expire_servers, coordinator)
 
     # --- pods ---

@@ -10,13 +10,14 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 
 import structlog
 
 from router.config.index_schema import RedisIndex
 from router.feeds.cluster_feeds import ReceiptStream, WorkloadFeed
 from router.feeds.kv_redis import IndexFeed
+from router.feeds.supervise import Feeds
 from router.fleet.ledger import Ledger
 from router.index.cluster import ClusterIndex
 from router.observe.metrics import Metrics
@@ -92,8 +93,7 @@ class ClusterMember:
         return self._feed.loaded
 
     @property
-    def feeds(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """Tasks to run, by name."""
+    def feeds(self) -> Feeds:
         return {"index": self._feed.run, "requests of other routers": self._work.run}
 
     def observe(self, metrics: Metrics) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import structlog
@@ -18,6 +18,7 @@ from router.feeds.kv_streams import KvStreams
 from router.feeds.load_feed import LoadFeed, ScrapeShare
 from router.feeds.probe import ProbeFeed
 from router.feeds.self_test import ParityFeed, SelfTestTiming
+from router.feeds.supervise import Feeds
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
@@ -81,8 +82,8 @@ class FleetParts:
 
         return ClusterMember(self._config.index.redis, self.ledger, self._is_readable, worker)
 
-    def feeds(self, share: ScrapeShare | None) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """Background tasks by name. `share`: this worker's turn in scraping loads."""
+    def feeds(self, share: ScrapeShare | None) -> Feeds:
+        """Background tasks. `share`: this worker's turns in scraping loads."""
         config, fetch = self._config.probes, self._pools.fetch
         probe = ProbeFeed(
             self.fleet,

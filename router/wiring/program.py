@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from router.config.policy_files import PolicyFolder, load_classes
 from router.config.priors import ModelPrior
 from router.config.schema import RouterConfig
 from router.feeds.policy_feed import PolicyFeed
-from router.feeds.supervise import supervise
+from router.feeds.supervise import Feeds, running
 from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
 from router.observe.loop_lag import LoopLag
@@ -53,7 +53,7 @@ log = structlog.get_logger()
 
 
 class Program:
-    """All parts of one router process. `worker` is set if there are several processes."""
+    """One router process with all its parts. `worker`: its identity if there are several processes."""
 
     def __init__(
         self,
@@ -68,7 +68,8 @@ class Program:
         self.metrics = Metrics()
         rules = load_classes(config.classes)
         self._classes = Classes(rules)
-        self.policies = PolicyFeed(PolicyFolder(policies, config.policy, rules.names), self.metrics, self._review)
+        folder = PolicyFolder(policies, config.policy, rules.names)
+        self.policies = PolicyFeed(folder, self.metrics, self._review)
         self.fleet = Fleet(build_links(config.links, load_link_classes()))
         self._pools = upstream_pools(config)
         self.prompts = Prompts(config, self._pools.of, partial(ready_pods, self.fleet), self.metrics, load)
@@ -114,7 +115,7 @@ class Program:
             self.fleet,
             self.policies,
             self._commands,
-            ExplainRoutes(find, self._find_elsewhere, proxy.edge.inference, proxy.forwarder.preview, max_bytes),
+            ExplainRoutes(find, self._find_remote, proxy.edge.inference, proxy.forwarder.preview, max_bytes),
             partial(describe_pods, self.fleet, self.pods.ledger, self.pods.store, self.pods.kv_streams),
             sync.render if sync else self._metrics_page.render,
         )
@@ -123,18 +124,14 @@ class Program:
     @asynccontextmanager
     async def _run(self, _app: FastAPI) -> AsyncIterator[None]:
         """Run the background tasks while the application serves."""
-        tasks = [asyncio.create_task(supervise(name, run), name=name) for name, run in self._feeds().items()]
         try:
-            await self._wait_for_peers()
-            active = [policy.name for policy in self.policies.current().active]
-            log.info(
-                "serving", policies=active, pods=len(self.fleet.snapshot.pods), models=sorted(self.prompts.readers)
-            )
-            yield
+            async with running(self._feeds()):
+                await self._wait_for_peers()
+                active = [policy.name for policy in self.policies.current().active]
+                pods, models = len(self.fleet.snapshot.pods), sorted(self.prompts.readers)
+                log.info("serving", policies=active, pods=pods, models=models)
+                yield
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             self.records.close()
             self._pools.close()
             await self.pods.close()
@@ -147,7 +144,7 @@ class Program:
         if self._worker_sync:
             await wait.for_workers(self._worker_sync)
 
-    def _feeds(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+    def _feeds(self) -> Feeds:
         sync = self._worker_sync
         return {
             **self.pods.feeds(sync.scrape_share if sync else None),
@@ -170,19 +167,20 @@ class Program:
     def _policy_named(self, name: str) -> Policy | None:
         return self.policies.current().library.get(name)
 
-    async def _find_elsewhere(self, request_id: str) -> bytes | None:
+    async def _find_remote(self, request_id: str) -> bytes | None:
         return await self._worker_sync.find(request_id) if self._worker_sync else None
 
 
 class StartupWait:
-    """`self_test`: whether pods must pass the parity self-test before their caches count."""
+    """Waits for other replicas and workers. `self_test`: whether pods must pass the self-test before their caches
+    count."""
 
     def __init__(self, fleet: Fleet, *, self_test: bool) -> None:
         self._fleet = fleet
         self._self_test = self_test
 
     async def for_cluster(self, cluster: ClusterMember, timeout_s: float) -> None:
-        """Wait for the cluster's index and for the self-tests."""
+        """Wait until the cluster's index is loaded and all self-tests have a result."""
         try:
             async with asyncio.timeout(timeout_s):
                 await cluster.loaded.wait()
@@ -192,7 +190,7 @@ class StartupWait:
             log.warning("serving before startup is complete", index=cluster.loaded.is_set(), untested=self._untested())
 
     async def for_workers(self, sync: WorkerSync) -> None:
-        """Wait until this worker can use the pods that other workers use."""
+        """Wait until the pods that other workers use are usable here."""
         used = await sync.remote_ready_pods()
         try:
             async with asyncio.timeout(WORKERS_TIMEOUT_S):

@@ -1,10 +1,9 @@
 """Sends frames between the workers of one router over Unix sockets.
 
-Each worker listens on a socket named by its number in a folder that only this user can enter, and keeps one connection
-to every other worker, on which only it sends. A connection starts with a snapshot of the sender's state, then updates
-follow. When the connection ends, the sender is gone. Sending never waits: updates for a worker that does not read are
-dropped, and it receives a new snapshot once it reads again. This module does not interpret the messages.
-"""
+Each worker listens on a socket in a private folder, named by its number, and connects to every other worker. Only the
+worker that opened a connection sends on it: first a snapshot of its state, then updates. The end of the connection
+means that the sender is gone. Sending never waits: updates for a worker that does not read are dropped, and it receives
+a new snapshot once it reads again. This module does not interpret the messages."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ NUMBER_BYTES = 4
 MAX_UNSENT_BYTES = 4 << 20
 """Write buffer of one connection; while it is full, updates are dropped."""
 RETRY_S = 0.1
-"""Between attempts to connect to a worker that does not listen. A connection from it triggers an attempt at once."""
+"""Interval of attempts to connect to another worker. A connection from that worker triggers one at once."""
 ANSWER_TIMEOUT_S = 2.0
 
 log = structlog.get_logger()
@@ -36,7 +35,7 @@ class BusClient(Protocol):
     """Produces and consumes the messages of the bus."""
 
     def snapshot(self) -> bytes:
-        """The whole state that other workers need of this one."""
+        """The state of this worker that the others need."""
 
     def apply_remote(self, worker: int, update: bytes) -> None:
         """Apply a snapshot or an update of another worker. Raises `ValueError` if it is malformed."""
@@ -45,7 +44,7 @@ class BusClient(Protocol):
         """Drop the state of a worker that is gone."""
 
     async def answer(self, query: bytes) -> bytes:
-        """The answer to a query of another worker."""
+        """Answer another worker's query."""
 
 
 class WorkerBus:

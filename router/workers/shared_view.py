@@ -4,12 +4,12 @@
     failures     failures and lateness recorded against a pod; an ejection by one worker ejects the pod in all
     dispatched   blocks of each dispatched prompt, for the predicted index and the lineage of prompts
     reports      observed speeds of pods and links
-    loads        scraped loads; the workers take turns, so that each pod is scraped as often as by one process
+    loads        scraped loads; the workers take turns, so that a pod is scraped no more often than by one process
     commands     pods that admin calls added, removed or drained
 
-For work, failures and commands only the latest value counts, so a snapshot repairs all missed updates. Changes are
-collected for `FLUSH_INTERVAL_S` and sent as one update. Each worker follows KV events, probes and policy files itself.
-This module sends nothing itself: `bus.py` does.
+Of work, failures and commands only the latest value counts, so a snapshot repairs all missed updates. Changes are
+collected for `FLUSH_INTERVAL_S` and sent as one update by `bus.py`. Each worker follows KV events, probes and policy
+files itself.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class WorkerUpdate(msgspec.Struct, omit_defaults=True):
 
 
 class RecentDispatches:
-    """The last dispatches of this worker, oldest first. The size is bounded, so a busy worker keeps a shorter time."""
+    """The last dispatches of this worker, oldest first, up to a total size."""
 
     def __init__(self) -> None:
         self._sent: deque[tuple[float, Dispatch]] = deque()
@@ -106,8 +106,8 @@ class SharedOwners:
 
 
 class SharedView:
-    """One worker's part. `publish` sends an update to all other workers; `call_later(seconds, callback)` is the event
-    loop's; `apply_command(subject, wanted)` carries out an admin command of another worker."""
+    """One worker's view of the shared state. `publish` sends an update to all other workers; `call_later(seconds,
+    callback)` is the event loop's; `apply_command(subject, wanted)` applies an admin command of another worker."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class SharedView:
     # --- local changes ---
 
     def snapshot(self) -> bytes:
-        """The whole state that a new worker needs of this one."""
+        """The state of this worker that a new worker needs."""
         owners, pods = self._owners, self._owners.fleet.snapshot.pods
         return self._encode(
             WorkerUpdate(
@@ -251,7 +251,7 @@ class SharedView:
         self._owners.ledger.remove_worker(worker)
 
     def _apply_work(self, worker: int, rows: Mapping[PodId, InFlight | None]) -> None:
-        """Stops the pod's prefill clock while another worker's prompt is on it: a time would cover both prompts."""
+        """Also invalidates the pod's prefill time while it has another worker's prompt: it would cover both prompts."""
         self._owners.ledger.apply_remote(worker, rows)
         for pod, work in rows.items():
             if work is not None and work.prefill_requests:

@@ -1,9 +1,8 @@
 """Forks the worker processes of a router and forks a new one for each that dies.
 
-The supervisor serves no request and runs no event loop. What it loads before it forks, the workers share: mostly
-tokenizers. Each worker binds the port itself (SO_REUSEPORT), so that the kernel spreads connections over them. SIGTERM,
-SIGINT and SIGHUP are passed on to all workers. A pipe that nobody writes to lets workers notice that the supervisor is
-gone.
+The supervisor serves no request and runs no event loop. Workers share the memory of objects that it loads before it
+forks, mostly tokenizers. Each worker binds the port itself (SO_REUSEPORT), so that the kernel spreads connections over
+them. The supervisor passes SIGTERM, SIGINT and SIGHUP on to all workers, which also end when their pipe to it closes.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ MAX_BACKOFF_S = 10.0
 STEADY_S = 60.0
 """A worker that ran for this long resets the backoff."""
 FATAL_EXIT_CODES = (2, 3)
-"""Exit codes of a worker whose configuration is wrong or whose port is taken: a restart would not help."""
+"""Exit codes for a wrong configuration or a taken port: a restart would not help."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
 log = structlog.get_logger()
@@ -38,8 +37,8 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """Which of how many workers this process is, the folder of their sockets, their port, and the pipe that ends with
-    the supervisor."""
+    """Number of this process among `workers`, the folder of their sockets, their port, and a pipe that closes when the
+    supervisor ends."""
 
     folder: Path
     number: int
@@ -50,7 +49,7 @@ class WorkerIdentity:
 
 @dataclass(slots=True)
 class _Slot:
-    """One worker's process. `pid` 0: none, and the next one starts at `due_s`."""
+    """One worker's process. `pid` 0: no process; the next one starts at `due_s`."""
 
     pid: int = 0
     started_s: float = 0.0
@@ -113,7 +112,7 @@ class WorkerSupervisor:
         for caught in _SIGNALS:
             signal.signal(caught, lambda *_: None)
         gc.collect()
-        gc.freeze()  # the collector of a worker does not touch, and so copy, what the workers share
+        gc.freeze()  # so that the collector of a worker does not write to, and thereby copy, shared memory
         while True:
             for number, slot in enumerate(self._slots):
                 if not slot.pid and not self._stopping and slot.due_s <= time.monotonic() and self._fork(slot) == 0:
@@ -123,7 +122,7 @@ class WorkerSupervisor:
             self._wait()
 
     def _fork(self, slot: _Slot) -> int:
-        """The process id of the new worker, 0 inside it. Signals wait until the worker's handlers are reset."""
+        """The process id of the new worker, 0 inside it. Signals are blocked until the worker's handlers are reset."""
         slot.started_s = time.monotonic()
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         slot.pid = os.fork()
@@ -140,7 +139,7 @@ class WorkerSupervisor:
         return slot.pid
 
     def _wait(self) -> None:
-        """Until a signal arrives or a restart is due."""
+        """Wait until a signal arrives or a restart is due, and handle the signals."""
         due_s = min((slot.due_s for slot in self._slots if not slot.pid and not self._stopping), default=None)
         select.select([self._wakeup[0]], [], [], None if due_s is None else max(0.0, due_s - time.monotonic()))
         try:
@@ -187,7 +186,7 @@ class WorkerSupervisor:
 
 
 async def watch_supervisor(fd: int) -> None:
-    """Run in a worker: end like on SIGTERM when the supervisor is gone."""
+    """Run in a worker: raise SIGTERM when the supervisor is gone."""
     reader = asyncio.StreamReader()
     loop, protocol = asyncio.get_running_loop(), asyncio.StreamReaderProtocol(reader)
     pipe, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(fd, "rb", closefd=False))

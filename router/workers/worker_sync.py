@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Callable, Set
 from contextlib import suppress
 from dataclasses import dataclass
 
 from router.api.views import explained_json
 from router.feeds.load_feed import ScrapeShare
+from router.feeds.supervise import Feeds
 from router.observe.metrics import Metrics
 from router.observe.metrics_merge import dump_metrics, merge_metrics
 from router.observe.receipts import RecordedDecision
@@ -40,7 +41,7 @@ class WorkerHooks:
 
 
 class WorkerSync:
-    """The part of one worker. Built outside the event loop; `feeds` must run inside it."""
+    """The connections of one worker to the others. Built outside the event loop; `feeds` must run inside it."""
 
     def __init__(self, identity: WorkerIdentity, owners: SharedOwners, hooks: WorkerHooks, metrics: Metrics) -> None:
         self._identity = identity
@@ -63,8 +64,7 @@ class WorkerSync:
         self.begin = self._view.begin
 
     @property
-    def feeds(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """Background tasks by name."""
+    def feeds(self) -> Feeds:
         return {
             "other workers": lambda: self._bus.run(self),
             "supervisor": lambda: watch_supervisor(self._identity.supervisor_fd),
@@ -72,11 +72,11 @@ class WorkerSync:
 
     @property
     def scrape_share(self) -> ScrapeShare:
-        """This worker's turn in scraping loads."""
+        """This worker's turns in scraping loads."""
         return ScrapeShare(self._identity.number, lambda: 1 + self._bus.connected_workers, self._view.add_load)
 
     async def remote_ready_pods(self) -> Set[PodId]:
-        """Pods that other workers serve with; empty if no snapshot arrives within `SNAPSHOT_WAIT_S`."""
+        """Pods that are ready at other workers; empty if no snapshot arrives within `SNAPSHOT_WAIT_S`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(SNAPSHOT_WAIT_S):
                 while not self._view.remote_ready_pods:  # noqa: ASYNC110  # several links can deliver it

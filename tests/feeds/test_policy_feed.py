@@ -46,7 +46,7 @@ async def test_unchanged_files_are_not_read_again(folder: PolicyFolder) -> None:
     """The active set stays the same object."""
     feed = PolicyFeed(folder, Metrics())
     before = feed.current()
-    await feed.look()
+    await feed.check_files()
     assert feed.current() is before
 
 
@@ -93,9 +93,9 @@ async def test_a_file_that_is_being_written_is_not_read(folder: PolicyFolder) ->
     feed = PolicyFeed(folder, Metrics(), sleep=sleep)
     before = feed.current()
     write(folder.folder, 2.0)
-    await feed.look()
+    await feed.check_files()
     assert feed.current() is before
-    await feed.look()
+    await feed.check_files()
     assert "weight=33.0" in repr(feed.current().default.costs)
 
 
@@ -104,9 +104,9 @@ async def test_the_last_valid_set_stays_if_the_file_disappears(folder: PolicyFol
     feed = PolicyFeed(folder, Metrics(), sleep=at_once)
     before = feed.current()
     (folder.folder / "mine.yaml").unlink()
-    await feed.look()
+    await feed.check_files()
     assert feed.current() is before
     assert "unknown policy 'mine'" in feed.error
     write(folder.folder, 1.0)
-    await feed.look()
+    await feed.check_files()
     assert not feed.error

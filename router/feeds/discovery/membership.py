@@ -1,7 +1,7 @@
 """Decides which pods exist: merges the pod sets of all sources and applies the result to the fleet.
 
-Admin calls are one more source. They win over the others: an added pod replaces a pod with the same URL, and a removed
-pod stays away until it is added again or no source lists its URL any more.
+Admin calls are one more source and override the others: an added pod replaces a pod with the same URL, and a removed
+pod is ignored until an admin call adds it again or all sources drop its URL.
 
 A new source is a class with the one method of `PodSource` in a file of its own, a member of the config union, and a
 line in `wiring/fleet_parts.py`.
@@ -10,7 +10,7 @@ line in `wiring/fleet_parts.py`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeAlias
 from urllib.parse import urlsplit
@@ -21,11 +21,12 @@ from router.config.schema import KvEvents, PodConfig
 from router.engines.adapter import KvEventSource
 from router.engines.engine_catalog import DIALECTS
 from router.errors import ConfigError
+from router.feeds.supervise import Feeds
 from router.fleet.fleet import Fleet
 from router.types import Pod, PodId, PodSpeed, Role
 
 PriorOf: TypeAlias = Callable[[PodConfig, tuple[str, ...]], tuple[PodSpeed, int]]
-"""(pod, models it serves, empty before it has reported them) to speed and KV bytes per token. Raises `ConfigError`."""
+"""Maps (pod, its models, empty if not reported yet) to speed and KV bytes per token. Raises `ConfigError`."""
 
 ADMIN = "admin calls"
 
@@ -36,8 +37,8 @@ class PodSource(Protocol):
     """Finds pods."""
 
     def __aiter__(self) -> AsyncIterator[Sequence[PodConfig]]:
-        """Complete sets of pods: the current one first, then one after each change. After an error `supervise` iterates
-        again; until then the last set stays in force."""
+        """Complete sets of pods: the current one first, then one after each change. After an error, `supervise`
+        iterates again; meanwhile the last set stays in use."""
 
 
 class ConfiguredPods:
@@ -65,8 +66,7 @@ class Membership:
         """All pods with the speed of their cost prior."""
 
     @property
-    def feeds(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """Background tasks by name."""
+    def feeds(self) -> Feeds:
         return {f"pods of {name}": partial(self._follow, name, source) for name, source in self._sources.items()}
 
     def config_of(self, pod: Pod) -> PodConfig | None:
