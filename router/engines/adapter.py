@@ -1,49 +1,68 @@
 """The base class of engine adapters, with the defaults of OpenAI-compatible engines, and the values they return.
 
-An adapter is pure: it names paths, builds bodies and reads answers, and never sends anything. An answer may be garbage:
-an adapter returns None and never raises.
+An adapter is pure: it names paths, builds bodies and reads responses, and never sends anything. For an invalid response
+it returns None and never raises.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from router.engines.openai import MODELS_PATH, parse_models, parse_tokens
+import msgspec
+
+from router.engines.openai import decode, known_size, tokenize_body
 from router.engines.prometheus import LoadGauges, read_load
 from router.types import Pod, PodLoad
 
-Answers: TypeAlias = Mapping[str, bytes]
+MODELS_PATH = "/v1/models"
+
+Responses: TypeAlias = Mapping[str, bytes]
 """Response bodies of a pod by path; only those with status 200."""
 
-Call: TypeAlias = tuple[str, dict[str, Any]]
-"""A POST: path, and body to encode as JSON."""
 
-
-@dataclass(frozen=True, slots=True)
-class KvEventSource:
+class KvEventSource(msgspec.Struct, frozen=True):
     """The ZMQ addresses of one pod's KV events, as a subscriber connects to them."""
 
     endpoint: str
     replay_endpoint: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodFacts:
+class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a pod reports about itself."""
 
     models: tuple[str, ...]
+    """Names that clients may send, without adapters."""
     adapters: tuple[str, ...] = ()
     version: str = ""
     """Of the engine; empty where it is not reported."""
     max_model_len_tokens: int | None = None
+    """The longest context that all base models accept."""
     block_size_tokens: int | None = None
     """Block size of its prefix cache and its KV events."""
     capacity_tokens: int | None = None
     kv_events: KvEventSource | None = None
     """None where it publishes none, or where the pod's rank is ambiguous."""
+
+
+class _ModelMeta(msgspec.Struct):
+    n_ctx: int | None = None
+
+
+class _ModelCard(msgspec.Struct):
+    id: str
+    parent: str | None = None
+    max_model_len: int | None = None
+    meta: _ModelMeta | None = None
+
+    @property
+    def context_tokens(self) -> int | None:
+        return known_size(self.max_model_len) or known_size(self.meta.n_ctx if self.meta else None)
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_ModelCard]
 
 
 class EngineAdapter:
@@ -56,41 +75,58 @@ class EngineAdapter:
     describe_paths: tuple[str, ...] = (MODELS_PATH,)
     """Paths that `describe` reads; only the first is required."""
     returns_token_ids: bool = False
-    """The engine accepts `return_token_ids` and answers with the prompt's tokens. Where False, the field must not be
+    """The engine accepts `return_token_ids` and responds with the prompt's tokens. Where False, the field must not be
     sent: some engines refuse unknown fields."""
+    tokenize_fields: frozenset[str] = frozenset()
+    """Fields of a chat that its /tokenize accepts; empty where the engine has no /tokenize."""
 
-    def describe(self, answers: Answers, pod: Pod) -> PodFacts | None:
+    def describe(self, responses: Responses, pod: Pod) -> PodFacts | None:
         """The pod's facts, for the rank of `pod`; None while it reports no models."""
-        served = parse_models(answers.get(MODELS_PATH, b""))
-        if served is None:
-            return None
-        return PodFacts(
-            models=served.models, adapters=served.adapters, max_model_len_tokens=served.max_model_len_tokens
-        )
+        return parse_models(responses.get(MODELS_PATH, b""))
 
     def parse_load(self, metrics: bytes, dp_rank: int | None, now_s: float) -> PodLoad | None:
         """Running, waiting and KV usage of one rank; for None, requests summed and usage averaged over all ranks."""
         return read_load(metrics, self.gauges, dp_rank, now_s)
 
-    def tokenize_request(self, model: str, prompt: Mapping[str, Any]) -> Call | None:
-        """The call that tokenizes a prompt, given as the request's prompt fields. None where its result might differ
+    def tokenize_body(self, model: str, prompt: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The body for /tokenize for a prompt, given as the request's prompt fields. None where its result might differ
         from the tokens of the real request."""
+        return tokenize_body(model, prompt, self.tokenize_fields) if self.tokenize_fields else None
+
+
+def parse_models(response: bytes) -> PodFacts | None:
+    """The response of `/v1/models`; None if it names no base model. An adapter is a card that has a parent."""
+    listed = decode(response, _ModelList)
+    base = [card for card in listed.data if card.parent is None] if listed else []
+    if listed is None or not base:
         return None
+    return PodFacts(
+        models=tuple(card.id for card in base),
+        adapters=tuple(card.id for card in listed.data if card.parent is not None),
+        max_model_len_tokens=min((card.context_tokens for card in base if card.context_tokens), default=None),
+    )
 
-    def parse_tokens(self, answer: bytes) -> list[int] | None:
-        """Token ids from the answer to `tokenize_request`."""
-        return parse_tokens(answer)
 
-    def extra_headers(self, pod: Pod) -> Mapping[str, str]:
-        """Request headers that select this pod's rank behind a shared port."""
-        return {} if pod.dp_rank is None else {"x-data-parallel-rank": str(pod.dp_rank)}
+def rank_headers(pod: Pod) -> Mapping[str, str]:
+    """Request headers that select the pod's rank behind a shared port."""
+    return {} if pod.dp_rank is None else {"x-data-parallel-rank": str(pod.dp_rank)}
+
+
+def host(pod: Pod) -> str:
+    """The host of a pod's URL; an IPv6 address without brackets."""
+    return urlsplit(pod.url).hostname or ""
+
+
+def host_before_port(pod: Pod) -> str:
+    """The same for use in front of a port: an IPv6 address in brackets."""
+    name = host(pod)
+    return f"[{name}]" if ":" in name else name
 
 
 def on_pod(endpoint: str, pod: Pod) -> str:
     """A ZMQ address in which a wildcard host is replaced by the pod's. Any other address stays as it is."""
     scheme, _, address = endpoint.partition("://")
-    host, _, port = address.rpartition(":")
-    if scheme != "tcp" or host not in ("*", "[::]", "::", "0.0.0.0"):
+    name, _, port = address.rpartition(":")
+    if scheme != "tcp" or name not in ("*", "[::]", "::", "0.0.0.0"):
         return endpoint
-    name = urlsplit(pod.url).hostname or ""
-    return f"tcp://{f'[{name}]' if ':' in name else name}:{port}"
+    return f"tcp://{host_before_port(pod)}:{port}"

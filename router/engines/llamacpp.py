@@ -7,13 +7,13 @@ by token.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from router.engines.adapter import Answers, Call, EngineAdapter, PodFacts
-from router.engines.openai import MODELS_PATH, decode, known_size
+from router.engines.adapter import MODELS_PATH, EngineAdapter, PodFacts, Responses
+from router.engines.openai import decode, known_size
 from router.engines.prometheus import LoadGauges
 from router.types import Pod
 
@@ -39,10 +39,10 @@ class LlamaCpp(EngineAdapter):
     )
     describe_paths = (MODELS_PATH, _PROPS_PATH)
 
-    def describe(self, answers: Answers, pod: Pod) -> PodFacts | None:
+    def describe(self, responses: Responses, pod: Pod) -> PodFacts | None:
         """Each slot holds one context of n_ctx tokens."""
-        facts = super().describe(answers, pod)
-        props = decode(answers.get(_PROPS_PATH, b""), _Props)
+        facts = super().describe(responses, pod)
+        props = decode(responses.get(_PROPS_PATH, b""), _Props)
         if facts is None or props is None:
             return facts
         slot_tokens = known_size(props.default_generation_settings.n_ctx)
@@ -52,9 +52,9 @@ class LlamaCpp(EngineAdapter):
             capacity_tokens=known_size((slot_tokens or 0) * props.total_slots),
         )
 
-    def tokenize_request(self, model: str, prompt: Mapping[str, Any]) -> Call | None:
+    def tokenize_body(self, model: str, prompt: Mapping[str, Any]) -> dict[str, Any] | None:
         text = prompt.get("prompt")
         if not isinstance(text, str):
             return None
         special = prompt.get("add_special_tokens") is not False
-        return "/tokenize", {"content": text, "add_special": special, "parse_special": True}
+        return {"content": text, "add_special": special, "parse_special": True}

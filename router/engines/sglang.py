@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
-
 import msgspec
+from msgspec.structs import replace
 
-from router.engines.adapter import Answers, Call, EngineAdapter, KvEventSource, PodFacts, on_pod
-from router.engines.openai import MODELS_PATH, decode, known_size, tokenize_body
+from router.engines.adapter import MODELS_PATH, EngineAdapter, KvEventSource, PodFacts, Responses, on_pod
+from router.engines.openai import decode, known_size
 from router.engines.prometheus import LoadGauges
 from router.types import Pod
 
 _INFO_PATH = "/server_info"
-_TOKENIZE_FIELDS = frozenset({"messages", "tools"})
 
 
 class _KvEvents(msgspec.Struct):
@@ -44,10 +40,11 @@ class Sglang(EngineAdapter):
         rank_label="dp_rank",
     )
     describe_paths = (MODELS_PATH, _INFO_PATH)
+    tokenize_fields = frozenset({"messages", "tools"})
 
-    def describe(self, answers: Answers, pod: Pod) -> PodFacts | None:
-        facts = super().describe(answers, pod)
-        info = decode(answers.get(_INFO_PATH, b""), _ServerInfo)
+    def describe(self, responses: Responses, pod: Pod) -> PodFacts | None:
+        facts = super().describe(responses, pod)
+        info = decode(responses.get(_INFO_PATH, b""), _ServerInfo)
         if facts is None or info is None:
             return facts
         ranks = info.dp_size if pod.dp_rank is None else 1
@@ -58,10 +55,6 @@ class Sglang(EngineAdapter):
             capacity_tokens=known_size((info.max_total_num_tokens or 0) * ranks),
             kv_events=_kv_events(info, pod),
         )
-
-    def tokenize_request(self, model: str, prompt: Mapping[str, Any]) -> Call | None:
-        body = tokenize_body(model, prompt, _TOKENIZE_FIELDS)
-        return ("/tokenize", body) if body else None
 
 
 def _kv_events(info: _ServerInfo, pod: Pod) -> KvEventSource | None:

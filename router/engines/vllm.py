@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from router.engines.adapter import Answers, Call, EngineAdapter, KvEventSource, PodFacts, on_pod
-from router.engines.openai import MODELS_PATH, decode, tokenize_body
+from router.engines.adapter import MODELS_PATH, EngineAdapter, KvEventSource, PodFacts, Responses, on_pod
+from router.engines.openai import decode
 from router.engines.prometheus import LoadGauges, samples
 from router.types import Pod
 
@@ -18,18 +16,6 @@ _NUMBER = re.compile(r"\d{1,18}")
 _METRICS_PATH = "/metrics"
 _KV_PATH = "/kv_event_sources"
 _VERSION_PATH = "/version"
-# /tokenize takes neither documents nor reasoning_effort, with which a chat renders differently.
-_TOKENIZE_FIELDS = frozenset(
-    {
-        "messages",
-        "tools",
-        "add_generation_prompt",
-        "continue_final_message",
-        "add_special_tokens",
-        "chat_template",
-        "chat_template_kwargs",
-    }
-)
 
 
 class _Source(msgspec.Struct):
@@ -53,24 +39,27 @@ class Vllm(EngineAdapter):
     )
     describe_paths = (MODELS_PATH, _METRICS_PATH, _KV_PATH, _VERSION_PATH)
     returns_token_ids = True
+    # Not documents and reasoning_effort, which change the prompt and which /tokenize does not accept.
+    tokenize_fields = frozenset(
+        {
+            *("messages", "tools", "chat_template", "chat_template_kwargs"),
+            *("add_generation_prompt", "continue_final_message", "add_special_tokens"),
+        }
+    )
 
-    def describe(self, answers: Answers, pod: Pod) -> PodFacts | None:
-        facts = super().describe(answers, pod)
+    def describe(self, responses: Responses, pod: Pod) -> PodFacts | None:
+        facts = super().describe(responses, pod)
         if facts is None:
             return None
-        block_size_tokens, capacity_tokens = _cache_config(answers.get(_METRICS_PATH, b""), pod.dp_rank)
-        release = decode(answers.get(_VERSION_PATH, b""), _Version)
+        block_size_tokens, capacity_tokens = _cache_config(responses.get(_METRICS_PATH, b""), pod.dp_rank)
+        release = decode(responses.get(_VERSION_PATH, b""), _Version)
         return replace(
             facts,
             version=release.version if release else "",
             block_size_tokens=block_size_tokens,
             capacity_tokens=capacity_tokens,
-            kv_events=_kv_events(answers.get(_KV_PATH, b""), pod),
+            kv_events=_kv_events(responses.get(_KV_PATH, b""), pod),
         )
-
-    def tokenize_request(self, model: str, prompt: Mapping[str, Any]) -> Call | None:
-        body = tokenize_body(model, prompt, _TOKENIZE_FIELDS)
-        return ("/tokenize", body) if body else None
 
 
 def _cache_config(metrics: bytes, dp_rank: int | None) -> tuple[int | None, int | None]:
@@ -87,10 +76,10 @@ def _cache_config(metrics: bytes, dp_rank: int | None) -> tuple[int | None, int 
     return block_size_tokens, capacity_tokens or None
 
 
-def _kv_events(answer: bytes, pod: Pod) -> KvEventSource | None:
+def _kv_events(response: bytes, pod: Pod) -> KvEventSource | None:
     """The source of the pod's rank, or the only one. None where the rank is ambiguous: no request could be sent to the
     rank that has a block."""
-    sources = decode(answer, dict[str, _Source]) or {}
+    sources = decode(response, dict[str, _Source]) or {}
     rank = next(iter(sources), "") if pod.dp_rank is None and len(sources) == 1 else str(pod.dp_rank)
     source = sources.get(rank)
     if source is None or source.publisher != "zmq" or not source.endpoint:

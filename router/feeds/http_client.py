@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import httpx
 import msgspec
 
-from router.engines.engine_catalog import ENGINES
+from router.engines.adapter import rank_headers
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
 from router.types import Pod, PodId
 
@@ -66,7 +66,7 @@ async def get_url(client: httpx.AsyncClient, url: str, timeout_s: float) -> byte
 
 async def post(client: httpx.AsyncClient, pod: Pod, path: str, body: Mapping[str, Any], timeout_s: float) -> bytes:
     """The body of the 200 response to a POST of JSON, pinned to the pod's rank. Raises `UpstreamError`."""
-    headers = {"content-type": "application/json", **ENGINES[pod.engine].extra_headers(pod)}
+    headers = {"content-type": "application/json", **rank_headers(pod)}
     request = client.build_request(
         "POST", pod.url + path, content=msgspec.json.encode(body), headers=headers, extensions={_SOCKET: pod.socket}
     )

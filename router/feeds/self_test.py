@@ -18,7 +18,7 @@ import httpx
 import structlog
 
 from router.engines.engine_catalog import ENGINES
-from router.engines.openai import prompt_token_count, prompt_token_ids
+from router.engines.openai import TOKENIZE_PATH, parse_tokens, prompt_token_count, prompt_token_ids
 from router.errors import UpstreamError
 from router.feeds.http_client import post
 from router.feeds.supervise import each_pod, pause
@@ -233,14 +233,13 @@ class ParityFeed:
 
     async def _tokenized_by(self, pod: Pod, probe: Probe) -> list[int] | None:
         """The probe's tokens from the engine's /tokenize; None if the engine has none or it fails."""
-        adapter = ENGINES[pod.engine]
         endpoint, body = probe
         field = "messages" if endpoint is Endpoint.CHAT else "prompt"
-        call = adapter.tokenize_request(body["model"], {field: body[field]})
-        if call is None:
+        asked = ENGINES[pod.engine].tokenize_body(body["model"], {field: body[field]})
+        if asked is None:
             return None
         try:
-            return adapter.parse_tokens(await post(self._client, pod, *call, self._timing.answer_timeout_s))
+            return parse_tokens(await post(self._client, pod, TOKENIZE_PATH, asked, self._timing.answer_timeout_s))
         except UpstreamError:
             return None
 

@@ -18,6 +18,7 @@ import msgspec
 import structlog
 
 from router.engines.engine_catalog import ENGINES
+from router.engines.openai import TOKENIZE_PATH, parse_tokens
 from router.errors import UpstreamError
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.prompt.fingerprint import Fingerprinter
@@ -118,14 +119,12 @@ class EngineReader:
         return None
 
     async def _tokenize(self, pod: Pod, request: InferenceRequest) -> list[int] | None:
-        adapter = ENGINES[pod.engine]
-        call = adapter.tokenize_request(request.adapter or request.model, tokenizable(request))
-        if call is None:
+        body = ENGINES[pod.engine].tokenize_body(request.adapter or request.model, tokenizable(request))
+        if body is None:
             return None
-        path, body = call
         try:
-            answer = await self._pool_of(pod).fetch(path, TOKENIZE_TIMEOUT_S, msgspec.json.encode(body))
-            return adapter.parse_tokens(answer)
+            pool = self._pool_of(pod)
+            return parse_tokens(await pool.fetch(TOKENIZE_PATH, TOKENIZE_TIMEOUT_S, msgspec.json.encode(body)))
         except UpstreamError:
             return None
 

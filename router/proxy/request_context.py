@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from router.decision import Candidate, Direct, RouteDecision, Split
-from router.engines.engine_catalog import DIALECTS
+from router.engines.handoff.dialect import split_refusal
 from router.observe.phase import Phases
 from router.observe.receipts import Failure, Outcome, RecordedDecision
 from router.policy.decide import BYTES_PER_TOKEN, expected_ttft_ms
@@ -42,7 +42,7 @@ class RequestContext(msgspec.Struct, eq=False):
     result: str = "error"
     _body_bytes: int = 0
     """Length of a dropped body."""
-    _refusals: dict[str, str] | None = None
+    _split_refusal: str | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -71,13 +71,11 @@ class RequestContext(msgspec.Struct, eq=False):
         split = self.candidate is not None and isinstance(self.candidate.plan, Split)
         return self.handed_over_cached_tokens if split else self.reader.cached_tokens
 
-    def refused_by(self, dialect: str) -> str:
-        """Why a dialect cannot split this request; "" where it can. The body is parsed once for each dialect."""
-        if self._refusals is None:
-            self._refusals = {}
-        if dialect not in self._refusals:
-            self._refusals[dialect] = DIALECTS[dialect].split_refusal(self.request.endpoint, self.request.body)
-        return self._refusals[dialect]
+    def split_refusal(self) -> str:
+        """Why this request cannot be split; "" where it can. The body is parsed once."""
+        if self._split_refusal is None:
+            self._split_refusal = split_refusal(self.request.endpoint, self.request.body)
+        return self._split_refusal
 
 
 def ttft_of_one_pod(context: RequestContext) -> tuple[PodId, float, float] | None:

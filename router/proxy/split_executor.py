@@ -88,7 +88,7 @@ class SplitAttempt:
 
     def read(self, response: bytes) -> Handoff | None:
         """The handoff that the prefill pod offers."""
-        handoff = self.dialect.read_handoff(self.context.request.endpoint, response, self.pair)
+        handoff = self.dialect.read_handoff(response)
         if handoff is not None:
             self.context.handed_over_cached_tokens = handoff.cached_tokens
         return handoff
@@ -144,7 +144,7 @@ class SplitExecutor:
         """Why this plan cannot serve the request; None where it can."""
         if not isinstance(plan, Split):
             return NoReadyPod(f"Pod {plan.pod.id} serves no request on its own.") if not plan.pod.serves_alone else None
-        if why := context.refused_by(plan.prefill.handoff):
+        if why := context.split_refusal():
             return MalformedRequest(why)
         if self._facts(plan.prefill, plan.prefill.handoff) is None:
             return NoReadyPod(f"Handoff facts of pod {plan.prefill.id} are not known yet.")
@@ -189,8 +189,8 @@ class SplitExecutor:
             return _refusal(attempt, response)
         attempt.began_s = time.monotonic()
         handoff = attempt.read(response.body)
-        if handoff is not None and handoff.answer is not None:
-            return self._complete(attempt, handoff.answer)
+        if handoff is not None and handoff.response is not None:
+            return self._complete(attempt, handoff.response)
         pending = PendingHandoff(handoff, attempt.pair.prefill, attempt.began_s + attempt.dialect.hold_s)
         return await self._decode(attempt, pending, prefill)
 

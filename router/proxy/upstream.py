@@ -15,7 +15,7 @@ from functools import partial
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
-from router.engines.engine_catalog import ENGINES
+from router.engines.adapter import rank_headers
 from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamTimeout
 from router.proxy.connection import Connection, UpstreamTimeouts
 from router.proxy.headers import HeaderList, Inbound, request_message, upstream_headers
@@ -228,6 +228,6 @@ class UpstreamSender:
             (b"x-request-id", inbound.id.encode("latin-1", "replace")),
             (b"x-forwarded-for", inbound.peer.encode()),
         )
-        for name, value in ENGINES[pod.engine].extra_headers(pod).items():
+        for name, value in rank_headers(pod).items():
             headers.append((name.encode(), value.encode()))
         return request_message(inbound.method, pool.path_prefix + inbound.target, pool.host_header, headers, body)

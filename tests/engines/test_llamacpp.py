@@ -45,8 +45,8 @@ def test_invalid_sizes_are_unknown(n_ctx: int, slots: int, make_pod: MakePod) ->
 def test_only_text_can_be_tokenized() -> None:
     """With special tokens by default."""
     body = {"content": "hi", "add_special": True, "parse_special": True}
-    assert LLAMACPP.tokenize_request("m", {"prompt": "hi"}) == ("/tokenize", body)
+    assert LLAMACPP.tokenize_body("m", {"prompt": "hi"}) == body
     declined = {"prompt": "hi", "add_special_tokens": False}
-    assert LLAMACPP.tokenize_request("m", declined) == ("/tokenize", body | {"add_special": False})
-    assert LLAMACPP.tokenize_request("m", {"messages": []}) is None
-    assert LLAMACPP.tokenize_request("m", {"prompt": [1]}) is None
+    assert LLAMACPP.tokenize_body("m", declined) == body | {"add_special": False}
+    assert LLAMACPP.tokenize_body("m", {"messages": []}) is None
+    assert LLAMACPP.tokenize_body("m", {"prompt": [1]}) is None

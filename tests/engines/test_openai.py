@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
+from router.engines.adapter import PodFacts, parse_models
 from router.engines.openai import (
-    ServedModels,
-    parse_models,
     parse_tokens,
     prompt_token_count,
     prompt_token_ids,
@@ -32,20 +31,24 @@ def test_adapters_are_the_models_with_a_parent() -> None:
         {"id": "m2", "max_model_len": 4096},
         {"id": "sql", "parent": "m", "max_model_len": None},
     ]
-    assert parse_models(answer({"object": "list", "data": cards})) == ServedModels(("m", "m2"), ("sql",), 4096)
+    assert parse_models(answer({"object": "list", "data": cards})) == PodFacts(
+        models=("m", "m2"), adapters=("sql",), max_model_len_tokens=4096
+    )
 
 
 def test_a_context_may_be_in_the_meta_or_missing() -> None:
     """llama.cpp writes meta.n_ctx, TensorRT-LLM nothing."""
-    assert parse_models(answer({"data": [{"id": "m", "meta": {"n_ctx": 2048}}]})) == ServedModels(("m",), (), 2048)
-    assert parse_models(answer({"data": [{"id": "m", "meta": None}]})) == ServedModels(("m",), (), None)
+    assert parse_models(answer({"data": [{"id": "m", "meta": {"n_ctx": 2048}}]})) == PodFacts(
+        models=("m",), max_model_len_tokens=2048
+    )
+    assert parse_models(answer({"data": [{"id": "m", "meta": None}]})) == PodFacts(models=("m",))
 
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_an_invalid_context_is_unknown(size: int) -> None:
     """No prompt would fit."""
     card = {"id": "m", "max_model_len": size, "meta": {"n_ctx": size}}
-    assert parse_models(answer({"data": [card]})) == ServedModels(("m",), (), None)
+    assert parse_models(answer({"data": [card]})) == PodFacts(models=("m",))
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff", b"[]", b'{"data": []}', b'{"data": [{"id": "a", "parent": "m"}]}'])

@@ -25,8 +25,8 @@ def test_load_is_read_from_the_prometheus_path() -> None:
 
 def test_nothing_is_sent_that_it_would_refuse() -> None:
     """No /tokenize and no unknown field."""
-    assert TRTLLM.tokenize_request("m", {"messages": []}) is None
-    assert TRTLLM.tokenize_request("m", {"prompt": "hi"}) is None
+    assert TRTLLM.tokenize_body("m", {"messages": []}) is None
+    assert TRTLLM.tokenize_body("m", {"prompt": "hi"}) is None
     assert not TRTLLM.returns_token_ids
 
 

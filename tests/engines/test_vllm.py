@@ -10,6 +10,7 @@ import pytest
 
 from router.engines.adapter import KvEventSource
 from router.engines.engine_catalog import ENGINES
+from router.engines.openai import parse_tokens
 from router.types import Pod, PodLoad
 
 MakePod = Callable[..., Pod]
@@ -115,8 +116,8 @@ def test_ambiguous_or_disabled_events_are_none(sources: dict[str, Any], dp_rank:
 def test_a_chat_is_tokenized_with_the_variables_of_its_template() -> None:
     """Not with fields that /tokenize ignores."""
     chat = {"messages": [], "tools": [], "chat_template_kwargs": {"x": 1}, "continue_final_message": True}
-    assert VLLM.tokenize_request("m", chat) == ("/tokenize", {"model": "m", **chat})
-    assert VLLM.tokenize_request("m", {"prompt": "hi"}) == ("/tokenize", {"model": "m", "prompt": "hi"})
+    assert VLLM.tokenize_body("m", chat) == {"model": "m", **chat}
+    assert VLLM.tokenize_body("m", {"prompt": "hi"}) == {"model": "m", "prompt": "hi"}
     for unknown in ("documents", "reasoning_effort"):
-        assert VLLM.tokenize_request("m", chat | {unknown: "x"}) is None
-    assert VLLM.parse_tokens(b'{"count":2,"max_model_len":8192,"tokens":[5,6],"token_strs":null}') == [5, 6]
+        assert VLLM.tokenize_body("m", chat | {unknown: "x"}) is None
+    assert parse_tokens(b'{"count":2,"max_model_len":8192,"tokens":[5,6],"token_strs":null}') == [5, 6]

@@ -7,7 +7,6 @@ import json
 import math
 import re
 from contextlib import suppress
-from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ from typing import Any
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from router.engines.adapter import MODELS_PATH
 from router.engines.engine_catalog import ENGINES
-from router.engines.openai import MODELS_PATH, parse_tokens
+from router.engines.openai import parse_tokens
 from router.engines.prometheus import samples
 from router.hashing import hash_array, token_array
 from router.index.blockmap import BlockMap
@@ -104,7 +104,7 @@ def _facts(answers: dict[str, bytes]) -> None:
             if fields is not None:
                 sizes = fields.max_model_len_tokens, fields.block_size_tokens, fields.capacity_tokens
                 assert all(size is None or size > 0 for size in sizes), fields
-                msgspec.json.encode(asdict(fields))
+                msgspec.json.encode(fields)
 
 
 def _golden(name: str) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 
 from router.engines.adapter import KvEventSource
 from router.engines.engine_catalog import ENGINES
-from router.engines.openai import prompt_token_count, prompt_token_ids
+from router.engines.openai import parse_tokens, prompt_token_count, prompt_token_ids
 from router.proxy.response_reader import ResponseReader
 from router.types import Pod, PodId, PodLoad, PodSpeed
 
@@ -76,8 +76,8 @@ def test_llamacpp_tokens_are_read_from_its_answer() -> None:
     """The router's body is the recorded one."""
     golden = json.loads(recorded("llamacpp_tokenize.json"))
     llamacpp = ENGINES["llamacpp"]
-    assert llamacpp.tokenize_request("tiny", {"prompt": golden["body"]["content"]}) == ("/tokenize", golden["body"])
-    tokens = llamacpp.parse_tokens(json.dumps(golden["answer"]).encode())
+    assert llamacpp.tokenize_body("tiny", {"prompt": golden["body"]["content"]}) == golden["body"]
+    tokens = parse_tokens(json.dumps(golden["answer"]).encode())
     assert tokens == [34, 2577, 963, 220, 151644, 75402, 21894]
 
 

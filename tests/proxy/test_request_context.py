@@ -63,13 +63,13 @@ def test_the_length_of_an_unread_prompt_is_estimated() -> None:
     assert responded(Direct(pod("d")), None, b"x" * 400).prompt_tokens == 100
 
 
-def test_a_dialect_checks_a_request_once() -> None:
+def test_a_body_is_checked_once_for_splits() -> None:
     """Bodies may be long, and there may be many pairs."""
     context = responded(Split(pod("p"), pod("d")), None, b'{"messages": [], "n": 2}')
-    why = context.refused_by("nixl")
+    why = context.split_refusal()
     assert "Several choices" in why
-    assert context.refused_by("nixl") is why
-    assert responded(Direct(pod("d")), None, b'{"messages": []}').refused_by("nixl") == ""
+    assert context.split_refusal() is why
+    assert responded(Direct(pod("d")), None, b'{"messages": []}').split_refusal() == ""
 
 
 @pytest.mark.parametrize("read", [True, False])

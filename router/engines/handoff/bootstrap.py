@@ -1,20 +1,18 @@
-"""SGLang's handoff: both legs get the same body at once and meet in a room of the prefill pod's bootstrap server.
+"""SGLang's handoff: both pods get the same body at once and meet in a room of the prefill pod's bootstrap server.
 
-The prefill leg is not limited to one token: the engine does that by its role. Source: reference/protocols.md 3.8.
+The prefill request is not limited to one token: the engine does that by its role. Source: reference/protocols.md 3.8.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from router.engines.adapter import host_before_port
 from router.engines.handoff.body import edited
-from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair, host_before_port
+from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
 from router.types import Endpoint
 
 DEFAULT_PORT = 8998
 
 
-@dataclass(frozen=True)
 class Bootstrap(Dialect):
     """SGLang in `--disaggregation-mode prefill` and `decode`."""
 
@@ -28,7 +26,7 @@ class Bootstrap(Dialect):
         return self._in_room(body, pair)
 
     def _in_room(self, body: bytes, pair: Pair) -> bytes:
-        """Only some releases add brackets to an IPv6 host; all accept one that has them."""
+        """The host has brackets if it is an IPv6 address: only some releases add them, and all accept them."""
         room = {
             "bootstrap_host": host_before_port(pair.prefill),
             "bootstrap_port": pair.prefill.handoff_port or DEFAULT_PORT,

@@ -1,13 +1,13 @@
-"""TensorRT-LLM's handoff: the context leg answers with parameters and prompt tokens for the generation leg.
+"""TensorRT-LLM's handoff: the context response has parameters and prompt tokens for the generation request.
 
-Where its one token ended the answer, that is the whole answer. Source: reference/protocols.md 3.9.
+Where its one token ended the text, it is the whole response. Source: reference/protocols.md 3.9.
 """
 
 from __future__ import annotations
 
 from router.engines.handoff.body import edited
 from router.engines.handoff.dialect import Dialect, Handoff, Pair
-from router.engines.handoff.prefill_answer import read, whole_answer
+from router.engines.handoff.prefill_response import read, whole_response
 from router.types import Endpoint
 
 _UNFINISHED = ("length", "not_finished")
@@ -24,12 +24,12 @@ class TrtllmHandoff(Dialect):
         params = {"request_type": "context_only", "disagg_request_id": pair.id}
         return edited(body, {"stream": False, "disaggregated_params": params}, drop=("stream_options",))
 
-    def read_handoff(self, endpoint: Endpoint, answer: bytes, pair: Pair) -> Handoff | None:
-        prefilled = read(answer)
+    def read_handoff(self, response: bytes) -> Handoff | None:
+        prefilled = read(response)
         if prefilled is None:
             return None
         if prefilled.choice.finish_reason and prefilled.choice.finish_reason not in _UNFINISHED:
-            return Handoff(cached_tokens=prefilled.cached_tokens, answer=whole_answer(answer))
+            return Handoff(cached_tokens=prefilled.cached_tokens, response=whole_response(response))
         params = prefilled.choice.disaggregated_params
         return Handoff(params, prefilled.token_ids(), prefilled.cached_tokens) if params else None
 

@@ -1,7 +1,7 @@
 """Corrects `cached_tokens` in the usage that a client receives when two pods served its request.
 
-A decode pod counts the KV it received as cached, or as nothing; only the prefill pod's own cache saved work. The number
-in `usage.prompt_tokens_details.cached_tokens` is overwritten where the engine reports it; no other byte changes.
+A decode pod counts the KV that it received as cached, or not at all; only the prefill pod's own cache saved work. Where
+the engine reports `usage.prompt_tokens_details.cached_tokens`, the number is replaced; no other byte changes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from router.engines.openai import decode
 
 MAX_HELD_BYTES = 4 * 1024 * 1024
-"""A longer answer, or line of a stream, is not corrected."""
+"""A longer response, or line of a stream, is not corrected."""
 _NUMBER = re.compile(rb'"cached_tokens"\s*:\s*(\d+)')
 _KEY = b'"cached_tokens"'
 _DATA = b"data:"
@@ -25,7 +25,7 @@ class _PromptTokensDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """The `usage` of an answer; engines omit the details unless they are configured to report them."""
+    """The `usage` of a response; engines omit the details unless they are configured to report them."""
 
     prompt_tokens_details: _PromptTokensDetails | None = None
 
@@ -35,13 +35,13 @@ class Usage(msgspec.Struct):
         return details.cached_tokens if details else None
 
 
-class _Answer(msgspec.Struct):
+class _WithUsage(msgspec.Struct):
     usage: Usage | None = None
 
 
 class UsageCorrection:
-    """Takes every chunk of one answer, in order. With `cached_tokens` None nothing changes. An answer that is not a
-    `stream` is returned whole by `end`."""
+    """Corrects one response, chunk by chunk; `end` returns a response that is not a `stream`. With `cached_tokens` None
+    nothing changes."""
 
     def __init__(self, cached_tokens: int | None, stream: bool) -> None:
         self._cached_tokens = cached_tokens
@@ -86,17 +86,17 @@ def _corrected_line(line: bytes, cached_tokens: int) -> bytes:
     return _DATA + _corrected(line[len(_DATA) :], cached_tokens)
 
 
-def _corrected(answer: bytes, cached_tokens: int) -> bytes:
-    """Replaces the number whose change is visible to a JSON reader in the usage; the same text elsewhere stays."""
-    if _reported(answer) in (None, cached_tokens):
-        return answer
-    for found in _NUMBER.finditer(answer):
-        changed = b"%b%d%b" % (answer[: found.start(1)], cached_tokens, answer[found.end(1) :])
+def _corrected(response: bytes, cached_tokens: int) -> bytes:
+    """Replaces the number in the usage, as a JSON reader sees it; the same text elsewhere stays."""
+    if _reported(response) in (None, cached_tokens):
+        return response
+    for found in _NUMBER.finditer(response):
+        changed = b"%b%d%b" % (response[: found.start(1)], cached_tokens, response[found.end(1) :])
         if _reported(changed) == cached_tokens:
             return changed
-    return answer
+    return response
 
 
-def _reported(answer: bytes) -> int | None:
-    found = decode(answer, _Answer)
+def _reported(response: bytes) -> int | None:
+    found = decode(response, _WithUsage)
     return found.usage.cached_tokens if found and found.usage else None

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from router.engines.adapter import host, host_before_port
 from router.engines.handoff.body import edited
-from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair, host, host_before_port
-from router.engines.handoff.prefill_answer import read
+from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
+from router.engines.handoff.prefill_response import read
 from router.engines.openai import decode
 from router.types import Endpoint, Pod
 
@@ -35,8 +35,10 @@ _NIXL_REQUEST = {
 }
 
 
-def prefill_leg(endpoint: Endpoint, body: bytes, put: Mapping[str, Any] = _EMPTY, drop: Collection[str] = ()) -> bytes:
-    """The client's body for one token, unstreamed: only such an answer carries transfer parameters. vLLM refuses
+def one_token_body(
+    endpoint: Endpoint, body: bytes, put: Mapping[str, Any] = _EMPTY, drop: Collection[str] = ()
+) -> bytes:
+    """The client's body for one token, unstreamed: only such a response has transfer parameters. vLLM refuses
     `min_tokens` above `max_tokens`."""
     return edited(
         body,
@@ -53,18 +55,17 @@ def takes_prompt_tokens(pod: Pod) -> bool:
 
 
 class Nixl(Dialect):
-    """NixlConnector and NixlPushConnector: the prefill pod keeps the blocks under a lease and answers where they are;
-    the decode pod reads them once. Its parameters are opaque, and never reused: stale ones give wrong text without an
-    error."""
+    """NixlConnector and NixlPushConnector: the prefill pod leases the blocks and returns their address; the decode pod
+    reads them once. The parameters are opaque and never reused: old ones give wrong text without an error."""
 
     hold_s = 10.0
     """Of a lease of 30 s, after which the blocks may hold another prompt."""
 
     def prefill_body(self, endpoint: Endpoint, body: bytes, pair: Pair) -> bytes:
-        return prefill_leg(endpoint, body, {"kv_transfer_params": _NIXL_REQUEST, "return_token_ids": True})
+        return one_token_body(endpoint, body, {"kv_transfer_params": _NIXL_REQUEST, "return_token_ids": True})
 
-    def read_handoff(self, endpoint: Endpoint, answer: bytes, pair: Pair) -> Handoff | None:
-        prefilled = read(answer)
+    def read_handoff(self, response: bytes) -> Handoff | None:
+        prefilled = read(response)
         if prefilled is None or not prefilled.kv_transfer_params:
             return None
         return Handoff(prefilled.kv_transfer_params, prefilled.token_ids(), prefilled.cached_tokens)
@@ -80,28 +81,27 @@ class _MooncakeRank(msgspec.Struct):
     engine_id: str
 
 
-@dataclass(frozen=True)
 class Mooncake(Dialect):
-    """MooncakeConnector since 0.16: both legs start together and meet under a transfer id. The decode pod finds the
-    prefill pod by its bootstrap server, which is asked for the engine id once per epoch."""
+    """MooncakeConnector since 0.16: both requests are sent at once and joined by a transfer id. The decode pod connects
+    to the prefill pod's bootstrap server, from which the router reads the engine id once per epoch."""
 
     order = Order.TOGETHER
 
     def facts_url(self, prefill: Pod) -> str | None:
         return f"{self._bootstrap(prefill)}/query"
 
-    def parse_facts(self, answer: bytes, prefill: Pod) -> Mapping[str, Any] | None:
+    def parse_facts(self, response: bytes, prefill: Pod) -> Mapping[str, Any] | None:
         """The engine of the pod's rank. A pod without a rank must have a single engine."""
-        ranks = decode(answer, dict[str, _MooncakeRank]) or {}
+        ranks = decode(response, dict[str, _MooncakeRank]) or {}
         only = next(iter(ranks), "") if len(ranks) == 1 else ""
         found = ranks.get(only if prefill.dp_rank is None else str(prefill.dp_rank))
         return {"engine_id": found.engine_id} if found else None
 
     def prefill_body(self, endpoint: Endpoint, body: bytes, pair: Pair) -> bytes:
-        """Only a request that ended by its length is handed over, so every other end is switched off."""
+        """Only a request that ended by its length is handed over, so every other stop condition is removed."""
         params = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": _transfer_id(pair)}
         put = {"kv_transfer_params": params, "ignore_eos": True}
-        return prefill_leg(endpoint, body, put, drop=("stop", "stop_token_ids"))
+        return one_token_body(endpoint, body, put, drop=("stop", "stop_token_ids"))
 
     def decode_body(self, endpoint: Endpoint, body: bytes, pair: Pair, handoff: Handoff) -> bytes:
         params = {
@@ -117,16 +117,15 @@ class Mooncake(Dialect):
         return f"http://{host_before_port(prefill)}:{prefill.handoff_port or BOOTSTRAP_PORT}"
 
 
-@dataclass(frozen=True)
 class P2p(Dialect):
-    """OffloadingConnector with a secondary tier of type `p2p`. One side channel serves handoffs, whose legs start
-    together, and pulls of blocks that a peer already holds. Rank r of a pod listens at its port + r."""
+    """OffloadingConnector with a secondary tier of type `p2p`. One side channel serves handoffs, whose requests
+    are sent at once, and pulls of blocks that a peer already holds. Rank r of a pod listens at its port + r."""
 
     order = Order.TOGETHER
 
     def prefill_body(self, endpoint: Endpoint, body: bytes, pair: Pair) -> bytes:
         params = {"remote_decoder": {"kv_request_id": _kv_request_id(pair)}}
-        return prefill_leg(endpoint, body, {"kv_transfer_params": params})
+        return one_token_body(endpoint, body, {"kv_transfer_params": params})
 
     def decode_body(self, endpoint: Endpoint, body: bytes, pair: Pair, handoff: Handoff) -> bytes:
         return edited(body, {"kv_transfer_params": {"remote_prefiller": self._source(pair)}})
@@ -147,7 +146,7 @@ class SharedStore(Dialect):
     pod saves, the decode pod looks up, and what was not saved in time is computed again."""
 
     def prefill_body(self, endpoint: Endpoint, body: bytes, pair: Pair) -> bytes:
-        return prefill_leg(endpoint, body)
+        return one_token_body(endpoint, body)
 
 
 def _transfer_id(pair: Pair) -> str:

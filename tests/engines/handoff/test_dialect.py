@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.engines.adapter import host, host_before_port
 from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.body import STEERING_FIELDS
-from router.engines.handoff.dialect import Dialect, Handoff, Order, host, host_before_port, split_refusal
+from router.engines.handoff.dialect import Dialect, Handoff, Order, split_refusal
 from router.types import Endpoint
 from tests.engines.handoff.pairs import CHAT, COMPLETIONS, answer, chat, completion, pair, pod, read
 
@@ -46,7 +47,7 @@ PLANTED = {
 def legs(dialect: Dialect, endpoint: Endpoint, body: bytes, prefill: str = "http://10.0.0.3:8000") -> list[bytes]:
     """All bodies that a dialect builds for one request."""
     two = pair(prefill)
-    handoff = dialect.read_handoff(endpoint, ANSWER, two)
+    handoff = dialect.read_handoff(ANSWER)
     assert handoff is not None
     given = Handoff() if dialect.order is Order.TOGETHER else handoff
     made = [dialect.prefill_body(endpoint, body, two), dialect.decode_body(endpoint, body, two, given)]
@@ -57,7 +58,7 @@ def legs(dialect: Dialect, endpoint: Endpoint, body: bytes, prefill: str = "http
 def requests(dialect: Dialect, **fields: Any) -> list[tuple[Endpoint, bytes]]:
     """The requests that it accepts."""
     both = [(CHAT, chat(**fields)), (COMPLETIONS, completion(**fields))]
-    taken = [(endpoint, body) for endpoint, body in both if not dialect.split_refusal(endpoint, body)]
+    taken = [(endpoint, body) for endpoint, body in both if not split_refusal(endpoint, body)]
     assert taken
     return taken
 
@@ -79,7 +80,7 @@ def requests(dialect: Dialect, **fields: Any) -> list[tuple[Endpoint, bytes]]:
 )
 def test_garbage_hands_nothing_over(dialect: Dialect, garbage: bytes) -> None:
     """Reading never raises."""
-    assert dialect.read_handoff(CHAT, garbage, pair()) is None
+    assert dialect.read_handoff(garbage) is None
     assert dialect.parse_facts(garbage, pod("http://p:1")) is None
 
 
@@ -136,14 +137,6 @@ def test_an_ipv6_pod_has_an_unambiguous_address(dialect: Dialect) -> None:
 
 
 @EVERY
-def test_requests_with_several_results_are_refused(dialect: Dialect) -> None:
-    """With a reason."""
-    assert dialect.split_refusal(CHAT, chat(n=2))
-    assert dialect.split_refusal(COMPLETIONS, completion(prompt=["a", "b"]))
-    assert dialect.split_refusal(Endpoint.EMBEDDINGS, b'{"model":"m","input":"hi"}')
-
-
-@EVERY
 @settings(max_examples=25, deadline=None)
 @given(
     fields=st.dictionaries(
@@ -154,7 +147,7 @@ def test_requests_with_several_results_are_refused(dialect: Dialect) -> None:
 def test_accepted_requests_can_be_handed_over(dialect: Dialect, fields: dict[str, Any]) -> None:
     """No accepted body raises."""
     body = json.dumps({"model": "m", "prompt": "hi", **fields}).encode()
-    if not dialect.split_refusal(COMPLETIONS, body):
+    if not split_refusal(COMPLETIONS, body):
         assert all(read(leg)["model"] == "m" for leg in legs(dialect, COMPLETIONS, body))
 
 

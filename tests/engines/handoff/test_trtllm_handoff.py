@@ -22,7 +22,7 @@ PARAMS = {
 
 def handoff(**fields: Any) -> Handoff:
     said = answer({"disaggregated_params": PARAMS}, **{"prompt_token_ids": [1, 2], **fields})
-    found = TRTLLM.read_handoff(CHAT, said, pair())
+    found = TRTLLM.read_handoff(said)
     assert found is not None
     return found
 
@@ -61,23 +61,23 @@ def test_without_tokens_the_prompt_stays() -> None:
 def test_a_first_token_that_ends_the_answer_is_the_answer() -> None:
     """Without the fields for the generation leg."""
     said = answer({"finish_reason": "stop", "disaggregated_params": PARAMS}, prompt_token_ids=[1])
-    found = TRTLLM.read_handoff(CHAT, said, pair())
+    found = TRTLLM.read_handoff(said)
     assert found is not None
-    assert found.answer is not None
-    assert read(found.answer) == read(answer({"finish_reason": "stop"}))
+    assert found.response is not None
+    assert read(found.response) == read(answer({"finish_reason": "stop"}))
 
 
 @pytest.mark.parametrize("reason", ["length", "not_finished"])
 def test_an_unfinished_answer_is_handed_over(reason: str) -> None:
     """It never reaches the client."""
     said = answer({"finish_reason": reason, "disaggregated_params": PARAMS})
-    found = TRTLLM.read_handoff(CHAT, said, pair())
+    found = TRTLLM.read_handoff(said)
     assert found is not None
-    assert found.answer is None
+    assert found.response is None
     assert read(TRTLLM.decode_body(CHAT, chat(), pair(), found))["disaggregated_params"]["ctx_request_id"] == 9
 
 
 def test_an_unfinished_answer_without_parameters_hands_nothing_over() -> None:
     """Nor does one without a finish reason."""
-    assert TRTLLM.read_handoff(CHAT, answer(), pair()) is None
-    assert TRTLLM.read_handoff(CHAT, answer({"finish_reason": None}), pair()) is None
+    assert TRTLLM.read_handoff(answer()) is None
+    assert TRTLLM.read_handoff(answer({"finish_reason": None})) is None

@@ -33,7 +33,7 @@ def corrected(text: bytes, cached_tokens: int | None, *, streamed: bool, cuts: l
     return b"".join([*out, correction.end()])
 
 
-def test_a_whole_answer_has_the_cached_tokens_of_the_prefill_pod() -> None:
+def test_a_whole_response_has_the_cached_tokens_of_the_prefill_pod() -> None:
     """No other byte changes: text that looks like usage stays."""
     assert corrected(whole(95, TRICKY), 16, streamed=False) == whole(16, TRICKY)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from router.engines.handoff.dialect import Handoff, Order
-from router.engines.handoff.vllm_connectors import Mooncake, Nixl, P2p, SharedStore, prefill_leg, takes_prompt_tokens
+from router.engines.handoff.vllm_connectors import Mooncake, Nixl, P2p, SharedStore, one_token_body, takes_prompt_tokens
 from tests.engines.handoff.pairs import CHAT, COMPLETIONS, answer, chat, completion, pair, pod, read
 
 
-def test_a_prefill_leg_asks_for_one_token_and_no_stream() -> None:
+def test_a_one_token_body_asks_for_one_token_and_no_stream() -> None:
     """With both names of the limit for a chat, and without fields that contradict one token."""
-    leg = read(prefill_leg(CHAT, chat(min_tokens=4, n=1, tools=[{"a": 1}], cache_salt="s", tool_choice="required")))
+    leg = read(one_token_body(CHAT, chat(min_tokens=4, n=1, tools=[{"a": 1}], cache_salt="s", tool_choice="required")))
     assert leg == {
         "model": "m",
         "messages": [{"role": "user", "content": "hi"}],
@@ -26,13 +26,13 @@ def test_a_prefill_leg_asks_for_one_token_and_no_stream() -> None:
 
 def test_a_completion_has_only_one_limit() -> None:
     """The other one is left alone."""
-    assert read(prefill_leg(COMPLETIONS, completion())) == {
+    assert read(one_token_body(COMPLETIONS, completion())) == {
         "model": "m",
         "prompt": "hi",
         "max_tokens": 1,
         "stream": False,
     }
-    assert read(prefill_leg(COMPLETIONS, completion(max_completion_tokens=5)))["max_completion_tokens"] == 5
+    assert read(one_token_body(COMPLETIONS, completion(max_completion_tokens=5)))["max_completion_tokens"] == 5
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ ANSWER = (
 
 
 def nixl_handoff() -> Handoff:
-    found = NIXL.read_handoff(CHAT, ANSWER, pair())
+    found = NIXL.read_handoff(ANSWER)
     assert found is not None
     return found
 
@@ -106,7 +106,7 @@ def test_cached_tokens_are_the_prefill_pods() -> None:
 )
 def test_an_answer_without_parameters_hands_nothing_over(reply: bytes) -> None:
     """The decode pod then computes the prompt itself."""
-    assert NIXL.read_handoff(CHAT, reply, pair()) is None
+    assert NIXL.read_handoff(reply) is None
 
 
 def test_decode_must_follow_well_within_the_lease() -> None:
@@ -166,7 +166,7 @@ def test_mooncakes_legs_meet_under_one_transfer_id() -> None:
     }
 
 
-def test_only_its_length_ends_a_prefill_leg() -> None:
+def test_only_its_length_ends_a_one_token_body() -> None:
     """Otherwise the decode leg would wait for minutes."""
     body = completion(stop=["a"], stop_token_ids=[4], ignore_eos=False)
     leg = read(MOONCAKE.prefill_body(COMPLETIONS, body, pair()))
@@ -202,10 +202,6 @@ def test_each_rank_has_its_own_side_channel() -> None:
     assert (source["remote_host"], source["remote_port"]) == ("fd00::3", 6002)
 
 
-def test_a_pull_and_a_handoff_are_one_dialect() -> None:
-    assert P2p().split_refusal(COMPLETIONS, completion()) == P2p().split_refusal(CHAT, chat()) == ""
-
-
 STORE = SharedStore()
 
 
@@ -222,4 +218,4 @@ def test_nothing_goes_over_the_wire() -> None:
 def test_cached_tokens_of_the_prefill_pod_are_reported() -> None:
     """The decode pod would count everything in the store as cached."""
     usage = {"prompt_tokens_details": {"cached_tokens": 4}}
-    assert STORE.read_handoff(CHAT, answer(usage=usage), pair()) == Handoff(cached_tokens=4)
+    assert STORE.read_handoff(answer(usage=usage)) == Handoff(cached_tokens=4)

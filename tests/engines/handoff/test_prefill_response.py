@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from router.engines.handoff.prefill_answer import read, whole_answer
+from router.engines.handoff.prefill_response import read, whole_response
 from tests.engines.handoff.pairs import answer
 
 
@@ -45,16 +45,16 @@ def test_cached_tokens_are_none_where_the_engine_omits_them() -> None:
         assert found.cached_tokens == cached
 
 
-def test_a_whole_answer_lacks_only_the_routers_own_fields() -> None:
+def test_a_whole_response_lacks_only_the_routers_own_fields() -> None:
     """Every other byte stays."""
     reply = (
         b'{"id":"x","created":1.0e3,"choices":[{"index":0,"text":" a","token_ids":[5],'
         b'"disaggregated_params":{"a":1},"finish_reason":"stop"}],"prompt_token_ids":[1],"kv_transfer_params":null}'
     )
-    assert whole_answer(reply) == (
+    assert whole_response(reply) == (
         b'{"id":"x","created":1.0e3,"choices":[{"index":0,"text":" a","finish_reason":"stop"}]}'
     )
-    assert json.loads(whole_answer(answer())) == json.loads(answer())
+    assert json.loads(whole_response(answer())) == json.loads(answer())
 
 
 def test_an_answer_that_is_not_utf8_is_none() -> None:

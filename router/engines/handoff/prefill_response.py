@@ -1,6 +1,6 @@
-"""Reads the answer of a prefill leg: the fields that vLLM, SGLang and TensorRT-LLM add to the one token.
+"""Reads prefill responses: the fields that vLLM, SGLang and TensorRT-LLM add to the one token.
 
-Transfer parameters stay raw bytes: they are opaque and grow with every release.
+Transfer parameters stay raw bytes: they are opaque and change with every release.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from router.engines.openai import decode
 Opaque = dict[str, msgspec.Raw]
 
 _FOR_DECODE = ("kv_transfer_params", "prompt_token_ids", "token_ids")
-"""Requested by the router, not by the client."""
+"""Fields that the router requested, not the client."""
 
 
 class _PrefillChoice(msgspec.Struct):
@@ -26,8 +26,8 @@ class _PrefillChoice(msgspec.Struct):
     disaggregated_params: Opaque | None = None
 
 
-class PrefillAnswer(msgspec.Struct):
-    """One unstreamed answer; made by `read`."""
+class PrefillResponse(msgspec.Struct):
+    """One unstreamed response; made by `read`."""
 
     choices: Annotated[list[_PrefillChoice], msgspec.Meta(min_length=1)]
     prompt_token_ids: msgspec.Raw = msgspec.Raw(b"null")
@@ -40,11 +40,11 @@ class PrefillAnswer(msgspec.Struct):
 
     @property
     def cached_tokens(self) -> int | None:
-        """Prompt tokens that the prefill pod found in its own cache."""
+        """Prompt tokens that were in the prefill pod's own cache."""
         return self.usage.cached_tokens if self.usage else None
 
     def token_ids(self) -> list[int] | None:
-        """The prompt's tokens, from where chats or completions have them; TensorRT-LLM has one list per prompt."""
+        """The prompt's tokens. Their place differs by endpoint; TensorRT-LLM has one list per prompt."""
         for place in (bytes(self.prompt_token_ids), bytes(self.choice.prompt_token_ids)):
             one = decode(place, list[int]) or next(iter(decode(place, list[list[int]]) or ()), None)
             if one:
@@ -56,18 +56,18 @@ class _RawChoices(msgspec.Struct):
     choices: list[msgspec.Raw]
 
 
-def read(answer: bytes) -> PrefillAnswer | None:
-    """None for anything else than a prefill answer in UTF-8. The whole text is checked, because `whole_answer` passes
-    on what is skipped here."""
+def read(response: bytes) -> PrefillResponse | None:
+    """None for anything else than a prefill response in UTF-8. The whole text is checked, because `whole_response`
+    returns parts that are not parsed here."""
     try:
-        answer.decode()
+        response.decode()
     except UnicodeDecodeError:
         return None
-    return decode(answer, PrefillAnswer)
+    return decode(response, PrefillResponse)
 
 
-def whole_answer(answer: bytes) -> bytes:
-    """An answer accepted by `read`, as the client gets it when no decode leg follows."""
-    choices = msgspec.json.decode(answer, type=_RawChoices).choices
+def whole_response(response: bytes) -> bytes:
+    """The response for the client when no decode request follows. `response` was accepted by `read`."""
+    choices = msgspec.json.decode(response, type=_RawChoices).choices
     cleaned = [msgspec.Raw(edited(bytes(choice), drop=_FOR_DECODE)) for choice in choices]
-    return edited(answer, {"choices": cleaned}, drop=_FOR_DECODE)
+    return edited(response, {"choices": cleaned}, drop=_FOR_DECODE)
