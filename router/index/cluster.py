@@ -118,7 +118,7 @@ class ClusterIndex:
             complete=entry.complete,
             reloading=entry.kind is EntryKind.RELOAD,
         )
-        self._masks.forget(_copy(holder.name))
+        self._masks.forget(_collected_name(holder.name))
         if not holder.reloading:
             self._masks.forget(holder.name)
         self.holders.put(holder)
@@ -133,27 +133,27 @@ class ClusterIndex:
         if entry.kind is EntryKind.BEAT or entry.seq < expected:
             return True
         known.seq = entry.seq
-        name = _copy(known.name) if known.reloading else known.name
+        name = _collected_name(known.name) if known.reloading else known.name
         for change in entry.changes:
             self._masks.apply(name, change)
         if entry.kind is EntryKind.SEAL and known.reloading:
             known.reloading = False
-            self._masks.rename(_copy(known.name), known.name)
+            self._masks.rename(_collected_name(known.name), known.name)
         return True
 
     # --- reading a holder again ---
 
     def begin_copy(self, generation: Generation, holder: HolderId) -> None:
         """Start to collect the holder's blocks; its current blocks stay readable meanwhile."""
-        self._masks.forget(_copy(holder_name(generation, holder)))
+        self._masks.forget(_collected_name(holder_name(generation, holder)))
 
     def copy(self, generation: Generation, holder: HolderId, tier: Tier, blocks: Sequence[BlockHash]) -> None:
         """Add some of the blocks that were read; a block may occur in several calls."""
-        self._masks.apply(_copy(holder_name(generation, holder)), BlockChange(tier, True, blocks))
+        self._masks.apply(_collected_name(holder_name(generation, holder)), BlockChange(tier, True, blocks))
 
     def restore(self, holder: KnownHolder) -> None:
         """Replace the holder and its blocks by what was collected."""
-        self._masks.rename(_copy(holder.name), holder.name)
+        self._masks.rename(_collected_name(holder.name), holder.name)
         self.holders.put(holder)
 
     # --- removal and expiry ---
@@ -161,7 +161,7 @@ class ClusterIndex:
     def drop(self, holder: KnownHolder) -> None:
         """Remove the holder and its blocks."""
         self._masks.forget(holder.name)
-        self._masks.forget(_copy(holder.name))
+        self._masks.forget(_collected_name(holder.name))
         self.holders.drop(holder.name)
 
     def expire(self, now_s: float) -> list[KnownHolder]:
@@ -177,6 +177,6 @@ class ClusterIndex:
             known.last_seen_s = now_s
 
 
-def _copy(name: HolderName) -> HolderName:
-    """The name under which blocks are collected until all of them have arrived."""
+def _collected_name(name: HolderName) -> HolderName:
+    """The name of a holder whose blocks are collected; they replace those of `name` once all of them have arrived."""
     return f"{name}\n+"

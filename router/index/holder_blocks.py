@@ -2,8 +2,8 @@
 
 Engine hashes are opaque: each stored block is hashed again from its tokens, seeded by the holder's generation. So
 engines of any type, version and hash seed share one index, and a block of another generation cannot match. An engine
-block may be a multiple of the router's block. Engines announce physical copies; the output says whether a router block
-is in a tier at all. This file does not handle sequence numbers or sockets.
+block may be a multiple of the router's block. Engines announce physical copies; the returned changes say whether a tier
+has the router block at all. This file does not handle sequence numbers or sockets.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class HolderBlocks:
         self._held: list[dict[BlockHash, int]] = [{} for _ in range(SHARDS)]
         """Tiers of each router block, one bit per tier."""
         self._unresolved: dict[tuple[int, Tier], int] = {}
-        """Attention group of copies whose engine hash `resolve_hash` could not resolve yet."""
+        """Engine hashes and tiers that `resolve_hash` could not resolve yet, with their attention group."""
         self._groups: set[int] = set()
         """Attention groups with stored blocks here; removals of other groups are ignored."""
 

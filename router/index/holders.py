@@ -24,8 +24,8 @@ ALL_PODS = "*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderFacts:
-    """Identity of a holder: a pod, given by `url` and data-parallel `rank` (-1 for none); or, with `reach`, a store
-    that pods read from: `*` for all pods of its generation, else the host whose pods can read it."""
+    """Identity of a holder. A pod has a `url` and a data-parallel `rank` (-1 for none). A store has a `reach`: `*` if
+    all pods of its generation can read it, else the host whose pods can. `source`: engine or type of store."""
 
     url: str = ""
     rank: int = -1
@@ -60,7 +60,7 @@ class Holders:
         self._known: dict[HolderName, KnownHolder] = {}
         self._pods: dict[tuple[str, int], tuple[Pod, Generation]] = {}
         self._publishers: dict[PodId, KnownHolder] = {}
-        """By pod. Rebuilt when holders or pods change, like the next two."""
+        """The holder of each pod. This and the next two are rebuilt when holders or pods change."""
         self._pod_ids: dict[HolderName, PodId] = {}
         self.generations: set[Generation] = set()
         """Those of the known holders: several revisions of a model during an update."""
@@ -152,8 +152,8 @@ def hashes_by_generation(
 
 def holder_name(generation: Generation, holder: HolderId) -> HolderName:
     """A holder's id and generation as one string."""
-    of = generation
-    return "\n".join((holder, of.model, of.revision, of.tokenizer, of.kv_dtype, str(of.block_size_tokens)))
+    kv = (generation.tokenizer, generation.kv_dtype, str(generation.block_size_tokens))
+    return "\n".join((holder, generation.model, generation.revision, *kv))
 
 
 def _same_tokens(one: Generation, other: Generation) -> bool:

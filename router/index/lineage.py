@@ -1,8 +1,8 @@
 """Which earlier prompt does this one continue, and did others start like it?
 
-Each prompt of a conversation extends the previous one and thus contains its last full block. Other shared starts (a
-document, a system prompt) are stored at power-of-two depths only. Both tables are bounded and evict the oldest entries.
-This file stores hashes only, not where blocks are cached.
+Each prompt of a conversation extends the previous one and thus contains its last full block. Prefixes that
+conversations share (a document, a system prompt) are stored at power-of-two depths only. Both tables are bounded and
+evict the oldest entries. This file stores hashes only, not where blocks are cached.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MAX_GROWTH_BLOCKS = 256
 
 
 class Ancestry(msgspec.Struct, frozen=True, gc=False):
-    """A prompt's history. `turn`: number of previous prompts of the conversation; `gap_s`: mean time between them;
-    `shared_blocks`: for a first turn, leading blocks shared with other prompts, rounded down to a power of two."""
+    """A prompt's history. `turn`: number of previous prompts of the conversation. `gap_s`: mean time between them.
+    `shared_blocks`: leading blocks shared with other prompts, rounded down to a power of two; first turns only."""
 
     turn: int = 0
     gap_s: float = 0.0
@@ -48,8 +48,8 @@ class Lineage:
     def __init__(self) -> None:
         self._tails: OrderedDict[BlockHash, _Last] = OrderedDict()
         self._depth_markers: dict[BlockHash, int] = {}
-        """Hashes at power-of-two depths of recent prompts. Value: a bit for each number of blocks after the marker at
-        which a prompt ended. At half of `MAX_DEPTH_MARKERS` this table becomes the older one."""
+        """Hashes of recent prompts at power-of-two depths. Bit n of the value is set if a prompt ended n blocks after
+        the marker. At half of `MAX_DEPTH_MARKERS`, this table becomes `_older_depth_markers`."""
         self._older_depth_markers: dict[BlockHash, int] = {}
 
     def __len__(self) -> int:

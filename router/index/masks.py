@@ -1,14 +1,14 @@
 """Which holders have each block, and how many leading blocks of a prompt each holder has.
 
-Each block has a row of bits, one bit per holder and tier, stored in planes of 64 holders that are allocated on first
-use. When the table grows or a holder leaves, each change processes one more slice of the table, so that no request
+Each block has a row in a table, with one bit per holder and tier. Bits are stored in planes: a plane has one tier of 64
+holders, a u64 per row, and is allocated on first use. Holders are numbered by slot; `slot % 64` is the holder's bit,
+its lane. When the table grows or a holder leaves, each change processes one more slice of the table, so that no request
 waits for a pass over all of it: a table of ten million rows takes about a second.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,16 +30,6 @@ _ONE = np.uint64(1)
 Bits = NDArray[np.uint64]
 
 
-class _Renewal(Enum):
-    """State of the replacement of the table by a new one."""
-
-    NONE = 0
-    PREPARING = 1
-    """`_other` is the next table; it is being cleared and not yet used."""
-    MOVING = 2
-    """`_other` is the previous table; its rows are moving to `_table`."""
-
-
 class HolderMasks:
     """Holders of blocks. A call passes blocks as ints or as a u64 array, without duplicates.
 
@@ -50,9 +40,10 @@ class HolderMasks:
         self._scatter = scatter | 1
         self._table = BlockTable(MIN_ROWS, scatter=self._scatter)
         self._table.prepare(MIN_ROWS)
-        self._other: BlockTable | None = None
-        """The next table while PREPARING, the previous one while MOVING."""
-        self._renewal = _Renewal.NONE
+        self._next: BlockTable | None = None
+        """The table that will replace `_table`; it is being cleared and not used yet."""
+        self._previous: BlockTable | None = None
+        """The replaced table; its rows are moving to `_table`."""
         self._moved_rows = 0
         self._slots: dict[PodId, int] = {}
         self._holders: list[PodId | None] = []
@@ -71,7 +62,7 @@ class HolderMasks:
     @property
     def bytes(self) -> int:
         """Memory of the tables."""
-        return self._table.bytes + (self._other.bytes if self._other else 0)
+        return sum(table.bytes for table in (self._table, self._next, self._previous) if table)
 
     def held(self, holder: PodId) -> int:
         """Pairs of (block, tier) of the holder."""
@@ -96,8 +87,8 @@ class HolderMasks:
             return
         rows = self._table.place(hashes)
         plane, bit = self._table.plane(_plane(slot, tier)), _bit(slot)
-        if self._renewal is _Renewal.MOVING:
-            self._held[slot] -= self._clear(self._other, slot, hashes, tier)
+        if self._previous is not None:
+            self._held[slot] -= _clear(self._previous, slot, hashes, tier)
         added = rows[plane.take(rows) & bit == 0]
         plane[added] |= bit
         self._held[slot] += len(added)
@@ -109,7 +100,7 @@ class HolderMasks:
             return
         self._renew(len(hashes))
         for table in self._tables():
-            self._held[slot] -= self._clear(table, slot, hashes, tier)
+            self._held[slot] -= _clear(table, slot, hashes, tier)
 
     def forget(self, holder: PodId) -> None:
         """Remove the holder and its blocks. O(1): its bits are cleared later, slice by slice."""
@@ -123,7 +114,7 @@ class HolderMasks:
     def walk(self, blocks: object) -> dict[PodId, BlocksByTier]:
         """Leading blocks of each holder of the first block; a block counts in its nearest tier."""
         found: dict[PodId, BlocksByTier] = {}
-        if not self._table.used and self._other is None:
+        if not self._table.used and self._previous is None:
             return found
         hashes = as_hashes(blocks)
         if not len(hashes):
@@ -172,33 +163,23 @@ class HolderMasks:
 
     def _tables(self) -> tuple[BlockTable, ...]:
         """The tables whose bits are valid."""
-        if self._renewal is _Renewal.MOVING and self._other is not None:
-            return self._table, self._other
-        return (self._table,)
-
-    def _clear(self, table: BlockTable | None, slot: int, hashes: Hashes, tier: Tier) -> int:
-        """Clear the slot's bits of these blocks in one table. Returns the number of bits that were set."""
-        plane = table.planes.get(_plane(slot, tier)) if table else None
-        if table is None or plane is None:
-            return 0
-        rows = table.find(hashes)
-        rows = rows[rows >= 0]
-        held = rows[plane.take(rows) & _bit(slot) != 0]
-        plane[held] &= ~_bit(slot)
-        return len(held)
+        return (self._table,) if self._previous is None else (self._table, self._previous)
 
     def _make_room(self, blocks: int) -> bool:
         """Continue the renewal. False if `blocks` more do not fit."""
         self._renew(blocks)
         for _ in range(2):
-            if self._renewal is _Renewal.NONE and self._table.used + blocks > _RENEW_AT * self._table.capacity:
+            if not self._is_renewing() and self._table.used + blocks > _RENEW_AT * self._table.capacity:
                 self._begin_renewal(blocks)
-            while not self._table.has_room_for(blocks) and self._renewal is not _Renewal.NONE:
+            while not self._table.has_room_for(blocks) and self._is_renewing():
                 self._renew(blocks, at_once=True)  # slices cannot keep up with the additions
             if self._table.has_room_for(blocks):
                 return True
         self.dropped_blocks += blocks
         return False
+
+    def _is_renewing(self) -> bool:
+        return self._next is not None or self._previous is not None
 
     def _begin_renewal(self, more: int) -> None:
         """Allocate a table for the used rows with room to grow, unless `max_bytes` would make it as full again."""
@@ -210,21 +191,20 @@ class HolderMasks:
         while self._max_bytes is not None and capacity > MIN_ROWS and capacity * row_bytes > self._max_bytes:
             capacity //= 2
         if used <= _RENEW_AT * capacity:
-            self._other = BlockTable(capacity, self._table.planes, self._scatter)
-            self._renewal = _Renewal.PREPARING
+            self._next = BlockTable(capacity, self._table.planes, self._scatter)
 
     def _renew(self, blocks: int, *, at_once: bool = False) -> None:
         """Clear, move or sweep the next slice, in proportion to `blocks`, to finish before the table is full."""
-        other = self._other
-        rows = other.capacity if at_once and other else max(SLICE_ROWS, 32 * blocks)
-        if other is None:
+        table = self._previous or self._next
+        rows = table.capacity if at_once and table else max(SLICE_ROWS, 32 * blocks)
+        if self._previous is not None:
+            self._move(self._previous, rows)
+        elif self._next is None:
             if self._unswept:
                 self._sweep(rows)
-        elif self._renewal is _Renewal.MOVING:
-            self._move(other, rows)
-        elif other.prepare(rows):
-            self._table, self._other = other, self._table
-            self._renewal, self._moved_rows = _Renewal.MOVING, 0
+        elif self._next.prepare(rows):
+            self._previous, self._table, self._next = self._table, self._next, None
+            self._moved_rows = 0
 
     def _move(self, previous: BlockTable, count: int) -> None:
         """Move the next rows of the previous table."""
@@ -239,7 +219,7 @@ class HolderMasks:
             plane[piece] = 0
         self._moved_rows += count
         if self._moved_rows >= previous.capacity:
-            self._other, self._renewal = None, _Renewal.NONE
+            self._previous = None
 
     def _used_lanes(self, number: int) -> np.uint64:
         """The lanes of a plane whose slots are used."""
@@ -263,6 +243,18 @@ def _plane(slot: int, tier: Tier) -> int:
 
 def _bit(slot: int) -> np.uint64:
     return _ONE << np.uint64(slot % _LANES)
+
+
+def _clear(table: BlockTable, slot: int, hashes: Hashes, tier: Tier) -> int:
+    """Clear the slot's bits of these blocks in one table. Returns the number of bits that were set."""
+    plane = table.planes.get(_plane(slot, tier))
+    if plane is None:
+        return 0
+    rows = table.find(hashes)
+    rows = rows[rows >= 0]
+    held = rows[plane.take(rows) & _bit(slot) != 0]
+    plane[held] &= ~_bit(slot)
+    return len(held)
 
 
 def _used_rows(table: BlockTable) -> int:

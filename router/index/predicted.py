@@ -6,7 +6,7 @@ take the time, which must not go backwards.
 
 A chain hash identifies everything before it. So blocks that were always dispatched together are stored as one run, by
 the hash of the first: the cost of a request depends on the number of forks in its prompt rather than on its length. A
-dispatch renews all blocks of its prompt, as a pod with a block also has those before it.
+dispatch renews all blocks of its prompt, because a pod that has a block also has all blocks before it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from router.index.shared import common_blocks
 from router.types import BlockHash, BlocksByTier, PodId
 
 MAX_STALE_DISPATCHES = 1024
-"""A pod's queue is cleaned once it exceeds twice the pod's runs by this number of dispatches."""
+"""A pod's queue is cleaned when it is longer than twice the pod's runs plus this number."""
 _NEVER = (0, 0)
 
 
@@ -35,14 +35,14 @@ class _PredictedRun(msgspec.Struct, gc=False, eq=False):
 
 
 class _Dispatch(msgspec.Struct, gc=False):
-    """A dispatched prompt, by its last run. Owns those of its runs that no later dispatch has renewed."""
+    """A dispatched prompt, identified by its last run. It owns its runs until a later dispatch renews them."""
 
     number: int
     at_s: float
     run: _PredictedRun | None
 
 
-class _Dispatched(msgspec.Struct, gc=False):
+class _PodDispatches(msgspec.Struct, gc=False):
     """One pod's dispatches, oldest first, and its number of runs and blocks."""
 
     ttl_s: float = 0.0
@@ -55,7 +55,7 @@ class PredictedIndex:
     """Dispatched blocks by pod, each with an expiry time."""
 
     def __init__(self) -> None:
-        self._pods: dict[PodId, _Dispatched] = {}
+        self._pods: dict[PodId, _PodDispatches] = {}
         self._runs: dict[BlockHash, _PredictedRun] = {}
         """By first block."""
         self._dispatches = 0
@@ -73,7 +73,7 @@ class PredictedIndex:
         `ttl_s` applies to all blocks of the pod. O(runs), and O(blocks) for new blocks."""
         dispatched = self._pods.get(pod)
         if dispatched is None:
-            dispatched = self._pods[pod] = _Dispatched()
+            dispatched = self._pods[pod] = _PodDispatches()
         queue = dispatched.queue
         if ttl_s != dispatched.ttl_s or not queue:
             dispatched.ttl_s = ttl_s
@@ -114,7 +114,7 @@ class PredictedIndex:
 
     # --- runs ---
 
-    def _renew(self, pod: PodId, dispatched: _Dispatched, hashes: Sequence[BlockHash]) -> _PredictedRun | None:
+    def _renew(self, pod: PodId, dispatched: _PodDispatches, hashes: Sequence[BlockHash]) -> _PredictedRun | None:
         """Assign all blocks to the pod's current dispatch. Returns the last run.
 
         A run is split where the prompt diverges; the remaining blocks become a new run."""
@@ -139,8 +139,8 @@ class PredictedIndex:
         return run
 
     def _split(self, run: _PredictedRun, at: int) -> _PredictedRun:
-        """Split the run and return the new front. `run` becomes the rest, as dispatches and later runs refer to it, and
-        keeps every holder, even with 0 blocks, so that the front stays reachable."""
+        """Split the run and return its front part, a new run. `run` becomes the rest, because dispatches and later runs
+        refer to it. It keeps every pod, even with 0 blocks, so that eviction still reaches the front part."""
         front = _PredictedRun(run.blocks[:at], run.parent)
         for pod, (number, blocks) in run.held.items():
             front.held[pod] = number, min(blocks, at)
@@ -161,11 +161,11 @@ class PredictedIndex:
         if dispatched.queue:
             heappush(self._expiries, (dispatched.queue[0].at_s + ttl_s, pod))
 
-    def _drop_oldest(self, pod: PodId, dispatched: _Dispatched, blocks: int) -> None:
+    def _drop_oldest(self, pod: PodId, dispatched: _PodDispatches, blocks: int) -> None:
         while blocks > 0:
             blocks -= self._drop_tail(pod, dispatched, blocks)
 
-    def _drop_tail(self, pod: PodId, dispatched: _Dispatched, max_blocks: int) -> int:
+    def _drop_tail(self, pod: PodId, dispatched: _PodDispatches, max_blocks: int) -> int:
         """Drop up to `max_blocks` from the end of the oldest dispatch's last run. An empty run is removed from the
         dispatch, a dispatch without runs from the queue. Returns the number of dropped blocks."""
         oldest = dispatched.queue[0]

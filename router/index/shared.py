@@ -22,7 +22,7 @@ WINDOW_PROMPTS = 128
 SETTLED_PROMPTS = 8
 """Prompts to observe before any block counts as shared."""
 EVERY_PROMPT_UNTIL = 32
-"""Up to here every prompt is counted, then one in `SAMPLE`."""
+"""The first prompts are all counted, later ones one in `SAMPLE`."""
 SAMPLE = 8
 _SCATTER = 0x9E3779B1
 """Multiplier of Fibonacci hashing: spreads the sample, so that periodic traffic cannot bias it."""

@@ -32,7 +32,7 @@ _U64 = (1 << 64) - 1
 
 
 class BlockTable:
-    """`capacity` rows, a power of two. Hash 0 marks a free row; `as_hashes` has none.
+    """`capacity` rows, a power of two. Hash 0 marks a free row; `as_hashes` never returns it.
 
     Clear a table with `prepare`, slice by slice, before its first use: the first access to new memory is slow.
     `scatter` is an odd multiplier that maps hashes to rows; clients that do not know it cannot provoke collisions."""

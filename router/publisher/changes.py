@@ -11,46 +11,46 @@ from itertools import islice
 
 from router.types import BlockChange, BlockHash, BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, Tier
 
-Copy = tuple[Tier, int, int]
-"""(tier, attention group, engine hash)."""
+Copy = tuple[int, int]
+"""(attention group, engine hash)."""
 
 
 class PendingChanges:
-    """Coalesced changes by tier: a block that was added and removed again, or the reverse, is not pending.
+    """Pending changes by tier. A block that is added and removed again before a write, or the reverse, cancels out.
 
     Every change passed to `add` must be an actual one."""
 
     def __init__(self) -> None:
-        self._becomes: dict[Tier, dict[BlockHash, bool]] = {}
+        self._pending: dict[Tier, dict[BlockHash, bool]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._becomes.values()))
+        return sum(map(len, self._pending.values()))
 
     def add(self, change: BlockChange) -> None:
         """Add blocks that are new in a tier, or that were removed from it."""
-        becomes = self._becomes.setdefault(change.tier, {})
-        if becomes.keys().isdisjoint(change.blocks):  # the usual case, and six times as fast
-            becomes.update(dict.fromkeys(change.blocks, change.held))
+        pending = self._pending.setdefault(change.tier, {})
+        if pending.keys().isdisjoint(change.blocks):  # the usual case, and six times as fast
+            pending.update(dict.fromkeys(change.blocks, change.held))
             return
         for block in change.blocks:
-            if becomes.pop(block, change.held) is change.held:
-                becomes[block] = change.held
+            if pending.pop(block, change.held) is change.held:
+                pending[block] = change.held
 
     def take(self, max_blocks: int) -> list[BlockChange]:
         """Remove and return up to `max_blocks`, oldest change first."""
         taken: list[BlockChange] = []
-        for tier, becomes in self._becomes.items():
-            batch = list(islice(becomes.items(), max_blocks - sum(len(change.blocks) for change in taken)))
+        for tier, pending in self._pending.items():
+            batch = list(islice(pending.items(), max_blocks - sum(len(change.blocks) for change in taken)))
             for block, _ in batch:
-                del becomes[block]
+                del pending[block]
             for held in (False, True):
-                if blocks := [block for block, becoming in batch if becoming is held]:
+                if blocks := [block for block, is_held in batch if is_held is held]:
                     taken.append(BlockChange(tier, held, blocks))
         return taken
 
     def clear(self) -> None:
         """Drop all changes."""
-        self._becomes.clear()
+        self._pending.clear()
 
 
 def split_held(held: Mapping[Tier, Sequence[BlockHash]], max_blocks: int) -> Iterator[list[BlockChange]]:
@@ -84,14 +84,14 @@ class TierExpiry:
         for tier, announced in self._announced.items():
             oldest_s = now_s - self._ttl_s[tier]
             while announced and next(iter(announced.values()))[0] <= oldest_s:
-                (_, group, engine_hash), (_, copies) = announced.popitem(last=False)
+                (group, engine_hash), (_, copies) = announced.popitem(last=False)
                 for _ in range(copies):
                     yield BlocksRemoved(block_hashes=(engine_hash,), tier=tier, group=group)
 
     def _observe(self, event: BlocksStored | BlocksRemoved, now_s: float) -> None:
         announced = self._announced[event.tier]
         for engine_hash in event.block_hashes:
-            copy = (event.tier, event.group, engine_hash)
+            copy = (event.group, engine_hash)
             _, copies = announced.pop(copy, (0.0, 0))
             copies += 1 if isinstance(event, BlocksStored) else -1
             if copies > 0:

@@ -112,9 +112,9 @@ class Coordinator:
         registration = msgspec.convert(body, Registration)
         name = registration.instance_id.strip() or f"mp-{registration.ip}:{registration.http_port}"
         server = self._servers.setdefault(name, _Server(now_s))
-        again = server.registration is not None
+        was_registered = server.registration is not None
         server.registration, server.last_seen_s = registration, now_s
-        return {"instance_id": name, "re_registered": again}
+        return {"instance_id": name, "re_registered": was_registered}
 
     def heartbeat(self, name: str, now_s: float) -> dict[str, Any]:
         """Handle `PUT /instances/{name}/heartbeat`. Raises `UnknownServer`."""

@@ -1,13 +1,14 @@
 """The chunks that one tier of an LMCache server holds.
 
 A chunk is one object per rank of the model, and is held only with all of them. It comes with its tokens and its offset
-in the prompt, but without its parent: that is the stored chunk whose digest yields this one's,
+in the prompt, but without its parent. The parent is the stored chunk for which
 
     digest = BLAKE3(parent digest | tokens as u32 BE)
 
-A chunk without tokens (servers that do not copy KV themselves see none), with another hash function or with an unknown
-parent is announced by its hash only. This is sufficient if the server hashes like the engine, in chunks of one engine
-block: the engine's events then resolve the hash. This file does not handle servers and their numbering.
+A chunk is announced by its hash only if its parent is unknown, if the server uses another hash function, or if it has
+no tokens (a server that does not copy KV itself does not receive them). This is sufficient if the server hashes like
+the engine, in chunks of one engine block: the engine's events then resolve the hash. This file does not handle servers
+and their numbering.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class _Chunk(NamedTuple):
-    """A chunk in one model layout."""
+    """A chunk as stored by `ranks` ranks of the model."""
 
     digest: str
     salt: str
@@ -60,8 +61,9 @@ class ChunkTable:
         self._tokens: dict[_Chunk, Entry] = {}
         """For incomplete chunks, the entry with the tokens."""
         self._ending: dict[tuple[str, int], dict[str, None]] = {}
-        """Digests by salt and end of their tokens, most recently used last."""
+        """Digests of chunks by salt and end offset in the prompt, most recently used last."""
         self._end: dict[_Chunk, int] = {}
+        """End offset of each chunk with a known parent."""
 
     def store(self, entry: Entry) -> KvEvent | None:
         """Add one object."""
@@ -114,11 +116,11 @@ class ChunkTable:
 
     def _drop(self, chunk: _Chunk) -> None:
         self._tokens.pop(chunk, None)
-        place = chunk.salt, self._end.pop(chunk, -1)
-        if digests := self._ending.get(place):
+        key = chunk.salt, self._end.pop(chunk, -1)
+        if digests := self._ending.get(key):
             digests.pop(chunk.digest, None)
             if not digests:
-                del self._ending[place]
+                del self._ending[key]
 
     def _parent(self, chunk: _Chunk, entry: Entry) -> str | None:
         """Digest of the parent chunk, "" for the first chunk of a prompt, None if unknown. Tries the most recently used

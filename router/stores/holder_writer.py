@@ -11,10 +11,12 @@ import secrets
 from collections.abc import Sequence
 from enum import StrEnum
 
+import msgspec
+
 from router.index.cluster import EntryKind
 from router.index.holders import HolderFacts, HolderId
 from router.stores.redis_connection import RedisConnection
-from router.stores.redis_schema import Keys, encode_facts, encode_generation, pack_blocks, scope_of
+from router.stores.redis_schema import Keys, encode_generation, pack_blocks, scope_of
 from router.stores.scripts import APPLY, BEAT, BEGIN, RETIRE
 from router.types import BlockChange, Generation, Tier
 
@@ -49,48 +51,38 @@ class HolderWriter:
         self.holder = holder
         self._ttl_ms = int(holder_ttl_s * 1000)
         self._owner = secrets.token_hex(8)
-        self._epoch = 0
+        self.epoch = 0
+        """The current epoch; 0 before the first."""
         self._seq = 0
         self._counts = dict.fromkeys(Tier, 0)
-
-    @property
-    def epoch(self) -> int:
-        """The current epoch; 0 before the first."""
-        return self._epoch
 
     async def begin(
         self, kind: EntryKind, facts: HolderFacts, *, take_over: bool, complete: bool = True
     ) -> WriteResult:
         """Start a new, empty epoch. Without `take_over`, only if no other process publishes this holder."""
-        keys = [*self._row_keys(), *(self._blocks_keys() if self._epoch else ())]
-        args = (
-            self.holder,
-            self._owner,
-            int(take_over),
-            self._ttl_ms,
-            kind,
-            encode_facts(facts),
-            int(complete),
-        )
-        word, epoch = await self._connection.script(BEGIN, keys, args)
-        if word == b"ok":
-            self._epoch, self._seq = int(epoch), 0
+        keys = [*self._row_keys(), *(self._blocks_keys() if self.epoch else ())]
+        encoded_facts = msgspec.json.encode(facts)
+        args = (self.holder, self._owner, int(take_over), self._ttl_ms, kind, encoded_facts, int(complete))
+        name, epoch = await self._connection.script(BEGIN, keys, args)
+        result = WriteResult(name.decode())
+        if result is WriteResult.OK:
+            self.epoch, self._seq = int(epoch), 0
             self._counts = dict.fromkeys(Tier, 0)
             await self._connection.touch(self._keys.scopes, encode_generation(self.generation))
-        return WriteResult(word.decode())
+        return result
 
     async def apply(
         self, changes: Sequence[BlockChange], *, complete: bool, kind: EntryKind = EntryKind.CHANGE
     ) -> WriteResult:
-        """Write the next changes. Each block at most once per tier, and only actual changes."""
+        """Write the next changes. Each must be an actual change, and a block may occur once per tier."""
         packed: dict[Tier, dict[bool, bytes]] = {}
         counts = dict(self._counts)
         for change in changes:
             packed.setdefault(change.tier, {})[change.held] = pack_blocks(change.blocks)
             counts[change.tier] += len(change.blocks) if change.held else -len(change.blocks)
         row, _, log = self._row_keys()
-        keys = [row, log, *(self._keys.blocks(self._scope, self.holder, self._epoch, tier) for tier in packed)]
-        args: list[object] = [self.holder, self._epoch, self._seq + 1, kind, int(complete), self._ttl_ms]
+        keys = [row, log, *(self._keys.blocks(self._scope, self.holder, self.epoch, tier) for tier in packed)]
+        args: list[object] = [self.holder, self.epoch, self._seq + 1, kind, int(complete), self._ttl_ms]
         for tier, by_held in packed.items():
             args += [int(tier), by_held.get(True, b""), by_held.get(False, b""), counts[tier]]
         result = WriteResult((await self._connection.script(APPLY, keys, args)).decode())
@@ -102,7 +94,7 @@ class HolderWriter:
     async def beat(self, *, complete: bool) -> WriteResult:
         """Extend the TTL of the holder."""
         keys = [*self._row_keys(), *self._blocks_keys()]
-        args = [self.holder, self._epoch, int(complete), self._ttl_ms, *self._counts.values()]
+        args = [self.holder, self.epoch, int(complete), self._ttl_ms, *self._counts.values()]
         result = WriteResult((await self._connection.script(BEAT, keys, args)).decode())
         await self._connection.touch(self._keys.scopes, encode_generation(self.generation))
         return result
@@ -110,11 +102,11 @@ class HolderWriter:
     async def retire(self) -> WriteResult:
         """Remove the holder from the index."""
         keys = [*self._row_keys(), *self._blocks_keys()]
-        return WriteResult((await self._connection.script(RETIRE, keys, (self.holder, self._epoch))).decode())
+        return WriteResult((await self._connection.script(RETIRE, keys, (self.holder, self.epoch))).decode())
 
     def _row_keys(self) -> tuple[str, str, str]:
         keys, scope = self._keys, self._scope
         return keys.holder(scope, self.holder), keys.holders(scope), keys.log(scope)
 
     def _blocks_keys(self) -> list[str]:
-        return [self._keys.blocks(self._scope, self.holder, self._epoch, tier) for tier in Tier]
+        return [self._keys.blocks(self._scope, self.holder, self.epoch, tier) for tier in Tier]

@@ -6,7 +6,8 @@ Entries that this version cannot decode are skipped with a warning.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeVar
 
 import structlog
 
@@ -32,6 +33,9 @@ SCAN_BLOCKS = 2048
 GENERATION_TTL_S = 3600.0
 """A generation without heartbeats for this time is ignored. Much longer than clock differences."""
 
+Raw = TypeVar("Raw")
+T = TypeVar("T")
+
 log = structlog.get_logger()
 
 
@@ -45,14 +49,9 @@ class IndexReader:
 
     async def generations(self) -> list[Generation]:
         """All generations with a recent heartbeat."""
-        found: list[Generation] = []
         oldest = time.time() - GENERATION_TTL_S
-        for member in await self._redis.zrangebyscore(self._keys.scopes, oldest, "+inf"):
-            try:
-                found.append(decode_generation(member))
-            except Unreadable as error:
-                log.warning("skipping unreadable index entry", error=str(error))
-        return found
+        members = await self._redis.zrangebyscore(self._keys.scopes, oldest, "+inf")
+        return [found for member in members if (found := _decoded(decode_generation, member))]
 
     async def rows(self, generation: Generation) -> dict[HolderId, HolderRow]:
         """All holders of a generation that have not expired."""
@@ -64,11 +63,7 @@ class IndexReader:
     async def row(self, generation: Generation, holder: HolderId) -> HolderRow | None:
         """One holder; None if it has expired."""
         fields = await self._redis.hgetall(self._keys.holder(scope_of(generation), holder))
-        try:
-            return decode_row(fields) if fields else None
-        except Unreadable as error:
-            log.warning("skipping unreadable index entry", holder=holder, error=str(error))
-            return None
+        return _decoded(decode_row, fields, holder=holder) if fields else None
 
     async def blocks(
         self, generation: Generation, holder: HolderId, row: HolderRow
@@ -115,12 +110,12 @@ class IndexReader:
         wait_ms = min(wait_ms, self._max_wait_ms)
         response = await self._redis.xread({self._keys.log(scope_of(generation)): after}, count=count, block=wait_ms)
         entries = response[0][1] if response else []
-        return [(entry_id, _decoded(fields)) for entry_id, fields in entries]
+        return [(entry_id, _decoded(decode_entry, fields)) for entry_id, fields in entries]
 
 
-def _decoded(fields: dict[bytes, bytes]) -> LogEntry | None:
+def _decoded(decode: Callable[[Raw], T], raw: Raw, **context: str) -> T | None:
     try:
-        return decode_entry(fields)
+        return decode(raw)
     except Unreadable as error:
-        log.warning("skipping unreadable index entry", error=str(error))
+        log.warning("skipping unreadable index entry", error=str(error), **context)
         return None

@@ -29,7 +29,7 @@ RedisClient: TypeAlias = Any
 """`redis.asyncio.Redis` or `RedisCluster`: unrelated types with the same commands."""
 
 Mode: TypeAlias = Literal["single", "sentinel", "cluster"]
-_PORTS = {"redis": 6379, "rediss": 6379}
+_DEFAULT_PORT = 6379
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ def parse_url(
 ) -> RedisAddress:
     """`redis[s]://[user[:password]@]host[:port][,host[:port]...][/database]`. Raises `ConfigError`."""
     scheme, separator, rest = url.partition("://")
-    if scheme not in _PORTS or not separator:
+    if scheme not in ("redis", "rediss") or not separator:
         raise ConfigError(f"{scheme}: a Redis URL must start with redis:// or rediss://")
     credentials, _, places = rest.partition("/")[0].rpartition("@")
     database = rest.partition("/")[2] or "0"
@@ -112,7 +112,7 @@ def parse_url(
     if mode == "sentinel" and not master:
         raise ConfigError("mode sentinel requires the name of the master")
     return RedisAddress(
-        nodes=tuple(_node(place, _PORTS[scheme]) for place in places.split(",")),
+        nodes=tuple(_node(place) for place in places.split(",")),
         mode=mode,
         master=master,
         database=int(database),
@@ -122,10 +122,10 @@ def parse_url(
     )
 
 
-def _node(place: str, default_port: int) -> tuple[str, int]:
+def _node(place: str) -> tuple[str, int]:
     parts = urlsplit(f"//{place}")
     try:
-        port = parts.port or default_port
+        port = parts.port or _DEFAULT_PORT
     except ValueError as error:
         raise ConfigError(f"{place}: {error}") from error
     if not parts.hostname:

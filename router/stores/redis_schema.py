@@ -139,11 +139,6 @@ class HolderRow:
     facts: HolderFacts
 
 
-def encode_facts(facts: HolderFacts) -> bytes:
-    """A holder's facts, as stored in its row and in the first entry of an epoch."""
-    return msgspec.json.encode(facts)
-
-
 def decode_row(fields: Fields) -> HolderRow:
     """Decode a holder's row. Raises `Unreadable`."""
     try:

@@ -1,7 +1,8 @@
 """The Lua scripts that run in Redis.
 
-Each is atomic over the keys of one holder and its scope, or of the routers. Scripts check epoch and sequence number and
-refuse late or repeated writes. They use the server's clock only. All keys are passed as KEYS and share one hash tag.
+Each script is atomic. It uses the keys of one holder and its scope, or the key of the routers. Scripts check epoch and
+sequence number and refuse late or repeated writes. They use the server's clock only. All keys are passed as KEYS and
+share one hash tag.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """State that router replicas share through Redis, besides the index.
 
-`SharedCalibration`: fitted coefficients, one string a model, which outlive a router. `SharedWorkload`: requests in
-flight by router. This file does not decide how often to exchange.
+`SharedCalibration`: fitted coefficients, one string per model, which stay when a router stops. `SharedWorkload`:
+requests in flight by router. This file does not decide how often to exchange.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def calibration_key(keys: Keys, model: str) -> str:
 class SharedCalibration:
     """The best fits of all routers of one model. Expires after `ttl_s` without new ones.
 
-    Of each fit the one with the most observations stays: fits can share observations and must not be added up. Two
-    concurrent writers lose at most the latest fits of one, which return with its next exchange."""
+    For each fit, the version with the most observations is kept. Versions are not added up, because they may share
+    observations. If two routers write at once, the fits of one are lost until its next exchange."""
 
     def __init__(self, connection: RedisConnection, keys: Keys, model: str, *, ttl_s: float) -> None:
         self._client = connection.client

@@ -17,7 +17,6 @@ from router.stores.redis_schema import (
     decode_entry,
     decode_generation,
     decode_row,
-    encode_facts,
     encode_generation,
     pack_blocks,
     scope_of,
@@ -35,7 +34,7 @@ def rows(data: bytes) -> None:
     with suppress(Unreadable):
         row = decode_row(fields)
         assert math.isfinite(row.beat_s)
-        assert msgspec.json.decode(encode_facts(row.facts), type=type(row.facts)) == row.facts
+        assert msgspec.json.decode(msgspec.json.encode(row.facts), type=type(row.facts)) == row.facts
     with suppress(Unreadable):
         _is_taken(decode_entry(fields))
     with suppress(Unreadable):
