@@ -146,10 +146,12 @@ class BlockPool:
         self._events.append(self._stored(table, first, full))
 
     def release(self, table: PodBlockTable) -> None:
-        """Take all blocks from `table`. The matchable ones stay until their memory is needed, the last evicted
-        first."""
-        self._cache.release(table.blocks[: table.matchable_blocks])
-        self._cache.free(len(table.blocks) - table.matchable_blocks)
+        """Take all blocks from `table`, its last one first in line for reuse. Matchable ones stay until then.
+
+        As in vLLM, a block without a hash joins the same queue: blocks freed earlier are reused before it."""
+        for block in table.blocks[table.matchable_blocks :]:
+            self._cache.commit(block, 1)
+        self._cache.release(table.blocks)
         table.blocks = []
         table.matchable_blocks = table.computed_tokens = 0
 
@@ -174,7 +176,9 @@ class BlockPool:
         return -(-tokens // self.block_size_tokens)
 
     def _forget(self, block: int) -> None:
-        block_hash = self._hash_of.pop(block)
+        block_hash = self._hash_of.pop(block, None)
+        if block_hash is None:
+            return
         copies = self._copies[block_hash]
         copies.remove(block)
         if not copies:

@@ -94,6 +94,17 @@ def test_a_hit_renews_a_prefix() -> None:
     assert len(cache.match(table_of(range(9)))) == 1
 
 
+def test_blocks_are_reused_in_the_order_in_which_they_were_freed() -> None:
+    """Matchable or not, as in vLLM: a partial block freed later is reused after a cached block freed earlier."""
+    cache = BlockPool(3, BLOCK)
+    serve(cache, range(4))
+    serve(cache, range(50, 56))  # one full block, and one partial block
+    cache.take_events()
+    for prompt, removed in ((range(100, 104), 1), (range(104, 108), 0), (range(108, 112), 1)):
+        serve(cache, prompt)
+        assert sum(isinstance(event, BlocksRemoved) for event in cache.take_events()) == removed
+
+
 def test_removals_precede_the_store_that_needed_their_memory() -> None:
     """A subscriber that applies events in order never counts more blocks than the pool has."""
     cache = BlockPool(2, BLOCK)
