@@ -46,9 +46,9 @@ from router.proxy.relay import end_broken_stream
 from router.proxy.request_context import RequestContext
 from router.types import Endpoint, InferenceRequest
 
-_READ = {endpoint.value: endpoint for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
+_ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
-_UNENCODED = frozenset({b"", b"identity"})
+_IDENTITY = frozenset({b"", b"identity"})
 """Content encodings of an unencoded body."""
 
 log = structlog.get_logger()
@@ -79,7 +79,7 @@ class OpenAiEdge:
 
     def is_proxied(self, method: str, path: str) -> bool:
         """Whether a request is forwarded to a pod."""
-        if path in _READ:
+        if path in _ENDPOINTS:
             return True
         if path == "/v1/models" or path.startswith("/v1/models/"):
             return False
@@ -88,7 +88,7 @@ class OpenAiEdge:
     def refusal(self, received: ReceivedRequest) -> RouterError | None:
         """Why a request is refused before its body is read; None if it is not."""
         headers, named, limits = received.headers, received.named, self.limits
-        if received.method != "POST" and (received.method not in _METHODS or received.path in _READ):
+        if received.method != "POST" and (received.method not in _METHODS or received.path in _ENDPOINTS):
             return MethodNotAllowed(f"{received.path} does not support {received.method}.")
         if sum(map(len, chain.from_iterable(headers))) > limits.max_header_bytes:
             return headers_too_large(limits)
@@ -122,15 +122,14 @@ class OpenAiEdge:
     def admit(self, received: ReceivedRequest, request_id: str) -> RequestContext:
         """Parse and check the request. Raises `ClientError`, or `NoReadyPod` if no pod of its model has started yet."""
         phases = Phases()
-        endpoint = _READ.get(received.path, Endpoint.OTHER)
+        endpoint = _ENDPOINTS.get(received.path, Endpoint.OTHER)
         try:
             if received.refusal is not None:
                 raise received.refusal
             if self._serving > self.limits.max_in_flight:
                 count = self.limits.max_in_flight
                 raise Saturated(f"{count} requests are in flight (limits.max_in_flight); retry later.")
-            build = self._pass_through if endpoint is Endpoint.OTHER else self.inference
-            request = build(endpoint, received.named, received.body, request_id)
+            request = self.inference(endpoint, received.named, received.body, request_id)
         except RouterError as error:
             self._metrics.requests.labels(endpoint.value, "", type(error).__name__).inc()
             raise
@@ -139,7 +138,7 @@ class OpenAiEdge:
 
     def abandoned(self, received: ReceivedRequest) -> None:
         """Count a request whose client disconnected before it was served."""
-        self._metrics.requests.labels(_READ.get(received.path, Endpoint.OTHER).value, "", "client_gone").inc()
+        self._metrics.requests.labels(_ENDPOINTS.get(received.path, Endpoint.OTHER).value, "", "client_gone").inc()
 
     def standalone_error(self, error: RouterError) -> bytes:
         """The whole response to a request that cannot be parsed; it closes the connection."""
@@ -162,10 +161,10 @@ class OpenAiEdge:
     def inference(
         self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
     ) -> InferenceRequest:
-        """A request whose prompt the router reads. Raises `ClientError` or `NoReadyPod`."""
-        parsed = parse_body(endpoint, body)
-        base, adapter = self._resolve(parsed.model)
-        if not self._edge.trust_engine_fields and has_engine_fields(parsed):
+        """The request to route: `Endpoint.OTHER` by its model alone. Raises `ClientError` or `NoReadyPod`."""
+        parsed = None if endpoint is Endpoint.OTHER else parse_body(endpoint, body)
+        base, adapter = self._resolve(parsed.model if parsed else model_of(body) or self._only_model())
+        if not self._edge.trust_engine_fields and (has_engine_fields(parsed) if parsed else may_be_json_object(body)):
             body = without_engine_fields(body)
         return InferenceRequest(
             id=request_id,
@@ -179,24 +178,6 @@ class OpenAiEdge:
             salt=getattr(parsed, "cache_salt", None) or "",
             max_output_tokens=_max_output_tokens(parsed),
             prompt=prompt_fields(endpoint, parsed),
-        )
-
-    def _pass_through(
-        self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
-    ) -> InferenceRequest:
-        """A request that is routed by its model alone."""
-        model = model_of(body) or self._only_model()
-        base, adapter = self._resolve(model)
-        if not self._edge.trust_engine_fields and may_be_json_object(body):
-            body = without_engine_fields(body)
-        return InferenceRequest(
-            id=request_id,
-            endpoint=endpoint,
-            model=base,
-            adapter=adapter,
-            body=body,
-            tenant=named.get(self._tenant_header, b"").decode("latin-1"),
-            session=named.get(self._session_header, b"").decode("latin-1"),
         )
 
     def _resolve(self, model: str) -> tuple[str, str]:
@@ -215,7 +196,7 @@ class OpenAiEdge:
 
 
 def _is_unencoded(headers: HeaderList) -> bool:
-    return all(value in _UNENCODED for name, value in headers if name == b"content-encoding")
+    return all(value in _IDENTITY for name, value in headers if name == b"content-encoding")
 
 
 def _max_output_tokens(parsed: Any) -> int | None:

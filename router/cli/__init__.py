@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _app(requested: str) -> typer.Typer:
-    """All commands, of which only the requested one can be run: the others are there for `--help`."""
+    """All commands for `--help`. Only the requested one is imported and can run."""
     app = typer.Typer(
         no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Prefix-aware router."
     )

@@ -1,16 +1,15 @@
-"""Why did this request go to this pod?
+"""`warmroute explain`: prints why a running router sent a request to its pod.
 
     warmroute explain REQUEST_ID [--url http://127.0.0.1:8080]
 
-Fetches a decision from a running router and prints it so that it can be recomputed by hand: one column per candidate,
-one row per part of its cost, the inputs of the formulas, and the outcome. The printed parts add up to the printed
-total. No prompt is printed.
+The costs can be recomputed by hand: one column per candidate, one row per part of its cost, the inputs of the formulas,
+and the outcome. The printed parts add up to the printed total. No prompt is printed.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, NoReturn
 from urllib.parse import quote
 
@@ -32,7 +31,7 @@ NONE = "-"
 NAMED_PODS = 4
 """Pods named of those that a filter excluded."""
 PROMPT_ROWS = 2
-"""n and p, the first inputs of every column."""
+"""The first inputs of every column, n and p, are always printed."""
 
 
 def explain_command(
@@ -53,7 +52,7 @@ def explain_command(
 
 
 def printable(text: object) -> Text:
-    """Text from clients, pods or files without markup, control characters replaced by `?`."""
+    """Untrusted text without markup; control characters are replaced by `?`."""
     return Text("".join(char if char.isprintable() else "?" for char in str(text)))
 
 
@@ -65,8 +64,9 @@ def _fail(message: str) -> NoReturn:
 def page(found: Explained) -> RenderableType:
     """The decision, its costs and its outcome."""
     explanation, receipt = found.explanation, found.receipt
+    policy = f"{explanation.policy} (version {explanation.version})"
     parts: list[RenderableType] = [
-        printable(f"{explanation.request_id}  model {explanation.model}  policy {_policy(explanation)}"),
+        printable(f"{explanation.request_id}  model {explanation.model}  policy {policy}"),
         Padding(Group(*map(printable, (explanation.why, *_left_out(explanation.left_out)))), (1, 0)),
         _table(explanation, receipt),
     ]
@@ -86,10 +86,6 @@ def _left_out(found: Sequence[LeftOut]) -> Iterator[str]:
             others = f" and {more} more" if (more := len(each.pods) - NAMED_PODS) > 0 else ""
             pods = "pod" if len(each.pods) == 1 else "pods"
             yield f"filter {each.filter}: excluded {len(each.pods)} {pods}: {', '.join(each.pods[:NAMED_PODS])}{others}"
-
-
-def _policy(explanation: Explanation) -> str:
-    return f"{explanation.policy} (version {explanation.version})"
 
 
 # --- the table ---
@@ -118,7 +114,8 @@ def _title(at: int, column: Column, receipt: Receipt) -> str:
 
 
 def _price_rows(columns: Sequence[Column]) -> Iterator[tuple[str, list[str]]]:
-    """The costs in hundredths of a millisecond that add up, in total and until the first token."""
+    """The parts of the costs and their sums, in total and until the first token. Added in hundredths of a millisecond,
+    so that the printed parts add up."""
     prices = [printed(column.plan) for column in columns]
     for name in _union(price for price in prices):
         yield f"{name}, ms", [_ms(price[name]) if name in price else NONE for price in prices]
@@ -177,23 +174,12 @@ def _outcome(receipt: Receipt) -> Iterator[str]:
     """Failed attempts, expected and actual values, and times."""
     yield from (f"failed: {one.pod or 'no pod'}: {one.error}: {one.message}" for one in receipt.failures)
     if receipt.predicted_ms is not None:
-        yield f"first token: expected after {receipt.predicted_ms:,.2f} ms, {_actual(receipt.ttft_ms, _after)}"
-        expected = receipt.predicted_cached_tokens or 0
-        yield f"cached tokens: expected {expected:,}, {_actual(receipt.cached_tokens, _tokens)}"
+        ttft = "unknown" if receipt.ttft_ms is None else f"{receipt.ttft_ms:,.2f} ms"
+        cached = "unknown" if receipt.cached_tokens is None else f"{receipt.cached_tokens:,}"
+        yield f"first token: expected after {receipt.predicted_ms:,.2f} ms, actual {ttft}"
+        yield f"cached tokens: expected {receipt.predicted_cached_tokens or 0:,}, actual {cached}"
     if not receipt.result:
         yield "not finished"
     else:
         yield f"result: {receipt.result}, after {receipt.e2e_ms:,.1f} ms"
         yield "phases, ms: " + ", ".join(f"{phase} {ms:,.2f}" for phase, ms in receipt.phases_ms.items())
-
-
-def _actual(value: float | None, text: Callable[[float], str]) -> str:
-    return "actual unknown" if value is None else text(value)
-
-
-def _after(ttft_ms: float) -> str:
-    return f"actual {ttft_ms:,.2f} ms"
-
-
-def _tokens(tokens: float) -> str:
-    return f"actual {tokens:,.0f}"

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from redis.exceptions import RedisError
@@ -22,20 +22,21 @@ from rich.console import Console
 from rich.table import Table
 
 from router.config.load import load
-from router.config.schema import ModelConfig, RouterConfig
+from router.config.router_file import with_redis_url
+from router.config.schema import RouterConfig
 from router.engines.engine_catalog import ENGINES
 from router.errors import ConfigError
 from router.feeds.http_client import open_client
 from router.index.holders import hashes_by_generation
 from router.prompt.fingerprint import Fingerprinter
-from router.prompt.template import ChatTemplate
 from router.publisher.verify import VerifyResult, verify_holder
 from router.stores.index_reader import IndexReader
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import HolderRow, Keys, scope_of
 from router.types import Endpoint, Generation, InferenceRequest
 from router.wiring.cluster_member import redis_address
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
+from router.wiring.prompts import ENGINE_TOKENIZER, fingerprinter, source_of
+from router.wiring.tokenizer_files import load_tokenizer
 
 ConfigOption = Annotated[Path, typer.Option(help="The routers' configuration, with index.redis.")]
 RedisOption = Annotated[str | None, typer.Option(help="URL of the Redis, instead of index.redis.url.")]
@@ -65,12 +66,10 @@ class _Index:
 
 @asynccontextmanager
 async def _open(path: Path, url: str | None) -> AsyncIterator[_Index]:
-    config = load(path, RouterConfig)
-    if config.index.redis is None and url is None:
+    config = with_redis_url(load(path, RouterConfig), url)
+    redis = config.index.redis
+    if redis is None:
         raise ConfigError(f"{path}: index.redis is missing; configure it or pass --redis")
-    data: dict[str, Any] = config.index.redis.model_dump() if config.index.redis else {}
-    redis = RouterConfig.model_validate({"index": {"redis": {**data, **({"url": url} if url else {})}}}).index.redis
-    assert redis is not None
     connection, keys = RedisConnection(redis_address(redis), timeout_s=redis.timeout_s), Keys(redis.namespace)
     try:
         yield _Index(config, connection, keys, IndexReader(connection, keys))
@@ -157,9 +156,9 @@ def lookup_command(
     model: Annotated[str, typer.Option(help="The model, as clients name it.")],
     prompt: Annotated[str, typer.Option(help="A user message, or with --completion a completion prompt.")],
     redis: RedisOption = None,
-    completion: Annotated[bool, typer.Option(help="The prompt is that of a completion.")] = False,
+    completion: Annotated[bool, typer.Option(help="Treat the prompt as a completion prompt.")] = False,
 ) -> None:
-    """Show how much of a prompt each holder has, as routers would find it."""
+    """Show how many blocks of a prompt each holder has, matched as routers do."""
     chat = {"messages": [{"role": "user", "content": prompt}]}
     request = InferenceRequest(
         id="lookup",
@@ -188,16 +187,10 @@ async def _lookup(index: _Index, request: InferenceRequest) -> int:
 
 
 def _fingerprinter(config: RouterConfig, name: str) -> Fingerprinter:
-    models = {model.name: model for model in config.models if model.tokenizer not in (None, "engine")}
+    models = {model.name: model for model in config.models if model.tokenizer not in (None, ENGINE_TOKENIZER)}
     if name not in models:
         raise ConfigError(f"model {name!r} is not configured with a local tokenizer; known: {', '.join(models)}")
-    model: ModelConfig = models[name]
-    assert model.tokenizer is not None
-    tokenizer = load_tokenizer(TokenizerSource(model.tokenizer, model.chat_template), fast=False)
-    template = None
-    if tokenizer.chat_template:
-        template = ChatTemplate(tokenizer, None, model.chat_template_content_format, model.chat_template_kwargs)
-    return Fingerprinter(tokenizer, template, model.generation(tokenizer.fingerprint))
+    return fingerprinter(models[name], load_tokenizer(source_of(models[name]), fast=False))
 
 
 # --- verify ---
@@ -212,7 +205,9 @@ def verify_command(config: ConfigOption, redis: RedisOption = None, model: Model
 async def _verify(index: _Index, model: str | None) -> int:
     async with open_client() as client:
         results = [
-            await verify_holder(index.reader, client, generation, holder, _engine(row))
+            await verify_holder(
+                index.reader, client, generation, holder, row.facts.source if row.facts.source in ENGINES else "vllm"
+            )
             for generation, holder, row in await index.rows(model)
         ]
     table = Table("holder", "in the index", "announced", "missing", "stale", "result")
@@ -222,10 +217,6 @@ async def _verify(index: _Index, model: str | None) -> int:
         table.add_row(result.holder, *counts, stale, _summary(result))
     Console().print(table)
     return 0 if all(result.agrees or result.note for result in results) else 1
-
-
-def _engine(row: HolderRow) -> str:
-    return row.facts.source if row.facts.source in ENGINES else "vllm"
 
 
 def _summary(result: VerifyResult) -> str:

@@ -1,7 +1,7 @@
 """Lets a CLI command take its options as one dataclass instead of many parameters.
 
-Typer reads a command's options from the signature of its function. `with_options` builds that signature from the
-fields of a dataclass and calls the command with an instance. A field is declared as a Typer parameter is:
+Typer reads a command's options from its signature. `with_options` builds the signature from the fields of a dataclass
+and calls the command with an instance. Declare a field like a Typer parameter:
 `port: Annotated[int, typer.Option(help="...")] = 8080`.
 """
 

@@ -95,7 +95,7 @@ def differences(one: PolicySpec, other: PolicySpec) -> Iterator[str]:
 
 
 def _content(spec: PolicySpec) -> dict[str, Any]:
-    """Everything that it decides by."""
+    """All fields that affect decisions."""
     content = spec.model_dump(exclude={"name", "about", "extends"}, by_alias=True)
     for choice in ("filters", "costs", "picker"):
         content[choice] = {name: {"": USED} | fields for name, fields in content[choice].items() if fields is not None}
@@ -137,15 +137,15 @@ def _spec(name: str) -> PolicySpec:
 
 
 def _errors(path: Path, classes: frozenset[str]) -> Iterator[str]:
-    """Line by line; a folder is checked as the router would read it, and each of its files."""
+    """The errors, one per line. A folder is read as the router does; then each of its files is checked."""
     folder = path if path.is_dir() else path.parent
     try:
-        shelf = PolicyLibrary(folder)
+        library = PolicyLibrary(folder)
     except ConfigError as error:
         yield str(error)
         return
-    for name in shelf.own if path.is_dir() else (path.stem,):
+    for name in library.own if path.is_dir() else (path.stem,):
         try:
-            check(shelf, name, classes)
+            check(library, name, classes)
         except ConfigError as error:
             yield from str(error).splitlines()

@@ -75,7 +75,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _completed(read: dict[str, Any]) -> Config:
-    """The configuration with the defaults of its architecture; unchanged if `transformers` does not know that."""
+    """The configuration with its architecture's defaults; unchanged if `transformers` lacks the architecture."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
     kind = read.get("model_type")

@@ -12,6 +12,7 @@ import typer
 import uvicorn
 
 from router.config.load import load
+from router.config.router_file import with_redis_url
 from router.config.schema import RouterConfig
 from router.errors import ConfigError
 from router.observe.log import configure_logging
@@ -54,10 +55,8 @@ def _with_options(
     config: RouterConfig, *, pods: list[dict[str, Any]], redis: str | None, publish: dict[str, Any]
 ) -> RouterConfig:
     if len(pods) > 1 and any(pod["advertised_url"] for pod in pods):
-        raise ConfigError("--advertise is for one pod; name several under pods[] with advertised_url each")
-    data: dict[str, Any] = config.model_dump()
+        raise ConfigError("--advertise needs a single --pod; for several, set pods[].advertised_url in --config")
+    data: dict[str, Any] = with_redis_url(config, redis).model_dump()
     data["pods"] = pods or data["pods"]
-    if redis is not None:
-        data["index"]["redis"] = {**(data["index"]["redis"] or {}), "url": redis}
     data["publish"] |= {name: value for name, value in publish.items() if value is not None}
     return RouterConfig.model_validate(data)

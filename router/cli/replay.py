@@ -1,9 +1,9 @@
-"""What would another policy have decided for recorded requests?
+"""`warmroute replay`: decides recorded requests again with other policies.
 
     warmroute replay receipts.jsonl --policy my_policy.yaml      one policy for all requests
     warmroute replay receipts.jsonl --policies my-policies       for each request the matching policy of the folder
 
-Decides every recorded scene again and compares the result with the recorded choice; both are priced by the same terms.
+Compares each new decision with the recorded choice. The cost terms of the new policy price both.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def replay_command(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Print how many decisions would change and the expected effect."""
-    decided = Decided(receipts)
+    decided = RecordedChoices(receipts)
     found = _review(decided, policy, policies or shipped("policies"), default, limit)
     if not found.decisions:
         raise ConfigError(f"{receipts}: no recorded scenes; enable receipts.replay_data")
@@ -52,7 +52,7 @@ def replay_command(
         Console().print(page(found))
 
 
-def _review(decided: Decided, policy: str | None, folder: Path, default: str, limit: int) -> Review:
+def _review(decided: RecordedChoices, policy: str | None, folder: Path, default: str, limit: int) -> Review:
     """The review with one policy, or with those of a folder as `serve` would use them."""
     if policy is not None:
         found = find_policy(load_policies(folder), policy)
@@ -62,7 +62,7 @@ def _review(decided: Decided, policy: str | None, folder: Path, default: str, li
     return each_against(rows, str(folder), limit=limit)
 
 
-class Decided:
+class RecordedChoices:
     """The scenes of a file, each with its choice and the policy that decided. Raises `ConfigError` with the line number
     of an invalid line."""
 

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from router.workers.supervisor import WorkerIdentity
 
 STARTUP_FAILURE = 3
-"""Exit code of uvicorn for the same."""
+"""Exit code, as uvicorn's, when the server cannot start."""
 SWITCH_INTERVAL_S = 0.0001
-"""How long a computing thread, such as one that reads policies, can hold up the event loop. Python's default of 5 ms
-is longer than requests should wait."""
+"""Longest time that a computing thread, such as one that reads policies, blocks the event loop. Python's default of
+5 ms is too long for requests."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
 
 
 def _fork(listen: Listen) -> WorkerIdentity:
-    """Returns in each worker; the supervisor exits once all workers have ended."""
+    """The worker's identity, in each worker. The supervisor exits here once all workers have ended."""
     from router.workers.supervisor import fork_workers
 
     worker = fork_workers(listen.host, listen.port, listen.workers)
@@ -118,10 +118,8 @@ def _with_overrides(config: RouterConfig, options: ServeOptions) -> RouterConfig
 
 
 def allow_all_open_files() -> int:
-    """Raise the soft limit of open files to the hard limit, which is returned.
-
-    Each stream needs two sockets; the default soft limit is often 1,024.
-    """
+    """Raise the soft limit of open files to the hard limit, which is returned. Each stream needs two sockets, and the
+    default soft limit is often 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard

@@ -1,4 +1,4 @@
-"""Reads router.yaml and checks that every cost prior and link class it names exists."""
+"""Reads router.yaml and checks that the cost priors and link classes that it names exist."""
 
 from __future__ import annotations
 
@@ -34,6 +34,15 @@ def check_names(
     for place in LinksConfig.model_fields:
         with _at(path, "links", place):
             build_links(LinksConfig(**{place: getattr(config.links, place)}), links)
+
+
+def with_redis_url(config: RouterConfig, url: str | None) -> RouterConfig:
+    """The configuration with another `index.redis.url`; unchanged without `url`. Raises `pydantic.ValidationError`."""
+    if url is None:
+        return config
+    data = config.model_dump()
+    data["index"]["redis"] = {**(data["index"]["redis"] or {}), "url": url}
+    return RouterConfig.model_validate(data)
 
 
 @contextmanager

@@ -27,11 +27,6 @@ Review = Callable[[PolicySet, PolicySet], Awaitable[str | None]]
 """Maps (old set, new set) to a sentence about the decisions that differ; None if unknown."""
 
 
-async def no_review(_old: PolicySet, _new: PolicySet) -> str | None:
-    """The default: no comparison."""
-    return None
-
-
 log = structlog.get_logger()
 
 
@@ -54,7 +49,7 @@ class PolicyFeed:
         self,
         folder: PolicyFolder,
         metrics: Metrics,
-        review: Review = no_review,
+        review: Review | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._folder = folder
@@ -108,14 +103,14 @@ class PolicyFeed:
             old, changed = self._policies, new.version != self._policies.version
             self._activate(new)
             self._metrics.policy_reloads.labels("ok").inc()
-            review = await self._reviewed(old, new) if changed else None
+            review = await self._reviewed(old, new, self._review) if changed and self._review else None
             log.info("policies reloaded", version=new.version, changed=changed, review=review)
             return Reload(new.version, changed, review)
 
-    async def _reviewed(self, old: PolicySet, new: PolicySet) -> str | None:
+    async def _reviewed(self, old: PolicySet, new: PolicySet, review: Review) -> str | None:
         """Compare the sets while the new one is already active."""
         try:
-            return await self._review(old, new)
+            return await review(old, new)
         except Exception:
             log.exception("policy impact review failed")
             return None

@@ -191,7 +191,7 @@ class PrefillClock:
 # --- calibration ---
 
 
-class UnreadableCalibration(Exception):
+class UnreadableCalibration(ValueError):
     """Raised for data that `dump` of this version does not return."""
 
 

@@ -37,7 +37,8 @@ from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
 from router.types import Generation, Pod, PodSpeed, PodState, Tier
 from router.wiring.cluster_member import redis_address
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
+from router.wiring.prompts import ENGINE_TOKENIZER, source_of
+from router.wiring.tokenizer_files import load_tokenizer
 
 log = structlog.get_logger()
 
@@ -182,9 +183,8 @@ def _with_router_id(pod: PodConfig) -> PodConfig:
 
 
 def generation_of(model: ModelConfig) -> Generation:
-    """The generation of a model, equal to that of routers with the same configuration. Loads the tokenizer for its
+    """The generation that routers with the same configuration use for the model. Loads the tokenizer for its
     fingerprint."""
-    if model.tokenizer is None or model.tokenizer == "engine":
+    if model.tokenizer in (None, ENGINE_TOKENIZER):
         return model.generation()
-    tokenizer = load_tokenizer(TokenizerSource(model.tokenizer, model.chat_template), fast=False)
-    return model.generation(tokenizer.fingerprint)
+    return model.generation(load_tokenizer(source_of(model), fast=False).fingerprint)

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from router.api.admin import ExplainRoutes
 from router.api.admin_commands import DRAIN, AdminCommands
 from router.api.app import App, OwnRoutes, own_app
+from router.api.openai_edge import OpenAiEdge
 from router.api.views import MetricsPage, describe_pods
 from router.config.links import build_links, load_link_classes
 from router.config.policy_files import PolicyFolder, load_classes
@@ -35,7 +36,7 @@ from router.wiring.decision_records import DecisionRecords
 from router.wiring.fleet_parts import FleetParts, ready_pods
 from router.wiring.gc_tuning import gc_loop
 from router.wiring.prompts import LoadTokenizer, Prompts
-from router.wiring.proxy_parts import ProxyParts, upstream_pools
+from router.wiring.proxy_parts import build_forwarder, upstream_pools
 from router.wiring.tokenizer_files import load_tokenizer
 from router.workers.shared_view import SharedOwners
 from router.workers.supervisor import WorkerIdentity
@@ -76,9 +77,11 @@ class Program:
         self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools, worker)
         shadows = Shadows(self._policy_named, self.metrics)
         self.records = DecisionRecords(config.receipts, shadows, self.metrics, self.pods.cluster)
-        self.proxy = ProxyParts(
+        self.forwarder = build_forwarder(
             config, self.pods, self.prompts, self._pools, self.policies, self._classes, self.records.journal
         )
+        models = frozenset(model.name for model in config.models)
+        self._edge = OpenAiEdge(self.forwarder, self.fleet, self.metrics, config.edge, config.limits, models)
         self._metrics_page = MetricsPage(
             self.metrics,
             self.fleet,
@@ -90,7 +93,7 @@ class Program:
         membership = self.pods.membership
         self._commands = AdminCommands(self.fleet, self.policies, membership.add, membership.remove)
         self._worker_sync = self._build_worker_sync(worker) if worker else None
-        self.app = App(self.proxy.edge, self._own_app())
+        self.app = App(self._edge, self._own_app())
 
     def _build_worker_sync(self, worker: WorkerIdentity) -> WorkerSync:
         pods, commands, find = self.pods, self._commands, self.records.journal.find
@@ -109,13 +112,13 @@ class Program:
 
     def _own_app(self) -> FastAPI:
         """Health, metrics, models and admin calls."""
-        sync, find, proxy = self._worker_sync, self.records.journal.find, self.proxy
+        sync, find = self._worker_sync, self.records.journal.find
         max_bytes = self._config.limits.max_body_bytes
         routes = OwnRoutes(
             self.fleet,
             self.policies,
             self._commands,
-            ExplainRoutes(find, self._find_remote, proxy.edge.inference, proxy.forwarder.preview, max_bytes),
+            ExplainRoutes(find, self._find_remote, self._edge.inference, self.forwarder.preview, max_bytes),
             partial(describe_pods, self.fleet, self.pods.ledger, self.pods.store, self.pods.kv_streams),
             sync.render if sync else self._metrics_page.render,
         )

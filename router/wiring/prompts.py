@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 
 class LoadTokenizer(Protocol):
-    """Loads a tokenizer; a process with several routers shares one."""
+    """Loads a tokenizer, or returns a loaded one that several routers of a process share."""
 
     def __call__(self, source: TokenizerSource, *, fast: bool) -> Tokenizer:
         """The tokenizer at `source`."""
@@ -34,18 +34,27 @@ class LoadTokenizer(Protocol):
 def preloaded(models: Iterable[ModelConfig]) -> LoadTokenizer:
     """Load the tokenizers of all models now. Returns a function that returns them. Raises `ConfigError`."""
     own = [model for model in models if model.tokenizer not in (None, ENGINE_TOKENIZER)]
-    wanted = {(_source(model), model.fast_tokenizer) for model in own}
+    wanted = {(source_of(model), model.fast_tokenizer) for model in own}
     loaded = {(source, fast): load_tokenizer(source, fast=fast) for source, fast in wanted}
     return lambda source, *, fast: loaded[source, fast]
 
 
-def _source(model: ModelConfig) -> TokenizerSource:
+def source_of(model: ModelConfig) -> TokenizerSource:
+    """The configured location of a model's tokenizer."""
     assert model.tokenizer is not None
     return TokenizerSource(model.tokenizer, model.chat_template)
 
 
+def fingerprinter(model: ModelConfig, tokenizer: Tokenizer, **options: Any) -> Fingerprinter:
+    """The fingerprinter of a configured model. `options`: further arguments of `Fingerprinter`."""
+    template = None
+    if tokenizer.chat_template:
+        template = ChatTemplate(tokenizer, None, model.chat_template_content_format, model.chat_template_kwargs)
+    return Fingerprinter(tokenizer, template, model.generation(), **options)
+
+
 class Prompts:
-    """Readers and generations by model name. `ready_pods(model)` returns pods that can tokenize."""
+    """Prompt readers and generations by model name. `ready_pods(model)` returns pods that can tokenize."""
 
     def __init__(
         self,
@@ -55,17 +64,16 @@ class Prompts:
         metrics: Metrics,
         load: LoadTokenizer,
     ) -> None:
-        self._tokens_cache_bytes = config.index.tokens_cache_bytes
+        self._index = config.index
         self._pool_of = pool_of
         self._ready_pods = ready_pods
         self._metrics = metrics
         self._load = load
-        self._incremental = config.index.incremental_prompts
         self.generations: dict[str, Generation] = {}
         self.readers = {model.name: self._reader(model) for model in config.models if model.tokenizer}
 
     async def of_probe(self, endpoint: Endpoint, body: Mapping[str, Any]) -> PromptPrefix | None:
-        """The router's own prefix of a self-test's prompt, through the same reader as requests."""
+        """The router's prefix of a self-test's prompt, read by the same reader as requests."""
         reader = self.readers.get(body["model"])
         if reader is None:
             return None
@@ -77,39 +85,26 @@ class Prompts:
 
     def _reader(self, model: ModelConfig) -> PromptReader:
         """The reader of this model's prompts. Loading a tokenizer takes a second or two."""
-        generation = model.generation()
         if model.tokenizer == ENGINE_TOKENIZER:
-            self.generations[model.name] = generation
+            generation = self.generations[model.name] = model.generation()
             return EngineReader(generation, self._pool_of, self._ready_pods, self._count_unread)
-        tokenizer = self._tokenizer(model)
-        fingerprinter = self._fingerprinter(model, tokenizer, generation)
-        self.generations[model.name] = fingerprinter.generation
-        return LocalReader(fingerprinter, tokenizer, self._count_unread)
-
-    def _tokenizer(self, model: ModelConfig) -> Tokenizer:
-        assert model.tokenizer is not None
-        tokenizer = self._load(_source(model), fast=model.fast_tokenizer)
+        tokenizer = self._load(source_of(model), fast=model.fast_tokenizer)
         log.info("tokenizer loaded", model=model.name, backend=tokenizer.backend, reason=tokenizer.reason)
-        return tokenizer
-
-    def _fingerprinter(self, model: ModelConfig, tokenizer: Tokenizer, generation: Generation) -> Fingerprinter:
-        template = None
-        if tokenizer.chat_template:
-            template = ChatTemplate(tokenizer, None, model.chat_template_content_format, model.chat_template_kwargs)
 
         def report_mismatch() -> None:
             self._metrics.incremental_mismatches.labels(model.name).inc()
             log.error("incremental prompts disabled: tokens differ from the whole prompt", model=model.name)
 
-        return Fingerprinter(
+        reading = fingerprinter(
+            model,
             tokenizer,
-            template,
-            generation,
-            cache_bytes=self._tokens_cache_bytes,
+            cache_bytes=self._index.tokens_cache_bytes,
             cache_seed=getrandbits(64),
-            incremental=self._incremental,
+            incremental=self._index.incremental_prompts,
             on_mismatch=report_mismatch,
         )
+        self.generations[model.name] = reading.generation
+        return LocalReader(reading, tokenizer, self._count_unread)
 
     def _count_unread(self, model: str, reason: str) -> None:
         self._metrics.unread_prompts.labels(model, reason[:60]).inc()

@@ -1,8 +1,7 @@
-"""Builds what forwards requests: the forwarder and the OpenAI edge."""
+"""Builds the forwarder and the connection pools that it uses."""
 
 from __future__ import annotations
 
-from router.api.openai_edge import OpenAiEdge
 from router.config.schema import RouterConfig
 from router.feeds.policy_feed import PolicyFeed
 from router.observe.journal import Journal
@@ -23,50 +22,17 @@ def upstream_pools(config: RouterConfig) -> UpstreamPools:
     return UpstreamPools(timeouts)
 
 
-class ProxyParts:
-    """The forwarder and the edge. `pools` are those that the fleet's feeds use as well."""
-
-    def __init__(
-        self,
-        config: RouterConfig,
-        parts: FleetParts,
-        prompts: Prompts,
-        pools: UpstreamPools,
-        policies: PolicyFeed,
-        classes: Classes,
-        journal: Journal,
-    ) -> None:
-        metrics, logged = parts.metrics, config.log
-        needs = ProxyDependencies(
-            fleet=parts.fleet,
-            ledger=parts.ledger,
-            breaker=parts.breaker,
-            store=parts.store,
-            readers=prompts.readers,
-            policies=policies.current,
-            classes=classes,
-            pool=pools.of,
-            handoff_facts=parts.handoff_facts.of,
-            publishes_events=parts.publishes_events,
-            metrics=metrics,
-            settings=_forward_settings(config),
-            calibrator=parts.calibrator,
-            journal=journal,
-            request_log=RequestLog(logged.format, logged.requests_sample) if logged.requests else None,
-        )
-        self.forwarder = Forwarder(needs)
-        self.edge = OpenAiEdge(
-            self.forwarder,
-            parts.fleet,
-            metrics,
-            config.edge,
-            config.limits,
-            frozenset(model.name for model in config.models),
-        )
-
-
-def _forward_settings(config: RouterConfig) -> ForwardSettings:
-    return ForwardSettings(
+def build_forwarder(
+    config: RouterConfig,
+    parts: FleetParts,
+    prompts: Prompts,
+    pools: UpstreamPools,
+    policies: PolicyFeed,
+    classes: Classes,
+    journal: Journal,
+) -> Forwarder:
+    """The forwarder. The fleet's feeds use the same `pools`."""
+    settings = ForwardSettings(
         retries=config.limits.retries,
         retry_budget=config.limits.retry_budget,
         route_headers=config.edge.route_headers,
@@ -75,3 +41,21 @@ def _forward_settings(config: RouterConfig) -> ForwardSettings:
         no_events_ttl_s=config.index.no_events_ttl_s,
         no_events_capacity_tokens=config.index.no_events_capacity_tokens,
     )
+    dependencies = ProxyDependencies(
+        fleet=parts.fleet,
+        ledger=parts.ledger,
+        breaker=parts.breaker,
+        store=parts.store,
+        readers=prompts.readers,
+        policies=policies.current,
+        classes=classes,
+        pool=pools.of,
+        handoff_facts=parts.handoff_facts.of,
+        publishes_events=parts.publishes_events,
+        metrics=parts.metrics,
+        settings=settings,
+        calibrator=parts.calibrator,
+        journal=journal,
+        request_log=RequestLog(config.log.format, config.log.requests_sample) if config.log.requests else None,
+    )
+    return Forwarder(dependencies)

@@ -28,7 +28,6 @@ from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.hashing import hash_array
 from router.observe.calibrator import Calibrator, PrefillReport, SpeedReport
-from router.policy.calibration import UnreadableCalibration
 from router.policy.classes import Classes
 from router.stores.prefix_store import LocalStore
 from router.types import BlockHash, InFlight, Pod, PodId, PodLoad, PodState
@@ -228,7 +227,7 @@ class SharedView:
         if update.snapshot:
             owners.ledger.remove_worker(worker)
             self.remote_ready_pods.update(update.ready_pods)
-            self._load_calibration(update.calibration)
+            owners.calibrator.calibration.load(update.calibration)
         self._apply_work(worker, update.work)
         for pod, record in update.failures.items():
             owners.breaker.apply_remote(pod, record, now_s)
@@ -280,9 +279,3 @@ class SharedView:
             calibrator.observe_transfer(
                 sender.pod, receiver.pod, report.tokens, report.elapsed_ms, report.concurrent, remote=True
             )
-
-    def _load_calibration(self, calibration: bytes) -> None:
-        try:
-            self._owners.calibrator.calibration.load(calibration)
-        except UnreadableCalibration as error:
-            raise ValueError(str(error)) from error

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from router.cli import main
-from router.cli.replay import Decided
+from router.cli.replay import RecordedChoices
 from router.observe.receipts import Explained
 from router.policy.price import Choice
 from router.policy.review import against
@@ -91,7 +91,7 @@ async def test_a_preview_decides_and_changes_nothing(deploy: Deploy) -> None:
         for number in range(12):
             await deployment.chat(opening("harbour") if number == 5 else opening(f"boat {number}"))
         body = {"model": "demo", "messages": opening("harbour"), "max_tokens": 8}
-        seen = deployment.program.proxy.forwarder._decisions._traffic._by_model
+        seen = deployment.program.forwarder._decisions._traffic._by_model
         counts = {name: [run.count for run in shared._runs.values()] for name, shared in seen.items()}
         before, blocks = await metrics(deployment), [engine.load for engine in deployment.engines]
         previews = [await deployment.client.post("/admin/preview", json=body) for _ in range(3)]
@@ -143,7 +143,7 @@ async def test_recorded_decisions_are_replayed(deploy: Deploy, tmp_path: Path) -
         await converse(deployment, opening("tides"), turns=4)
         await asyncio.gather(*(deployment.chat(opening(f"road {number % 3}", 60)) for number in range(12)))
     same, other = (
-        against([(seen.scene(), was) for seen, was, _ in Decided(file)], POLICIES[name])
+        against([(seen.scene(), was) for seen, was, _ in RecordedChoices(file)], POLICIES[name])
         for name in ("cost_aware", "round_robin")
     )
     assert (same.decisions, same.changed) == (16, 0)
