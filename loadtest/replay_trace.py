@@ -24,10 +24,10 @@ from rich.console import Console
 
 from loadtest.record import Run, record_of
 from loadtest.run import command, finish
-from loadtest.runs import OnProgress, Workload, run_on_fleet, run_on_url
+from loadtest.runs import Workload, run_on_fleet, run_on_url
 from router.cli.child_processes import ChildError, FleetPlan, cancel_on_sigterm
 from router.cli.figures import Objective
-from router.cli.load_driver import DriveResults, LoadDriver
+from router.cli.load_driver import DriveResults, LoadDriver, OnProgress
 from router.cli.mock_engine_command import mock_tokenizer, need_tokenizer
 from router.errors import ConfigError
 from router.report import PlotsUnavailable

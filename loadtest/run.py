@@ -24,12 +24,13 @@ from rich.table import Table
 
 from loadtest.record import Record, Run, record_of, write_record
 from loadtest.report import write_report
-from loadtest.runs import OnProgress, Workload, first_model, run_on_fleet, run_on_url
+from loadtest.runs import Workload, first_model, run_on_fleet, run_on_url
 from loadtest.scenario import Scenario, load_scenario, ours
+from loadtest.slow_client import exchange_at_pace
 from loadtest.summary import judged, table, warnings
 from router.cli.child_processes import ChildError, cancel_on_sigterm
 from router.cli.figures import ideal_cached_tokens
-from router.cli.load_driver import DriveResults, drive
+from router.cli.load_driver import DriveResults, OnProgress, drive
 from router.cli.mock_engine_command import mock_tokenizer, need_tokenizer
 from router.errors import ConfigError
 from router.report import PlotsUnavailable
@@ -43,7 +44,7 @@ def workload_of(scenario: Scenario) -> Workload:
     mix = scenario.drawn()
 
     async def play(url: str, model: str, on_progress: OnProgress) -> DriveResults:
-        return await drive(url, model, mix, on_progress)
+        return await drive(url, model, mix, on_progress, exchange_at_pace)
 
     return Workload(scenario.arrivals.per_s, _requests(mix), play, _ideal)
 

@@ -6,31 +6,23 @@ On a started fleet each run begins with empty caches and a new router.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeAlias
 
 import httpx
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from loadtest.record import Run, run_of
 from router.cli.child_processes import ChildError, FleetPlan, clear_caches, mock_fleet, running_router
-from router.cli.figures import percentile, ttfts_ms
-from router.cli.load_driver import DriveResults, RequestResult
+from router.cli.load_driver import DriveResults, OnProgress
+from router.cli.run_progress import show_progress
 from router.config.load import shipped
 from router.config.policy_files import choose_policy, load_policies
 
 AS_IT_IS = "as it is"
-OnProgress: TypeAlias = Callable[[RequestResult], None]
-REFRESH_S = 0.5
-LINE_EVERY_S = 5.0
-RECENT = 200
-"""Number of requests in the displayed figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,68 +83,3 @@ async def first_model(url: str) -> str:
 async def _play(load: Workload, url: str, model: str, name: str, console: Console) -> DriveResults:
     async with show_progress(console, f"{name}, {load.rate_per_s:g}/s", load.planned) as on_progress:
         return await load.play(url, model, on_progress)
-
-
-# --- progress ---
-
-
-@dataclass(slots=True)
-class RunProgress:
-    """Figures of the requests so far."""
-
-    done: int = 0
-    errors: int = 0
-    recent: deque[RequestResult] = field(default_factory=lambda: deque(maxlen=RECENT))
-
-    def __call__(self, one: RequestResult) -> None:
-        """Add a result."""
-        self.done += 1
-        self.errors += bool(one.error)
-        self.recent.append(one)
-
-    def __str__(self) -> str:
-        times_ms = ttfts_ms(self.recent)
-        if not times_ms:
-            return f"{self.errors} errors" if self.errors else ""
-        late_ms = percentile([one.late_s * 1000 for one in self.recent], 0.99)
-        failed = f", {self.errors} errors" if self.errors else ""
-        return (
-            f"TTFT {percentile(times_ms, 0.5):.0f} ms, p99 {percentile(times_ms, 0.99):.0f}, late {late_ms:.1f}{failed}"
-        )
-
-
-@asynccontextmanager
-async def show_progress(console: Console, label: str, planned: int) -> AsyncIterator[OnProgress]:
-    """Display the results passed to the yielded callback: a bar on a terminal, otherwise a line every few seconds.
-
-    The display refreshes at an interval and not per request, so that it does not slow the run.
-    """
-    seen = RunProgress()
-    columns = (
-        TextColumn("{task.description:<24}"),
-        BarColumn(16),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[so_far]}"),
-    )
-    with Progress(*columns, console=console, auto_refresh=False, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(label, total=planned, so_far="")
-
-        def draw() -> None:
-            progress.update(bar, completed=seen.done, so_far=str(seen), refresh=True)
-
-        def say() -> None:
-            console.print(f"{label}: {seen.done} of {planned}, {seen}", highlight=False, markup=False)
-
-        show, every_s = (draw, REFRESH_S) if console.is_terminal else (say, LINE_EVERY_S)
-        watching = asyncio.create_task(_repeat(show, every_s))
-        try:
-            yield seen
-        finally:
-            watching.cancel()
-            show()
-
-
-async def _repeat(show: Callable[[], None], every_s: float) -> None:
-    while True:
-        await asyncio.sleep(every_s)
-        show()

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -18,7 +16,6 @@ from typing import Annotated
 import typer
 import uvloop
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from router.cli.child_processes import (
     ChildError,
@@ -29,9 +26,10 @@ from router.cli.child_processes import (
     mock_fleet,
     running_router,
 )
-from router.cli.figures import Figures, cached_share, figures, ideal_cached_tokens, percentile, table, ttfts_ms
-from router.cli.load_driver import DriveResults, RequestResult, drive
+from router.cli.figures import Figures, figures, ideal_cached_tokens, table
+from router.cli.load_driver import DriveResults, drive
 from router.cli.mock_engine_command import mock_tokenizer, need_tokenizer
+from router.cli.run_progress import show_progress
 from router.config.load import shipped
 from router.config.policy_files import choose_policy, load_policies
 from router.sim.chat_workload import ChatSession, sessions
@@ -41,35 +39,6 @@ NUM_BLOCKS = 2560
 """KV per pod: 40,960 tokens. Small, so that eviction matters within seconds."""
 SESSIONS_PER_POD_S = 5.5
 PORT = 8080
-
-
-@dataclass(slots=True)
-class DemoProgress:
-    """Progress of the demo: bars on a terminal, otherwise one line per policy."""
-
-    console: Console
-    progress: Progress
-    total: int
-    served: dict[TaskID, list[RequestResult]] = field(default_factory=dict)
-
-    def begin(self, policy: str) -> TaskID:
-        """Add a policy whose router is starting."""
-        if not self.console.is_terminal:
-            self.console.print(f"{policy}: {self.total} requests ...")
-        task = self.progress.add_task(policy, total=self.total, so_far="starting the router ...")
-        self.served[task] = []
-        return task
-
-    def add(self, task: TaskID, one: RequestResult) -> None:
-        """Add a result."""
-        served = self.served[task]
-        served.append(one)
-        self.progress.update(task, advance=1, so_far=_so_far(served))
-
-    def end(self, policy: str, task: TaskID) -> None:
-        """Mark a policy as done."""
-        if not self.console.is_terminal:
-            self.console.print(f"{policy}: {_so_far(self.served[task])}", highlight=False)
 
 
 def demo_command(
@@ -129,21 +98,15 @@ async def _compare(
     folder: Path,
 ) -> dict[str, DriveResults]:
     """Run the sessions under each policy, with a new router and empty caches."""
-    columns = (
-        TextColumn("{task.description:<17}"),
-        BarColumn(12),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[so_far]}"),
-    )
     results = {}
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        progress_view = DemoProgress(console, progress, sum(len(session.turns) for session in mix))
-        for policy in policies:
-            task = progress_view.begin(policy)
-            await clear_caches(pods)
-            async with running_router(policy, pods, plan, folder) as url:
-                results[policy] = await drive(url, plan.model, mix, partial(progress_view.add, task))
-            progress_view.end(policy, task)
+    requests = sum(len(session.turns) for session in mix)
+    for policy in policies:
+        await clear_caches(pods)
+        async with (
+            show_progress(console, policy, requests) as on_progress,
+            running_router(policy, pods, plan, folder) as url,
+        ):
+            results[policy] = await drive(url, plan.model, mix, on_progress)
     return results
 
 
@@ -155,14 +118,6 @@ def _figures(results: dict[str, DriveResults], pods: int) -> list[Figures]:
         figures(policy, result, ideal_cached_tokens(result.served, tokenizer), names)
         for policy, result in results.items()
     ]
-
-
-def _so_far(served: Sequence[RequestResult]) -> str:
-    ttft_ms = ttfts_ms(served)
-    return (
-        f"cached {cached_share(served):5.1%}, "
-        f"TTFT {percentile(ttft_ms, 0.5):3.0f} ms, p99 {percentile(ttft_ms, 0.99):3.0f}"
-    )
 
 
 def _print_setup(console: Console, mix: Sequence[ChatSession], plan: FleetPlan) -> None:

@@ -98,6 +98,7 @@ def figures(
     for one in good:
         work[one.pod] += one.prompt_tokens - one.cached_tokens + one.output_tokens
     ttft_ms, between_ms = ttfts_ms(good), [ms for ms in map(tpot_ms, good) if ms is not None]
+    due_s = [one.due_s for one in results.served]
     within = sum(map(objective.met_by, results.served))
     prompt_tokens = sum(one.prompt_tokens for one in good)
     return Figures(
@@ -112,7 +113,7 @@ def figures(
         tpot_p50_ms=percentile(between_ms, 0.50),
         tpot_p99_ms=percentile(between_ms, 0.99),
         within_objective_share=within / max(len(results.served), 1),
-        goodput_per_s=within / (due_for_s(results) or math.nan),
+        goodput_per_s=within / (max(due_s) - min(due_s) or math.nan) if due_s else math.nan,
         exact_predictions_share=sum(one.predicted_cached_tokens == one.cached_tokens for one in good)
         / max(len(good), 1),
         work_by_pod=dict(sorted(work.items())),
@@ -147,12 +148,6 @@ def tpot_ms(one: RequestResult) -> float | None:
     if one.ttft_s is None or one.output_tokens < 2:
         return None
     return (one.e2e_s - one.ttft_s) * 1000 / (one.output_tokens - 1)
-
-
-def due_for_s(results: DriveResults) -> float:
-    """Seconds between the first and the last due time."""
-    due_s = [one.due_s for one in results.served]
-    return max(due_s) - min(due_s) if due_s else 0.0
 
 
 def percentile(values: Sequence[float], share: float) -> float:

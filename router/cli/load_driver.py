@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from router.cli.slow_client import slow_exchange
 from router.errors import ConnectFailed, RouterError, UpstreamBroken
 from router.proxy.connection import UpstreamTimeouts
 from router.proxy.headers import HeaderList, header, request_message
@@ -70,6 +69,10 @@ class StreamedResponse(Protocol):
         """Release the connection, whether the body was read or not."""
 
 
+Exchange: TypeAlias = Callable[[UpstreamPool, bytes, float], Awaitable[StreamedResponse]]
+"""Sends a request and waits for the response headers. The number is the session's `read_pause_s`."""
+
+
 @dataclass(slots=True)
 class RequestResult:
     """One request and its result. `sent_s` counts from the start of the drive; `late_s` is the time between due and
@@ -97,6 +100,10 @@ class RequestResult:
         return self.sent_s - self.late_s
 
 
+OnProgress: TypeAlias = Callable[[RequestResult], None]
+"""Called after each request."""
+
+
 @dataclass(frozen=True, slots=True)
 class DriveResults:
     """All requests in the order they were sent."""
@@ -105,13 +112,19 @@ class DriveResults:
     wall_s: float
 
 
+def _exchange(pool: UpstreamPool, message: bytes, _: float) -> Awaitable[StreamedResponse]:
+    """Ignore the session's pauses."""
+    return pool.exchange(message)
+
+
 @dataclass(slots=True)
 class LoadDriver:
-    """Sends requests to routers in turn and records them. `on_progress` is called after each. A router that refuses the
-    connection is skipped, as by a balancer."""
+    """Sends requests to routers in turn and records them. A router that refuses the connection is skipped, as by a
+    balancer."""
 
     urls: Sequence[str]
-    on_progress: Callable[[RequestResult], None]
+    on_progress: OnProgress
+    exchange: Exchange = _exchange
     served: list[RequestResult] = field(default_factory=list)
     started_s: float = field(default_factory=time.perf_counter)
     _pools: deque[UpstreamPool] = field(init=False)
@@ -135,8 +148,7 @@ class LoadDriver:
         due_s: float | None = None,
         read_pause_s: float = 0.0,
     ) -> RequestResult:
-        """Send one streamed request, due now or earlier. Never raises for a failed request: see `error`. With
-        `read_pause_s`, a separate client reads the response in small pieces and pauses after each."""
+        """Send one streamed request, due now or earlier. Never raises for a failed request: see `error`."""
         body = msgspec.json.encode({**asked, "stream": True, "stream_options": {"include_usage": True}})
         sent_s = self.elapsed_s()
         one = RequestResult(kind, asked, sent_s, late_s=0.0 if due_s is None else sent_s - due_s)
@@ -146,8 +158,7 @@ class LoadDriver:
             message = request_message("POST", endpoint.encode(), pool.host_header, _HEADERS, body)
             one.router, one.error = pool.pod, ""
             try:
-                answer = slow_exchange(pool.pod, message, read_pause_s) if read_pause_s else pool.exchange(message)
-                await self._read_response(await answer, one)
+                await self._read_response(await self.exchange(pool, message, read_pause_s), one)
             except RouterError as error:
                 one.error = f"{type(error).__name__}: {error}"
                 if isinstance(error, ConnectFailed):
@@ -188,13 +199,17 @@ class LoadDriver:
                 if payload == b"[DONE]":
                     ended = True
                 elif payload:
-                    texts.append(self._add_chunk(_chunk(payload), one))
+                    texts.append(self._add_chunk(payload, one))
         one.text = "".join(texts)
         if not ended:
             raise UpstreamBroken("the stream ended without [DONE]")
 
-    def _add_chunk(self, chunk: _StreamChunk, one: RequestResult) -> str:
+    def _add_chunk(self, payload: bytes, one: RequestResult) -> str:
         """The text of a chunk. The first chunk with text sets the TTFT."""
+        try:
+            chunk = _decode_chunk(payload)
+        except msgspec.DecodeError as error:
+            raise UpstreamBroken(f"invalid stream chunk: {error}") from error
         if chunk.error is not None:
             raise UpstreamBroken(f"error in the stream: {chunk.error}")
         if chunk.usage is not None:
@@ -211,10 +226,11 @@ async def drive(
     urls: str | Sequence[str],
     model: str,
     sessions: Iterable[ChatSession],
-    on_progress: Callable[[RequestResult], None] = lambda _: None,
+    on_progress: OnProgress = lambda _: None,
+    exchange: Exchange = _exchange,
 ) -> DriveResults:
     """Run all sessions against the router at `urls`, or several in turn. A session ends at its first error."""
-    driver = LoadDriver([urls] if isinstance(urls, str) else urls, on_progress)
+    driver = LoadDriver([urls] if isinstance(urls, str) else urls, on_progress, exchange)
     try:
         async with asyncio.TaskGroup() as group:
             for session in sessions:
@@ -243,10 +259,3 @@ async def _read_body(reply: StreamedResponse) -> bytes:
     while data := await reply.read():
         body += data
     return body
-
-
-def _chunk(payload: bytes) -> _StreamChunk:
-    try:
-        return _decode_chunk(payload)
-    except msgspec.DecodeError as error:
-        raise UpstreamBroken(f"invalid stream chunk: {error}") from error

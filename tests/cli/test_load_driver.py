@@ -186,11 +186,3 @@ async def test_a_turn_is_due_its_think_time_after_the_previous_response() -> Non
     results, _, _ = await driven([ChatSession("a", "chat", 0.0, "", turns)], (200, stream("Yes")), (200, stream("No")))
     first, second = results.served
     assert second.due_s == pytest.approx(first.due_s + first.e2e_s + 0.05)
-
-
-async def test_a_slow_client_gets_the_same_response() -> None:
-    """Only the pace differs."""
-    slow = ChatSession("a", "chat", 0.0, "", (Turn("Why?", 3),), read_pause_s=0.001)
-    results, _, _ = await driven([slow], (200, stream("Yes", " sir")))
-    (one,) = results.served
-    assert (one.text, one.error, one.cached_tokens, one.pod) == ("Yes sir", "", 16, "pod-1")

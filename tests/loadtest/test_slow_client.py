@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from router.cli.slow_client import slow_exchange
+from loadtest.slow_client import exchange_at_pace, slow_exchange
+from router.cli.load_driver import drive
 from router.errors import ConnectFailed, UpstreamBroken
+from router.sim.chat_workload import ChatSession, Turn
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
@@ -106,3 +108,17 @@ async def test_a_closed_port_is_a_failed_connection() -> None:
         pass
     with pytest.raises(ConnectFailed):
         await slow_exchange(url, b"GET / HTTP/1.1\r\n\r\n", 0.0)
+
+
+@pytest.mark.parametrize("read_pause_s", [0.0, 0.001])
+async def test_a_session_with_pauses_gets_the_same_response(read_pause_s: float) -> None:
+    """Only the pace differs."""
+    body = b'data: {"choices": [{"delta": {"content": "Yes, sir"}}]}\n\n' * 50 + b"data: [DONE]\n\n"
+
+    async def write(writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD % len(body) + body)
+
+    session = ChatSession("a", "chat", 0.0, "", (Turn("Why?", 3),), read_pause_s)
+    async with answering(write) as url:
+        (one,) = (await drive(url, "demo", [session], exchange=exchange_at_pace)).served
+    assert (one.text, one.error, one.pod) == ("Yes, sir" * 50, "", "pod-1")

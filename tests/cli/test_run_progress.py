@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from loadtest.runs import RECENT, RunProgress, show_progress
 from router.cli.load_driver import RequestResult
+from router.cli.run_progress import RECENT, RunProgress, show_progress
 
 
 def served(ttft_s: float, error: str = "") -> RequestResult:
@@ -22,7 +22,7 @@ def test_times_are_of_recent_requests_and_errors_of_all() -> None:
     seen(served(9.0))
     for _ in range(RECENT):
         seen(served(0.05))
-    assert str(seen) == "TTFT 50 ms, p99 50, late 2.0, 1 errors"
+    assert str(seen) == "cached 0.0%, TTFT 50 ms, p99 50, late 2.0, 1 errors"
     assert seen.done == RECENT + 2
 
 

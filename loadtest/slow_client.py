@@ -13,12 +13,19 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from router.cli.load_driver import StreamedResponse
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
+from router.proxy.upstream import UpstreamPool
 
 WINDOW_BYTES = 2048
 """Receive buffer size; the kernel doubles it."""
 PIECE_BYTES = 512
 READ_TIMEOUT_S = 120.0
+
+
+async def exchange_at_pace(pool: UpstreamPool, message: bytes, read_pause_s: float) -> StreamedResponse:
+    """Send a request with a slow client if its session pauses, else with the pool. For `load_driver.drive`."""
+    return await (slow_exchange(pool.pod, message, read_pause_s) if read_pause_s else pool.exchange(message))
 
 
 async def slow_exchange(url: str, message: bytes, pause_s: float) -> SlowResponse:
