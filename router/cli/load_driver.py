@@ -19,7 +19,7 @@ import msgspec
 
 from router.errors import ConnectFailed, RouterError, UpstreamBroken
 from router.proxy.connection import UpstreamTimeouts
-from router.proxy.headers import HeaderList, header, request_message
+from router.proxy.headers import HeaderList, first_values, request_message
 from router.proxy.upstream import UpstreamPool
 from router.sim.chat_workload import ChatSession
 from router.types import Endpoint
@@ -180,8 +180,9 @@ class LoadDriver:
     async def _read_response(self, reply: StreamedResponse, one: RequestResult) -> None:
         try:
             one.status = reply.status
-            one.pod = header(reply.headers, b"x-warmroute-pod")
-            predicted = header(reply.headers, b"x-warmroute-cached-tokens")
+            headers = first_values(reply.headers)
+            one.pod = headers.get(b"x-warmroute-pod", b"").decode("latin-1")
+            predicted = headers.get(b"x-warmroute-cached-tokens")
             one.predicted_cached_tokens = int(predicted) if predicted else None
             if reply.status != 200:
                 one.error = f"status {reply.status}: {(await _read_body(reply))[:300]!r}"

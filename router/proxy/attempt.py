@@ -54,7 +54,7 @@ class Attempts:
                 return
             except UpstreamError as error:
                 self._record_failure(context, candidate, error)
-                following = None if client.started else self._next(context)
+                following = self._next(context)
                 if following is None or not self._may_retry(error, bytes_sent=client.started):
                     raise
                 candidate = following
@@ -120,7 +120,7 @@ class Attempts:
         rest: Sequence[Candidate] = context.decision.candidates
         if context.candidate is not None:
             rest = rest[rest.index(context.candidate) + 1 :]
-        if failed := context.failed_pods:
+        if failed := [failure.pod for failure in context.failures if failure.pod]:
             rest = sorted(rest, key=lambda candidate: _uses_any(candidate.plan, failed))
         for candidate in rest:
             if self._splits.unusable_reason(context, candidate.plan) is None:
@@ -153,7 +153,6 @@ class Attempts:
         context.failures = (*context.failures, Failure(error.pod, name, str(error)))
         if error.pod:
             self._breaker.failure(error.pod, time.monotonic())
-            context.failed_pods = (*context.failed_pods, error.pod)
 
     def _record_result(self, reply: AnyReply) -> None:
         """Count a relayed response. Server errors are failures of the pod."""
@@ -231,5 +230,5 @@ class Attempts:
         return headers
 
 
-def _uses_any(plan: Plan, pods: tuple[PodId, ...]) -> bool:
+def _uses_any(plan: Plan, pods: list[PodId]) -> bool:
     return plan.pod.id in pods or (isinstance(plan, Split) and plan.prefill.id in pods)

@@ -17,11 +17,6 @@ from router.types import PodId
 class Booking:
     """The leases of one attempt. `first_token` and `release` are idempotent."""
 
-    __slots__ = (
-        *("_clock", "_computing_lease", "_ledger", "_prefill_done", "_prefill_lease", "_pull_began_s"),
-        *("_response_lease", "_sending", "concurrent_transfers", "observation", "pulled_ms"),
-    )
-
     def __init__(
         self, ledger: Ledger, candidate: Candidate, prompt_tokens: int, clock: Callable[[PodId], PrefillClock]
     ) -> None:

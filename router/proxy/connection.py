@@ -90,9 +90,6 @@ class Connection(asyncio.Protocol):
         elif not self._flush(sink) or self._complete or self._broken:
             self._wake()
 
-    def eof_received(self) -> bool:
-        return False
-
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
         if self._timer is not None:

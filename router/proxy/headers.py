@@ -5,7 +5,7 @@ Hop-by-hop headers never pass (RFC 9110 7.6.1); headers that control an engine p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -93,14 +93,6 @@ def request_message(method: str, target: bytes, host: bytes, headers: HeaderList
 def first_values(headers: HeaderList) -> Mapping[bytes, bytes]:
     """The first value of each name."""
     return dict(reversed(headers))
-
-
-def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str:
-    """The first value of a header, or ""."""
-    for key, value in headers:
-        if key == name:
-            return value.decode("latin-1")
-    return ""
 
 
 def _named_by_connection(headers: HeaderList) -> set[bytes]:

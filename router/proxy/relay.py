@@ -129,10 +129,3 @@ async def read_all(reply: AnyReply, max_bytes: float = inf) -> bytes:
         return b"".join(pieces)
     finally:
         reply.close()
-
-
-async def pour_read(reply: AnyReply, sink: Sink, ready: Ready) -> None:
-    """`pour` for a reply that only has `read`."""
-    while piece := await reply.read():
-        if not sink(piece):
-            await ready()

@@ -1,8 +1,4 @@
-"""Responses that reach the client in another form than a pod sent them.
-
-A response that is complete already, and a decode pod's response with corrected usage. Both have the interface of
-`AnyReply`.
-"""
+"""Responses that differ from what a pod sent: one that is already complete, and one with corrected usage."""
 
 from __future__ import annotations
 
@@ -15,14 +11,25 @@ import msgspec
 from router.engines.handoff.usage import UsageCorrection
 from router.proxy.connection import Ready, Sink
 from router.proxy.headers import HeaderList
-from router.proxy.relay import AnyReply, is_stream, pour_read
+from router.proxy.relay import AnyReply, is_stream
 from router.types import Endpoint, PodId
 
 _DONE = b"data: [DONE]\n\n"
 
 
+class _ReadReply:
+    async def read(self) -> bytes:
+        raise NotImplementedError
+
+    async def pour(self, sink: Sink, ready: Ready) -> None:
+        """See `AnyReply`."""
+        while piece := await self.read():
+            if not sink(piece):
+                await ready()
+
+
 @dataclass(slots=True)
-class WholeReply:
+class WholeReply(_ReadReply):
     """A response that was read to its end."""
 
     pod: PodId
@@ -35,15 +42,11 @@ class WholeReply:
         body, self.body = self.body, b""
         return body
 
-    async def pour(self, sink: Sink, ready: Ready) -> None:
-        """See `AnyReply`."""
-        await pour_read(self, sink, ready)
-
     def close(self) -> None:
         """No connection is open."""
 
 
-class DecodeReply:
+class DecodeReply(_ReadReply):
     """The decode pod's response, from `first` on, with `cached_tokens` in its usage where it has one. `closed` is
     called by `close`."""
 
@@ -62,10 +65,6 @@ class DecodeReply:
             if corrected := self._correction.feed(piece):
                 return corrected
         return self._correction.end()
-
-    async def pour(self, sink: Sink, ready: Ready) -> None:
-        """See `AnyReply`."""
-        await pour_read(self, sink, ready)
 
     async def _next(self) -> bytes:
         first, self._first = self._first, None

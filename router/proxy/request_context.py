@@ -37,7 +37,6 @@ class RequestContext(msgspec.Struct, eq=False):
     handed_over_cached_tokens: int | None = None
     """Cached tokens that the prefill pod of a split reported."""
     tries: int = 0
-    failed_pods: tuple[PodId, ...] = ()
     failures: tuple[Failure, ...] = ()
     result: str = "error"
     _body_bytes: int = 0

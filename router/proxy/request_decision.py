@@ -48,11 +48,7 @@ class RequestDecisions:
     def decide(self, context: RequestContext, match: PrefixMatch) -> RouteDecision:
         """All candidates, best first. Raises `RouterError` where there is none."""
         context.phases.enter("decide")
-        request = context.request
-        model = request.adapter or request.model
-        self._turns[model] += 1
-        shared_blocks = self._traffic.observe(request.model, context.prompt)
-        scene = self._scene(request, context.prompt, match, self._turns[model], shared_blocks)
+        scene = self._scene(context.request, context.prompt, match)
         context.workload, context.policy = self._policy_for(scene, context.inbound.headers)
         decision = decide(scene, context.policy)
         context.recorded = self._needs.journal.record(scene, decision, context.policy, context.workload)
@@ -62,9 +58,7 @@ class RequestDecisions:
         """The decision that would be made now. Nothing is sent, booked or counted. Raises `RouterError`."""
         prompt = await self._read(request)
         match = await self._needs.store.match(prompt, time.monotonic()) if prompt else PrefixMatch()
-        shared_blocks = self._traffic.shared(request.model, prompt)
-        turn = self._turns[request.adapter or request.model] + 1
-        scene = self._scene(request, prompt, match, turn, shared_blocks)
+        scene = self._scene(request, prompt, match, counted=False)
         workload, policy = self._policy_for(scene, headers, counted=False)
         return record_decision(record(scene, workload), decide(scene, policy), policy, time.time())
 
@@ -73,9 +67,13 @@ class RequestDecisions:
         return await reader.read(request) if reader and request.prompt else None
 
     def _scene(
-        self, request: InferenceRequest, prompt: PromptPrefix | None, match: PrefixMatch, turn: int, shared_blocks: int
+        self, request: InferenceRequest, prompt: PromptPrefix | None, match: PrefixMatch, *, counted: bool = True
     ) -> Scene:
-        ledger = self._needs.ledger
+        """What a decision is based on. `counted`: count the request as traffic."""
+        ledger, model = self._needs.ledger, request.adapter or request.model
+        turn = self._turns[model] + 1
+        if counted:
+            self._turns[model] = turn
         return Scene(
             request=request,
             prompt=prompt,
@@ -85,7 +83,7 @@ class RequestDecisions:
             steps=ledger.steps(),
             now_s=time.monotonic(),
             turn=turn,
-            shared_blocks=shared_blocks,
+            shared_blocks=self._traffic.shared_blocks(request.model, prompt, counted=counted) if prompt else 0,
         )
 
     def _policy_for(self, scene: Scene, headers: HeaderList, *, counted: bool = True) -> tuple[str, Policy]:
@@ -96,7 +94,7 @@ class RequestDecisions:
 
 
 class TrafficPrefixes:
-    """Which leading blocks of a prompt so much of its model's traffic shares that every pod should hold them."""
+    """Leading blocks of prompts that are so common in the traffic of a model that every pod should hold them."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -105,17 +103,11 @@ class TrafficPrefixes:
         self._thresholds: dict[str, float] = {}
         """By model, for `_snapshot`."""
 
-    def observe(self, model: str, prompt: PromptPrefix | None) -> int:
-        """Count the prompt as traffic; returns the number of its shared leading blocks."""
-        if prompt is None:
-            return 0
-        return self._by_model[model].observe(prompt.hashes, threshold=self._threshold(model))
-
-    def shared(self, model: str, prompt: PromptPrefix | None) -> int:
-        """The same without counting the prompt."""
-        if prompt is None:
-            return 0
-        return self._by_model[model].shared(prompt.hashes, threshold=self._threshold(model))
+    def shared_blocks(self, model: str, prompt: PromptPrefix, *, counted: bool) -> int:
+        """Number of such blocks of a prompt. `counted`: count it as traffic."""
+        prefixes = self._by_model[model]
+        number_of = prefixes.observe if counted else prefixes.shared
+        return number_of(prompt.hashes, threshold=self._threshold(model))
 
     def _threshold(self, model: str) -> float:
         """Depends on the number of ready pods, which are counted once a snapshot."""

@@ -1,13 +1,12 @@
 """How do two pods serve one request?
 
-The prefill pod computes the prompt; the decode pod receives its KV and responds. The dialect says whether the decode
-request follows the prefill response or both are sent at once. A failure of either ends both and is held against the pod
-that caused it; the next candidate is tried without this handoff. The same where a pod refuses a body that is not the
-client's own: the client only sees errors about its own body, unless no candidate is left. Nothing is retried here.
+The prefill pod computes the prompt; the decode pod receives its KV and responds. The dialect defines whether the decode
+request follows the prefill response or both are sent at once. A failure of either ends both and counts as a failure of
+the pod that caused it; the next candidate is tried without this handoff. A refusal of a body that the router changed is
+handled the same way: unless no candidate is left, the client only receives errors about its own body.
 
 A handoff is used once, soon after the prefill response, and only while its pod's process lives. An engine that receives
-an old one responds 200 with the text of another prompt, caches that, and counts no error, so only the router can
-prevent it.
+an old one responds 200 with the text of another prompt, so only the router can prevent it.
 """
 
 from __future__ import annotations
@@ -50,21 +49,6 @@ def is_same_epoch(fleet: Fleet, pod: Pod) -> bool:
     return status is not None and status.pod.epoch == pod.epoch and status.state is not PodState.EJECTED
 
 
-class PendingHandoff:
-    """The handoff that `prefill` offered, as that pod was when the request was decided; usable until `expires_at_s`."""
-
-    def __init__(self, handoff: Handoff | None, prefill: Pod, expires_at_s: float) -> None:
-        self._handoff = handoff
-        self._prefill = prefill
-        self._expires_at_s = expires_at_s
-        self.offered = handoff is not None
-
-    def take(self, fleet: Fleet, now_s: float) -> Handoff | None:
-        """The handoff, to be sent now; None where it is too late, and on every later call."""
-        handoff, self._handoff = self._handoff, None
-        return handoff if is_same_epoch(fleet, self._prefill) and now_s < self._expires_at_s else None
-
-
 @dataclass(slots=True)
 class SplitAttempt:
     """One attempt with two pods. `last`: no other candidate will be tried."""
@@ -76,9 +60,9 @@ class SplitAttempt:
     booking: Booking
     last: bool
     began_s: float = field(default_factory=time.monotonic)
-    """When the KV transfer may have begun."""
+    """When the KV transfer may have begun; `Dialect.hold_s` counts from here."""
     sent_handoff: bool = False
-    """Whether the decode request names KV to load."""
+    """Whether a decode request that names the KV was sent."""
     result: str = "ok"
 
     def prefill_body(self) -> bytes:
@@ -93,17 +77,16 @@ class SplitAttempt:
             self.context.handed_over_cached_tokens = handoff.cached_tokens
         return handoff
 
-    def decode_body(self, pending: PendingHandoff, fleet: Fleet) -> bytes:
-        """The body for the decode pod, to be sent now: the client's own where there is no handoff, so that the decode
-        pod computes the prompt."""
-        request = self.context.request
-        handoff = pending.take(fleet, time.monotonic())
-        self.sent_handoff = handoff is not None
-        if handoff is None:
-            self.result = "dropped" if pending.offered else "not_offered"
+    def decode_body(self, offered: Handoff | None, fleet: Fleet) -> bytes:
+        """The body for the decode pod, to be sent now: the client's own where no handoff was offered, or where it was
+        used or is too old, so that the decode pod computes the prompt."""
+        request, in_time = self.context.request, time.monotonic() < self.began_s + self.dialect.hold_s
+        if offered is None or self.sent_handoff or not in_time or not is_same_epoch(fleet, self.pair.prefill):
+            self.result = "dropped" if offered else "not_offered"
             self.context.handed_over_cached_tokens = None
             return request.body
-        return self.dialect.decode_body(request.endpoint, request.body, self.pair, handoff)
+        self.sent_handoff = True
+        return self.dialect.decode_body(request.endpoint, request.body, self.pair, offered)
 
     def decode_failed(self, why: str, *, caused_by: PodId = "") -> None:
         """Record that the decode pod failed. Raises `HandoffFailed` where the handoff may be the reason and another
@@ -191,13 +174,11 @@ class SplitExecutor:
         handoff = attempt.read(response.body)
         if handoff is not None and handoff.response is not None:
             return self._complete(attempt, handoff.response)
-        pending = PendingHandoff(handoff, attempt.pair.prefill, attempt.began_s + attempt.dialect.hold_s)
-        return await self._decode(attempt, pending, prefill)
+        return await self._decode(attempt, handoff, prefill)
 
     async def _together(self, attempt: SplitAttempt, prefill: asyncio.Task[WholeReply]) -> AnyReply:
         """Both are sent at once. The failure of one ends both: the other would wait for minutes."""
-        pending = PendingHandoff(Handoff(), attempt.pair.prefill, attempt.began_s + attempt.dialect.hold_s)
-        decode = asyncio.ensure_future(self._decode(attempt, pending, prefill))
+        decode = asyncio.ensure_future(self._decode(attempt, Handoff(), prefill))
         try:
             await asyncio.wait((prefill, decode), return_when=asyncio.FIRST_COMPLETED)
             if not decode.done() and (response := prefill.result()).status != 200:
@@ -233,11 +214,11 @@ class SplitExecutor:
     # --- the decode request ---
 
     async def _decode(
-        self, attempt: SplitAttempt, pending: PendingHandoff, prefill: asyncio.Task[WholeReply]
+        self, attempt: SplitAttempt, offered: Handoff | None, prefill: asyncio.Task[WholeReply]
     ) -> DecodeReply:
         """The decode pod's response from its first piece on. Raises `UpstreamError`."""
         inbound, pod = attempt.context.inbound, attempt.pair.decode
-        reply = await self._sender.send_once(inbound, pod, lambda: attempt.decode_body(pending, self._fleet))
+        reply = await self._sender.send_once(inbound, pod, lambda: attempt.decode_body(offered, self._fleet))
         try:
             first = await self._first_piece(attempt, reply)
             if not prefill.done():

@@ -13,7 +13,6 @@ from router.proxy.headers import (
     HOP_BY_HOP,
     HeaderList,
     downstream_headers,
-    header,
     request_message,
     upstream_headers,
 )
@@ -113,9 +112,3 @@ def test_no_text_can_add_a_line(texts: list[bytes]) -> None:
 def test_a_body_may_have_any_line_breaks() -> None:
     """Only the head consists of lines."""
     assert request_message("POST", b"/", b"h", [], b"a\r\n\r\nb").endswith(b"content-length: 6\r\n\r\na\r\n\r\nb")
-
-
-def test_a_header_is_found_by_name_or_empty() -> None:
-    """The first of several."""
-    assert header(PLAIN, b"x-mine") == "1"
-    assert header(PLAIN, b"x-other") == ""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
-from router.engines.handoff.dialect import Handoff
+from router.decision import Split
+from router.engines.handoff.dialect import Handoff, Pair
+from router.engines.handoff.vllm_connectors import Nixl
 from router.fleet.fleet import Fleet
-from router.proxy.split_executor import PendingHandoff
-from router.types import Pod, PodSpeed
+from router.proxy.split_executor import SplitAttempt
+from router.types import Endpoint, Pod, PodSpeed
 
 OFFERED = Handoff({"remote_engine_id": "e"})
+BODY = b'{"model": "m"}'
 
 
 @pytest.fixture
@@ -20,48 +27,50 @@ def fleet() -> Fleet:
     return fleet
 
 
-def held(fleet: Fleet, offered: Handoff | None = OFFERED) -> PendingHandoff:
-    """Expires at 10 s."""
-    return PendingHandoff(offered, fleet.snapshot.pods[0].pod, 10.0)
+def held(fleet: Fleet, age_s: float = 0.0) -> SplitAttempt:
+    """An attempt whose transfer began `age_s` ago."""
+    pod, request = fleet.snapshot.pods[0].pod, SimpleNamespace(endpoint=Endpoint.CHAT, body=BODY)
+    context = cast(Any, SimpleNamespace(request=request, handed_over_cached_tokens=3))
+    plan, pair = Split(pod, pod), Pair(pod, pod, 1)
+    return SplitAttempt(context, plan, Nixl(), pair, cast(Any, None), last=False, began_s=time.monotonic() - age_s)
 
 
-def test_a_handoff_is_taken_once(fleet: Fleet) -> None:
-    """A second taker receives None."""
-    handoff = held(fleet)
-    assert handoff.take(fleet, 9.9) is OFFERED
-    assert handoff.take(fleet, 9.9) is None
+def is_sent(attempt: SplitAttempt, fleet: Fleet, offered: Handoff | None = OFFERED) -> bool:
+    return attempt.decode_body(offered, fleet) != BODY
+
+
+def test_a_handoff_is_sent_once(fleet: Fleet) -> None:
+    """A second request has the client's own body."""
+    attempt = held(fleet)
+    assert (is_sent(attempt, fleet), attempt.result) == (True, "ok")
+    assert (is_sent(attempt, fleet), attempt.result) == (False, "dropped")
 
 
 def test_a_handoff_expires_by_the_routers_clock(fleet: Fleet) -> None:
-    """At the deadline, permanently."""
-    handoff = held(fleet)
-    assert handoff.take(fleet, 10.0) is None
-    assert handoff.take(fleet, 1.0) is None
+    """After `hold_s` of the dialect; its cached tokens are not reported."""
+    assert is_sent(held(fleet, Nixl.hold_s - 1), fleet)
+    attempt = held(fleet, Nixl.hold_s)
+    assert (is_sent(attempt, fleet), attempt.result, attempt.sent_handoff) == (False, "dropped", False)
+    assert attempt.context.handed_over_cached_tokens is None
 
 
 def test_a_handoff_ends_with_the_process_of_its_pod(fleet: Fleet) -> None:
     """A restart empties the cache."""
-    handoff = held(fleet)
+    attempt = held(fleet)
     fleet.restarted("p")
-    assert handoff.take(fleet, 1.0) is None
+    assert not is_sent(attempt, fleet)
 
 
 def test_a_handoff_ends_with_its_pod(fleet: Fleet) -> None:
     """Also if another pod has the same id."""
-    handoff = held(fleet)
-    pods = [fleet.snapshot.pods[0].pod]
+    attempt, pods = held(fleet), [fleet.snapshot.pods[0].pod]
     fleet.sync([])
-    assert held_is_gone(handoff, fleet)
-    handoff = PendingHandoff(OFFERED, pods[0], 10.0)
+    assert not is_sent(attempt, fleet)
     fleet.sync(pods)
-    assert held_is_gone(handoff, fleet)
-
-
-def held_is_gone(handoff: PendingHandoff, fleet: Fleet) -> bool:
-    return handoff.take(fleet, 1.0) is None
+    assert not is_sent(attempt, fleet)
 
 
 def test_a_missing_offer_is_not_a_dropped_handoff(fleet: Fleet) -> None:
     """The metric distinguishes them."""
-    handoff = held(fleet, None)
-    assert (handoff.offered, handoff.take(fleet, 1.0)) == (False, None)
+    attempt = held(fleet)
+    assert (is_sent(attempt, fleet, None), attempt.result) == (False, "not_offered")

@@ -8,7 +8,7 @@ import pytest
 
 from router.proxy.connection import Ready, Sink
 from router.proxy.headers import HeaderList
-from router.proxy.relay import pour_read, read_all
+from router.proxy.relay import read_all
 from router.proxy.replies import DecodeReply, WholeReply
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +29,9 @@ class Pieces:
         return self._pieces.pop(0) if self._pieces else b""
 
     async def pour(self, sink: Sink, ready: Ready) -> None:
-        await pour_read(self, sink, ready)
+        while piece := await self.read():
+            if not sink(piece):
+                await ready()
 
     def close(self) -> None:
         self.closed += 1
