@@ -1,4 +1,4 @@
-"""Prompts whose tokens only the engines can tell."""
+"""Prompts that pods tokenize."""
 
 from __future__ import annotations
 
