@@ -122,9 +122,9 @@ class BlocksStored:
     `block_size_tokens` 0) it is a tier update of hashes that the holder announced before."""
 
     block_hashes: tuple[int, ...]
-    parent_hash: int | None
-    tokens: Sequence[int]
-    block_size_tokens: int
+    parent_hash: int | None = None
+    tokens: Sequence[int] = ()
+    block_size_tokens: int = 0
     tier: Tier = Tier.GPU
     group: int = 0
     adapter: str = ""

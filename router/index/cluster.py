@@ -59,32 +59,13 @@ class ClusterIndex:
 
     def __init__(self, *, holder_ttl_s: float, max_bytes: int | None = None, scatter: int = SCATTER) -> None:
         self._holder_ttl_s = holder_ttl_s
-        self._masks = HolderMasks(max_bytes, scatter)
+        self.masks = HolderMasks(max_bytes, scatter)
         self.holders = Holders()
-
-    @property
-    def block_holders(self) -> int:
-        """Triples of (block, holder, tier)."""
-        return self._masks.block_holders
-
-    @property
-    def bytes(self) -> int:
-        """Memory of the block table."""
-        return self._masks.bytes
-
-    @property
-    def dropped_blocks(self) -> int:
-        """Blocks that did not fit into `max_bytes`."""
-        return self._masks.dropped_blocks
-
-    def held(self, holder: KnownHolder) -> int:
-        """Pairs of (block, tier) of a holder."""
-        return self._masks.held(holder.name)
 
     def match(self, prefix: PromptPrefix) -> dict[PodId, BlocksByTier]:
         """Leading blocks of `prefix` by pod and tier."""
         walked = hashes_by_generation(prefix, self.holders.generations)
-        return self.holders.by_pod(self._masks.walk(hashes) for _, hashes in walked)
+        return self.holders.by_pod(self.masks.walk(hashes) for _, hashes in walked)
 
     # --- log entries ---
 
@@ -118,9 +99,9 @@ class ClusterIndex:
             complete=entry.complete,
             reloading=entry.kind is EntryKind.RELOAD,
         )
-        self._masks.forget(_collected_name(holder.name))
+        self.masks.forget(_collected_name(holder.name))
         if not holder.reloading:
-            self._masks.forget(holder.name)
+            self.masks.forget(holder.name)
         self.holders.put(holder)
         return True
 
@@ -135,33 +116,32 @@ class ClusterIndex:
         known.seq = entry.seq
         name = _collected_name(known.name) if known.reloading else known.name
         for change in entry.changes:
-            self._masks.apply(name, change)
+            self.masks.apply(name, change)
         if entry.kind is EntryKind.SEAL and known.reloading:
             known.reloading = False
-            self._masks.rename(_collected_name(known.name), known.name)
+            self.masks.rename(_collected_name(known.name), known.name)
         return True
 
     # --- reading a holder again ---
 
     def begin_copy(self, generation: Generation, holder: HolderId) -> None:
         """Start to collect the holder's blocks; its current blocks stay readable meanwhile."""
-        self._masks.forget(_collected_name(holder_name(generation, holder)))
+        self.masks.forget(_collected_name(holder_name(generation, holder)))
 
     def copy(self, generation: Generation, holder: HolderId, tier: Tier, blocks: Sequence[BlockHash]) -> None:
         """Add some of the blocks that were read; a block may occur in several calls."""
-        self._masks.apply(_collected_name(holder_name(generation, holder)), BlockChange(tier, True, blocks))
+        self.masks.apply(_collected_name(holder_name(generation, holder)), BlockChange(tier, True, blocks))
 
     def restore(self, holder: KnownHolder) -> None:
         """Replace the holder and its blocks by what was collected."""
-        self._masks.rename(_collected_name(holder.name), holder.name)
+        self.masks.rename(_collected_name(holder.name), holder.name)
         self.holders.put(holder)
 
     # --- removal and expiry ---
 
     def drop(self, holder: KnownHolder) -> None:
-        """Remove the holder and its blocks."""
-        self._masks.forget(holder.name)
-        self._masks.forget(_collected_name(holder.name))
+        self.masks.forget(holder.name)
+        self.masks.forget(_collected_name(holder.name))
         self.holders.drop(holder.name)
 
     def expire(self, now_s: float) -> list[KnownHolder]:

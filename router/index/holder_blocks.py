@@ -86,10 +86,7 @@ class HolderBlocks:
         unresolved, self._unresolved = self._unresolved, {}
         changes: list[BlockChange] = []
         for (engine_hash, tier), group in unresolved.items():
-            event = BlocksStored(
-                block_hashes=(engine_hash,), parent_hash=None, tokens=(), block_size_tokens=0, tier=tier, group=group
-            )
-            changes += self._store(event)
+            changes += self._store(BlocksStored(block_hashes=(engine_hash,), tier=tier, group=group))
         return changes
 
     def free_next_shard(self) -> bool:

@@ -49,7 +49,6 @@ class KnownHolder:
 
     @property
     def name(self) -> HolderName:
-        """The holder's id and generation as one string."""
         return holder_name(self.generation, self.id)
 
 
@@ -69,7 +68,6 @@ class Holders:
         return iter(tuple(self._known.values()))
 
     def get(self, name: HolderName) -> KnownHolder | None:
-        """The holder with this name."""
         return self._known.get(name)
 
     def put(self, holder: KnownHolder) -> None:
@@ -78,7 +76,6 @@ class Holders:
         self._regroup()
 
     def drop(self, name: HolderName) -> None:
-        """Remove the holder."""
         self._known.pop(name, None)
         self._regroup()
 

@@ -61,7 +61,6 @@ class HolderMasks:
 
     @property
     def bytes(self) -> int:
-        """Memory of the tables."""
         return sum(table.bytes for table in (self._table, self._next, self._previous) if table)
 
     def held(self, holder: PodId) -> int:
@@ -77,7 +76,6 @@ class HolderMasks:
             self._assign(slot, new)
 
     def apply(self, holder: PodId, change: BlockChange) -> None:
-        """Add or remove blocks of the holder."""
         (self.add if change.held else self.remove)(holder, change.blocks, change.tier)
 
     def add(self, holder: PodId, blocks: object, tier: Tier = Tier.GPU) -> None:
@@ -207,7 +205,6 @@ class HolderMasks:
             self._moved_rows = 0
 
     def _move(self, previous: BlockTable, count: int) -> None:
-        """Move the next rows of the previous table."""
         piece = slice(self._moved_rows, self._moved_rows + count)
         planes = {number: plane[piece] & self._used_lanes(number) for number, plane in previous.planes.items()}
         used = np.flatnonzero(np.bitwise_or.reduce(list(planes.values()))) if planes else np.array([], np.int64)

@@ -104,7 +104,6 @@ class PredictedIndex:
         return found
 
     def forget(self, pod: PodId) -> None:
-        """Drop all blocks of the pod."""
         dispatched = self._pods.get(pod)
         if dispatched is not None:
             self._drop_oldest(pod, dispatched, dispatched.blocks)

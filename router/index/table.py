@@ -50,7 +50,6 @@ class BlockTable:
 
     @property
     def bytes(self) -> int:
-        """Memory of keys and planes."""
         return 8 * self.capacity * (1 + len(self.planes))
 
     def prepare(self, rows: int) -> bool:

@@ -49,7 +49,6 @@ class PendingChanges:
         return taken
 
     def clear(self) -> None:
-        """Drop all changes."""
         self._pending.clear()
 
 
@@ -71,7 +70,6 @@ class TierExpiry:
         """By tier, least recently announced first: time and number of copies."""
 
     def observe(self, events: Iterable[KvEvent], now_s: float) -> None:
-        """Record the events of the holder."""
         for event in events:
             if isinstance(event, BlocksCleared):
                 for announced in self._announced.values():

@@ -108,7 +108,6 @@ class Coordinator:
         return server.registration.ip if server and server.registration else ""
 
     def register(self, body: Any, now_s: float) -> dict[str, Any]:
-        """Handle `POST /instances`."""
         registration = msgspec.convert(body, Registration)
         name = registration.instance_id.strip() or f"mp-{registration.ip}:{registration.http_port}"
         server = self._servers.setdefault(name, _Server(now_s))
@@ -133,7 +132,6 @@ class Coordinator:
                 self.sink.gone(holder)
 
     def instances(self) -> dict[str, Any]:
-        """Handle `GET /instances`."""
         known = ((name, server.registration) for name, server in self._servers.items())
         rows = [{**msgspec.to_builtins(row), "instance_id": name} for name, row in known if row]
         return {"instances": rows}
@@ -144,7 +142,6 @@ class Coordinator:
             self.deregister(name)
 
     def events(self, body: Any, now_s: float) -> dict[str, int]:
-        """Handle `POST /events`."""
         counts = {"applied": 0, "duplicates": 0, "stale": 0}
         for batch in msgspec.convert(body, Report).batches:
             server = self._servers.setdefault(batch.instance_id, _Server(now_s))

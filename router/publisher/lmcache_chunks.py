@@ -66,7 +66,6 @@ class ChunkTable:
         """End offset of each chunk with a known parent."""
 
     def store(self, entry: Entry) -> KvEvent | None:
-        """Add one object."""
         chunk, rank_bit = _chunk(entry.key)
         before = self._present.get(chunk, 0)
         now = self._present[chunk] = before | rank_bit
@@ -77,7 +76,6 @@ class ChunkTable:
         return self._stored(chunk) if now.bit_count() == chunk.ranks else None
 
     def delete(self, key: Key) -> KvEvent | None:
-        """Remove one object."""
         chunk, rank_bit = _chunk(key)
         before = self._present.pop(chunk, 0)
         if now := before & ~rank_bit:
@@ -98,15 +96,13 @@ class ChunkTable:
     def _stored(self, chunk: _Chunk) -> BlocksStored:
         entry = self._tokens.pop(chunk, None)
         parent = self._parent(chunk, entry) if entry else None
-        named = (_engine_hash(chunk.digest, chunk.salt),)
+        hashes = (_engine_hash(chunk.digest, chunk.salt),)
         if entry is None or parent is None:
-            return BlocksStored(
-                block_hashes=named, parent_hash=None, tokens=(), block_size_tokens=0, tier=self._tier, salt=chunk.salt
-            )
+            return BlocksStored(block_hashes=hashes, tier=self._tier, salt=chunk.salt)
         end = self._end[chunk] = entry.token_offset + len(entry.token_ids)
         self._ending.setdefault((chunk.salt, end), {})[chunk.digest] = None
         return BlocksStored(
-            block_hashes=named,
+            block_hashes=hashes,
             parent_hash=_engine_hash(parent, chunk.salt) if parent else None,
             tokens=tuple(entry.token_ids),
             block_size_tokens=len(entry.token_ids),

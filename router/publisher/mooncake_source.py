@@ -76,7 +76,6 @@ class Listing:
 
     @property
     def held_blocks(self) -> int:
-        """Number of complete blocks."""
         return len(self._held)
 
     def update(self, names: Iterable[str]) -> list[KvEvent]:
@@ -111,10 +110,7 @@ class Listing:
         if removed:
             events.append(BlocksRemoved(block_hashes=tuple(removed), tier=Tier.REMOTE))
         if stored:
-            hashes = tuple(stored)
-            events.append(
-                BlocksStored(block_hashes=hashes, parent_hash=None, tokens=(), block_size_tokens=0, tier=Tier.REMOTE)
-            )
+            events.append(BlocksStored(block_hashes=tuple(stored), tier=Tier.REMOTE))
         return events
 
 

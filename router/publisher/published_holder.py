@@ -107,7 +107,6 @@ class PublishedHolder:
     # --- called by the source ---
 
     def apply(self, events: Iterable[KvEvent]) -> None:
-        """Apply events of the holder, in order."""
         events = tuple(events)
         self._expiry.observe(events, time.monotonic())
         self._apply(events)
@@ -151,7 +150,6 @@ class PublishedHolder:
         await self._retire()
 
     def stop(self) -> None:
-        """Stop after the write in progress."""
         self._stopping = True
         self._ready.set()
         self._changed.set()
@@ -159,7 +157,8 @@ class PublishedHolder:
     async def _wait_until_ready(self) -> None:
         """Let a previous publisher's blocks stay readable until this one has blocks to replace them."""
         with suppress(TimeoutError):  # without events until then, the holder is published as empty
-            await asyncio.wait_for(self._ready.wait(), self._timing.start_s)
+            async with asyncio.timeout(self._timing.start_s):
+                await self._ready.wait()
 
     async def _step(self) -> None:
         if self._epoch_due is not None:
@@ -253,10 +252,10 @@ class PublishedHolder:
                     await self._changed.wait()
 
     async def _wait_for_change(self) -> None:
-        """Wait for a change or the next heartbeat."""
         self._changed.clear()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), max(self._next_beat_s - time.monotonic(), 0.0))
+            async with asyncio.timeout(max(self._next_beat_s - time.monotonic(), 0.0)):
+                await self._changed.wait()
 
     async def _retire(self) -> None:
         if self.state is not PublishState.PUBLISHING:

@@ -47,11 +47,9 @@ class Publisher:
 
     @property
     def holders(self) -> tuple[PublishedHolder, ...]:
-        """All published holders."""
         return tuple(self._holders.values())
 
     def publishes(self, holder_id: HolderId) -> bool:
-        """Whether this holder is published."""
         return holder_id in self._holders
 
     # --- pods: an EventStore ---
@@ -144,17 +142,14 @@ class StoreSink:
         self.publisher.begin(holder, self.publisher.generations[self.model], self.facts_of(holder))
 
     def apply(self, holder: str, events: tuple[KvEvent, ...]) -> None:
-        """Apply the holder's events in order."""
         self._add(holder)
         self.publisher.apply(holder, events)
 
     def stream_state(self, holder: str, *, complete: bool) -> None:
-        """Record whether all events of the holder have arrived."""
         self._add(holder)
         self.publisher.caught_up(holder, complete=complete)
 
     def gone(self, holder: str) -> None:
-        """Remove the holder."""
         self.publisher.end(holder)
 
     def _add(self, holder: str) -> None:

@@ -33,7 +33,6 @@ class NewRevision(BaseModel):
 
 
 def publisher_app(publisher: Publisher, metrics: Metrics, standard: StandardIntake, lifespan: Lifespan) -> FastAPI:
-    """The publisher's HTTP application."""
     app = FastAPI(title="warmroute publish", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
 
     @app.get("/livez")

@@ -92,7 +92,6 @@ class HolderWriter:
         return result
 
     async def beat(self, *, complete: bool) -> WriteResult:
-        """Extend the TTL of the holder."""
         keys = [*self._row_keys(), *self._blocks_keys()]
         args = [self.holder, self.epoch, int(complete), self._ttl_ms, *self._counts.values()]
         result = WriteResult((await self._connection.script(BEAT, keys, args)).decode())
@@ -100,7 +99,6 @@ class HolderWriter:
         return result
 
     async def retire(self) -> WriteResult:
-        """Remove the holder from the index."""
         keys = [*self._row_keys(), *self._blocks_keys()]
         return WriteResult((await self._connection.script(RETIRE, keys, (self.holder, self.epoch))).decode())
 

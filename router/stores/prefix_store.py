@@ -73,7 +73,6 @@ class LocalStore:
 
     @property
     def block_holders(self) -> int:
-        """Announced (block, holder, tier) triples."""
         return self._announced.block_holders
 
     def add_holder(self, pod: Pod, generation: Generation) -> None:
@@ -147,8 +146,7 @@ class ReplicaStore(LocalStore):
 
     @property
     def block_holders(self) -> int:
-        """Announced (block, holder, tier) triples in memory."""
-        return self.index.block_holders + super().block_holders
+        return self.index.masks.block_holders + super().block_holders
 
     def mark_current(self, now_s: float) -> None:
         """The replica was up to date at `now_s`."""

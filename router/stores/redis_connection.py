@@ -158,7 +158,6 @@ class RedisConnection:
         await self.client.zadd(key, {member: time.time()})
 
     async def close(self) -> None:
-        """Close all sockets."""
         for client in (self.client, *self._sentinels):
             await client.aclose()
 

@@ -75,7 +75,6 @@ class SharedWorkload:
         return await self._exchange(msgspec.msgpack.encode(row))
 
     async def leave(self) -> None:
-        """Remove this router's row."""
         await self._exchange(b"")
 
     async def _exchange(self, row: bytes) -> dict[str, Work]:

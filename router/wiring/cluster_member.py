@@ -101,8 +101,8 @@ class ClusterMember:
         metrics.replicas.set(self._work.replicas)
         index = self.store.index
         metrics.index_age_s.set(self.store.age_s(time.monotonic()))
-        metrics.index_bytes.set(index.bytes)
-        metrics.index_dropped_blocks.set(index.dropped_blocks)
+        metrics.index_bytes.set(index.masks.bytes)
+        metrics.index_dropped_blocks.set(index.masks.dropped_blocks)
         metrics.index_reads.set(self._feed.holders_read)
         metrics.index_holder.replace({(each.generation.model, each.id): each.complete for each in index.holders})
 

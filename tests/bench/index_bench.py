@@ -94,8 +94,8 @@ async def replica(url: str, blocks: int) -> dict[str, float]:
     )
     running = asyncio.create_task(feed.run())
     cpu_s = 0.0
-    while index.block_holders < blocks:
-        cpu_s = cpu_s or (time.process_time() if index.block_holders else 0.0)
+    while index.masks.block_holders < blocks:
+        cpu_s = cpu_s or (time.process_time() if index.masks.block_holders else 0.0)
         await asyncio.sleep(0.001)
     spent = {"ended_s": time.time(), "cpu_s": time.process_time() - cpu_s}
     running.cancel()
@@ -239,7 +239,7 @@ async def lookups(redis: RedisProcess, block_holders: int) -> list[tuple[str, fl
     server_bytes = (await connection.client.info("memory"))["used_memory"]
     print(
         f"{block_holders:,} pairs: copied in {loading_s:.1f} s; bytes a pair: replica "
-        f"{copy.index.bytes / block_holders:.1f}, server with log {server_bytes / block_holders:.1f}"
+        f"{copy.index.masks.bytes / block_holders:.1f}, server with log {server_bytes / block_holders:.1f}"
     )
     rows += await peers_lookups(connection.client, prompts[:40])
     return rows

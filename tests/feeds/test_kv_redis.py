@@ -97,7 +97,7 @@ class Scene:
     def has(self, pod: str, blocks: Iterable[BlockHash], generation: Generation = GENERATION) -> bool:
         """Whether the replica has exactly these blocks of a pod."""
         known, prompt = self.known(pod, generation), PromptPrefix(generation, (), list(blocks))
-        if known is None or self.index.held(known) != len(prompt.hashes):
+        if known is None or self.index.masks.held(known.name) != len(prompt.hashes):
             return False
         return self.index.match(prompt).get(pod, (0,))[Tier.GPU] == len(prompt.hashes)
 
@@ -292,7 +292,7 @@ async def test_changes_during_the_read_of_a_large_holder_are_applied(
     for start in range(1, LARGE, 2500):
         await pod.store(range(start, start + 2500))
     async with running(scene.feed.run()):
-        await until(lambda: scene.index.block_holders)
+        await until(lambda: scene.index.masks.block_holders)
         assert not scene.feed.loaded.is_set()
         blocks = await happen(pod)
         await until(lambda: scene.has("a", blocks))
@@ -305,7 +305,7 @@ async def test_reading_a_large_holder_yields_to_requests(scene: Scene, running: 
     known = [0]
     async with running(scene.feed.run()):
         while not scene.feed.loaded.is_set():
-            known.append(scene.index.block_holders)
+            known.append(scene.index.masks.block_holders)
             await asyncio.sleep(0)
     assert known[-1] == LARGE and max(after - before for before, after in pairwise(known)) <= COPY_BLOCKS
 

@@ -51,7 +51,7 @@ def _is_taken(entry: LogEntry) -> None:
         index.apply(GENERATION, each, float(now_s))
         index.match(PromptPrefix(GENERATION, (), hash_array([1, 2])))
     index.expire(100.0)
-    assert index.block_holders == 0
+    assert index.masks.block_holders == 0
 
 
 def calibrations(data: bytes) -> None:

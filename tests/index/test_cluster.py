@@ -87,7 +87,7 @@ def test_consecutive_changes_are_applied() -> None:
     """Additions and removals in each tier."""
     index = after(*STARTED, entry(CHANGE, 2, adds(2, tier=CPU), removes(2)), entry(CHANGE, 3, adds(4)))
     assert runs(index, 1, 2, 3, 4) == {"a": (3, 1, 0, 0)}
-    assert index.held(get(index)) == index.block_holders == 4
+    assert index.masks.held(get(index).name) == index.masks.block_holders == 4
     assert (get(index).seq, get(index).complete) == (3, True)
 
 
@@ -157,7 +157,7 @@ def test_a_newer_epoch_whose_start_was_lost_must_be_read_again(kind: EntryKind) 
 def test_an_empty_epoch_drops_everything_at_once() -> None:
     """Sequence numbers restart."""
     index = after(*STARTED, entry(EMPTY, epoch=2))
-    assert (runs(index, 1), index.block_holders) == ({}, 0)
+    assert (runs(index, 1), index.masks.block_holders) == ({}, 0)
     assert apply(index, entry(CHANGE, 1, adds(2), epoch=2)) == [True]
     assert (runs(index, 1), runs(index, 2)) == ({}, {"a": (1, 0, 0, 0)})
 
@@ -169,7 +169,7 @@ def test_a_reload_keeps_the_old_blocks_until_its_seal() -> None:
     assert get(index).reloading
     assert apply(index, entry(SEAL, 2, adds(2), epoch=2)) == [True]
     assert runs(index, 1, 2, 3) == {"a": (2, 0, 0, 0)} and runs(index, 4) == {"a": (1, 0, 0, 0)}
-    assert not get(index).reloading and index.block_holders == 3
+    assert not get(index).reloading and index.masks.block_holders == 3
 
 
 def test_after_the_seal_changes_are_applied_at_once() -> None:
@@ -195,7 +195,7 @@ def test_a_restarted_reload_drops_the_collected_blocks() -> None:
 def test_an_empty_epoch_ends_a_reload() -> None:
     """Neither old nor collected blocks remain."""
     index = after(*STARTED, entry(RELOAD, epoch=2), entry(CHANGE, 1, adds(8), epoch=2), entry(EMPTY, epoch=3))
-    assert (index.block_holders, get(index).reloading) == (0, False)
+    assert (index.masks.block_holders, get(index).reloading) == (0, False)
 
 
 def test_an_epoch_start_without_facts_must_be_read_again() -> None:
@@ -218,7 +218,7 @@ def test_a_removed_holder_has_no_blocks() -> None:
         entry(GONE, epoch=2),
         entry(GONE, epoch=2),
     )
-    assert ([known.id for known in index.holders], index.block_holders) == (["b"], 1)
+    assert ([known.id for known in index.holders], index.masks.block_holders) == (["b"], 1)
     assert runs(index, 1) == {"b": (1, 0, 0, 0)}
 
 
@@ -228,7 +228,7 @@ def test_a_holder_without_entries_expires_after_its_ttl() -> None:
     apply(index, entry(BEAT, 0, holder="b"), now_s=1.0)
     assert index.expire(HOLDER_TTL_S) == []
     assert [known.id for known in index.expire(HOLDER_TTL_S + 0.5)] == ["a"]
-    assert ([known.id for known in index.holders], index.block_holders) == (["b"], 0)
+    assert ([known.id for known in index.holders], index.masks.block_holders) == (["b"], 0)
     assert [known.id for known in index.expire(HOLDER_TTL_S + 1.5)] == ["b"]
 
 
@@ -252,7 +252,7 @@ def test_blocks_stay_while_a_holder_is_read_again() -> None:
     assert runs(index, 1, 2, 3) == {"a": (3, 0, 0, 0)} and runs(index, 9) == {}
     index.restore(replace(get(index), epoch=4, seq=7))
     assert runs(index, 1, 2, 3) == {"a": (1, 0, 0, 0)} and runs(index, 9) == {"a": (1, 0, 0, 0)}
-    assert index.held(get(index)) == index.block_holders == 3
+    assert index.masks.held(get(index).name) == index.masks.block_holders == 3
 
 
 def test_a_copy_continues_at_its_sequence_number() -> None:
@@ -276,7 +276,7 @@ def test_a_restarted_copy_drops_the_first_attempt() -> None:
 def test_a_copy_of_an_empty_holder_is_empty() -> None:
     index = after(*STARTED)
     known = copied(index, seq=5)
-    assert (get(index), runs(index, 1), index.block_holders) == (known, {}, 0)
+    assert (get(index), runs(index, 1), index.masks.block_holders) == (known, {}, 0)
 
 
 def test_a_copy_read_during_a_reload_is_used_as_it_is() -> None:
@@ -368,8 +368,8 @@ def assert_equal(index: ClusterIndex, truth: Truth) -> None:
         holder: (row.epoch, row.seq, row.complete) for holder, row in truth.items()
     }
     for known in index.holders:
-        assert index.held(known) == len(truth[known.id].held)
-    assert index.block_holders == sum(len(row.held) for row in truth.values())
+        assert index.masks.held(known.name) == len(truth[known.id].held)
+    assert index.masks.block_holders == sum(len(row.held) for row in truth.values())
     for block in BLOCKS:
         nearest = {holder: min((t for t, b in row.held if b == block), default=None) for holder, row in truth.items()}
         found = {holder: tiers.index(1) for holder, tiers in runs(index, block).items()}
