@@ -187,8 +187,8 @@ class Pod:
     adapters: tuple[str, ...] = ()
     max_model_len_tokens: int | None = None
     block_size_tokens: int | None = None
-    capacity_blocks: int | None = None
-    """KV capacity in router blocks; None while unknown."""
+    capacity_tokens: int | None = None
+    """KV capacity; None while unknown."""
     kv_bytes_per_token: int = 0
     """KV size of a token of its model; 0 while unknown."""
     hardware: str = ""

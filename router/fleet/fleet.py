@@ -116,7 +116,7 @@ class Fleet:
         adapters: tuple[str, ...] = (),
         max_model_len_tokens: int | None = None,
         block_size_tokens: int | None = None,
-        capacity_blocks: int | None = None,
+        capacity_tokens: int | None = None,
         version: str = "",
     ) -> None:
         """Replace what the pod has reported about itself."""
@@ -128,7 +128,7 @@ class Fleet:
                 adapters=adapters,
                 max_model_len_tokens=max_model_len_tokens,
                 block_size_tokens=block_size_tokens,
-                capacity_blocks=capacity_blocks,
+                capacity_tokens=capacity_tokens,
                 version=version,
             )
             self._put(replace(known, pod=pod))
@@ -204,7 +204,7 @@ def _reconfigured(known: Pod, configured: Pod) -> Pod:
         adapters=known.adapters,
         max_model_len_tokens=known.max_model_len_tokens,
         block_size_tokens=known.block_size_tokens,
-        capacity_blocks=known.capacity_blocks,
+        capacity_tokens=known.capacity_tokens,
         version=known.version,
         epoch=known.epoch,
         trust=known.trust,

@@ -14,7 +14,7 @@ from router.types import Link
 
 def prompt_inputs(at: Placement) -> Iterator[Input]:
     """Length of the prompt, and how much of it needs no compute."""
-    yield Input("n", "prompt tokens", at.prompt_tokens)
+    yield Input("n", "prompt tokens", at.request.prompt_tokens)
     yield Input("p", "cached tokens", at.cached_tokens)
 
 
@@ -26,7 +26,7 @@ def compute_inputs(at: Placement) -> Iterator[Input]:
 
 def decode_inputs(at: Placement) -> Iterator[Input]:
     """Expected output, and what a decode step there takes for each request and context token."""
-    yield Input("expected output", "tokens", at.output_tokens)
+    yield Input("expected output", "tokens", at.request.output_tokens)
     yield Input("requests decoding", "requests", at.decoding_requests)
     yield Input("d1", "ms/request", at.pod.speed.d1_ms_per_request)
     yield Input("d2", "ms/token", at.pod.speed.d2_ms_per_context_token)
@@ -34,7 +34,7 @@ def decode_inputs(at: Placement) -> Iterator[Input]:
 
 def kv_inputs(at: Placement) -> Iterator[Input]:
     """How full the KV cache is, and which prompts take more of it first."""
-    yield Input("KV capacity", "tokens", at.capacity_tokens)
+    yield Input("KV capacity", "tokens", at.pod.capacity_tokens or 0)
     yield Input("KV in use", "share", at.load.kv_usage)
     yield Input("prompts before it", "tokens", at.inflight.prefill_tokens)
 
@@ -47,7 +47,7 @@ def link_inputs(name: str, link: Link) -> Iterator[Input]:
 
 def transfer_inputs(name: str, transfer: Transfer, at: Placement) -> Iterator[Input]:
     """What is transferred to this pod, and over which link."""
-    yield Input(f"{name} of", "tokens", transfer.tokens)
+    yield Input(f"{name} tokens", "tokens", transfer.tokens)
     yield Input("kv_bytes_per_token", "bytes", at.pod.kv_bytes_per_token)
     yield from link_inputs(name, transfer.link)
     yield Input(f"{name} concurrent", "transfers", transfer.concurrent)

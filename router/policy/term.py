@@ -54,29 +54,33 @@ class Transfer(msgspec.Struct, frozen=True, gc=False):
     prefill_ms: float = 0.0
 
 
-class Placement(msgspec.Struct, frozen=True, gc=False):
-    """One request on one pod: the input of every cost term."""
+class RequestFacts(msgspec.Struct, frozen=True, gc=False):
+    """What all placements of one request have in common. `output_tokens` is expected."""
 
-    pod: Pod
-    load: PodLoad
-    inflight: InFlight
     prompt_tokens: int
-    cached_tokens: int
-    """Prompt tokens expected to need no compute: held there, aligned and capped as its engine does, or pulled."""
-    shared_tokens: int
-    """Leading tokens shared by so much of the traffic that every pod should hold them."""
     output_tokens: int
     now_s: float
     links: Links
-    own_tokens: int
-    """The part of `cached_tokens` that the pod holds itself."""
-    held_tokens: BlocksByTier
-    """`own_tokens` by tier."""
-    capacity_tokens: int
-    """Size of its KV cache; 0 if unknown."""
+    shared_tokens: int = 0
+    """Leading tokens shared by so much of the traffic that every pod should hold them."""
+
+
+class Placement(msgspec.Struct, frozen=True, gc=False):
+    """One request on one pod: the input of every cost term."""
+
+    request: RequestFacts
+    pod: Pod
     fixed_ms: float
-    """The part of its next step that does not depend on the prompts in it."""
-    step: StepBegan
+    """The part of the pod's next step that does not depend on the prompts in it."""
+    cached_tokens: int = 0
+    """Prompt tokens expected to need no compute: held there, aligned and capped as its engine does, or pulled."""
+    own_tokens: int = 0
+    """The part of `cached_tokens` that the pod holds itself."""
+    held_tokens: BlocksByTier = (0, 0, 0, 0)
+    """`own_tokens` by tier."""
+    load: PodLoad = PodLoad()
+    inflight: InFlight = InFlight()
+    step: StepBegan = StepBegan()
     decoding_requests: int = 0
     """Requests that decode there by the last scrape or by our ledger, the larger of the two: a scrape lags, a ledger
     does not include other routers."""

@@ -24,7 +24,7 @@ def work_ahead_ms(at: Placement) -> float:
     rest_ms = at.fixed_ms + inside_ms
     if began_s == -inf:
         return rest_ms / 2 + waiting_ms - inside_ms
-    rest_ms -= (at.now_s - began_s) * 1000
+    rest_ms -= (at.request.now_s - began_s) * 1000
     return (rest_ms if rest_ms > 0 else 0.0) + waiting_ms - inside_ms
 
 
@@ -48,7 +48,7 @@ def work_ahead_inputs(at: Placement) -> Iterator[Input]:
     current = current_step(at)
     began_s, inside_ms = current or (0.0, 0.0)
     if current:
-        elapsed_ms = (at.now_s - began_s) * 1000 if began_s > -inf else (at.fixed_ms + inside_ms) / 2
+        elapsed_ms = (at.request.now_s - began_s) * 1000 if began_s > -inf else (at.fixed_ms + inside_ms) / 2
         yield Input("F", "ms", at.fixed_ms)
         yield Input("W_in", "ms", inside_ms)
         yield Input("time since step began", "ms", elapsed_ms)

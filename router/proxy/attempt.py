@@ -202,7 +202,7 @@ class Attempts:
         ttl_s, capacity, settings = self._settings.predicted_ttl_s, None, self._settings
         if not self._needs.publishes_events(pod.id):
             ttl_s = settings.no_events_ttl_s
-            capacity = pod.capacity_blocks or settings.no_events_capacity_tokens // prompt.block_size_tokens
+            capacity = (pod.capacity_tokens or settings.no_events_capacity_tokens) // prompt.block_size_tokens
         self._needs.store.record(pod.id, prompt, time.monotonic(), ttl_s=ttl_s, capacity_blocks=capacity)
 
     def _start_prefill_timer(

@@ -151,14 +151,13 @@ class FleetParts:
         """Record what a pod serves and follow its KV events."""
         generations = self._prompts.generations
         generation = next((generations[name] for name in facts.models if name in generations), None)
-        block_size = generation.block_size_tokens if generation else 1
         self.fleet.describe(
             pod.id,
             models=facts.models,
             adapters=facts.adapters,
             max_model_len_tokens=facts.max_model_len_tokens,
             block_size_tokens=facts.block_size_tokens,
-            capacity_blocks=facts.capacity_tokens // block_size if facts.capacity_tokens else None,
+            capacity_tokens=facts.capacity_tokens,
             version=facts.version,
         )
         self.membership.refresh_prior(pod)

@@ -44,7 +44,7 @@ def test_what_is_learnt_survives_discovery(make_pod: MakePod) -> None:
     """State, load, facts, trust and epoch stay; what discovery owns follows it."""
     fleet = Fleet()
     fleet.sync([make_pod("a")])
-    facts: dict[str, Any] = {"max_model_len_tokens": 4096, "block_size_tokens": 32, "capacity_blocks": 100}
+    facts: dict[str, Any] = {"max_model_len_tokens": 4096, "block_size_tokens": 32, "capacity_tokens": 1600}
     fleet.describe("a", models=("m",), version="0.32.0", **facts)
     fleet.event("a", PodEvent.PROBE_OK)
     fleet.trust("a", PrefixTrust.TRUSTED, "tokens agree")
@@ -54,7 +54,7 @@ def test_what_is_learnt_survives_discovery(make_pod: MakePod) -> None:
     after = fleet.snapshot.pods[0]
     assert (after.state, after.load) == (PodState.READY, PodLoad(3, 1, 0.5, 9.0))
     assert (after.pod.role, after.pod.zone) == (Role.DECODE, "z")
-    assert (after.pod.models, after.pod.capacity_blocks, after.pod.version) == (("m",), 100, "0.32.0")
+    assert (after.pod.models, after.pod.capacity_tokens, after.pod.version) == (("m",), 1600, "0.32.0")
     assert (after.pod.trust, after.pod.epoch) == (PrefixTrust.TRUSTED, before.pod.epoch)
     assert fleet.trust_reason("a") == "tokens agree"
 

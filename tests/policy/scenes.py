@@ -128,7 +128,7 @@ def statuses(draw: st.DrawFn, name: str) -> PodStatus:
         kv_bytes_per_token=draw(st.sampled_from([0, 1000])),
         handoff=draw(st.sampled_from(["", "nixl"])),
         pulls=draw(st.sampled_from(["", "nixl"])),
-        capacity_blocks=draw(st.sampled_from([None, 40, 400])),
+        capacity_tokens=draw(st.sampled_from([None, 640, 6400])),
         ready_since_s=draw(st.none() | st.floats(-12, 1)),
     )
     state = draw(st.sampled_from([PodState.READY, *PodState]))

@@ -143,3 +143,9 @@ def test_without_a_header_clients_name_no_class() -> None:
     assert classify(Classes(rules), prompt(100), headers=named) == "first"
     off = rules.model_copy(update={"header": ""})
     assert classify(Classes(off), prompt(100), headers=[*named, (b"", b"first")]) == "other"
+
+
+def test_an_unread_prompt_shares_no_tokens() -> None:
+    """Not even one."""
+    assert classify(Classes(rule(min_shared_tokens=1)), None) == "other"
+    assert classify(Classes(rule(min_shared_tokens=0)), None) == "first"

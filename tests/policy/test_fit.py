@@ -88,6 +88,13 @@ def test_a_prior_that_is_wrong_by_three_is_right_after_200_observations(factors:
     assert lesson(factors, seed).go_on(200).error < 0.08
 
 
+def test_the_prior_is_uncertain_about_the_common_factor_and_about_each_coefficient() -> None:
+    """Variances: 1.2 squared for the factor, and the square of each coefficient's own deviation."""
+    first, second = Fit((1.0, 2.0), (0.5, 1.5)).state().covariance
+    assert first == pytest.approx((1.44 + 0.25, 1.44))
+    assert second == pytest.approx((1.44, 1.44 + 2.25))
+
+
 @pytest.mark.parametrize("factor", [3.0, 1 / 3])
 def test_a_factor_common_to_all_is_found_first(factor: float) -> None:
     """Within a dozen observations most of it is gone, before anything is known of the shape."""

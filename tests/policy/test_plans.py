@@ -14,8 +14,20 @@ from router.decision import Direct, Pull
 from router.policy.decide import decide
 from router.policy.plans import Planner, expected_cached_tokens, most_promising, prompt_token_count
 from router.policy.term import Placement
-from router.types import BlocksByTier, InFlight, Link, Links, Pod, PodState, PodStatus, PrefixMatch, PrefixTrust, Scene
-from tests.policy.scenes import BLOCK, SPEED, holding, links, pod, policy, prompt, ready, scene
+from router.types import (
+    BlocksByTier,
+    InFlight,
+    Link,
+    Links,
+    Pod,
+    PodLoad,
+    PodState,
+    PodStatus,
+    PrefixMatch,
+    PrefixTrust,
+    Scene,
+)
+from tests.policy.scenes import BLOCK, SPEED, holding, links, pod, policy, prompt, ready, request, scene
 
 LINK = Link(1.0, 1e6)
 """1,000 tokens of 1,000 bytes take 2 ms; to compute them takes 20."""
@@ -100,18 +112,28 @@ def test_tiers_are_counted_nearest_first(held: BlocksByTier, tokens: int, engine
 
 def test_a_placement_has_the_facts_of_pod_request_and_time() -> None:
     """Of the pod, the request, the moment."""
-    one, work = pod("a", capacity_blocks=50), InFlight(2, 1, 30, 4.0, 70)
+    one, work = pod("a", capacity_tokens=800), InFlight(2, 1, 30, 4.0, 70)
     seen = scene(*ready(one), prompt=prompt(100), inflight={"a": work}, now_s=7.0, shared_blocks=3)
     at = placed(seen)["a"]
-    assert (at.pod, at.inflight, at.now_s, at.links) == (one, work, 7.0, Links())
-    assert (at.prompt_tokens, at.shared_tokens, at.output_tokens, at.capacity_tokens) == (100, 48, 256, 800)
+    assert (at.pod, at.inflight, at.request.now_s, at.request.links) == (one, work, 7.0, Links())
+    assert (at.request.prompt_tokens, at.request.shared_tokens, at.request.output_tokens) == (100, 48, 256)
     assert at.pull is None and at.handoff is None
+
+
+def test_the_capacity_of_a_pod_does_not_depend_on_the_block_size() -> None:
+    """A prompt that was not tokenized fits into the same cache as one that was."""
+    full = PodStatus(pod("a", capacity_tokens=10_000), PodState.READY, PodLoad(running=3, kv_usage=0.9))
+    for asked in (None, prompt(100)):
+        small = scene(full, prompt=asked)
+        assert decide(small, policy("kv_wait")).candidates[0].cost.total_ms == 0
+        large = structs.replace(small, request=request(max_output_tokens=2_000))
+        assert decide(large, policy("kv_wait")).candidates[0].cost.total_ms > 0
 
 
 def test_the_last_token_of_a_prompt_is_never_shared() -> None:
     """Engines compute it in any case."""
     seen = scene(*ready(pod("a")), prompt=prompt(96), shared_blocks=6)
-    assert placed(seen)["a"].shared_tokens == 95
+    assert placed(seen)["a"].request.shared_tokens == 95
 
 
 # --- what a peer can send ---

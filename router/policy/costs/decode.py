@@ -32,7 +32,7 @@ class DecodeTerm(CostTerm):
             speed = at.pod.speed
             step_ms = speed.d1_ms_per_request * at.decoding_requests
             step_ms += speed.d2_ms_per_context_token * at.inflight.context_tokens
-            costs_ms.append(weight * at.output_tokens * step_ms)
+            costs_ms.append(weight * at.request.output_tokens * step_ms)
         return costs_ms
 
     def inputs(self, at: Placement) -> Iterator[Input]:

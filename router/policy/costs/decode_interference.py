@@ -27,7 +27,7 @@ class DecodeInterferenceTerm(CostTerm):
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         weight = self.weight
         return [
-            weight * at.decoding_requests * at.pod.speed.compute_ms(at.cached_tokens, at.prompt_tokens)
+            weight * at.decoding_requests * at.pod.speed.compute_ms(at.cached_tokens, at.request.prompt_tokens)
             for at in placements
         ]
 

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from pydantic import NonNegativeFloat
 
-from router.policy.inputs import prompt_inputs
 from router.policy.term import CostTerm, Input, Placement, Side
 
 
@@ -28,13 +27,14 @@ class EvictionTerm(CostTerm):
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         reuse, costs_ms = self.reuse, []
         for at in placements:
-            own_tokens, shared_tokens = at.own_tokens, at.shared_tokens
-            held_tokens = own_tokens if own_tokens > shared_tokens else shared_tokens
-            costs_ms.append(reuse * at.pod.speed.c1_ms_per_token * (at.prompt_tokens - held_tokens))
+            request, held_tokens = at.request, at.own_tokens
+            if held_tokens < request.shared_tokens:
+                held_tokens = request.shared_tokens
+            costs_ms.append(reuse * at.pod.speed.c1_ms_per_token * (request.prompt_tokens - held_tokens))
         return costs_ms
 
     def inputs(self, at: Placement) -> Iterator[Input]:
-        yield from prompt_inputs(at)
+        yield Input("n", "prompt tokens", at.request.prompt_tokens)
         yield Input("held here", "tokens", at.own_tokens)
-        yield Input("shared", "tokens", at.shared_tokens)
+        yield Input("shared", "tokens", at.request.shared_tokens)
         yield Input("c1", "ms/token", at.pod.speed.c1_ms_per_token)

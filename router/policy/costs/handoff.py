@@ -14,11 +14,13 @@ from router.policy.term import CostTerm, Input, Placement, Side, Transfer
 class HandoffTerm(CostTerm):
     """The part of a handoff that the client waits for:
 
-        T_x = t0 + kv_bytes_per_token * (n - p_decode) / B * (1 + concurrent transfers of the prefill pod)
-        handoff = T_x - min(T_x - t0, T_prefill) * (layers - 1) / layers
+        T_x = handoff t0 + kv_bytes_per_token * handoff tokens / handoff B * (1 + handoff concurrent)
+        handoff = T_x - min(T_x - handoff t0, T_prefill) * (layers - 1) / layers
 
-    With `layers` above 1 the KV of a layer is sent while the next layers are computed, which hides all but one layer's
-    share. A policy without this term plans no splits. Source: reference/cost-model.md 4.3, layer-wise streaming.
+    `handoff tokens` are those that the decode pod does not hold, `handoff concurrent` the other transfers of the
+    prefill pod, `T_prefill` its prefill. With `layers` above 1 the KV of a layer is sent while the next layers are
+    computed, which hides all but one layer's share. A policy without this term plans no splits. Source:
+    reference/cost-model.md 4.3, layer-wise streaming.
     """
 
     side: ClassVar[Side] = Side.DECODE

@@ -7,14 +7,14 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from router.policy.inputs import compute_inputs, prompt_inputs
+from router.policy.inputs import compute_inputs
 from router.policy.term import CostTerm, Input, Placement, Side
 
 
 class HotPrefixCreditTerm(CostTerm):
     """Credit for computing a prefix that the traffic shares anyway:
 
-        hot_prefix_credit = -credit * (T_prefill(n, p) - T_prefill(n, max(p, shared)))
+        hot_prefix_credit = -credit * (c1 (shared - p) + c2 (shared^2 - p^2))        0 if shared is at most p
 
     A prefix in more than one pod's fair share of the traffic must be cached on several pods. Its first computation on
     another pod is paid once and used by all later requests, so this request should not be kept away by it. Without this
@@ -29,13 +29,13 @@ class HotPrefixCreditTerm(CostTerm):
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         credit = self.credit
         return [
-            -credit * at.pod.speed.compute_ms(at.cached_tokens, at.shared_tokens)
-            if at.shared_tokens > at.cached_tokens
+            -credit * at.pod.speed.compute_ms(at.cached_tokens, at.request.shared_tokens)
+            if at.request.shared_tokens > at.cached_tokens
             else 0.0
             for at in placements
         ]
 
     def inputs(self, at: Placement) -> Iterator[Input]:
-        yield from prompt_inputs(at)
-        yield Input("shared", "tokens", at.shared_tokens)
+        yield Input("p", "cached tokens", at.cached_tokens)
+        yield Input("shared", "tokens", at.request.shared_tokens)
         yield from compute_inputs(at)

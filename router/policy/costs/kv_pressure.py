@@ -33,7 +33,7 @@ class KvPressureTerm(CostTerm):
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         weight, costs_ms = self.weight, []
         for at in placements:
-            capacity_tokens, load, work = at.capacity_tokens, at.load, at.inflight
+            pod, load, work, capacity_tokens = at.pod, at.load, at.inflight, at.pod.capacity_tokens
             if not capacity_tokens:
                 costs_ms.append(0.0)
                 continue
@@ -42,13 +42,14 @@ class KvPressureTerm(CostTerm):
                 used *= work.requests / at_engine
             used += work.prefill_tokens / capacity_tokens
             pressure = used / (1 - used) if used < MAX_USED else MAX_USED / (1 - MAX_USED)
-            costs_ms.append(weight * at.pod.speed.c1_ms_per_token * (at.prompt_tokens + at.output_tokens) * pressure)
+            needed_tokens = at.request.prompt_tokens + at.request.output_tokens
+            costs_ms.append(weight * pod.speed.c1_ms_per_token * needed_tokens * pressure)
         return costs_ms
 
     def inputs(self, at: Placement) -> Iterator[Input]:
-        if at.capacity_tokens:
-            yield Input("n", "prompt tokens", at.prompt_tokens)
-            yield Input("expected output", "tokens", at.output_tokens)
+        if at.pod.capacity_tokens:
+            yield Input("n", "prompt tokens", at.request.prompt_tokens)
+            yield Input("expected output", "tokens", at.request.output_tokens)
             yield Input("c1", "ms/token", at.pod.speed.c1_ms_per_token)
             yield from kv_inputs(at)
             yield Input("our requests", "requests", at.inflight.requests)

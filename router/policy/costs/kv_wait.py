@@ -28,20 +28,20 @@ class KvWaitTerm(CostTerm):
     weight: NonNegativeFloat = 1.0
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
-        return [self._waiting_ms(at) if at.capacity_tokens else 0.0 for at in placements]
+        return [self._waiting_ms(at, at.pod.capacity_tokens or 0) for at in placements]
 
     def inputs(self, at: Placement) -> Iterator[Input]:
-        if at.capacity_tokens:
-            yield Input("n", "prompt tokens", at.prompt_tokens)
+        if at.pod.capacity_tokens:
+            yield Input("n", "prompt tokens", at.request.prompt_tokens)
             yield from kv_inputs(at)
             yield from decode_inputs(at)
             yield Input("d0", "ms", at.pod.speed.d0_ms)
 
-    def _waiting_ms(self, at: Placement) -> float:
-        capacity_tokens = at.capacity_tokens
-        used_tokens = at.load.kv_usage * capacity_tokens
-        short_tokens = used_tokens + at.inflight.prefill_tokens + at.prompt_tokens + at.output_tokens - capacity_tokens
-        if short_tokens <= 0:
+    def _waiting_ms(self, at: Placement, capacity_tokens: int) -> float:
+        request, used_tokens = at.request, at.load.kv_usage * capacity_tokens
+        short_tokens = used_tokens + at.inflight.prefill_tokens + request.prompt_tokens + request.output_tokens
+        short_tokens -= capacity_tokens
+        if not capacity_tokens or short_tokens <= 0:
             return 0.0
         step_ms = at.pod.speed.step_ms(max(at.decoding_requests, 1), used_tokens)
-        return self.weight * short_tokens / max(used_tokens, 1.0) * at.output_tokens * step_ms
+        return self.weight * short_tokens / max(used_tokens, 1.0) * request.output_tokens * step_ms

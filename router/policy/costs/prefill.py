@@ -10,7 +10,9 @@ from router.policy.term import CostTerm, Input, Placement, Side
 
 
 class PrefillTerm(CostTerm):
-    """T_prefill(n, p) = F + c1 (n - p) + c2 (n^2 - p^2), with n prompt tokens of which p need no compute there.
+    """The prefill of n prompt tokens of which p need no compute on the pod:
+
+        prefill = F + c1 (n - p) + c2 (n^2 - p^2)
 
     F is the fixed part of the step that computes them: c0, or d0 + d1 b + d2 context if b requests decode in it.
     Source: reference/cost-model.md 4.1, fitted per model and hardware with 0.4 to 3.4 % error; simulator.md 5.2.
@@ -20,7 +22,7 @@ class PrefillTerm(CostTerm):
     delays: ClassVar[bool] = True
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
-        return [at.fixed_ms + at.pod.speed.compute_ms(at.cached_tokens, at.prompt_tokens) for at in placements]
+        return [at.fixed_ms + at.pod.speed.compute_ms(at.cached_tokens, at.request.prompt_tokens) for at in placements]
 
     def inputs(self, at: Placement) -> Iterator[Input]:
         yield from prompt_inputs(at)

@@ -16,13 +16,12 @@ class QueueTerm(CostTerm):
     """Work ahead of this request, in milliseconds:
 
         queue = max(0, F + W_in - time since step began) + W_behind
-              + (waiting at engine - our prompts then) * T_prefill(foreign_request_tokens, 0)
+              + max(0, waiting at engine - our prompts then) * (c0 + c1 f + c2 f^2)        f = foreign_request_tokens
 
     Engines compute in steps. The current step takes its fixed part F and the prompts in it, W_in; prompts that arrive
     meanwhile (W_behind, and this request) are computed in the next step. Prompts count without their expected cache
-    hits, with the pod's coefficients. The first part is 0 if no request of ours is on the pod. The last part counts
-    requests that reached the engine past this router: the waiting requests of the last scrape without those that were
-    ours at that time; never below 0.
+    hits. The first part is 0 if no request of ours is on the pod. The last part counts requests of another origin: the
+    waiting requests of the last scrape without those that were ours at that time.
     """
 
     side: ClassVar[Side] = Side.PREFILL

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 from router.policy.inputs import link_inputs
 from router.policy.term import CostTerm, Input, Placement, Side
-from router.types import Link, Tier
+from router.types import Link
 
 
 class TierReadTerm(CostTerm):
     """Cached KV in the pod's CPU or disk tier or in a remote store is read first, tier by tier:
 
-        tier_read = sum over tiers: t0(tier) + kv_bytes_per_token * tokens in it / B(tier)
+        tier_read = sum over tiers: tier t0 + kv_bytes_per_token * tier tokens / tier B
 
     Engines read what they find even if computing it again would be faster, so the term prices the read in any case. A
     tier without a configured link costs nothing. Source: reference/cost-model.md 4.2.
@@ -26,17 +26,27 @@ class TierReadTerm(CostTerm):
         return [0.0 if at.held_tokens[0] == at.own_tokens else _reads_ms(at) for at in placements]
 
     def inputs(self, at: Placement) -> Iterator[Input]:
-        for tier, link in ((Tier.CPU, at.links.cpu), (Tier.DISK, at.links.disk), (Tier.REMOTE, at.links.remote)):
-            if (tokens := at.held_tokens[tier]) and link:
-                yield Input("kv_bytes_per_token", "bytes", at.pod.kv_bytes_per_token)
-                yield Input(f"held in {tier.name.lower()}", "tokens", tokens)
-                yield from link_inputs(f"{tier.name.lower()} tier", link)
+        for name, link, tokens in _reads(at):
+            yield Input("kv_bytes_per_token", "bytes", at.pod.kv_bytes_per_token)
+            yield Input(f"{name} tokens", "tokens", tokens)
+            yield from link_inputs(name, link)
 
 
 def _reads_ms(at: Placement) -> float:
-    (_, cpu, disk, remote), links = at.held_tokens, at.links
-    return _read_ms(at, links.cpu, cpu) + _read_ms(at, links.disk, disk) + _read_ms(at, links.remote, remote)
+    ms = 0.0
+    for _, link, tokens in _reads(at):
+        ms += link.transfer_ms(tokens * at.pod.kv_bytes_per_token)
+    return ms
 
 
-def _read_ms(at: Placement, link: Link | None, tokens: int) -> float:
-    return link.transfer_ms(tokens * at.pod.kv_bytes_per_token) if tokens and link else 0.0
+def _reads(at: Placement) -> Iterator[tuple[str, Link, int]]:
+    """Name, link and held tokens of every tier that is read."""
+    links, (_, cpu_tokens, disk_tokens, remote_tokens) = at.request.links, at.held_tokens
+    tiers = (
+        ("cpu tier", links.cpu, cpu_tokens),
+        ("disk tier", links.disk, disk_tokens),
+        ("remote tier", links.remote, remote_tokens),
+    )
+    for name, link, tokens in tiers:
+        if link and tokens:
+            yield name, link, tokens

@@ -13,11 +13,12 @@ from router.policy.work_ahead import work_ahead_inputs, work_ahead_ms
 class TransferTerm(CostTerm):
     """KV from a peer travels while the pod computes the work ahead of this request; only the rest of the time counts:
 
-        T_x = t0 + kv_bytes_per_token * (p_holder - p_here) / B * (1 + concurrent transfers of the holder)
-        transfer = max(0, T_x - work ahead)
+        T_x = pull t0 + kv_bytes_per_token * pull tokens / pull B * (1 + pull concurrent)
+        transfer = max(0, T_x - max(0, F + W_in - time since step began) - W_behind)
 
-    with the work ahead as in `queue`, without requests that came past this router. A policy without this term plans no
-    pulls. Source: reference/cost-model.md 4.2 and 4.3.
+    `pull tokens` are those that the holder has beyond this pod, `pull concurrent` the other transfers of the holder.
+    The work ahead is that of `queue`, without requests of another origin. A policy without this term plans no pulls.
+    Source: reference/cost-model.md 4.2 and 4.3.
     """
 
     side: ClassVar[Side] = Side.PREFILL

@@ -13,7 +13,7 @@ from router.policy.term import CostTerm, Input, Placement, Side
 class WarmUpTerm(CostTerm):
     """Work queued on a pod that has just become ready counts more at first, then less and less:
 
-        warm_up = weight * (1 - age / slow_start) * queued prefill        0 from slow_start_s on
+        warm_up = weight * (1 - age / slow_start_s) * queued prefill        0 from slow_start_s on
 
     A process that has just started compiles, captures and allocates on its first requests; one that was ejected has yet
     to prove that it works. Both look idle and would get all requests at once. The first request to such a pod costs
@@ -30,17 +30,17 @@ class WarmUpTerm(CostTerm):
         slow_start_s = self.slow_start_s
         return [
             0.0
-            if (since_s := at.pod.ready_since_s) is None or at.now_s - since_s >= slow_start_s
-            else self._slowed_ms(at, at.now_s - since_s)
+            if (since_s := at.pod.ready_since_s) is None or at.request.now_s - since_s >= slow_start_s
+            else self._slowed_ms(at, at.request.now_s - since_s)
             for at in placements
         ]
 
     def inputs(self, at: Placement) -> Iterator[Input]:
         since_s = at.pod.ready_since_s
-        if since_s is not None and at.now_s - since_s < self.slow_start_s:
-            yield Input("age", "s", max(at.now_s - since_s, 0.0))
-            yield Input("queued prefill", "ms", at.inflight.queue_ms(at.now_s))
+        if since_s is not None and at.request.now_s - since_s < self.slow_start_s:
+            yield Input("age", "s", max(at.request.now_s - since_s, 0.0))
+            yield Input("queued prefill", "ms", at.inflight.queue_ms(at.request.now_s))
 
     def _slowed_ms(self, at: Placement, age_s: float) -> float:
         share = 1.0 - max(age_s, 0.0) / self.slow_start_s
-        return self.weight * share * at.inflight.queue_ms(at.now_s)
+        return self.weight * share * at.inflight.queue_ms(at.request.now_s)

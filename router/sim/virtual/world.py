@@ -77,7 +77,7 @@ class World:
         _check(fleet, policy, conditions)
         knowledge = knowledge or Knowledge()
         generation = Generation(model=fleet.pods[0].known.models[0], block_size_tokens=block_size_tokens)
-        known, links = [_with_capacity(pod, block_size_tokens) for pod in fleet.pods], fleet.believed_links
+        known, links = [_with_capacity(pod) for pod in fleet.pods], fleet.believed_links
         self._conditions = conditions
         self._random = Random(seed)
         self._link = fleet.link
@@ -393,6 +393,6 @@ def _check(fleet: SimulatedFleet, policy: Policy, conditions: Conditions) -> Non
         raise ConfigError(f"conditions.restarts: routers are numbered 0 to {conditions.routers - 1}")
 
 
-def _with_capacity(pod: SimulatedPod, block_size_tokens: int) -> Pod:
+def _with_capacity(pod: SimulatedPod) -> Pod:
     """The pod as the router knows it, with the capacity that its engine reports."""
-    return replace(pod.known, capacity_blocks=pod.true.kv_tokens // block_size_tokens)
+    return replace(pod.known, capacity_tokens=pod.true.kv_tokens)

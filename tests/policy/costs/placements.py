@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.policy.term import Placement
-from router.types import InFlight, Links, PodLoad, StepBegan
+from router.policy.term import Placement, RequestFacts
+from router.types import InFlight, Links, PodLoad
 from tests.policy.scenes import SPEED, pod
 
 KV_BYTES = 1000
@@ -13,25 +13,19 @@ KV_BYTES = 1000
 
 
 def at(**facts: Any) -> Placement:
-    """All that is cached is its own and on the GPU, if nothing else is said."""
+    """A placement with these facts of the request, the pod and the placement. Cached tokens are the pod's own and on
+    its GPU by default."""
+    request: dict[str, Any] = {"prompt_tokens": 1000, "output_tokens": 100, "now_s": 0.0, "links": Links()}
+    names = RequestFacts.__struct_fields__
+    request |= {name: facts.pop(name) for name in names if name in facts}
+    speed, work, load = facts.pop("speed", SPEED), facts.get("inflight", InFlight()), facts.get("load", PodLoad())
+    capacity_tokens = facts.pop("capacity_tokens", None)
     own_tokens = facts.get("own_tokens", facts.get("cached_tokens", 0))
-    speed, work = facts.pop("speed", SPEED), facts.get("inflight", InFlight())
-    our_decodes = work.decode_requests
     usual: dict[str, Any] = {
-        "pod": pod("a", speed=speed, kv_bytes_per_token=KV_BYTES),
-        "load": PodLoad(),
-        "inflight": InFlight(),
-        "prompt_tokens": 1000,
-        "cached_tokens": 0,
-        "shared_tokens": 0,
-        "output_tokens": 100,
-        "now_s": 0.0,
-        "links": Links(),
+        "pod": pod("a", speed=speed, kv_bytes_per_token=KV_BYTES, capacity_tokens=capacity_tokens),
         "own_tokens": own_tokens,
         "held_tokens": (own_tokens, 0, 0, 0),
-        "capacity_tokens": 0,
-        "fixed_ms": speed.fixed_ms(our_decodes, work.decode_tokens),
-        "step": StepBegan(),
-        "decoding_requests": max(our_decodes, facts.get("load", PodLoad()).running),
+        "fixed_ms": speed.fixed_ms(work.decode_requests, work.decode_tokens),
+        "decoding_requests": max(work.decode_requests, load.running),
     }
-    return Placement(**(usual | facts))
+    return Placement(request=RequestFacts(**request), **(usual | facts))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,9 +17,10 @@ from router.errors import RouterError
 from router.policy.catalog import COSTS
 from router.policy.decide import decide
 from router.policy.explain import ON_DECODE_POD, explain
-from router.policy.term import CostTerm, Side
-from router.types import Links, Scene
-from tests.policy.scenes import links, policy, scenes
+from router.policy.term import CostTerm, Side, Transfer
+from router.types import InFlight, Link, Links, PodLoad, Scene
+from tests.policy.costs.placements import at
+from tests.policy.scenes import links, pod, policy, scenes
 
 Inputs = Mapping[str, float]
 ALL = policy(*COSTS, shortlist=0)
@@ -37,7 +40,7 @@ def link_ms(x: Inputs, name: str, tokens: float) -> float:
 
 
 def transfer_ms(x: Inputs, name: str) -> float:
-    return link_ms(x, name, x[f"{name} of"] * (1 + x[f"{name} concurrent"]))
+    return link_ms(x, name, x[f"{name} tokens"] * (1 + x[f"{name} concurrent"]))
 
 
 def queue(x: Inputs, term: Any) -> float:
@@ -54,16 +57,16 @@ def hot_prefix_credit(x: Inputs, term: Any) -> float:
 
 
 def tier_read(x: Inputs, term: Any) -> float:
-    tiers = [tier for tier in ("cpu", "disk", "remote") if f"held in {tier}" in x]
-    return sum(link_ms(x, f"{tier} tier", x[f"held in {tier}"]) for tier in tiers)
+    tiers = [tier for tier in ("cpu tier", "disk tier", "remote tier") if f"{tier} tokens" in x]
+    return sum(link_ms(x, tier, x[f"{tier} tokens"]) for tier in tiers)
 
 
 def transfer(x: Inputs, term: Any) -> float:
-    return max(0.0, transfer_ms(x, "pull") - work_ahead_ms(x)) if "pull of" in x else 0.0
+    return max(0.0, transfer_ms(x, "pull") - work_ahead_ms(x)) if "pull tokens" in x else 0.0
 
 
 def handoff(x: Inputs, term: Any) -> float:
-    if "handoff of" not in x:
+    if "handoff tokens" not in x:
         return 0.0
     moving_ms = transfer_ms(x, "handoff") - x["handoff t0"]
     return float(transfer_ms(x, "handoff") - min(moving_ms, x["T_prefill"]) * (term.layers - 1) / term.layers)
@@ -132,6 +135,27 @@ def test_every_part_can_be_recomputed_from_the_inputs_shown(seen: Scene, ways: L
         for name, ms in column.plan.parts:
             term = dict(ALL.costs)[name]
             assert FORMULAS[name](of_side(shown, term), term) == pytest.approx(ms, rel=1e-6, abs=1e-6), name
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_the_formula_of_a_term_names_its_inputs(name: str) -> None:
+    """On a busy pod that pulls, receives a handoff, reads all tiers and has just started."""
+    link = Link(1.0, 1e6)
+    transfer = Transfer(pod("b"), link, 10, 1, 2.0, 3.0)
+    busy = at(
+        cached_tokens=90,
+        held_tokens=(30, 20, 20, 20),
+        links=Links(cpu=link, disk=link, remote=link),
+        pod=pod("a", capacity_tokens=10_000, ready_since_s=-1.0),
+        load=PodLoad(running=2, waiting=3),
+        inflight=InFlight(3, 1, 100, 5.0, 500, head_ms=5.0),
+        pull=transfer,
+        handoff=transfer,
+    )
+    formula = inspect.getdoc(COSTS[name]) or ""
+    inputs = [re.sub("^(cpu|disk|remote) ", "", each.name) for each in COSTS[name]().inputs(busy)]
+    assert inputs
+    assert [each for each in inputs if not re.search(rf"\b{re.escape(each)}\b", formula)] == []
 
 
 def of_side(shown: Mapping[str, float], term: CostTerm) -> Inputs:

@@ -45,7 +45,7 @@ def test_the_fuller_the_dearer_and_nineteen_times_its_weight_at_the_most(
         )
 
     placed = at(capacity_tokens=10_000)
-    most = 19 * SPEED.c1_ms_per_token * (placed.prompt_tokens + placed.output_tokens)
+    most = 19 * SPEED.c1_ms_per_token * (placed.request.prompt_tokens + placed.request.output_tokens)
     assert price(min(one, other)) <= price(max(one, other)) * (1 + 1e-9) <= most * (1 + 1e-6)
 
 
