@@ -55,8 +55,6 @@ def admin_router() -> APIRouter:
 def add_pod_routes(
     router: APIRouter, fleet: Fleet, commands: AdminCommands, describe: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    """Add the calls about pods to the router."""
-
     @router.get("/pods")
     async def pods() -> list[dict[str, Any]]:
         return describe()
@@ -90,8 +88,6 @@ def add_pod_routes(
 
 
 def add_policy_routes(router: APIRouter, feed: PolicyFeed, commands: AdminCommands) -> None:
-    """Add the calls about policies to the router."""
-
     @router.get("/policies")
     async def policies() -> dict[str, Any]:
         return describe_policies(feed)
@@ -116,8 +112,6 @@ class ExplainRoutes:
     max_body_bytes: int
 
     def add_to(self, router: APIRouter) -> None:
-        """Add both calls to the router."""
-
         @router.get("/explain/{request_id:path}")
         async def explain(request_id: str) -> Response:
             kept = self.find(request_id)

@@ -52,7 +52,6 @@ class ClientDeadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def await_request(self) -> None:
-        """Wait for the client's next request."""
         self._complete_by_s, self._begin_by_s = inf, self._loop.time() + self._keep_alive_s
         if self._timer is None:
             self._start_timer()

@@ -54,7 +54,6 @@ def response_for(error: BaseException) -> ErrorResponse:
 
 
 def error_headers(error: BaseException, body: bytes) -> HeaderList:
-    """Headers of the response with this body."""
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     after_s = response_for(error).retry_after_s
     return headers if after_s is None else [*headers, (b"retry-after", b"%d" % after_s)]
@@ -71,5 +70,4 @@ def error_body(error: BaseException) -> bytes:
 
 
 def headers_too_large(limits: Limits) -> HeadersTooLarge:
-    """The error for `limits.max_header_bytes`."""
     return HeadersTooLarge(f"The headers are larger than {limits.max_header_bytes} bytes (limits.max_header_bytes).")

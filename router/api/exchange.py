@@ -142,7 +142,6 @@ class Exchange(msgspec.Struct, eq=False):
                 self._begin()
 
     def disconnect(self) -> None:
-        """The client closed its connection: cancel the task."""
         self.disconnected = True
         if self._task is not None and not self.response_complete:
             self._task.cancel()

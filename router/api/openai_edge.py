@@ -78,7 +78,6 @@ class OpenAiEdge:
         self._tenant_header = edge.tenant_header.lower().encode()
 
     def is_proxied(self, method: str, path: str) -> bool:
-        """Whether a request is forwarded to a pod."""
         if path in _ENDPOINTS:
             return True
         if path == "/v1/models" or path.startswith("/v1/models/"):

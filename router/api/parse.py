@@ -37,7 +37,7 @@ class _Sampling(msgspec.Struct, kw_only=True):
 
 
 class ChatBody(_Sampling, kw_only=True):
-    """The fields of a chat request that the router needs; most of them determine its tokens."""
+    """The fields of a chat request that the router needs."""
 
     messages: list[msgspec.Raw]
     """Undecoded objects: the prompt reader decodes only messages of unknown conversations."""
@@ -70,22 +70,12 @@ class OtherBody(msgspec.Struct):
     model: str
 
 
+_LENGTHS = ("max_tokens", "max_completion_tokens")
 _PROMPT_FIELDS = {
-    Endpoint.CHAT: (
-        "messages",
-        "tools",
-        "tool_choice",
-        "documents",
-        "add_generation_prompt",
-        "continue_final_message",
-        "add_special_tokens",
-        "chat_template",
-        "chat_template_kwargs",
-        "reasoning_effort",
-        "truncate_prompt_tokens",
-    ),
-    Endpoint.COMPLETIONS: ("prompt", "add_special_tokens", "suffix", "prompt_embeds", "truncate_prompt_tokens"),
+    endpoint: (*(name for name in body.__annotations__ if name not in _LENGTHS), "truncate_prompt_tokens")
+    for endpoint, body in ((Endpoint.CHAT, ChatBody), (Endpoint.COMPLETIONS, CompletionBody))
 }
+"""Fields that determine the prompt's tokens: the own fields of a body, except those that limit the response."""
 
 
 def _decoder(body: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:

@@ -207,7 +207,7 @@ class EdgeProtocol(HttpToolsProtocol):
         is_proxied = self._edge.is_proxied(method, path)
         if is_proxied or path.startswith("/v1/"):
             peer = self._forwarded_for() if b"x-forwarded-for" in named else self._host
-            refusal = self._served.gate.check(path, named, peer).refusal
+            refusal = self._served.gate.refusal(path, named, peer)
             if is_proxied or refusal is not None:
                 self._open(ReceivedRequest(method, path, target, self.headers, named, peer, refusal=refusal))
                 return

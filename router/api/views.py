@@ -20,8 +20,6 @@ from router.types import PodState, PodStatus
 
 
 def describe_pods(fleet: Fleet, ledger: Ledger, store: PrefixStore, kv_streams: KvStreams) -> list[dict[str, Any]]:
-    """Every pod with its state and load."""
-
     def events_of(pod_id: str) -> str:
         published = not kv_streams.follows(pod_id) and store.is_published(pod_id)
         return "published" if published else kv_streams.state_of(pod_id)
@@ -123,6 +121,5 @@ class MetricsPage:
             self.observe_cluster(self.metrics)
 
     async def render(self) -> bytes:
-        """This process's metrics in the Prometheus text format."""
         self.observe()
         return await self.metrics.render_in_turns()

@@ -22,7 +22,6 @@ PoliciesOption = Annotated[Path | None, typer.Option(help="Folder of policies. D
 def check_command(
     config: Annotated[Path, typer.Argument(help="The router.yaml to check.")], policies: PoliciesOption = None
 ) -> None:
-    """Read everything that `serve` reads."""
     parsed = load_router(config)
     classes = load_classes(parsed.classes).names
     active = PolicyFolder(policies or shipped("policies"), parsed.policy, classes).read().active
@@ -32,12 +31,10 @@ def check_command(
 
 @config_app.command("show", help="Print the annotated defaults.")
 def show_command() -> None:
-    """Print config/router.yaml."""
     print((shipped("config") / "router.yaml").read_text(encoding="utf-8"), end="")
 
 
 def policies_command(policies: PoliciesOption = None) -> None:
-    """Print a table of all policies."""
     table = Table("policy", "version", "decides", "costs", "picker")
     for policy in load_policies(policies or shipped("policies")).values():
         costs = ", ".join(name for name, _ in policy.costs) or "-"

@@ -38,7 +38,6 @@ def explain_command(
     request_id: Annotated[str, typer.Argument(help="Value of the response header x-request-id.")],
     url: Annotated[str, typer.Option(help="Address of the router on this machine.")] = "http://127.0.0.1:8080",
 ) -> None:
-    """Print one decision."""
     try:
         answer = httpx.get(
             f"{url.rstrip('/')}/admin/explain/{quote(request_id, safe='')}", timeout=10.0, trust_env=False

@@ -30,7 +30,6 @@ def prior_command(
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks of a pod.")] = 1,
     hardware: Annotated[list[str] | None, typer.Option(help="A row to add, such as h100x4. Can be repeated.")] = None,
 ) -> None:
-    """Print the file."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install torch, which is not needed
     path = _find(config)
     try:

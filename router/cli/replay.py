@@ -39,7 +39,6 @@ def replay_command(
     limit: Annotated[int, typer.Option(min=1, help="Number of moves and changes to list.")] = 10,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Print how many decisions would change and the expected effect."""
     decided = RecordedChoices(receipts)
     found = _review(decided, policy, policies or shipped("policies"), default, limit)
     if not found.decisions:

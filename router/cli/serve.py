@@ -35,8 +35,6 @@ SWITCH_INTERVAL_S = 0.0001
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Options of `warmroute serve`."""
-
     config: Annotated[Path | None, typer.Option(help="router.yaml; see `warmroute config show`.")] = None
     policy: Annotated[str | None, typer.Option(help="Name of the default policy.")] = None
     policies: Annotated[Path | None, typer.Option(help="Folder of policies. It is reloaded when it changes.")] = None

@@ -46,13 +46,11 @@ class CalibrationFeed:
         return {"calibration": self.apply_forever} | ({"shared calibration": self.share} if self._shared else {})
 
     async def apply_forever(self) -> None:
-        """Apply until cancelled."""
         while True:
             self.apply()
             await asyncio.sleep(APPLY_S)
 
     async def share(self) -> None:
-        """Exchange until cancelled."""
         from router.feeds.backoff import Backoff  # imports redis, which a router without a cluster does not need
 
         backoff = Backoff("shared calibration")
@@ -80,6 +78,5 @@ class CalibrationFeed:
 
 
 def calibrated_links(calibration: Calibration, configured: Links) -> Links:
-    """The links with their current coefficients."""
     links = {place.name: getattr(configured, place.name) for place in fields(configured)}
     return Links(**{name: link and calibration.link(link.kind, link) for name, link in links.items()})

@@ -31,7 +31,6 @@ class WorkloadFeed:
         """Number of other replicas with a recent update."""
 
     async def run(self) -> None:
-        """Exchange until cancelled."""
         backoff = Backoff("work of other replicas")
         try:
             while True:
@@ -69,7 +68,6 @@ class ReceiptStream:
             self._waiting.append(line)
 
     async def run(self) -> None:
-        """Send batches until cancelled."""
         backoff = Backoff("receipt stream")
         while True:
             if len(self._waiting) < BATCH_LINES:

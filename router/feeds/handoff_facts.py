@@ -51,7 +51,6 @@ class HandoffFacts:
         return facts if epoch == pod.epoch else None
 
     async def run(self) -> None:
-        """Fetch until cancelled."""
         await each_pod("handoff facts of", self._fleet, self._watch)
 
     async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:

@@ -42,7 +42,6 @@ class SocketTransport(httpx.AsyncBaseTransport):
         return await transport.handle_async_request(request)
 
     async def aclose(self) -> None:
-        """Close all connections."""
         for transport in self._by_socket.values():
             await transport.aclose()
 

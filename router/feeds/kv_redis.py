@@ -46,11 +46,9 @@ class IndexFeed:
 
     @property
     def holders_read(self) -> int:
-        """Number of full reads of a holder."""
         return sum(log.holders_read for log in self._logs.values())
 
     async def run(self) -> None:
-        """Follow until cancelled."""
         backoff = Backoff("generations")
         try:
             while True:
@@ -102,7 +100,6 @@ class _Log:
 
     @property
     def failing(self) -> bool:
-        """Whether the last read failed."""
         return self._backoff.failures > 0
 
     async def _run(self) -> None:

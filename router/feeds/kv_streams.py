@@ -37,7 +37,6 @@ class KvStreams:
             self._tasks[pod.id] = asyncio.create_task(supervise(f"kv events of {pod.id}", feed.run))
 
     def leave(self, pod: PodId) -> None:
-        """Stop following the pod."""
         self._followed.pop(pod, None)
         self._complete.pop(pod, None)
         task = self._tasks.pop(pod, None)
@@ -45,7 +44,6 @@ class KvStreams:
             task.cancel()
 
     def follows(self, pod: PodId) -> bool:
-        """Whether this pod's events are followed."""
         return pod in self._tasks
 
     def state_of(self, pod: PodId) -> str:
@@ -55,7 +53,6 @@ class KvStreams:
         return {None: "connecting", True: "complete", False: "incomplete"}[self._complete.get(pod)]
 
     async def stop(self) -> None:
-        """Stop all streams."""
         tasks = list(self._tasks.values())
         for pod in list(self._tasks):
             self.leave(pod)

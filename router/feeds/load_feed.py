@@ -53,7 +53,6 @@ class LoadFeed:
         self._share = share
 
     async def run(self) -> None:
-        """Scrape until cancelled."""
         await each_pod("load of", self._fleet, self._watch)
 
     async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:

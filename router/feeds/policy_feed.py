@@ -63,7 +63,6 @@ class PolicyFeed:
         self._activate(folder.read())
 
     def current(self) -> PolicySet:
-        """The active set."""
         return self._policies
 
     async def run(self) -> None:

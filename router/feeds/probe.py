@@ -63,7 +63,6 @@ class ProbeFeed:
         self._timeout_s = timeout_s
 
     async def run(self) -> None:
-        """Probe until cancelled."""
         await each_pod("probe of", self._fleet, self._watch)
 
     async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:

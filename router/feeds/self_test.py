@@ -144,8 +144,6 @@ def _difference(ours: Sequence[int], engine: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SelfTestTiming:
-    """Times of the self-test."""
-
     retest_s: float = 30.0
     answer_timeout_s: float = 30.0
     events_timeout_s: float = 5.0
@@ -173,7 +171,6 @@ class ParityFeed:
         self._timing = timing
 
     async def run(self) -> None:
-        """Test until cancelled."""
         await each_pod("parity", self._fleet, self._watch)
 
     async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:

@@ -23,7 +23,7 @@ JITTER = 0.1
 """Relative variation of intervals, so that pods that were added together are not polled together."""
 
 Feeds: TypeAlias = Mapping[str, Callable[[], Awaitable[None]]]
-"""Background tasks by name."""
+"""Background tasks by name. Each runs until it is cancelled."""
 PodTask: TypeAlias = Callable[[PodId, asyncio.Event], Awaitable[None]]
 """Runs while the pod exists. The event is set when the pod's state or epoch changes."""
 

@@ -80,7 +80,6 @@ class ClusterMember:
         self._work = WorkloadFeed(work, ledger)
 
     def calibration(self, model: str) -> SharedCalibration:
-        """The calibration that the routers of this model share."""
         return SharedCalibration(self._connection, self._keys, model, ttl_s=CALIBRATION_TTL_S)
 
     def receipts(self, maxlen: int, on_drop: Callable[[int], None]) -> ReceiptStream:
@@ -97,7 +96,6 @@ class ClusterMember:
         return {"index": self._feed.run, "requests of other routers": self._work.run}
 
     def observe(self, metrics: Metrics) -> None:
-        """Update the gauges; called before each rendering."""
         metrics.replicas.set(self._work.replicas)
         index = self.store.index
         metrics.index_age_s.set(self.store.age_s(time.monotonic()))
@@ -107,5 +105,4 @@ class ClusterMember:
         metrics.index_holder.replace({(each.generation.model, each.id): each.complete for each in index.holders})
 
     async def close(self) -> None:
-        """Close all sockets."""
         await self._connection.close()

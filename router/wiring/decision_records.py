@@ -49,7 +49,6 @@ class DecisionRecords:
         return str(await asyncio.to_thread(each_against, _decided(last, old, new), new.version)) if last else None
 
     def close(self) -> None:
-        """Flush and close the file."""
         if self._log:
             self._log.close()
 

@@ -185,5 +185,4 @@ class FleetParts:
 
 
 def ready_pods(fleet: Fleet, model: str) -> list[Pod]:
-    """The ready pods that serve `model`."""
     return [status.pod for status in fleet.snapshot.pods if status.state is PodState.READY and status.pod.serves(model)]

@@ -100,18 +100,17 @@ class Program:
         owners = SharedOwners(self.fleet, pods.ledger, pods.breaker, pods.store, pods.calibrator, self._classes)
         hooks = WorkerHooks(commands.apply_remote, self._metrics_page.observe, find)
         sync = WorkerSync(worker, owners, hooks, self.metrics)
-        commands.publish = sync.publish_command
+        commands.publish = sync.view.add_command
 
         def drain_again(pod: Pod, _old: PodState, new: PodState) -> None:
             """A drained pod that joins again, or joins this new worker, stays drained."""
-            if new is PodState.JOINING and sync.command(DRAIN + pod.id) == PodEvent.DRAIN.value:
+            if new is PodState.JOINING and sync.view.command(DRAIN + pod.id) == PodEvent.DRAIN.value:
                 self.fleet.event(pod.id, PodEvent.DRAIN)
 
         self.fleet.listen(drain_again)
         return sync
 
     def _own_app(self) -> FastAPI:
-        """Health, metrics, models and admin calls."""
         sync, find = self._worker_sync, self.records.journal.find
         max_bytes = self._config.limits.max_body_bytes
         routes = OwnRoutes(
@@ -201,7 +200,7 @@ class StartupWait:
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             log.warning("serving before all pods are ready", missing=self._unusable(used))
-        sync.begin()
+        sync.view.begin()
 
     def _untested(self) -> list[PodId]:
         """Pods whose self-test has no result yet."""

@@ -16,7 +16,6 @@ from router.wiring.prompts import Prompts
 
 
 def upstream_pools(config: RouterConfig) -> UpstreamPools:
-    """Connection pools to pods."""
     limits = config.limits
     timeouts = UpstreamTimeouts(limits.connect_timeout_s, limits.first_byte_timeout_s, limits.idle_timeout_s)
     return UpstreamPools(timeouts)

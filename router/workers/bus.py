@@ -138,7 +138,6 @@ class WorkerBus:
         self._outbound[link.worker] = link
 
     def outbound_closed(self, link: OutboundLink) -> None:
-        """Stop sending over this link."""
         if self._outbound.get(link.worker) is link:
             del self._outbound[link.worker]
 

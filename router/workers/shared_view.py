@@ -88,14 +88,11 @@ class RecentDispatches:
         self._bytes = sum(len(dispatch.blocks) for _, dispatch in self._sent)
 
     def unexpired(self, now_s: float) -> list[Dispatch]:
-        """The dispatches whose TTL has not passed."""
         return [dispatch for at_s, dispatch in self._sent if at_s + dispatch.ttl_s > now_s]
 
 
 @dataclass(frozen=True, slots=True)
 class SharedOwners:
-    """The owners whose state is shared."""
-
     fleet: Fleet
     ledger: Ledger
     breaker: Breaker
@@ -159,7 +156,6 @@ class SharedView:
         )
 
     def add_load(self, pod: PodId, load: PodLoad) -> None:
-        """Share a load that this worker scraped."""
         self._update.loads[pod] = load
         self._schedule_flush()
 
@@ -176,7 +172,6 @@ class SharedView:
         return known.wanted if known else ""
 
     def flush(self) -> None:
-        """Publish the changes since the last flush."""
         update, self._update = self._update, WorkerUpdate()
         ledger, breaker = self._owners.ledger, self._owners.breaker
         update.work = {pod: ledger.own_on(pod) for pod in self._changed_work}

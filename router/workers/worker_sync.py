@@ -50,18 +50,15 @@ class WorkerSync:
         self._bus = WorkerBus(
             identity.folder, identity.number, identity.workers, metrics.worker_updates_dropped.labels().inc
         )
-        self._view = SharedView(
+        self.view = SharedView(
             owners,
             hooks.apply_command,
             self._bus.publish,
             lambda s, call: asyncio.get_running_loop().call_later(s, call),
         )
-        self.snapshot = self._view.snapshot
-        self.apply_remote = self._view.apply_remote
-        self.remove_worker = self._view.remove_worker
-        self.publish_command = self._view.add_command
-        self.command = self._view.command
-        self.begin = self._view.begin
+        self.snapshot = self.view.snapshot
+        self.apply_remote = self.view.apply_remote
+        self.remove_worker = self.view.remove_worker
 
     @property
     def feeds(self) -> Feeds:
@@ -72,16 +69,15 @@ class WorkerSync:
 
     @property
     def scrape_share(self) -> ScrapeShare:
-        """This worker's turns in scraping loads."""
-        return ScrapeShare(self._identity.number, lambda: 1 + self._bus.connected_workers, self._view.add_load)
+        return ScrapeShare(self._identity.number, lambda: 1 + self._bus.connected_workers, self.view.add_load)
 
     async def remote_ready_pods(self) -> Set[PodId]:
         """Pods that are ready at other workers; empty if no snapshot arrives within `SNAPSHOT_WAIT_S`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(SNAPSHOT_WAIT_S):
-                while not self._view.remote_ready_pods:  # noqa: ASYNC110  # several links can deliver it
+                while not self.view.remote_ready_pods:  # noqa: ASYNC110  # several links can deliver it
                     await asyncio.sleep(POLL_S)
-        return self._view.remote_ready_pods
+        return self.view.remote_ready_pods
 
     async def render(self) -> bytes:
         """The metrics of all workers, merged."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from router.admission.gate import ADMITTED, Admission, AdmissionGate
+from router.admission.gate import AdmissionGate
 from router.errors import RouterError, Saturated
 from tests.api.test_protocol import Edge, connected, echo, post, read_answer
 
@@ -18,19 +18,18 @@ class RecordingGate(AdmissionGate):
     """Records its calls, and refuses all with `refusal`."""
 
     def __init__(self, refusal: RouterError | None = None) -> None:
-        self.refusal = refusal
+        self.error = refusal
         self.calls: list[tuple[str, bytes]] = []
 
-    def check(self, path: str, headers: Mapping[bytes, bytes], peer: str) -> Admission:
+    def refusal(self, path: str, headers: Mapping[bytes, bytes], peer: str) -> RouterError | None:
         assert peer == "127.0.0.1"
         self.calls.append((path, headers.get(b"x-api-key", b"")))
-        return Admission(self.refusal)
+        return self.error
 
 
 def test_the_gate_admits_everybody() -> None:
     """Until tenants can be configured."""
-    assert AdmissionGate().check("/v1/models", {}, "127.0.0.1") is ADMITTED
-    assert ADMITTED.refusal is None
+    assert AdmissionGate().refusal("/v1/models", {}, "127.0.0.1") is None
 
 
 async def test_the_gate_is_called_once_for_each_v1_request() -> None:
@@ -59,4 +58,4 @@ async def test_a_refused_request_is_answered_with_the_refusal(request_bytes: byt
         for _ in range(2):
             writer.write(request_bytes)
             assert (await read_answer(reader))[1] == b"refused"
-    assert [received.refusal for received in edge.seen] == [gate.refusal] * 2
+    assert [received.refusal for received in edge.seen] == [gate.error] * 2
