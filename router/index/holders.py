@@ -113,12 +113,12 @@ class Holders:
 
     def _regroup(self) -> None:
         self.generations = {known.generation for known in self._known.values()}
-        self._publishers = {pod.id: known for known in self._known.values() if (pod := self._pod_of(known))}
+        self._publishers = {}
+        for known in self._known.values():
+            pod, _ = self._pods.get((known.facts.url, known.facts.rank), (None, None))
+            if pod and not known.facts.reach:
+                self._publishers[pod.id] = known
         self._pod_ids = {known.name: pod_id for pod_id, known in self._publishers.items()}
-
-    def _pod_of(self, known: KnownHolder) -> Pod | None:
-        bound = None if known.facts.reach else self._pods.get((known.facts.url, known.facts.rank))
-        return bound[0] if bound else None
 
     def _add_store(self, store: KnownHolder, blocks: int, found: dict[PodId, BlocksByTier]) -> None:
         """Engines use their own cache first and fetch the following blocks from the store."""

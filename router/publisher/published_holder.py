@@ -55,15 +55,6 @@ class PublishTiming:
     start_s: float = 3.0
 
 
-@dataclass(slots=True)
-class Counts:
-    """Counters of one published holder."""
-
-    blocks: int = 0
-    reloads: int = 0
-    failures: int = 0
-
-
 class PublishedHolder:
     """One holder. The source calls `apply`, `restarted` and `caught_up`; `run` writes until `stop`."""
 
@@ -80,7 +71,9 @@ class PublishedHolder:
         self.facts = facts
         self.state = PublishState.STARTING
         self.complete = True
-        self.counts = Counts()
+        self.written_blocks = 0
+        self.reloads = 0
+        self.failures = 0
         self.blocks = HolderBlocks(self.generation, resolve_hash)
         self._writer = writer
         self._timing = timing
@@ -145,7 +138,7 @@ class PublishedHolder:
         backoff = Backoff(f"blocks of {self.id}")
         while not self._stopping:
             if not await backoff.attempt(self._step):
-                self.counts.failures += 1
+                self.failures += 1
                 self.state = PublishState.UNREACHABLE
         await self._retire()
 
@@ -187,7 +180,7 @@ class PublishedHolder:
         if kind is EntryKind.RELOAD and self._epoch_due is None:
             self._pending.clear()
             self._backlog = [*split_held(self.blocks.held(), MAX_WRITE_BLOCKS), []]
-            self.counts.reloads += 1
+            self.reloads += 1
         self.state = PublishState.PUBLISHING
         self._next_beat_s = time.monotonic() + self._timing.beat_s
         log.info("epoch started", holder=self.id, epoch=self._writer.epoch, kind=kind.value)
@@ -212,7 +205,7 @@ class PublishedHolder:
         result = await self._writer.apply(changes, complete=self.complete, kind=kind)
         if self._batch is batch:
             self._batch = None
-        self.counts.blocks += sum(len(change.blocks) for change in changes)
+        self.written_blocks += sum(len(change.blocks) for change in changes)
         await self._handle(result)
         if not self._backlog and len(self._pending) < MAX_WRITE_BLOCKS:
             await asyncio.sleep(self._timing.flush_interval_s)

@@ -104,8 +104,8 @@ def describe(publisher: Publisher) -> list[dict[str, Any]]:
             "state": holder.state.value,
             "complete": holder.complete,
             "pending_blocks": holder.pending_blocks,
-            "written_blocks": holder.counts.blocks,
-            "reloads": holder.counts.reloads,
+            "written_blocks": holder.written_blocks,
+            "reloads": holder.reloads,
             "orphans": holder.blocks.orphans,
             "rejected_reason": holder.blocks.rejected_reason,
         }

@@ -78,7 +78,7 @@ async def agent(url: str, blocks: int) -> dict[str, float]:
         holder.apply([event])
         if number % 16 == 15:
             await asyncio.sleep(0)
-    while holder.pending_blocks or holder.counts.blocks < blocks:
+    while holder.pending_blocks or holder.written_blocks < blocks:
         await asyncio.sleep(0.001)
     running.cancel()
     return {"started_s": started_s, "ended_s": time.time(), "cpu_s": time.process_time() - cpu_s}

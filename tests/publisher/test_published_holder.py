@@ -146,13 +146,13 @@ async def test_redis_has_the_announced_blocks_and_counts_by_tier(scene: Scene) -
 async def test_changes_that_cancel_out_are_not_written(scene: Scene) -> None:
     """Neither to the sets nor to the log."""
     holder = await publishing(scene, 1)
-    await until(lambda: holder.counts.blocks)
-    before = holder.counts.blocks
+    await until(lambda: holder.written_blocks)
+    before = holder.written_blocks
     holder.apply([stored(2), removed(2), removed(1), stored(1)])
     holder.apply([stored(3)])
 
-    await until(lambda: scene.has(1, 3) and holder.counts.blocks > before)
-    assert holder.counts.blocks - before == 3
+    await until(lambda: scene.has(1, 3) and holder.written_blocks > before)
+    assert holder.written_blocks - before == 3
 
 
 async def test_a_large_holder_is_written_in_pieces_and_sealed_last(scene: Scene) -> None:
@@ -250,7 +250,7 @@ async def test_blocks_lost_by_redis_are_written_again(scene: Scene, lose: Callab
     holder = await publishing(scene, 1, 2)
     lose(scene)
 
-    await until(lambda: holder.counts.reloads == 2 and not holder.pending_blocks and scene.has(1, 2))
+    await until(lambda: holder.reloads == 2 and not holder.pending_blocks and scene.has(1, 2))
     holder.apply([removed(2)])
     await until(lambda: scene.has(1))
 
@@ -269,7 +269,7 @@ async def test_writes_are_retried_until_redis_accepts_them(scene: Scene, outage:
     holder = await publishing(scene, 1, 2)
     disturb(scene)
     holder.apply([stored(3), removed(1)])
-    await until(lambda: holder.state is PublishState.UNREACHABLE and holder.counts.failures >= 2)
+    await until(lambda: holder.state is PublishState.UNREACHABLE and holder.failures >= 2)
     holder.apply([stored(4), removed(3)])
     mend(scene)
 
@@ -282,7 +282,7 @@ async def test_a_restart_during_a_long_outage_is_published(scene: Scene, outage:
     disturb, mend = OUTAGES[outage]
     holder = await publishing(scene, 1, 2, timing=SHORT)
     disturb(scene)
-    await until(lambda: scene.row() is None and holder.counts.failures)
+    await until(lambda: scene.row() is None and holder.failures)
     holder.restarted()
     holder.apply([stored(3)])
     mend(scene)
@@ -295,11 +295,11 @@ async def test_a_lost_response_causes_no_reload(scene: Scene) -> None:
     holder = await publishing(scene, 1)
     scene.server.pause()
     holder.apply([stored(2)])
-    await until(lambda: holder.counts.failures >= 2)
+    await until(lambda: holder.failures >= 2)
     scene.server.resume()
 
     await until(lambda: scene.has(1, 2) and holder.state is PublishState.PUBLISHING)
-    assert holder.counts.reloads == 1
+    assert holder.reloads == 1
 
 
 # --- one write ---
