@@ -66,7 +66,6 @@ class Figures:
     exact_predictions_share: float
     work_by_pod: Mapping[str, int]
     late_p99_ms: float
-    wall_s: float
 
     @property
     def of_ideal(self) -> float:
@@ -118,7 +117,6 @@ def figures(
         / max(len(good), 1),
         work_by_pod=dict(sorted(work.items())),
         late_p99_ms=percentile([one.late_s * 1000 for one in results.served], 0.99),
-        wall_s=results.wall_s,
     )
 
 

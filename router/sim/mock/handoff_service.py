@@ -31,7 +31,7 @@ from router.sim.mock.handoff_dialects import (
     StoreLookup,
     dialect_of,
 )
-from router.sim.mock.http_exchange import ClientGone, HttpExchange
+from router.sim.mock.http_exchange import HttpExchange
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock.mock_requests import EngineError, GenerationRequest
 from router.sim.mock.pinned_kv import HandoffCounters, PinnedKv, PinTable
@@ -170,7 +170,7 @@ class HandoffService:
     # --- prefill side ---
 
     async def finish(
-        self, exchange: HttpExchange, request: GenerationRequest, leg: HandoffLeg, stream: TokenStream, *, hold: bool
+        self, request: GenerationRequest, leg: HandoffLeg, stream: TokenStream, *, hold: bool
     ) -> HandoffFields:
         """Finish a computed request and return its response fields. Holds the KV of a prefill leg if `hold`."""
         if isinstance(leg, StoreLookup):
@@ -183,7 +183,7 @@ class HandoffService:
         pinned = self._pin(request, leg, stream)
         fields = self._dialect.fields(request, pinned, self.address)
         if leg.awaits_delivery:
-            await self._await_delivery(exchange, pinned)
+            await self._await_delivery(pinned)
         return fields
 
     def _pin(self, request: GenerationRequest, leg: PrefillLeg, stream: TokenStream) -> PinnedKv:
@@ -199,14 +199,11 @@ class HandoffService:
         self.pins.add(pinned)
         return pinned
 
-    async def _await_delivery(self, exchange: HttpExchange, pinned: PinnedKv) -> None:
-        async def delivered() -> bool:
-            return await pinned.delivered
-
+    async def _await_delivery(self, pinned: PinnedKv) -> None:
         try:
-            if not await exchange.unless_disconnected(delivered()):
+            if not await pinned.delivered:
                 raise _internal_error("no decode leg took the KV")
-        except ClientGone:
+        except asyncio.CancelledError:
             self.pins.drop(pinned)
             raise
 
@@ -223,7 +220,8 @@ class HandoffService:
         pins = self.pins
         if body.engine_id not in ("", self._engine_id):
             raise EngineError(f"engine_id {body.engine_id} is of another epoch", status=HTTPStatus.NOT_FOUND)
-        pinned = await exchange.unless_disconnected(pins.take(body.key, wait=body.wait))
+        with exchange.cancelled_on_disconnect():
+            pinned = await pins.take(body.key, wait=body.wait)
         if pinned is None:
             raise EngineError(f"no KV is held under key {body.key}", status=HTTPStatus.NOT_FOUND)
         try:

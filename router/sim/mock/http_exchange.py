@@ -8,22 +8,17 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _TRANSPORT = "warmroute.transport"
-_ResultT = TypeVar("_ResultT")
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
-
-
-class ClientGone(Exception):
-    """The client closed the connection before the response."""
 
 
 class EngineProtocol(HttpToolsProtocol):
@@ -91,25 +86,13 @@ class HttpExchange:
             async with asyncio.timeout(for_s):
                 await self.disconnected()
 
-    async def unless_disconnected(self, work: Coroutine[Any, Any, _ResultT]) -> _ResultT:
-        """Return the result of `work`; cancel it and raise `ClientGone` if the connection is closed first."""
-        loop = asyncio.get_running_loop()
-        made, gone = loop.create_task(work), loop.create_task(self.disconnected())
-        try:
-            await asyncio.wait((made, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not made.done():
-                raise ClientGone
-            return made.result()
-        finally:
-            for task in (made, gone):
-                task.cancel()
-            await asyncio.wait((made, gone))
-
     @contextmanager
-    def on_disconnect(self, action: Callable[[], None]) -> Iterator[None]:
-        """Call `action` once if the connection is closed inside the block."""
+    def cancelled_on_disconnect(self) -> Iterator[None]:
+        """Cancel the current task if the connection is closed inside the block."""
+        task = asyncio.current_task()
+        assert task is not None
         watch = asyncio.get_running_loop().create_task(self.disconnected())
-        watch.add_done_callback(lambda task: None if task.cancelled() else action())
+        watch.add_done_callback(lambda done: None if done.cancelled() else task.cancel())
         try:
             yield
         finally:

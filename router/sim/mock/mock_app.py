@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -16,7 +17,7 @@ from router.sim.mock import mock_responses as responses
 from router.sim.mock.faults import PREFILL_FAULTS, REQUEST_FAULTS, Fault, FaultBoard, FaultKind
 from router.sim.mock.handoff_dialects import HandoffFields, HandoffLeg, LoadedKv, PrefillLeg
 from router.sim.mock.handoff_service import HandoffService
-from router.sim.mock.http_exchange import EVENT_STREAM, JSON, ClientGone, HttpExchange
+from router.sim.mock.http_exchange import EVENT_STREAM, JSON, HttpExchange
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock.mock_metrics import CONTENT_TYPE, metrics_body
 from router.sim.mock.mock_requests import EngineError, GenerationRequest, RequestParser
@@ -97,8 +98,8 @@ class EngineApp:
             await handler(exchange)
         except EngineError as error:
             await exchange.respond(error.status, responses.error_body(error))
-        except ClientGone:
-            pass  # nobody is left to respond to
+        except asyncio.CancelledError:
+            pass  # the client has disconnected
 
     # --- generation ---
 
@@ -118,7 +119,8 @@ class EngineApp:
         try:
             loaded = LoadedKv()
             if leg is not None and not isinstance(leg, PrefillLeg):
-                loaded = await exchange.unless_disconnected(self._handoffs.load(request, leg))
+                with exchange.cancelled_on_disconnect():
+                    loaded = await self._handoffs.load(request, leg)
             tokens = self._submit(request, leg, loaded, engine_request_id)
             await self._respond(exchange, _Generation(request, leg, loaded, tokens, fault))
         except EngineError as error:
@@ -145,15 +147,15 @@ class EngineApp:
         )
 
     async def _respond(self, exchange: HttpExchange, generation: _Generation) -> None:
-        with exchange.on_disconnect(lambda: self._steps.cancel(generation.tokens)):
-            try:
+        try:
+            with exchange.cancelled_on_disconnect():
                 await (self._stream if generation.request.stream else self._unary)(exchange, generation)
-            finally:
-                self._steps.cancel(generation.tokens)
+        finally:
+            self._steps.cancel(generation.tokens)
         if generation.dies_after is not None:
             self._inject(Fault(kind=FaultKind.DIE, for_s=generation.dies_after.for_s))
 
-    async def _finish(self, exchange: HttpExchange, generation: _Generation) -> HandoffFields:
+    async def _finish(self, generation: _Generation) -> HandoffFields:
         """Finish a computed request and return its handoff fields. Raises `StreamLost` if the engine dies first."""
         is_prefill = isinstance(generation.leg, PrefillLeg)
         fault = self._faults.take(PREFILL_FAULTS) if is_prefill else None
@@ -163,7 +165,7 @@ class EngineApp:
         if fault is not None and fault.kind is FaultKind.DIE_AFTER_ANSWER:
             generation.dies_after = fault
         hold = fault is None or fault.kind is not FaultKind.NO_PARAMS
-        return await self._handoffs.finish(exchange, generation.request, generation.leg, generation.tokens, hold=hold)
+        return await self._handoffs.finish(generation.request, generation.leg, generation.tokens, hold=hold)
 
     def _output_request(self, generation: _Generation) -> GenerationRequest:
         """The request with its actual output, which depends on the loaded KV; known from the first token on."""
@@ -174,7 +176,7 @@ class EngineApp:
 
     async def _unary(self, exchange: HttpExchange, generation: _Generation) -> None:
         await generation.tokens.wait_for(len(generation.request.output.tokens))
-        fields = await self._finish(exchange, generation)
+        fields = await self._finish(generation)
         cached_tokens = self._cached_tokens(generation)
         body = responses.unary_body(self._output_request(generation), int(time.time()), cached_tokens, fields)
         await _pause_if_slow(exchange, generation.fault)
@@ -204,7 +206,7 @@ class EngineApp:
         if generation.has_fault(FaultKind.CUT):
             await exchange.close()
         else:
-            await self._finish(exchange, generation)
+            await self._finish(generation)
             await exchange.write(frames.closing(self._cached_tokens(generation)), more=False)
 
     async def _fails_early(self, exchange: HttpExchange, fault: Fault | None) -> bool:

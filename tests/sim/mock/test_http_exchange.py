@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from router.sim.mock.http_exchange import EVENT_STREAM, ClientGone, EngineProtocol, HttpExchange
+from router.sim.mock.http_exchange import EVENT_STREAM, EngineProtocol, HttpExchange
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 DEADLINE_S = 30.0
@@ -76,63 +76,45 @@ async def test_a_reset_is_sent_before_any_header() -> None:
             await client.get("/")
 
 
-async def test_a_disconnect_is_noticed_during_work() -> None:
-    """Once, and only if the client disconnects inside the block."""
-    left, reached = asyncio.Event(), asyncio.Event()
-
-    async def story(exchange: HttpExchange) -> None:
-        await exchange.body()
-        with exchange.on_disconnect(left.set):
-            reached.set()
-            await left.wait()
-
-    async with answering(story) as client:
-        request = asyncio.ensure_future(client.post("/", content=b"hello"))
-        await reached.wait()
-        assert not left.is_set()
-        request.cancel()
-        await left.wait()
-
-
-async def test_a_connected_client_is_not_reported_as_disconnected() -> None:
+async def test_a_task_is_not_cancelled_while_its_client_is_connected() -> None:
     """Neither during the response nor after it."""
-    left: list[str] = []
+    completed: list[str] = []
 
     async def story(exchange: HttpExchange) -> None:
-        with exchange.on_disconnect(lambda: left.append(exchange.path)):
+        with exchange.cancelled_on_disconnect():
             await exchange.body()
             await asyncio.sleep(0)
-        await exchange.respond(200)
+            await exchange.respond(200)
+        await asyncio.sleep(0)
+        completed.append(exchange.path)
 
     async with answering(story) as client:
         for path in ("/1", "/2"):
             assert (await client.post(path, content=b"x")).status_code == 200
-    assert left == []
+    assert completed == ["/1", "/2"]
 
 
-async def test_work_is_cancelled_when_the_client_disconnects() -> None:
-    """Its cancellation completes first; a result that is ready in time is returned."""
+async def test_a_disconnect_cancels_the_task() -> None:
+    """Only inside the block."""
     events: list[str] = []
     started, over = asyncio.Event(), asyncio.Event()
 
-    async def work() -> None:
-        try:
-            started.set()
-            await asyncio.Event().wait()
-        finally:
-            events.append("cleaned up")
-
     async def story(exchange: HttpExchange) -> None:
-        assert await exchange.unless_disconnected(asyncio.sleep(0, 7)) == 7
+        await exchange.body()
         try:
-            await exchange.unless_disconnected(work())
-        except ClientGone:
-            events.append("gone")
+            with exchange.cancelled_on_disconnect():
+                started.set()
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            events.append("cancelled")
+        await asyncio.sleep(0)
+        events.append("not cancelled again")
         over.set()
 
     async with answering(story) as client:
-        request = asyncio.ensure_future(client.get("/"))
+        request = asyncio.ensure_future(client.post("/", content=b"hello"))
         await started.wait()
+        assert not events
         request.cancel()
         await over.wait()
-    assert events == ["cleaned up", "gone"]
+    assert events == ["cancelled", "not cancelled again"]
