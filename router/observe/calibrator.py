@@ -1,10 +1,8 @@
-"""Calibrates the speed of pods and links by observed responses, and compares predictions with them.
-
-Connects the pods' prefill clocks, which interpret the times of first tokens, with the calibration.
-"""
+"""Calibrates the speed of pods and links by observed responses, and compares predictions with them."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from math import inf
 from typing import TypeAlias
@@ -18,9 +16,9 @@ from router.policy.decide import expected_ttft_ms
 from router.types import Links, Pod, PodId, PodSpeed
 
 MIN_INTERVAL_S = 0.01
-"""Between two observations of one class of pods: each costs 40 us, and a hundred a second are enough."""
+"""Minimum interval between two observations of one class of pods: each costs 40 us."""
 REGRET_EVERY = 8
-"""Regret is computed for one in this number of requests."""
+"""The regret is computed for every eighth request."""
 
 
 class PrefillReport(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -45,25 +43,23 @@ SpeedReport: TypeAlias = PrefillReport | TransferReport
 
 
 class Calibrator:
-    """Owner of the prefill clocks and the calibration. `priors` and `links` are configured values."""
+    """Owner of the calibration and of the pods' prefill clocks, which interpret the times of first tokens. `priors` and
+    `links` are configured values."""
 
     def __init__(self, calibration: Calibration, metrics: Metrics, links: Links) -> None:
         self.calibration = calibration
         self.links = links
         self.priors: dict[PodId, PodSpeed] = {}
         self._metrics = metrics
-        self._clocks: dict[PodId, PrefillClock] = {}
+        self._clocks: defaultdict[PodId, PrefillClock] = defaultdict(PrefillClock)
         self._compared = 0
         self._observed_s: dict[str, float] = {}
         self.on_report: Callable[[SpeedReport], None] | None = None
-        """Called with each observation of this worker that was used."""
+        """Called with each observation that this worker used."""
 
     def clock(self, pod: PodId) -> PrefillClock:
         """The pod's clock."""
-        clock = self._clocks.get(pod)
-        if clock is None:
-            clock = self._clocks[pod] = PrefillClock()
-        return clock
+        return self._clocks[pod]
 
     def remove(self, pod: Pod) -> None:
         """Remove a pod; the calibration of its class stays."""
@@ -76,8 +72,8 @@ class Calibrator:
         return now_s - self._observed_s.get(class_key(pod), -inf) >= MIN_INTERVAL_S
 
     def observe_prefill(self, pod: Pod, seen: PrefillObservation, now_s: float, *, remote: bool = False) -> None:
-        """Calibrate by computed prompts, at most once in `MIN_INTERVAL_S` for each class. `remote`: another worker
-        made, and already limited, the observation."""
+        """Calibrate by computed prompts, at most once in `MIN_INTERVAL_S` for each class. `remote`: an observation of
+        another worker, which has applied that limit."""
         prior, key = self.priors.get(pod.id), class_key(pod)
         if not remote:
             if not self.wants_observation(pod, now_s):
@@ -100,8 +96,8 @@ class Calibrator:
             self.on_report(TransferReport(sender.id, receiver.id, tokens, elapsed_ms, concurrent))
 
     def compare_ttft(self, model: str, decision: RouteDecision, chosen: Candidate, ttft_ms: float) -> None:
-        """Record the error of the expected time to first token, and for a sample the regret: by how much the best other
-        candidate was expected to be faster than the actual time."""
+        """Record the error of the expected time to first token, and for a sample the regret: the actual time minus the
+        time expected of the best other candidate."""
         self._metrics.observe_ttft(model, expected_ttft_ms(chosen.cost), ttft_ms)
         self._compared += 1
         if self._compared % REGRET_EVERY == 0:

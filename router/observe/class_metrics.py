@@ -15,11 +15,11 @@ from router.policy.spec import Policy
 
 NAMED_TENANTS = 20
 COUNTED_TENANTS = 1000
-"""Maximum number of tenants that are counted; the rarest are dropped first."""
+"""Maximum number of tenants that are counted; those with the fewest requests are dropped."""
 RENEW_EVERY_REQUESTS = 1024
 OTHER = "other"
 MAX_TENANT_CHARACTERS = 64
-"""Clients choose the name."""
+"""Longer names, which clients choose, are cut."""
 
 
 class ClassMetrics:
@@ -73,7 +73,7 @@ class ClassMetrics:
 
 
 class BusiestTenants:
-    """Which tenants send most requests. The caller removes the series of the tenants in `unnamed` and empties it."""
+    """The tenants with the most requests. The caller removes the series of the tenants in `unnamed` and empties it."""
 
     def __init__(self) -> None:
         self.unnamed: list[str] = []
@@ -95,7 +95,7 @@ class BusiestTenants:
         return OTHER
 
     def _renew(self) -> None:
-        """Name the busiest; halve the counts, so that recent requests weigh more."""
+        """Name the busiest, and halve the counts, so that recent requests weigh more."""
         most = sorted(self._requests.items(), key=itemgetter(1), reverse=True)[:COUNTED_TENANTS]
         busiest = {tenant for tenant, _ in most[:NAMED_TENANTS]}
         self.unnamed += self._named - busiest

@@ -1,7 +1,7 @@
 """Recent decisions, and the outcomes of their requests.
 
-Decisions stay in memory for a while, for explanations and policy reviews. When a request has ended, its receipt is
-written, where configured, and its decision is offered to a shadow policy.
+Decisions stay in memory for explanations and policy reviews. When a request has ended, its receipt is written, if
+configured, and its decision is offered to a shadow policy.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Journal:
         return len(self._decisions)
 
     def record(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> RecordedDecision:
-        """Record a decision and drop the oldest. `workload` is the class of the request."""
+        """Record a decision; the oldest is dropped. `workload` is the class of the request."""
         prompt = dict(scene.request.prompt) if self._prompts else None
         recorded = record_decision(record_scene(scene, workload), decision, policy, time.time(), prompt)
         self._decisions[scene.request.id] = recorded
@@ -58,7 +58,7 @@ class Journal:
         decision: RouteDecision | None,
         prompt: PromptPrefix | None,
     ) -> None:
-        """Record how a request ended. `recorded` is None where it ended before it was decided."""
+        """Record how a request ended. `recorded` is None if it ended before it was decided."""
         if recorded is not None:
             recorded.outcome = outcome
         if self._writer is not None:
@@ -67,7 +67,7 @@ class Journal:
             self.shadows.offer(recorded.scene, decision, recorded.policy, outcome.ttft_ms)
 
     def find(self, request_id: str) -> RecordedDecision | None:
-        """The decision about a request, if it is still recorded."""
+        """The recorded decision about a request."""
         return self._decisions.get(request_id)
 
     def latest(self, count: int) -> list[RecordedDecision]:

@@ -1,6 +1,6 @@
 """How late does the event loop run its timers?
 
-A long computation in the loop, or a machine without a free core, delays every request by the same time as a timer.
+A long computation in the loop, or a machine without a free core, delays every request as it delays a timer.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 INTERVAL_S = 0.01
-"""Between two samples. A stall of half of it is seen by one in two."""
+"""Interval between two samples. A stall of half this time delays one sample in two."""
 IDLE_INTERVAL_S, IDLE_AFTER_SAMPLES = 0.05, 100
-"""Interval after this number of samples without a request in flight, so that an idle router rarely wakes up."""
+"""The longer interval after this number of samples without a request in flight: an idle router rarely wakes up."""
 
 
 def call_later(delay_s: float, call: Callable[[float], None]) -> asyncio.TimerHandle:
     """Call once, in `delay_s`, with the seconds by which the call is late (0 or more). The loop's own clock is too
-    coarse for that: uvloop's counts milliseconds."""
+    coarse: uvloop's counts milliseconds."""
     due_s = time.monotonic() + delay_s
     return asyncio.get_running_loop().call_later(delay_s, lambda: call(max(0.0, time.monotonic() - due_s)))
 

@@ -16,9 +16,9 @@ from prometheus_client.samples import Sample
 
 SUMMED_GAUGES = frozenset({"warmroute_in_flight_requests", "warmroute_pod_in_flight_requests", "warmroute_index_bytes"})
 EQUAL_COUNTERS = frozenset({"warmroute_kv_events", "warmroute_policy_reloads"})
-"""Counters of input that every worker receives."""
+"""Every worker counts the same events."""
 MINIMUM_GAUGES = frozenset({"warmroute_kv_stream_complete", "warmroute_index_holder_complete"})
-"""1 only where it is 1 for every worker."""
+"""1 only if it is 1 in every worker."""
 
 Found: TypeAlias = tuple[str, dict[str, str], float]
 """Name, labels and value of a sample."""
@@ -29,7 +29,7 @@ _decode = msgspec.msgpack.Decoder(dict[str, list[Found]]).decode
 
 
 async def dump_metrics(registry: CollectorRegistry) -> bytes:
-    """The samples that `merge_metrics` needs of another worker, collected one family in each turn of the event loop."""
+    """The samples that `merge_metrics` needs from this worker, collected one family in each turn of the event loop."""
     families: dict[str, list[Found]] = {}
     for family in registry.collect():
         if _is_merged(family):
@@ -51,7 +51,7 @@ def _is_merged(family: Metric) -> bool:
 
 
 def _merged(family: Metric, others: list[dict[str, list[Found]]]) -> Metric:
-    """One family of all workers; series that only others have come last."""
+    """One family of all workers; series that only other workers have are last."""
     if not _is_merged(family):
         return family
     values: dict[tuple[str, tuple[tuple[str, str], ...]], list[float]] = {}

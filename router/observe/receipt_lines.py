@@ -1,7 +1,7 @@
 """Writes and reads files of receipts.
 
-One line of JSON for each request, and one for each fleet that scenes refer to, before the first of these scenes. A disk
-error stops the file, never a request.
+Each line is a JSON object: a request, or a fleet, which is written before the first scene that refers to it. A disk
+error disables the file and fails no request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from router.types import FleetSnapshot, PromptPrefix
 FLUSH_INTERVAL_S = 1.0
 MAX_BUFFERED_BYTES = 1 << 16
 REPEAT_FLEET_AFTER_SCENES = 1000
-"""The fleet is repeated because files are rotated, and streams lose their oldest entries."""
+"""The fleet is written again because files are rotated, and streams drop their oldest entries."""
 
 Sink = Callable[[bytes], None]
 """Receives one line without a newline; does not wait, does not raise."""
@@ -40,7 +40,7 @@ log = structlog.get_logger()
 
 
 class ReceiptWriter:
-    """Writes the lines of requests to all sinks. `scenes`: include what is needed to decide again."""
+    """Writes the lines of requests to all sinks. `scenes`: include the input of the decision, for a replay."""
 
     def __init__(self, sinks: Sequence[Sink], *, scenes: bool = True) -> None:
         self._sinks = sinks
@@ -98,7 +98,7 @@ class ReceiptLog:
         self._flushed_s = 0.0
 
     def write(self, line: bytes) -> None:
-        """Buffer a line; the next line after `FLUSH_INTERVAL_S` writes it."""
+        """Buffer a line. The first line after `FLUSH_INTERVAL_S` writes all."""
         if self._file is None:
             return
         self._buffer += line + b"\n"

@@ -1,8 +1,8 @@
 """What was decided about a request, why, and how did the request end?
 
-`RecordedDecision` is a decision in memory; it holds references only, so that keeping it is cheap. A `Receipt` is the
-same as numbers, made when it is requested or written: lengths, block hashes, prices and times, and a prompt only where
-`receipts.prompts` is on. Never a response. This module does no I/O.
+`RecordedDecision` is a decision in memory; it only holds references, which is cheap. A `Receipt` has the same facts as
+numbers, computed when it is requested or written: lengths, block hashes, prices and times. It has the prompt only if
+`receipts.prompts` is on, and never a response. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from router.policy.spec import Policy
 from router.types import PromptPrefix
 
 RECEIPT_BLOCK_TOKENS = 128
-"""Receipts hold one chain hash for this number of tokens: a chain hash covers the whole prefix."""
+"""Receipts have one chain hash for this number of tokens. A chain hash covers the whole prefix."""
 MAX_CANDIDATES = 4
-"""Recorded for each decision, at about 1 KiB each; the candidate that served is added."""
+"""Maximum number recorded for each decision, at about 1 KiB each; the candidate that served is added."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ class RecordedDecision(msgspec.Struct, kw_only=True, gc=False):
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="receipt"):
     """One request that arrived at the Unix time `at_s`. `blocks` are chain hashes, one for every `block_size_tokens` of
-    the prompt. Unknown fields are left out; a request without a result is still being served."""
+    the prompt. Fields without a value are omitted; a request without a result is still being served."""
 
     at_s: float
     model: str
@@ -101,7 +101,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     ttft_ms: float | None = None
     e2e_ms: float = 0.0
     candidates: tuple[PricedPlan, ...] = ()
-    """Best first; of `candidate_count`."""
+    """The best of `candidate_count`, best first."""
     candidate_count: int = 0
     failures: tuple[Failure, ...] = ()
     phases_ms: dict[str, float] = {}

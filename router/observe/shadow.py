@@ -1,7 +1,7 @@
 """What would another policy decide on the current traffic?
 
-Decides a sample of the scenes again after their requests have ended: one in each turn of the event loop, and only while
-the loop is on time. Scenes that do not fit into the queue are dropped and counted. Nothing is sent.
+Decides a sample of the scenes again after their requests have ended, one in each turn of the event loop, and only while
+the loop is not late. Scenes that do not fit into the queue are dropped and counted. Nothing is sent.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from router.policy.spec import Policy
 
 MAX_WAITING = 256
 DELAY_S = 0.1
-"""Batches decisions: many in a row cost a third of single ones."""
+"""Decisions are batched: many in a row take a third of the CPU of single ones."""
 LATE_S = 0.002
-"""A turn this late means that the loop is busy."""
+"""The loop is busy if a turn is later than this."""
 
 
 class _Waiting(NamedTuple):
@@ -48,7 +48,7 @@ class Shadows:
         return not self._waiting
 
     def offer(self, scene: RecordedScene, live: RouteDecision, policy: Policy, ttft_ms: float | None) -> None:
-        """Queue one decision of the live policy with its time to first token, if it is in the sample. O(1)."""
+        """Queue one decision of the live policy, if it is in the sample. O(1)."""
         wanted = policy.shadow
         if wanted is None or xxhash.xxh3_64_intdigest(scene.request_id.encode()) >= wanted.rate * 2**64:
             return

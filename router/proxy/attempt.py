@@ -1,6 +1,6 @@
-"""One request, candidate by candidate: the phases attempt and relay.
+"""The phases attempt and relay: tries the candidates of a request until one has begun to respond.
 
-A failure before the first byte leads to the next candidate, as `policy/retry.py` and the retry budget allow.
+After a failure before the first byte the next candidate is tried, if `policy/retry.py` and the retry budget allow it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from router.proxy.relay import AnyReply, Downstream, relay
 from router.proxy.request_context import RequestContext
 from router.proxy.split_executor import SplitExecutor
 from router.proxy.upstream import UpstreamSender
-from router.types import Pod, PodId, PromptPrefix
+from router.types import PodId, PromptPrefix
 
 UNARY_PREFILL_SLACK = 1.5
-"""An unstreamed response does not show its first token: its prefill counts as done after this multiple of the expected
-time."""
+"""The first token of an unstreamed response cannot be observed: its prefill counts as done after this multiple of the
+expected time."""
 
 
 class Attempts:
-    """Tries candidates."""
+    """Tries candidates, and records what their pods did."""
 
     def __init__(self, needs: ProxyDependencies) -> None:
         self._needs = needs
@@ -67,7 +67,8 @@ class Attempts:
         prefill_timer = None
         try:
             prefill_timer = self._start_prefill_timer(context, candidate, booking)
-            self._predict_blocks(context, candidate)
+            if context.prompt is not None:
+                self._predict_blocks(candidate.plan, context.prompt)
             reply = await self._open(context, candidate, booking)
             try:
                 if reply.status in RETRY_STATUSES and self._next(context) is not None and self._has_budget():
@@ -111,8 +112,7 @@ class Attempts:
         return candidate
 
     def _next(self, context: RequestContext) -> Candidate | None:
-        """The best usable candidate after the last one tried, preferably without pods that failed this request; None
-        after the last one."""
+        """The next usable candidate, preferably one without pods that failed this request; None if there is none."""
         assert context.decision is not None
         attempts = context.policy.attempts if context.policy else None
         if context.tries >= (attempts or 1 + self._settings.retries):
@@ -128,7 +128,7 @@ class Attempts:
         return None
 
     def _may_retry(self, error: UpstreamError, *, bytes_sent: bool) -> bool:
-        """Whether another candidate may be tried after this failure. Call once a failure: it spends the budget."""
+        """Whether another candidate may be tried after this failure. Each call may spend retry budget."""
         law, reason = law_of(error, bytes_sent=bytes_sent), type(error).__name__
         allowed = law is Retry.ALWAYS or (law is Retry.IN_BUDGET and self._budget.spend(time.monotonic()))
         if allowed:
@@ -138,7 +138,7 @@ class Attempts:
         return allowed
 
     def _has_budget(self) -> bool:
-        """Whether a response may be dropped in favour of another candidate's."""
+        """Whether there is retry budget for another candidate, instead of relaying an error status."""
         left = self._budget.has_retry(time.monotonic())
         if not left:
             self._metrics.retries_refused.labels("status").inc()
@@ -147,7 +147,7 @@ class Attempts:
     # --- results ---
 
     def _record_failure(self, context: RequestContext, candidate: Candidate, error: UpstreamError) -> None:
-        """Count the failure, and hold it against the pod that caused it, if one did."""
+        """Count the failure, also for the breaker of the pod that caused it, if any."""
         name = type(error).__name__
         self._metrics.sent.labels(error.pod or candidate.pod.id, name).inc()
         context.failures = (*context.failures, Failure(error.pod, name, str(error)))
@@ -189,26 +189,20 @@ class Attempts:
             return self._pulls.open(context, plan.pod, plan.pull.holder, last=self._next(context) is None)
         return self._sender.send(context.inbound, plan.pod, context.request.body)
 
-    def _predict_blocks(self, context: RequestContext, candidate: Candidate) -> None:
+    def _predict_blocks(self, plan: Plan, prompt: PromptPrefix) -> None:
         """Mark the prompt as cached on its pods until a KV event confirms it or the prediction expires."""
-        if context.prompt is None:
-            return
-        plan = candidate.plan
-        self._predict(plan.pod, context.prompt)
-        if isinstance(plan, Split):
-            self._predict(plan.prefill, context.prompt)
-
-    def _predict(self, pod: Pod, prompt: PromptPrefix) -> None:
-        ttl_s, capacity, settings = self._settings.predicted_ttl_s, None, self._settings
-        if not self._needs.publishes_events(pod.id):
-            ttl_s = settings.no_events_ttl_s
-            capacity = (pod.capacity_tokens or settings.no_events_capacity_tokens) // prompt.block_size_tokens
-        self._needs.store.record(pod.id, prompt, time.monotonic(), ttl_s=ttl_s, capacity_blocks=capacity)
+        settings = self._settings
+        for pod in (plan.pod, plan.prefill) if isinstance(plan, Split) else (plan.pod,):
+            ttl_s, capacity = settings.predicted_ttl_s, None
+            if not self._needs.publishes_events(pod.id):
+                ttl_s = settings.no_events_ttl_s
+                capacity = (pod.capacity_tokens or settings.no_events_capacity_tokens) // prompt.block_size_tokens
+            self._needs.store.record(pod.id, prompt, time.monotonic(), ttl_s=ttl_s, capacity_blocks=capacity)
 
     def _start_prefill_timer(
         self, context: RequestContext, candidate: Candidate, booking: Booking
     ) -> asyncio.TimerHandle | None:
-        """Ends the booked prefill of an unstreamed request, whose first token cannot be seen."""
+        """The timer that ends the booked prefill of an unstreamed request, whose first token cannot be observed."""
         if context.request.stream:
             return None
         expected_s = max(expected_ttft_ms(candidate.cost), booking.prefill_ms) / 1000 * UNARY_PREFILL_SLACK

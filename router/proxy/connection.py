@@ -1,7 +1,7 @@
 """One kept-alive HTTP/1.1 connection to a pod.
 
-A protocol class around `httptools`: a request costs one write, a piece of body one callback. Closing is immediate,
-because engines stop generating when the socket closes. Pools and retries are in `proxy/upstream.py`.
+A protocol class around `httptools`: a request is one write, a piece of body one callback. Closing is immediate, because
+engines stop generating when the socket closes. Pools and retries are in `proxy/upstream.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Ready: TypeAlias = Callable[[], Awaitable[None]]
 """Returns when the sink can take pieces again."""
 
 READ_PAUSE_BYTES = 256 * 1024
-"""Maximum of unread bytes of one response before reading pauses; headers of this size are an error."""
+"""Unread bytes of one response above which reading pauses; larger headers are an error."""
 _STATUSES = range(100, 600)
 
 
@@ -37,7 +37,7 @@ class UpstreamTimeouts:
 
 
 class Connection(asyncio.Protocol):
-    """A connection to `pod`, one exchange at a time. Parser callbacks fill it; `head` and `read` drain it.
+    """A connection to `pod`, one exchange at a time. Parser callbacks buffer what `head`, `read` and `pour` return.
 
     One timer for each connection checks the deadline of the current wait, at least once in the shortest timeout."""
 
@@ -54,7 +54,7 @@ class Connection(asyncio.Protocol):
         self.idle_since_s = 0.0
         self._chunks: list[bytes] = []
         self.on_body = self._chunks.append
-        """For httptools, without a Python call for each piece."""
+        """The callback of httptools: a method would cost a Python call for each piece."""
         self._parser = httptools.HttpResponseParser(self)
         self._reset()
 
@@ -85,7 +85,10 @@ class Connection(asyncio.Protocol):
         if sink is None:
             self._buffered_bytes += len(data)
             if self._buffered_bytes > READ_PAUSE_BYTES:
-                self._limit_buffer()
+                if not self._head_done:
+                    self._fail("headers are larger than the limit")
+                elif self._chunks:
+                    self._pause()
             self._wake()
         elif not self._flush(sink) or self._complete or self._broken:
             self._wake()
@@ -195,12 +198,6 @@ class Connection(asyncio.Protocol):
         self._pause()
         return False
 
-    def _limit_buffer(self) -> None:
-        if not self._head_done:
-            self._fail("headers are larger than the limit")
-        elif self._chunks:
-            self._pause()
-
     def _pause(self) -> None:
         if not self._paused and self.alive:
             self._paused = True
@@ -255,12 +252,10 @@ class Connection(asyncio.Protocol):
             self._timer = self._loop.call_later(min(left_s, self._shortest_s), self._check_deadline)
             return
         self._waiter = None  # the exception references frames that reference this connection: a cycle
-        waiter.set_exception(UpstreamTimeout(f"pod {self._pod} {self._timeout_reason()}", pod=self._pod))
-
-    def _timeout_reason(self) -> str:
+        why = f"did not respond within {self._timeouts.first_byte_s:g} s"
         if self._head_done:
-            return f"sent nothing for {self._timeouts.idle_s:g} s"
-        return f"did not respond within {self._timeouts.first_byte_s:g} s"
+            why = f"sent nothing for {self._timeouts.idle_s:g} s"
+        waiter.set_exception(UpstreamTimeout(f"pod {self._pod} {why}", pod=self._pod))
 
 
 def _has_body_end(headers: HeaderList) -> bool:
