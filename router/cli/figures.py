@@ -13,7 +13,7 @@ from router.cli.load_driver import DriveResults, RequestResult
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.report import text_table
-from router.sim.block_pool import InfiniteCache
+from router.sim.virtual.traffic import IdealCache, hashed_request
 
 LEGEND = (
     "cached: prompt tokens that needed no compute; of ideal: relative to an infinite cache. "
@@ -23,6 +23,7 @@ LEGEND = (
 _BARS = "▁▂▃▄▅▆▇█"
 
 
+ENGINE_BLOCK_TOKENS = 16
 LATE_TOLERATED_MS = 5.0
 LATE_TOLERATED_SHARE = 0.1
 """Relative to the median time to first token. Beyond both limits, the run measured the client."""
@@ -122,12 +123,13 @@ def figures(
 
 def ideal_cached_tokens(served: Iterable[RequestResult], tokenizer: Tokenizer) -> int:
     """Tokens that an infinite cache would have saved of these chats in this order, without failed ones."""
-    cache, template = InfiniteCache(), ChatTemplate(tokenizer)
-    return sum(
-        cache.serve(tokenizer.encode(template.render(one.asked)), tokenizer.encode(one.text))
-        for one in served
-        if not one.error
-    )
+    cache, template = IdealCache(ENGINE_BLOCK_TOKENS), ChatTemplate(tokenizer)
+    found = 0
+    for one in served:
+        if not one.error:
+            prompt, answer = tokenizer.encode(template.render(one.asked)), tokenizer.encode(one.text)
+            found += cache.serve(hashed_request(prompt, answer, ENGINE_BLOCK_TOKENS))
+    return found
 
 
 def cached_share(served: Iterable[RequestResult]) -> float:

@@ -8,19 +8,16 @@ This module reads options and prints the table; `sim/virtual/capacity_plan.py` c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from router.cli.options import with_options
-from router.cli.simulate import TrafficOptions
+from router.cli.simulate import TrafficOptions, map_in_processes
 from router.config.policy_files import choose_policy
 from router.report import text_table
 from router.sim.virtual.capacity_plan import PlanResult, Variant, plan_variant, variants
@@ -46,24 +43,10 @@ def plan_command(options: PlanOptions) -> None:
     for name in (*names, options.policy):
         choose_policy(dict(setup.policies), name)
     chosen = variants(options.policy, names, options.dram_tokens, has_link=setup.fleet.link is not None)
-    results = _plan_all(setup, chosen, options)
+    plan = partial(plan_variant, setup, target=options.target, max_pods=options.max_pods)
+    results = map_in_processes(plan, chosen, options.jobs, "variants of the fleet")
     Console().print(_table(setup, chosen, results, options))
     raise SystemExit(0 if any(results) else 1)
-
-
-def _plan_all(setup: Experiment, chosen: Sequence[Variant], options: PlanOptions) -> list[PlanResult | None]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    plan = partial(plan_variant, setup, target=options.target, max_pods=options.max_pods)
-    with (
-        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
-        ProcessPoolExecutor(min(options.jobs, len(chosen)), mp_context=get_context("fork")) as pool,
-    ):
-        task = progress.add_task("variants of the fleet", total=len(chosen))
-        results: list[PlanResult | None] = []
-        for one in pool.map(plan, chosen):
-            results.append(one)
-            progress.advance(task)
-        return results
 
 
 def _table(

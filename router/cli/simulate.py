@@ -12,11 +12,10 @@ from __future__ import annotations
 import gc
 import math
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from itertools import islice
+from functools import cache, lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -29,24 +28,24 @@ from router.cli.options import with_options
 from router.cli.simulate_report import summary, write_csv, write_report
 from router.config.load import load, shipped
 from router.config.policy_files import PolicyLibrary, choose_policy, load_policies
-from router.config.priors import load_priors, prior_speed
+from router.config.priors import ModelPrior, load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.errors import ConfigError
 from router.policy.spec import Policy
 from router.report import PlotsUnavailable
+from router.sim.peers.peer_pickers import FOLDER, PeerPolicySpec
 from router.sim.virtual.compare import Experiment, Result, Setting, grid
 from router.sim.virtual.generate import TrafficMix
 from router.sim.virtual.scenario import FleetSpec
-from router.sim.virtual.traces import (
-    ReceiptLine,
-    TraceRequest,
+from router.sim.virtual.traffic import (
+    LineT,
+    Traffic,
     azure_traffic,
     mooncake_traffic,
     read_mooncake,
     read_receipts,
     receipts_traffic,
 )
-from router.sim.virtual.traffic import Traffic
 from router.sim.virtual.world import OnProgress, ignore_progress
 from router.types import PodSpeed
 
@@ -111,6 +110,8 @@ def simulate_command(options: SimulateOptions) -> None:
 
 
 Number = TypeVar("Number", int, float)
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
 
 
 def _positive(kind: type[Number], text: str, option: str) -> list[Number]:
@@ -128,34 +129,40 @@ def _positive(kind: type[Number], text: str, option: str) -> list[Number]:
 
 def run_all(setup: Experiment, settings: Sequence[Setting], jobs: int) -> list[Result]:
     """All runs, with a progress bar: of requests for a single run, of runs otherwise."""
-    columns = (
+    if len(settings) > 1:
+        results = map_in_processes(partial(_run, setup), settings, jobs, "runs")
+        return sorted(results, key=lambda result: result.setting)
+    with _progress_bar() as progress:
+        task = progress.add_task(settings[0].policy, total=setup.traffic(1.0, 0).request_count or None)
+
+        def on_progress(done: int) -> None:
+            if done % 500 == 0:
+                progress.update(task, completed=done)
+
+        return [_run(setup, settings[0], on_progress)]
+
+
+def map_in_processes(
+    work: Callable[[ItemT], ResultT], items: Sequence[ItemT], jobs: int, description: str
+) -> list[ResultT]:
+    """The result of each item in order, with a progress bar of items."""
+    with (
+        _progress_bar() as progress,
+        ProcessPoolExecutor(min(jobs, len(items)), mp_context=get_context("fork")) as pool,
+    ):
+        return list(progress.track(pool.map(work, items), len(items), description=description))
+
+
+def _progress_bar() -> Progress:
+    return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        if len(settings) == 1:
-            task = progress.add_task(settings[0].policy, total=setup.traffic(1.0, 0).request_count or None)
-            return [_run(setup, settings[0], lambda done: _tick(progress, task, done))]
-        task = progress.add_task("runs", total=len(settings))
-        results = []
-        for result in _run_in_processes(setup, settings, jobs):
-            results.append(result)
-            progress.update(task, advance=1, description=f"{result.setting.policy} x{result.setting.load:g}")
-    return sorted(results, key=lambda result: result.setting)
-
-
-def _tick(progress: Progress, task: object, done: int) -> None:
-    if done % 500 == 0:
-        progress.update(task, completed=done)  # type: ignore[arg-type]
-
-
-def _run_in_processes(setup: Experiment, settings: Sequence[Setting], jobs: int) -> Iterator[Result]:
-    with ProcessPoolExecutor(min(jobs, len(settings)), mp_context=get_context("fork")) as pool:
-        for ended in as_completed(pool.submit(partial(_run, setup), setting) for setting in settings):
-            yield ended.result()
 
 
 def _run(setup: Experiment, setting: Setting, on_progress: OnProgress = ignore_progress) -> Result:
@@ -171,7 +178,7 @@ def _run(setup: Experiment, setting: Setting, on_progress: OnProgress = ignore_p
 
 @dataclass(frozen=True)
 class Source:
-    """Where traffic comes from: a Mooncake trace, our own receipts, an Azure CSV, or a YAML file of a mix."""
+    """A file of traffic: a Mooncake trace, our own receipts, an Azure CSV, or a YAML file of a mix."""
 
     path: Path
     requests: int | None = None
@@ -181,9 +188,9 @@ class Source:
         """Raises `ConfigError`."""
         name = self.path.stem
         if self.path.suffix == ".jsonl" and _is_receipts(self.path):
-            return receipts_traffic(_receipts(self.path, self.requests), speedup=speedup, name=name)
+            return receipts_traffic(_read(read_receipts, self.path)[: self.requests], speedup=speedup, name=name)
         if self.path.suffix == ".jsonl":
-            trace = _trace(self.path, self.requests)
+            trace = _read(read_mooncake, self.path)[: self.requests]
             return mooncake_traffic(trace, speedup=speedup, jitter_s=self.jitter_s, seed=seed, name=name)
         if self.path.suffix == ".csv":
             return azure_traffic(self.path, speedup=speedup, requests=self.requests)
@@ -201,45 +208,34 @@ def _is_receipts(path: Path) -> bool:
 
 
 @lru_cache(1)
-def _receipts(path: Path, requests: int | None) -> Sequence[ReceiptLine]:
-    return list(islice(read_receipts(path), requests))
+def _read(read: Callable[[Path], list[LineT]], path: Path) -> list[LineT]:
+    return read(path)
 
 
-@lru_cache(1)
-def _trace(path: Path, requests: int | None) -> Sequence[TraceRequest]:
-    return list(islice(read_mooncake(path), requests))
+@cache
+def _shipped_priors() -> dict[str, ModelPrior]:
+    return load_priors(shipped("config") / "models")
 
 
-class ShippedPriors:
-    """The coefficients of `config/models`."""
-
-    def __init__(self) -> None:
-        self._priors = load_priors(shipped("config") / "models")
-
-    def __call__(self, model: str, hardware: str) -> tuple[PodSpeed, int]:
-        """Raises `ConfigError`."""
-        speed = prior_speed(self._priors, CostPrior(model=model, hardware=hardware))
-        return speed, self._priors[model].kv_bytes_per_token
+def shipped_prior(model: str, hardware: str) -> tuple[PodSpeed, int]:
+    """Coefficients and KV bytes per token of `config/models`. Raises `ConfigError`."""
+    priors = _shipped_priors()
+    speed = prior_speed(priors, CostPrior(model=model, hardware=hardware))
+    return speed, priors[model].kv_bytes_per_token
 
 
 def simulated_library(folder: Path | None = None) -> PolicyLibrary:
-    """The policy files of `folder`, then the peers' formulas, then the shipped policies. Raises `ConfigError`.
-
-    The peers are imported here because only simulations may use them."""
-    from router.sim.peers.peer_policies import FOLDER, PeerPolicySpec
-
+    """The policy files of `folder`, then the peers' formulas, then the shipped policies. Raises `ConfigError`."""
     peers = PolicyLibrary(FOLDER, spec=PeerPolicySpec)
     return peers if folder is None else PolicyLibrary(folder, spec=PeerPolicySpec, fallback=peers)
 
 
 def simulated_policies() -> dict[str, Policy]:
     """The shipped policies, then the peers' formulas, by name."""
-    from router.sim.peers.peer_policies import FOLDER, PeerPolicySpec
-
     return load_policies(shipped("policies")) | load_policies(FOLDER, PeerPolicySpec)
 
 
 def experiment(fleet: Path | None, source: Source) -> Experiment:
     """The fleet (by default the shipped one), priors, policies and traffic. Raises `ConfigError`."""
     spec = load(fleet or shipped("config") / DEFAULT_FLEET, FleetSpec)
-    return Experiment(spec, ShippedPriors(), simulated_policies(), source)
+    return Experiment(spec, shipped_prior, simulated_policies(), source)

@@ -197,21 +197,3 @@ class BlockPool:
             adapter=table.adapter,
             salt="" if first else table.salt,
         )
-
-
-class InfiniteCache:
-    """The block hashes of everything ever computed: the upper bound of reuse, with one cache that never evicts."""
-
-    def __init__(self, block_size_tokens: int = 16) -> None:
-        self._block_size_tokens = block_size_tokens
-        self._held: set[BlockHash] = set()
-
-    def serve(self, prompt: array[int], output: array[int]) -> int:
-        """Returns the prompt tokens that need no compute: whole blocks, never the last token.
-
-        Then adds the prompt and its output, except the last token, which is never computed."""
-        hashes = hash_blocks(prompt + output[:-1], self._block_size_tokens, 0)
-        usable = max(len(prompt) - 1, 0) // self._block_size_tokens
-        found = next((at for at, block in enumerate(hashes[:usable]) if block not in self._held), usable)
-        self._held.update(hashes)
-        return found * self._block_size_tokens

@@ -11,7 +11,7 @@ from router.config.load import shipped
 from router.config.policy_files import load_policies
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.policy.spec import Policy, parse_policy
-from router.sim.peers.peer_policies import FOLDER, PeerPolicySpec
+from router.sim.peers.peer_pickers import FOLDER, PeerPolicySpec
 from router.types import (
     BlocksByTier,
     Endpoint,

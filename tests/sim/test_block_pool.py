@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.hashing import token_array
-from router.sim.block_pool import BlockPool, InfiniteCache, PodBlockTable, chain_seed
+from router.sim.block_pool import BlockPool, PodBlockTable, chain_seed
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 
 BLOCK = 4
@@ -251,29 +251,3 @@ def test_leading_blocks_end_at_the_first_that_is_missing() -> None:
     table.hash_up_to(3, BLOCK)
     first, second, third = table.hashes
     assert [cache.leading_blocks(hashes) for hashes in ([first, second, third], [first, 7, third], [])] == [3, 1, 0]
-
-
-def test_a_repeated_prompt_is_found_except_its_last_block() -> None:
-    """Engines always compute the last token, and reuse whole blocks only."""
-    cache = InfiniteCache(BLOCK)
-    prompt = token_array(range(8))
-    assert cache.serve(prompt, token_array([100])) == 0
-    assert cache.serve(prompt, token_array([100])) == 4
-    assert cache.serve(token_array(range(9)), token_array([100])) == 8
-
-
-def test_the_next_turn_finds_the_answer_to_the_last_except_its_final_token() -> None:
-    """Generated tokens are held once a later step has computed them."""
-    cache = InfiniteCache(BLOCK)
-    cache.serve(token_array(range(6)), token_array([50, 51, 52]))
-    assert cache.serve(token_array([*range(6), 50, 51, 52, 9]), token_array([1])) == 8
-    cache = InfiniteCache(BLOCK)
-    cache.serve(token_array(range(6)), token_array([50, 51]))
-    assert cache.serve(token_array([*range(6), 50, 51, 52, 9]), token_array([1])) == 4
-
-
-def test_equal_blocks_behind_different_prefixes_are_different() -> None:
-    """KV depends on everything before it."""
-    cache = InfiniteCache(BLOCK)
-    cache.serve(token_array([1, 1, 1, 1, 5, 5, 5, 5, 0]), token_array([0]))
-    assert cache.serve(token_array([2, 2, 2, 2, 5, 5, 5, 5, 0]), token_array([0])) == 0

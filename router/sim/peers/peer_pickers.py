@@ -17,14 +17,17 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from heapq import nlargest
+from pathlib import Path
 from typing import Annotated, Any
 
 import xxhash
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from router.decision import Candidate, Cost, Direct, Pull
+from router.policy.catalog import PICKERS
 from router.policy.pickers import LowestCost, Ranked
 from router.policy.ring import rendezvous, tie_key
+from router.policy.spec import PolicySpec, choice_model
 from router.policy.term import Configurable
 from router.types import InFlight, Link, PrefixTrust, Scene
 
@@ -333,3 +336,28 @@ def _with_pull(candidate: Candidate, best: Candidate, link: Link, prompt_tokens:
     parts = (*candidate.cost.parts, ("transfer", transfer_ms), ("pulled", pulled_ms))
     total_ms = candidate.cost.total_ms + transfer_ms + pulled_ms
     return Candidate(Direct(pod, pull), Cost.of(parts, total_ms), best_tokens)
+
+
+FOLDER = Path(__file__).parent
+"""One YAML policy a peer, with the peer's default settings."""
+
+PEER_PICKERS: dict[str, type[Configurable]] = {
+    "at_random": AtRandom,
+    "longest_match": LongestMatch,
+    "sglang_cache_aware": SglangCacheAware,
+    "dynamo": Dynamo,
+    "lmetric": LMetric,
+    "llm_d": LlmD,
+    "aibrix_prefix_cache": AibrixPrefixCache,
+    "kubeai_chwbl": KubeaiChwbl,
+    "dualmap": DualMap,
+    "mooncake_conductor": MooncakeConductor,
+}
+
+PeerPickerChoice = choice_model("PeerPickerChoice", {**PICKERS, **PEER_PICKERS})
+
+
+class PeerPolicySpec(PolicySpec):
+    """A policy file whose picker may be a peer's. Only `warmroute simulate`, `plan` and `policy` read such files."""
+
+    picker: PeerPickerChoice  # type: ignore[valid-type]

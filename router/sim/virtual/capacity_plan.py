@@ -69,7 +69,8 @@ def plan_variant(setup: Experiment, variant: Variant, target: float, max_pods: i
     if max_pods < min_pods:
         return None
     tried: dict[int, PlanResult] = {}
-    setup = replace(setup, fleet=_without_regret(setup.fleet))
+    conditions = replace(setup.fleet.conditions, regret_every=0)
+    setup = replace(setup, fleet=setup.fleet.model_copy(update={"conditions": conditions}))
 
     def is_enough(pods: int) -> bool:
         tried[pods] = _best_layout(setup, variant, pods)
@@ -80,9 +81,9 @@ def plan_variant(setup: Experiment, variant: Variant, target: float, max_pods: i
 
 
 def min_pods_to_compute(setup: Experiment) -> int:
-    """A lower bound: pods that have the time to compute every prompt once, on one cache that never evicts.
+    """A lower bound: pods that have the time to compute every prompt once, with one cache that never evicts.
 
-    It saves the simulation of overloaded fleets."""
+    Smaller fleets are overloaded and need no simulation."""
     traffic = setup.traffic(1.0, 0)
     speed, _ = setup.prior(setup.fleet.model, setup.fleet.pods[0].hardware)
     cache = IdealCache(traffic.block_size_tokens)
@@ -93,10 +94,6 @@ def min_pods_to_compute(setup: Experiment) -> int:
             work_ms += speed.compute_ms(cache.serve(request), request.prompt_tokens)
             last_s += request.think_s
     return max(int(work_ms / max(last_s * 1000, 1.0)), 1)
-
-
-def _without_regret(fleet: FleetSpec) -> FleetSpec:
-    return fleet.model_copy(update={"conditions": replace(fleet.conditions, regret_every=0)})
 
 
 def smallest_that(is_enough: Callable[[int], bool], low: int, high: int) -> int | None:
@@ -117,28 +114,22 @@ def smallest_that(is_enough: Callable[[int], bool], low: int, high: int) -> int 
 
 
 def _best_layout(setup: Experiment, variant: Variant, pods: int) -> PlanResult:
-    results = [_run_layout(setup, variant, spec, layout) for spec, layout in _layouts(setup.fleet, variant, pods)]
+    results = []
+    for groups, layout in _layouts(setup.fleet, variant, pods):
+        fleet = setup.fleet.model_copy(update={"pods": groups})
+        run = replace(setup, fleet=fleet).run(Setting(variant.policy, 1.0, groups[0].count))
+        results.append(PlanResult(variant, pods, fleet.gpus, run.figures, run.duration_s, layout))
     return max(results, key=lambda one: one.figures.slo_share)
 
 
-def _run_layout(setup: Experiment, variant: Variant, spec: FleetSpec, layout: str) -> PlanResult:
-    pods = sum(group.count for group in spec.pods)
-    result = replace(setup, fleet=spec).run(Setting(variant.policy, 1.0, spec.pods[0].count))
-    return PlanResult(variant, pods, spec.gpus, result.figures, result.duration_s, layout)
-
-
-def _layouts(fleet: FleetSpec, variant: Variant, pods: int) -> Iterator[tuple[FleetSpec, str]]:
+def _layouts(fleet: FleetSpec, variant: Variant, pods: int) -> Iterator[tuple[tuple[PodsSpec, ...], str]]:
     group = fleet.pods[0]
     if variant.cpu_kv_tokens is not None:
         group = group.model_copy(update={"cpu_kv_tokens": variant.cpu_kv_tokens})
     if not variant.disaggregated:
-        yield _fleet_of(fleet, group.model_copy(update={"count": pods, "role": Role.BOTH})), ""
+        yield (group.model_copy(update={"count": pods, "role": Role.BOTH}),), ""
         return
     for prefill in sorted({min(max(round(pods * share), 1), pods - 1) for share in PREFILL_SHARES}):
         first = group.model_copy(update={"count": prefill, "role": Role.PREFILL})
         second = group.model_copy(update={"count": pods - prefill, "role": Role.DECODE})
-        yield _fleet_of(fleet, first, second), f"{prefill} prefill, {pods - prefill} decode"
-
-
-def _fleet_of(fleet: FleetSpec, *groups: PodsSpec) -> FleetSpec:
-    return fleet.model_copy(update={"pods": groups})
+        yield (first, second), f"{prefill} prefill, {pods - prefill} decode"

@@ -8,6 +8,7 @@ passes the time.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
@@ -20,14 +21,16 @@ MAX_TRANSFERS = 32
 """Through one place at a time, as transfer engines limit theirs."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Transfer:
+    number: int
     tag: Any
     places: tuple[Place, ...]
     left_bytes: float
     bytes_per_ms: float = 0.0
     since_ms: float = 0.0
     version: int = 0
+    """The number of the only valid event in the heap; 0 during the setup time, -1 after the end."""
 
 
 class LinkSharing:
@@ -35,31 +38,25 @@ class LinkSharing:
 
     def __init__(self, bandwidths: Mapping[Place, float]) -> None:
         self._bandwidths = bandwidths
-        self._through: dict[Place, dict[int, _Transfer]] = {}
-        self._starting: dict[int, _Transfer] = {}
-        self._events: list[tuple[float, int, int]] = []
-        self._transfers: dict[int, _Transfer] = {}
-        self._ids = count()
-        self._queued: dict[Place, deque[tuple[int, _Transfer]]] = {}
+        self._through: dict[Place, dict[_Transfer, None]] = {}
+        self._events: list[tuple[float, int, int, _Transfer]] = []
+        self._numbers = count()
+        self._queued: dict[Place, deque[_Transfer]] = {}
         """Transfers past their setup time that wait for room, by the last of their places."""
 
     @property
     def next_ms(self) -> float:
         """When the next event is due; infinite without a transfer."""
         while self._events:
-            at_ms, number, version = self._events[0]
-            transfer = self._transfers.get(number)
-            if transfer is not None and transfer.version == version:
+            at_ms, _, version, transfer = self._events[0]
+            if transfer.version == version:
                 return at_ms
             heapq.heappop(self._events)
-        return float("inf")
+        return math.inf
 
     def start(self, tag: Any, places: tuple[Place, ...], kv_bytes: float, t0_ms: float, now_ms: float) -> None:
         """Begin a transfer. `advance` returns its `tag` when it is complete."""
-        number = next(self._ids)
-        transfer = _Transfer(tag, places, kv_bytes)
-        self._transfers[number] = self._starting[number] = transfer
-        heapq.heappush(self._events, (now_ms + t0_ms, number, transfer.version))
+        self._schedule(_Transfer(next(self._numbers), tag, places, kv_bytes), now_ms + t0_ms)
 
     def transfers_through(self, place: Place) -> int:
         """The number of transfers that share the place now."""
@@ -69,40 +66,37 @@ class LinkSharing:
         """Process all events up to `now_ms`. Returns the tags of completed transfers."""
         completed: list[Any] = []
         while self.next_ms <= now_ms:
-            at_ms, number, _ = heapq.heappop(self._events)
-            transfer = self._transfers[number]
-            if self._starting.pop(number, None) is not None:
-                self._queued.setdefault(transfer.places[-1], deque()).append((number, transfer))
+            at_ms, _, version, transfer = heapq.heappop(self._events)
+            if version == 0:
+                self._queued.setdefault(transfer.places[-1], deque()).append(transfer)
             else:
-                self._end(number, transfer, at_ms)
+                transfer.version = -1
+                for place in transfer.places:
+                    del self._through[place][transfer]
+                self._divide_bandwidth(transfer.places, at_ms)
                 completed.append(transfer.tag)
             self._start_queued(at_ms)
         return completed
 
-    def _end(self, number: int, transfer: _Transfer, now_ms: float) -> None:
-        del self._transfers[number]
-        for place in transfer.places:
-            del self._through[place][number]
-        self._divide_bandwidth(transfer.places, now_ms)
+    def _schedule(self, transfer: _Transfer, at_ms: float) -> None:
+        heapq.heappush(self._events, (at_ms, transfer.number, transfer.version, transfer))
 
     def _start_queued(self, now_ms: float) -> None:
         """Start the first transfers of each queue, while all of their places have room."""
         for queue in self._queued.values():
-            while queue and all(self.transfers_through(place) < MAX_TRANSFERS for place in queue[0][1].places):
-                number, transfer = queue.popleft()
+            while queue and all(self.transfers_through(place) < MAX_TRANSFERS for place in queue[0].places):
+                transfer = queue.popleft()
                 for place in transfer.places:
-                    self._through.setdefault(place, {})[number] = transfer
+                    self._through.setdefault(place, {})[transfer] = None
                 transfer.since_ms = now_ms
                 self._divide_bandwidth(transfer.places, now_ms)
 
     def _divide_bandwidth(self, places: tuple[Place, ...], now_ms: float) -> None:
         """Recompute the rate and the end of every transfer through these places."""
-        changed = {number: one for place in places for number, one in self._through.get(place, {}).items()}
-        for number, transfer in changed.items():
+        for transfer in dict.fromkeys(one for place in places for one in self._through.get(place, ())):
             transfer.left_bytes -= transfer.bytes_per_ms * (now_ms - transfer.since_ms)
             transfer.since_ms = now_ms
             rates = (self._bandwidths[place] / len(self._through[place]) for place in transfer.places)
             transfer.bytes_per_ms = min(rates)
             transfer.version += 1
-            end_ms = now_ms + max(transfer.left_bytes, 0.0) / transfer.bytes_per_ms
-            heapq.heappush(self._events, (end_ms, number, transfer.version))
+            self._schedule(transfer, now_ms + max(transfer.left_bytes, 0.0) / transfer.bytes_per_ms)

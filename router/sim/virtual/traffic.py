@@ -1,15 +1,30 @@
 """Traffic as values: sessions of requests, as block hashes and lengths.
 
-Two prompts share the prefix that their leading block hashes have in common; there is no text. `traces.py` reads
-recorded traffic and `generate.py` generates it.
+Two prompts share the prefix that their leading block hashes have in common; there is no text. This module also reads
+recorded traffic: Mooncake traces, our own receipts and Azure traces, which contain lengths only. None of them contains
+the blocks of answers, so only prompts are shared. `generate.py` generates traffic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import csv
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import count, islice
+from pathlib import Path
+from random import Random
+from typing import Annotated, TypeVar
 
+import msgspec
+
+from router.errors import ConfigError
+from router.hashing import hash_blocks
 from router.types import BlockHash
+
+MOONCAKE_BLOCK_TOKENS = 512
+AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +45,12 @@ class TrafficRequest:
     def prompt_hashes(self) -> Sequence[BlockHash]:
         """The blocks of the prompt."""
         return self.blocks[: self.prompt_blocks]
+
+
+def hashed_request(prompt: array[int], output: array[int], block_size_tokens: int) -> TrafficRequest:
+    """A request of tokens. As in an engine, whole blocks are reusable, without the prompt's last token."""
+    hashes = hash_blocks(prompt + output[:-1], block_size_tokens, 0)
+    return TrafficRequest(len(prompt), max(len(output), 1), hashes, max(len(prompt) - 1, 0) // block_size_tokens)
 
 
 class IdealCache:
@@ -68,3 +89,145 @@ class Traffic:
     sessions: Iterable[Session]
     request_count: int = 0
     name: str = "traffic"
+
+
+# --- recorded traffic ---
+
+
+class TraceRequest(msgspec.Struct, frozen=True):
+    """One line of a Mooncake trace. `timestamp` is in ms. A hash id identifies its block and everything before it; the
+    last block may be shorter."""
+
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: list[Annotated[int, msgspec.Meta(ge=0)]]
+
+    def __post_init__(self) -> None:
+        if self.input_length < 1 or len(self.hash_ids) != -(-self.input_length // MOONCAKE_BLOCK_TOKENS):
+            raise ValueError(
+                f"{len(self.hash_ids)} blocks of {MOONCAKE_BLOCK_TOKENS} tokens do not match "
+                f"input_length {self.input_length}"
+            )
+
+
+class ReceiptLine(msgspec.Struct, frozen=True):
+    """The fields of a receipt that a simulation needs (`observe/receipts.py` writes receipts)."""
+
+    at_s: float
+    prompt_tokens: int = 0
+    output_tokens: int | None = None
+    block_size_tokens: int = 0
+    blocks: list[int] = []
+    model: str = ""
+
+
+LineT = TypeVar("LineT")
+
+
+def read_mooncake(path: Path) -> list[TraceRequest]:
+    """All lines. Raises `ConfigError` with the number of an invalid line."""
+    return _read_lines(path, TraceRequest, "invalid line of a Mooncake trace", lambda _: True)
+
+
+def read_receipts(path: Path) -> list[ReceiptLine]:
+    """Receipts with a prompt and an answer. Raises `ConfigError` with the number of an invalid line."""
+
+    def is_usable(one: ReceiptLine) -> bool:
+        return bool(one.prompt_tokens and one.output_tokens and one.block_size_tokens)
+
+    return _read_lines(path, ReceiptLine, "not a receipt", is_usable)
+
+
+def _read_lines(path: Path, kind: type[LineT], problem: str, is_usable: Callable[[LineT], bool]) -> list[LineT]:
+    number = 0
+    decode = msgspec.json.Decoder(kind).decode
+    found: list[LineT] = []
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):  # noqa: B007, the error message needs it
+                one = decode(line)
+                if is_usable(one):
+                    found.append(one)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}:{number}: {problem}: {error}") from error
+    return found
+
+
+def mooncake_traffic(
+    trace: Sequence[TraceRequest], *, speedup: float = 1.0, jitter_s: float = 0.0, seed: int = 0, name: str = "trace"
+) -> Traffic:
+    """Open-loop traffic. Arrivals in the public conversation trace are rounded to 3 s; `jitter_s` spreads them."""
+    random = Random(seed)
+    first_ms = min((one.timestamp for one in trace), default=0.0)
+    sessions = [
+        _session(
+            ((one.timestamp - first_ms) / 1000 + random.uniform(0, jitter_s)) / speedup,
+            one.input_length,
+            one.output_length,
+            one.hash_ids,
+        )
+        for one in trace
+    ]
+    return _open_loop(MOONCAKE_BLOCK_TOKENS, sessions, name)
+
+
+def receipts_traffic(receipts: Sequence[ReceiptLine], *, speedup: float = 1.0, name: str = "receipts") -> Traffic:
+    """Open-loop traffic at the recorded times. Raises `ConfigError` without receipts, or if block sizes differ."""
+    sizes = {one.block_size_tokens for one in receipts}
+    if len(sizes) != 1:
+        raise ConfigError(
+            f"receipts: all must have one block size; {len(receipts)} usable receipts have sizes {sorted(sizes)}"
+        )
+    first_s = min(one.at_s for one in receipts)
+    sessions = [
+        _session((one.at_s - first_s) / speedup, one.prompt_tokens, one.output_tokens or 1, one.blocks, one.model)
+        for one in receipts
+    ]
+    return _open_loop(sizes.pop(), sessions, name)
+
+
+def azure_traffic(
+    path: Path,
+    *,
+    speedup: float = 1.0,
+    block_size_tokens: int = MOONCAKE_BLOCK_TOKENS,
+    requests: int | None = None,
+) -> Traffic:
+    """Open-loop traffic of an Azure LLM trace, or of its first `requests` lines. Its prompts share nothing."""
+    ids = count(1)
+    sessions = [
+        _session(at_s / speedup, prompt_tokens, output_tokens, islice(ids, -(-prompt_tokens // block_size_tokens)))
+        for at_s, prompt_tokens, output_tokens in islice(_azure_rows(path), requests)
+    ]
+    return _open_loop(block_size_tokens, sessions, path.stem)
+
+
+def _session(
+    start_s: float, prompt_tokens: int, output_tokens: int, blocks: Iterable[BlockHash], kind: str = ""
+) -> Session:
+    hashes = array("Q", blocks)
+    request = TrafficRequest(prompt_tokens, max(output_tokens, 1), hashes, len(hashes))
+    return Session(start_s, (request,), kind or "any")
+
+
+def _open_loop(block_size_tokens: int, sessions: list[Session], name: str) -> Traffic:
+    sessions.sort(key=lambda session: session.start_s)
+    return Traffic(block_size_tokens, sessions, len(sessions), name)
+
+
+def _azure_rows(path: Path) -> Iterator[tuple[float, int, int]]:
+    number = 1
+    first: datetime | None = None
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = csv.DictReader(file)
+            if missing := set(AZURE_COLUMNS) - set(rows.fieldnames or ()):
+                raise ValueError(f"missing columns: {', '.join(sorted(missing))}")
+            for number, row in enumerate(rows, start=2):  # noqa: B007, the error message needs it
+                # some have seven decimals, some a time zone, which may be cut off
+                at = datetime.fromisoformat(row[AZURE_COLUMNS[0]][:26]).replace(tzinfo=None)
+                first = first or at
+                yield (at - first).total_seconds(), max(int(row[AZURE_COLUMNS[1]]), 1), int(row[AZURE_COLUMNS[2]])
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path}:{number}: invalid line of an Azure trace: {error}") from error

@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, cycle
 from random import Random
 from typing import Any, TypeAlias
@@ -23,11 +24,11 @@ from router.policy.spec import Policy
 from router.sim.virtual.link_sharing import LinkSharing
 from router.sim.virtual.outcome import PodUse, RequestOutcome, Run
 from router.sim.virtual.router_view import Knowledge, RouterView
-from router.sim.virtual.scenario import Conditions, SimulatedFleet, SimulatedPod
+from router.sim.virtual.scenario import Conditions, SimulatedFleet
 from router.sim.virtual.traffic import IdealCache, Session, Traffic, TrafficRequest
 from router.sim.virtual.virtual_job import Job, Progress
 from router.sim.virtual.virtual_pod import VirtualPod, current_steps
-from router.types import BlockHash, Generation, Pod, PodId, Tier
+from router.types import BlockHash, Generation, PodId, Tier
 
 OnProgress: TypeAlias = Callable[[int], None]
 """Called with the number of requests that have ended."""
@@ -37,24 +38,18 @@ def ignore_progress(_: int) -> None:
     """The default callback."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Booking:
-    """A request on a pod, and its lease in the ledger of the router that sent it."""
-
-    pod: PodId
-    ledger: Ledger
-    lease: Lease
-
-
 @dataclass(slots=True)
 class _Turn:
-    """One request of a session. Without a `decode` booking, the `prefill` pod serves it completely."""
+    """One request of a session, with its leases in the ledger of the router that sent it.
+
+    Without a `decode` lease, the `prefill` pod serves it completely."""
 
     session: Session
     number: int
     outcome: RequestOutcome
-    prefill: _Booking | None = None
-    decode: _Booking | None = None
+    ledger: Ledger
+    prefill: Lease | None = None
+    decode: Lease | None = None
 
     @property
     def request(self) -> TrafficRequest:
@@ -77,14 +72,16 @@ class World:
         _check(fleet, policy, conditions)
         knowledge = knowledge or Knowledge()
         generation = Generation(model=fleet.pods[0].known.models[0], block_size_tokens=block_size_tokens)
-        known, links = [_with_capacity(pod) for pod in fleet.pods], fleet.believed_links
+        # an engine reports its capacity, so a router knows it
+        known = [replace(pod.known, capacity_tokens=pod.true.kv_tokens) for pod in fleet.pods]
+        links = fleet.believed_links
         self._conditions = conditions
         self._random = Random(seed)
         self._link = fleet.link
         self._fleet = {pod.known.id: pod for pod in fleet.pods}
         self._pods = {pod.known.id: VirtualPod(pod.true, block_size_tokens) for pod in fleet.pods}
         self._views = [RouterView(known, generation, policy, knowledge, links) for _ in range(conditions.routers)]
-        self._next_view = cycle(range(conditions.routers))
+        self._next_view = cycle(self._views)
         self._has_events = knowledge.events
         self._transfers = LinkSharing(self._bandwidths())
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -121,11 +118,11 @@ class World:
             self._now_ms, _, callback, args = heapq.heappop(self._heap)
             callback(*args)
         ended_ms = max((one.arrived_ms + one.e2e_ms for one in self._outcomes if not one.refused), default=0.0)
-        return Run(self._outcomes, {pod: self._use(pod) for pod in self._pods}, ended_ms, self._ideal_cached_tokens)
-
-    def _use(self, pod_id: PodId) -> PodUse:
-        pod = self._pods[pod_id]
-        return PodUse(self._uses[pod_id], pod.computed_tokens, pod.busy_ms, pod.preemptions)
+        uses = {
+            pod_id: PodUse(self._uses[pod_id], pod.computed_tokens, pod.busy_ms, pod.preemptions)
+            for pod_id, pod in self._pods.items()
+        }
+        return Run(self._outcomes, uses, ended_ms, self._ideal_cached_tokens)
 
     def _call_at(self, when_ms: float, callback: Callable[..., None], *args: Any) -> None:
         heapq.heappush(self._heap, (when_ms, next(self._ids), callback, args))
@@ -154,12 +151,14 @@ class World:
             self._schedule_next_session()
         request = session.requests[number]
         outcome = RequestOutcome(session.kind, self._now_ms, request.prompt_tokens, request.output_tokens)
-        turn = _Turn(session, number, outcome)
+        view = next(self._next_view)
+        turn = _Turn(session, number, outcome, view.ledger)
         self._outcomes.append(outcome)
         self._running += 1
-        view = self._views[next(self._next_view)]
+        self._deliver_events()
+        steps, now_s = current_steps(self._pods, view.ledger.steps(), self._now_ms), self._now_ms / 1000
         try:
-            decision = self._decide(view, request, session)
+            decision = view.decide(str(len(self._outcomes)), request, now_s, steps, repr(session.start_s))
         except RouterError as error:
             self._refuse(turn, type(error).__name__)
             return
@@ -173,20 +172,6 @@ class World:
         turn.outcome.refused = reason
         self._end(turn)
 
-    # --- decisions ---
-
-    def _decide(self, view: RouterView, request: TrafficRequest, session: Session) -> RouteDecision:
-        self._deliver_events()
-        request_id, session_id = str(len(self._outcomes)), repr(session.start_s)
-        steps, now_s = current_steps(self._pods, view.ledger.steps(), self._now_ms), self._now_ms / 1000
-        return view.decide(request_id, request, now_s, steps, session_id)
-
-    def _book(
-        self, view: RouterView, request: TrafficRequest, pod: PodId, cached_tokens: int, *, prefills: bool = True
-    ) -> _Booking:
-        lease = view.record_send(pod, request, cached_tokens, self._now_ms / 1000, prefills=prefills)
-        return _Booking(pod, view.ledger, lease)
-
     def _dispatch(self, turn: _Turn, view: RouterView, decision: RouteDecision) -> None:
         best, outcome = decision.candidates[0], turn.outcome
         outcome.pod, outcome.predicted_ms = best.pod.id, expected_ttft_ms(best.cost)
@@ -196,9 +181,10 @@ class World:
             outcome.regret_ms = self._regret_ms(turn.request, best.pod.id)
         plan = best.plan
         first = plan.prefill if isinstance(plan, Split) else best.pod
-        turn.prefill = self._book(view, turn.request, first.id, best.cached_tokens)
+        now_s = self._now_ms / 1000
+        turn.prefill = view.record_send(first.id, turn.request, best.cached_tokens, now_s)
         if isinstance(plan, Split) and turn.request.output_tokens > 1:
-            turn.decode = self._book(view, turn.request, plan.decode.id, 0, prefills=False)
+            turn.decode = view.record_send(plan.decode.id, turn.request, 0, now_s, prefills=False)
         self._call_at(self._now_ms + self._conditions.route_ms, self._send, turn, first.id, plan.pull)
 
     def _regret_ms(self, request: TrafficRequest, chosen: PodId) -> float:
@@ -219,25 +205,23 @@ class World:
         self._submit(turn, pod_id, 0)
 
     def _pull(self, turn: _Turn, pod_id: PodId, pull: Pull) -> bool:
-        """Fetch the KV that the holder still has; False if there is none to fetch."""
+        """Fetch the KV that the holder still has. False if it has no more than the receiver."""
         arrived = min(pull.cached_tokens, self._pods[pull.holder].held_tokens(turn.request))
         tokens = arrived - self._pods[pod_id].held_tokens(turn.request)
-        if tokens <= 0 or self._link is None or turn.prefill is None:
+        if tokens <= 0 or self._link is None:
             return False
         turn.outcome.pulled_tokens = tokens
         kv_bytes = tokens * self._fleet[pod_id].known.kv_bytes_per_token
-        self._transfer(turn, turn.prefill.ledger, pull.holder, pod_id, kv_bytes, arrived)
+        self._transfer(turn, pull.holder, pod_id, kv_bytes, arrived)
         return True
 
-    def _transfer(
-        self, turn: _Turn, ledger: Ledger, sender: PodId, receiver: PodId, kv_bytes: float, arrived_tokens: int
-    ) -> None:
+    def _transfer(self, turn: _Turn, sender: PodId, receiver: PodId, kv_bytes: float, arrived_tokens: int) -> None:
         """Move KV between pods, then submit the request to the receiver."""
         assert self._link is not None
-        ledger.pull_began(sender)
+        turn.ledger.pull_began(sender)
 
         def on_arrival() -> None:
-            ledger.pull_ended(sender)
+            turn.ledger.pull_ended(sender)
             self._submit(turn, receiver, arrived_tokens)
 
         places = (("send", sender), ("receive", receiver))
@@ -274,7 +258,8 @@ class World:
             self._publish(pod_id, tier, held, blocks)
         for job, tokens in progress.loading:
             kv_bytes = tokens * self._fleet[pod_id].known.kv_bytes_per_token
-            self._transfers.start(self._on_load(pod_id, job), (("pcie", pod_id),), kv_bytes, 0.0, self._now_ms)
+            on_arrival = partial(self._on_load, pod_id, job)
+            self._transfers.start(on_arrival, (("pcie", pod_id),), kv_bytes, 0.0, self._now_ms)
         for job in progress.started:
             self._on_first_token(job, pod_id)
         for view in self._views:
@@ -282,19 +267,15 @@ class World:
         for job in progress.finished:
             self._on_finish(job, pod_id)
 
-    def _on_load(self, pod_id: PodId, job: Job) -> Callable[[], None]:
-        def on_arrival() -> None:
-            self._pods[pod_id].finish_load(job, self._now_ms)
-            self._schedule_wake(pod_id)
-
-        return on_arrival
+    def _on_load(self, pod_id: PodId, job: Job) -> None:
+        self._pods[pod_id].finish_load(job, self._now_ms)
+        self._schedule_wake(pod_id)
 
     def _on_first_token(self, job: Job, pod_id: PodId) -> None:
         turn: _Turn = job.tag
-        booking = turn.prefill
-        assert booking is not None
-        booking.ledger.first_token(booking.lease, self._now_ms / 1000)
-        if pod_id == booking.pod:
+        assert turn.prefill is not None
+        turn.ledger.first_token(turn.prefill, self._now_ms / 1000)
+        if pod_id == turn.prefill.pod:
             turn.outcome.cached_tokens = job.cached_tokens or 0
         turn.outcome.ttft_ms = self._now_ms - turn.outcome.arrived_ms + self._conditions.overhead_ms
 
@@ -313,19 +294,19 @@ class World:
         return turn.decode is not None and turn.decode.pod != pod_id
 
     def _hand_off(self, turn: _Turn) -> None:
-        """The prompt is computed: move its KV to the decode pod."""
+        """Move the KV of the computed prompt to the decode pod."""
         first, second = turn.prefill, turn.decode
         assert first is not None and second is not None
-        first.ledger.release(first.lease, self._now_ms / 1000)
+        turn.ledger.release(first, self._now_ms / 1000)
         self._uses[second.pod] += 1
         missing = turn.request.prompt_tokens - self._pods[second.pod].held_tokens(turn.request)
         kv_bytes = missing * self._fleet[first.pod].known.kv_bytes_per_token / self._conditions.handoff_layers
-        self._transfer(turn, first.ledger, first.pod, second.pod, kv_bytes, turn.request.prompt_tokens - 1)
+        self._transfer(turn, first.pod, second.pod, kv_bytes, turn.request.prompt_tokens - 1)
 
     def _release(self, turn: _Turn) -> None:
-        for booking in (turn.prefill, turn.decode):
-            if booking is not None:
-                booking.ledger.release(booking.lease, self._now_ms / 1000)
+        for lease in (turn.prefill, turn.decode):
+            if lease is not None:
+                turn.ledger.release(lease, self._now_ms / 1000)
 
     def _end(self, turn: _Turn) -> None:
         self._running -= 1
@@ -351,7 +332,7 @@ class World:
                 view.apply_blocks(pod_id, tier, held, blocks)
 
     def _scrape(self) -> None:
-        """All routers read the load of every pod, and keep it until the next scrape."""
+        """Give all routers the current load of every pod. They keep it until the next scrape."""
         loads = {pod_id: pod.load for pod_id, pod in self._pods.items()}
         for view in self._views:
             view.apply_loads(loads, self._now_ms / 1000)
@@ -370,7 +351,7 @@ class World:
             self._call_at(self._now_ms + blind_s * 1000, self._read_index, replica)
 
     def _read_index(self, replica: int) -> None:
-        """After a restart, the index contains all blocks that the pods hold now."""
+        """Give a restarted router all blocks that the pods hold now."""
         view = self._views[replica]
         for pod_id in view.pods:
             pod = self._pods[pod_id]
@@ -391,8 +372,3 @@ def _check(fleet: SimulatedFleet, policy: Policy, conditions: Conditions) -> Non
         raise ConfigError(f"policy {policy.name} has no cost term `handoff`: it would not use the prefill pods")
     if any(replica >= conditions.routers for replica, _, _ in conditions.restarts):
         raise ConfigError(f"conditions.restarts: routers are numbered 0 to {conditions.routers - 1}")
-
-
-def _with_capacity(pod: SimulatedPod) -> Pod:
-    """The pod as the router knows it, with the capacity that its engine reports."""
-    return replace(pod.known, capacity_tokens=pod.true.kv_tokens)

@@ -12,7 +12,7 @@ from router.cli.simulate import simulated_library, simulated_policies
 from router.config.load import shipped
 from router.config.policy_files import PolicyFolder, load_policies
 from router.errors import ConfigError
-from router.sim.peers.peer_policies import PEER_PICKERS
+from router.sim.peers.peer_pickers import PEER_PICKERS
 from tests.policy.scenes import POLICIES
 
 MINE = "name: mine\nabout: x\npicker: {dynamo: {prefill_load_scale: 2}}\n"

@@ -10,10 +10,10 @@ from router.config.load import shipped
 from router.config.policy_files import load_policies
 from router.config.priors import load_priors
 from router.policy.spec import Policy
-from router.sim.peers.peer_policies import FOLDER, PeerPolicySpec
+from router.sim.peers.peer_pickers import FOLDER, PeerPolicySpec
 from router.sim.virtual.generate import Kind, TrafficMix
 from router.sim.virtual.scenario import DIALECT, SimulatedFleet, SimulatedPod
-from router.sim.virtual.traces import TraceRequest, read_mooncake
+from router.sim.virtual.traffic import TraceRequest, read_mooncake
 from router.sim.virtual.virtual_pod import VirtualPodConfig
 from router.types import Link, Links, Pod, PodSpeed, PrefixTrust
 

@@ -14,8 +14,7 @@ from router.policy.spec import Policy
 from router.policy.term import Placement
 from router.sim.virtual.outcome import RunFigures, Slo, figures
 from router.sim.virtual.scenario import Conditions
-from router.sim.virtual.traces import TraceRequest, mooncake_traffic
-from router.sim.virtual.traffic import Session, Traffic, TrafficRequest
+from router.sim.virtual.traffic import Session, TraceRequest, Traffic, TrafficRequest, mooncake_traffic
 from router.sim.virtual.virtual_pod import VirtualPodConfig
 from router.sim.virtual.world import World
 from router.types import Link, PodSpeed

@@ -12,7 +12,7 @@ from router.config.load import shipped
 from router.config.policy_files import load_policies
 from router.errors import ConfigError
 from router.policy.spec import Policy
-from router.sim.peers.peer_policies import FOLDER, PeerPolicySpec
+from router.sim.peers.peer_pickers import FOLDER, PeerPolicySpec
 from router.sim.virtual.generate import Kind, TrafficMix
 from router.sim.virtual.outcome import RequestOutcome, Run, Slo, figures
 from router.sim.virtual.router_view import Knowledge

@@ -1,8 +1,9 @@
-"""Traces become the traffic that was recorded."""
+"""Traces become the traffic that was recorded, and one cache that never evicts measures its reuse."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import ConfigError
-from router.sim.virtual.traces import (
+from router.hashing import token_array
+from router.sim.virtual.traffic import (
+    IdealCache,
+    Session,
     TraceRequest,
     azure_traffic,
+    hashed_request,
     mooncake_traffic,
     read_mooncake,
     read_receipts,
     receipts_traffic,
 )
-from router.sim.virtual.traffic import Session
 
 GOOD = {"timestamp": 27_482, "input_length": 1025, "output_length": 52, "hash_ids": [46, 47, 2353]}
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -207,3 +211,35 @@ def test_receipts_need_one_block_size(tmp_path: Path, sizes: list[int]) -> None:
     )
     with pytest.raises(ConfigError, match="must have one block size"):
         receipts_traffic(read_receipts(path))
+
+
+BLOCK = 4
+
+
+def serve(cache: IdealCache, prompt: Iterable[int], output: Iterable[int]) -> int:
+    return cache.serve(hashed_request(token_array(prompt), token_array(output), BLOCK))
+
+
+def test_a_repeated_prompt_is_found_except_its_last_block() -> None:
+    """Engines always compute the last token, and reuse whole blocks only."""
+    cache = IdealCache(BLOCK)
+    assert serve(cache, range(8), [100]) == 0
+    assert serve(cache, range(8), [100]) == 4
+    assert serve(cache, range(9), [100]) == 8
+
+
+def test_the_next_turn_finds_the_answer_to_the_last_except_its_final_token() -> None:
+    """Generated tokens are held once a later step has computed them."""
+    cache = IdealCache(BLOCK)
+    serve(cache, range(6), [50, 51, 52])
+    assert serve(cache, [*range(6), 50, 51, 52, 9], [1]) == 8
+    cache = IdealCache(BLOCK)
+    serve(cache, range(6), [50, 51])
+    assert serve(cache, [*range(6), 50, 51, 52, 9], [1]) == 4
+
+
+def test_equal_blocks_behind_different_prefixes_are_different() -> None:
+    """KV depends on everything before it."""
+    cache = IdealCache(BLOCK)
+    serve(cache, [1, 1, 1, 1, 5, 5, 5, 5, 0], [0])
+    assert serve(cache, [2, 2, 2, 2, 5, 5, 5, 5, 0], [0]) == 0
