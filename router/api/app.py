@@ -31,9 +31,9 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 class App:
     """The served application: `edge` forwards requests to pods, `own` answers the others, `gate` checks both."""
 
-    def __init__(self, edge: OpenAiEdge, own: FastAPI, gate: AdmissionGate | None = None) -> None:
+    def __init__(self, edge: OpenAiEdge, own: FastAPI, gate: AdmissionGate) -> None:
         self.edge = edge
-        self.gate = gate or AdmissionGate()
+        self.gate = gate
         self.is_stopping = False
         """Each response closes its connection, so that the client reconnects to another router."""
         self._own = own

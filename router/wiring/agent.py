@@ -18,7 +18,7 @@ from router.config.index_schema import LmcacheServers, MooncakeStore, StoreConfi
 from router.config.schema import ModelConfig, PodConfig, RouterConfig
 from router.engines.adapter import PodFacts
 from router.errors import ConfigError
-from router.feeds.discovery.membership import ConfiguredPods, Membership
+from router.feeds.discovery.membership import Membership
 from router.feeds.http_client import get, open_client
 from router.feeds.kv_streams import KvStreams
 from router.feeds.probe import ProbeFeed
@@ -37,6 +37,7 @@ from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
 from router.types import Generation, Pod, PodSpeed, PodState, Tier
 from router.wiring.cluster_member import redis_address
+from router.wiring.pod_sources import pod_sources
 from router.wiring.prompts import ENGINE_TOKENIZER, source_of
 from router.wiring.tokenizer_files import load_tokenizer
 
@@ -70,9 +71,9 @@ class Agent:
         self._breaker = Breaker(self.fleet, failures_to_eject=config.probes.failures_to_eject)
         self._client = open_client()
         self._streams = KvStreams(self.fleet, self.publisher, self.metrics)
-        pods = [_with_router_id(pod) for pod in config.pods]
-        self._membership = Membership(self.fleet, lambda *_: (_NO_SPEED, 0), {"configuration": ConfiguredPods(pods)})
-        self._membership.check(pods)
+        published = config.model_copy(update={"pods": tuple(_with_router_id(pod) for pod in config.pods)})
+        self._membership = Membership(self.fleet, lambda *_: (_NO_SPEED, 0), pod_sources(published))
+        self._membership.check(published.pods)
         self.fleet.listen(self._on_change)
         self.standard = StandardIntake()
         self._sources: dict[str, Callable[[], Awaitable[None]]] = {}

@@ -11,7 +11,7 @@ from router.config.priors import ModelPrior, PodPriors
 from router.config.schema import RouterConfig
 from router.engines.adapter import PodFacts
 from router.feeds.calibration_feed import CalibrationFeed
-from router.feeds.discovery.membership import ConfiguredPods, Membership, PodSource
+from router.feeds.discovery.membership import Membership
 from router.feeds.handoff_facts import HandoffFacts
 from router.feeds.http_client import open_client
 from router.feeds.kv_streams import KvStreams
@@ -28,6 +28,7 @@ from router.policy.calibration import Calibration
 from router.proxy.upstream import UpstreamPools
 from router.stores.prefix_store import LocalStore
 from router.types import Generation, Pod, PodId, PodState, PrefixTrust
+from router.wiring.pod_sources import pod_sources
 from router.wiring.prompts import Prompts
 from router.workers.supervisor import WorkerIdentity
 
@@ -66,8 +67,7 @@ class FleetParts:
         self.cluster = self._join_cluster(worker)
         self.store: LocalStore = self.cluster.store if self.cluster else LocalStore()
         self.kv_streams = KvStreams(fleet, self.store, metrics)
-        sources: dict[str, PodSource] = {"configuration": ConfiguredPods(config.pods)}
-        self.membership = Membership(fleet, PodPriors(config.models, priors).of, sources)
+        self.membership = Membership(fleet, PodPriors(config.models, priors).of, pod_sources(config))
         self.membership.check(config.pods)
         shared = self.cluster.calibration if self.cluster else None
         self._calibration = CalibrationFeed(fleet, self.calibrator, lambda: self.membership.pods, shared)

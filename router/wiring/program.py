@@ -36,7 +36,7 @@ from router.wiring.decision_records import DecisionRecords
 from router.wiring.fleet_parts import FleetParts, ready_pods
 from router.wiring.gc_tuning import gc_loop
 from router.wiring.prompts import LoadTokenizer, Prompts
-from router.wiring.proxy_parts import build_forwarder, upstream_pools
+from router.wiring.proxy_parts import build_forwarder, build_gate, upstream_pools
 from router.wiring.tokenizer_files import load_tokenizer
 from router.workers.shared_view import SharedOwners
 from router.workers.supervisor import WorkerIdentity
@@ -93,7 +93,7 @@ class Program:
         membership = self.pods.membership
         self._commands = AdminCommands(self.fleet, self.policies, membership.add, membership.remove)
         self._worker_sync = self._build_worker_sync(worker) if worker else None
-        self.app = App(self._edge, self._own_app())
+        self.app = App(self._edge, self._own_app(), build_gate(config))
 
     def _build_worker_sync(self, worker: WorkerIdentity) -> WorkerSync:
         pods, commands, find = self.pods, self._commands, self.records.journal.find

@@ -1,7 +1,8 @@
-"""Builds the forwarder and the connection pools that it uses."""
+"""Builds the admission gate, the forwarder, and the connection pools that it uses."""
 
 from __future__ import annotations
 
+from router.admission.gate import AdmissionGate
 from router.config.schema import RouterConfig
 from router.feeds.policy_feed import PolicyFeed
 from router.observe.journal import Journal
@@ -13,6 +14,11 @@ from router.proxy.forward import Forwarder
 from router.proxy.upstream import UpstreamPools
 from router.wiring.fleet_parts import FleetParts
 from router.wiring.prompts import Prompts
+
+
+def build_gate(_config: RouterConfig) -> AdmissionGate:
+    """The gate that admits requests."""
+    return AdmissionGate()
 
 
 def upstream_pools(config: RouterConfig) -> UpstreamPools:

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from router.admission.gate import AdmissionGate
 from router.api.admin import ExplainRoutes
 from router.api.admin_commands import AdminCommands
 from router.api.app import App, OwnRoutes, own_app
@@ -72,7 +73,7 @@ class Router:
             partial(describe_pods, self.fleet, Ledger(), store, streams),
             page.render,
         )
-        self.app = App(cast(OpenAiEdge, None), own_app(routes, self._lifespan))
+        self.app = App(cast(OpenAiEdge, None), own_app(routes, self._lifespan), AdmissionGate())
 
     @asynccontextmanager
     async def _lifespan(self, _app: FastAPI) -> AsyncIterator[None]:

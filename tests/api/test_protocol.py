@@ -114,7 +114,7 @@ async def connected(
     async def own_answer() -> str:
         return "own"
 
-    app = App(cast(OpenAiEdge, edge), own, gate)
+    app = App(cast(OpenAiEdge, edge), own, gate or AdmissionGate())
     config = uvicorn.Config(app, http=EdgeProtocol, ws="none", lifespan="off", log_config=None)
     config.timeout_keep_alive = keep_alive_s  # type: ignore[assignment]
     config.load()

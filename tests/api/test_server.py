@@ -13,6 +13,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
+from router.admission.gate import AdmissionGate
 from router.api.app import App
 from router.api.openai_edge import OpenAiEdge
 from router.api.protocol import EdgeProtocol
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.net]
 @asynccontextmanager
 async def started(delay_s: float) -> AsyncIterator[tuple[DrainingServer, App, socket.socket]]:
     """A server that accepts connections, and its socket."""
-    app = App(cast(OpenAiEdge, Edge(echo)), FastAPI(openapi_url=None))
+    app = App(cast(OpenAiEdge, Edge(echo)), FastAPI(openapi_url=None), AdmissionGate())
     config = uvicorn.Config(app, http=EdgeProtocol, ws="none", lifespan="off", log_config=None)
     config.load()
     server = DrainingServer(config, delay_s=delay_s)

@@ -15,6 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.server import ServerState
 
+from router.admission.gate import AdmissionGate
 from router.api.app import App
 from router.api.exchange import Exchange
 from router.api.openai_edge import OpenAiEdge
@@ -106,7 +107,12 @@ async def _connection(pieces: list[bytes]) -> tuple[list[RequestContext], list[b
     forwarder = Forwarder(pool)
     edge = Watched(cast(Any, forwarder), FLEET, METRICS, Edge(), LIMITS, frozenset())
     config = uvicorn.Config(
-        App(edge, cast(FastAPI, _own)), http=EdgeProtocol, ws="none", lifespan="off", log_config=None, access_log=False
+        App(edge, cast(FastAPI, _own), AdmissionGate()),
+        http=EdgeProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
     )
     config.load()
     protocol = EdgeProtocol(config, ServerState(), {}, asyncio.get_running_loop())

@@ -1,6 +1,6 @@
 """The table of fuzz targets with their seeds and words.
 
-A target accepts any bytes and raises nothing but failed assertions: it suppresses the documented errors of its parser.
+A target accepts any bytes and raises only failed assertions: it suppresses the documented errors of its parser.
 `found/NAME` keeps the inputs that broke the target NAME.
 """
 

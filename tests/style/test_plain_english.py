@@ -1,7 +1,7 @@
 """Words of the old dialect stay out of names, docstrings, comments, messages and documentation.
 
-The project is written in plain technical English (CONTRIBUTING.md, "How to write"). This test lists the words and names
-that used to make it hard to read. A match names the file, the line and what to write instead.
+The project is written in plain technical English (CONTRIBUTING.md, "How to write here"). This test lists the words and
+names that used to make it hard to read. A match names the file, the line and what to write instead.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Admin calls are one more source and override the others: an added pod replaces a pod with the same URL, and a removed
 pod is ignored until an admin call adds it again or all sources drop its URL.
 
-A new source is a class with the one method of `PodSource` in a file of its own, a member of the config union, and a
-line in `wiring/fleet_parts.py`.
+A new source is a class with the one method of `PodSource` in a file of its own, a key in `config/schema.py`, and a line
+in `wiring/pod_sources.py`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,46 @@
+"""Configuration keys that the documentation names exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from router.config.schema import RouterConfig
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [
+    *ROOT.glob("*.md"),
+    *sorted((ROOT / "router").rglob("*.md")),
+    *sorted((ROOT / "policies").glob("README.md")),
+]
+SECTIONS = "|".join(
+    ["feeds", *(name for name in RouterConfig.model_fields if name not in {"models", "pods", "policy", "priors"})]
+)
+FILES = {".py", ".jsonl", ".yaml"}
+KEY = re.compile(rf"`((?:{SECTIONS})(?:\.\w+)+)`")
+
+
+def exists(path: str) -> bool:
+    """Whether the dotted key leads to a field."""
+    section, _, rest = path.partition(".")
+    value = RouterConfig.model_json_schema()
+    schema = value["properties"].get(section, {})
+    for name in [part for part in rest.split(".") if part]:
+        references = [one["$ref"] for one in [schema, *schema.get("anyOf", [])] if "$ref" in one]
+        candidates = [value["$defs"][reference.rsplit("/", 1)[1]].get("properties", {}) for reference in references]
+        schema = next((fields[name] for fields in candidates if name in fields), None)
+        if schema is None:
+            return False
+    return bool(schema)
+
+
+def test_every_documented_configuration_key_exists() -> None:
+    named = {(path.name, key) for path in DOCUMENTS for key in KEY.findall(path.read_text())}
+    assert len(named) > 10
+    assert not {(file, key) for file, key in named if not exists(key) and Path(key).suffix not in FILES}
+
+
+def test_unknown_keys_are_noticed() -> None:
+    assert exists("limits.retries")
+    assert not exists("limits.patience_s")
+    assert not exists("feeds.health_interval_s")
