@@ -164,15 +164,14 @@ class Coordinator:
             log.warning("LMCache events lost", server=batch.instance_id, first=server.last_seq + 1, until=batch.seq - 1)
             server.complete = False
             for holder in self._holders(batch.instance_id):
-                self._set_complete(holder, complete=False)
+                self.sink.stream_state(holder, complete=False)
         server.last_seq = batch.seq
         return "applied"
 
     def _restart(self, server: _Server, batch: Batch) -> None:
         """Start a new incarnation: the server's memory is empty, its other tiers keep their chunks."""
         server.incarnation, server.last_seq, server.complete = batch.incarnation, 0, True
-        memory = self._chunks.get(batch.instance_id)
-        if memory is not None:
+        if batch.instance_id in self._chunks:
             self._add_holder(batch.instance_id, Tier.CPU, complete=True)
 
     def _apply(self, server: _Server, batch: Batch) -> None:
@@ -183,18 +182,17 @@ class Coordinator:
             if holder not in self._chunks:
                 self._add_holder(holder, _tier(batch), complete=server.complete)
             elif not server.complete:
-                self._set_complete(holder, complete=False)
+                self.sink.stream_state(holder, complete=False)
             events = tuple(self._events(self._chunks[holder], batch))
             if events:
                 self.sink.apply(holder, events)
 
     def _events(self, chunks: ChunkTable, batch: Batch) -> Iterator[KvEvent]:
-        for entry in batch.entries:
-            if not self._is_published(entry):
-                continue
-            event = chunks.store(entry) if batch.event_type == "store" else None
-            if batch.event_type == "delete":
-                event = chunks.delete(entry.key)
+        for entry in filter(self._is_published, batch.entries):
+            if batch.event_type == "store":
+                event = chunks.store(entry)
+            else:
+                event = chunks.delete(entry.key) if batch.event_type == "delete" else None
             if event is not None:
                 yield event
 
@@ -211,16 +209,9 @@ class Coordinator:
                 self._chunks[holder].touch(entry.key)
 
     def _add_holder(self, holder: str, tier: Tier, *, complete: bool) -> None:
-        chunks = self._chunks[holder] = ChunkTable(tier)
-        chunks.complete = complete
+        self._chunks[holder] = ChunkTable(tier)
         self.sink.restarted(holder)
         self.sink.stream_state(holder, complete=complete)
-
-    def _set_complete(self, holder: str, *, complete: bool) -> None:
-        chunks = self._chunks[holder]
-        if chunks.complete is not complete:
-            chunks.complete = complete
-            self.sink.stream_state(holder, complete=complete)
 
     def _holders(self, name: str) -> list[str]:
         return [holder for holder in self._chunks if holder == name or holder.startswith(f"{name}/")]

@@ -54,7 +54,6 @@ class ChunkTable:
     """The chunks of one holder. Methods return an event when a chunk becomes complete or stops being complete."""
 
     def __init__(self, tier: Tier) -> None:
-        self.complete = True
         self._tier = tier
         self._present: dict[_Chunk, int] = {}
         """A bit for each rank whose object is stored."""
