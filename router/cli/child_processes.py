@@ -45,7 +45,7 @@ class FleetPlan:
     speed_model: str = "llama-3.1-70b"
     speed_hardware: str = "h100x4"
     time_scale: float = 1.0
-    """10 is ten times slower."""
+    """Factor on all times of the engines: 10 is ten times slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ async def mock_fleet(plan: FleetPlan, folder: Path) -> AsyncIterator[list[str]]:
         try:
             yield urls
         finally:
-            fleet.check_alive()  # explains errors that are caused by its death
+            fleet.check_alive()  # its end is the better explanation of an error in the block
 
 
 @asynccontextmanager
@@ -183,7 +183,7 @@ async def all_pods_trusted(client: httpx.AsyncClient, pods: int) -> bool:
 
 @contextmanager
 def child(name: str, arguments: Sequence[str], folder: Path) -> Iterator[Child]:
-    """Run `warmroute` in its own process group, so that Ctrl-C reaches only this process."""
+    """Run `warmroute` in its own session, so that Ctrl-C in the terminal does not reach it."""
     output, log = folder / f"{name}.out", folder / f"{name}.log"
     with output.open("wb") as out, log.open("wb") as err:
         process = subprocess.Popen(

@@ -26,21 +26,21 @@ _BARS = "▁▂▃▄▅▆▇█"
 ENGINE_BLOCK_TOKENS = 16
 LATE_TOLERATED_MS = 5.0
 LATE_TOLERATED_SHARE = 0.1
-"""Relative to the median time to first token. Beyond both limits, the run measured the client."""
+"""Share of the median time to first token. A client that exceeds both limits was too slow for its load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """Limits that a good answer meets: time to first token, and mean time per token after it."""
+    """The limits of a good answer: its time to first token, and the mean time of each further token."""
 
     ttft_ms: float = math.inf
     tpot_ms: float = math.inf
 
-    def met_by(self, one: RequestResult) -> bool:
+    def met_by(self, result: RequestResult) -> bool:
         """False for a failed request and for an answer without tokens."""
-        if one.error or one.ttft_s is None:
+        if result.error or result.ttft_s is None:
             return False
-        return one.ttft_s * 1000 <= self.ttft_ms and (tpot_ms(one) or 0.0) <= self.tpot_ms
+        return result.ttft_s * 1000 <= self.ttft_ms and (tpot_ms(result) or 0.0) <= self.tpot_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +75,12 @@ class Figures:
 
     @property
     def driver_was_late(self) -> bool:
-        """Whether the client sent so late that it, and not the router, was measured."""
+        """Whether the client was so late that these figures describe the client and not the router."""
         return self.late_p99_ms > max(LATE_TOLERATED_MS, LATE_TOLERATED_SHARE * self.ttft_p50_ms)
 
     @property
     def max_over_mean(self) -> float:
-        """1 if all pods worked equally; the number of pods if one did everything."""
+        """Work of the busiest pod relative to the mean: from 1, if all are equal, to the number of pods."""
         work = self.work_by_pod.values()
         return max(work) * len(work) / sum(work) if sum(work) else 1.0
 
@@ -92,15 +92,15 @@ def figures(
     pods: Iterable[str],
     objective: Objective = Objective(),  # noqa: B008 (frozen)
 ) -> Figures:
-    """`ideal_cached_tokens` is what an infinite cache would have saved of these requests; NaN if unknown."""
-    good = [one for one in results.served if not one.error]
+    """The figures of one run. `ideal_cached_tokens`: what an infinite cache would have saved; NaN if unknown."""
+    good = [result for result in results.served if not result.error]
     work: Counter[str] = Counter(dict.fromkeys(pods, 0))
-    for one in good:
-        work[one.pod] += one.prompt_tokens - one.cached_tokens + one.output_tokens
+    for result in good:
+        work[result.pod] += result.prompt_tokens - result.cached_tokens + result.output_tokens
     ttft_ms, between_ms = ttfts_ms(good), [ms for ms in map(tpot_ms, good) if ms is not None]
-    due_s = [one.due_s for one in results.served]
+    due_s = [result.due_s for result in results.served]
     within = sum(map(objective.met_by, results.served))
-    prompt_tokens = sum(one.prompt_tokens for one in good)
+    prompt_tokens = sum(result.prompt_tokens for result in good)
     return Figures(
         policy=policy,
         requests=len(results.served),
@@ -114,10 +114,10 @@ def figures(
         tpot_p99_ms=percentile(between_ms, 0.99),
         within_objective_share=within / max(len(results.served), 1),
         goodput_per_s=within / (max(due_s) - min(due_s) or math.nan) if due_s else math.nan,
-        exact_predictions_share=sum(one.predicted_cached_tokens == one.cached_tokens for one in good)
+        exact_predictions_share=sum(result.predicted_cached_tokens == result.cached_tokens for result in good)
         / max(len(good), 1),
         work_by_pod=dict(sorted(work.items())),
-        late_p99_ms=percentile([one.late_s * 1000 for one in results.served], 0.99),
+        late_p99_ms=percentile([result.late_s * 1000 for result in results.served], 0.99),
     )
 
 
@@ -125,9 +125,9 @@ def ideal_cached_tokens(served: Iterable[RequestResult], tokenizer: Tokenizer) -
     """Tokens that an infinite cache would have saved of these chats in this order, without failed ones."""
     cache, template = IdealCache(ENGINE_BLOCK_TOKENS), ChatTemplate(tokenizer)
     found = 0
-    for one in served:
-        if not one.error:
-            prompt, answer = tokenizer.encode(template.render(one.asked)), tokenizer.encode(one.text)
+    for result in served:
+        if not result.error:
+            prompt, answer = tokenizer.encode(template.render(result.asked)), tokenizer.encode(result.text)
             found += cache.serve(hashed_request(prompt, answer, ENGINE_BLOCK_TOKENS))
     return found
 
@@ -135,19 +135,19 @@ def ideal_cached_tokens(served: Iterable[RequestResult], tokenizer: Tokenizer) -
 def cached_share(served: Iterable[RequestResult]) -> float:
     """Cached share of the prompt tokens."""
     served = list(served)
-    return sum(one.cached_tokens for one in served) / max(sum(one.prompt_tokens for one in served), 1)
+    return sum(result.cached_tokens for result in served) / max(sum(result.prompt_tokens for result in served), 1)
 
 
 def ttfts_ms(served: Iterable[RequestResult]) -> list[float]:
     """Times to first token."""
-    return [one.ttft_s * 1000 for one in served if one.ttft_s is not None]
+    return [result.ttft_s * 1000 for result in served if result.ttft_s is not None]
 
 
-def tpot_ms(one: RequestResult) -> float | None:
+def tpot_ms(result: RequestResult) -> float | None:
     """Mean time per output token after the first; None with fewer than two tokens."""
-    if one.ttft_s is None or one.output_tokens < 2:
+    if result.ttft_s is None or result.output_tokens < 2:
         return None
-    return (one.e2e_s - one.ttft_s) * 1000 / (one.output_tokens - 1)
+    return (result.e2e_s - result.ttft_s) * 1000 / (result.output_tokens - 1)
 
 
 def percentile(values: Sequence[float], share: float) -> float:

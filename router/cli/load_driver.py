@@ -2,8 +2,8 @@
 
 Sessions start when they are due, whether the router keeps up or not. Within a session each turn waits for the previous
 response and for its think time. Times count from when a request was due, not from when it was sent, so that a stall
-affects all requests due during it ("coordinated omission", Gil Tene). `late_s` is how late the driver itself was.
-Responses are streamed, with usage. The client is the router's upstream pool, which has the lowest overhead.
+affects all requests due during it ("coordinated omission", Gil Tene). `late_s` is the lateness of the driver itself.
+Responses are streamed, with usage. The router's upstream pool is the client, because it has the lowest overhead.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class RequestResult:
 
     @property
     def due_s(self) -> float:
-        """When it was due, from the start of the drive."""
+        """When the request was due, from the start of the drive."""
         return self.sent_s - self.late_s
 
 
@@ -137,7 +137,7 @@ class LoadDriver:
         return time.perf_counter() - self.started_s
 
     async def until(self, due_s: float) -> None:
-        """Wait until that time of the drive, if it is not over."""
+        """Wait until `due_s` after the start of the drive; return at once if that has passed."""
         await asyncio.sleep(max(0.0, due_s - self.elapsed_s()))
 
     async def send(
@@ -151,22 +151,22 @@ class LoadDriver:
         """Send one streamed request, due now or earlier. Never raises for a failed request: see `error`."""
         body = msgspec.json.encode({**asked, "stream": True, "stream_options": {"include_usage": True}})
         sent_s = self.elapsed_s()
-        one = RequestResult(kind, asked, sent_s, late_s=0.0 if due_s is None else sent_s - due_s)
-        self.served.append(one)
+        result = RequestResult(kind, asked, sent_s, late_s=0.0 if due_s is None else sent_s - due_s)
+        self.served.append(result)
         self._pools.rotate()
         for pool in tuple(self._pools):
             message = request_message("POST", endpoint.encode(), pool.host_header, _HEADERS, body)
-            one.router, one.error = pool.pod, ""
+            result.router, result.error = pool.pod, ""
             try:
-                await self._read_response(await self.exchange(pool, message, read_pause_s), one)
+                await self._read_response(await self.exchange(pool, message, read_pause_s), result)
             except RouterError as error:
-                one.error = f"{type(error).__name__}: {error}"
+                result.error = f"{type(error).__name__}: {error}"
                 if isinstance(error, ConnectFailed):
                     continue
             break
-        one.e2e_s = self.elapsed_s() - one.due_s
-        self.on_progress(one)
-        return one
+        result.e2e_s = self.elapsed_s() - result.due_s
+        self.on_progress(result)
+        return result
 
     def results(self) -> DriveResults:
         """The requests so far."""
@@ -177,21 +177,21 @@ class LoadDriver:
         for pool in self._pools:
             pool.close()
 
-    async def _read_response(self, reply: StreamedResponse, one: RequestResult) -> None:
+    async def _read_response(self, reply: StreamedResponse, result: RequestResult) -> None:
         try:
-            one.status = reply.status
+            result.status = reply.status
             headers = first_values(reply.headers)
-            one.pod = headers.get(b"x-warmroute-pod", b"").decode("latin-1")
+            result.pod = headers.get(b"x-warmroute-pod", b"").decode("latin-1")
             predicted = headers.get(b"x-warmroute-cached-tokens")
-            one.predicted_cached_tokens = int(predicted) if predicted else None
+            result.predicted_cached_tokens = int(predicted) if predicted else None
             if reply.status != 200:
-                one.error = f"status {reply.status}: {(await _read_body(reply))[:300]!r}"
+                result.error = f"status {reply.status}: {(await _read_body(reply))[:300]!r}"
                 return
-            await self._read_stream(reply, one)
+            await self._read_stream(reply, result)
         finally:
             reply.close()
 
-    async def _read_stream(self, reply: StreamedResponse, one: RequestResult) -> None:
+    async def _read_stream(self, reply: StreamedResponse, result: RequestResult) -> None:
         buffered, ended, texts = b"", False, []
         while data := await reply.read():
             *frames, buffered = (buffered + data).split(b"\n\n")
@@ -200,12 +200,12 @@ class LoadDriver:
                 if payload == b"[DONE]":
                     ended = True
                 elif payload:
-                    texts.append(self._add_chunk(payload, one))
-        one.text = "".join(texts)
+                    texts.append(self._add_chunk(payload, result))
+        result.text = "".join(texts)
         if not ended:
             raise UpstreamBroken("the stream ended without [DONE]")
 
-    def _add_chunk(self, payload: bytes, one: RequestResult) -> str:
+    def _add_chunk(self, payload: bytes, result: RequestResult) -> str:
         """The text of a chunk. The first chunk with text sets the TTFT."""
         try:
             chunk = _decode_chunk(payload)
@@ -215,11 +215,11 @@ class LoadDriver:
             raise UpstreamBroken(f"error in the stream: {chunk.error}")
         if chunk.usage is not None:
             details = chunk.usage.prompt_tokens_details
-            one.prompt_tokens, one.output_tokens = chunk.usage.prompt_tokens, chunk.usage.completion_tokens
-            one.cached_tokens = details.cached_tokens if details else 0
+            result.prompt_tokens, result.output_tokens = chunk.usage.prompt_tokens, chunk.usage.completion_tokens
+            result.cached_tokens = details.cached_tokens if details else 0
         text = "".join(c.text or (c.delta and c.delta.content) or "" for c in chunk.choices)
-        if text and one.ttft_s is None:
-            one.ttft_s = self.elapsed_s() - one.due_s
+        if text and result.ttft_s is None:
+            result.ttft_s = self.elapsed_s() - result.due_s
         return text
 
 
@@ -248,11 +248,11 @@ async def _play(driver: LoadDriver, model: str, session: ChatSession) -> None:
         due_s = ready_s + turn.think_s
         await driver.until(due_s)
         asked = {"model": model, "messages": session.messages(answers), "max_tokens": turn.max_tokens}
-        one = await driver.send(Endpoint.CHAT, asked, session.kind, due_s, session.read_pause_s)
-        if one.error:
+        result = await driver.send(Endpoint.CHAT, asked, session.kind, due_s, session.read_pause_s)
+        if result.error:
             return
-        answers.append(one.text)
-        ready_s = one.due_s + one.e2e_s
+        answers.append(result.text)
+        ready_s = result.due_s + result.e2e_s
 
 
 async def _read_body(reply: StreamedResponse) -> bytes:

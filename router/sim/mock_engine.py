@@ -41,7 +41,7 @@ LISTEN_BACKLOG = 2048
 
 
 class MockEngine:
-    """One engine. Its ports stay the same from the first start on. Also an async context manager."""
+    """One engine, also as an async context manager. A restart keeps the ports of the first start."""
 
     def __init__(self, config: MockEngineConfig) -> None:
         self.config = config
@@ -158,7 +158,7 @@ class MockEngine:
             self._server = None
 
     def _drop_connections(self, *, flush: bool) -> None:
-        """With `flush`, written data is still sent, such as the response to `POST /_fault`."""
+        """Close all connections. With `flush`, data that is already written is sent first."""
         for connection in list(self._http_state.connections):
             if flush:
                 connection.transport.close()
@@ -187,7 +187,7 @@ class MockEngine:
     # --- KV events ---
 
     def _open_publisher(self) -> None:
-        """Later epochs bind the ports of the first."""
+        """The first epoch may select free ports; later epochs bind the same ports."""
         self._publisher = KvPublisher(self._kv_events, self.config.host, self.faults)
         self._kv_events = replace(
             self._kv_events,

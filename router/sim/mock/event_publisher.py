@@ -22,7 +22,6 @@ from router.types import BlocksRemoved, BlocksStored, KvEvent
 
 SEND_HIGH_WATER_MARK = 100_000
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
-_LOSE_EVENTS = frozenset({FaultKind.LOSE_EVENTS})
 
 
 def encode_batch(events: Iterable[KvEvent], encoding: EventEncoding, at_s: float, rank: int = 0) -> bytes:
@@ -52,7 +51,7 @@ def _as_map(event: KvEvent) -> dict[str, Any]:
 
 
 def _as_array(event: dict[str, Any]) -> list[Any]:
-    """Values in the order of the map; BlockStored ends with the sliding window width, here null."""
+    """The values of the map in its order. A BlockStored has one more, the sliding window width; here null."""
     values = list(event.values())
     return [*values, None] if event["type"] == "BlockStored" else values
 
@@ -111,7 +110,7 @@ class KvPublisher:
         self.event_count += len(events)
         payload = encode_batch(events, self._config.encoding, time.time())
         sequence, self._sequence = self._sequence, self._sequence + 1
-        lost = self._faults.take(_LOSE_EVENTS)
+        lost = self._faults.take(FaultKind.LOSE_EVENTS)
         if lost is None or lost.replayable:
             self._buffer.append((sequence, payload))
         if lost is None:

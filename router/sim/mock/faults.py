@@ -1,6 +1,6 @@
-"""Fault injection of a mock engine: which faults are armed, and how often each still occurs.
+"""Fault injection of a mock engine: the faults that are armed, and how often each will still occur.
 
-`POST /_fault` or code arms a fault; the affected code takes it with `FaultBoard.take`.
+`POST /_fault` and `MockEngine.inject` arm faults. Code that can fail calls `FaultBoard.take`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class FaultKind(StrEnum):
     CUT = "cut"
     """Close the connection after `after_chunks` tokens of a stream, or after half of a unary body."""
     RAW = "raw"
-    """Write `raw` instead of a response, `piece_bytes` at a time, then do `then`."""
+    """Write `raw` instead of a response, `piece_bytes` at a time, then close, reset or hang, as `then` says."""
     SLOW = "slow"
     """Wait `pause_s` before each part of the response."""
     UNHEALTHY = "unhealthy"
     """`GET /health` returns 503."""
     LOSE_EVENTS = "lose_events"
-    """Skip a batch of KV events, but not its sequence number; `replayable` keeps the batch for replay."""
+    """Use a sequence number without sending its batch of KV events. With `replayable`, replay returns the batch."""
     RESTART = "restart"
     """Immediate: restart. Connections close, the cache is empty, the event sequence starts at 0."""
     REFUSE = "refuse"
@@ -40,7 +40,7 @@ class FaultKind(StrEnum):
     EXPIRE = "expire"
     """Immediate: end the leases of all KV held for decode legs."""
     DIE_BEFORE_ANSWER = "die_before_answer"
-    """DIE after a prefill leg is computed, before its response."""
+    """DIE when a prefill leg is computed and not yet answered."""
     DIE_AFTER_ANSWER = "die_after_answer"
     """DIE after the response to a prefill leg."""
     NO_PARAMS = "no_params"
@@ -49,19 +49,15 @@ class FaultKind(StrEnum):
     """A decode leg fails to load its KV."""
 
 
-REQUEST_FAULTS = frozenset(
-    {FaultKind.STATUS, FaultKind.HANG, FaultKind.RESET, FaultKind.CUT, FaultKind.RAW, FaultKind.SLOW}
-)
+REQUEST_FAULTS = (FaultKind.STATUS, FaultKind.HANG, FaultKind.RESET, FaultKind.CUT, FaultKind.RAW, FaultKind.SLOW)
 """Faults of generation and embedding requests."""
 
-PREFILL_FAULTS = frozenset({FaultKind.DIE_BEFORE_ANSWER, FaultKind.DIE_AFTER_ANSWER, FaultKind.NO_PARAMS})
+PREFILL_FAULTS = (FaultKind.DIE_BEFORE_ANSWER, FaultKind.DIE_AFTER_ANSWER, FaultKind.NO_PARAMS)
 """Faults of prefill legs."""
-DECODE_FAULTS = frozenset({FaultKind.LOAD_FAILS})
-"""Faults of decode legs."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One fault. `count` is how often it occurs; None: until cleared."""
+    """One fault. It occurs `count` times; None: until it is cleared."""
 
     kind: FaultKind
     count: int | None = 1
@@ -84,7 +80,7 @@ class FaultBoard:
 
     @property
     def armed(self) -> tuple[Fault, ...]:
-        """Faults that are still to occur."""
+        """Faults that have not yet occurred as often as their count."""
         return tuple(fault for fault, _ in self._armed)
 
     def arm(self, fault: Fault) -> None:
@@ -95,8 +91,8 @@ class FaultBoard:
         """Remove all faults."""
         self._armed.clear()
 
-    def take(self, kinds: frozenset[FaultKind]) -> Fault | None:
-        """The oldest armed fault of these kinds, counted once, or None."""
+    def take(self, *kinds: FaultKind) -> Fault | None:
+        """Count one occurrence of the oldest armed fault of these kinds and return the fault; None if there is none."""
         for at, (fault, left) in enumerate(self._armed):
             if fault.kind in kinds:
                 if left is not None and left <= 1:

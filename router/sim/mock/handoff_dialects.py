@@ -33,7 +33,7 @@ class PrefillLeg:
 
 @dataclass(frozen=True, slots=True)
 class DecodeLeg:
-    """A request whose KV is at `url`, in the epoch `engine_id` if given."""
+    """A request whose KV the engine at `url` holds. `engine_id`, if given, must be the current epoch of that engine."""
 
     url: str
     key: str
@@ -120,7 +120,8 @@ class MockDialect:
 
 
 class MockNixl(MockDialect):
-    """vLLM's NixlConnector: D reads P's memory at the address in P's response, without checking whose KV it is."""
+    """vLLM's NixlConnector. The decode engine reads the prefill engine's memory at the address in its
+    response and does not check which prompt the KV belongs to."""
 
     waits_for_prefill = False
     reads_stale_kv = True
@@ -176,7 +177,7 @@ class MockMooncake(MockDialect):
         return None
 
     def holds_kv(self, finish_reason: str) -> bool:
-        """Only where the length limit ended the output."""
+        """True only for an output that ended at its length limit."""
         return finish_reason == "length"
 
     def reported_cached_tokens(self, prompt_tokens: int, cached_tokens: int, loaded: LoadedKv) -> int:
@@ -208,7 +209,7 @@ class MockBootstrap(MockDialect):
 
 
 class MockTrtllm(MockDialect):
-    """TensorRT-LLM: P's response has an opaque state, its first token and the prompt's tokens."""
+    """TensorRT-LLM: the response of a prefill leg has an opaque state, its first token and the prompt's tokens."""
 
     waits_for_prefill = False
     forbidden_fields = frozenset({"kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"})

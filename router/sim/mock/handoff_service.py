@@ -11,14 +11,13 @@ import uuid
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import TypeVar
 
 import httpx
 import msgspec
 import xxhash
 
 from router.sim.block_pool import PodBlockTable, chain_seed
-from router.sim.mock.faults import DECODE_FAULTS, FaultBoard
+from router.sim.mock.faults import FaultBoard, FaultKind
 from router.sim.mock.handoff_dialects import (
     NO_HANDOFF_FIELDS,
     DecodeLeg,
@@ -33,18 +32,16 @@ from router.sim.mock.handoff_dialects import (
 )
 from router.sim.mock.http_exchange import HttpExchange
 from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock.mock_requests import EngineError, GenerationRequest
+from router.sim.mock.mock_requests import EngineError, GenerationRequest, decode_body
 from router.sim.mock.pinned_kv import HandoffCounters, PinnedKv, PinTable
 from router.sim.mock.step_loop import StepLoop, TokenStream
 from router.types import BlockHash
 
 CONNECT_TIMEOUT_S = 5.0
 
-_BodyT = TypeVar("_BodyT", bound=msgspec.Struct)
-
 
 class _TakeBody(msgspec.Struct):
-    """Asks for the KV of the prompt with this digest; `cached_tokens` are not transferred."""
+    """Request for the KV of the prompt with this digest. Its first `cached_tokens` need no transfer."""
 
     key: str
     digest: int
@@ -54,7 +51,7 @@ class _TakeBody(msgspec.Struct):
 
 
 class _LookupBody(msgspec.Struct):
-    """Asks for the leading blocks; `cached_blocks` are not transferred."""
+    """Request for the leading blocks of these. The first `cached_blocks` need no transfer."""
 
     hashes: list[BlockHash]
     cached_blocks: int
@@ -115,7 +112,7 @@ class HandoffService:
     # --- decode side ---
 
     async def load(self, request: GenerationRequest, leg: HandoffLeg) -> LoadedKv:
-        """Wait for KV from elsewhere. Raises `EngineError` where the engine fails without it."""
+        """Load KV from an engine or the store. Raises `EngineError` if that fails, unless the dialect recomputes."""
         table = PodBlockTable(request.prompt, request.adapter, request.salt)
         cached_blocks = len(self._steps.pod.cache.match(table))
         counters = self.counters
@@ -138,7 +135,7 @@ class HandoffService:
             counters.receiving -= 1
 
     async def _load_pinned(self, request: GenerationRequest, leg: DecodeLeg, cached_tokens: int) -> LoadedKv:
-        if self._faults.take(DECODE_FAULTS) is not None:
+        if self._faults.take(FaultKind.LOAD_FAILS) is not None:
             raise httpx.TransportError("fault: load_fails")
         body = _TakeBody(leg.key, _digest(request), leg.engine_id, self._dialect.waits_for_prefill, cached_tokens)
         response = await self._post(f"{leg.url}/_kv/take", body)
@@ -216,7 +213,7 @@ class HandoffService:
 
     async def handle_take(self, exchange: HttpExchange) -> None:
         """`POST /_kv/take`: the KV held under a key, after its transfer time; 404 if there is none."""
-        body = _decode(await exchange.body(), _TakeBody)
+        body = decode_body(await exchange.body(), _TakeBody)
         pins = self.pins
         if body.engine_id not in ("", self._engine_id):
             raise EngineError(f"engine_id {body.engine_id} is of another epoch", status=HTTPStatus.NOT_FOUND)
@@ -233,7 +230,7 @@ class HandoffService:
 
     async def handle_lookup(self, exchange: HttpExchange) -> None:
         """`POST /_kv/lookup`: the number of leading blocks cached here, after their transfer time."""
-        body = _decode(await exchange.body(), _LookupBody)
+        body = decode_body(await exchange.body(), _LookupBody)
         held = self._steps.pod.cache.leading_blocks(body.hashes)
         if held > body.cached_blocks:
             await exchange.pause(self._transfer_s((held - body.cached_blocks) * self._block_size_tokens))
@@ -254,13 +251,6 @@ class HandoffService:
 def _digest(request: GenerationRequest, *, garbled: bool = False) -> int:
     """Identifies the prompt that KV belongs to; 0 for garbled KV, which matches no prompt."""
     return 0 if garbled else xxhash.xxh3_64_intdigest(request.prompt.tobytes(), chain_seed(request.adapter, ""))
-
-
-def _decode(body: bytes, body_type: type[_BodyT]) -> _BodyT:
-    try:
-        return msgspec.json.decode(body, type=body_type)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise EngineError(str(error)) from error
 
 
 def _internal_error(message: str = "Internal server error") -> EngineError:

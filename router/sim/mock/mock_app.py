@@ -11,8 +11,6 @@ from http import HTTPStatus
 from itertools import count
 from typing import Any, TypeAlias
 
-import msgspec
-
 from router.sim.mock import mock_responses as responses
 from router.sim.mock.faults import PREFILL_FAULTS, REQUEST_FAULTS, Fault, FaultBoard, FaultKind
 from router.sim.mock.handoff_dialects import HandoffFields, HandoffLeg, LoadedKv, PrefillLeg
@@ -20,14 +18,13 @@ from router.sim.mock.handoff_service import HandoffService
 from router.sim.mock.http_exchange import EVENT_STREAM, JSON, HttpExchange
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock.mock_metrics import CONTENT_TYPE, metrics_body
-from router.sim.mock.mock_requests import EngineError, GenerationRequest, RequestParser
+from router.sim.mock.mock_requests import EngineError, GenerationRequest, RequestParser, decode_body
 from router.sim.mock.step_loop import StepLoop, StreamLost, TokenStream
 from router.sim.pod import SimRequest
 
 RELEASE = "0.32.0"
 """vLLM release whose HTTP interface this is."""
 _Handler: TypeAlias = Callable[[HttpExchange], Awaitable[None]]
-_UNHEALTHY = frozenset({FaultKind.UNHEALTHY})
 
 
 @dataclass(slots=True)
@@ -63,20 +60,19 @@ class EngineApp:
         self._steps = steps
         self._faults = faults
         self._handoffs = handoffs
-        self._event_sources = event_sources
         self._inject = inject
         self._parser = RequestParser(config)
-        self._created_s = int(time.time())
         self._serial = count()
+        created_s = int(time.time())
         self._routes: dict[tuple[str, str], _Handler] = {
             ("POST", "/v1/chat/completions"): lambda exchange: self._generate(exchange, self._parser.chat),
             ("POST", "/v1/completions"): lambda exchange: self._generate(exchange, self._parser.completion),
             ("POST", "/v1/embeddings"): self._embedding,
-            ("GET", "/v1/models"): self._models,
+            ("GET", "/v1/models"): _json(lambda: responses.models_body(config, created_s)),
             ("GET", "/health"): self._health,
             ("GET", "/metrics"): self._metrics,
-            ("GET", "/version"): self._version,
-            ("GET", "/kv_event_sources"): self._kv_event_sources,
+            ("GET", "/version"): _json(lambda: responses.encode({"version": RELEASE})),
+            ("GET", "/kv_event_sources"): _json(lambda: responses.encode(event_sources())),
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
             ("POST", "/_kv/take"): handoffs.handle_take,
@@ -105,11 +101,11 @@ class EngineApp:
 
     async def _generate(self, exchange: HttpExchange, parse: Callable[[bytes, str], GenerationRequest]) -> None:
         body = await exchange.body()
-        fault = self._faults.take(REQUEST_FAULTS)
+        fault = self._faults.take(*REQUEST_FAULTS)
         if await self._fails_early(exchange, fault):
             return
         request = parse(body, exchange.header(b"x-request-id") or uuid.uuid4().hex)
-        # A client may send an id twice. The engine's own ids are unique, as in vLLM since 0.17.
+        # Clients may use an id twice. The engine's own ids are unique, as in vLLM since 0.17.
         engine_request_id = f"{request.id}-{next(self._serial):08x}"
         leg = self._handoffs.leg(request, engine_request_id)
         if isinstance(leg, PrefillLeg) and leg.cut is not None:
@@ -158,7 +154,7 @@ class EngineApp:
     async def _finish(self, generation: _Generation) -> HandoffFields:
         """Finish a computed request and return its handoff fields. Raises `StreamLost` if the engine dies first."""
         is_prefill = isinstance(generation.leg, PrefillLeg)
-        fault = self._faults.take(PREFILL_FAULTS) if is_prefill else None
+        fault = self._faults.take(*PREFILL_FAULTS) if is_prefill else None
         if fault is not None and fault.kind is FaultKind.DIE_BEFORE_ANSWER:
             self._inject(Fault(kind=FaultKind.DIE, for_s=fault.for_s))
             raise StreamLost
@@ -168,7 +164,7 @@ class EngineApp:
         return await self._handoffs.finish(generation.request, generation.leg, generation.tokens, hold=hold)
 
     def _output_request(self, generation: _Generation) -> GenerationRequest:
-        """The request with its actual output, which depends on the loaded KV; known from the first token on."""
+        """The request with its actual output. It depends on the loaded KV, so it is known after the first token."""
         return self._parser.garbled(generation.request) if generation.tokens.garbled else generation.request
 
     def _cached_tokens(self, generation: _Generation) -> int:
@@ -188,7 +184,7 @@ class EngineApp:
             await exchange.respond(HTTPStatus.OK, body)
 
     async def _stream(self, exchange: HttpExchange, generation: _Generation) -> None:
-        """Headers are already sent, as in vLLM. All ready tokens are one write."""
+        """Headers are already sent, as in vLLM. Tokens that are ready together are sent in one write."""
         tokens, fault = generation.tokens, generation.fault
         end = total = len(generation.request.output.tokens)
         if fault is not None and fault.kind is FaultKind.CUT:
@@ -227,7 +223,7 @@ class EngineApp:
 
     async def _embedding(self, exchange: HttpExchange) -> None:
         body = await exchange.body()
-        fault = self._faults.take(REQUEST_FAULTS)
+        fault = self._faults.take(*REQUEST_FAULTS)
         if await self._fails_early(exchange, fault):
             return
         request = self._parser.embedding(body)
@@ -236,22 +232,13 @@ class EngineApp:
 
     # --- state ---
 
-    async def _models(self, exchange: HttpExchange) -> None:
-        await exchange.respond(HTTPStatus.OK, responses.models_body(self._config, self._created_s))
-
     async def _health(self, exchange: HttpExchange) -> None:
-        unhealthy = self._faults.take(_UNHEALTHY) is not None
+        unhealthy = self._faults.take(FaultKind.UNHEALTHY) is not None
         await exchange.respond(HTTPStatus.SERVICE_UNAVAILABLE if unhealthy else HTTPStatus.OK)
 
     async def _metrics(self, exchange: HttpExchange) -> None:
         body = metrics_body(self._config, self._steps.pod, self._handoffs.counters)
         await exchange.respond(HTTPStatus.OK, body, CONTENT_TYPE)
-
-    async def _version(self, exchange: HttpExchange) -> None:
-        await exchange.respond(HTTPStatus.OK, responses.encode({"version": RELEASE}))
-
-    async def _kv_event_sources(self, exchange: HttpExchange) -> None:
-        await exchange.respond(HTTPStatus.OK, responses.encode(self._event_sources()))
 
     async def _tokenize(self, exchange: HttpExchange) -> None:
         tokens = self._parser.tokenize(await exchange.body())
@@ -265,16 +252,17 @@ class EngineApp:
         await exchange.respond(HTTPStatus.OK)
 
     async def _arm_fault(self, exchange: HttpExchange) -> None:
-        try:
-            fault = msgspec.json.decode(await exchange.body(), type=Fault)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise EngineError(str(error)) from error
+        fault = decode_body(await exchange.body(), Fault)
         await exchange.respond(HTTPStatus.OK)
         self._inject(fault)
 
     async def _clear_faults(self, exchange: HttpExchange) -> None:
         self._faults.clear()
         await exchange.respond(HTTPStatus.OK)
+
+
+def _json(body: Callable[[], bytes]) -> _Handler:
+    return lambda exchange: exchange.respond(HTTPStatus.OK, body())
 
 
 async def _pause_if_slow(exchange: HttpExchange, fault: Fault | None) -> None:

@@ -20,7 +20,7 @@ class TextEncoder(Protocol):
 
 
 Render: TypeAlias = Callable[[Mapping[str, Any]], str]
-"""Renders a decoded chat body to its prompt. Raises what `ChatTemplate.render` raises."""
+"""Renders a decoded chat body to its prompt. Raises the errors of `ChatTemplate.render`."""
 
 HandoffDialect: TypeAlias = Literal["", "nixl", "mooncake", "bootstrap", "trtllm", "shared_store", "p2p"]
 """KV handoff protocol; empty: none."""
@@ -40,7 +40,7 @@ class KvEventConfig:
 
 
 class SharedBlockStore:
-    """Unbounded set of blocks shared by the engines of one process, in place of a pool such as Mooncake's store."""
+    """A store such as Mooncake's, as an unbounded set of blocks in the memory of one process."""
 
     def __init__(self) -> None:
         self._blocks: set[BlockHash] = set()
@@ -68,7 +68,7 @@ class HandoffConfig:
 
     dialect: HandoffDialect = ""
     role: Role = Role.BOTH
-    """Required by `bootstrap` only, where both legs have the same body."""
+    """Only `bootstrap` requires a role, because both of its legs have the same body."""
     lease_s: float = 30.0
     wait_s: float = 30.0
     link: Link = RDMA

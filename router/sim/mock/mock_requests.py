@@ -21,7 +21,7 @@ from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock.vocabulary import GeneratedText, Vocabulary
 from router.types import Endpoint
 
-_BodyT = TypeVar("_BodyT", bound=msgspec.Struct)
+_T = TypeVar("_T")
 _Prompts: TypeAlias = str | list[int | str | list[int]]
 """One text, one list of token ids, or a list of either."""
 
@@ -121,7 +121,7 @@ class RequestParser:
 
     def chat(self, body: bytes, request_id: str) -> GenerationRequest:
         """A chat request. The template renders it; only the template adds special tokens."""
-        raw = _decode(body)
+        raw = decode_body(body, dict[str, Any])
         chat = _convert(raw, _ChatBody)
         if not chat.messages:
             raise EngineError("messages must not be empty", param="messages")
@@ -135,7 +135,7 @@ class RequestParser:
 
     def completion(self, body: bytes, request_id: str) -> GenerationRequest:
         """A completion request with one prompt, as text or tokens."""
-        completion = _convert(_decode(body), _CompletionBody)
+        completion = _convert(decode_body(body, dict[str, Any]), _CompletionBody)
         prompts = self._prompts(completion.prompt, completion.add_special_tokens is not False)
         if len(prompts) != 1:
             raise EngineError(f"this engine takes one prompt per request, got {len(prompts)}", param="prompt")
@@ -143,12 +143,12 @@ class RequestParser:
         return self._generation(request_id, Endpoint.COMPLETIONS, completion, prompts[0], completion.max_tokens)
 
     def garbled(self, request: GenerationRequest) -> GenerationRequest:
-        """The same request with the output that the KV of another prompt produces."""
+        """The same request with the wrong output that KV of another prompt produces."""
         return replace(request, output=self._vocabulary.garbled(request.output))
 
     def embedding(self, body: bytes) -> EmbeddingRequest:
         """An embedding request."""
-        embedding = _convert(_decode(body), _EmbeddingBody)
+        embedding = _convert(decode_body(body, dict[str, Any]), _EmbeddingBody)
         model, _ = self._model(embedding.model)
         inputs = self._prompts(embedding.input, True)
         for tokens in inputs:
@@ -157,7 +157,7 @@ class RequestParser:
 
     def tokenize(self, body: bytes) -> array[int]:
         """Tokens of a `/tokenize` request: a prompt with special tokens, or messages without."""
-        raw = _decode(body)
+        raw = decode_body(body, dict[str, Any])
         given = _convert(raw, _TokenizeBody)
         self._model(given.model)
         if given.messages is not None:
@@ -192,7 +192,7 @@ class RequestParser:
         )
 
     def _given_tokens(self, chat: _ChatBody) -> object:
-        """Prompt tokens that a prefill leg returned, where the dialect's engine reads them; else None."""
+        """The prompt tokens that a prefill leg returned, if they are in the field that this engine reads; else None."""
         if self._config.handoff.dialect == "trtllm":
             return chat.prompt_token_ids
         return (chat.kv_transfer_params or {}).get("prompt_token_ids")
@@ -237,14 +237,15 @@ class RequestParser:
         return self._config.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
-def _decode(body: bytes) -> dict[str, Any]:
+def decode_body(body: bytes, body_type: type[_T]) -> _T:
+    """The decoded JSON body. Raises `EngineError`."""
     try:
-        return msgspec.json.decode(body, type=dict[str, Any])
+        return msgspec.json.decode(body, type=body_type)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise EngineError(f"the body is not a JSON object: {error}") from error
+        raise EngineError(f"invalid JSON body: {error}") from error
 
 
-def _convert(raw: Mapping[str, Any], body_type: type[_BodyT]) -> _BodyT:
+def _convert(raw: Mapping[str, Any], body_type: type[_T]) -> _T:
     try:
         return msgspec.convert(raw, body_type)
     except msgspec.ValidationError as error:

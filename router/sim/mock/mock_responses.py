@@ -37,12 +37,12 @@ def error_body(error: EngineError) -> bytes:
 
 
 def error_frames(error: EngineError) -> bytes:
-    """The error inside a stream that has started; its HTTP status stays 200."""
+    """The error as the end of a stream, whose HTTP status is already sent."""
     return b"data: " + error_body(error) + b"\n\n" + DONE
 
 
 def models_body(config: MockEngineConfig, created_s: int) -> bytes:
-    """The `/v1/models` body: served names, then adapters with their parent and without a length."""
+    """The `/v1/models` body: served names, then adapters. An adapter has a parent and no length."""
     base = config.models[0]
     cards = [_card(name, base, None, config.max_model_len, created_s) for name in config.models]
     cards += [_card(name, f"/adapters/{name}", base, None, created_s) for name in config.adapters]

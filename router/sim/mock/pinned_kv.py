@@ -1,6 +1,6 @@
 """KV that a prefill engine holds for decode legs.
 
-Each entry is taken by its key at most once, or its lease ends. Until then its blocks count as used.
+An entry is taken by its key, at most once, or it ends with its lease. Its blocks count as used until its end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class HandoffCounters:
-    """Handoff counters of one engine epoch. Undetected wrong KV is counted nowhere, as in real engines."""
+    """Handoff counters of one engine epoch. As in real engines, wrong KV that is not detected is not counted."""
 
     receiving: int = 0
     """Requests waiting for their KV."""

@@ -49,7 +49,7 @@ class TokenStream:
             self._wake()
 
     def lose(self) -> None:
-        """No further token follows."""
+        """End the stream early: `wait_for` raises `StreamLost`."""
         self._lost = True
         self._wake()
 
@@ -81,7 +81,7 @@ class StepLoop:
         return stream
 
     def cancel(self, stream: TokenStream) -> None:
-        """Drop a request and its blocks, also those it left pinned. Does nothing else if it has finished."""
+        """Drop a request and release its blocks. A finished request may still have pinned blocks."""
         if self._streams.get(stream.id, stream) is stream:
             self._streams.pop(stream.id, None)
             self.pod.cancel(stream.id)

@@ -1,7 +1,7 @@
 """Generates the text of mock responses.
 
-Each word is one token of the real tokenizer, also inside the text: the next turn's prompt contains exactly the
-generated tokens and matches their blocks. A hash of the prompt selects the words, so equal prompts get equal text.
+Each word is one token of the real tokenizer, alone and inside the text. So the prompt of the next turn contains exactly
+the generated tokens, and their blocks match. The words depend on a hash of the prompt: equal prompts get equal text.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Vocabulary:
         return GeneratedText(tokens, texts, "stop" if stopped else "length")
 
     def garbled(self, output: GeneratedText) -> GeneratedText:
-        """Another output of the same length, wrong from its first token: what wrong KV produces."""
+        """The output that wrong KV produces: of the same length, and wrong from its first token."""
         words = Random("".join(output.texts)).choices(self._following, k=len(output.tokens))
         tokens, texts = zip(*words, strict=True)
         return GeneratedText(tokens, texts, output.finish_reason)

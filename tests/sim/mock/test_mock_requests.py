@@ -111,7 +111,7 @@ def test_an_invalid_prompt_is_a_bad_request(reader: RequestParser, prompt: Any) 
 def test_a_body_that_is_not_a_json_object_is_a_bad_request(reader: RequestParser) -> None:
     """Invalid JSON, another JSON type, or text that is not UTF-8."""
     for raw in (b"{", b"[]", b"", b'{"model":"\xed\xa0\x80"}'):
-        with pytest.raises(EngineError, match="not a JSON object"):
+        with pytest.raises(EngineError, match="invalid JSON body"):
             reader.chat(raw, "7")
 
 
