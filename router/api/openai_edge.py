@@ -41,7 +41,7 @@ from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
 from router.observe.phase import Phases
 from router.proxy.forward import Forwarder
-from router.proxy.headers import HeaderList, Inbound
+from router.proxy.headers import Inbound
 from router.proxy.relay import end_broken_stream
 from router.proxy.request_context import RequestContext
 from router.types import Endpoint, InferenceRequest
@@ -95,7 +95,9 @@ class OpenAiEdge:
         if declared.isdigit() and int(declared) > limits.max_body_bytes:
             limit = f"{limits.max_body_bytes} bytes (limits.max_body_bytes)"
             return BodyTooLarge(f"The request body has {int(declared)} bytes, more than {limit}.")
-        if b"content-encoding" in named and not _is_unencoded(headers):
+        if b"content-encoding" in named and not _IDENTITY.issuperset(
+            value for name, value in headers if name == b"content-encoding"
+        ):
             return MalformedRequest("Encoded request bodies are not supported; send the body without content-encoding.")
         return None
 
@@ -192,10 +194,6 @@ class OpenAiEdge:
         if len(served) != 1:
             raise MalformedRequest("Set `model` in a JSON body: this router serves several models.", param="model")
         return served.pop()
-
-
-def _is_unencoded(headers: HeaderList) -> bool:
-    return all(value in _IDENTITY for name, value in headers if name == b"content-encoding")
 
 
 def _max_output_tokens(parsed: Any) -> int | None:

@@ -69,7 +69,8 @@ def page(found: Explained) -> RenderableType:
         Padding(Group(*map(printable, (explanation.why, *_left_out(explanation.left_out)))), (1, 0)),
         _table(explanation, receipt),
     ]
-    if terms := [note for note in explanation.terms if _counts(note, explanation.columns)]:
+    effective = {name for column in explanation.columns for name, ms in column.plan.parts if ms}
+    if terms := [note for note in explanation.terms if note.name in effective]:
         parts.append(_formulas(terms))
     if lines := list(_outcome(receipt)):
         parts.append(Padding(Group(*map(printable, lines)), (1, 0, 0, 0)))
@@ -145,11 +146,6 @@ def _number(value: float) -> str:
 
 
 # --- formulas and outcome ---
-
-
-def _counts(note: TermNote, columns: Sequence[Column]) -> bool:
-    """Whether the term changes the cost of any candidate."""
-    return any(name == note.name and ms for column in columns for name, ms in column.plan.parts)
 
 
 def _formulas(terms: Sequence[TermNote]) -> RenderableType:

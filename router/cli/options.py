@@ -8,7 +8,7 @@ and calls the command with an instance. Declare a field like a Typer parameter:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from inspect import Parameter, Signature
 from typing import Any, TypeVar, get_type_hints
 
@@ -25,16 +25,16 @@ def with_options(options: type[OptionsT]) -> Callable[[Callable[[OptionsT], None
             command(options(**values))
 
         hints = get_type_hints(options, include_extras=True)
-        parameters = [
-            Parameter(field.name, Parameter.KEYWORD_ONLY, default=_default(field), annotation=hints[field.name])
+        defaults = {
+            field.name: Parameter.empty if field.default is MISSING else field.default
             for field in fields(options)  # type: ignore[arg-type]
+        }
+        parameters = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
+            for name, default in defaults.items()
         ]
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         return run
 
     return decorate
-
-
-def _default(field: Field[Any]) -> Any:
-    return Parameter.empty if field.default is MISSING else field.default

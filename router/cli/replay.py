@@ -26,7 +26,7 @@ from router.errors import ConfigError
 from router.observe.receipt_lines import read_lines, recorded
 from router.policy.price import Choice
 from router.policy.recording import RecordedScene
-from router.policy.review import Review, Times, each_against
+from router.policy.review import Review, each_against
 
 
 def replay_command(
@@ -92,12 +92,8 @@ def _times(found: Review) -> Table:
     for name in ("mean", "p50", "p99"):
         table.add_column(name, justify="right")
     for label, times in (("recorded", found.before), (f"with {found.policy}", found.after)):
-        table.add_row(label, *_cells(times))
+        table.add_row(label, *(f"{ms:,.2f}" for ms in msgspec.structs.astuple(times)))
     return table
-
-
-def _cells(times: Times) -> Iterator[str]:
-    return (f"{ms:,.2f}" for ms in msgspec.structs.astuple(times))
 
 
 def _moves(found: Review) -> Table:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from router.config.schema import Probes
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
 from router.feeds.http_client import Fetch
@@ -40,16 +41,14 @@ class LoadFeed:
         fleet: Fleet,
         ledger: Ledger,
         fetch: Fetch,
-        *,
-        interval_s: float,
-        timeout_s: float,
+        config: Probes,
         share: ScrapeShare | None = None,
     ) -> None:
         self._fleet = fleet
         self._ledger = ledger
         self._fetch = fetch
-        self._interval_s = interval_s
-        self._timeout_s = timeout_s
+        self._interval_s = config.load_interval_s
+        self._timeout_s = config.load_timeout_s
         self._share = share
 
     async def run(self) -> None:

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import structlog
 
+from router.config.schema import Probes
 from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES
 from router.errors import ConnectFailed, UpstreamError
@@ -51,16 +52,14 @@ class ProbeFeed:
         breaker: Breaker,
         fetch: Fetch,
         on_described: OnDescribed,
-        *,
-        interval_s: float,
-        timeout_s: float,
+        config: Probes,
     ) -> None:
         self._fleet = fleet
         self._breaker = breaker
         self._fetch = fetch
         self._on_described = on_described
-        self._interval_s = interval_s
-        self._timeout_s = timeout_s
+        self._interval_s = config.health_interval_s
+        self._timeout_s = config.health_timeout_s
 
     async def run(self) -> None:
         await each_pod("probe of", self._fleet, self._watch)

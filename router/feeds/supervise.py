@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TypeAlias
 
@@ -17,6 +17,7 @@ from router.types import Pod, PodId, PodState
 
 FIRST_WAIT_S = 0.2
 MAX_WAIT_S = 10.0
+POLL_S = 0.02
 STEADY_S = 60.0
 """A feed that ran for this long resets its backoff."""
 JITTER = 0.1
@@ -97,6 +98,15 @@ async def each_pod(name: str, fleet: Fleet, run: PodTask) -> None:
                 await fleet_changed.wait()
     finally:
         unlisten()
+
+
+async def wait_until(condition: Callable[[], object], timeout_s: float) -> bool:
+    """Poll a condition that no single object announces. Returns whether it became true in time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while not condition():  # noqa: ASYNC110
+                await asyncio.sleep(POLL_S)
+    return bool(condition())
 
 
 async def pause(changed: asyncio.Event, interval_s: float) -> None:

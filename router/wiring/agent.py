@@ -83,15 +83,8 @@ class Agent:
 
     @asynccontextmanager
     async def _life(self, _app: FastAPI) -> AsyncIterator[None]:
-        probes = self._config.probes
-        probe = ProbeFeed(
-            self.fleet,
-            self._breaker,
-            partial(get, self._client),
-            self._on_described,
-            interval_s=probes.health_interval_s,
-            timeout_s=probes.health_timeout_s,
-        )
+        fetch, probes = partial(get, self._client), self._config.probes
+        probe = ProbeFeed(self.fleet, self._breaker, fetch, self._on_described, probes)
         log.info("publishing", pods=[pod.url for pod in self._config.pods], models=sorted(self.publisher.generations))
         try:
             async with running({"probe": probe.run, **self._membership.feeds, **self._sources}):

@@ -34,7 +34,10 @@ class DecisionRecords:
 
     def __init__(self, config: Receipts, shadows: Shadows, metrics: Metrics, cluster: ClusterMember | None) -> None:
         self.feeds: dict[str, Callable[[], Awaitable[None]]] = {}
-        self._log = _open_log(config.file)
+        try:
+            self._log = ReceiptLog(config.file) if config.file else None
+        except OSError as error:
+            raise ConfigError(f"receipts: {error}") from error
         sinks: list[Sink] = [self._log.write] if self._log else []
         if config.redis_maxlen and cluster:
             stream = cluster.receipts(config.redis_maxlen, metrics.receipts_lost.labels().inc)
@@ -67,10 +70,3 @@ def _decided(
         same = by.version == kept.policy.version
         was = choice_of(kept.candidates[0].plan) if same else chosen(scene, by)
         yield scene, was, new.for_recorded(kept.scene, kept.policy.name)
-
-
-def _open_log(path: str | None) -> ReceiptLog | None:
-    try:
-        return ReceiptLog(path) if path else None
-    except OSError as error:
-        raise ConfigError(f"receipts: {error}") from error

@@ -85,39 +85,17 @@ class FleetParts:
     def feeds(self, share: ScrapeShare | None) -> Feeds:
         """Background tasks. `share`: this worker's turns in scraping loads."""
         config, fetch = self._config.probes, self._pools.fetch
-        probe = ProbeFeed(
-            self.fleet,
-            self.breaker,
-            fetch,
-            self._on_described,
-            interval_s=config.health_interval_s,
-            timeout_s=config.health_timeout_s,
-        )
-        load = LoadFeed(
-            self.fleet,
-            self.ledger,
-            fetch,
-            interval_s=config.load_interval_s,
-            timeout_s=config.load_timeout_s,
-            share=share,
-        )
         feeds = {
             **self.membership.feeds,
-            "probe": probe.run,
-            "load": load.run,
+            "probe": ProbeFeed(self.fleet, self.breaker, fetch, self._on_described, config).run,
+            "load": LoadFeed(self.fleet, self.ledger, fetch, config, share).run,
             "handoff facts": self.handoff_facts.run,
             **self._calibration.runs,
             **(self.cluster.feeds if self.cluster else {}),
         }
         if config.self_test:
-            parity = ParityFeed(
-                self.fleet,
-                self.store,
-                self._client,
-                self._prompts.of_probe,
-                self.publishes_events,
-                SelfTestTiming(retest_s=config.self_test_interval_s),
-            )
+            timing, fingerprint = SelfTestTiming(retest_s=config.self_test_interval_s), self._prompts.of_probe
+            parity = ParityFeed(self.fleet, self.store, self._client, fingerprint, self.publishes_events, timing)
             feeds["self-test"] = parity.run
         return feeds
 

@@ -22,7 +22,7 @@ from router.config.policy_files import PolicyFolder, load_classes
 from router.config.priors import ModelPrior
 from router.config.schema import RouterConfig
 from router.feeds.policy_feed import PolicyFeed
-from router.feeds.supervise import Feeds, running
+from router.feeds.supervise import Feeds, running, wait_until
 from router.fleet.fleet import Fleet
 from router.fleet.lifecycle import PodEvent
 from router.observe.loop_lag import LoopLag
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from router.wiring.cluster_member import ClusterMember
 
 IDLE_SWEEP_S = 1.0
-POLL_S = 0.02
 WORKERS_TIMEOUT_S = 10.0
 """Longest wait for the pods that other workers use."""
 
@@ -183,22 +182,17 @@ class StartupWait:
 
     async def for_cluster(self, cluster: ClusterMember, timeout_s: float) -> None:
         """Wait until the cluster's index is loaded and all self-tests have a result."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await cluster.loaded.wait()
-                while self._self_test and self._untested():  # noqa: ASYNC110  # many owners change this state
-                    await asyncio.sleep(POLL_S)
-        except TimeoutError:
+
+        def complete() -> bool:
+            return cluster.loaded.is_set() and not (self._self_test and self._untested())
+
+        if not await wait_until(complete, timeout_s):
             log.warning("serving before startup is complete", index=cluster.loaded.is_set(), untested=self._untested())
 
     async def for_workers(self, sync: WorkerSync) -> None:
         """Wait until the pods that other workers use are usable here."""
         used = await sync.remote_ready_pods()
-        try:
-            async with asyncio.timeout(WORKERS_TIMEOUT_S):
-                while self._unusable(used):  # noqa: ASYNC110
-                    await asyncio.sleep(POLL_S)
-        except TimeoutError:
+        if not await wait_until(lambda: not self._unusable(used), WORKERS_TIMEOUT_S):
             log.warning("serving before all pods are ready", missing=self._unusable(used))
         sync.view.begin()
 

@@ -93,7 +93,8 @@ def _load_plain(folder: Path) -> _Loaded | None:
     config = json.loads(_file(str(folder), "tokenizer_config.json") or b"{}")
     if config and config.get("tokenizer_class") not in _PLAIN_CLASSES:
         return None
-    special_tokens = {name: _content(config[name]) for name in _SPECIAL_TOKENS if config.get(name) is not None}
+    named = {name: config[name] for name in _SPECIAL_TOKENS if config.get(name) is not None}
+    special_tokens = {name: str(one["content"] if isinstance(one, dict) else one) for name, one in named.items()}
     template = own_template.read_text("utf-8") if config and own_template.is_file() else config.get("chat_template")
     if config.keys() - _WITHOUT_EFFECT - set(_SPECIAL_TOKENS) or not isinstance(template, str | None):
         return None
@@ -104,10 +105,6 @@ def _load_plain(folder: Path) -> _Loaded | None:
     if backend.padding is not None or not known.issuperset(special_tokens.values()):
         return None
     return _Loaded(backend, special_tokens, template)
-
-
-def _content(token: Any) -> str:
-    return str(token["content"] if isinstance(token, dict) else token)
 
 
 def _load_with_transformers(place: str) -> _Loaded:

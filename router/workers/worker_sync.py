@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Set
-from contextlib import suppress
 from dataclasses import dataclass
 
 from router.api.views import explained_json
 from router.feeds.load_feed import ScrapeShare
-from router.feeds.supervise import Feeds
+from router.feeds.supervise import Feeds, wait_until
 from router.observe.metrics import Metrics
 from router.observe.metrics_merge import dump_metrics, merge_metrics
 from router.observe.receipts import RecordedDecision
@@ -25,7 +24,6 @@ METRICS, EXPLAIN = b"metrics", b"explain "
 """Queries between workers: all metrics; the decision for a request id."""
 SNAPSHOT_WAIT_S = 0.3
 """How long a new worker waits for the snapshot of another one."""
-POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +71,7 @@ class WorkerSync:
 
     async def remote_ready_pods(self) -> Set[PodId]:
         """Pods that are ready at other workers; empty if no snapshot arrives within `SNAPSHOT_WAIT_S`."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(SNAPSHOT_WAIT_S):
-                while not self.view.remote_ready_pods:  # noqa: ASYNC110  # several links can deliver it
-                    await asyncio.sleep(POLL_S)
+        await wait_until(lambda: self.view.remote_ready_pods, SNAPSHOT_WAIT_S)
         return self.view.remote_ready_pods
 
     async def render(self) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from router.config.schema import Probes
 from router.decision import Lease
 from router.feeds.http_client import Fetch, get
 from router.feeds.load_feed import LoadFeed, ScrapeShare
@@ -55,7 +56,7 @@ async def test_slow_pods_do_not_delay_others(
     fleet = fleet_of(make_pod("slow"), make_pod("quick"))
     network["slow"].hangs.add("/metrics")
     network["quick"].answers["/metrics"] = metrics(1)
-    feed = LoadFeed(fleet, Ledger(), fetching(network), interval_s=0.001, timeout_s=60.0)
+    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes(load_interval_s=0.001, load_timeout_s=60.0))
     async with running(feed.run()):
         await until(lambda: load(fleet, "quick").running == 1)
         network["quick"].answers["/metrics"] = metrics(2)
@@ -71,7 +72,7 @@ async def test_an_idle_pod_is_scraped_half_as_often(network: Network, make_pod: 
     pod, ledger = make_pod("a"), Ledger()
     fleet = fleet_of(pod)
     scrape_share = ScrapeShare(0, lambda: workers, lambda _pod, _load: None)
-    feed = LoadFeed(fleet, ledger, fetching(network), interval_s=0.25, timeout_s=1.0, share=scrape_share)
+    feed = LoadFeed(fleet, ledger, fetching(network), Probes(load_interval_s=0.25, load_timeout_s=1.0), scrape_share)
     assert feed.interval_s("a") == 0.5 * workers
     lease = ledger.book(pod, 100, 0, 0.0)
     assert feed.interval_s("a") == 0.25 * workers
@@ -86,7 +87,7 @@ async def test_an_idle_pod_is_scraped_half_as_often(network: Network, make_pod: 
 async def test_a_failed_scrape_changes_nothing(network: Network, make_pod: MakePod) -> None:
     """The last load stays with its age, and the pod is not ejected."""
     fleet = fleet_of(make_pod("a"))
-    feed = LoadFeed(fleet, Ledger(), fetching(network), interval_s=1.0, timeout_s=0.001)
+    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes(load_interval_s=1.0, load_timeout_s=0.001))
     network["a"].answers["/metrics"] = metrics(3)
     await feed.scrape("a")
     before = load(fleet, "a")
@@ -108,7 +109,7 @@ async def test_only_ready_and_draining_pods_are_scraped(network: Network, make_p
     fleet.event("draining", PodEvent.DRAIN)
     fleet.event("ejected", PodEvent.EJECT)
     fleet.sync([*(status.pod for status in fleet.snapshot.pods), make_pod("joining")])
-    feed = LoadFeed(fleet, Ledger(), fetching(network), interval_s=1.0, timeout_s=1.0)
+    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes(load_interval_s=1.0, load_timeout_s=1.0))
     for pod_id in ("ready", "draining", "ejected", "joining", "unknown"):
         await feed.scrape(pod_id)
     assert {host for host, pod in network.pods.items() if pod.asked} == {"ready", "draining"}
@@ -119,7 +120,7 @@ async def test_each_rank_of_a_port_has_its_own_load(network: Network, make_pod: 
     ranks = [make_pod(f"a#{rank}", url="http://a", dp_rank=rank) for rank in (0, 1)]
     fleet = fleet_of(*ranks)
     network["a"].answers["/metrics"] = metrics(1, engine=0) + metrics(5, engine=1)
-    feed = LoadFeed(fleet, Ledger(), fetching(network), interval_s=1.0, timeout_s=1.0)
+    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes(load_interval_s=1.0, load_timeout_s=1.0))
     await feed.scrape("a#0")
     await feed.scrape("a#1")
     assert [load(fleet, rank.id).running for rank in ranks] == [1, 5]
@@ -133,7 +134,7 @@ async def test_workers_take_turns_in_scraping_and_share_the_loads(
     network["a"].answers["/metrics"] = metrics(3)
     workers = [1]
     scrape_share = ScrapeShare(1, lambda: workers[0], lambda pod, load: loads.append((pod, load.running)))
-    feed = LoadFeed(fleet, Ledger(), fetching(network), interval_s=0.001, timeout_s=1.0, share=scrape_share)
+    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes(load_interval_s=0.001, load_timeout_s=1.0), scrape_share)
     async with running(feed.run()):
         await until(lambda: len(loads) >= 3)
         workers[0] = 1_000_000
@@ -166,7 +167,7 @@ async def test_prompts_of_this_router_do_not_count_as_foreign(
     network["a"].answers["/metrics"] = page
     if booked == "before the question":
         ours.append(ledger.book(pod, 1000, 0, 0.0))
-    await LoadFeed(fleet, ledger, fetching(network), interval_s=1.0, timeout_s=1.0).scrape("a")
+    await LoadFeed(fleet, ledger, fetching(network), Probes(load_interval_s=1.0, load_timeout_s=1.0)).scrape("a")
     assert load(fleet, "a").foreign_waiting == 2
     ledger.release(ours[0], 0.2)
     assert load(fleet, "a").foreign_waiting == 2
@@ -180,5 +181,5 @@ async def test_a_decoding_prompt_does_not_count_as_waiting(network: Network, mak
     fleet = fleet_of(pod)
     ledger.first_token(ledger.book(pod, 1000, 0, 0.0), 0.1)
     network["a"].answers["/metrics"] = queue_of(1)
-    await LoadFeed(fleet, ledger, fetching(network), interval_s=1.0, timeout_s=1.0).scrape("a")
+    await LoadFeed(fleet, ledger, fetching(network), Probes(load_interval_s=1.0, load_timeout_s=1.0)).scrape("a")
     assert load(fleet, "a").foreign_waiting == 1

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from router.config.schema import Probes
 from router.engines.adapter import KvEventSource, PodFacts
 from router.feeds.http_client import get
 from router.feeds.probe import ProbeFeed
@@ -43,7 +44,9 @@ class Probing:
         self.fleet.sync([pod])
         self.pod = network["a"]
         asked = partial(get, network.client)
-        self.probes = ProbeFeed(self.fleet, self.breaker, asked, self._take, interval_s=0.001, timeout_s=0.05)
+        self.probes = ProbeFeed(
+            self.fleet, self.breaker, asked, self._take, Probes(health_interval_s=0.001, health_timeout_s=0.05)
+        )
 
     def _take(self, pod: Pod, facts: PodFacts) -> None:
         self.described.append((pod.epoch, self.fleet.snapshot.pods[0].state, facts))
