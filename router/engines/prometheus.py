@@ -1,7 +1,7 @@
 """Looks up single metrics in the Prometheus text format.
 
-An engine exposes 100 kB of which three lines matter, four times a second and pod, so the text is searched instead of
-parsed. Malformed lines are skipped.
+Three lines of an engine's 100 kB are needed, four times a second for each pod: the text is searched instead of parsed.
+Malformed lines are skipped.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class LoadGauges:
 
 
 def samples(text: bytes, name: str) -> Iterator[Sample]:
-    """Every sample of the metric with exactly this name. The format requires them to be consecutive, so the search
-    stops behind them."""
+    """Every sample of the metric with exactly this name. In the format they are consecutive, so the search stops after
+    them."""
     key = name.encode()
     next_key = b"\n" + key
     at = text.find(key)

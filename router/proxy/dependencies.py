@@ -21,7 +21,7 @@ from router.stores.prefix_store import PrefixStore
 from router.types import Pod, PodId
 
 FactsLookup: TypeAlias = Callable[[Pod, str], Mapping[str, Any] | None]
-"""(prefill pod, dialect) to what the dialect needs to know of the pod's current process; None while unknown."""
+"""Returns `Pair.facts` for (prefill pod, dialect); None while they are unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class ForwardSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyDependencies:
-    """The owners of the program's facts, and the settings."""
+    """The parts of the program that the proxy uses, and its settings."""
 
     settings: ForwardSettings
     fleet: Fleet

@@ -28,18 +28,18 @@ from router.proxy.upstream import UpstreamPool
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
 
 THREAD_CHARACTERS = 16_384
-"""New text above which slow encoding leaves the event loop."""
+"""Longer new text is encoded in a thread, if `transformers` encodes it."""
 
 CHECK_EVERY = 256
-"""One prompt in 256 is tokenized by both backends, in a thread ..."""
+"""One prompt in 256 is tokenized by both backends, in a thread."""
 
 CHECK_SHARE = 0.01
-"""... but the comparisons take at most this share of the time."""
+"""Maximum share of the time that these comparisons take."""
 
 REFERENCE = "transformers"
 
 TOKENIZE_TIMEOUT_S = 2.0
-"""Timeout of a pod's /tokenize: longer than a healthy pod needs for its longest prompt."""
+"""Timeout of a pod's /tokenize. A healthy pod needs less for its longest prompt."""
 
 log = structlog.get_logger()
 

@@ -1,7 +1,7 @@
 """Requests whose pod pulls KV from a peer instead of computing it.
 
-One request to one pod; its body names the peer in the pod's dialect. Where the pod refuses such a body or fails, the
-next candidate receives the client's own body.
+One request to one pod; its body names the peer in the pod's dialect. If the pod refuses that body or fails, the next
+candidate receives the client's own body.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PullExecutor:
             self._needs.calibrator.observe_transfer(status.pod, plan.pod, tokens, transfer_ms, concurrent)
 
     def _body(self, body: bytes, pod: Pod, holder: PodId) -> bytes | None:
-        """None where the holder is gone or its facts are unknown."""
+        """The client's body with the request to pull; None if the holder is gone or its facts are unknown."""
         status = self._needs.fleet.status(holder)
         facts = self._needs.handoff_facts(status.pod, pod.pulls) if status else None
         if status is None or facts is None:

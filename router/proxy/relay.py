@@ -19,7 +19,7 @@ from router.proxy.response_reader import ResponseReader
 from router.types import PodId
 
 MAX_HELD_BYTES = 4 * 1024 * 1024
-"""A larger unstreamed response is sent on before it is complete."""
+"""A larger unstreamed response is sent before it is complete."""
 
 
 class Downstream(Protocol):
@@ -80,13 +80,13 @@ async def relay(
     first_token: Callable[[], None],
     stepped: Callable[[float], None],
 ) -> None:
-    """Send one response to the client. Calls `first_token` once, for the piece that holds it, and `stepped` with the
-    arrival time of each piece.
+    """Send one response to the client. Calls `first_token` once, for the piece with the first token, and `stepped` with
+    the arrival time of each piece.
 
     Raises `UpstreamError`; `client.started` says whether bytes were sent."""
     piece = await reply.read()
-    pieces, may_hold_bytes = [piece], 0 if is_stream(reply.headers) else MAX_HELD_BYTES
-    while piece and (may_hold_bytes := may_hold_bytes - len(piece)) > 0:
+    pieces, remaining_bytes = [piece], 0 if is_stream(reply.headers) else MAX_HELD_BYTES
+    while piece and (remaining_bytes := remaining_bytes - len(piece)) > 0:
         piece = await reply.read()
         pieces.append(piece)
     feed, put = reader.feed, client.put

@@ -20,9 +20,9 @@ _USAGE_KEY = b'"usage"'
 _MAX_USAGE_KEY_BYTES = 16
 """No match of `_USAGE` is longer, and none contains a newline."""
 _WINDOW_BYTES = 4096
-"""Bytes kept of a usage object: more than any has."""
+"""Maximum number of bytes kept of a usage object."""
 _SEARCH_BYTES = 64 * 1024
-"""After this much of a response its first token counts as seen, in any form."""
+"""After this many bytes the first token counts as received, whatever its form."""
 _MAX_TOKEN_KEY_BYTES = 32
 """No match of `_FIRST_TOKEN` is longer."""
 
@@ -68,12 +68,10 @@ class ResponseReader(msgspec.Struct, gc=False):
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Prompt tokens of the engine's usage, or None."""
         return _first_int(_PROMPT, self._usage)
 
     @property
     def output_tokens(self) -> int | None:
-        """Completion tokens of the engine's usage, or None."""
         return _first_int(_OUTPUT, self._usage)
 
 

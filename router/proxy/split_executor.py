@@ -33,10 +33,9 @@ from router.proxy.upstream import Reply, UpstreamSender
 from router.types import Pod, PodId, PodState
 
 PREFILL_GRACE_S = 0.5
-"""Where both requests are sent at once, the prefill response comes before or soon after the decode response begins: its
-cached-token count is not waited for longer."""
+"""The decode response waits at most this long for the cached-token count of the prefill response."""
 MAX_TRANSFER_S = 20.0
-"""Where both requests are sent at once, the prefill pod is watched this long after its response."""
+"""Where both requests are sent at once, the prefill pod is watched for this long after its response."""
 WATCH_INTERVAL_S = 0.25
 
 # vLLM reports a failed KV load with 500, or in a stream with an error event instead of the first token.
@@ -89,15 +88,15 @@ class SplitAttempt:
         return self.dialect.decode_body(request.endpoint, request.body, self.pair, offered)
 
     def decode_failed(self, why: str, *, caused_by: PodId = "") -> None:
-        """Record that the decode pod failed. Raises `HandoffFailed` where the handoff may be the reason and another
-        candidate does without."""
+        """Record that the decode pod failed. Raises `HandoffFailed` if the handoff may be the cause and there is another
+        candidate."""
         self.result = "decode_failed"
         if self.sent_handoff and not self.last:
             decode, prefill = self.pair.decode.id, self.pair.prefill.id
             raise HandoffFailed(f"pod {decode}: {why}, after a handoff by pod {prefill}", pod=caused_by)
 
     def count_cached_tokens(self, prefill: asyncio.Task[WholeReply]) -> None:
-        """Take the cached tokens from the prefill response, if it is here."""
+        """Take the cached tokens from the prefill response, if it has arrived."""
         if prefill.done() and not prefill.cancelled() and prefill.exception() is None:
             reader = ResponseReader()
             reader.feed(prefill.result().body)
@@ -124,7 +123,7 @@ class SplitExecutor:
         self._calibrator = needs.calibrator
 
     def unusable_reason(self, context: RequestContext, plan: Plan) -> RouterError | None:
-        """Why this plan cannot serve the request; None where it can."""
+        """Why this plan cannot serve the request; None if it can."""
         if not isinstance(plan, Split):
             return NoReadyPod(f"Pod {plan.pod.id} serves no request on its own.") if not plan.pod.serves_alone else None
         if why := context.split_refusal():
@@ -199,7 +198,7 @@ class SplitExecutor:
                 raise UpstreamBroken(f"pod {pod.id} died after its prefill response", pod=pod.id)
 
     def _complete(self, attempt: SplitAttempt, response: bytes) -> WholeReply:
-        """The one token of the prefill response was the whole response."""
+        """The client's response, which the one token of the prefill response completed."""
         attempt.result = "answered"
         pod, request = attempt.pair.prefill.id, attempt.context.request
         if not request.stream:
@@ -260,7 +259,7 @@ class SplitExecutor:
 
 
 def _refusal(attempt: SplitAttempt, response: WholeReply) -> WholeReply:
-    """The prefill pod's 4xx, which the client sees only where no other candidate can check the client's own body."""
+    """The prefill pod's 4xx response, for the client. Raises `HandoffFailed` if another candidate is left."""
     attempt.result = "prefill_refused"
     if not attempt.last:
         raise HandoffFailed(f"pod {response.pod}: status {response.status} to a prefill request")

@@ -83,7 +83,7 @@ class UpstreamPool:
                 await reused.head()
                 return Reply(self, reused)
             except StaleConnection:
-                pass  # closed between two requests; the pod has most likely not seen this one
+                pass  # closed between two requests: the pod has most likely not received this one
         return await self.exchange_once(lambda: message)
 
     async def exchange_once(self, message: Callable[[], bytes]) -> Reply:
