@@ -7,16 +7,17 @@ it returns None and never raises.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
-from router.engines.openai import decode, known_size, tokenize_body
 from router.engines.prometheus import LoadGauges, read_load
 from router.types import Pod, PodLoad
 
 MODELS_PATH = "/v1/models"
+TOKENIZE_PATH = "/tokenize"
+_T = TypeVar("_T")
 
 Responses: TypeAlias = Mapping[str, bytes]
 """Response bodies of a pod by path; only those with status 200."""
@@ -65,6 +66,24 @@ class _ModelList(msgspec.Struct):
     data: list[_ModelCard]
 
 
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+class _Choice(msgspec.Struct):
+    prompt_token_ids: list[int] | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+
+
+class _Generated(msgspec.Struct):
+    prompt_token_ids: list[int] | None = None
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+
+
 class EngineAdapter:
     """One engine's paths, metrics and bodies. An engine overrides what differs from these defaults."""
 
@@ -89,9 +108,28 @@ class EngineAdapter:
         return read_load(metrics, self.gauges, dp_rank, now_s)
 
     def tokenize_body(self, model: str, prompt: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The body for /tokenize for a prompt, given as the request's prompt fields. None where its result might differ
-        from the tokens of the real request."""
-        return tokenize_body(model, prompt, self.tokenize_fields) if self.tokenize_fields else None
+        """The body for /tokenize with the `prompt` or `messages` of a request. None where its result might differ from
+        the tokens of the request: for a prompt of tokens, and for a chat with other fields than `tokenize_fields`.
+        `tool_choice` does not change the tokens."""
+        given = {name: value for name, value in prompt.items() if value is not None and name != "tool_choice"}
+        if "messages" in given:
+            accepted = given.keys() <= self.tokenize_fields
+        else:
+            accepted = bool(self.tokenize_fields) and isinstance(given.get("prompt"), str)
+        return {"model": model, **given} if accepted else None
+
+
+def decode(response: bytes, kind: type[_T]) -> _T | None:
+    """A JSON response as `kind`; None where it is something else."""
+    try:
+        return msgspec.json.decode(response, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def known_size(size: int | None) -> int | None:
+    """A positive size; None for the 0 or -1 of an engine that does not report it."""
+    return size if size is not None and size > 0 else None
 
 
 def parse_models(response: bytes) -> PodFacts | None:
@@ -105,6 +143,26 @@ def parse_models(response: bytes) -> PodFacts | None:
         adapters=tuple(card.id for card in listed.data if card.parent is not None),
         max_model_len_tokens=min((card.context_tokens for card in base if card.context_tokens), default=None),
     )
+
+
+def parse_tokens(response: bytes) -> list[int] | None:
+    """Token ids from a response of `/tokenize`."""
+    found = decode(response, _Tokens)
+    return found.tokens if found else None
+
+
+def prompt_token_ids(response: bytes) -> list[int] | None:
+    """The prompt's tokens from a chat or completion response; None where it has none."""
+    found = decode(response, _Generated)
+    if found is None:
+        return None
+    return found.prompt_token_ids or next((c.prompt_token_ids for c in found.choices if c.prompt_token_ids), None)
+
+
+def prompt_token_count(response: bytes) -> int | None:
+    """Prompt tokens in the usage of a response."""
+    found = decode(response, _Generated)
+    return found.usage.prompt_tokens if found and found.usage else None
 
 
 def rank_headers(pod: Pod) -> Mapping[str, str]:

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from router.engines.adapter import MODELS_PATH, EngineAdapter, PodFacts, Responses
-from router.engines.openai import decode, known_size
+from router.engines.adapter import MODELS_PATH, EngineAdapter, PodFacts, Responses, decode, known_size
 from router.engines.prometheus import LoadGauges
 from router.types import Pod
 

@@ -5,8 +5,16 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from router.engines.adapter import MODELS_PATH, EngineAdapter, KvEventSource, PodFacts, Responses, on_pod
-from router.engines.openai import decode, known_size
+from router.engines.adapter import (
+    MODELS_PATH,
+    EngineAdapter,
+    KvEventSource,
+    PodFacts,
+    Responses,
+    decode,
+    known_size,
+    on_pod,
+)
 from router.engines.prometheus import LoadGauges
 from router.types import Pod
 

@@ -7,8 +7,7 @@ import re
 import msgspec
 from msgspec.structs import replace
 
-from router.engines.adapter import MODELS_PATH, EngineAdapter, KvEventSource, PodFacts, Responses, on_pod
-from router.engines.openai import decode
+from router.engines.adapter import MODELS_PATH, EngineAdapter, KvEventSource, PodFacts, Responses, decode, on_pod
 from router.engines.prometheus import LoadGauges, samples
 from router.types import Pod
 

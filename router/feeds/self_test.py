@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 import httpx
 import structlog
 
+from router.engines.adapter import TOKENIZE_PATH, parse_tokens, prompt_token_count, prompt_token_ids
 from router.engines.engine_catalog import ENGINES
-from router.engines.openai import TOKENIZE_PATH, parse_tokens, prompt_token_count, prompt_token_ids
 from router.errors import UpstreamError
 from router.feeds.http_client import post
 from router.feeds.supervise import each_pod, pause

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
+from router.engines.adapter import TOKENIZE_PATH, parse_tokens
 from router.engines.engine_catalog import ENGINES
-from router.engines.openai import TOKENIZE_PATH, parse_tokens
 from router.errors import UpstreamError
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.prompt.fingerprint import Fingerprinter

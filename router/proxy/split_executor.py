@@ -88,8 +88,8 @@ class SplitAttempt:
         return self.dialect.decode_body(request.endpoint, request.body, self.pair, offered)
 
     def decode_failed(self, why: str, *, caused_by: PodId = "") -> None:
-        """Record that the decode pod failed. Raises `HandoffFailed` if the handoff may be the cause and there is another
-        candidate."""
+        """Record that the decode pod failed. Raises `HandoffFailed` if the handoff may be the cause and a candidate is
+        left."""
         self.result = "decode_failed"
         if self.sent_handoff and not self.last:
             decode, prefill = self.pair.decode.id, self.pair.prefill.id

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from router.engines.adapter import EngineAdapter, on_pod, rank_headers
+from router.engines.adapter import (
+    EngineAdapter,
+    PodFacts,
+    on_pod,
+    parse_models,
+    parse_tokens,
+    prompt_token_count,
+    prompt_token_ids,
+    rank_headers,
+)
 from router.engines.engine_catalog import ENGINES
+from router.engines.sglang import Sglang
 from router.types import Pod
 
 MakePod = Callable[..., Pod]
@@ -62,3 +74,75 @@ def test_a_request_is_pinned_to_its_rank(make_pod: MakePod) -> None:
 def test_the_health_path_costs_no_token(name: str) -> None:
     """SGLang's /health generates a token."""
     assert ENGINES[name].health_path == ("/v1/models" if name == "sglang" else "/health")
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def answer(body: Any) -> bytes:
+    return json.dumps(body).encode()
+
+
+def test_adapters_are_the_models_with_a_parent() -> None:
+    """The context is the smallest of all base models; adapters have none."""
+    cards = [
+        {"id": "m", "parent": None, "max_model_len": 8192, "permission": []},
+        {"id": "m2", "max_model_len": 4096},
+        {"id": "sql", "parent": "m", "max_model_len": None},
+    ]
+    assert parse_models(answer({"object": "list", "data": cards})) == PodFacts(
+        models=("m", "m2"), adapters=("sql",), max_model_len_tokens=4096
+    )
+
+
+def test_a_context_may_be_in_the_meta_or_missing() -> None:
+    """llama.cpp writes meta.n_ctx, TensorRT-LLM nothing."""
+    assert parse_models(answer({"data": [{"id": "m", "meta": {"n_ctx": 2048}}]})) == PodFacts(
+        models=("m",), max_model_len_tokens=2048
+    )
+    assert parse_models(answer({"data": [{"id": "m", "meta": None}]})) == PodFacts(models=("m",))
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_an_invalid_context_is_unknown(size: int) -> None:
+    """No prompt would fit."""
+    card = {"id": "m", "max_model_len": size, "meta": {"n_ctx": size}}
+    assert parse_models(answer({"data": [card]})) == PodFacts(models=("m",))
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff", b"[]", b'{"data": []}', b'{"data": [{"id": "a", "parent": "m"}]}'])
+def test_an_answer_without_a_base_model_is_none(body: bytes) -> None:
+    """The same for invalid JSON."""
+    assert parse_models(body) is None
+
+
+@pytest.mark.parametrize("read", [parse_models, parse_tokens, prompt_token_ids, prompt_token_count])
+@pytest.mark.parametrize("body", [b"", b"nope", b"null", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"tokens": ["a"]}'])
+def test_garbage_is_none(read: Callable[[bytes], object], body: bytes) -> None:
+    """Reading never raises."""
+    assert read(body) is None
+
+
+def test_prompt_tokens_are_found_in_chats_and_completions() -> None:
+    """At the top level for a chat, in the choice for a completion."""
+    chat = {"prompt_token_ids": [1, 2], "choices": [{"message": {}, "token_ids": [9]}], "usage": {"prompt_tokens": 2}}
+    completion = {"choices": [{"text": "", "prompt_token_ids": [3]}]}
+    assert prompt_token_ids(answer(chat)) == [1, 2]
+    assert prompt_token_ids(answer(completion)) == [3]
+    assert prompt_token_count(answer(chat)) == 2
+    assert prompt_token_ids(answer({"choices": [{"message": {}}]})) is None
+    assert prompt_token_count(answer({"usage": None})) is None
+
+
+def test_a_body_for_tokenize_has_all_fields_that_change_the_tokens() -> None:
+    """Messages with their fields, or a text; tool_choice is omitted."""
+    chat = {"messages": MESSAGES, "tools": [], "tool_choice": "auto", "documents": None}
+    assert Sglang().tokenize_body("m", chat) == {"model": "m", "messages": MESSAGES, "tools": []}
+    text = {"prompt": "hi", "add_special_tokens": False}
+    assert Sglang().tokenize_body("m", text) == {"model": "m", **text}
+
+
+@pytest.mark.parametrize("prompt", [{"messages": MESSAGES, "documents": [{}]}, {"prompt": [1, 2]}, {"input": "hi"}])
+def test_a_prompt_that_tokenize_might_get_wrong_has_no_call(prompt: dict[str, Any]) -> None:
+    """An unsupported field, a prompt of tokens, no prompt."""
+    assert Sglang().tokenize_body("m", prompt) is None

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from router.engines.adapter import KvEventSource
+from router.engines.adapter import KvEventSource, parse_tokens
 from router.engines.engine_catalog import ENGINES
-from router.engines.openai import parse_tokens
 from router.types import Pod, PodLoad
 
 MakePod = Callable[..., Pod]

@@ -14,9 +14,8 @@ from typing import Any
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.engines.adapter import MODELS_PATH
+from router.engines.adapter import MODELS_PATH, parse_tokens
 from router.engines.engine_catalog import ENGINES
-from router.engines.openai import parse_tokens
 from router.engines.prometheus import samples
 from router.hashing import hash_array, token_array
 from router.index.blockmap import BlockMap

@@ -15,9 +15,9 @@ from typing import TypeAlias
 import h11
 from msgspec.structs import astuple
 
+from router.engines.adapter import prompt_token_count, prompt_token_ids
 from router.engines.handoff import prefill_response
 from router.engines.handoff.usage import UsageCorrection
-from router.engines.openai import prompt_token_count, prompt_token_ids
 from router.errors import RouterError
 from router.proxy.connection import Connection, UpstreamTimeouts
 from router.proxy.replies import as_stream

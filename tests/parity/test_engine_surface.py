@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from router.engines.adapter import KvEventSource
+from router.engines.adapter import KvEventSource, parse_tokens, prompt_token_count, prompt_token_ids
 from router.engines.engine_catalog import ENGINES
-from router.engines.openai import parse_tokens, prompt_token_count, prompt_token_ids
 from router.proxy.response_reader import ResponseReader
 from router.types import Pod, PodId, PodLoad, PodSpeed
 

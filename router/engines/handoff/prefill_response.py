@@ -9,9 +9,9 @@ from typing import Annotated
 
 import msgspec
 
+from router.engines.adapter import decode
 from router.engines.handoff.body import edited
 from router.engines.handoff.usage import Usage
-from router.engines.openai import decode
 
 Opaque = dict[str, msgspec.Raw]
 

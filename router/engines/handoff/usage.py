@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from router.engines.openai import decode
+from router.engines.adapter import decode
 
 MAX_HELD_BYTES = 4 * 1024 * 1024
 """A longer response, or line of a stream, is not corrected."""

@@ -11,11 +11,10 @@ from typing import Any
 
 import msgspec
 
-from router.engines.adapter import host, host_before_port
+from router.engines.adapter import decode, host, host_before_port
 from router.engines.handoff.body import edited
 from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
 from router.engines.handoff.prefill_response import read
-from router.engines.openai import decode
 from router.types import Endpoint, Pod
 
 BOOTSTRAP_PORT = 8998
