@@ -19,7 +19,7 @@ from router.cli.child_processes import FleetPlan
 from router.cli.figures import Objective
 from router.config.load import Strict, load
 from router.errors import ConfigError
-from router.sim.chat_workload import ChatSession, SessionMix, SessionShape, Shared, poisson
+from router.sim.chat_workload import ChatSession, SessionShape, Shared, mixed_sessions, poisson
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 
@@ -158,7 +158,7 @@ class Scenario(Strict):
         """All sessions, in order of their start."""
         shapes: Mapping[str, SessionShape] = {name: kind.shape() for name, kind in self.sessions.items()}
         starts_s = self.arrivals.starts_s(Random(f"{self.seed} arrivals"), self.duration_s)
-        return SessionMix(Random(self.seed), shapes).sessions(starts_s)
+        return mixed_sessions(Random(self.seed), shapes, starts_s)
 
     def good(self) -> Objective:
         """The objective for `figures`."""

@@ -12,7 +12,7 @@ from statistics import fmean
 from rich.table import Table
 
 from router.report import PlotAxes, Section, Series, bars, cdf, lines, page, paragraph, table, text_table
-from router.sim.virtual.compare import Measure, Result, mean_of, ranks
+from router.sim.virtual.compare import Measure, Result, grouped, mean_of, ranks
 from router.sim.virtual.outcome import RunFigures, Slo
 from router.sim.virtual.scenario import FleetSpec
 
@@ -92,7 +92,7 @@ def _flat(of: RunFigures) -> dict[str, object]:
 
 def write_report(path: Path, results: Sequence[Result], fleet: FleetSpec, traffic: str) -> None:
     """One HTML page."""
-    plain = [result for result in results if not result.setting.misjudged]
+    plain = _with_exact_priors(results)
     title = f"{traffic} on {fleet.model}"
     sections = [
         Section("Summary", [paragraph(line) for line in verdicts(results)]),
@@ -104,7 +104,7 @@ def write_report(path: Path, results: Sequence[Result], fleet: FleetSpec, traffi
 
 
 def verdicts(results: Sequence[Result]) -> list[str]:
-    """The best policy by each measure, and how ours compares."""
+    """The best policy by each measure, and the comparison with `OURS`."""
     lines = []
     for (load, pods), group in _groups(results).items():
         for name, measure in MEASURES.items():
@@ -145,17 +145,12 @@ def _with_exact_priors(results: Iterable[Result]) -> list[Result]:
 
 
 def _groups(results: Sequence[Result]) -> dict[tuple[float, int], list[Result]]:
-    groups: dict[tuple[float, int], list[Result]] = {}
-    for result in _with_exact_priors(results):
-        groups.setdefault((result.setting.load, result.setting.pods), []).append(result)
-    return dict(sorted(groups.items()))
+    """By load and number of pods, ascending."""
+    return dict(sorted(grouped(_with_exact_priors(results), lambda setting: (setting.load, setting.pods)).items()))
 
 
 def _by_policy(results: Iterable[Result]) -> dict[str, list[Result]]:
-    by_policy: dict[str, list[Result]] = {}
-    for result in results:
-        by_policy.setdefault(result.setting.policy, []).append(result)
-    return by_policy
+    return grouped(results, lambda setting: setting.policy)
 
 
 def _rows(results: Sequence[Result]) -> list[list[str]]:
@@ -203,8 +198,8 @@ def _goodput(by_policy: dict[str, list[Result]], slo: Slo) -> str:
     series = []
     for policy, runs in by_policy.items():
         loads = sorted({run.setting.load for run in runs})
-        of = [mean_of((run for run in runs if run.setting.load == load), lambda f: f.goodput_per_s) for load in loads]
-        series.append(Series(policy, loads, of))
+        at_load = grouped(runs, lambda setting: setting.load)
+        series.append(Series(policy, loads, [mean_of(at_load[load], lambda f: f.goodput_per_s) for load in loads]))
     caption = f"Requests per second within {slo.ttft_ms:g} ms to the first token and {slo.tpot_ms:g} ms per token."
     axes = PlotAxes(
         title="Goodput at the SLO", x="multiple of the traffic's own rate", y="good requests / s", caption=caption

@@ -115,47 +115,40 @@ MIX: Mapping[str, SessionShape] = {
 def sessions(seed: int, *, duration_s: float, sessions_per_s: float) -> list[ChatSession]:
     """The sessions of `MIX` that start within `duration_s`, in order. One seed gives the same sessions."""
     random = Random(seed)
-    mix = SessionMix(random, MIX)
-    return mix.sessions(poisson(random, duration_s, sessions_per_s))
+    return mixed_sessions(random, MIX, poisson(random, duration_s, sessions_per_s))
 
 
-class SessionMix:
-    """Generates sessions. The shared texts are drawn first, kind by kind."""
+def mixed_sessions(random: Random, shapes: Mapping[str, SessionShape], starts_s: Iterable[float]) -> list[ChatSession]:
+    """One session for each start, in order. The shared texts are drawn first, kind by kind."""
+    pools = {kind: _pool(random, shape.shared) for kind, shape in shapes.items() if shape.shared}
+    weights = [shape.share for shape in shapes.values()]
+    found = []
+    for number, start_s in enumerate(starts_s):
+        kind = random.choices(list(shapes), weights)[0]
+        shape = shapes[kind]
+        system = _system(random, shape, pools.get(kind, ()))
+        found.append(ChatSession(f"s{number}", kind, start_s, system, tuple(_turns(random, shape)), shape.read_pause_s))
+    return found
 
-    def __init__(self, random: Random, shapes: Mapping[str, SessionShape]) -> None:
-        self._random = random
-        self._shapes = shapes
-        self._pools = {kind: _pool(random, shape.shared) for kind, shape in shapes.items() if shape.shared}
 
-    def sessions(self, starts_s: Iterable[float]) -> list[ChatSession]:
-        """One session for each start, in order."""
-        return [self._session(f"s{number}", start_s) for number, start_s in enumerate(starts_s)]
+def _system(random: Random, shape: SessionShape, pool: Sequence[str]) -> str:
+    """The system prompt."""
+    parts = [f"Request {random.getrandbits(64):016x}."] if shape.unique_first else []
+    if shape.shared is not None:
+        parts += [shape.shared.preface] if shape.shared.preface else []
+        parts += _picked(random, pool, shape.shared)
+    return "\n\n".join(parts)
 
-    def _session(self, name: str, start_s: float) -> ChatSession:
-        weights = [shape.share for shape in self._shapes.values()]
-        kind = self._random.choices(list(self._shapes), weights)[0]
-        shape = self._shapes[kind]
-        system = self._system(kind, shape)
-        return ChatSession(name, kind, start_s, system, tuple(self._turns(shape)), shape.read_pause_s)
 
-    def _system(self, kind: str, shape: SessionShape) -> str:
-        """The system prompt."""
-        parts = [f"Request {self._random.getrandbits(64):016x}."] if shape.unique_first else []
-        if shape.shared is not None:
-            parts += [shape.shared.preface] if shape.shared.preface else []
-            parts += _picked(self._random, self._pools[kind], shape.shared)
-        return "\n\n".join(parts)
-
-    def _turns(self, shape: SessionShape) -> Iterator[Turn]:
-        random = self._random
-        for number in range(random.randint(*shape.turns)):
-            words = random.randint(*(shape.next_words if number else shape.first_words))
-            think_s = random.uniform(*shape.think_s) if number else 0.0
-            yield Turn(prose(random, words), random.randint(*shape.answer_tokens), think_s)
+def _turns(random: Random, shape: SessionShape) -> Iterator[Turn]:
+    for number in range(random.randint(*shape.turns)):
+        words = random.randint(*(shape.next_words if number else shape.first_words))
+        think_s = random.uniform(*shape.think_s) if number else 0.0
+        yield Turn(prose(random, words), random.randint(*shape.answer_tokens), think_s)
 
 
 def prose(random: Random, words: int) -> str:
-    """That many random words, in sentences."""
+    """Random words in sentences."""
     chosen = random.choices(WORDS, k=words)
     sentences = (chosen[at : at + WORDS_PER_SENTENCE] for at in range(0, words, WORDS_PER_SENTENCE))
     return " ".join(" ".join(sentence).capitalize() + "." for sentence in sentences)

@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.sim.chat_workload import MIX, ChatSession, SessionMix, SessionShape, Shared, Turn, poisson, sessions
+from router.sim.chat_workload import MIX, ChatSession, SessionShape, Shared, Turn, mixed_sessions, poisson, sessions
 
 
 def long_run() -> list[ChatSession]:
@@ -79,9 +79,7 @@ ASK = SessionShape(share=1.0, first_words=(5, 9), answer_tokens=(4, 8))
 
 
 def systems(shape: SessionShape, count: int = 200) -> list[str]:
-    return [
-        session.system for session in SessionMix(Random(1), {"ask": shape}).sessions([float(n) for n in range(count)])
-    ]
+    return [session.system for session in mixed_sessions(Random(1), {"ask": shape}, [float(n) for n in range(count)])]
 
 
 def test_a_session_picks_different_texts_after_the_preface() -> None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -109,6 +109,17 @@ def grid(
     ]
 
 
+KeyT = TypeVar("KeyT")
+
+
+def grouped(results: Iterable[Result], key: Callable[[Setting], KeyT]) -> dict[KeyT, list[Result]]:
+    """The results by a key of their setting."""
+    groups: dict[KeyT, list[Result]] = {}
+    for result in results:
+        groups.setdefault(key(result.setting), []).append(result)
+    return groups
+
+
 Measure: TypeAlias = Callable[[RunFigures], float]
 """A figure by which policies are ranked; lower is better."""
 
@@ -121,11 +132,8 @@ def mean_of(results: Iterable[Result], measure: Measure) -> float:
 
 def ranks(results: Sequence[Result], measure: Measure) -> dict[str, list[int]]:
     """By policy, its rank (1 is best) in every group of runs that differ in the policy only."""
-    groups: dict[Setting, list[Result]] = {}
-    for result in results:
-        groups.setdefault(replace(result.setting, policy=""), []).append(result)
     ranks: dict[str, list[int]] = {}
-    for group in groups.values():
+    for group in grouped(results, lambda setting: replace(setting, policy="")).values():
         for rank, result in enumerate(sorted(group, key=lambda one: measure(one.figures)), start=1):
             ranks.setdefault(result.setting.policy, []).append(rank)
     return ranks

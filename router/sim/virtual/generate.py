@@ -13,14 +13,7 @@ from itertools import accumulate, count
 from random import Random
 from typing import Annotated, TypeAlias
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from router.sim.virtual.scenario import StrictSpec
 from router.sim.virtual.traffic import Session, Traffic, TrafficRequest
@@ -76,17 +69,15 @@ class TrafficMix(StrictSpec):
 
 
 def _sessions(mix: TrafficMix, speedup: float, seed: int) -> Iterator[Session]:
-    random = Random(seed)
+    random, ids = Random(seed), _BlockIds(seed)
     makers = {
-        name: _SessionMaker(kind, mix.block_size_tokens, Random(f"{seed} {name}")) for name, kind in mix.kinds.items()
+        name: _SessionMaker(kind, mix.block_size_tokens, Random(f"{seed} {name}"), ids)
+        for name, kind in mix.kinds.items()
     }
     names, weights = list(makers), [kind.share for kind in mix.kinds.values()]
-    ids = _BlockIds(seed)
-    for maker in makers.values():
-        maker.make_prefixes(ids)
     for start_s in _arrivals(mix, random):
         name = random.choices(names, weights)[0]
-        yield makers[name].session(start_s / speedup, name, ids)
+        yield Session(start_s / speedup, tuple(makers[name].requests()), name)
 
 
 def _arrivals(mix: TrafficMix, random: Random) -> Iterator[float]:
@@ -118,39 +109,35 @@ class _BlockIds:
 
 
 class _SessionMaker:
-    """Generates the sessions of one kind."""
+    """Generates the sessions of one kind, after its shared prefixes."""
 
-    def __init__(self, kind: Kind, block_size_tokens: int, random: Random) -> None:
+    def __init__(self, kind: Kind, block_size_tokens: int, random: Random, ids: _BlockIds) -> None:
         self._kind = kind
         self._block = block_size_tokens
         self._random = random
+        self._ids = ids
         self._prefixes: list[tuple[int, range]] = []
         self._weights = list(accumulate(1 / rank**kind.zipf for rank in range(1, kind.prefixes + 1)))
-
-    def make_prefixes(self, ids: _BlockIds) -> None:
-        for _ in range(self._kind.prefixes):
-            tokens = self._random.randint(*self._kind.prefix_tokens)
-            first = ids.take(tokens // self._block)
-            self._prefixes.append((tokens, range(first, first + tokens // self._block)))
-
-    def session(self, start_s: float, name: str, ids: _BlockIds) -> Session:
-        tokens, shared = self._prefix()
-        return Session(start_s, tuple(self._requests(tokens, shared, ids)), name)
+        for _ in range(kind.prefixes):
+            tokens = random.randint(*kind.prefix_tokens)
+            first = ids.take(tokens // block_size_tokens)
+            self._prefixes.append((tokens, range(first, first + tokens // block_size_tokens)))
 
     def _prefix(self) -> tuple[int, Sequence[BlockHash]]:
         if not self._prefixes:
             return 0, ()
         return self._prefixes[bisect(self._weights, self._random.random() * self._weights[-1])]
 
-    def _requests(self, tokens: int, shared: Sequence[BlockHash], ids: _BlockIds) -> Iterator[TrafficRequest]:
-        """Each prompt is the whole conversation so far and new tokens. Blocks after the shared prefix belong to this
-        session; their position gives their id."""
+    def requests(self) -> Iterator[TrafficRequest]:
+        """One session. Each prompt is the whole conversation so far and new tokens. Blocks after the shared prefix
+        belong to this session; their position gives their id."""
         kind, random, own = self._kind, self._random, 0
+        tokens, shared = self._prefix()
         for turn in range(random.randint(*kind.turns)):
             tokens += max(random.randint(*(kind.next_tokens if turn else kind.first_tokens)), 1)
             output_tokens = max(random.randint(*kind.output_tokens), 1)
             total = (tokens + output_tokens - 1) // self._block
-            own = own or ids.take(1 << 14)
+            own = own or self._ids.take(1 << 14)
             blocks = array("Q", shared)
             blocks.extend(range(own + len(shared), own + total))
             think_s = random.uniform(*kind.think_s) if turn else 0.0

@@ -62,16 +62,13 @@ class RouterView:
     def __init__(
         self, pods: Sequence[Pod], generation: Generation, policy: Policy, knowledge: Knowledge, links: Links
     ) -> None:
-        self.ledger = Ledger()
         self._generation = generation
         self._policy = policy
         self._knowledge = knowledge
         self._links = links
         self.pods = {pod.id: pod for pod in pods}
-        self._announced = HolderMasks()
-        self._predicted = PredictedIndex()
-        self._shared = SharedPrefixes()
         self._turn = 0
+        self.restart()
         self._snapshot = FleetSnapshot()
         self.apply_loads({}, 0.0)
 
@@ -81,15 +78,14 @@ class RouterView:
 
     def apply_loads(self, loads: Mapping[PodId, PodLoad], now_s: float) -> None:
         """Apply a scrape of the pods. A missing pod counts as idle."""
-        statuses = tuple(self._status(pod, loads.get(pod.id, PodLoad())) for _, pod in sorted(self.pods.items()))
-        self._snapshot = FleetSnapshot(self._snapshot.version + 1, statuses, self._links)
-
-    def _status(self, pod: Pod, load: PodLoad) -> PodStatus:
-        our_prompts = self.ledger.on(pod.id).prefill_requests
-        return PodStatus(pod, PodState.READY, replace(load, our_prompts=our_prompts))
+        statuses = []
+        for pod_id, pod in sorted(self.pods.items()):
+            load = replace(loads.get(pod_id, PodLoad()), our_prompts=self.ledger.on(pod_id).prefill_requests)
+            statuses.append(PodStatus(pod, PodState.READY, load))
+        self._snapshot = FleetSnapshot(self._snapshot.version + 1, tuple(statuses), self._links)
 
     def restart(self) -> None:
-        """Drop all state, as a new process would."""
+        """Start without state, as a new process does."""
         self._announced, self._predicted, self._shared = HolderMasks(), PredictedIndex(), SharedPrefixes()
         self.ledger = Ledger()
 
