@@ -37,7 +37,7 @@ class PlanOptions(TrafficOptions):
 
 @with_options(PlanOptions)
 def plan_command(options: PlanOptions) -> None:
-    """Prints a table. Exit code 1 if no fleet meets the SLO."""
+    """Find the smallest fleet of each variant and print a table. Exit code 1 if no variant meets the SLO."""
     setup = options.experiment()
     names = [name.strip() for name in options.against.split(",") if name.strip()]
     for name in (*names, options.policy):

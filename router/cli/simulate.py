@@ -54,7 +54,7 @@ DEFAULT_FLEET = "fleets/llama-70b-h100.yaml"
 
 @dataclass(frozen=True)
 class TrafficOptions:
-    """What `simulate` and `plan` have in common."""
+    """The options that `simulate` and `plan` share."""
 
     traffic: Annotated[
         Path, typer.Argument(exists=True, dir_okay=False, help="A trace (.jsonl, .csv) or a traffic mix (.yaml).")
@@ -80,7 +80,10 @@ class SimulateOptions(TrafficOptions):
     pods: Annotated[str, typer.Option(help="Pods of the fleet's first group, separated by commas.")] = ""
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting, with different arrivals.")] = 1
     compare: Annotated[
-        bool, typer.Option("--compare", help="All policies, three loads, three seeds, wrong coefficients.")
+        bool,
+        typer.Option(
+            "--compare", help="Run all policies at three loads and three seeds, also with wrong coefficients."
+        ),
     ] = False
     report: Annotated[Path | None, typer.Option(help="Write an HTML page with plots.")] = None
     csv: Annotated[Path | None, typer.Option(help="Write a CSV file with a row for each run.")] = None
@@ -88,7 +91,7 @@ class SimulateOptions(TrafficOptions):
 
 @with_options(SimulateOptions)
 def simulate_command(options: SimulateOptions) -> None:
-    """Prints a table. All times are virtual."""
+    """Simulate traffic under policies and print a table. All times are virtual."""
     setup = options.experiment()
     policies, loads, seeds = options.policies, options.loads, options.seeds
     if options.compare:
@@ -166,7 +169,7 @@ def _progress_bar() -> Progress:
 
 
 def _run(setup: Experiment, setting: Setting, on_progress: OnProgress = ignore_progress) -> Result:
-    gc.disable()  # a simulation creates no cycles, and collecting over a million requests is slow
+    gc.disable()  # a simulation creates no reference cycles, and garbage collection of a million requests is slow
     try:
         return setup.run(setting, on_progress)
     finally:

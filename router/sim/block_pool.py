@@ -1,8 +1,8 @@
 """Which blocks does one engine hold, and which KV events does it publish?
 
-Physical blocks with the tokens in them, on top of `BlockCache`: chain hashes of full blocks, several copies of one
-block, and the events of every change. A prompt that is fully cached computes its last block again, into a second copy,
-as in vLLM (reference/protocols.md 1.5). Events wait until the caller takes them.
+Adds to `BlockCache` the chain hashes of full blocks, several copies of one block, and an event for every change. As in
+vLLM, a fully cached prompt computes its last block again, into a second copy (reference/protocols.md 1.5). Events are
+queued until `take_events`.
 """
 
 from __future__ import annotations

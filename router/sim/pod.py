@@ -1,7 +1,7 @@
 """One pod that computes tokens, step by step: the engine behind the mock HTTP servers.
 
-A step is started and ended by two calls, because a request may arrive or leave while it runs. A pod has no clock: a
-step states its duration, and the caller lets that time pass.
+`start_step` and `end_step` are separate, because a request may arrive or leave during a step. A pod has no clock: it
+returns the duration of a step, and the caller waits.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class SimRequest:
 class Step:
     """The results of one step.
 
-    `emitted` requests got one token each. `started` are those of them that got their first token, with the prompt
-    tokens found in the pod's own cache; `garbled` those of these whose KV does not belong to their prompt. `finished`
-    got their last token.
+    `emitted` requests got one token each. `started` maps those that got their first token to the prompt tokens found
+    in the pod's own cache. `garbled` requests got their first token from KV of another prompt. `finished` requests got
+    their last token.
     """
 
     duration_ms: float

@@ -97,7 +97,7 @@ class Scheduler(ABC, Generic[JobT]):
         return chunks
 
     def _admit_waiting(self, chunks: list[tuple[JobT, int]], budget_tokens: int) -> None:
-        """Admit from the head of the queue while seats, budget and memory last. Only a job that loads is overtaken."""
+        """Admit from the head of the queue while seats, budget and memory last. A job that loads KV takes no budget."""
         while self._waiting and budget_tokens > 0 and len(self._admitted) < self._limits.max_num_seqs:
             job = self._waiting[0]
             tokens = self._admit(job, budget_tokens)

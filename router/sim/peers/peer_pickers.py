@@ -3,8 +3,8 @@
 One picker a peer: its docstring is the formula with its source, its fields are the peer's settings with the peer's
 defaults. All of them read the same scene as our own policies:
 
-- A peer that keeps an approximate tree of the prompts it has sent reads the index here. That favours the peer.
-- Load is the work this router has in flight, so no peer suffers from the delay of a scrape.
+- Some peers keep an approximate tree of the prompts that they sent. Here they read the exact index, to their advantage.
+- Load is the work that this router has in flight, so the delay of a scrape affects no peer.
 - A peer ranks by a score in its own unit. Each candidate keeps its price in milliseconds for comparison.
 - A tie is decided by a hash of the request id, so every decision can be replayed.
 

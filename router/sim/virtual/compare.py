@@ -1,7 +1,7 @@
 """Which policy is better, by how much, and is the difference more than chance?
 
-A grid of settings, each an independent run of its own world, so they may run in any order and in several processes;
-and statistics over all of them.
+Each setting of a grid is an independent run with its own world, so settings may run in any order and in several
+processes. This module also computes the statistics over all runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One replica of the router in the simulation: what it believes, and where it sends a prompt.
+"""One replica of the router in the simulation: its view of the pods, and its decisions.
 
 It uses the router's own parts (index, predicted index, ledger, shared prefixes, `decide()`), fed by the simulation
-instead of by sockets. What it believes may be late, incomplete or lost; only the pods are the truth.
+instead of by sockets. Its view may be late, incomplete or lost; the pods hold the true state.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from router.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:
-    """Which information reaches a router; the defaults are those of `config/router.yaml`.
+    """The information that reaches a router. The defaults are those of `config/router.yaml`.
 
     Without `events`, a router assumes that a prompt stays cached where it was sent, for `no_events_ttl_s`.
     """

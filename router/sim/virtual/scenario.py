@@ -30,7 +30,7 @@ DIALECT = "simulated"
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPod:
-    """A pod as the router knows it (with a possibly wrong `speed`), and as it is."""
+    """A pod: `known` is the router's description, whose `speed` may be wrong, and `true` the real one."""
 
     known: Pod
     true: VirtualPodConfig
@@ -39,7 +39,7 @@ class SimulatedPod:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedFleet:
-    """Pods of one model. `link` connects every two of them; the router believes in `believed_links`."""
+    """Pods of one model. `link` connects every two of them; the router computes with `believed_links`."""
 
     pods: tuple[SimulatedPod, ...]
     link: Link | None = None

@@ -81,11 +81,11 @@ class Progress:
     loading: list[tuple[Job, int]] = field(default_factory=list)
     """Jobs, and the tokens that they load from the CPU tier. The caller calls `finish_load` after the transfer."""
     block_changes: list[tuple[Tier, bool, list[BlockHash]]] = field(default_factory=list)
-    """Blocks that a tier holds from now on (True) or no more (False), in order."""
+    """(tier, True for stored or False for evicted, blocks), in order."""
 
 
 class StepGaps:
-    """The longest step since any step, as a list of durations that no later step exceeds."""
+    """The longest step after a given step. Durations that a later step exceeds are dropped."""
 
     def __init__(self) -> None:
         self._steps: list[int] = []

@@ -1,4 +1,4 @@
-"""One pod of lengths and block hashes instead of tokens, for the virtual clock.
+"""One simulated pod on the virtual clock. Prompts are lengths and block hashes, not tokens.
 
 It skips over steps that only decode: `n` steps of a batch of `b` requests with `S` tokens of context take
 
@@ -37,7 +37,7 @@ class VirtualPodConfig(SchedulerConfig):
 def current_steps(
     pods: Mapping[PodId, VirtualPod], observed: Mapping[PodId, StepBegan], now_ms: float
 ) -> dict[PodId, StepBegan]:
-    """The `observed` steps of a router, updated with the steps without a prompt, whose ends its streams show."""
+    """The router's `observed` steps, and the current decode-only steps: its streams show the end of each."""
     steps = dict(observed)
     for pod_id, pod in pods.items():
         known = steps.get(pod_id, StepBegan())
@@ -86,7 +86,7 @@ class VirtualPod(Scheduler[Job]):
         return run.start_ms + run.duration_ms(run.steps_until(now_ms) - 1) if run else -math.inf
 
     def backlog_ms(self) -> float:
-        """Prefill ahead of a new prompt, without the cache hits that are not known yet."""
+        """Prefill time ahead of a new prompt. The cache hits of waiting jobs are unknown, so these count in full."""
         speed, total_ms = self.config.speed, 0.0
         for job in (*self._prefilling, *self._waiting):
             total_ms += speed.prefill_ms(job.known_tokens, max(job.computed_tokens, job.arrived_tokens))

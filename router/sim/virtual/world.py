@@ -1,7 +1,7 @@
 """What happens when this traffic meets this fleet under this policy?
 
-One heap of events in virtual milliseconds: arrivals, pod steps, transfers, scrapes. The pods are the truth; each router
-has its own view, and KV events reach it late or never. One seed gives one run.
+One heap of events in virtual milliseconds: arrivals, pod steps, transfers, scrapes. The pods hold the true state. Each
+router has its own view of it, and KV events may arrive late or never. The same seed gives the same run.
 """
 
 from __future__ import annotations
