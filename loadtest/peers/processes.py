@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from router.cli.child_processes import STOP_TIMEOUT_S, Child
+from router.cli.child_processes import Child, logged_process
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -54,26 +53,15 @@ def process_usage(session: int) -> ProcessUsage:
 @contextmanager
 def launch(name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Iterator[Child]:
     """Run a router inside the block, then stop its whole session; `environment` is added to ours."""
-    output, log = folder / f"{name}.out", folder / f"{name}.log"
-    with output.open("wb") as out, log.open("wb") as err:
-        process = subprocess.Popen(
-            list(command), stdout=out, stderr=err, start_new_session=True, cwd=folder, env={**os.environ, **environment}
-        )
-    try:
-        yield Child(name, process, output, log)
-    finally:
-        _end(process)
+    with ExitStack() as stack:
+        process = logged_process(name, list(command), folder, cwd=folder, env={**os.environ, **environment})
+        with process as child:
+            stack.callback(_kill_session, child.process.pid)  # after the process itself has ended
+            yield child
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Terminate the process, then kill what is left of its session."""
-    process.terminate()
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for pid, _ in _processes(process.pid):
+def _kill_session(session: int) -> None:
+    for pid, _ in _processes(session):
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:

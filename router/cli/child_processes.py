@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -181,24 +181,23 @@ async def all_pods_trusted(client: httpx.AsyncClient, pods: int) -> bool:
     return len(found) == pods and all(pod["state"] == "ready" and pod["trust"] == "trusted" for pod in found)
 
 
+def child(name: str, arguments: Sequence[str], folder: Path) -> AbstractContextManager[Child]:
+    """Run `warmroute`."""
+    return logged_process(name, [sys.executable, "-m", "router.cli", *arguments], folder)
+
+
 @contextmanager
-def child(name: str, arguments: Sequence[str], folder: Path) -> Iterator[Child]:
-    """Run `warmroute` in its own session, so that Ctrl-C in the terminal does not reach it."""
+def logged_process(name: str, command: Sequence[str], folder: Path, **options: Any) -> Iterator[Child]:
+    """Run a command in its own session, so that Ctrl-C in the terminal does not reach it. `options` are of `Popen`."""
     output, log = folder / f"{name}.out", folder / f"{name}.log"
     with output.open("wb") as out, log.open("wb") as err:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "router.cli", *arguments], stdout=out, stderr=err, start_new_session=True
-        )
+        process = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True, **options)
     try:
         yield Child(name, process, output, log)
     finally:
-        _stop(process)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

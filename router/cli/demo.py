@@ -76,7 +76,14 @@ async def _run_demo(
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="warmroute-demo-")))
         _print_setup(console, mix, plan)
         pods = await stack.enter_async_context(mock_fleet(plan, folder))
-        results = await _compare(console, policies, mix, plan, pods, folder)
+        results, requests = {}, sum(len(session.turns) for session in mix)
+        for policy in policies:  # each with a new router and empty caches
+            await clear_caches(pods)
+            async with (
+                show_progress(console, policy, requests) as on_progress,
+                running_router(policy, pods, plan, folder) as url,
+            ):
+                results[policy] = await drive(url, plan.model, mix, on_progress)
         rows = await asyncio.to_thread(_figures, results, len(pods))
         console.print(
             table(rows, f"{rows[0].requests} requests, {len(pods)} pods, the same sessions under each policy")
@@ -87,27 +94,6 @@ async def _run_demo(
             print(_usage_hint(url, plan.model), flush=True)  # unwrapped, so that the command can be pasted
             await asyncio.Event().wait()
         return any(row.errors for row in rows)
-
-
-async def _compare(
-    console: Console,
-    policies: Sequence[str],
-    mix: Sequence[ChatSession],
-    plan: FleetPlan,
-    pods: list[str],
-    folder: Path,
-) -> dict[str, DriveResults]:
-    """Run the sessions under each policy, with a new router and empty caches."""
-    results = {}
-    requests = sum(len(session.turns) for session in mix)
-    for policy in policies:
-        await clear_caches(pods)
-        async with (
-            show_progress(console, policy, requests) as on_progress,
-            running_router(policy, pods, plan, folder) as url,
-        ):
-            results[policy] = await drive(url, plan.model, mix, on_progress)
-    return results
 
 
 def _figures(results: dict[str, DriveResults], pods: int) -> list[Figures]:

@@ -11,7 +11,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Any, Self
+from typing import Self
 
 import uvicorn
 from uvicorn.server import ServerState
@@ -47,10 +47,10 @@ class MockEngine:
         self.config = config
         self.faults = FaultBoard()
         self._kv_events = config.kv_events
-        self._publisher: KvPublisher | None = None
+        self._publisher: KvPublisher
         self._steps = StepLoop(config, self._publish)
         self._handoffs = HandoffService(config, self._steps, self.faults, lambda: (config.host, self.port))
-        app = EngineApp(config, self._steps, self.faults, self._handoffs, self._event_sources, self.inject)
+        app = EngineApp(config, self._steps, self.faults, self._handoffs, lambda: self._publisher.source, self.inject)
         self._http = uvicorn.Config(
             app, lifespan="off", ws="none", proxy_headers=False, access_log=False, log_config=None
         )
@@ -71,19 +71,19 @@ class MockEngine:
         return self._handoffs.pins.keys
 
     @property
-    def kv_endpoint(self) -> str | None:
-        """ZMQ address of the PUB socket; None before `start`."""
-        return self._publisher.endpoint if self._publisher else None
+    def kv_endpoint(self) -> str:
+        """ZMQ address of the PUB socket; valid after `start`."""
+        return self._publisher.endpoint
 
     @property
-    def kv_replay_endpoint(self) -> str | None:
-        """ZMQ address of the ROUTER socket for replay; None before `start`."""
-        return self._publisher.replay_endpoint if self._publisher else None
+    def kv_replay_endpoint(self) -> str:
+        """ZMQ address of the ROUTER socket for replay; valid after `start`."""
+        return self._publisher.replay_endpoint
 
     @property
     def published_event_count(self) -> int:
         """KV events published in this epoch."""
-        return self._publisher.event_count if self._publisher else 0
+        return self._publisher.event_count
 
     @property
     def load(self) -> PodLoad:
@@ -92,8 +92,8 @@ class MockEngine:
 
     async def start(self) -> None:
         """Bind all ports or none. Raises `OSError` or `zmq.ZMQError` if a port is in use."""
+        self._open_publisher()
         try:
-            self._open_publisher()
             await self._listen()
         except BaseException:
             await self.stop()
@@ -105,8 +105,7 @@ class MockEngine:
         self._handoffs.restart()
         self._steps.restart()
         self._drop_connections(flush=False)
-        if self._publisher is not None:
-            self._publisher.close()
+        self._publisher.close()
         while self._http_state.tasks:
             await asyncio.wait(self._http_state.tasks)
         await self._handoffs.close()
@@ -180,9 +179,8 @@ class MockEngine:
         self._handoffs.restart()
         self._steps.restart()
         self._drop_connections(flush=True)
-        if self._publisher is not None:
-            self._publisher.close()
-            self._open_publisher()
+        self._publisher.close()
+        self._open_publisher()
 
     # --- KV events ---
 
@@ -196,12 +194,7 @@ class MockEngine:
         )
 
     def _publish(self, events: tuple[KvEvent, ...]) -> None:
-        if self._publisher is not None:
-            self._publisher.publish(events)
-
-    def _event_sources(self) -> dict[str, Any]:
-        """Sources by data-parallel rank; there is one rank."""
-        return {"0": self._publisher.source} if self._publisher else {}
+        self._publisher.publish(events)
 
 
 @asynccontextmanager

@@ -24,10 +24,10 @@ SEND_HIGH_WATER_MARK = 100_000
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
 
-def encode_batch(events: Iterable[KvEvent], encoding: EventEncoding, at_s: float, rank: int = 0) -> bytes:
-    """`[time, [event, ...], rank]` in msgpack. Events are maps with a `type`, or tagged arrays as before vLLM 0.24."""
+def encode_batch(events: Iterable[KvEvent], encoding: EventEncoding, at_s: float) -> bytes:
+    """`[time, events, rank 0]` in msgpack. An event is a map with a `type`, or a tagged array as before vLLM 0.24."""
     maps = [_as_map(event) for event in events]
-    return msgspec.msgpack.encode([at_s, maps if encoding == "map" else [_as_array(m) for m in maps], rank])
+    return msgspec.msgpack.encode([at_s, maps if encoding == "map" else [_as_array(m) for m in maps], 0])
 
 
 def _as_map(event: KvEvent) -> dict[str, Any]:

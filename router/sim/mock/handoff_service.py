@@ -73,7 +73,7 @@ class HandoffService:
         self._steps = steps
         self._faults = faults
         self._listen_address = listen_address
-        self._dialect = dialect_of(config.handoff)
+        self.dialect = dialect_of(config.handoff)
         self._client: httpx.AsyncClient | None = None
         self._new_epoch()
 
@@ -100,14 +100,10 @@ class HandoffService:
 
     def leg(self, request: GenerationRequest, engine_request_id: str) -> HandoffLeg:
         """The leg that a request is, or None. Raises `EngineError`."""
-        forbidden = self._dialect.forbidden_fields.intersection(request.handoff)
+        forbidden = self.dialect.forbidden_fields.intersection(request.handoff)
         if forbidden:
             raise EngineError(f"Extra inputs are not permitted: {', '.join(sorted(forbidden))}")
-        return self._dialect.leg(request, engine_request_id)
-
-    def reported_cached_tokens(self, request: GenerationRequest, stream: TokenStream, loaded: LoadedKv) -> int:
-        """Cached tokens for the usage."""
-        return self._dialect.reported_cached_tokens(len(request.prompt), stream.cached_tokens, loaded)
+        return self.dialect.leg(request, engine_request_id)
 
     # --- decode side ---
 
@@ -128,7 +124,7 @@ class HandoffService:
                 return LoadedKv()
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             self.counters.failed += 1
-            if self._dialect.recomputes:
+            if self.dialect.recomputes:
                 return LoadedKv()
             raise _internal_error() from error
         finally:
@@ -137,9 +133,9 @@ class HandoffService:
     async def _load_pinned(self, request: GenerationRequest, leg: DecodeLeg, cached_tokens: int) -> LoadedKv:
         if self._faults.take(FaultKind.LOAD_FAILS) is not None:
             raise httpx.TransportError("fault: load_fails")
-        body = _TakeBody(leg.key, _digest(request), leg.engine_id, self._dialect.waits_for_prefill, cached_tokens)
+        body = _TakeBody(leg.key, _digest(request), leg.engine_id, self.dialect.waits_for_prefill, cached_tokens)
         response = await self._post(f"{leg.url}/_kv/take", body)
-        if response.status_code == HTTPStatus.NOT_FOUND and self._dialect.reads_stale_kv:
+        if response.status_code == HTTPStatus.NOT_FOUND and self.dialect.reads_stale_kv:
             return LoadedKv(len(request.prompt), garbled=True)
         return msgspec.json.decode(response.raise_for_status().content, type=LoadedKv)
 
@@ -174,11 +170,11 @@ class HandoffService:
             self._write_store(request)
         if not isinstance(leg, PrefillLeg):
             return NO_HANDOFF_FIELDS
-        if not hold or not self._dialect.holds_kv(request.output.finish_reason):
+        if not hold or not self.dialect.holds_kv(request.output.finish_reason):
             self._steps.cancel(stream)
-            return self._dialect.fields_without_kv
+            return self.dialect.fields_without_kv
         pinned = self._pin(request, leg, stream)
-        fields = self._dialect.fields(request, pinned, self.address)
+        fields = self.dialect.fields(request, pinned, self.address)
         if leg.awaits_delivery:
             await self._await_delivery(pinned)
         return fields

@@ -45,7 +45,7 @@ class _Generation:
 
 
 class EngineApp:
-    """The endpoints of one engine. `event_sources` and `inject` are callbacks into the engine."""
+    """The endpoints of one engine. `event_source` describes its event sockets; `inject` applies a fault to it."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class EngineApp:
         steps: StepLoop,
         faults: FaultBoard,
         handoffs: HandoffService,
-        event_sources: Callable[[], dict[str, Any]],
+        event_source: Callable[[], dict[str, Any]],
         inject: Callable[[Fault], None],
     ) -> None:
         self._config = config
@@ -72,7 +72,7 @@ class EngineApp:
             ("GET", "/health"): self._health,
             ("GET", "/metrics"): self._metrics,
             ("GET", "/version"): _json(lambda: responses.encode({"version": RELEASE})),
-            ("GET", "/kv_event_sources"): _json(lambda: responses.encode(event_sources())),
+            ("GET", "/kv_event_sources"): _json(lambda: responses.encode({"0": event_source()})),
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
             ("POST", "/_kv/take"): handoffs.handle_take,
@@ -168,7 +168,9 @@ class EngineApp:
         return self._parser.garbled(generation.request) if generation.tokens.garbled else generation.request
 
     def _cached_tokens(self, generation: _Generation) -> int:
-        return self._handoffs.reported_cached_tokens(generation.request, generation.tokens, generation.loaded)
+        """Cached tokens for the usage."""
+        prompt_tokens, own = len(generation.request.prompt), generation.tokens.cached_tokens
+        return self._handoffs.dialect.reported_cached_tokens(prompt_tokens, own, generation.loaded)
 
     async def _unary(self, exchange: HttpExchange, generation: _Generation) -> None:
         await generation.tokens.wait_for(len(generation.request.output.tokens))
