@@ -2,8 +2,9 @@
 
 `lmcache server --coordinator-url ... --coordinator-event-reporting` registers here, sends heartbeats and posts what it
 stores and deletes. Each tier of each server is a holder, and so is each pool that servers share. Batches are numbered
-per incarnation of a server and cannot be requested again: a gap lasts until the server restarts, and blocks stored
-before the first report stay unknown. Unlike LMCache's coordinator, this one never sends requests to servers.
+per incarnation (start) of a server and cannot be requested again: after a gap, the holders stay incomplete until the
+server restarts. Blocks stored before the first report stay unknown. Unlike LMCache's coordinator, this one never sends
+requests to servers.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ log = structlog.get_logger()
 
 
 class TierSink(KvSink, Protocol):
-    """Receives the events of holders. `restarted` also adds a holder; `apply` and `stream_state` follow it."""
+    """Receives the events of holders. `restarted` adds a holder and is called before `apply` and `stream_state`."""
 
     def gone(self, holder: str) -> None:
         """The holder and its blocks are gone."""
@@ -74,7 +75,7 @@ class Registration(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Server:
-    """One server. Batches are accepted without a registration, heartbeats are not."""
+    """One server. Without a registration, batches are accepted and heartbeats are refused."""
 
     last_seen_s: float
     registration: Registration | None = None
@@ -89,7 +90,8 @@ class UnknownServer(Exception):
 
 @dataclass(slots=True)
 class Coordinator:
-    """State of all servers: decoded JSON in, responses out, events to `sink`. Raises `msgspec.ValidationError`.
+    """State of all servers. Takes decoded JSON bodies, returns responses and passes events to `sink`; raises
+    `msgspec.ValidationError`.
 
     `model` as the servers spell it: the name or path that the engines loaded. Holders are `<server>` for its memory,
     `<server>/<backend>` for its other tiers, and `shared/<backend>`."""

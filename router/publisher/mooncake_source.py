@@ -1,10 +1,11 @@
 """Publishes the blocks of a Mooncake store, which is one holder.
 
-Polls the store's master for the names of all objects (`/get_all_keys`). The response takes about a hundred bytes per
-key, shows additions and removals, and lists an object only when it is complete; `/batch_query_keys` needs the names in
-advance and returns three times the bytes. A block is one object per part of the model (tensor, context and pipeline
-ranks; keys and values), and is held only with all of them. Objects are named by the engine's hash, without tokens; the
-events of the engines resolve the hashes. This file reads no objects and writes nothing to the store.
+Polls the store's master for the names of all objects (`/get_all_keys`). The response has about a hundred bytes per key
+and lists only complete objects; the difference to the previous response shows what was added and removed. The
+alternative `/batch_query_keys` needs the names in advance and returns three times the bytes. A block is one object per
+part of the model (tensor, context and pipeline ranks; keys and values), and is held only with all of them. Objects are
+named by the engine's hash, without tokens; the events of the engines resolve the hashes. This file reads no objects and
+writes nothing to the store.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def parse_name(name: str) -> ObjectName | None:
 
 
 class Listing:
-    """One pool's blocks, from the listed names. A block is complete if it has every part that any block has had. For a
-    model with several attention groups, `group` is the one that needs every block of a prefix."""
+    """The blocks of one pool, from the listed names. A block is complete if it has all parts that were seen so far, of any
+    block. If a model has several attention groups, `group` is the one that needs every block of a prefix."""
 
     def __init__(self, pool: str, group: int = 0) -> None:
         self._pool = pool

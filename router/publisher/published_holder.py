@@ -56,7 +56,7 @@ class PublishTiming:
 
 
 class PublishedHolder:
-    """One holder. The source calls `apply`, `restarted` and `caught_up`; `run` writes until `stop`."""
+    """One published holder. Its source calls `apply`, `restarted` and `caught_up`; `run` writes until `stop`."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class PublishedHolder:
 
     async def _wait_until_ready(self) -> None:
         """Let a previous publisher's blocks stay readable until this one has blocks to replace them."""
-        with suppress(TimeoutError):  # without events until then, the holder is published as empty
+        with suppress(TimeoutError):  # if no events arrive in time, the holder is published as empty
             async with asyncio.timeout(self._timing.start_s):
                 await self._ready.wait()
 

@@ -1,7 +1,7 @@
 """Compares a pod's blocks in the cluster index with the engine's own replay of its events.
 
 The index is read before and after the replay, so that concurrent changes count neither as missing nor as stale. This
-file changes nothing.
+file only reads.
 """
 
 from __future__ import annotations

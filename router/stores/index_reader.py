@@ -68,8 +68,8 @@ class IndexReader:
     async def blocks(
         self, generation: Generation, holder: HolderId, row: HolderRow
     ) -> AsyncIterator[tuple[Tier, Sequence[BlockHash]]]:
-        """The holder's blocks at `row.seq`, in pieces. Later changes may be included and can be applied again. A block
-        may occur in several pieces."""
+        """Yield the holder's blocks in pieces. They include all changes up to `row.seq` and perhaps later ones, which
+        can be applied again. A block may occur in several pieces."""
         scope = scope_of(generation)
         for tier in Tier:
             key, cursor = self._keys.blocks(scope, holder, row.epoch, tier), -1
@@ -81,7 +81,7 @@ class IndexReader:
     async def leading_run(
         self, generation: Generation, holder: HolderId, row: HolderRow, hashes: Sequence[BlockHash]
     ) -> BlocksByTier:
-        """How many leading blocks of a prompt the holder has, each counted in its nearest tier."""
+        """Number of leading blocks of a prompt that the holder has, each counted in its nearest tier."""
         if not hashes:
             return 0, 0, 0, 0
         scope, members = scope_of(generation), [pack_blocks([block]) for block in hashes]

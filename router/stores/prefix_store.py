@@ -1,8 +1,8 @@
-"""The prefix stores: who holds which blocks of a prompt, behind one protocol.
+"""The prefix stores: which pods hold which blocks of a prompt.
 
 `LocalStore` combines what engines announce to this router with what the router has just sent. `ReplicaStore` adds the
-cluster index, copied into memory by `feeds/kv_redis.py`. A match never fails and never waits for Redis: a store that
-cannot answer fully sets `degraded`.
+cluster index, copied into memory by `feeds/kv_redis.py`. A match never fails and never waits for Redis; if its data is
+incomplete, it sets `degraded`.
 """
 
 from __future__ import annotations

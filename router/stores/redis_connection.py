@@ -51,7 +51,7 @@ class Secret:
     variable: str | None = None
 
     def read(self) -> str:
-        """Raises `ConfigError`."""
+        """The current value. Raises `ConfigError`."""
         try:
             if self.file is not None:
                 return Path(self.file).read_text("utf-8").strip()
@@ -100,19 +100,19 @@ def parse_url(
     password: Secret | None = None,
     tls: Tls | None = None,
 ) -> RedisAddress:
-    """`redis[s]://[user[:password]@]host[:port][,host[:port]...][/database]`. Raises `ConfigError`."""
+    """Parse `redis[s]://[user[:password]@]host[:port][,host[:port]...][/database]`. Raises `ConfigError`."""
     scheme, separator, rest = url.partition("://")
     if scheme not in ("redis", "rediss") or not separator:
         raise ConfigError(f"{scheme}: a Redis URL must start with redis:// or rediss://")
-    credentials, _, places = rest.partition("/")[0].rpartition("@")
+    credentials, _, servers = rest.partition("/")[0].rpartition("@")
     database = rest.partition("/")[2] or "0"
     user, _, secret = credentials.partition(":")
     if not database.isdigit():
         raise ConfigError(f"{database!r}: the database in a Redis URL must be a number")
     if mode == "sentinel" and not master:
-        raise ConfigError("mode sentinel requires the name of the master")
+        raise ConfigError("mode sentinel requires the name of the master (index.redis.master)")
     return RedisAddress(
-        nodes=tuple(_node(place) for place in places.split(",")),
+        nodes=tuple(_node(server) for server in servers.split(",")),
         mode=mode,
         master=master,
         database=int(database),
@@ -122,29 +122,38 @@ def parse_url(
     )
 
 
-def _node(place: str) -> tuple[str, int]:
-    parts = urlsplit(f"//{place}")
+def _node(server: str) -> tuple[str, int]:
+    parts = urlsplit(f"//{server}")
     try:
         port = parts.port or _DEFAULT_PORT
     except ValueError as error:
-        raise ConfigError(f"{place}: {error}") from error
+        raise ConfigError(f"{server}: {error}") from error
     if not parts.hostname:
-        raise ConfigError(f"{place!r}: missing host")
+        raise ConfigError(f"{server!r}: missing host")
     return parts.hostname, port
 
 
 class RedisConnection:
     """A client for one address. A command that exceeds `timeout_s` raises `redis.RedisError`."""
 
-    def __init__(self, address: RedisAddress, *, timeout_s: float, connections: int | None = None) -> None:
+    def __init__(self, address: RedisAddress, *, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.client: RedisClient
         self._sentinels: Sequence[RedisClient] = ()
+        options = _options(address, timeout_s)
+        if address.mode == "cluster":
+            nodes = [ClusterNode(host, port) for host, port in address.nodes]
+            options["retry"] = Retry(NoBackoff(), 2)  # the client uses these retries to find a slot's new master
+            self.client = RedisCluster(startup_nodes=nodes, **options)
+            return
+        options["db"] = address.database
         if address.mode == "sentinel":
-            sentinel = _sentinel(address, timeout_s, connections)
+            to_sentinels = {"socket_timeout": timeout_s, **_tls_options(address.tls)}
+            sentinel = Sentinel(address.nodes, sentinel_kwargs=to_sentinels, **options)  # type: ignore[no-untyped-call]
             self.client, self._sentinels = sentinel.master_for(address.master), sentinel.sentinels
         else:
-            self.client = _client(address, timeout_s, connections)
+            host, port = address.nodes[0]
+            self.client = redis.asyncio.Redis(host=host, port=port, **options)
 
     async def script(self, lua: str, keys: Sequence[str], args: Sequence[object]) -> Any:
         """Run a script, by its digest if the server has it."""
@@ -165,22 +174,6 @@ class RedisConnection:
 @lru_cache(32)
 def _digest(lua: str) -> str:
     return hashlib.sha1(lua.encode(), usedforsecurity=False).hexdigest()
-
-
-def _client(address: RedisAddress, timeout_s: float, connections: int | None) -> RedisClient:
-    if address.mode == "cluster":
-        nodes = [ClusterNode(host, port) for host, port in address.nodes]
-        retry = Retry(NoBackoff(), 2)  # the client uses these retries to find a slot's new master
-        return RedisCluster(startup_nodes=nodes, **(_options(address, timeout_s) | {"retry": retry}))
-    host, port = address.nodes[0]
-    options = _options(address, timeout_s)
-    return redis.asyncio.Redis(host=host, port=port, db=address.database, max_connections=connections, **options)
-
-
-def _sentinel(address: RedisAddress, timeout_s: float, connections: int | None) -> Any:
-    to_sentinels = {"socket_timeout": timeout_s, **_tls_options(address.tls)}
-    options = _options(address, timeout_s) | {"db": address.database, "max_connections": connections}
-    return Sentinel(address.nodes, sentinel_kwargs=to_sentinels, **options)  # type: ignore[no-untyped-call]
 
 
 def _options(address: RedisAddress, timeout_s: float) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def encode_generation(generation: Generation) -> bytes:
 
 
 def decode_generation(member: bytes) -> Generation:
-    """Raises `Unreadable`."""
+    """Decode a member of `scopes`. Raises `Unreadable`."""
     try:
         return msgspec.json.decode(member, type=Generation)
     except _DECODE_ERRORS as error:
@@ -113,7 +113,7 @@ def pack_blocks(blocks: Iterable[BlockHash]) -> bytes:
 
 
 def unpack_blocks(packed: bytes) -> array[int]:
-    """Raises `Unreadable`."""
+    """The hashes in `packed`. Raises `Unreadable`."""
     if len(packed) % HASH_BYTES:
         raise Unreadable(f"invalid blocks: {len(packed)} bytes is not a multiple of {HASH_BYTES}")
     blocks = hash_array()
