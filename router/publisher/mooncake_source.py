@@ -63,8 +63,8 @@ def parse_name(name: str) -> ObjectName | None:
 
 
 class Listing:
-    """The blocks of one pool, from the listed names. A block is complete if it has all parts seen so far, of any block. If
-    a model has several attention groups, `group` is the one that needs every block of a prefix."""
+    """The blocks of one pool, from the listed names. A block is complete if it has all parts seen so far, of any block.
+    If a model has several attention groups, `group` is the one that needs every block of a prefix."""
 
     def __init__(self, pool: str, group: int = 0) -> None:
         self._pool = pool
