@@ -45,26 +45,26 @@ class ClientDeadlines:
         self._keep_alive_s = timeouts.keep_alive_s
         self._on_late_request = on_late_request
         self._shortest_s = min(timeouts.keep_alive_s, timeouts.request_s, timeouts.write_s)
-        self._begin_by_s = inf
-        self._complete_by_s = inf
+        self._act_by_s = inf  # when the client must begin or complete its request; then `_on_late` is called
+        self._on_late: Callable[[], None] = self._close_idle
         self._read_by_s = inf
         self._buffered_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def await_request(self) -> None:
-        self._complete_by_s, self._begin_by_s = inf, self._loop.time() + self._keep_alive_s
+        self._act_by_s, self._on_late = self._loop.time() + self._keep_alive_s, self._close_idle
         if self._timer is None:
             self._start_timer()
 
     def await_rest_of_request(self) -> None:
         """Wait for the rest of a request that the client has begun."""
-        self._begin_by_s, self._complete_by_s = inf, self._loop.time() + self._timeouts.request_s
+        self._act_by_s, self._on_late = self._loop.time() + self._timeouts.request_s, self._on_late_request
         if self._timer is None:
             self._start_timer()
 
     def disarm(self) -> None:
         """Clear both request deadlines: the router acts next."""
-        self._begin_by_s = self._complete_by_s = inf
+        self._act_by_s = inf
 
     def await_reading(self) -> None:
         """Wait for the client to read what is buffered for it."""
@@ -79,14 +79,14 @@ class ClientDeadlines:
         if self._timer is not None:
             self._timer.cancel()
         self._start_timer()
-        if self._begin_by_s < inf:
+        if self._act_by_s < inf and self._on_late == self._close_idle:
             self.await_request()
 
     def end(self) -> None:
         """Stop the timer of a closed connection."""
         if self._timer is not None:
             self._timer.cancel()
-        self._on_late_request = lambda: None  # breaks a reference cycle
+        self._on_late = self._on_late_request = lambda: None  # breaks reference cycles
 
     def _start_timer(self) -> None:
         self._timer = self._loop.call_later(self._shortest_s, self._check)
@@ -99,21 +99,21 @@ class ClientDeadlines:
             next_s = self._read_by_s
         else:
             self._read_by_s = inf
-            if now_s >= self._complete_by_s:
-                self._complete_by_s = inf
-                self._on_late_request()
-            elif now_s >= self._begin_by_s:
-                if not self._transport.is_closing() and has_unread(self._transport.get_extra_info("socket").fileno()):
-                    self._timer = self._loop.call_later(RECHECK_S, self._check)
-                else:
-                    self._transport.close()
-                return
-            next_s = min(self._begin_by_s, self._complete_by_s)
+            if now_s >= self._act_by_s:
+                self._act_by_s = inf
+                self._on_late()
+            next_s = self._act_by_s
         if next_s < inf:
             self._timer = self._loop.call_later(min(max(next_s - now_s, 0.0), self._shortest_s), self._check)
 
+    def _close_idle(self) -> None:
+        if not self._transport.is_closing() and has_unread(self._transport.get_extra_info("socket").fileno()):
+            self._act_by_s = self._loop.time() + RECHECK_S
+        else:
+            self._transport.close()
+
     def _check_reading(self, buffered_bytes: int, now_s: float) -> None:
-        """The buffer can only shrink here: nothing is added to it for a slow client."""
+        """Abort if the client reads nothing for too long. The buffer only shrinks: a slow client is sent nothing new."""
         if self._read_by_s == inf or buffered_bytes < self._buffered_bytes:
             self._buffered_bytes, self._read_by_s = buffered_bytes, now_s + self._timeouts.write_s
         elif now_s >= self._read_by_s:

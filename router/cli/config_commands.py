@@ -1,4 +1,4 @@
-"""`warmroute config check`, `warmroute config show` and `warmroute policies`: read files and print, serve nothing."""
+"""`warmroute config check`, `warmroute config show` and `warmroute policies`: check and print configuration files."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
     warmroute policy simulate mine.yaml config/traffic/chat.yaml
     warmroute policy docs [--schema]            print the reference page
 
-A name is that of a shipped policy; an argument that ends in .yaml is a file.
+An argument that ends in .yaml is a file; any other is the name of a shipped policy.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class SharedView:
         self._changed_failures: set[PodId] = set()
         self._recent = RecentDispatches()
         self._early: list[Dispatch] | None = []
-        """Dispatches received before `begin`: adding a pod clears what was recorded for it."""
+        """Dispatches received before `begin`. They are recorded later, because adding a pod clears its records."""
         self._commands: dict[str, AdminCommand] = {}
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(WorkerUpdate).decode
