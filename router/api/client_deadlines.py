@@ -113,7 +113,7 @@ class ClientDeadlines:
             self._transport.close()
 
     def _check_reading(self, buffered_bytes: int, now_s: float) -> None:
-        """Abort if the client reads nothing for too long. The buffer only shrinks: a slow client is sent nothing new."""
+        """Abort if the client reads nothing for too long. The buffer only shrinks: nothing is added to it meanwhile."""
         if self._read_by_s == inf or buffered_bytes < self._buffered_bytes:
             self._buffered_bytes, self._read_by_s = buffered_bytes, now_s + self._timeouts.write_s
         elif now_s >= self._read_by_s:
