@@ -26,7 +26,7 @@ from router.errors import ConfigError
 from router.observe.receipt_lines import read_lines, recorded
 from router.policy.price import Choice
 from router.policy.recording import RecordedScene
-from router.policy.review import Review, each_against
+from router.policy.review import Review, review
 
 
 def replay_command(
@@ -55,10 +55,10 @@ def _review(decided: RecordedChoices, policy: str | None, folder: Path, default:
     """The review with one policy, or with those of a folder as `serve` would use them."""
     if policy is not None:
         found = find_policy(load_policies(folder), policy)
-        return each_against(((scene.scene(), was, found) for scene, was, _ in decided), found.name, limit=limit)
+        return review(((scene.scene(), was, found) for scene, was, _ in decided), found.name, limit=limit)
     every = PolicyFolder(folder, default).read()
     rows = ((scene.scene(), was, every.for_recorded(scene, by)) for scene, was, by in decided)
-    return each_against(rows, str(folder), limit=limit)
+    return review(rows, str(folder), limit=limit)
 
 
 class RecordedChoices:

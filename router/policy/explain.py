@@ -17,11 +17,10 @@ import msgspec
 from router.decision import Candidate, Split
 from router.policy.decide import expected_ttft_ms
 from router.policy.eligible import LeftOut, left_out
-from router.policy.inputs import prompt_inputs
 from router.policy.pickers import LowestCost
 from router.policy.price import Choice, choice_of, placed
 from router.policy.spec import Policy
-from router.policy.term import CostTerm, Input, Side
+from router.policy.term import CostTerm, Input, Side, prompt_inputs
 from router.types import Scene
 
 ON_DECODE_POD = " (decode pod)"

@@ -65,20 +65,6 @@ class Fit:
     of the coefficients at the time (`error_after`).
     """
 
-    __slots__ = (
-        "_covariance",
-        "_log",
-        "_prior_covariance",
-        "_prior_log",
-        "_shares",
-        "coefficients",
-        "confidence",
-        "error_after",
-        "error_before",
-        "evidence",
-        "prior",
-    )
-
     def __init__(self, prior: Vector, shape_sd: Vector) -> None:
         self.prior = prior
         self.coefficients = prior

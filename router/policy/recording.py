@@ -8,7 +8,7 @@ for many scenes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import xxhash
@@ -39,22 +39,8 @@ BodyBytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
 """Bounded, because a body of this length is restored."""
 
 
-class LoadRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The fields of `PodLoad` that policies read."""
-
-    running: int
-    waiting: int
-    kv_usage: float
-    our_prompts: int = 0
-
-    @classmethod
-    def of(cls, load: PodLoad) -> LoadRow:
-        """The load as a row."""
-        return cls(load.running, load.waiting, load.kv_usage, load.our_prompts)
-
-    def load(self) -> PodLoad:
-        """The row as a load."""
-        return PodLoad(self.running, self.waiting, self.kv_usage, our_prompts=self.our_prompts)
+LoadRow: TypeAlias = tuple[int, int, float, int]
+"""The fields of `PodLoad` that policies read: running, waiting, kv_usage and our_prompts."""
 
 
 class SceneFacts(msgspec.Struct, frozen=True, gc=False):
@@ -185,8 +171,11 @@ class FleetLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
 
     def snapshot(self, loads: Sequence[LoadRow]) -> FleetSnapshot:
         """The fleet with these loads. Raises `ValueError` if their number is not that of its pods."""
-        rows = zip(self.pods, loads, strict=True)
-        return FleetSnapshot(0, tuple(PodStatus(pod, state, load.load()) for (pod, state), load in rows), self.links)
+        rows = (
+            PodStatus(pod, state, PodLoad(running, waiting, kv_usage, our_prompts=our_prompts))
+            for (pod, state), (running, waiting, kv_usage, our_prompts) in zip(self.pods, loads, strict=True)
+        )
+        return FleetSnapshot(0, tuple(rows), self.links)
 
 
 class SceneLine(SceneFacts, frozen=True, kw_only=True, omit_defaults=True):
@@ -227,7 +216,10 @@ def scene_line(scene: RecordedScene, fleet: str) -> SceneLine:
         match=dict(scene.match),
         inflight=dict(scene.inflight),
         steps=dict(scene.steps),
-        loads=tuple(LoadRow.of(status.load) for status in scene.fleet.pods),
+        loads=tuple(
+            (load.running, load.waiting, load.kv_usage, load.our_prompts)
+            for load in (status.load for status in scene.fleet.pods)
+        ),
     )
 
 

@@ -55,12 +55,12 @@ def purpose_of(kind: type[BaseModel]) -> str:
 def reference_page() -> str:
     """The reference page, as Markdown."""
     parts = [_HEAD, "## A file\n", _table(PolicySpec), *_sections(PolicySpec)]
-    parts += ["## Filters: `filters`\n", _FILTERS]
-    parts += [part for name, kind in FILTERS.items() for part in _member(name, kind)]
-    parts += ["## Cost terms: `costs`\n", "The cost of a candidate is the sum of the named terms, in milliseconds.\n"]
-    parts += [part for name, kind in COSTS.items() for part in _member(name, kind)]
-    parts += ["## Pickers: `picker`\n", "A policy has exactly one.\n"]
-    parts += [part for name, kind in PICKERS.items() for part in _member(name, kind)]
+    for title, text, members in (
+        ("Filters: `filters`", _FILTERS, FILTERS),
+        ("Cost terms: `costs`", "The cost of a candidate is the sum of the named terms, in milliseconds.\n", COSTS),
+        ("Pickers: `picker`", "A policy has exactly one.\n", PICKERS),
+    ):
+        parts += [f"## {title}\n", text, *(part for row in members.items() for part in _member(*row))]
     return "\n".join(parts)
 
 

@@ -67,8 +67,6 @@ def law_of(error: UpstreamError, *, bytes_sent: bool) -> Retry:
 class RetryBudget:
     """Allows `FLOOR` retries plus a share of the requests of about the last `WINDOW_S`; counts fade exponentially."""
 
-    __slots__ = ("_at_s", "_requests", "_retries", "_share")
-
     def __init__(self, share: float) -> None:
         self._share = share
         self._requests = 0.0

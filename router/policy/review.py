@@ -84,18 +84,9 @@ class Review(msgspec.Struct, frozen=True):
         return f"{self.changed:,} of {self.decisions:,} decisions would change; predicted TTFT p99 {p99}{refused}"
 
 
-def review(scenes: Iterable[Scene], old: Policy, new: Policy, *, limit: int = 10) -> Review:
-    """What changes when `new` replaces `old`. O(scenes * a few decisions)."""
-    return against(((scene, chosen(scene, old)) for scene in scenes), new, limit=limit)
-
-
-def against(decided: Iterable[tuple[Scene, Choice | None]], new: Policy, *, limit: int = 10) -> Review:
-    """The same with recorded choices. At most `limit` moves and changes are listed."""
-    return each_against(((scene, was, new) for scene, was in decided), new.name, limit=limit)
-
-
-def each_against(decided: Iterable[tuple[Scene, Choice | None, Policy]], name: str, *, limit: int = 10) -> Review:
-    """The same with a policy for each request; `name` names them together."""
+def review(decided: Iterable[tuple[Scene, Choice | None, Policy]], name: str, *, limit: int = 10) -> Review:
+    """What changes when each scene is decided by its policy instead of the choice made; `name` names these policies
+    together. At most `limit` moves and changes are listed. O(scenes * a few decisions)."""
     rows = [_row(scene, was, chosen(scene, new)) for scene, was, new in decided]
     changed = [row for row in rows if row.was != row.now]
     both = [(row.was_ms, row.now_ms) for row in rows if row.was_ms is not None and row.now_ms is not None]

@@ -26,7 +26,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -35,7 +35,6 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PositiveFloat,
-    ValidationError,
     create_model,
     field_validator,
     model_validator,
@@ -43,17 +42,24 @@ from pydantic import (
 
 from router.policy.catalog import COSTS, FILTERS, PICKERS
 from router.policy.match import Match
-from router.policy.term import Costs, CostTerm, Filter, Filters, Picker, Side
+from router.policy.term import Costs, Filters, Picker, Side
 
 OnNoPrefill = Literal["aggregate", "fail"]
 
 
-@dataclass(frozen=True, slots=True)
-class Shadow:
-    """A policy that decides without effect, for this share (0..1) of the requests."""
+class _SpecSection(BaseModel):
+    """A part of a policy file: frozen and strict."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class Shadow(_SpecSection):
+    """A policy that decides the same requests without effect."""
 
     policy: str
-    rate: float
+    """Its name."""
+    rate: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of the requests, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +122,6 @@ CostChoices = choice_model("CostChoices", COSTS)
 PickerChoice = choice_model("PickerChoice", PICKERS)
 
 
-class _SpecSection(BaseModel):
-    """A part of a policy file: frozen and strict."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
-
-
 class RetrySpec(_SpecSection):
     """What happens when a pod fails before the first byte."""
 
@@ -144,15 +144,6 @@ class SloSpec(_SpecSection):
     ttft_ms: PositiveFloat | None = None
     """Target of the time to first token: `warmroute_policy_slo_requests_total` counts the streamed answers within and
     beyond it."""
-
-
-class ShadowSpec(_SpecSection):
-    """A policy that decides the same requests without effect."""
-
-    policy: str
-    """Its name."""
-    rate: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of the requests, 0 to 1."""
 
 
 class PolicySpec(_SpecSection):
@@ -180,7 +171,7 @@ class PolicySpec(_SpecSection):
     retry: RetrySpec = RetrySpec()
     pd: PdSpec = PdSpec()
     slo: SloSpec = SloSpec()
-    shadow: ShadowSpec | None = None
+    shadow: Shadow | None = None
 
     @field_validator("picker")
     @classmethod
@@ -199,12 +190,11 @@ class PolicySpec(_SpecSection):
         """The policy that this file describes."""
         ((_, picker),) = _chosen(self.picker)
         version = hashlib.sha256(self.model_dump_json(exclude={"extends"}, exclude_none=True).encode()).hexdigest()[:12]
-        costs = tuple((name, cast(CostTerm, term)) for name, term in _chosen(self.costs))
         return Policy(
             self.name,
             version,
-            costs,
-            cast(Picker, picker),
+            tuple(_chosen(self.costs)),
+            picker,
             on_no_prefill=self.pd.on_no_prefill,
             shortlist=self.shortlist,
             considers_splits=self.pd.splits,
@@ -212,8 +202,8 @@ class PolicySpec(_SpecSection):
             percent=self.percent,
             attempts=self.retry.attempts,
             slo_ttft_ms=self.slo.ttft_ms,
-            shadow=Shadow(self.shadow.policy, self.shadow.rate) if self.shadow else None,
-            filters=tuple((name, cast(Filter, each)) for name, each in _chosen(self.filters)),
+            shadow=self.shadow,
+            filters=tuple(_chosen(self.filters)),
         )
 
 
@@ -224,6 +214,3 @@ def parse_policy(data: Mapping[str, Any]) -> Policy:
 
 def _chosen(choice: BaseModel) -> list[tuple[str, Any]]:
     return [(name, value) for name in type(choice).model_fields if (value := getattr(choice, name)) is not None]
-
-
-__all__ = ["Policy", "PolicySpec", "Shadow", "ValidationError", "parse_policy"]

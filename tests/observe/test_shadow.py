@@ -33,7 +33,7 @@ def shadows(metrics: Metrics, *policies: Policy) -> Shadows:
 
 def shadowed_by(name: str, rate: float = 1.0) -> Policy:
     """The live policy with a shadow."""
-    return replace(LIVE, shadow=Shadow(name, rate))
+    return replace(LIVE, shadow=Shadow(policy=name, rate=rate))
 
 
 def offer(shadow: Shadows, live: Policy, name: str = "r", ttft_ms: float | None = None) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import astuple
 from router.errors import RouterError
 from router.policy.decide import decide
 from router.policy.price import Choice
-from router.policy.review import Comparison, Move, Times, against, compare, review
+from router.policy.review import Comparison, Move, Review, Times, chosen, compare, review
 from router.policy.spec import Policy
 from router.types import InFlight, Role, Scene
 from tests.policy.scenes import POLICIES, holding, pod, policy, ready, request, scene, scenes
@@ -24,17 +24,22 @@ def busy_holder(name: str = "r", queue_ms: float = 500.0) -> Scene:
     return holding(scene(*ready(pod("a"), pod("b")), request=request(name), inflight={"a": work}), "a", 60)
 
 
+def reviewed(seen: list[Scene], old: Policy, new: Policy, limit: int = 10) -> Review:
+    """What changes when `new` replaces `old`."""
+    return review([(each, chosen(each, old), new) for each in seen], new.name, limit=limit)
+
+
 @given(st.lists(scenes(), max_size=4), st.sampled_from(list(POLICIES.values())))
 def test_a_policy_changes_nothing_against_itself(seen: list[Scene], same: Policy) -> None:
     """No changed decision and no changed time, for any scenes."""
-    found = review(seen, same, same)
+    found = reviewed(seen, same, same)
     assert (found.decisions, found.changed, found.refused) == (len(seen), 0, 0)
     assert found.before == found.after and not found.moves and not found.largest
 
 
 def test_both_choices_are_priced_by_what_the_client_waits_for() -> None:
     """Neither of these policies has a term for the other's: the yardstick has both."""
-    found = review([busy_holder("one"), busy_holder("two"), busy_holder("three", queue_ms=0.0)], HIT, LOAD)
+    found = reviewed([busy_holder("one"), busy_holder("two"), busy_holder("three", queue_ms=0.0)], HIT, LOAD)
     assert (found.decisions, found.changed) == (3, 2)
     assert astuple(found.before) == pytest.approx((335.2, 501.8, 501.8), abs=0.1)
     assert astuple(found.after) == pytest.approx((14.9, 21.4, 21.4), abs=0.1)
@@ -46,7 +51,7 @@ def test_both_choices_are_priced_by_what_the_client_waits_for() -> None:
 def test_the_largest_changes_come_first() -> None:
     """In either direction, and no more than were asked for."""
     seen = [busy_holder(f"{ms:g}", queue_ms=ms) for ms in (100.0, 900.0, 300.0)]
-    found = review(seen, LOAD, HIT, limit=2)
+    found = reviewed(seen, LOAD, HIT, limit=2)
     assert [change.request_id for change in found.largest] == ["900", "300"]
     assert found.largest[0].change_ms == pytest.approx(880, abs=3)
 
@@ -54,7 +59,7 @@ def test_the_largest_changes_come_first() -> None:
 def test_a_request_that_would_be_refused_is_counted_and_has_no_time() -> None:
     """A decode pod alone, under a policy that wants a prefill pod."""
     seen = scene(*ready(pod("d", role=Role.DECODE, handoff="nixl")))
-    found = review([seen], policy("queue"), policy("queue", "handoff", pd={"on_no_prefill": "fail"}))
+    found = reviewed([seen], policy("queue"), policy("queue", "handoff", pd={"on_no_prefill": "fail"}))
     assert (found.changed, found.refused, found.before) == (1, 1, Times())
     assert found.moves == (Move("d", "refused", 1),)
     assert str(found).endswith("TTFT p99 unknown; 1 would be refused")
@@ -62,7 +67,7 @@ def test_a_request_that_would_be_refused_is_counted_and_has_no_time() -> None:
 
 def test_choices_that_were_made_count_as_they_were_made() -> None:
     """By any policy; a choice whose pod is missing in the scene changes, without a time."""
-    found = against([(busy_holder(), Choice("gone")), (busy_holder(), Choice("b"))], LOAD)
+    found = review([(busy_holder(), Choice("gone"), LOAD), (busy_holder(), Choice("b"), LOAD)], "load")
     assert (found.decisions, found.changed, found.largest[0].was_ms) == (2, 1, None)
 
 

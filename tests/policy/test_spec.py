@@ -6,11 +6,12 @@ import copy
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from router.policy.catalog import COSTS, PICKERS
 from router.policy.costs.decode import DecodeTerm
 from router.policy.pickers import LowestCost
-from router.policy.spec import Shadow, ValidationError, parse_policy
+from router.policy.spec import Shadow, parse_policy
 from router.policy.term import Side
 
 PLAIN: dict[str, Any] = {
@@ -153,7 +154,7 @@ def test_match_percent_slo_and_shadow_are_fields_of_the_policy() -> None:
     )
     assert said.match is not None and said.match.tenant == ("acme",)
     assert (said.percent, said.attempts, said.slo_ttft_ms) == (5, 1, 800)
-    assert said.shadow == Shadow("least_load", 0.25)
+    assert said.shadow == Shadow(policy="least_load", rate=0.25)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from router.cli import main
 from router.cli.replay import RecordedChoices
 from router.observe.receipts import Explained
 from router.policy.price import Choice
-from router.policy.review import against
+from router.policy.review import review
 from router.sim.mock_engine import Fault, FaultKind
 from tests.policy.scenes import POLICIES
 from tests.stories.conftest import Deploy, Deployment
@@ -143,7 +143,7 @@ async def test_recorded_decisions_are_replayed(deploy: Deploy, tmp_path: Path) -
         await converse(deployment, opening("tides"), turns=4)
         await asyncio.gather(*(deployment.chat(opening(f"road {number % 3}", 60)) for number in range(12)))
     same, other = (
-        against([(seen.scene(), was) for seen, was, _ in RecordedChoices(file)], POLICIES[name])
+        review([(seen.scene(), was, POLICIES[name]) for seen, was, _ in RecordedChoices(file)], name)
         for name in ("cost_aware", "round_robin")
     )
     assert (same.decisions, same.changed) == (16, 0)

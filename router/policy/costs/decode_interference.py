@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from pydantic import NonNegativeFloat
 
-from router.policy.inputs import compute_inputs, prompt_inputs
-from router.policy.term import CostTerm, Input, Placement, Side
+from router.policy.term import CostTerm, Input, Placement, Side, compute_inputs, prompt_inputs
 
 
 class DecodeInterferenceTerm(CostTerm):

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from pydantic import PositiveInt
 
-from router.policy.inputs import transfer_inputs
-from router.policy.term import CostTerm, Input, Placement, Side, Transfer
+from router.policy.term import CostTerm, Input, Placement, Side, Transfer, transfer_inputs
 
 
 class HandoffTerm(CostTerm):

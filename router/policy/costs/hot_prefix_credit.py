@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from router.policy.inputs import compute_inputs
-from router.policy.term import CostTerm, Input, Placement, Side
+from router.policy.term import CostTerm, Input, Placement, Side, compute_inputs
 
 
 class HotPrefixCreditTerm(CostTerm):

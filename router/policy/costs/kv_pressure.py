@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from pydantic import NonNegativeFloat
 
-from router.policy.inputs import kv_inputs
-from router.policy.term import CostTerm, Input, Placement, Side
+from router.policy.term import CostTerm, Input, Placement, Side, kv_inputs
 
 MAX_USED = 0.95
 """A fuller pod counts as this full."""

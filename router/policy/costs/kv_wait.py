@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from pydantic import NonNegativeFloat
 
-from router.policy.inputs import decode_inputs, kv_inputs
-from router.policy.term import CostTerm, Input, Placement, Side
+from router.policy.term import CostTerm, Input, Placement, Side, decode_inputs, kv_inputs
 
 
 class KvWaitTerm(CostTerm):

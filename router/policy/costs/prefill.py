@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from router.policy.inputs import compute_inputs, prompt_inputs
-from router.policy.term import CostTerm, Input, Placement, Side
+from router.policy.term import CostTerm, Input, Placement, Side, compute_inputs, prompt_inputs
 
 
 class PrefillTerm(CostTerm):

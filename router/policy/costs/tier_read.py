@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from router.policy.inputs import link_inputs
-from router.policy.term import CostTerm, Input, Placement, Side
+from router.policy.term import CostTerm, Input, Placement, Side, link_inputs
 from router.types import Link
 
 

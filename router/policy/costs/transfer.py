@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from router.policy.inputs import transfer_inputs
-from router.policy.term import CostTerm, Input, Placement, Side
-from router.policy.work_ahead import work_ahead_inputs, work_ahead_ms
+from router.policy.costs.queue import work_ahead_inputs, work_ahead_ms
+from router.policy.term import CostTerm, Input, Placement, Side, transfer_inputs
 
 
 class TransferTerm(CostTerm):
