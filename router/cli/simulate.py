@@ -189,16 +189,15 @@ class Source:
 
     def __call__(self, speedup: float, seed: int) -> Traffic:
         """Raises `ConfigError`."""
-        name = self.path.stem
         if self.path.suffix == ".jsonl" and _is_receipts(self.path):
-            return receipts_traffic(_read(read_receipts, self.path)[: self.requests], speedup=speedup, name=name)
+            return receipts_traffic(_read(read_receipts, self.path)[: self.requests], speedup=speedup)
         if self.path.suffix == ".jsonl":
             trace = _read(read_mooncake, self.path)[: self.requests]
-            return mooncake_traffic(trace, speedup=speedup, jitter_s=self.jitter_s, seed=seed, name=name)
+            return mooncake_traffic(trace, speedup=speedup, jitter_s=self.jitter_s, seed=seed)
         if self.path.suffix == ".csv":
             return azure_traffic(self.path, speedup=speedup, requests=self.requests)
         if self.path.suffix in (".yaml", ".yml"):
-            return load(self.path, TrafficMix).traffic(speedup=speedup, seed=seed, name=name)
+            return load(self.path, TrafficMix).traffic(speedup=speedup, seed=seed)
         raise ConfigError(
             f"{self.path}: unknown kind of traffic; use a Mooncake trace or receipts (.jsonl), an Azure trace (.csv) "
             "or a mix (.yaml)"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, takewhile
 
 import xxhash
 
@@ -96,7 +96,7 @@ class BlockPool:
 
     def leading_blocks(self, hashes: Sequence[BlockHash]) -> int:
         """The number of leading blocks that are matchable."""
-        return next((at for at, block_hash in enumerate(hashes) if block_hash not in self._copies), len(hashes))
+        return sum(1 for _ in takewhile(self._copies.__contains__, hashes))
 
     def admit(self, table: PodBlockTable, found: list[int], new_tokens: int) -> bool:
         """Start `table` on the blocks that `match` found, with memory for `new_tokens` after them.

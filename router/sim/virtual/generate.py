@@ -63,9 +63,9 @@ class TrafficMix(StrictSpec):
     bursts: Bursts | None = None
     block_size_tokens: PositiveInt = 128
 
-    def traffic(self, *, speedup: float = 1.0, seed: int = 0, name: str = "mix") -> Traffic:
+    def traffic(self, *, speedup: float = 1.0, seed: int = 0) -> Traffic:
         """`speedup` divides the time between the same sessions; the times inside a session stay."""
-        return Traffic(self.block_size_tokens, _sessions(self, speedup, seed), name=name)
+        return Traffic(self.block_size_tokens, _sessions(self, speedup, seed))
 
 
 def _sessions(mix: TrafficMix, speedup: float, seed: int) -> Iterator[Session]:

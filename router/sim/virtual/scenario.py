@@ -104,9 +104,6 @@ class LinkSpec(StrictSpec):
     t0_ms: NonNegativeFloat
     gb_per_s: PositiveFloat
 
-    def build(self) -> Link:
-        return Link(self.t0_ms, self.gb_per_s * BYTES_PER_MS_PER_GB_PER_S)
-
 
 class FleetSpec(StrictSpec):
     """A fleet file: pods, links, conditions and the SLO."""
@@ -139,18 +136,25 @@ class FleetSpec(StrictSpec):
         pods = tuple(
             self._pod(group, next(ids), prior, believed_compute) for group in self.pods for _ in range(group.count)
         )
-        link = self.link.build() if self.link else None
-        believed = replace(link, bytes_per_ms=link.bytes_per_ms * believed_bandwidth) if link else None
+        link = believed = None
+        if self.link:
+            link = Link(self.link.t0_ms, self.link.gb_per_s * BYTES_PER_MS_PER_GB_PER_S)
+            believed = replace(link, bytes_per_ms=link.bytes_per_ms * believed_bandwidth)
         pcie = Link(0.0, self.pcie_gb_per_s * BYTES_PER_MS_PER_GB_PER_S * believed_bandwidth)
         return SimulatedFleet(pods, link, Links(elsewhere=believed, cpu=pcie))
 
     def _pod(self, group: PodsSpec, number: int, prior: Prior, believed_compute: float) -> SimulatedPod:
         speed, kv_bytes_per_token = prior(self.model, group.hardware)
+        believed_speed = replace(
+            speed,
+            c1_ms_per_token=speed.c1_ms_per_token * believed_compute,
+            c2_ms_per_token2=speed.c2_ms_per_token2 * believed_compute,
+        )
         known = Pod(
             id=f"pod-{number:04}",
             url=f"http://pod-{number:04}",
             engine="vllm",
-            speed=_with_error(speed, believed_compute),
+            speed=believed_speed,
             role=group.role,
             models=(self.model,),
             block_size_tokens=self.engine_block_tokens,
@@ -168,11 +172,3 @@ class FleetSpec(StrictSpec):
             max_num_seqs=self.max_num_seqs,
         )
         return SimulatedPod(known, true, self.pcie_gb_per_s * BYTES_PER_MS_PER_GB_PER_S)
-
-
-def _with_error(speed: PodSpeed, factor: float) -> PodSpeed:
-    return replace(
-        speed,
-        c1_ms_per_token=speed.c1_ms_per_token * factor,
-        c2_ms_per_token2=speed.c2_ms_per_token2 * factor,
-    )

@@ -88,7 +88,6 @@ class Traffic:
     block_size_tokens: int
     sessions: Iterable[Session]
     request_count: int = 0
-    name: str = "traffic"
 
 
 # --- recorded traffic ---
@@ -155,7 +154,7 @@ def _read_lines(path: Path, kind: type[LineT], problem: str, is_usable: Callable
 
 
 def mooncake_traffic(
-    trace: Sequence[TraceRequest], *, speedup: float = 1.0, jitter_s: float = 0.0, seed: int = 0, name: str = "trace"
+    trace: Sequence[TraceRequest], *, speedup: float = 1.0, jitter_s: float = 0.0, seed: int = 0
 ) -> Traffic:
     """Open-loop traffic. Arrivals in the public conversation trace are rounded to 3 s; `jitter_s` spreads them."""
     random = Random(seed)
@@ -169,10 +168,10 @@ def mooncake_traffic(
         )
         for one in trace
     ]
-    return _open_loop(MOONCAKE_BLOCK_TOKENS, sessions, name)
+    return _open_loop(MOONCAKE_BLOCK_TOKENS, sessions)
 
 
-def receipts_traffic(receipts: Sequence[ReceiptLine], *, speedup: float = 1.0, name: str = "receipts") -> Traffic:
+def receipts_traffic(receipts: Sequence[ReceiptLine], *, speedup: float = 1.0) -> Traffic:
     """Open-loop traffic at the recorded times. Raises `ConfigError` without receipts, or if block sizes differ."""
     sizes = {one.block_size_tokens for one in receipts}
     if len(sizes) != 1:
@@ -184,23 +183,17 @@ def receipts_traffic(receipts: Sequence[ReceiptLine], *, speedup: float = 1.0, n
         _session((one.at_s - first_s) / speedup, one.prompt_tokens, one.output_tokens or 1, one.blocks, one.model)
         for one in receipts
     ]
-    return _open_loop(sizes.pop(), sessions, name)
+    return _open_loop(sizes.pop(), sessions)
 
 
-def azure_traffic(
-    path: Path,
-    *,
-    speedup: float = 1.0,
-    block_size_tokens: int = MOONCAKE_BLOCK_TOKENS,
-    requests: int | None = None,
-) -> Traffic:
+def azure_traffic(path: Path, *, speedup: float = 1.0, requests: int | None = None) -> Traffic:
     """Open-loop traffic of an Azure LLM trace, or of its first `requests` lines. Its prompts share nothing."""
     ids = count(1)
     sessions = [
-        _session(at_s / speedup, prompt_tokens, output_tokens, islice(ids, -(-prompt_tokens // block_size_tokens)))
+        _session(at_s / speedup, prompt_tokens, output_tokens, islice(ids, -(-prompt_tokens // MOONCAKE_BLOCK_TOKENS)))
         for at_s, prompt_tokens, output_tokens in islice(_azure_rows(path), requests)
     ]
-    return _open_loop(block_size_tokens, sessions, path.stem)
+    return _open_loop(MOONCAKE_BLOCK_TOKENS, sessions)
 
 
 def _session(
@@ -211,9 +204,9 @@ def _session(
     return Session(start_s, (request,), kind or "any")
 
 
-def _open_loop(block_size_tokens: int, sessions: list[Session], name: str) -> Traffic:
+def _open_loop(block_size_tokens: int, sessions: list[Session]) -> Traffic:
     sessions.sort(key=lambda session: session.start_s)
-    return Traffic(block_size_tokens, sessions, len(sessions), name)
+    return Traffic(block_size_tokens, sessions, len(sessions))
 
 
 def _azure_rows(path: Path) -> Iterator[tuple[float, int, int]]:

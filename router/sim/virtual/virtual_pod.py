@@ -22,8 +22,6 @@ from router.sim.virtual.traffic import TrafficRequest
 from router.sim.virtual.virtual_job import Job, Progress, StepGaps, StepRun
 from router.types import BlockHash, PodId, PodLoad, StepBegan, Tier
 
-NEVER_MS = math.inf
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualPodConfig(SchedulerConfig):
@@ -78,7 +76,7 @@ class VirtualPod(Scheduler[Job]):
     def wake_ms(self) -> float:
         """When `advance` is due; infinite while there is nothing to do."""
         run = self._run
-        return run.start_ms + run.duration_ms(run.steps) if run else NEVER_MS
+        return run.start_ms + run.duration_ms(run.steps) if run else math.inf
 
     def step_began_ms(self, now_ms: float) -> float:
         """When the current step started; minus infinity without one."""
