@@ -6,7 +6,6 @@ The section `links` of router.yaml names these classes. Calibration replaces the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TypeAlias
 
 from pydantic import NonNegativeFloat, PositiveFloat
@@ -59,9 +58,9 @@ class LinksConfig(Strict):
     """From a store to a GPU."""
 
 
-def load_link_classes(path: Path | None = None) -> dict[str, LinkClass]:
-    """All classes by name; by default the shipped ones. Raises `ConfigError`."""
-    return load(path or shipped("config") / "hardware" / "links.yaml", LinkClasses).classes
+def load_link_classes() -> dict[str, LinkClass]:
+    """The shipped classes by name. Raises `ConfigError`."""
+    return load(shipped("config") / "hardware" / "links.yaml", LinkClasses).classes
 
 
 def build_links(config: LinksConfig, classes: Mapping[str, LinkClass]) -> Links:

@@ -102,14 +102,14 @@ class PolicyFeed:
             old, changed = self._policies, new.version != self._policies.version
             self._activate(new)
             self._metrics.policy_reloads.labels("ok").inc()
-            review = await self._reviewed(old, new, self._review) if changed and self._review else None
+            review = await self._reviewed(old, new) if changed else None
             log.info("policies reloaded", version=new.version, changed=changed, review=review)
             return Reload(new.version, changed, review)
 
-    async def _reviewed(self, old: PolicySet, new: PolicySet, review: Review) -> str | None:
+    async def _reviewed(self, old: PolicySet, new: PolicySet) -> str | None:
         """Compare the sets while the new one is already active."""
         try:
-            return await review(old, new)
+            return await self._review(old, new) if self._review else None
         except Exception:
             log.exception("policy impact review failed")
             return None
