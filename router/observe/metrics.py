@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from router.observe.class_metrics import ClassMetrics
 from router.observe.fast_metrics import Counter, Gauge, Histogram, Labels
+from router.observe.phase import PHASES
 from router.observe.receipts import Outcome
 from router.policy.calibration import CalibrationRow
 from router.policy.review import Comparison
@@ -52,9 +53,10 @@ class Metrics:
             "model",
             buckets=_SECONDS,
         )
-        self.phase_s = Histogram(
+        phase_s = Histogram(
             r, "warmroute_phase_seconds", "Seconds of requests in each phase.", "phase", buckets=_PHASE_SECONDS
         )
+        self._phase_s = {phase: phase_s.labels(phase) for phase in PHASES}
         self.loop_lag_s = Histogram(
             r,
             "warmroute_loop_lag_seconds",
@@ -293,7 +295,7 @@ class Metrics:
     def observe_phases(self, taken_s: Mapping[str, float]) -> None:
         """Add the phases of one request."""
         for phase, seconds in taken_s.items():
-            self.phase_s.labels(phase).observe(seconds)
+            self._phase_s[phase].observe(seconds)
 
     def observe_prediction(self, ended: Outcome, predicted_tokens: int) -> None:
         """Add one served prompt, of which `predicted_tokens` were expected to be cached."""

@@ -7,6 +7,7 @@ The same seven words are function names, histogram labels, log fields and headin
 
 from __future__ import annotations
 
+from operator import sub
 from time import perf_counter
 
 PHASES = ("admit", "fingerprint", "match", "decide", "attempt", "relay", "settle")
@@ -15,25 +16,23 @@ PHASES = ("admit", "fingerprint", "match", "decide", "attempt", "relay", "settle
 class Phases:
     """The times of one request, from its arrival on, when the first phase begins."""
 
-    __slots__ = ("_arrived_s", "_entered_s", "_phase", "taken_s")
+    __slots__ = ("_entered", "taken_s")
 
     def __init__(self) -> None:
-        self._phase = PHASES[0]
-        self._arrived_s = self._entered_s = perf_counter()
+        self._entered = [(PHASES[0], perf_counter())]
         self.taken_s: dict[str, float] = {}
-        """Seconds by phase; a phase that was entered twice has the sum."""
+        """Seconds by phase, after `end`; a phase that was entered twice has the sum."""
 
     def enter(self, phase: str) -> None:
         """End the current phase and begin `phase`."""
-        self.end()
-        self._phase = phase
+        self._entered.append((phase, perf_counter()))
 
     def end(self) -> None:
-        """End the current phase."""
-        now_s = perf_counter()
-        self.taken_s[self._phase] = self.taken_s.get(self._phase, 0.0) + now_s - self._entered_s
-        self._entered_s = now_s
+        """End the last phase."""
+        phases, began_s = zip(*self._entered, strict=True)
+        for phase, seconds in zip(phases, map(sub, (*began_s[1:], perf_counter()), began_s), strict=True):
+            self.taken_s[phase] = self.taken_s.get(phase, 0.0) + seconds
 
     def elapsed_s(self) -> float:
         """Seconds since the request arrived."""
-        return perf_counter() - self._arrived_s
+        return perf_counter() - self._entered[0][1]

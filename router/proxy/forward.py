@@ -83,11 +83,11 @@ def _log(log: RequestLog, context: RequestContext, ended: Outcome) -> None:
     log.log(
         id=ended.id,
         model=ended.model,
-        pod=ended.served.pod.id if ended.served is not None else "",
-        policy=context.decision.policy if context.decision is not None else "",
+        pod=ended.served.pod.id if ended.served is not None else None,
+        policy=context.decision.policy if context.decision is not None else None,
         status=context.status or None,
         result=ended.result,
         cached_tokens=ended.cached_tokens,
-        ttft_ms=ended.ttft_ms,
-        e2e_ms=ended.e2e_ms,
+        ttft_ms=None if ended.ttft_ms is None else round(ended.ttft_ms, 1),
+        e2e_ms=round(ended.e2e_ms, 1),
     )

@@ -116,10 +116,11 @@ async def test_a_request_is_logged_and_recorded() -> None:
         fields = ("event", "id", "model", "pod", "policy", "status", "result", "cached_tokens")
         expected = ["request", "req-1", "m", "a", "cost_aware", 200, "ok", 48]
         assert [line[field] for field in fields] == expected
-        assert 0 < line["ttft_ms"] <= line["e2e_ms"]
+        assert 0 < line["ttft_ms"] <= line["e2e_ms"] + 0.05
         recorded = pods.journal.find("req-1")
         assert recorded is not None and recorded.outcome is not None
-        assert (recorded.outcome.result, recorded.outcome.ttft_ms) == ("ok", line["ttft_ms"])
+        assert recorded.outcome.result == "ok"
+        assert recorded.outcome.ttft_ms == pytest.approx(line["ttft_ms"], abs=0.05)
         assert set(recorded.outcome.phases_s) == set(PHASES)
 
 

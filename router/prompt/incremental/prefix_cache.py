@@ -69,13 +69,14 @@ class PrefixCache:
 
     def boundaries(self, messages: Sequence[msgspec.Raw]) -> list[Boundary]:
         """The last boundaries of a chat, the longest first."""
-        found = []
+        first = max(len(messages) - MAX_BOUNDARIES, 1)
         digest = xxhash.xxh3_128(seed=self._seed)
-        first = len(messages) - MAX_BOUNDARIES
-        for number, message in enumerate(messages):
-            if number and number >= first:
-                found.append(Boundary(number, digest.intdigest()))
+        for message in messages[: first - 1]:
             digest.update(message)
+        found = []
+        for number in range(first, len(messages)):
+            digest.update(messages[number - 1])
+            found.append(Boundary(number, digest.intdigest()))
         return found[::-1]
 
     def find(self, boundaries: Sequence[Boundary]) -> CachedPrefix | None:

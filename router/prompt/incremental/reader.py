@@ -89,19 +89,24 @@ class IncrementalReader:
         boundaries = self.cache.boundaries(messages)
         found = self.cache.find(boundaries)
         prefix = EMPTY_PREFIX if found is None else found
-        new = plain_messages(messages[len(prefix.roles) :])
-        skeleton = self._skeletons.find(prefix.roles + tuple([message.role for message in new])) if new else None
-        if prefix.roles and skeleton and skeleton.prefixes[len(prefix.roles)] != prefix.skeleton:
-            prefix, new = EMPTY_PREFIX, plain_messages(messages)  # the new messages change how the old ones are printed
-        if skeleton is None or new is None:
-            return None
-        first, contents = len(prefix.roles), [message.content for message in new]
-        if not self._skeletons.can_fill(contents):
+        first = len(prefix.roles)
+        new = plain_messages(messages[first:] if first else messages)
+        if not new:
             return None
         roles = prefix.roles + tuple([message.role for message in new])
+        skeleton = self._skeletons.find(roles)
+        if skeleton is None:
+            return None
+        if first and skeleton.prefixes[first] != prefix.skeleton:  # the new messages change how the old ones are printed
+            prefix, first, new = EMPTY_PREFIX, 0, plain_messages(messages)
+            if new is None:
+                return None
+        contents = [message.content for message in new]
+        if not self._skeletons.can_fill(contents):
+            return None
         parts = skeleton.fill(contents, first)
         entry = None
-        if found is not None and first != len(messages) - 1:
+        if found is not None and len(new) > 1:
             last = boundaries[0]
             text = prefix.rest + "".join(parts[:-2])
             entry = PendingEntry(self.cache, last.digest, roles[:-1], skeleton.prefixes[last.messages], text)
