@@ -97,7 +97,7 @@ class IncrementalReader:
         skeleton = self._skeletons.find(roles)
         if skeleton is None:
             return None
-        if first and skeleton.prefixes[first] != prefix.skeleton:  # the new messages change how the old ones are printed
+        if first and skeleton.prefixes[first] != prefix.skeleton:  # new messages change the old text
             prefix, first, new = EMPTY_PREFIX, 0, plain_messages(messages)
             if new is None:
                 return None
