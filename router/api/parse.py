@@ -7,7 +7,7 @@ parsed as leniently as engines do, so that no body is refused that an engine wou
 from __future__ import annotations
 
 import json
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -92,7 +92,6 @@ _DECODERS = {
     Endpoint.OTHER: _decoder(OtherBody),
 }
 _ENGINE_FIELDS_OF = attrgetter(*sorted(ENGINE_FIELDS))
-_FIRST_BYTE = itemgetter(0)
 _NO_ENGINE_FIELDS = (msgspec.UNSET,) * len(ENGINE_FIELDS)
 _PROMPT_FIELDS_OF = {endpoint: attrgetter(*names) for endpoint, names in _PROMPT_FIELDS.items()}
 _RAW_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -159,7 +158,7 @@ def model_of(body: bytes) -> str | None:
 def _check_chat(parsed: ChatBody) -> None:
     if not parsed.messages:
         raise MalformedRequest("`messages` must have at least one message.", param="messages")
-    first_bytes = bytes(map(_FIRST_BYTE, map(memoryview, parsed.messages)))
+    first_bytes = bytes([memoryview(message)[0] for message in parsed.messages])
     if rest := first_bytes.lstrip(b"{"):
         where = f"messages[{len(first_bytes) - len(rest)}]"
         raise MalformedRequest(f"Expected `object` in `{where}`.", param=where)
