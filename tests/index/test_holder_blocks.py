@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.hashing import generation_seed, hash_blocks, token_array
-from router.index.holder_blocks import Blocks, HashResolver, HolderBlocks
+from router.index.holder_blocks import SHARDS, Blocks, HashResolver, HolderBlocks
 from router.types import BlockChange, BlockHash, BlocksRemoved, BlocksStored, Generation, Tier
 
 GENERATION = Generation(model="m", block_size_tokens=2)
@@ -293,9 +293,17 @@ def test_the_sum_of_all_changes_is_what_is_held(happening: list[Step]) -> None:
 
 def test_a_single_gpu_copy_needs_no_counter() -> None:
     """Most blocks have one copy; there are hundreds of thousands."""
-    holder, _ = applied(stored(71, 72), stored(71), stored(72, tier=CPU), removed(71), removed(72, tier=CPU))
+    holder, _ = applied(stored(71, 72, 73), stored(71), stored(72, tier=CPU), removed(71), removed(72, tier=CPU))
     assert not any(holder._copies)
-    assert sorted(holder.held()[GPU]) == sorted((ONE, TWO))
+    assert sorted(holder.held()[GPU]) == sorted((ONE, TWO, THREE))
+
+
+def test_a_holder_is_freed_one_shard_at_a_time() -> None:
+    """A shard of each large mapping."""
+    holder, _ = applied(stored(71), stored(71))
+    for left in reversed(range(SHARDS)):
+        assert holder.free_next_shard() is (left == 0)
+        assert {len(shards) for shards in vars(holder).values() if isinstance(shards, list)} == {left}
 
 
 @pytest.mark.parametrize("engine_hashes", [range(20_000), range(0, 20_000 << 12, 1 << 12)])

@@ -88,6 +88,14 @@ def test_a_block_in_the_first_row_can_be_removed() -> None:
     assert masks.walk([block]) == {} and masks.block_holders == 0
 
 
+def test_blocks_added_again_while_the_table_moves_count_once() -> None:
+    masks = HolderMasks()
+    blocks = list(range(1, MIN_ROWS // 2 + 2))
+    masks.add("a", blocks)
+    masks.add("a", blocks)
+    assert masks.held("a") == masks.block_holders == len(blocks)
+
+
 def test_forgetting_an_unknown_holder_changes_nothing() -> None:
     masks = HolderMasks()
     masks.add("a", [10])
