@@ -25,7 +25,8 @@ from router.config.schema import CostPrior
 from router.errors import ConfigError
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
-from router.sim.mock_engine import HandoffConfig, HandoffDialect, MockEngine, MockEngineConfig, serve
+from router.sim.mock.mock_config import HandoffConfig, HandoffDialect, MockEngineConfig
+from router.sim.mock_engine import MockEngine, serve
 from router.types import Role
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 

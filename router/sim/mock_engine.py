@@ -21,21 +21,9 @@ from router.sim.mock.faults import Fault, FaultBoard, FaultKind
 from router.sim.mock.handoff_service import HandoffService
 from router.sim.mock.http_exchange import EngineProtocol
 from router.sim.mock.mock_app import EngineApp
-from router.sim.mock.mock_config import HandoffConfig, HandoffDialect, KvEventConfig, MockEngineConfig
+from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock.step_loop import StepLoop
 from router.types import KvEvent, PodLoad
-
-__all__ = [
-    "Fault",
-    "FaultKind",
-    "HandoffConfig",
-    "HandoffDialect",
-    "KvEventConfig",
-    "MockEngine",
-    "MockEngineConfig",
-    "running_engines",
-    "serve",
-]
 
 LISTEN_BACKLOG = 2048
 

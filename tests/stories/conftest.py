@@ -23,7 +23,8 @@ from router.prompt import segments
 from router.prompt.cuts import find_cuts
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
-from router.sim.mock_engine import MockEngine, MockEngineConfig, running_engines
+from router.sim.mock.mock_config import MockEngineConfig
+from router.sim.mock_engine import MockEngine, running_engines
 from router.types import PodSpeed, PodState
 from router.wiring.program import Program
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer

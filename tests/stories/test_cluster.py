@@ -22,7 +22,8 @@ from router.observe.receipts import Receipt
 from router.policy.recording import FleetLine
 from router.prompt.tokenizer import Tokenizer
 from router.sim.mock.faults import Fault, FaultKind
-from router.sim.mock_engine import MockEngine, MockEngineConfig, running_engines
+from router.sim.mock.mock_config import MockEngineConfig
+from router.sim.mock_engine import MockEngine, running_engines
 from router.types import Endpoint, Generation, InferenceRequest, Pod
 from router.wiring.agent import Agent
 from router.wiring.program import Program

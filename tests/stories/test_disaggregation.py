@@ -18,9 +18,10 @@ from router.config.priors import load_priors
 from router.config.schema import ModelConfig, PodConfig, Probes, RouterConfig
 from router.engines.engine_catalog import DIALECTS
 from router.prompt.tokenizer import Tokenizer
-from router.sim.mock.mock_config import SharedBlockStore
-from router.sim.mock_engine import Fault, FaultKind, HandoffConfig, MockEngine, MockEngineConfig, running_engines
-from router.types import Pod, PodSpeed, PodState, Role
+from router.sim.mock.faults import Fault, FaultKind
+from router.sim.mock.mock_config import HandoffConfig, MockEngineConfig
+from router.sim.mock_engine import MockEngine, running_engines
+from router.types import BlockHash, Pod, PodSpeed, PodState, Role
 from router.wiring.program import Program
 from tests.stories.conftest import DEADLINE_S, SOURCE, SPEED, TEMPLATE, Deployment, serving
 from tests.stories.test_first_light import opening
@@ -70,7 +71,7 @@ def open_pair(engine_config: MakeEngine, tokenizer: Tokenizer) -> OpenPair:
 
     @asynccontextmanager
     async def opened(dialect: str, *, decodes: int = 1, **engine: Any) -> AsyncIterator[Pair]:
-        store = SharedBlockStore()
+        store: set[BlockHash] = set()
         roles = [Role.PREFILL] + [Role.DECODE] * decodes
         configs = [
             engine_config(handoff=HandoffConfig(dialect=dialect, role=role, store=store), **engine)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from router.cli.replay import RecordedChoices
 from router.observe.receipts import Explained
 from router.policy.price import Choice
 from router.policy.review import review
-from router.sim.mock_engine import Fault, FaultKind
+from router.sim.mock.faults import Fault, FaultKind
 from tests.policy.scenes import POLICIES
 from tests.stories.conftest import Deploy, Deployment
 from tests.stories.test_first_light import converse, opening

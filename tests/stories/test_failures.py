@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.sim.mock_engine import Fault, FaultKind
+from router.sim.mock.faults import Fault, FaultKind
 from tests.stories.conftest import Deploy, Deployment
 from tests.stories.test_first_light import opening
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from router.config.schema import Limits
-from router.sim.mock_engine import Fault, FaultKind
+from router.sim.mock.faults import Fault, FaultKind
 from router.types import PodState
 from tests.stories.conftest import Deploy, Deployment
 from tests.stories.test_failures import holder_of

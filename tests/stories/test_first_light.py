@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from router.config.schema import Edge
-from router.sim.mock_engine import Fault, FaultKind
+from router.sim.mock.faults import Fault, FaultKind
 from tests.stories.conftest import Chat, Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

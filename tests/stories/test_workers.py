@@ -17,7 +17,9 @@ from typing import Any
 import httpx
 import pytest
 
-from router.sim.mock_engine import Fault, FaultKind, MockEngine, MockEngineConfig, running_engines
+from router.sim.mock.faults import Fault, FaultKind
+from router.sim.mock.mock_config import MockEngineConfig
+from router.sim.mock_engine import MockEngine, running_engines
 from tests.stories.conftest import DEADLINE_S, SOURCE, SPEED, TEMPLATE
 from tests.stories.test_first_light import opening
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 from http import HTTPStatus
+from itertools import takewhile
 
 import httpx
 import msgspec
@@ -144,7 +145,7 @@ class HandoffService:
         return msgspec.json.decode(response.raise_for_status().content, type=LoadedKv)
 
     async def _load_from_store(self, table: PodBlockTable, cached_blocks: int) -> LoadedKv:
-        held = self._config.store.leading_blocks(table.hashes)
+        held = stored_blocks(self._config.store, table.hashes)
         if held > cached_blocks:
             await asyncio.sleep(self._transfer_s((held - cached_blocks) * self._block_size_tokens))
         return LoadedKv(held * self._block_size_tokens)
@@ -203,7 +204,7 @@ class HandoffService:
     def _write_store(self, request: GenerationRequest) -> None:
         table = PodBlockTable(request.prompt, request.adapter, request.salt)
         table.hash_up_to(len(request.prompt) // self._block_size_tokens, self._block_size_tokens)
-        self._config.store.put(table.hashes)
+        self._config.store.update(table.hashes)
 
     # --- endpoints for peers and routers ---
 
@@ -242,6 +243,11 @@ class HandoffService:
 
     def _transfer_s(self, tokens: int) -> float:
         return self._config.link.transfer_ms(tokens * self._config.kv_bytes_per_token) * self._scale_s_per_ms
+
+
+def stored_blocks(store: Container[BlockHash], hashes: Iterable[BlockHash]) -> int:
+    """The number of leading blocks that the store has."""
+    return len(list(takewhile(store.__contains__, hashes)))
 
 
 def _digest(request: GenerationRequest, *, garbled: bool = False) -> int:

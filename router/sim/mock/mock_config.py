@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -39,21 +39,6 @@ class KvEventConfig:
     buffer_steps: int = 10_000
 
 
-class SharedBlockStore:
-    """A store such as Mooncake's, as an unbounded set of blocks in the memory of one process."""
-
-    def __init__(self) -> None:
-        self._blocks: set[BlockHash] = set()
-
-    def put(self, hashes: Iterable[BlockHash]) -> None:
-        """Add blocks."""
-        self._blocks.update(hashes)
-
-    def leading_blocks(self, hashes: Sequence[BlockHash]) -> int:
-        """Number of leading blocks present, up to the first missing one."""
-        return next((at for at, block_hash in enumerate(hashes) if block_hash not in self._blocks), len(hashes))
-
-
 RDMA = Link(t0_ms=0.37, bytes_per_ms=137e6)
 """Mooncake between two vLLM pods over 8 RoCE ports, as measured (reference/cost-model.md 4.2)."""
 
@@ -74,8 +59,8 @@ class HandoffConfig:
     link: Link = RDMA
     """Link for all KV transfers; `time_scale` applies to it."""
     kv_bytes_per_token: int = 131_072
-    store: SharedBlockStore = field(default_factory=SharedBlockStore)
-    """For `shared_store`: engines with the same instance share blocks."""
+    store: set[BlockHash] = field(default_factory=set)
+    """For `shared_store`: the blocks in the store. Engines share a store by sharing this set."""
 
     def __post_init__(self) -> None:
         if self.dialect == "bootstrap" and self.role is Role.BOTH:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.pod import RequestId, SimPod, SimRequest, Step
@@ -14,23 +15,17 @@ class StreamLost(Exception):
     """The stream ended early: the request was cancelled or the engine restarted."""
 
 
+@dataclass(slots=True, eq=False)
 class TokenStream:
     """The tokens of one request as they are generated, for one reader."""
 
-    __slots__ = (
-        *("_loop", "_lost", "_waiter", "_wanted"),
-        *("cached_tokens", "garbled", "id", "ready_tokens"),
-    )
-
-    def __init__(self, request_id: RequestId, loop: asyncio.AbstractEventLoop) -> None:
-        self.id = request_id
-        self.ready_tokens = 0
-        self.cached_tokens = 0
-        self.garbled = False
-        self._loop = loop
-        self._lost = False
-        self._wanted = 0
-        self._waiter: asyncio.Future[None] | None = None
+    id: RequestId
+    ready_tokens: int = 0
+    cached_tokens: int = 0
+    garbled: bool = False
+    _lost: bool = False
+    _wanted: int = 0
+    _waiter: asyncio.Future[None] | None = None
 
     async def wait_for(self, tokens: int) -> int:
         """Wait until at least `tokens` are ready and return how many are. Raises `StreamLost`."""
@@ -38,7 +33,7 @@ class TokenStream:
             if self._lost:
                 raise StreamLost
             self._wanted = tokens
-            self._waiter = self._loop.create_future()
+            self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         return self.ready_tokens
 
@@ -74,7 +69,7 @@ class StepLoop:
         """Queue a request and start a step if the engine is idle. Raises `ValueError` as `SimPod.submit`."""
         loop = asyncio.get_running_loop()
         self.pod.submit(request)
-        stream = self._streams[request.id] = TokenStream(request.id, loop)
+        stream = self._streams[request.id] = TokenStream(request.id)
         if self._timer is None:
             self._step_end_s = loop.time()
             self._begin(loop)

@@ -177,7 +177,7 @@ def test_a_reader_gets_all_that_is_ready() -> None:
     """A slow reader is not woken for each token; one that asks for more waits."""
 
     async def story() -> None:
-        reply = TokenStream("a", asyncio.get_running_loop())
+        reply = TokenStream("a")
         reader = asyncio.ensure_future(reply.wait_for(3))
         for _ in range(2):
             reply.advance()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from router.sim.mock.faults import Fault, FaultKind
 from router.sim.mock.mock_config import HandoffDialect
-from router.sim.mock_engine import Fault, FaultKind
 from tests.sim.mock.handoff.pair import (
     CHAT,
     OFFER,

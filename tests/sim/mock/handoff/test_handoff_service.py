@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from router.sim.mock_engine import Fault, FaultKind
+from router.sim.mock.faults import Fault, FaultKind
+from router.sim.mock.handoff_service import stored_blocks
 from router.types import Link
 from tests.sim.mock.handoff.pair import (
     CHAT,
@@ -25,6 +26,11 @@ from tests.sim.mock.handoff.pair import (
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 ENDLESS = Link(t0_ms=1e9, bytes_per_ms=1.0)
+
+
+async def test_only_leading_blocks_without_a_gap_are_stored() -> None:
+    """A block after a missing one is not usable."""
+    assert [stored_blocks({1, 2, 4}, hashes) for hashes in ([1, 2, 3, 4], [2], [3], [])] == [2, 1, 0, 0]
 
 
 async def test_with_nixl_the_decode_engine_needs_no_prefill(open_pair: OpenPair) -> None:
