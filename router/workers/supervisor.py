@@ -80,7 +80,7 @@ def bind_port(host: str, port: int, *, exclusive: bool = False) -> socket.socket
 def fork_workers(host: str, port: int, workers: int) -> WorkerIdentity | int:
     """Fork the workers. Returns the identity in each worker, and in the supervisor, once all workers have ended after
     SIGTERM or SIGINT, the exit code. Raises `ConfigError`."""
-    # With SO_REUSEPORT any process of the same user may join the port, so first check that nobody else has it.
+    # With SO_REUSEPORT, any process of the same user can bind a port that is in use, so first check that it is free.
     with bind_port(host, port, exclusive=True) as probe:
         port = probe.getsockname()[1]
     supervisor, folder = os.getpid(), mkdtemp(prefix="warmroute-")

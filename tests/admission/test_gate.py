@@ -27,7 +27,7 @@ class RecordingGate(AdmissionGate):
         return self.error
 
 
-def test_the_gate_admits_everybody() -> None:
+def test_the_default_gate_admits_every_request() -> None:
     """Until tenants can be configured."""
     assert AdmissionGate().refusal("/v1/models", {}, "127.0.0.1") is None
 
@@ -52,7 +52,7 @@ async def test_the_gate_is_called_once_for_each_v1_request() -> None:
 
 @pytest.mark.parametrize("request_bytes", [post(b"a"), LIST_MODELS], ids=["forwarded", "own"])
 async def test_a_refused_request_is_answered_with_the_refusal(request_bytes: bytes) -> None:
-    """Whichever half would serve it. The connection stays open."""
+    """Both for forwarded requests and for the router's own endpoints. The connection stays open."""
     gate, edge = RecordingGate(Saturated("quota used up")), Edge(echo)
     async with connected(edge, gate=gate) as (reader, writer):
         for _ in range(2):

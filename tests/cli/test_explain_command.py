@@ -53,7 +53,7 @@ def test_printed_parts_add_up_to_the_printed_cost(seen: Scene, by: Policy) -> No
 
 
 def test_actual_and_expected_values_are_printed() -> None:
-    """First token, cached tokens, who failed; within 100 columns."""
+    """First token, cached tokens and failed pods, within 100 columns."""
     seen = holding(scene(*ready(*(pod(f"10.0.0.{number}:8000") for number in range(6)))), "10.0.0.3:8000", 50)
     made = kept(seen, policy("queue", "prefill"))
     made.outcome = Outcome(
@@ -72,7 +72,7 @@ def test_actual_and_expected_values_are_printed() -> None:
 
 
 def test_the_effect_of_a_filter_is_one_line() -> None:
-    """So that nobody looks for a pod in the table that is not a candidate; and the one that gave way says so."""
+    """It names the excluded pods, or says that the filter was ignored."""
     full = tuple(PodStatus(one.pod, one.state, PodLoad(waiting=9)) for one in ready(*(pod(f"a{n}") for n in range(6))))
     by = policy("queue", filters={"hardware": {"only": "b200x8"}, "max_waiting": {}})
     lines = printed(explained(kept(scene(*full, *ready(pod("b"), pod("c"))), by)))

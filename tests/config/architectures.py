@@ -1,4 +1,4 @@
-"""What the published config.json files of the models in config/models say of their size."""
+"""Sizes in the published config.json files of the models in config/models."""
 
 from __future__ import annotations
 

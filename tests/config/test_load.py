@@ -1,4 +1,4 @@
-"""Mistakes in YAML files are reported with line, key and the key that was probably meant."""
+"""Mistakes in YAML files are reported with line, key and a similar valid key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which policies a folder holds."""
+"""Policies of a folder, merged with the shipped ones."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_match_percent_and_shadow_are_not_inherited(tmp_path: Path) -> None:
     assert (policy.match, policy.percent, policy.shadow) == (None, 100.0, None)
 
 
-def test_shipped_policies_stand_behind_the_folder(tmp_path: Path) -> None:
+def test_names_that_a_folder_lacks_are_shipped_policies(tmp_path: Path) -> None:
     """To extend, to shadow and as the default; the folder's own come first."""
     mine = "name: mine\nabout: y\nextends: cost_aware\nshadow: {policy: least_load, rate: 0.5}\n"
     found = folder_with(tmp_path, mine=mine).read()

@@ -1,4 +1,4 @@
-"""Settings that contradict each other are refused, with a hint what to write."""
+"""Settings that contradict each other are refused, with a hint at a valid setting."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_the_fingerprint_covers_tokens_configuration_and_template(place: Path) -
 
 
 def test_the_fingerprint_is_the_same_wherever_the_files_lie(place: Path, tmp_path: Path) -> None:
-    """And whichever of the three ways the template comes: its own file, the configuration, or another path."""
+    """For all three places of the template: its own file, the configuration, or another path."""
     elsewhere = tmp_path / "other.jinja"
     elsewhere.write_text("{{ messages }}")
     (place / "tokenizer_config.json").write_text(json.dumps(PLAIN | {"chat_template": "{{ messages }}"}))

@@ -135,7 +135,7 @@ async def test_the_fleet_follows_the_union_of_all_sources() -> None:
 
 
 def test_admin_calls_win_over_sources() -> None:
-    """A removed pod stays away while its source lists it, and returns when it is added."""
+    """A removed pod is ignored while its source lists it, and returns when it is added."""
     fleet, members = membership(ConfiguredPods(()))
     members.replace("0", configs("a", "b"))
     members.add(configs("b", zone="z")[0])
