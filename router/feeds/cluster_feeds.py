@@ -38,7 +38,7 @@ class WorkloadFeed:
                     await asyncio.sleep(EXCHANGE_INTERVAL_S)
                 else:
                     self.replicas = 0
-                    self._ledger.others(())
+                    self._ledger.apply_replicas(())
         finally:
             with suppress(RedisError, OSError):  # the row expires by itself
                 await asyncio.shield(self._workload.leave())
@@ -46,7 +46,7 @@ class WorkloadFeed:
     async def _exchange(self) -> None:
         others = await self._workload.exchange(self._ledger.own())
         self.replicas = len(others)
-        self._ledger.others(others.values())
+        self._ledger.apply_replicas(others.values())
 
 
 class ReceiptStream:

@@ -2,7 +2,8 @@
 
 Failures of requests and of probes are counted separately: a pod that answers /health while every request fails is
 ejected, and a pod that is too busy for /health but finishes requests is not. Each ejection without a served request in
-between doubles the backoff until the next probe. A request aborted by its client counts as neither.
+between doubles the backoff until the next probe. A request aborted by its client counts neither as a failure nor as
+a success.
 
 A pod can also fail by being late: several first tokens in a row come many times later than expected, while most other
 pods are on time. If those are late as well, the expectation is wrong. A late pod passes every probe, so its backoff is
@@ -29,15 +30,9 @@ LATE_BACKOFF_FACTOR = 10.0
 
 
 @dataclass(slots=True)
-class _Lateness:
-    tokens: int = 0
-    """Late first tokens in a row."""
-    backoff_s: float = 0.0
-    probe_at_s: float = 0.0
-
-
-@dataclass(slots=True)
 class _Record:
+    """Failures or late first tokens of a pod in a row (`failures`), and its backoff."""
+
     failures: int = 0
     failed_probes: int = 0
     backoff_s: float = 0.0
@@ -77,7 +72,7 @@ class Breaker:
         self._late_factor = late_factor
         self._late_to_eject = late_to_eject
         self._records: dict[PodId, _Record] = {}
-        self._late: dict[PodId, _Lateness] = {}
+        self._late: dict[PodId, _Record] = {}
         self.on_change: Callable[[PodId], None] | None = None
         """Called with the id of each pod whose failure or lateness record changed."""
         fleet.listen(self._remove_gone)
@@ -101,14 +96,10 @@ class Breaker:
             if self._late.pop(pod_id, None) is not None:
                 self._notify(pod_id)
         elif self._is_ready(pod_id):
-            late = self._late.setdefault(pod_id, _Lateness())
-            late.tokens += 1
-            if late.tokens >= self._late_to_eject > 0 and self._most_others_on_time(pod_id):
-                late.tokens = 0
-                first_s, max_s = self._first_backoff_s, self._max_backoff_s
-                late.backoff_s = min(late.backoff_s * 2 or first_s * LATE_BACKOFF_FACTOR, max_s * LATE_BACKOFF_FACTOR)
-                late.probe_at_s = now_s + late.backoff_s
-                self._fleet.event(pod_id, PodEvent.EJECT)
+            late = self._late.setdefault(pod_id, _Record())
+            late.failures += 1
+            if late.failures >= self._late_to_eject > 0 and self._most_others_on_time(pod_id):
+                self._eject(pod_id, late, now_s, LATE_BACKOFF_FACTOR)
             self._notify(pod_id)
 
     def probe_ok(self, pod_id: PodId) -> None:
@@ -138,12 +129,12 @@ class Breaker:
         record, late = self._records.get(pod_id), self._late.get(pod_id)
         if record is None and late is None:
             return None
-        record, late = record or _Record(), late or _Lateness()
+        record, late = record or _Record(), late or _Record()
         return FailureRecord(
             failures=record.failures,
             backoff_s=record.backoff_s,
             probe_at_s=record.probe_at_s,
-            late_tokens=late.tokens,
+            late_tokens=late.failures,
             late_backoff_s=late.backoff_s,
             late_probe_at_s=late.probe_at_s,
         )
@@ -156,11 +147,11 @@ class Breaker:
             self._records.pop(pod_id, None)
             self._late.pop(pod_id, None)
             return
-        waited_s = max(self._record(pod_id).probe_at_s, self._late.get(pod_id, _Lateness()).probe_at_s, now_s)
+        waited_s = max(self._record(pod_id).probe_at_s, self._late.get(pod_id, _Record()).probe_at_s, now_s)
         record = self._record(pod_id)
         record.failures, record.backoff_s, record.probe_at_s = remote.failures, remote.backoff_s, remote.probe_at_s
         if remote.late_tokens or remote.late_backoff_s:
-            self._late[pod_id] = _Lateness(remote.late_tokens, remote.late_backoff_s, remote.late_probe_at_s)
+            self._late[pod_id] = _Record(remote.late_tokens, 0, remote.late_backoff_s, remote.late_probe_at_s)
         else:
             self._late.pop(pod_id, None)
         if max(remote.probe_at_s, remote.late_probe_at_s) > waited_s:
@@ -180,10 +171,13 @@ class Breaker:
         return on_time * 2 > len(others)
 
     def _eject_at_limit(self, pod_id: PodId, record: _Record, failures: int, now_s: float) -> None:
-        if failures < self._failures_to_eject:
-            return
+        if failures >= self._failures_to_eject:
+            self._eject(pod_id, record, now_s)
+
+    def _eject(self, pod_id: PodId, record: _Record, now_s: float, factor: float = 1.0) -> None:
+        """Eject the pod with twice the backoff of the last time."""
         record.failures = record.failed_probes = 0
-        record.backoff_s = min(record.backoff_s * 2 or self._first_backoff_s, self._max_backoff_s)
+        record.backoff_s = min(record.backoff_s * 2 or self._first_backoff_s * factor, self._max_backoff_s * factor)
         record.probe_at_s = now_s + record.backoff_s
         self._fleet.event(pod_id, PodEvent.EJECT)
 

@@ -21,12 +21,12 @@ Listener: TypeAlias = Callable[[Pod, PodState, PodState], None]
 new."""
 
 ALIKE = 0.002
-"""A speed that changes by a smaller share makes no new snapshot."""
+"""A smaller relative change of a speed creates no new snapshot."""
 
 
 class Fleet:
-    """All pods of this router and the links between them. Epochs come from one counter: no two lives share one, even
-    under one id."""
+    """All pods of this router and the links between them. Epochs come from one counter: a pod that is found
+    again under its id has a new one."""
 
     def __init__(self, links: Links = _NO_LINKS) -> None:
         self._links = links
@@ -69,8 +69,8 @@ class Fleet:
     # --- membership ---------------------------------------------------------------------------------------
 
     def sync(self, pods: Iterable[Pod]) -> None:
-        """Replace the set of pods. Pods that stay keep their state, load and learnt facts; if url, socket or engine of
-        an id differ, it is another process: the old pod is lost and the new one found."""
+        """Replace the set of pods. Pods that stay keep their state, load and learnt facts; an id with
+        another url, socket or engine is another process: the old pod is lost and the new one found."""
         wanted = {pod.id: pod for pod in pods}
         for known in self.snapshot.pods:
             pod = wanted.get(known.pod.id)
@@ -197,7 +197,7 @@ def _process(pod: Pod) -> tuple[str, str, str]:
 
 
 def _reconfigured(known: Pod, configured: Pod) -> Pod:
-    """The configured pod with the facts that the known one has reported and proven."""
+    """The configured pod with the reported facts, epoch and trust of the known one."""
     return replace(
         configured,
         models=known.models,

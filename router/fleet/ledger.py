@@ -1,8 +1,8 @@
 """The unfinished requests of each pod.
 
 A lease is booked before the first await after a decision and always released, so that the next decision sees it. Sums
-are kept incrementally and turned into values on reading. The work of other router replicas and of the other workers of
-this router is added to them.
+by pod are updated with each lease and converted to `InFlight` values when read; the work of other router replicas and
+of the other workers of this router is added.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Ledger:
     def stepped(self, pod: PodId, now_s: float) -> None:
         """Tokens of `pod` arrived: one of its steps has ended and the next one begins. O(1), called for every chunk.
 
-        For a prompt that takes several steps the first one is kept."""
+        If a prompt takes several steps, the begin of the first is kept."""
         work = self._pods.get(pod)
         if work is not None and (not work.prefilling or work.step_at_s < work.head_since_s):
             work.step_at_s = now_s
@@ -185,7 +185,7 @@ class Ledger:
         rows = (self._sums_of_own(), *self._workers.values())
         return sum(row[pod].requests for row in rows if pod in row)
 
-    def others(self, replicas: Iterable[Mapping[PodId, InFlight]]) -> None:
+    def apply_replicas(self, replicas: Iterable[Mapping[PodId, InFlight]]) -> None:
         """Replace the sums of the other replicas."""
         total: dict[PodId, InFlight] = {}
         for replica in replicas:

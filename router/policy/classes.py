@@ -1,8 +1,8 @@
 """Which class of work is a request: chat, rag, agent, batch, long context, one-off?
 
 A client may name the class in a header. Otherwise the first matching rule decides, by the request and by its prefix:
-whether the prompt continues an earlier one, how soon, and what it shares with others. Classes select policies and split
-metrics; no request is refused by its class.
+whether the prompt continues an earlier one, how soon, and what it shares with others. Classes select policies and are a
+label of metrics; no request is refused because of its class.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ class PodsFilter(Filter):
 
 @lru_cache(maxsize=256)
 def _like(patterns: Names) -> Callable[[str], object]:
-    """Truthy for a name that matches a pattern. Compiled once, since every request calls it for every pod."""
+    """Truthy for a name that matches one of the patterns. Compiled once, since it is called for every pod of every
+    request."""
     return re.compile("|".join(map(translate, patterns))).match
 
 

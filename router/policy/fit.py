@@ -91,12 +91,12 @@ class Fit:
         terms = list(map(mul, map(math.exp, self._log), features))
         expected = sum(terms)
         shares = [term / expected for term in terms]
-        self._learn(math.log(observed) - math.log(expected), shares)
+        self._update(math.log(observed) - math.log(expected), shares)
         rate = 1 / min(self.evidence, MEMORY)
         self._shares = [old + (new - old) * rate for old, new in zip(self._shares, shares, strict=True)]
-        self._trust()
+        self._update_confidence()
 
-    def _learn(self, error: float, shares: list[float]) -> None:
+    def _update(self, error: float, shares: list[float]) -> None:
         """One step of the filter. The derivative of the log time by a log coefficient is its term's share."""
         side = [_dot(row, shares) for row in self._covariance]
         known = _dot(side, shares)
@@ -115,7 +115,7 @@ class Fit:
             for row, step, priors in zip(self._covariance, gain, self._prior_covariance, strict=True)
         ]
 
-    def _trust(self) -> None:
+    def _update_confidence(self) -> None:
         """Update confidence: the remaining uncertainty of a typical time relative to the prior's."""
         uncertainty = _square(self._covariance, self._shares) / _square(self._prior_covariance, self._shares)
         trust = self.confidence = 1 - math.sqrt(min(max(uncertainty, 0.0), 1.0))
@@ -159,7 +159,7 @@ class Fit:
             raise ValueError("invalid covariance")
         if any(row[i] > 1.01 * fit._prior_covariance[i][i] for i, row in enumerate(fit._covariance)):
             raise ValueError("covariance wider than the prior's")
-        fit._trust()
+        fit._update_confidence()
         return fit
 
 

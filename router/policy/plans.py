@@ -33,7 +33,7 @@ DEFAULT_OUTPUT_TOKENS = 256
 MAX_OUTPUT_TOKENS = 1 << 20
 """Clients may request any number; costs stay finite."""
 MAX_PULLING = 6
-"""Pods that are priced with a pull, those with the shortest queues: what they would pull is about the same."""
+"""Maximum number of pods priced with a pull: those with the shortest queues, since all pull about the same."""
 _IDLE = InFlight()
 _UNSEEN = StepBegan()
 _NOTHING: BlocksByTier = (0, 0, 0, 0)

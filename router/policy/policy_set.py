@@ -39,7 +39,7 @@ class PolicySet:
     def for_request(
         self, request: InferenceRequest, workload: str = "", prompt_tokens: int = 0, headers: HeaderPairs = ()
     ) -> Policy:
-        """The policy that decides. `workload` is the request's class. O(policies)."""
+        """The policy that decides this request; `workload` is its class. O(policies)."""
         for policy in self.others:
             match = policy.match
             if (

@@ -1,4 +1,4 @@
-"""Prices one given choice of pods by a policy, with the placements and terms of `decide`.
+"""Prices a given choice of pods under a policy, as `decide` would.
 
 The choice comes from another policy or from a recording.
 """

@@ -22,7 +22,7 @@ UNITS = {
     "ms": "ms", "s": "s", "tokens": "tokens", "blocks": "blocks", "bytes": "bytes", "percent": "%",
     "shortlist": "pods", "attempts": "candidates", "layers": "layers", "requests": "requests",
 }  # fmt: skip
-"""By the end of a field's name."""
+"""By the last word of a field's name."""
 CHAPTERS = ("filters", "costs", "picker")
 
 _HEAD = """# Policy file reference
@@ -65,8 +65,8 @@ def reference_page() -> str:
 
 
 def file_schema() -> dict[str, Any]:
-    """JSON schema of one file as it is written: with `extends`, all keys but the name may be inherited, and null
-    removes an inherited one."""
+    """JSON schema of one file as it is written: with `extends`, all keys but `name` and `about` may be inherited, and
+    null removes an inherited one."""
     schema = PolicySpec.model_json_schema()
     schema["required"] = ["name", "about"]
     schema["anyOf"] = [{"required": ["extends"]}, {"required": ["picker"]}]

@@ -29,8 +29,8 @@ from router.errors import (
 )
 
 WINDOW_S = 60.0
-"""Time constant with which requests fade from the budget: longer than most answers take, so that all requests of a dead
-pod can be retried."""
+"""Time constant of the decay of the counts: longer than most answers take, so that all requests of a dead pod can be
+retried."""
 FADE_EVERY_S = 0.1
 """Requests within this interval fade together."""
 FLOOR = 20
@@ -49,7 +49,7 @@ class Retry(StrEnum):
     NEVER = "never"
 
 
-LAW: Mapping[type[UpstreamError], Retry] = {
+RETRY_RULES: Mapping[type[UpstreamError], Retry] = {
     UpstreamError: Retry.NEVER,
     ConnectFailed: Retry.ALWAYS,
     StaleConnection: Retry.SAME_POD_ONCE,
@@ -59,9 +59,9 @@ LAW: Mapping[type[UpstreamError], Retry] = {
 }
 
 
-def law_of(error: UpstreamError, *, bytes_sent: bool) -> Retry:
+def retry_rule(error: UpstreamError, *, bytes_sent: bool) -> Retry:
     """The row of the table. `bytes_sent`: whether the client has received a byte."""
-    return Retry.NEVER if bytes_sent else LAW[type(error)]
+    return Retry.NEVER if bytes_sent else RETRY_RULES[type(error)]
 
 
 class RetryBudget:

@@ -133,13 +133,14 @@ class PdSpec(_SpecSection):
     """Prefill and decode on different pods."""
 
     on_no_prefill: OnNoPrefill = "aggregate"
-    """In a fleet with roles, while no prefill pod is ready: decode pods compute prompts, or requests get a 503."""
+    """While a fleet with roles has no ready prefill pod: `aggregate` lets decode pods compute prompts, `fail` answers
+    requests with a 503."""
     splits: bool = True
     """Whether pairs of pods are considered; this also needs the cost term `handoff`."""
 
 
 class SloSpec(_SpecSection):
-    """Objectives for the requests of this policy. They refuse nothing."""
+    """Objectives for the requests of this policy. They never refuse a request."""
 
     ttft_ms: PositiveFloat | None = None
     """Target of the time to first token: `warmroute_policy_slo_requests_total` counts the streamed answers within and
@@ -159,7 +160,7 @@ class PolicySpec(_SpecSection):
     match: Match | None = None
     """The requests that it decides; `{}` for all. Without `match`, it decides only as the default."""
     percent: Annotated[float, Field(gt=0, le=100)] = 100.0
-    """Share of the matching requests that it decides: a canary. Cut by a hash of the session or request id."""
+    """Share of the matching requests that it decides, as a canary: selected by a hash of the session or request id."""
     filters: FilterChoices = FilterChoices()  # type: ignore[valid-type]
     """Exclude pods before pricing, as long as a usable pod is left."""
     costs: CostChoices = CostChoices()  # type: ignore[valid-type]

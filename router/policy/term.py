@@ -148,9 +148,9 @@ class CostTerm(Configurable, ABC):
 
     @abstractmethod
     def costs_ms(self, placements: Sequence[Placement]) -> Sequence[float]:
-        """Expected milliseconds of each placement; negative only if the term's docstring says why.
+        """Expected milliseconds of each placement; never below 0 unless the term's docstring states why.
 
-        All placements in one call: this takes two thirds of the time of one call for each."""
+        One call for all placements takes two thirds of the time of one call for each."""
 
     @abstractmethod
     def inputs(self, at: Placement) -> Iterator[Input]:

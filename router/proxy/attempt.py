@@ -14,7 +14,7 @@ from router.decision import Candidate, Plan, Split
 from router.errors import NoReadyPod, UpstreamBroken, UpstreamError
 from router.observe.receipts import Failure
 from router.policy.decide import expected_ttft_ms
-from router.policy.retry import RETRY_STATUSES, Retry, RetryBudget, law_of
+from router.policy.retry import RETRY_STATUSES, Retry, RetryBudget, retry_rule
 from router.proxy.booking import Booking
 from router.proxy.dependencies import ProxyDependencies
 from router.proxy.headers import HeaderList
@@ -129,7 +129,7 @@ class Attempts:
 
     def _may_retry(self, error: UpstreamError, *, bytes_sent: bool) -> bool:
         """Whether another candidate may be tried after this failure. Each call may spend retry budget."""
-        law, reason = law_of(error, bytes_sent=bytes_sent), type(error).__name__
+        law, reason = retry_rule(error, bytes_sent=bytes_sent), type(error).__name__
         allowed = law is Retry.ALWAYS or (law is Retry.IN_BUDGET and self._budget.spend(time.monotonic()))
         if allowed:
             self._metrics.retries.labels(reason).inc()

@@ -92,7 +92,7 @@ def test_what_other_replicas_have_in_flight_is_added(make_pod: MakePod) -> None:
     ledger = Ledger()
     lease = ledger.book(make_pod("a"), 1000, 600, 0.0)
     own = ledger.inflight()["a"]
-    ledger.others(
+    ledger.apply_replicas(
         [{"a": InFlight(2, 1, 30, 4.0, 500)}, {"a": InFlight(1, 1, 10, 1.0, 50), "b": InFlight(3, 0, 0, 0.0, 9)}]
     )
     assert ledger.inflight() == {
@@ -109,20 +109,20 @@ def test_rows_of_replicas_are_replaced_as_a_whole(make_pod: MakePod) -> None:
     """A replica that is not mentioned has nothing in flight any longer."""
     ledger = Ledger()
     ledger.book(make_pod("a"), 100, 0, 0.0)
-    ledger.others([{"a": InFlight(5, 0, 0, 0.0, 100), "b": InFlight(1, 0, 0, 0.0, 10)}])
-    ledger.others([{"c": InFlight(2, 0, 0, 0.0, 20)}])
+    ledger.apply_replicas([{"a": InFlight(5, 0, 0, 0.0, 100), "b": InFlight(1, 0, 0, 0.0, 10)}])
+    ledger.apply_replicas([{"c": InFlight(2, 0, 0, 0.0, 20)}])
     assert ledger.inflight() == {**ledger.own(), "c": InFlight(2, 0, 0, 0.0, 20)}
-    ledger.others([])
+    ledger.apply_replicas([])
     assert ledger.inflight() == ledger.own()
 
 
 def test_rows_of_replicas_are_not_modified(make_pod: MakePod) -> None:
     """Neither their report nor an earlier reading changes with our own leases."""
     ledger, report = Ledger(), {"a": InFlight(1, 0, 0, 0.0, 10)}
-    ledger.others([report])
+    ledger.apply_replicas([report])
     before = ledger.inflight()
     ledger.book(make_pod("a"), 100, 0, 0.0)
-    ledger.others([report, report])
+    ledger.apply_replicas([report, report])
     assert before == report == {"a": InFlight(1, 0, 0, 0.0, 10)}
     assert ledger.inflight()["a"].requests == 3
 
@@ -173,7 +173,7 @@ def test_rows_of_replicas_have_no_head(make_pod: MakePod) -> None:
     alone, with_others = Ledger(), Ledger()
     for ledger in (alone, with_others):
         ledger.book(make_pod("a"), 1000, 0, 5.0)
-    with_others.others([{"a": theirs, "b": theirs}, {"a": theirs}])
+    with_others.apply_replicas([{"a": theirs, "b": theirs}, {"a": theirs}])
     alone_ms = alone.inflight()["a"].queue_ms(5.01)
     assert with_others.inflight()["a"].queue_ms(5.01) == pytest.approx(alone_ms + 160.0)
     assert with_others.inflight()["b"].queue_ms(5.01) == 80.0
@@ -202,9 +202,9 @@ def test_a_holder_counts_what_it_is_sending(make_pod: MakePod) -> None:
     ledger.pull_began("a")
     assert ledger.inflight() == {"a": InFlight(pulls=2)}
     lease = ledger.book(pod, 100, 0, 0.0)
-    ledger.others([{"a": InFlight(pulls=3)}])
+    ledger.apply_replicas([{"a": InFlight(pulls=3)}])
     assert ledger.inflight()["a"].pulls == 5
-    ledger.others([])
+    ledger.apply_replicas([])
     ledger.pull_ended("a")
     ledger.release(lease, 0.0)
     assert ledger.inflight() == {"a": InFlight(pulls=1)}
@@ -288,7 +288,7 @@ def test_sums_do_not_depend_on_when_they_are_read(
             elif what == "worker":
                 ledger.apply_remote(1, {name: InFlight(number) if number else None})
             elif what == "replica":
-                ledger.others([{name: InFlight(number, number)}] if number else [])
+                ledger.apply_replicas([{name: InFlight(number, number)}] if number else [])
         _read(often)
         if now_s % every == 0:
             assert _read(seldom) == _read(often)
@@ -306,7 +306,7 @@ def test_decoding_counts_the_same_requests_as_the_sums(make_pod: MakePod) -> Non
     ledger = Ledger()
     ledger.first_token(ledger.book(make_pod("a"), 100, 0, 1.0), 2.0)
     ledger.book(make_pod("a"), 1000, 0, 3.0)
-    ledger.others([{"a": InFlight(3, 1, 10, 1.0, 50, decode_tokens=40), "b": InFlight(2, 1, decode_tokens=5)}])
+    ledger.apply_replicas([{"a": InFlight(3, 1, 10, 1.0, 50, decode_tokens=40), "b": InFlight(2, 1, decode_tokens=5)}])
     assert [ledger.decoding(name) for name in "abc"] == [(3, 140, -math.inf), (1, 5, -math.inf), (0, 0, -math.inf)]
 
 
@@ -357,7 +357,7 @@ def test_the_sums_of_one_pod_can_be_read(make_pod: MakePod) -> None:
     ledger = Ledger()
     ledger.book(make_pod("a"), 1000, 600, 5.0)
     assert ledger.on("a") == ledger.inflight()["a"]
-    ledger.others([{"a": InFlight(1, 0, 0, 0.0, 50, decode_tokens=50), "b": InFlight(1)}])
+    ledger.apply_replicas([{"a": InFlight(1, 0, 0, 0.0, 50, decode_tokens=50), "b": InFlight(1)}])
     assert {name: ledger.on(name) for name in "ab"} == ledger.inflight()
     assert ledger.on("c") == InFlight()
 
@@ -368,7 +368,7 @@ def test_rows_of_workers_count_until_they_are_removed(make_pod: MakePod) -> None
     ledger.book(make_pod("a"), 100, 0, 0.0)
     ledger.apply_remote(1, {"a": InFlight(2, 1, 10, 1.0, 20), "b": InFlight(1, 0, 0, 0.0, 5)})
     ledger.apply_remote(2, {"a": InFlight(4, 0, 0, 0.0, 40)})
-    ledger.others([{"a": InFlight(8, 0, 0, 0.0, 80)}])
+    ledger.apply_replicas([{"a": InFlight(8, 0, 0, 0.0, 80)}])
     assert {pod: work.requests for pod, work in ledger.inflight().items()} == {"a": 15, "b": 1}
     assert (ledger.on("a").requests, ledger.requests_of_router("a"), ledger.own()["a"].requests) == (15, 7, 1)
     ledger.apply_remote(1, {"b": None})
@@ -376,7 +376,7 @@ def test_rows_of_workers_count_until_they_are_removed(make_pod: MakePod) -> None
     ledger.remove_worker(1)
     assert ledger.inflight()["a"].requests == 13
     ledger.remove_worker(2)
-    ledger.others([])
+    ledger.apply_replicas([])
     assert ledger.inflight() == ledger.own()
 
 
@@ -437,7 +437,7 @@ def test_a_watch_records_the_maximum_number_of_prompts(
         elif what == "worker":
             ledger.apply_remote(1, row)
         elif what == "replica":
-            ledger.others([row])
+            ledger.apply_replicas([row])
         return ledger.on("a").prefill_requests
 
     for event in before:

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamError
 from router.policy import retry
-from router.policy.retry import FLOOR, LAW, WINDOW_S, Retry, RetryBudget, law_of
+from router.policy.retry import FLOOR, RETRY_RULES, WINDOW_S, Retry, RetryBudget, retry_rule
 
 
 def test_every_failure_of_a_pod_has_a_law() -> None:
     """A new error cannot be forgotten."""
-    assert set(LAW) == {UpstreamError, *UpstreamError.__subclasses__()}
+    assert set(RETRY_RULES) == {UpstreamError, *UpstreamError.__subclasses__()}
 
 
 def test_the_table_in_words_is_the_table() -> None:
@@ -23,20 +23,20 @@ def test_the_table_in_words_is_the_table() -> None:
     drawn = dict(
         re.findall(r"^    (\w+) .*?  (always|once, on the same pod|within the budget)", str(retry.__doc__), re.M)
     )
-    laws = {error.__name__: law.value for error, law in LAW.items() if law is not Retry.NEVER}
+    laws = {error.__name__: law.value for error, law in RETRY_RULES.items() if law is not Retry.NEVER}
     assert {name: law for name, law in drawn.items() if not name.isdigit()} == laws
 
 
-@pytest.mark.parametrize("error", sorted(LAW, key=str))
+@pytest.mark.parametrize("error", sorted(RETRY_RULES, key=str))
 def test_nothing_is_tried_again_after_the_first_byte(error: type[UpstreamError]) -> None:
     """The client would get two beginnings."""
-    assert law_of(error("x"), bytes_sent=True) is Retry.NEVER
+    assert retry_rule(error("x"), bytes_sent=True) is Retry.NEVER
 
 
 def test_a_failed_connection_always_may_and_a_broken_one_costs_budget() -> None:
     """Nothing was sent over the first."""
-    assert law_of(ConnectFailed("x"), bytes_sent=False) is Retry.ALWAYS
-    assert law_of(UpstreamBroken("x"), bytes_sent=False) is Retry.IN_BUDGET
+    assert retry_rule(ConnectFailed("x"), bytes_sent=False) is Retry.ALWAYS
+    assert retry_rule(UpstreamBroken("x"), bytes_sent=False) is Retry.IN_BUDGET
 
 
 def test_a_quiet_router_may_retry_a_little() -> None:

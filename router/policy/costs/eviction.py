@@ -15,7 +15,7 @@ class EvictionTerm(CostTerm):
 
         eviction = reuse * c1 * (n - max(held here, shared))
 
-    `reuse` is how often a token at the end of the eviction order would have been requested before its eviction anyway.
+    `reuse` is the mean number of requests that would have used an evicted token before its regular eviction.
     Copies that a pull brings count as well: a second copy of a prefix takes the space of another prefix. The prefix
     that all traffic shares counts as held: every pod needs space for it once, whichever request brings it.
     """

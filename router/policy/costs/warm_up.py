@@ -15,9 +15,9 @@ class WarmUpTerm(CostTerm):
 
         warm_up = weight * (1 - age / slow_start_s) * queued prefill        0 from slow_start_s on
 
-    A process that has just started compiles, captures and allocates on its first requests; one that was ejected has yet
-    to prove that it works. Both look idle and would get all requests at once. The first request to such a pod costs
-    nothing more; at age 0 each further one sees a queue that is 1 + `weight` times as long. Source: slow start as in
+    A process that has just started compiles, captures and allocates on its first requests; one that was ejected may
+    still fail. Both are idle and would get all requests at once. The first request to such a pod finds no queue and
+    costs nothing more; for the next ones the queue counts 1 + `weight` times at age 0. Source: slow start as in
     Envoy's and NGINX's load balancing.
     """
 

@@ -137,7 +137,7 @@ class RouterView:
 
     def apply_replicas(self, replicas: Iterable[Mapping[PodId, InFlight]]) -> None:
         """Apply the work in flight of the other replicas."""
-        self.ledger.others(replicas)
+        self.ledger.apply_replicas(replicas)
 
     def _held(self, hashes: Sequence[BlockHash], now_s: float) -> dict[PodId, BlocksByTier]:
         """By pod, the longer of the announced and the predicted match, as in `stores/prefix_store.py`."""
