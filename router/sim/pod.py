@@ -64,11 +64,10 @@ class Step:
 
 @dataclass(slots=True)
 class PodCounters:
-    """Monotonic counters; prefix cache counts are in tokens, as in vLLM."""
+    """Monotonic counters; prefix cache counts are in tokens, as in vLLM. A prompt counts at its first admission."""
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
-    prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     external_prefix_cache_queries: int = 0
     external_prefix_cache_hits: int = 0
@@ -236,21 +235,14 @@ class SimPod(Scheduler[_Sequence]):
         if present_tokens > cached_tokens:  # transferred KV is matchable from now on, right or wrong
             job.table.garbled |= job.request.garbled
             self.cache.commit(job.table, present_tokens)
-        self._count_admission(job, cached_tokens, present_tokens)
+        if job.cached_tokens is None:  # after a preemption, most hits are the request's own blocks
+            job.cached_tokens = cached_tokens
+            self.counters.prompt_tokens += len(job.request.prompt)
+            self.counters.prefix_cache_hits += cached_tokens
+            self.counters.external_prefix_cache_queries += len(job.request.prompt) - cached_tokens
+            self.counters.external_prefix_cache_hits += present_tokens - cached_tokens
         return tokens
 
     def _drop(self, job: _Sequence) -> None:
         self.cache.release(job.table)
         self._preempted.append(job.request.id)
-
-    def _count_admission(self, sequence: _Sequence, cached_tokens: int, present_tokens: int) -> None:
-        """Count the first admission only: after a preemption, most hits are the request's own blocks."""
-        if sequence.cached_tokens is not None:
-            return
-        prompt_tokens = len(sequence.request.prompt)
-        sequence.cached_tokens = cached_tokens
-        self.counters.prompt_tokens += prompt_tokens
-        self.counters.prefix_cache_queries += prompt_tokens
-        self.counters.prefix_cache_hits += cached_tokens
-        self.counters.external_prefix_cache_queries += prompt_tokens - cached_tokens
-        self.counters.external_prefix_cache_hits += present_tokens - cached_tokens

@@ -31,7 +31,7 @@ def metrics_body(config: MockEngineConfig, pod: SimPod, handoff: HandoffCounters
 def _counters(dialect: str, pod: SimPod, handoff: HandoffCounters) -> dict[str, int]:
     counters = pod.counters
     values = {
-        "prefix_cache_queries": counters.prefix_cache_queries,
+        "prefix_cache_queries": counters.prompt_tokens,
         "prefix_cache_hits": counters.prefix_cache_hits,
         "prompt_tokens": counters.prompt_tokens,
         "generation_tokens": counters.generation_tokens,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -94,7 +95,7 @@ class RunFigures:
     regret_mean_ms: float
     preemptions: int
     busy_share: float
-    cached_share_by_kind: Mapping[str, float] = field(default_factory=dict)
+    cached_share_by_kind: Mapping[str, float]
 
     @property
     def cached_share(self) -> float:
@@ -141,11 +142,10 @@ def figures(run: Run, slo: Slo) -> RunFigures:
 
 
 def _cached_share_by_kind(good: Sequence[RequestOutcome]) -> dict[str, float]:
-    prompt: dict[str, int] = {}
-    cached: dict[str, int] = {}
+    prompt, cached = Counter[str](), Counter[str]()
     for one in good:
-        prompt[one.kind] = prompt.get(one.kind, 0) + one.prompt_tokens
-        cached[one.kind] = cached.get(one.kind, 0) + one.cached_tokens
+        prompt[one.kind] += one.prompt_tokens
+        cached[one.kind] += one.cached_tokens
     return {kind: cached[kind] / prompt[kind] for kind in sorted(prompt)}
 
 

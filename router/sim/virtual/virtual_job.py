@@ -22,7 +22,6 @@ class Job:
     request: TrafficRequest
     arrived_tokens: int = 0
     cached_tokens: int | None = None
-    first_token_ms: float = math.nan
     worst_gap_ms: float = 0.0
     emitted: int = 0
     computed_tokens: int = 0

@@ -113,7 +113,7 @@ class VirtualPod(Scheduler[Job]):
     def advance(self, now_ms: float) -> Progress:
         """End the steps that are due and start the next ones. Returns what happened since the last call."""
         if self._run is not None and now_ms >= self.wake_ms:
-            self._end_run(now_ms)
+            self._end_run()
         if self._run is None:
             chunks = self._schedule()
             if chunks or self._decoding:
@@ -130,7 +130,7 @@ class VirtualPod(Scheduler[Job]):
 
     # --- the end of a run ---
 
-    def _end_run(self, now_ms: float) -> None:
+    def _end_run(self) -> None:
         run, self._run = self._run, None
         assert run is not None
         batch = len(self._decoding)
@@ -145,16 +145,15 @@ class VirtualPod(Scheduler[Job]):
                 self._finish(job)
         for job, tokens in run.chunks:
             if job in self._prefilling:  # not preempted since
-                self._end_chunk(job, tokens, now_ms)
+                self._end_chunk(job, tokens)
 
-    def _end_chunk(self, job: Job, tokens: int, now_ms: float) -> None:
+    def _end_chunk(self, job: Job, tokens: int) -> None:
         job.computed_tokens += tokens
         self.computed_tokens += tokens
         self._commit_prompt(job, job.computed_tokens)
         if job.computed_tokens < job.known_tokens:
             return
         if not job.emitted:
-            job.first_token_ms = now_ms
             self._progress.started.append(job)
         job.emitted += 1
         del self._prefilling[job]
