@@ -49,17 +49,10 @@ class Downstream(Protocol):
 class AnyReply(Protocol):
     """A response that is being read: a pod's own (`upstream.Reply`), or one made of it (`proxy/replies.py`)."""
 
-    @property
-    def pod(self) -> PodId:
-        """The pod that responded."""
-
-    @property
-    def status(self) -> int:
-        """The HTTP status."""
-
-    @property
-    def headers(self) -> HeaderList:
-        """As the pod sent them."""
+    pod: PodId
+    """The pod that responded."""
+    status: int
+    headers: HeaderList
 
     async def read(self) -> bytes:
         """The next piece of body; b"" at the end. Raises `UpstreamError`."""

@@ -22,7 +22,7 @@ _MAX_USAGE_KEY_BYTES = 16
 _WINDOW_BYTES = 4096
 """Maximum number of bytes kept of a usage object."""
 _SEARCH_BYTES = 64 * 1024
-"""After this many bytes the first token counts as received, whatever its form."""
+"""After this many bytes a response without a recognized token counts as begun."""
 _MAX_TOKEN_KEY_BYTES = 32
 """No match of `_FIRST_TOKEN` is longer."""
 

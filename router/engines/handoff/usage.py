@@ -55,14 +55,13 @@ class UsageCorrection:
         end = chunk.rfind(b"\n") + 1 if self._stream else 0
         if not end:
             self._held += chunk
-            return b"" if len(self._held) <= MAX_HELD_BYTES else self._give_up()
+            if len(self._held) <= MAX_HELD_BYTES:
+                return b""
+            self._cached_tokens = None
+            return self.end()
         lines = bytes(self._held) + chunk[:end]
         self._held = bytearray(chunk[end:])
         return _corrected_lines(lines, self._cached_tokens)
-
-    def _give_up(self) -> bytes:
-        self._cached_tokens = None
-        return self.end()
 
     def end(self) -> bytes:
         """The remaining bytes, after the last chunk."""
@@ -76,14 +75,10 @@ class UsageCorrection:
 def _corrected_lines(lines: bytes, cached_tokens: int) -> bytes:
     if _KEY not in lines:
         return lines
-    return b"\n".join(_corrected_line(line, cached_tokens) for line in lines.split(b"\n"))
-
-
-def _corrected_line(line: bytes, cached_tokens: int) -> bytes:
-    """One line of an event stream, without its end."""
-    if not line.startswith(_DATA):
-        return line
-    return _DATA + _corrected(line[len(_DATA) :], cached_tokens)
+    return b"\n".join(
+        _DATA + _corrected(line.removeprefix(_DATA), cached_tokens) if line.startswith(_DATA) else line
+        for line in lines.split(b"\n")
+    )
 
 
 def _corrected(response: bytes, cached_tokens: int) -> bytes:
