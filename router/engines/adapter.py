@@ -146,7 +146,6 @@ def parse_models(response: bytes) -> PodFacts | None:
 
 
 def parse_tokens(response: bytes) -> list[int] | None:
-    """Token ids from a response of `/tokenize`."""
     found = decode(response, _Tokens)
     return found.tokens if found else None
 

@@ -58,7 +58,6 @@ class Calibrator:
         """Called with each observation that this worker used."""
 
     def clock(self, pod: PodId) -> PrefillClock:
-        """The pod's clock."""
         return self._clocks[pod]
 
     def remove(self, pod: Pod) -> None:

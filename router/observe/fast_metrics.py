@@ -29,11 +29,9 @@ class Count:
         self.value = 0.0
 
     def inc(self, amount: float = 1.0) -> None:
-        """Add `amount`."""
         self.value += amount
 
     def set(self, value: float) -> None:
-        """Replace the number."""
         self.value = float(value)
 
 
@@ -48,7 +46,6 @@ class Buckets:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Add one value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
@@ -65,7 +62,6 @@ class _Labelled(Generic[_Child]):
         registry.register(self)
 
     def labels(self, *values: str) -> _Child:
-        """The child with these label values."""
         return self._children[values]
 
     def collect(self) -> Iterator[Metric]:
@@ -92,7 +88,6 @@ class Counter(_Numbers):
     _family = CounterMetricFamily
 
     def remove_where(self, matches: Callable[[Labels], bool]) -> None:
-        """Remove the series whose label values match."""
         for values in [values for values in self._children if matches(values)]:
             del self._children[values]
 

@@ -38,9 +38,6 @@ class Journal:
         self.shadows = shadows
         self._decisions: OrderedDict[str, RecordedDecision] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._decisions)
-
     def record(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> RecordedDecision:
         """Record a decision; the oldest is dropped. `workload` is the class of the request."""
         prompt = dict(scene.request.prompt) if self._prompts else None

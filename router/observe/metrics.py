@@ -121,7 +121,6 @@ class Metrics:
         self.index_blocks = Gauge(r, "warmroute_index_block_holders", "Pairs of block and holder in the index.")
 
     def _declare_handoffs(self, r: CollectorRegistry) -> None:
-        """Prefill and decode on two pods."""
         self.handoffs = Counter(
             r, "warmroute_handoffs", "Handoffs from a prefill to a decode pod, by dialect and result.", "dialect result"
         )
@@ -196,7 +195,6 @@ class Metrics:
         self.calibration_error.replace(errors)
 
     def _declare_index(self, r: CollectorRegistry) -> None:
-        """The cluster index."""
         self.degraded_matches = Counter(
             r, "warmroute_degraded_matches", "Prefix matches without an up-to-date cluster index.", "model"
         )
@@ -214,7 +212,6 @@ class Metrics:
         self.replicas = Gauge(r, "warmroute_other_replicas", "Other routers that registered recently.")
 
     def _declare_workers(self, r: CollectorRegistry) -> None:
-        """A router of several processes."""
         self.workers = Gauge(r, "warmroute_workers", "Worker processes of this router.")
         self.workers.set(1)
         self.worker_updates_dropped = Counter(
@@ -270,7 +267,6 @@ class Metrics:
             self.shadow_regret_s.labels(policy, workload).observe(max(0.0, ttft_ms - found.other_ms) / 1000)
 
     def _declare_policies(self, r: CollectorRegistry) -> None:
-        """Active policies and reloads."""
         self.policy_info = Gauge(r, "warmroute_policy_info", "1 for each active policy.", "policy version set_version")
         self.policy_reloads = Counter(r, "warmroute_policy_reloads", "Policy reloads, by result.", "result")
         self.policy_reload_failed = Gauge(
@@ -282,7 +278,6 @@ class Metrics:
         self.policy_info.replace({(name, version, set_version): 1.0 for name, version in versions.items()})
 
     def is_serving(self) -> bool:
-        """Whether any request is in flight."""
         return self.in_flight.value > 0
 
     def observe_request(self, ended: Outcome, model: str) -> None:
@@ -293,7 +288,6 @@ class Metrics:
             self.ttft_s.labels(model).observe(ended.ttft_ms / 1000)
 
     def observe_phases(self, taken_s: Mapping[str, float]) -> None:
-        """Add the phases of one request."""
         for phase, seconds in taken_s.items():
             self._phase_s[phase].observe(seconds)
 

@@ -42,11 +42,6 @@ class Shadows:
         self._metrics = metrics
         self._waiting: deque[_Waiting] = deque()
 
-    @property
-    def idle(self) -> bool:
-        """Whether no decision is waiting."""
-        return not self._waiting
-
     def offer(self, scene: RecordedScene, live: RouteDecision, policy: Policy, ttft_ms: float | None) -> None:
         """Queue one decision of the live policy, if it is in the sample. O(1)."""
         wanted = policy.shadow

@@ -49,7 +49,6 @@ class Booking:
 
     @property
     def prefill_ms(self) -> float:
-        """The booked prefill time."""
         return self._computing_lease.prefill_ms
 
     def handed_over(self) -> None:

@@ -91,7 +91,6 @@ def request_message(method: str, target: bytes, host: bytes, headers: HeaderList
 
 
 def first_values(headers: HeaderList) -> Mapping[bytes, bytes]:
-    """The first value of each name."""
     return dict(reversed(headers))
 
 

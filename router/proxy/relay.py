@@ -106,7 +106,6 @@ def end_broken_stream(client: Downstream, body: bytes) -> None:
 
 
 def is_stream(headers: HeaderList) -> bool:
-    """Whether the response is an event stream."""
     return dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
 
 

@@ -65,7 +65,6 @@ class SplitAttempt:
     result: str = "ok"
 
     def prefill_body(self) -> bytes:
-        """The body for the prefill pod."""
         request = self.context.request
         return self.dialect.prefill_body(request.endpoint, request.body, self.pair)
 

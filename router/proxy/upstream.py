@@ -177,7 +177,6 @@ class UpstreamPools:
         self._pools: dict[PodId, UpstreamPool] = {}
 
     def of(self, pod: Pod) -> UpstreamPool:
-        """The pod's pool."""
         pool = self._pools.get(pod.id)
         if pool is None:
             pool = self._pools[pod.id] = UpstreamPool(pod.id, pod.url, self._timeouts, pod.socket)

@@ -42,7 +42,7 @@ def offer(shadow: Shadows, live: Policy, name: str = "r", ttft_ms: float | None 
 
 async def compared(shadow: Shadows) -> None:
     async with asyncio.timeout(30):
-        while not shadow.idle:
+        while shadow._waiting:
             await asyncio.sleep(0.001)
 
 
@@ -56,7 +56,7 @@ async def test_a_policy_agrees_with_itself() -> None:
     shadow = shadows(metrics, LIVE)
     for number in range(20):
         offer(shadow, shadowed_by("live"), str(number))
-    assert not shadow.idle  # nothing is decided while the request is there
+    assert shadow._waiting  # nothing is decided while the request is there
     await compared(shadow)
     assert counted(metrics, "warmroute_shadow_decisions_total", policy="live", agrees="yes", **CHAT) == 20
 
@@ -110,4 +110,4 @@ async def test_without_a_shadow_nothing_is_decided_twice() -> None:
     shadow = shadows(Metrics(), LIVE)
     offer(shadow, LIVE)
     offer(shadow, shadowed_by("gone"))
-    assert shadow.idle
+    assert not shadow._waiting
