@@ -129,7 +129,7 @@ async def test_a_shadow_of_the_live_policy_always_agrees(deploy: Deploy, tmp_pat
         await asyncio.gather(*(deployment.chat(opening(f"road {number % 7}", 60)) for number in range(60)))
         shadows = deployment.program.records.journal.shadows
         assert shadows is not None
-        await deployment.until(lambda: shadows.idle)
+        await deployment.until(lambda: not shadows._waiting)
         samples = await metrics(deployment)
         name = "warmroute_shadow_decisions_total"
         assert float(samples[name + '{agrees="yes",class="batch",policy="cost_aware"}']) == 60
