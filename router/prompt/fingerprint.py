@@ -16,10 +16,10 @@ import msgspec
 
 from router.errors import MalformedRequest
 from router.hashing import generation_seed, hash_array, hash_blocks, hash_rest, token_array
-from router.prompt.conversation import with_decoded_messages
+from router.prompt.conversation import Unrenderable, with_decoded_messages
 from router.prompt.incremental.reader import IncrementalPrompt, IncrementalReader
 from router.prompt.segments import Lookup, Sealed, Segment, SegmentCache
-from router.prompt.template import ChatTemplate, Unrenderable, checked
+from router.prompt.template import ChatTemplate, checked
 from router.prompt.tokenizer import Tokenizer
 from router.types import BlockHash, Endpoint, Generation, InferenceRequest, PromptPrefix
 
@@ -73,7 +73,8 @@ class Fingerprinter:
     ) -> None:
         self._template = template
         self._tokenizer, self._backend = tokenizer, tokenizer.backend
-        self._generation = replace(generation, tokenizer=tokenizer.fingerprint)
+        self.generation = replace(generation, tokenizer=tokenizer.fingerprint)
+        """The generation of requests without adapter and salt."""
         self._new_segments = partial(SegmentCache, tokenizer, cache_bytes, cache_seed)
         self.segments = self._new_segments()
         """Tokens of known texts; public for its size and where it cuts."""
@@ -84,11 +85,6 @@ class Fingerprinter:
         self._incremental_prompts = 0
         self._token_ids = list[Annotated[int, msgspec.Meta(ge=0, lt=tokenizer.vocabulary_size)]]
         self._seeded = lru_cache(SEEDS)(self._seed)
-
-    @property
-    def generation(self) -> Generation:
-        """The seed of requests without adapter and salt."""
-        return self._generation
 
     def forget_segments(self) -> None:
         """Encode everything anew: the tokenizer's backend has changed. For the thread of `begin`."""
@@ -151,7 +147,7 @@ class Fingerprinter:
         return self.finish(self.begin(request))
 
     def _seed(self, adapter: str, salt: str) -> tuple[Generation, BlockHash]:
-        generation = replace(self._generation, adapter=adapter, salt=salt)
+        generation = replace(self.generation, adapter=adapter, salt=salt)
         return generation, generation_seed(generation)
 
     def _prompt(self, request: InferenceRequest) -> tuple[str | array[int], bool]:

@@ -1,7 +1,7 @@
-"""Sample texts on which two ways of tokenizing must agree before one replaces the other.
+"""Sample texts to compare two tokenizer backends before one replaces the other.
 
-They cover what distinguishes tokenizers: many scripts, code, runs of whitespace, digits, composed and decomposed
-letters, special tokens inside user text, and long text.
+They contain what tokenizers treat differently: many scripts, code, whitespace, digits, composed and decomposed letters,
+special tokens inside user text, and long text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 SAMPLED_TOKENS = 32
-"""Added tokens tried in context; more would only cost load time."""
+"""Maximum number of added tokens that are tried; more would only take load time."""
 
 TEXTS = (
     "",

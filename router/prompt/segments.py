@@ -3,8 +3,8 @@
 Text is cut at special tokens (see `cuts.py`) into segments. Each segment's tokens are cached under a digest of its
 text, seeded by the segment before it and by a secret: a client that does not know the secret cannot make two texts with
 one digest, and would gain only a wrong guess of what is cached. A path of segments is a known prefix; each segment also
-carries the block hashes that end inside it. The least recently used segments are evicted first; a segment without its
-parent cannot be reached any more and ages out.
+carries the hashes of the blocks that end inside it. The least recently used segments are evicted first; a segment whose
+parent was evicted is never found, and is evicted later.
 
 Threads: `look_up` belongs to the event loop's thread. `complete` and `keep` may run in any thread: the first only
 encodes, the second puts new segments into a queue that the next `look_up` empties.
@@ -87,28 +87,22 @@ class SegmentCache:
         self._fresh: deque[tuple[Lookup, list[Segment]]] = deque()
         self._next_id = _FIRST_ID
         self._short: dict[str, bytes] = {}
-        self._cuts = find_cuts(tokenizer)
+        self.cuts = find_cuts(tokenizer)
+        """Where text is cut, and why there."""
         self._frame = _frame(tokenizer)
         self.bytes = 0
         """Bytes held, estimated; never above `cache_bytes` after a `look_up`."""
-
-    @property
-    def reason(self) -> str:
-        """Where text is cut, or why it is not."""
-        return self._cuts.reason
 
     def __len__(self) -> int:
         return len(self._segments)
 
     def look_up(self, text: str, *, framed: bool = False) -> Lookup:
-        """The known segments of `text` and its other pieces. `framed` adds the tokens that `add_special_tokens` puts
-        around it.
-
-        `MalformedRequest` if it contains half a surrogate pair, which no tokenizer can encode."""
+        """The known segments of `text`, and its other pieces. With `framed`, the tokenizer's special tokens are put
+        around the text. `MalformedRequest` for half a surrogate pair, which no tokenizer can encode."""
         self._insert_fresh()
         whole = framed and self._frame is None
         head, tail = self._frame if framed and self._frame else (token_array(), token_array())
-        pieces = [text] if whole else self._cuts.pieces(text)
+        pieces = [text] if whole else self.cuts.pieces(text)
         root = 2 * (self._tokenizer.backend == "transformers") + framed
         known = self._follow(root, pieces)
         cold = tuple(pieces[len(known) :])
@@ -116,23 +110,18 @@ class SegmentCache:
             _check_encodable(piece)
         return Lookup(text, root, known, cold, whole, head, tail)
 
-    def pieces(self, text: str) -> list[str]:
-        """The pieces of `text`; all but the last are the same in every continuation of it."""
-        return self._cuts.pieces(text)
-
     def split(self, text: str) -> Lookup:
         """The pieces of `text`, all to be encoded: it continues a text that ended at a cut and is cached elsewhere.
         `MalformedRequest` as from `look_up`."""
-        pieces = self._cuts.pieces(text)
-        for piece in pieces:
-            _check_encodable(piece)
+        _check_encodable(text)
+        pieces = self.cuts.pieces(text)
         return Lookup(text, 0, (), tuple(pieces), False, token_array(), token_array())
 
     def complete(self, lookup: Lookup) -> list[Segment]:
         """All segments of a text that was looked up; encodes the cold ones. Safe in any thread."""
         if lookup.special_tokens and lookup.cold:
             return [Segment(self._tokenizer.encode(lookup.text, add_special_tokens=True).tobytes())]
-        return [*lookup.known, *(Segment(self._encode(piece)) for piece in lookup.cold)]
+        return [*lookup.known, *[Segment(self._encode(piece)) for piece in lookup.cold]]
 
     def _encode(self, piece: str) -> bytes:
         """Tokens of a piece. Short pieces, such as the end of every prompt, are cached by text."""

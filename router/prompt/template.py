@@ -12,12 +12,10 @@ from typing import Any, Literal
 
 from router.errors import ConfigError, MalformedRequest
 from router.prompt.content_format import detect_content_format
-from router.prompt.conversation import Unrenderable, normal_messages, without_developer
+from router.prompt.conversation import normal_messages, without_developer
 from router.prompt.sandbox import compile_template, parse_template, render_template
 from router.prompt.tokenizer import Tokenizer
 from router.prompt.tools import normal_tools
-
-__all__ = ["ChatTemplate", "Unrenderable", "checked"]
 
 _NO_VARIABLES = frozenset(
     {"chat_template", "conversation", "conversations", "messages", "tokenize", "padding", "truncation", "max_length"}
@@ -29,7 +27,7 @@ _DEVELOPER = re.compile(r"""(["'])developer\1""")
 
 
 class _Variant:
-    """One compiled template of a model; a few models have `default` and `tool_use`."""
+    """One compiled template of a model. A few models have two: `default` and `tool_use`."""
 
     def __init__(self, text: str, content_format: Literal["auto", "string", "openai"]) -> None:
         self.text = text
@@ -60,19 +58,11 @@ class ChatTemplate:
         if "default" not in by_name:
             raise ConfigError("the tokenizer has no chat template; set chat_template to a Jinja file")
         self._variants = {name: _Variant(text, content_format) for name, text in by_name.items()}
-        self._special_tokens = tokenizer.special_tokens
-        self._default_kwargs = dict(default_kwargs or {})
-        self._default_variables = self._variables({})
-
-    @property
-    def source(self) -> str:
+        self.source = by_name["default"]
         """The text of the template that renders chats without tools."""
-        return self._variants["default"].text
-
-    @property
-    def default_kwargs(self) -> Mapping[str, Any]:
-        """The engine's defaults for the template's variables."""
-        return self._default_kwargs
+        self._special_tokens = tokenizer.special_tokens
+        self.default_kwargs = dict(default_kwargs or {})
+        self._default_variables = self._variables({})
 
     def render(self, body: Mapping[str, Any]) -> str:
         """The prompt of a chat request's body. `MalformedRequest` where the engine would refuse it, with the
@@ -97,7 +87,7 @@ class ChatTemplate:
         if body.get("chat_template") is not None or asked.get("chat_template") is not None:
             raise MalformedRequest("a chat template in the request is not accepted", param="chat_template")
         tools = {"tools": normal_tools(body.get("tools"))}
-        merged = self._default_kwargs | _set(tools) | _set(asked) | _set(_own_fields(body, asked))
+        merged = self.default_kwargs | _set(tools) | _set(asked) | _set(_own_fields(body, asked))
         return {name: value for name, value in merged.items() if name not in _NO_VARIABLES}
 
 
@@ -119,7 +109,7 @@ def _own_fields(body: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, 
 
 
 def checked(body: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
-    """A field of the body, or `default` where it is absent or null. `MalformedRequest` for another type."""
+    """A field of the body, or `default` if it is absent or null. `MalformedRequest` for another type."""
     value = body.get(name)
     if value is None:
         return default

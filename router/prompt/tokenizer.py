@@ -1,8 +1,8 @@
 """Encodes text into the tokens that the engine will see.
 
 The reference is the `tokenizers` library behind `transformers`, because engines use it. `fastokens` is a hundred times
-faster; it is used only if it gives equal tokens on every sample, and no more after a difference on live traffic. This
-file reads no files: see `wiring/tokenizer_files.py`.
+faster. It is used only if it gives equal tokens on every sample, and is disabled after a difference on live traffic.
+Files are read in `wiring/tokenizer_files.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Tokenizer:
     Texts must be encodable as UTF-8; `UnicodeError` or `TypeError` for half a surrogate pair."""
 
     fingerprint: str
-    """Hex digest of what decides tokens: tokenizer.json, its configuration and the chat template."""
+    """Hex digest of tokenizer.json, its configuration and the chat template."""
     backend: str
     """`fastokens` or `transformers`."""
     reason: str
@@ -78,7 +78,7 @@ class Tokenizer:
         return self.encode(text) == encode_reference(self._reference, [text], False)[0]
 
     def distrust(self, reason: str) -> None:
-        """Disable the fast backend for good."""
+        """Disable the fast backend until the next start."""
         self._fast, self.backend, self.reason = None, "transformers", reason
 
     @property
@@ -88,7 +88,7 @@ class Tokenizer:
         return normalizer is not None and json.loads(normalizer.__getstate__()).get("normalizers") != []
 
     def adopt_fast(self) -> None:
-        """Use `fastokens` if it can read this tokenizer and is equal on every sample; sets `reason`."""
+        """Use `fastokens` if it can read this tokenizer and gives equal tokens on every sample. Sets `reason`."""
         fast, reason = fast_equal_to(self._reference, samples([token.content for token in self.added_tokens]))
         if fast is not None:
             self._fast, self.backend = fast, "fastokens"

@@ -21,8 +21,8 @@ from router.engines.adapter import TOKENIZE_PATH, parse_tokens
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
 from router.hashing import generation_seed, hash_blocks, token_array
+from router.prompt.conversation import Unrenderable
 from router.prompt.fingerprint import Fingerprinter
-from router.prompt.template import Unrenderable
 from router.prompt.tokenizer import Tokenizer
 from router.proxy.upstream import UpstreamPool
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptPrefix

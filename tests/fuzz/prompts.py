@@ -18,8 +18,9 @@ from router.api.parse import parse_body, prompt_fields
 from router.errors import MalformedRequest
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.prompt.content_format import ContentFormat
+from router.prompt.conversation import Unrenderable
 from router.prompt.fingerprint import Fingerprinter
-from router.prompt.template import ChatTemplate, Unrenderable
+from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest
 from tests.fuzz.bodies import JSON

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from router.errors import MalformedRequest
 from router.hashing import generation_seed, hash_blocks, token_array
+from router.prompt.conversation import Unrenderable
 from router.prompt.fingerprint import Fingerprinter
-from router.prompt.template import ChatTemplate, Unrenderable
+from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer

@@ -13,8 +13,9 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from router.errors import MalformedRequest
 from router.prompt import template as template_module
+from router.prompt.conversation import Unrenderable
 from router.prompt.sandbox import compile_template, render_template
-from router.prompt.template import ChatTemplate, Unrenderable
+from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from tests.prompt.conftest import TEMPLATE
 from tests.prompt.incremental.test_reader import CUTTING, LOOKING_BACK

@@ -208,4 +208,4 @@ def test_half_a_surrogate_pair_is_refused(deepseek: Tokenizer) -> None:
 
 def test_the_cache_reports_where_it_cuts(deepseek: Tokenizer) -> None:
     """It explains to an operator why a tokenizer is slow."""
-    assert SegmentCache(deepseek, PLENTY).reason == "cut at 1281 added tokens"
+    assert SegmentCache(deepseek, PLENTY).cuts.reason == "cut at 1281 added tokens"

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.errors import ConfigError, MalformedRequest
-from router.prompt.template import ChatTemplate, Unrenderable
+from router.prompt.conversation import Unrenderable
+from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 
 USER = {"role": "user", "content": "hi"}

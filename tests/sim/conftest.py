@@ -14,7 +14,7 @@ import xxhash
 
 from router.errors import MalformedRequest
 from router.hashing import token_array
-from router.prompt.template import Unrenderable
+from router.prompt.conversation import Unrenderable
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import MockEngine
 from router.types import PodSpeed

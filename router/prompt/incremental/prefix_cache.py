@@ -1,7 +1,7 @@
 """Remembers the prompts of the first messages of chats, by a digest of these messages.
 
-A prefix is stored when it is seen the second time: most prompts that share nothing with others never come back. The
-least recently used prefixes go first when the bytes run out.
+A prefix is stored when it is seen the second time, because most chats are never continued. The least recently used
+prefixes are evicted first.
 
 Threads: `store` may run in any thread; everything else belongs to the event loop's.
 """
@@ -18,22 +18,22 @@ import xxhash
 from router.types import BlockHash
 
 MAX_BOUNDARIES = 4
-"""Boundaries looked up in a chat: a turn usually adds two messages, or three where the last was seen only once."""
+"""Maximum boundaries that are looked up per chat. A turn usually adds two messages."""
 _SEEN_BYTES = 150
-"""Size in CPython of an entry that was seen once: key and slot."""
+"""Size in CPython of an entry without a prefix: key and slot."""
 _PREFIX_BYTES = 400
-"""The same with its prefix, without tokens, hashes and text."""
+"""Size of an entry with a prefix, without the prefix's tokens, hashes and text."""
 
 
 class Boundary(msgspec.Struct, frozen=True, gc=False):
-    """A place in front of a message where a chat may continue; `digest` is of the messages before it."""
+    """A place between two messages: the number of messages before it, and their digest."""
 
     messages: int
     digest: int
 
 
 class CachedPrefix(msgspec.Struct, frozen=True, gc=False):
-    """The prompt of a chat's first messages, up to the last place where its text may be cut."""
+    """The prompt of a chat's first messages, encoded up to the last place where its text may be cut."""
 
     roles: tuple[str, ...] = ()
     skeleton: int = 0
@@ -42,9 +42,9 @@ class CachedPrefix(msgspec.Struct, frozen=True, gc=False):
     """As `hashing.token_array` lays them out."""
     seed: BlockHash = 0
     hashes: bytes = b""
-    """Of the full blocks in `tokens`, from that seed, as `hashing.hash_array` lays them out."""
+    """Hashes of the full blocks in `tokens`, chained from `seed`, as `hashing.hash_array` lays them out."""
     rest: str = ""
-    """The text behind the cut."""
+    """The text after the cut, which is not encoded."""
 
 
 EMPTY_PREFIX = CachedPrefix()
@@ -80,7 +80,8 @@ class PrefixCache:
         return found[::-1]
 
     def find(self, boundaries: Sequence[Boundary]) -> CachedPrefix | None:
-        """The longest known prefix; `EMPTY_PREFIX` where one was only seen. None for a new chat, which is now seen."""
+        """The longest stored prefix. `EMPTY_PREFIX` if a boundary was seen before but has no prefix yet. None for a new
+        chat; its longest boundary is then marked as seen."""
         self._take_stored()
         seen = False
         for boundary in boundaries:
@@ -97,7 +98,7 @@ class PrefixCache:
         return None
 
     def store(self, digest: int, prefix: CachedPrefix) -> None:
-        """Remember a prefix; the next `find` sees it."""
+        """Store a prefix. The next `find` can return it."""
         self._stored.append((digest, prefix))
 
     def _take_stored(self) -> None:

@@ -1,6 +1,6 @@
-"""Reads a chat's prompt from a cached prefix and the messages behind it; a new chat has the empty prefix.
+"""Reads a chat's prompt from a cached prefix and the messages after it. A new chat has the empty prefix.
 
-This file never reads a prompt whole: it returns None, and `fingerprint.py` does.
+Returns None for chats that it cannot read; `fingerprint.py` then reads the whole prompt.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _ONLY_MESSAGES = {"messages"}
 
 
 class PendingEntry(msgspec.Struct, frozen=True, gc=False):
-    """What to store once the tokens are known: the chat without its last message."""
+    """The prefix to store when its tokens are known: the chat without its last message."""
 
     cache: PrefixCache
-    """A cache that was cleared meanwhile is another one."""
+    """The cache at the time of `begin`. After `clear`, the entry is lost with it."""
     digest: int
     roles: tuple[str, ...]
     skeleton: int
     text: str
-    """From the cut of the prefix that it continues, up to the last message's content."""
+    """The text behind the cached prefix, without the last message's content."""
 
 
 class IncrementalPrompt(msgspec.Struct, frozen=True, gc=False):
@@ -60,17 +60,13 @@ class IncrementalReader:
         self._cache_bytes = cache_bytes
         self._seed = seed
         self._skeletons = Skeletons(template)
-        self._enabled = self._skeletons.enabled
+        self.enabled = self._skeletons.enabled
+        """False where the template does more than repeat contents, and after `disable`."""
         self.cache = PrefixCache(seed, cache_bytes)
 
-    @property
-    def enabled(self) -> bool:
-        """False where the template does more than repeat contents, and after `disable`."""
-        return self._enabled
-
     def disable(self) -> None:
-        """Read no more prompts."""
-        self._enabled = False
+        """Return None from now on."""
+        self.enabled = False
         self.clear()
 
     def clear(self) -> None:
@@ -80,8 +76,8 @@ class IncrementalReader:
     def begin(
         self, body: Mapping[str, Any], generation: Generation, seed: BlockHash, segments: SegmentCache
     ) -> IncrementalPrompt | None:
-        """None where the prompt must be read whole. `MalformedRequest` as from `SegmentCache.look_up`."""
-        if not self._enabled or body.keys() != _ONLY_MESSAGES:
+        """None if the whole prompt must be read. `MalformedRequest` as from `SegmentCache.look_up`."""
+        if not self.enabled or body.keys() != _ONLY_MESSAGES:
             return None
         messages = body["messages"]
         if not (isinstance(messages, list) and messages and isinstance(messages[0], msgspec.Raw)):
@@ -128,7 +124,7 @@ class IncrementalReader:
         hashes = hash_rest(known, tokens[len(known) * block :], block, seed)
         if pending.entry is not None:
             entry = pending.entry
-            cut = segments.pieces(entry.text)[:-1]
+            cut = segments.cuts.pieces(entry.text)[:-1]
             count = len(prefix.tokens) // TOKEN_BYTES + sum([segment.token_count for segment in encoded[: len(cut)]])
             stored = CachedPrefix(
                 roles=entry.roles,

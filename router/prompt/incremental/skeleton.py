@@ -1,10 +1,10 @@
 """Renders chats without the template where the template only repeats the contents of messages.
 
-For one sequence of roles, most templates print fixed text around the contents, stripped or as they are. A skeleton is
-that fixed text. It is found by rendering placeholders, and is not exact for every content: a template may treat
-`</think>` inside a content differently. So all words in the template's source are tried as contents; a word that
-changes the output is a guard word, and chats that contain one are left to the template. Dependencies that these trials
-miss are found by the comparison in `fingerprint.py`.
+For one sequence of roles, most templates print fixed text around the contents, which are stripped or unchanged. A
+skeleton is that fixed text. It is found by rendering placeholders. It is not exact for every content: a template may
+handle `</think>` inside a content differently. So all words in the template's source are tried as contents. A word that
+changes the output is a guard word; chats that contain one are rendered by the template. What these trials miss, the
+comparison in `fingerprint.py` finds.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from router.prompt.conversation import BILLING_HEADER, Unrenderable
 from router.prompt.template import ChatTemplate
 
 MAX_MESSAGES = 256
-"""Longer chats are read whole: their skeletons would fill the memory."""
+"""Longer chats have no skeleton, because it would take too much memory."""
 SKELETONS = 1024
-"""Sequences of roles whose skeletons are kept."""
+"""Maximum number of cached skeletons."""
 
 Strip: TypeAlias = str | None
 """Characters stripped from one side of a content, as in `str.lstrip`: None is all whitespace, "" is nothing."""
@@ -34,16 +34,16 @@ Strip: TypeAlias = str | None
 _PLACEHOLDER = "\uf8ff{}\uf8fe"
 _PLACEHOLDERS = re.compile(_PLACEHOLDER.format(r"(\d+)"))
 _EDGES = ("\n \n", " \n ")
-"""Whitespace put around placeholders; two variants tell the strips apart."""
+"""Whitespace put around placeholders. With two variants, the result shows which strip was applied."""
 _STRIPS: tuple[Strip, ...] = ("", None, "\n")
 _QUOTED = re.compile(r"""'([^'\n]{1,64})'|"([^"\n]{1,64})\"""")
 _TESTED = re.compile(
     r"""(?:starts|ends)with\(\s*(?:'([^'\n]+)'|"([^"\n]+)")"""
     r"""|(?:'([^'\n]*[^\w'\n][^'\n]*)'|"([^"\n]*[^\w"\n][^"\n]*)")\s+(?:not\s+)?in\b"""
 )
-"""Words that templates compare with contents, often two at once. A plain word before `in` is a field of the message."""
+"""Words that templates compare with contents. A word of letters before `in` is a field name, and is not matched."""
 _VARIES = re.compile(r"strftime_now|now\(|\brandom\b")
-"""The same chat does not always give the same text."""
+"""Templates that can render the same chat differently."""
 _TRIED_ROLES: tuple[tuple[str, ...], ...] = (
     ("user",),
     ("system", "user"),
@@ -64,12 +64,12 @@ class TemplateSkeleton(msgspec.Struct, frozen=True, gc=False):
     strips: tuple[tuple[Strip, Strip], ...]
     """Left and right, by content."""
     prefixes: tuple[int, ...]
-    """`prefixes[n]` is a digest of everything in front of content n. Skeletons that share it print the same text up to
-    there."""
+    """`prefixes[n]` is a digest of everything before content n. Skeletons with equal digests print equal text before
+    content n."""
 
     def fill(self, contents: Sequence[str], first: int = 0) -> list[str]:
-        """The text from content `first` on, of which `contents` are the first: contents and literals in turn. With
-        `first` 0, the literal in front of the first content comes first."""
+        """The text from content number `first` on, as contents and literals in turn. `contents[0]` is that content.
+        With `first` 0, the literal before it is included."""
         parts = [] if first else [self.literals[0]]
         for content, (left, right), literal in zip(
             contents, self.strips[first:], self.literals[first + 1 :], strict=True
@@ -119,12 +119,12 @@ class Skeletons:
             return None
 
     def _try_out(self) -> bool:
-        """Find the guard words; False where neutral contents are already rendered differently."""
+        """Find the guard words. False if the skeletons are wrong for ordinary contents."""
         skeletons = {roles: found for roles in _TRIED_ROLES if (found := self._trace(roles))}
         neutral = [_TRIED_CONTENTS[start:] + _TRIED_CONTENTS[:start] for start in range(len(_TRIED_CONTENTS))]
         if not skeletons or not all(self._agrees(skeletons, contents) for contents in neutral):
             return False
-        source = self._template.source + json.dumps(dict(self._template.default_kwargs), default=str)
+        source = self._template.source + json.dumps(self._template.default_kwargs, default=str)
         words = {word for quoted in _QUOTED.findall(source) for word in quoted if word and not word.isspace()}
         guarded = {word for tested in _TESTED.findall(source) for word in tested if word and not word.isspace()}
         for word in words.union(("system", "user", "assistant", BILLING_HEADER)) - guarded:
@@ -135,7 +135,7 @@ class Skeletons:
         return True
 
     def _agrees(self, skeletons: Mapping[tuple[str, ...], TemplateSkeleton], contents: Sequence[str]) -> bool:
-        """Do skeleton and template print the same for these contents?"""
+        """Whether skeletons and template print the same text for these contents."""
         return all(
             "".join(skeleton.fill(contents[: len(roles)])) == self._render(roles, contents[: len(roles)])
             for roles, skeleton in skeletons.items()

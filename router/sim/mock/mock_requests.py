@@ -16,7 +16,7 @@ import msgspec
 
 from router.errors import ClientError
 from router.hashing import token_array
-from router.prompt.template import Unrenderable
+from router.prompt.conversation import Unrenderable
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock.vocabulary import GeneratedText, Vocabulary
 from router.types import Endpoint
