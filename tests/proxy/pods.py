@@ -175,6 +175,7 @@ class Town:
     def __init__(self, pods: Mapping[str, ScriptedPod], urls: Mapping[str, str], first_byte_s: float, retries: int):
         self.made = pods
         self.fleet, self.ledger, self.store, self.metrics = Fleet(), Ledger(), LocalStore(), Metrics()
+        self.publishes_events = True
         self.fleet.sync(
             Pod(id=name, url=urls[name], engine="vllm", speed=PodSpeed(1.0, 0.01, 0.0), handoff="nixl", pulls="p2p")
             for name in pods
@@ -201,7 +202,7 @@ class Town:
             classes=Classes(load_classes(None)),
             pool=self.pools.of,
             handoff_facts=lambda pod, dialect: self.facts,
-            publishes_events=lambda pod: True,
+            publishes_events=lambda pod: self.publishes_events,
             metrics=self.metrics,
             calibrator=self.calibrator,
             journal=self.journal,

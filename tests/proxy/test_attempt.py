@@ -158,3 +158,15 @@ async def test_route_headers_name_pod_policy_and_cached_tokens() -> None:
         names = (b"x-request-id", b"x-warmroute-pod", b"x-warmroute-policy", b"x-warmroute-cached-tokens")
         assert [client.header(name) for name in names] == [b"req-1", b"a", b"scripted", b"7"]
         assert client.header(b"x-warmroute-prefill-pod") == b""
+
+
+async def test_a_pod_without_events_keeps_the_predicted_blocks_that_fit_its_capacity() -> None:
+    """Its reported capacity, or else the configured one of 1,000 tokens."""
+    async with town(a=ANSWERING) as pods:
+        pods.publishes_events = False
+        capacities: list[int | None] = []
+        pods.store.on_record = lambda pod, blocks, ttl_s, capacity_blocks: capacities.append(capacity_blocks)
+        for capacity_tokens in (None, 64):
+            plan = Direct(replace(pods.pod("a"), capacity_tokens=capacity_tokens))
+            await pods.serve(pods.context(plan, prompt=PROMPT))
+        assert capacities == [62, 4]
