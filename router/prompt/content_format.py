@@ -86,13 +86,13 @@ def _reads(node: nodes.Node | None, name: str, key: str | None = None) -> bool:
     if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
         return _reads(node.node, name, key)
     if key is None:
-        return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
+        return _reads_name(node, name)
     if isinstance(node, nodes.Getitem):
         return isinstance(node.arg, nodes.Const) and node.arg.value == key and _reads_name(node.node, name)
     return isinstance(node, nodes.Getattr) and node.attr == key and _reads_name(node.node, name)
 
 
-def _reads_name(node: nodes.Node, name: str) -> bool:
+def _reads_name(node: nodes.Node | None, name: str) -> bool:
     return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
 
 

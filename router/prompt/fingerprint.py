@@ -57,8 +57,8 @@ class Fingerprinter:
     """Turns requests of one model into prefixes. `template` None serves completions only. `incremental` None reads
     every prompt whole; `on_mismatch` is called, in any thread, when it turns out to be wrong and is disabled.
 
-    Threads: `begin` is for one thread at a time, the event loop's. `finish` may run in any thread meanwhile, because
-    it shares nothing mutable but two queues (`deque.append`) and the segments' `sealed`, one reference each."""
+    Threads: `begin` runs only in the event loop's thread. `finish` may run in any thread at the same time: all that
+    both change are two queues (`deque.append`) and the segments' `sealed`, one reference each."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Fingerprinter:
         self._seeded = lru_cache(SEEDS)(self._seed)
 
     def forget_segments(self) -> None:
-        """Encode everything anew: the tokenizer's backend has changed. For the thread of `begin`."""
+        """Empty the caches, because the tokenizer's backend has changed. Call in the thread of `begin`."""
         self._backend = self._tokenizer.backend
         self.segments = self._new_segments()
         if self.incremental is not None:
@@ -97,7 +97,7 @@ class Fingerprinter:
         """Render the prompt and look up its known segments.
 
         `MalformedRequest` if the engine would refuse it, `Unrenderable` if its tokens cannot be computed here."""
-        if self._tokenizer.backend != self._backend:  # the fast backend failed meanwhile
+        if self._tokenizer.backend != self._backend:  # the fast backend was disabled
             self.forget_segments()
         generation, seed = self._seeded(request.adapter, request.salt)
         incremental = None

@@ -98,7 +98,7 @@ class SegmentCache:
 
     def look_up(self, text: str, *, framed: bool = False) -> Lookup:
         """The known segments of `text`, and its other pieces. With `framed`, the tokenizer's special tokens are put
-        around the text. `MalformedRequest` for half a surrogate pair, which no tokenizer can encode."""
+        around the text. `MalformedRequest` for a lone surrogate, which no tokenizer can encode."""
         self._insert_fresh()
         whole = framed and self._frame is None
         head, tail = self._frame if framed and self._frame else (token_array(), token_array())
@@ -209,4 +209,4 @@ def _check_encodable(text: str) -> None:
 
 
 def _surrogate_error(error: UnicodeEncodeError) -> MalformedRequest:
-    return MalformedRequest(f"the prompt contains half a surrogate pair: {error}")
+    return MalformedRequest(f"the prompt contains a lone surrogate: {error}")

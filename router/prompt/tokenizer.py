@@ -19,22 +19,7 @@ from router.prompt.samples import samples
 class Tokenizer:
     """One model's tokenizer. Any thread may encode, and any thread may disable the fast backend.
 
-    Texts must be encodable as UTF-8; `UnicodeError` or `TypeError` for half a surrogate pair."""
-
-    fingerprint: str
-    """Hex digest of tokenizer.json, its configuration and the chat template."""
-    backend: str
-    """`fastokens` or `transformers`."""
-    reason: str
-    """Why this backend."""
-    vocabulary_size: int
-    """Highest token id plus one."""
-    special_tokens: Mapping[str, Any]
-    """Variables of the template: `bos_token`, `eos_token`, ..."""
-    chat_template: str | Mapping[str, str] | None
-    """The template's text; several by name for the few models that ship `default` and `tool_use`."""
-    added_tokens: tuple[Any, ...]
-    """Every `tokenizers.AddedToken`, in order of id."""
+    Texts must be encodable as UTF-8; `UnicodeError` or `TypeError` for a lone surrogate."""
 
     def __init__(
         self,
@@ -49,13 +34,20 @@ class Tokenizer:
         self._reference.no_padding()
         self._fast: Any = None
         self.backend = "transformers"
+        """`fastokens` or `transformers`."""
         self.reason = "fast_tokenizer is off"
+        """Why this backend."""
         self.fingerprint = fingerprint
+        """Hex digest of tokenizer.json, its configuration and the chat template."""
         self.chat_template = chat_template
+        """The template's text; several by name for the few models that have `default` and `tool_use`."""
         self.special_tokens = special_tokens
+        """Variables of the template: `bos_token`, `eos_token`, ..."""
         self.vocabulary_size = max(self._reference.get_vocab(with_added_tokens=True).values()) + 1
+        """Highest token id plus one."""
         decoder: dict[int, Any] = self._reference.get_added_tokens_decoder()
         self.added_tokens = tuple(decoder[token] for token in sorted(decoder))
+        """Every `tokenizers.AddedToken`, in order of id."""
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> array[int]:
         """Tokens of `text`; with `add_special_tokens`, also those that the tokenizer puts around it."""

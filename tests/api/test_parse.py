@@ -45,7 +45,7 @@ def chat(**fields: Any) -> bytes:
     ids=lambda body: repr(body[:30]),
 )
 def test_invalid_json_is_malformed_and_has_no_model(body: bytes) -> None:
-    """Truncated, not an object, not UTF-8, half a surrogate pair, nested too deeply."""
+    """Truncated, not an object, not UTF-8, a lone surrogate, nested too deeply."""
     with pytest.raises(MalformedRequest):
         parse_body(Endpoint.CHAT, body)
     assert model_of(body) in (None, "m")

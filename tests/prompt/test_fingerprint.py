@@ -235,7 +235,7 @@ def test_a_flag_that_is_not_a_boolean_is_malformed(
     assert caught.value.param == "add_special_tokens"
 
 
-def test_half_a_surrogate_pair_is_malformed_before_anything_is_encoded(
+def test_a_lone_surrogate_is_malformed_before_anything_is_encoded(
     fingerprinter: Fingerprinter, make_request: Make
 ) -> None:
     """`begin` raises, not the worker thread."""

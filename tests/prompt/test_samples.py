@@ -6,7 +6,7 @@ from router.prompt.samples import SAMPLED_TOKENS, TEXTS, samples
 
 
 def test_all_fixed_texts_are_included_and_encodable() -> None:
-    """Also without added tokens; none contains half a surrogate pair."""
+    """Also without added tokens; none contains a lone surrogate."""
     assert set(samples([])) >= set(TEXTS)
     assert all(text.encode("utf-8").decode("utf-8") == text for text in samples(["<s>"]))
 

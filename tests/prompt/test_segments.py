@@ -198,7 +198,7 @@ def test_a_frame_that_depends_on_the_text_is_left_to_the_tokenizer(zoo: dict[str
             assert tokens_of(cache, text, framed=True) == expected
 
 
-def test_half_a_surrogate_pair_is_refused(deepseek: Tokenizer) -> None:
+def test_a_lone_surrogate_is_refused(deepseek: Tokenizer) -> None:
     """JSON can contain one, UTF-8 and tokenizers cannot."""
     cache = SegmentCache(deepseek, PLENTY)
     with pytest.raises(MalformedRequest, match="surrogate"):
