@@ -105,6 +105,7 @@ class Planner:
         self._missing_weight: float | None = None
         shared_tokens = scene.shared_blocks * self._block if scene.prompt else 0
         self._request = RequestFacts(
+            scene=scene,
             prompt_tokens=prompt_tokens,
             output_tokens=min(scene.request.max_output_tokens or DEFAULT_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS),
             now_s=scene.now_s,

@@ -58,6 +58,8 @@ class Transfer(msgspec.Struct, frozen=True, gc=False):
 class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     """What all placements of one request have in common. `output_tokens` is expected."""
 
+    scene: Scene
+    """Everything else that a term may read."""
     prompt_tokens: int
     output_tokens: int
     now_s: float

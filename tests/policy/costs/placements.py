@@ -6,7 +6,7 @@ from typing import Any
 
 from router.policy.term import Placement, RequestFacts
 from router.types import InFlight, Links, PodLoad
-from tests.policy.scenes import SPEED, pod
+from tests.policy.scenes import SPEED, pod, scene
 
 KV_BYTES = 1000
 """A token."""
@@ -15,7 +15,13 @@ KV_BYTES = 1000
 def at(**facts: Any) -> Placement:
     """A placement with these facts of the request, the pod and the placement. Cached tokens are the pod's own and on
     its GPU by default."""
-    request: dict[str, Any] = {"prompt_tokens": 1000, "output_tokens": 100, "now_s": 0.0, "links": Links()}
+    request: dict[str, Any] = {
+        "scene": scene(),
+        "prompt_tokens": 1000,
+        "output_tokens": 100,
+        "now_s": 0.0,
+        "links": Links(),
+    }
     names = RequestFacts.__struct_fields__
     request |= {name: facts.pop(name) for name in names if name in facts}
     speed, work, load = facts.pop("speed", SPEED), facts.get("inflight", InFlight()), facts.get("load", PodLoad())
