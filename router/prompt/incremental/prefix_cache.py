@@ -74,8 +74,8 @@ class PrefixCache:
         for message in messages[: first - 1]:
             digest.update(message)
         found = []
-        for number in range(first, len(messages)):
-            digest.update(messages[number - 1])
+        for number, message in enumerate(messages[first - 1 : -1], first):
+            digest.update(message)
             found.append(Boundary(number, digest.intdigest()))
         return found[::-1]
 
