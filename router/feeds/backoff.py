@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 from redis.exceptions import RedisError
 
-from router.cancellation import raise_if_cancelled
+from router.feeds.supervise import raise_if_cancelled
 
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 1.5

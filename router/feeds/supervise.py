@@ -1,4 +1,4 @@
-"""Runs feeds as background tasks: restarts them after errors, and runs one task for each pod."""
+"""Runs feeds as background tasks: restarts them after errors, and runs one task for each pod until it is cancelled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 import structlog
 
-from router.cancellation import raise_if_cancelled
 from router.fleet.fleet import Fleet
 from router.types import Pod, PodId, PodState
 
@@ -118,3 +117,13 @@ async def pause(changed: asyncio.Event, interval_s: float) -> None:
         pass  # the interval has passed without a change
     raise_if_cancelled()
     changed.clear()
+
+
+def raise_if_cancelled() -> None:
+    """Raise `CancelledError` if this task was cancelled. Call it in every endless loop after each I/O call.
+
+    redis-py and httpx sometimes turn a cancellation into a lost connection or drop it. A task that continues would then
+    never end, and a task that waits for it would hang."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
