@@ -15,7 +15,7 @@ COMMANDS = {
     "publish": ("router.cli.publish:publish_command", "Publish the blocks of a cache tier to the cluster index."),
     "demo": ("router.cli.demo:demo_command", "Compare three policies on a fleet of mock engines."),
     "simulate": ("router.cli.simulate:simulate_command", "Compare policies on a simulated fleet."),
-    "plan": ("router.cli.plan:plan_command", "Estimate how many pods a load needs for an SLO."),
+    "plan": ("router.cli.simulate:plan_command", "Estimate how many pods a load needs for an SLO."),
     "explain": ("router.cli.explain_command:explain_command", "Show why a running router sent a request to its pod."),
     "replay": ("router.cli.replay:replay_command", "Decide recorded requests again with another policy."),
     "mock-engine": ("router.cli.mock_engine_command:mock_engine_command", "Run mock engines."),
