@@ -19,7 +19,7 @@ COMMANDS = {
     "explain": ("router.cli.explain_command:explain_command", "Show why a running router sent a request to its pod."),
     "replay": ("router.cli.replay:replay_command", "Decide recorded requests again with another policy."),
     "mock-engine": ("router.cli.mock_engine_command:mock_engine_command", "Run mock engines."),
-    "prior": ("router.cli.prior:prior_command", "Print a cost prior for a model, from its config.json."),
+    "prior": ("router.cli.config_commands:prior_command", "Print a cost prior for a model, from its config.json."),
     "policies": ("router.cli.config_commands:policies_command", "List the policies."),
 }
 GROUPS = {
