@@ -75,13 +75,8 @@ def prior_command(
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install torch, which is not needed
     path = _find_config(config)
     try:
-        print(
-            "\n".join(
-                _prior_lines(
-                    _model_name(config, path), _completed(_read_config(path)), kv_dtype, tp, hardware or [f"h100x{tp}"]
-                )
-            )
-        )
+        model = _completed(_read_config(path))
+        print("\n".join(_prior_lines(_model_name(config, path), model, kv_dtype, tp, hardware or [f"h100x{tp}"])))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
