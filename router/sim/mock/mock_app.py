@@ -17,7 +17,6 @@ from router.sim.mock.handoff_dialects import HandoffFields, HandoffLeg, LoadedKv
 from router.sim.mock.handoff_service import HandoffService
 from router.sim.mock.http_exchange import EVENT_STREAM, JSON, HttpExchange
 from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock.mock_metrics import CONTENT_TYPE, metrics_body
 from router.sim.mock.mock_requests import EngineError, GenerationRequest, RequestParser, decode_body
 from router.sim.mock.step_loop import StepLoop, StreamLost, TokenStream
 from router.sim.pod import SimRequest
@@ -239,8 +238,8 @@ class EngineApp:
         await exchange.respond(HTTPStatus.SERVICE_UNAVAILABLE if unhealthy else HTTPStatus.OK)
 
     async def _metrics(self, exchange: HttpExchange) -> None:
-        body = metrics_body(self._config, self._steps.pod, self._handoffs.counters)
-        await exchange.respond(HTTPStatus.OK, body, CONTENT_TYPE)
+        body = responses.metrics_body(self._config, self._steps.pod, self._handoffs.counters)
+        await exchange.respond(HTTPStatus.OK, body, responses.METRICS_TYPE)
 
     async def _tokenize(self, exchange: HttpExchange) -> None:
         tokens = self._parser.tokenize(await exchange.body())

@@ -1,4 +1,4 @@
-"""Response formats that vLLM's clients rely on."""
+"""Response formats that vLLM's clients rely on, and the metrics that a router scrapes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from router.hashing import token_array
 from router.sim.mock.handoff_dialects import HandoffFields
-from router.sim.mock.mock_config import MockEngineConfig
+from router.sim.mock.mock_config import HandoffConfig, MockEngineConfig
 from router.sim.mock.mock_requests import EmbeddingRequest, EngineError, GenerationRequest
 from router.sim.mock.mock_responses import (
     DONE,
@@ -21,11 +22,14 @@ from router.sim.mock.mock_responses import (
     embedding_body,
     error_body,
     error_frames,
+    metrics_body,
     models_body,
     tokens_body,
     unary_body,
 )
+from router.sim.mock.pinned_kv import HandoffCounters
 from router.sim.mock.vocabulary import GeneratedText
+from router.sim.pod import SimPod, SimRequest
 from router.types import Endpoint
 
 CHAT = GenerationRequest(
@@ -43,6 +47,7 @@ USAGE = {
     "total_tokens": 5,
     "prompt_tokens_details": {"cached_tokens": 1, "created_cache_tokens": 2},
 }
+NO_HANDOFFS = HandoffCounters()
 
 
 def frames_of(ask: GenerationRequest) -> list[dict[str, Any]]:
@@ -154,3 +159,57 @@ def test_a_prefill_leg_has_additional_fields() -> None:
         unary_body(CHAT, 100, 1, HandoffFields({"kv_transfer_params": None}, {"disaggregated_params": {}}))
     )
     assert answer["kv_transfer_params"] is None and answer["choices"][0]["disaggregated_params"] == {}
+
+
+# --- /metrics ---
+
+
+def scraped(config: MockEngineConfig, pod: SimPod, handoff: HandoffCounters = NO_HANDOFFS) -> dict[str, float]:
+    """Every sample by name, parsed by Prometheus' client."""
+    families = text_string_to_metric_families(metrics_body(config, pod, handoff).decode())
+    return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+def test_metrics_have_vllms_names(make_config: Callable[..., MockEngineConfig]) -> None:
+    """Current load, and counters in tokens."""
+    config = make_config(num_blocks=8, max_model_len=100)
+    pod = SimPod(config)
+    for name in "ab":
+        pod.submit(SimRequest(id=name, prompt=token_array(range(33)), output=[1, 2]))
+        pod.step()
+    pod.submit(SimRequest(id="c", prompt=token_array(range(100, 133)), output=[1]))
+    seen = scraped(config, pod)
+    assert seen["vllm:num_requests_running"] == 1 and seen["vllm:num_requests_waiting"] == 1
+    assert seen["vllm:kv_cache_usage_perc"] == 3 / 8
+    assert seen["vllm:prefix_cache_queries_total"] == 66 and seen["vllm:prefix_cache_hits_total"] == 32
+    assert seen["vllm:prompt_tokens_total"] == 66 and seen["vllm:generation_tokens_total"] == 3
+    assert seen["vllm:num_preemptions_total"] == 0
+
+
+def test_the_cache_configuration_is_exported(make_config: Callable[..., MockEngineConfig]) -> None:
+    """Block size and capacity are labels, as routers read them."""
+    config = make_config(models=('a "quoted" \\ name',))
+    families = text_string_to_metric_families(metrics_body(config, SimPod(config), NO_HANDOFFS).decode())
+    labels = {sample.name: sample.labels for family in families for sample in family.samples}
+    info = labels["vllm:cache_config_info"]
+    assert (info["block_size"], info["num_gpu_blocks"], info["kv_cache_size_tokens"]) == ("16", "256", "4096")
+    assert labels["vllm:num_requests_running"] == {"model_name": 'a "quoted" \\ name', "engine": "0"}
+
+
+def test_transfer_metrics_need_a_connector(make_config: Callable[..., MockEngineConfig]) -> None:
+    """Some only with NIXL; requests that wait for KV count as waiting."""
+    handoff = HandoffCounters(receiving=2, failed=3, expired=4)
+    by_dialect = {}
+    for dialect in ("", "mooncake", "nixl"):
+        config = make_config(handoff=HandoffConfig(dialect=dialect))
+        pod = SimPod(config)
+        pod.submit(SimRequest(id="a", prompt=token_array(range(40)), output=[1], loaded_tokens=30))
+        pod.step()
+        by_dialect[dialect] = scraped(config, pod, handoff)
+    assert [seen["vllm:num_requests_waiting"] for seen in by_dialect.values()] == [2, 2, 2]
+    assert "vllm:external_prefix_cache_hits_total" not in by_dialect[""]
+    assert by_dialect["mooncake"]["vllm:external_prefix_cache_queries_total"] == 40
+    assert by_dialect["mooncake"]["vllm:external_prefix_cache_hits_total"] == 30
+    assert "vllm:nixl_num_failed_transfers_total" not in by_dialect["mooncake"]
+    nixl = by_dialect["nixl"]
+    assert (nixl["vllm:nixl_num_failed_transfers_total"], nixl["vllm:nixl_num_kv_expired_reqs_total"]) == (3, 4)
