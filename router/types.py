@@ -50,7 +50,7 @@ class Role(StrEnum):
 
 
 class PodState(StrEnum):
-    """A pod's state; `fleet/lifecycle.py` has the transitions."""
+    """A pod's state; `fleet/fleet.py` has the transitions."""
 
     JOINING = "joining"
     READY = "ready"

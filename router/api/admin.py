@@ -27,8 +27,7 @@ from router.api.views import describe_policies, explained_json
 from router.config.schema import PodConfig
 from router.errors import BodyTooLarge, ConfigError, MalformedRequest
 from router.feeds.policy_feed import PolicyFeed
-from router.fleet.fleet import Fleet
-from router.fleet.lifecycle import PodEvent
+from router.fleet.fleet import Fleet, PodEvent
 from router.observe.receipts import RecordedDecision
 from router.proxy.headers import HeaderList, first_values
 from router.types import Endpoint, InferenceRequest

@@ -13,8 +13,7 @@ import structlog
 from router.config.schema import PodConfig
 from router.errors import ConfigError
 from router.feeds.policy_feed import PolicyFeed, Reload
-from router.fleet.fleet import Fleet
-from router.fleet.lifecycle import PodEvent
+from router.fleet.fleet import Fleet, PodEvent
 from router.types import PodId, PodState
 
 POD, DRAIN, POLICIES = "pod ", "drain ", "policies"

@@ -21,8 +21,7 @@ from router.errors import ConnectFailed, UpstreamError
 from router.feeds.http_client import Fetch
 from router.feeds.supervise import each_pod, pause
 from router.fleet.breaker import Breaker
-from router.fleet.fleet import Fleet
-from router.fleet.lifecycle import PodEvent
+from router.fleet.fleet import Fleet, PodEvent
 from router.types import Pod, PodId, PodState
 
 JOINING_INTERVAL_S = 0.1

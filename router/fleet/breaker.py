@@ -19,8 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from router.fleet.fleet import Fleet
-from router.fleet.lifecycle import PodEvent
+from router.fleet.fleet import Fleet, PodEvent
 from router.types import Pod, PodId, PodState
 
 MIN_EXPECTED_MS = 500.0

@@ -1,18 +1,20 @@
-"""The single owner of every pod's facts, state, load and trust.
+"""The states of pods and their transitions, and the single owner of every pod's facts, state, load and trust.
 
-Readers get an immutable snapshot that is rebuilt after a change, not per request. Updates of a pod that is gone are
-ignored, since answers may arrive late.
+One table from (state, event) to state; a pair that is not in the table changes nothing. READY is entered only through a
+successful probe. A pod that is found again after GONE starts a new epoch. Readers get an immutable snapshot that is
+rebuilt after a change, not per request. Updates of a pod that is gone are ignored, since answers may arrive late.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from enum import StrEnum
 from itertools import count
 from typing import TypeAlias
 
-from router.fleet.lifecycle import PodEvent, transition
 from router.types import FleetSnapshot, Links, Pod, PodId, PodLoad, PodSpeed, PodState, PodStatus, PrefixTrust
+
 
 _NO_LINKS = Links()
 
@@ -22,6 +24,38 @@ new."""
 
 ALIKE = 0.002
 """A smaller relative change of a speed creates no new snapshot."""
+
+
+class PodEvent(StrEnum):
+    """An event in a pod's life."""
+
+    FOUND = "found"
+    LOST = "lost"
+    PROBE_OK = "probe ok"
+    EJECT = "eject"
+    DRAIN = "drain"
+    UNDRAIN = "undrain"
+
+
+TRANSITIONS: Mapping[tuple[PodState, PodEvent], PodState] = {
+    (PodState.GONE, PodEvent.FOUND): PodState.JOINING,
+    (PodState.JOINING, PodEvent.PROBE_OK): PodState.READY,
+    (PodState.JOINING, PodEvent.DRAIN): PodState.DRAINING,
+    (PodState.JOINING, PodEvent.LOST): PodState.GONE,
+    (PodState.READY, PodEvent.EJECT): PodState.EJECTED,
+    (PodState.READY, PodEvent.DRAIN): PodState.DRAINING,
+    (PodState.READY, PodEvent.LOST): PodState.GONE,
+    (PodState.EJECTED, PodEvent.PROBE_OK): PodState.READY,
+    (PodState.EJECTED, PodEvent.DRAIN): PodState.DRAINING,
+    (PodState.EJECTED, PodEvent.LOST): PodState.GONE,
+    (PodState.DRAINING, PodEvent.UNDRAIN): PodState.JOINING,
+    (PodState.DRAINING, PodEvent.LOST): PodState.GONE,
+}
+
+
+def transition(state: PodState, event: PodEvent) -> PodState:
+    """The state after `event`."""
+    return TRANSITIONS.get((state, event), state)
 
 
 class Fleet:

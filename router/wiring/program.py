@@ -23,8 +23,7 @@ from router.config.priors import ModelPrior
 from router.config.schema import RouterConfig
 from router.feeds.policy_feed import PolicyFeed
 from router.feeds.supervise import Feeds, running, wait_until
-from router.fleet.fleet import Fleet
-from router.fleet.lifecycle import PodEvent
+from router.fleet.fleet import Fleet, PodEvent
 from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics
 from router.observe.shadow import Shadows

@@ -12,8 +12,7 @@ from router.config.load import shipped
 from router.config.policy_files import PolicyFolder
 from router.config.schema import PodConfig
 from router.feeds.policy_feed import PolicyFeed
-from router.fleet.fleet import Fleet
-from router.fleet.lifecycle import PodEvent
+from router.fleet.fleet import Fleet, PodEvent
 from router.observe.metrics import Metrics
 from router.types import Pod, PodId, PodSpeed, PodState
 

@@ -24,9 +24,8 @@ from router.config.schema import PodConfig
 from router.errors import ConfigError
 from router.feeds.kv_streams import KvStreams
 from router.feeds.policy_feed import PolicyFeed
-from router.fleet.fleet import Fleet
+from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
-from router.fleet.lifecycle import PodEvent
 from router.observe.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision

@@ -10,8 +10,7 @@ import pytest
 
 from router.engines.handoff.vllm_connectors import Mooncake, Nixl
 from router.feeds.handoff_facts import HandoffFacts
-from router.fleet.fleet import Fleet
-from router.fleet.lifecycle import PodEvent
+from router.fleet.fleet import Fleet, PodEvent
 from router.types import Pod, Role
 from tests.feeds.conftest import MakePod, Network
 

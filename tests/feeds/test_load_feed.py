@@ -14,9 +14,8 @@ from router.config.schema import Probes
 from router.decision import Lease
 from router.feeds.http_client import Fetch, get
 from router.feeds.load_feed import LoadFeed, ScrapeShare
-from router.fleet.fleet import Fleet
+from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
-from router.fleet.lifecycle import PodEvent
 from router.types import Pod, PodLoad, PodState
 
 pytestmark = pytest.mark.anyio

@@ -17,8 +17,7 @@ from router.engines.adapter import KvEventSource, PodFacts
 from router.feeds.http_client import get
 from router.feeds.probe import ProbeFeed
 from router.fleet.breaker import Breaker
-from router.fleet.fleet import Fleet
-from router.fleet.lifecycle import PodEvent
+from router.fleet.fleet import Fleet, PodEvent
 from router.types import Pod, PodState, PrefixTrust
 
 pytestmark = pytest.mark.anyio

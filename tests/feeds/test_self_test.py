@@ -25,8 +25,7 @@ from router.feeds.self_test import (
     expected_blocks,
     probes,
 )
-from router.fleet.fleet import Fleet
-from router.fleet.lifecycle import PodEvent
+from router.fleet.fleet import Fleet, PodEvent
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.stores.prefix_store import LocalStore
 from router.types import BlocksStored, Endpoint, Generation, Pod, PodState, PrefixTrust, PromptPrefix

@@ -11,8 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.feeds.supervise import FIRST_WAIT_S, MAX_WAIT_S, STEADY_S, each_pod, pause, supervise
-from router.fleet.fleet import Fleet
-from router.fleet.lifecycle import PodEvent
+from router.fleet.fleet import Fleet, PodEvent
 from router.types import Pod
 
 pytestmark = pytest.mark.anyio

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from router.fleet.breaker import Breaker, FailureRecord
-from router.fleet.fleet import Fleet
-from router.fleet.lifecycle import PodEvent
+from router.fleet.fleet import Fleet, PodEvent
 from router.types import Pod, PodState
 
 MakePod = Callable[..., Pod]

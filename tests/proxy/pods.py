@@ -17,9 +17,8 @@ from prometheus_client import CollectorRegistry
 from router.config.policy_files import load_classes
 from router.decision import Candidate, Cost, Plan, RouteDecision
 from router.fleet.breaker import Breaker
-from router.fleet.fleet import Fleet
+from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
-from router.fleet.lifecycle import PodEvent
 from router.observe.calibrator import Calibrator
 from router.observe.journal import Journal
 from router.observe.log import RequestLog

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from router.errors import NoReadyPod, RouterError, UpstreamBroken
-from router.fleet.lifecycle import PodEvent
+from router.fleet.fleet import PodEvent
 from router.hashing import hash_array, token_array
 from router.observe.phase import PHASES
 from router.types import Generation, PrefixMatch, PrefixTrust, PromptPrefix

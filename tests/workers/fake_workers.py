@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from router.config.policy_files import load_classes
 from router.fleet.breaker import Breaker
-from router.fleet.fleet import Fleet
+from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
-from router.fleet.lifecycle import PodEvent
 from router.observe.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration

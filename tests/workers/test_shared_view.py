@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.decision import Lease
-from router.fleet.lifecycle import PodEvent
+from router.fleet.fleet import PodEvent
 from router.observe.calibrator import MIN_INTERVAL_S, Calibrator
 from router.policy.calibration import PrefillObservation
 from router.types import InFlight, PodLoad, PodState
