@@ -15,7 +15,6 @@ from typing import TypeAlias
 
 from router.types import FleetSnapshot, Links, Pod, PodId, PodLoad, PodSpeed, PodState, PodStatus, PrefixTrust
 
-
 _NO_LINKS = Links()
 
 Listener: TypeAlias = Callable[[Pod, PodState, PodState], None]
