@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from router.api.views import explained_json
 from router.feeds.load_feed import ScrapeShare
 from router.feeds.supervise import Feeds, wait_until
+from router.observe.fast_metrics import dump_metrics, merge_metrics
 from router.observe.metrics import Metrics
-from router.observe.metrics_merge import dump_metrics, merge_metrics
 from router.observe.receipts import RecordedDecision
 from router.types import PodId
 from router.workers.bus import WorkerBus

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from router.observe.fast_metrics import dump_metrics
 from router.observe.metrics import PIECE_SAMPLES, Metrics
-from router.observe.metrics_merge import dump_metrics
 
 pytestmark = pytest.mark.anyio
 
