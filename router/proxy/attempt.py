@@ -18,10 +18,9 @@ from router.policy.retry import RETRY_STATUSES, Retry, RetryBudget, retry_rule
 from router.proxy.booking import Booking
 from router.proxy.dependencies import ProxyDependencies
 from router.proxy.headers import HeaderList
-from router.proxy.pulls import PullExecutor
+from router.proxy.kv_transfer import PullExecutor, SplitExecutor
 from router.proxy.relay import AnyReply, Downstream, relay
 from router.proxy.request_context import RequestContext
-from router.proxy.split_executor import SplitExecutor
 from router.proxy.upstream import UpstreamSender
 from router.types import PodId, PromptPrefix
 

@@ -15,7 +15,7 @@ from router.policy.spec import Policy
 from router.types import Generation, Pod, PromptPrefix
 from tests.policy.scenes import POLICIES
 from tests.proxy.pods import Asked, Town, town
-from tests.proxy.test_split_executor import ANSWERING, answer, resetting, saying, streaming
+from tests.proxy.test_kv_transfer import ANSWERING, answer, resetting, saying, streaming
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 

@@ -14,7 +14,7 @@ from router.hashing import hash_array, token_array
 from router.observe.phase import PHASES
 from router.types import Generation, PrefixMatch, PrefixTrust, PromptPrefix
 from tests.proxy.pods import Client, Town, town
-from tests.proxy.test_split_executor import ANSWERING, answer, resetting, saying, silent, streaming
+from tests.proxy.test_kv_transfer import ANSWERING, answer, resetting, saying, silent, streaming
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 

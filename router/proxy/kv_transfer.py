@@ -1,12 +1,15 @@
-"""How do two pods serve one request?
+"""How do two pods serve one request, with KV that is transferred from one to the other?
 
-The prefill pod computes the prompt; the decode pod receives its KV and responds. The dialect defines whether the decode
-request follows the prefill response or both are sent at once. A failure of either ends both and counts as a failure of
-the pod that caused it; the next candidate is tried without this handoff. A refusal of a body that the router changed is
-handled the same way: unless no candidate is left, the client only receives errors about its own body.
+In a split the prefill pod computes the prompt; the decode pod receives its KV and responds. The dialect says whether
+the decode request follows the prefill response or both are sent at once. A failure of either ends both and counts as a
+failure of the pod that caused it; the next candidate is tried without this handoff. A refusal of a body that the router
+changed is handled the same way: unless no candidate is left, the client only receives errors about its own body.
 
 A handoff is used once, soon after the prefill response, and only while its pod's process lives. An engine that receives
 an old one responds 200 with the text of another prompt, so only the router can prevent it.
+
+In a pull, one pod receives the request, and its body names the peer to fetch KV from, in the pod's dialect. If the pod
+refuses that body or fails, the next candidate receives the client's own body.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import secrets
 import time
 from dataclasses import dataclass, field
 
-from router.decision import Plan, Split
+from router.decision import Candidate, Plan, Split
 from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
 from router.errors import HandoffFailed, MalformedRequest, NoReadyPod, RouterError, UpstreamBroken, UpstreamError
@@ -269,3 +272,42 @@ def _retrieve(prefill: asyncio.Task[WholeReply]) -> None:
     """Mark the task's exception as retrieved: after the decode response has begun it does not matter."""
     if not prefill.cancelled():
         prefill.exception()
+
+
+# --- pulls ---
+
+
+class PullExecutor:
+    """Carries out `Direct` plans that have a `pull`: the pod pulls KV from a peer instead of computing it."""
+
+    def __init__(self, needs: ProxyDependencies, sender: UpstreamSender) -> None:
+        self._needs = needs
+        self._sender = sender
+
+    async def open(self, context: RequestContext, pod: Pod, holder: PodId, *, last: bool) -> Reply:
+        """The pod's response. Raises `UpstreamError`."""
+        body = self._body(context.request.body, pod, holder)
+        if body is None:
+            return await self._sender.send(context.inbound, pod, context.request.body)
+        pull_body = body
+        reply = await self._sender.send_once(context.inbound, pod, lambda: pull_body)
+        if reply.status >= 400 and reply.status not in RETRY_STATUSES and not last:
+            reply.close()
+            raise HandoffFailed(f"pod {pod.id}: status {reply.status} to a pull from pod {holder}")
+        return reply
+
+    def observe(self, candidate: Candidate, elapsed_ms: float, concurrent: int) -> None:
+        """Calibrate the link: pulling and computing the rest of the prompt took `elapsed_ms` on an idle pod."""
+        plan, prefill_ms = candidate.plan, dict(candidate.cost.parts).get("prefill", 0.0)
+        status = self._needs.fleet.status(plan.pull.holder) if plan.pull else None
+        if plan.pull and status:
+            tokens, transfer_ms = plan.pull.pulled_tokens, elapsed_ms - prefill_ms
+            self._needs.calibrator.observe_transfer(status.pod, plan.pod, tokens, transfer_ms, concurrent)
+
+    def _body(self, body: bytes, pod: Pod, holder: PodId) -> bytes | None:
+        """The client's body with the request to pull; None if the holder is gone or its facts are unknown."""
+        status = self._needs.fleet.status(holder)
+        facts = self._needs.handoff_facts(status.pod, pod.pulls) if status else None
+        if status is None or facts is None:
+            return None
+        return DIALECTS[pod.pulls].pull_body(body, Pair(status.pod, pod, secrets.randbits(63), facts))
