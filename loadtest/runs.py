@@ -17,8 +17,8 @@ from rich.console import Console
 
 from loadtest.record import Run, run_of
 from router.cli.child_processes import ChildError, FleetPlan, clear_caches, mock_fleet, running_router
+from router.cli.figures import show_progress
 from router.cli.load_driver import DriveResults, OnProgress
-from router.cli.run_progress import show_progress
 from router.config.load import shipped
 from router.config.policy_files import choose_policy, load_policies
 

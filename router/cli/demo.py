@@ -26,10 +26,9 @@ from router.cli.child_processes import (
     mock_fleet,
     running_router,
 )
-from router.cli.figures import Figures, figures, ideal_cached_tokens, table
+from router.cli.figures import Figures, figures, ideal_cached_tokens, show_progress, table
 from router.cli.load_driver import DriveResults, drive
 from router.cli.mock_engine_command import mock_tokenizer, need_tokenizer
-from router.cli.run_progress import show_progress
 from router.config.load import shipped
 from router.config.policy_files import choose_policy, load_policies
 from router.sim.chat_workload import ChatSession, sessions
