@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from router.feeds.kv_streams import KvStreams
+from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger

@@ -1,8 +1,9 @@
-"""Follows the KV events of one publisher (a pod, or one of its data-parallel ranks) over ZMQ.
+"""Follows the KV events of pods over ZMQ and writes them to the index.
 
-Catches up by replay, follows live messages and fills gaps by replay. Detects a restart of the engine by message
-numbers, and after a reconnect by comparing the last message. Messages that are lost for good mark the stream
-incomplete; known blocks stay. This module does not inspect events.
+Each publisher (a pod, or one of its data-parallel ranks) has one supervised feed. It catches up by replay, follows live
+messages and fills gaps by replay. It detects a restart of the engine by message numbers, and after a reconnect by
+comparing the last message. Messages that are lost for good mark the stream incomplete; known blocks stay. This module
+does not inspect events.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ import zmq
 import zmq.asyncio
 
 from router.engines.adapter import KvEventSource
+from router.feeds.supervise import cancel_all, supervise
+from router.fleet.fleet import Fleet
 from router.index.events import UndecodableBatch, decode_batch, parse_frames, split_events
 from router.index.sequence import StreamPosition, Verdict
-from router.types import KvEvent, PodId
+from router.observe.metrics import Metrics
+from router.stores.prefix_store import EventStore
+from router.types import Generation, KvEvent, Pod, PodId
 
 REPLAY_IDLE_MS = 2000
 """A replay without messages for this time has ended, with or without its terminator."""
@@ -229,3 +234,68 @@ def _socket(kind: int) -> zmq.asyncio.Socket:
     socket = zmq.asyncio.Context.instance().socket(kind)
     socket.setsockopt(zmq.RCVHWM, 0)
     return socket
+
+
+# --- all pods ---
+
+
+class KvStreams:
+    """The streams of all pods, whether each is complete, and the `StreamSink` of each."""
+
+    def __init__(self, fleet: Fleet, store: EventStore, metrics: Metrics) -> None:
+        self._fleet = fleet
+        self._store = store
+        self._metrics = metrics
+        self._tasks: dict[PodId, asyncio.Task[None]] = {}
+        self._followed: dict[PodId, tuple[Pod, Generation]] = {}
+        self._complete: dict[PodId, bool] = {}
+
+    def follow(self, pod: Pod, generation: Generation, source: KvEventSource | None) -> None:
+        """Add `pod` with an empty cache and, with a source, follow its events."""
+        self.leave(pod.id)
+        self._followed[pod.id] = pod, generation
+        self._store.add_holder(pod, generation)
+        if source is not None:
+            feed = KvFeed(pod.id, source, self)
+            self._tasks[pod.id] = asyncio.create_task(supervise(f"kv events of {pod.id}", feed.run))
+
+    def leave(self, pod: PodId) -> None:
+        self._followed.pop(pod, None)
+        self._complete.pop(pod, None)
+        task = self._tasks.pop(pod, None)
+        if task is not None:
+            task.cancel()
+
+    def follows(self, pod: PodId) -> bool:
+        return pod in self._tasks
+
+    def state_of(self, pod: PodId) -> str:
+        """State for display: none, connecting, complete or incomplete."""
+        if pod not in self._tasks:
+            return "none"
+        return {None: "connecting", True: "complete", False: "incomplete"}[self._complete.get(pod)]
+
+    async def stop(self) -> None:
+        tasks = list(self._tasks.values())
+        for pod in list(self._tasks):
+            self.leave(pod)
+        await cancel_all(tasks)
+
+    # --- StreamSink ---
+
+    def apply(self, pod: PodId, events: tuple[KvEvent, ...]) -> None:
+        self._store.apply(pod, events)
+
+    def applied(self, pod: PodId, events: int) -> None:
+        self._metrics.kv_events.labels(pod).inc(events)
+
+    def restarted(self, pod: PodId) -> None:
+        """The engine restarted: its cache is empty and its self-test must run again."""
+        if pod in self._followed:
+            self._store.add_holder(*self._followed[pod])
+            self._fleet.restarted(pod)
+
+    def stream_state(self, pod: PodId, *, complete: bool) -> None:
+        self._complete[pod] = complete
+        self._store.caught_up(pod, complete=complete)
+        self._metrics.kv_stream.labels(pod).set(complete)

@@ -20,7 +20,7 @@ from router.engines.adapter import PodFacts
 from router.errors import ConfigError
 from router.feeds.discovery.membership import Membership
 from router.feeds.http_client import get, open_client
-from router.feeds.kv_streams import KvStreams
+from router.feeds.kv_zmq import KvStreams
 from router.feeds.probe import ProbeFeed
 from router.feeds.supervise import running
 from router.fleet.breaker import Breaker

@@ -14,7 +14,7 @@ from router.feeds.calibration_feed import CalibrationFeed
 from router.feeds.discovery.membership import Membership
 from router.feeds.handoff_facts import HandoffFacts
 from router.feeds.http_client import open_client
-from router.feeds.kv_streams import KvStreams
+from router.feeds.kv_zmq import KvStreams
 from router.feeds.load_feed import LoadFeed, ScrapeShare
 from router.feeds.probe import ProbeFeed
 from router.feeds.self_test import ParityFeed, SelfTestTiming

@@ -22,7 +22,7 @@ from router.api.views import MetricsPage, describe_pods
 from router.config.policy_files import PolicyFolder
 from router.config.schema import PodConfig
 from router.errors import ConfigError
-from router.feeds.kv_streams import KvStreams
+from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger

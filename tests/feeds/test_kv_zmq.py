@@ -1,4 +1,4 @@
-"""One engine's events, some over loopback sockets."""
+"""One engine's events, some over loopback sockets, and the state of all streams."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ import zmq
 import zmq.asyncio
 
 from router.engines.adapter import KvEventSource
-from router.feeds.kv_zmq import END_OF_REPLAY, KvFeed, binds
+from router.feeds.kv_zmq import END_OF_REPLAY, KvFeed, KvStreams, binds
+from router.fleet.fleet import Fleet
 from router.index.events import PIECE_BLOCKS
+from router.observe.metrics import Metrics
 from router.sim.mock.event_publisher import KvPublisher, encode_batch
 from router.sim.mock.faults import FaultBoard
 from router.sim.mock.mock_config import EventEncoding, KvEventConfig
+from router.stores.prefix_store import LocalStore
 from router.types import BlocksRemoved, KvEvent, PodId
 
 pytestmark = pytest.mark.anyio
@@ -406,3 +409,13 @@ async def bindable(port: int = 0) -> int:
                     return int(probe.getsockname()[1])
                 except OSError:
                     await asyncio.sleep(0.001)
+
+
+def test_events_are_counted_as_the_engine_announced_them() -> None:
+    """Not the pieces in which they are applied."""
+    metrics = Metrics()
+    streams = KvStreams(Fleet(), LocalStore(), metrics)
+    for blocks in ((1, 2), (3, 4)):
+        streams.apply("a", (BlocksRemoved(block_hashes=blocks),))
+    streams.applied("a", 1)
+    assert metrics.kv_events.labels("a").value == 1.0
