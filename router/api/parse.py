@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from router.engines.handoff.body import STEERING_FIELDS
+from router.engines.handoff.bodies import STEERING_FIELDS
 from router.errors import MalformedRequest
 from router.types import Endpoint
 

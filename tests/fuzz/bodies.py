@@ -21,7 +21,7 @@ from router.api.parse import (
     prompt_fields,
     without_engine_fields,
 )
-from router.engines.handoff.body import STEERING_FIELDS, edited
+from router.engines.handoff.bodies import STEERING_FIELDS, edited
 from router.engines.handoff.dialect import split_refusal
 from router.errors import MalformedRequest
 from router.types import Endpoint

@@ -16,7 +16,7 @@ import h11
 from msgspec.structs import astuple
 
 from router.engines.adapter import prompt_token_count, prompt_token_ids
-from router.engines.handoff import prefill_response
+from router.engines.handoff import bodies
 from router.engines.handoff.usage import UsageCorrection
 from router.errors import RouterError
 from router.proxy.connection import Connection, UpstreamTimeouts
@@ -149,10 +149,10 @@ def replies(data: bytes) -> None:
             assert done == b"data: [DONE]"
             for event in events:
                 assert event.startswith(b"data: ") and json.loads(event[6:])["object"]
-    answer = prefill_response.read(data)
+    answer = bodies.read_prefill(data)
     if answer is not None:
         answer.token_ids()
-        assert prefill_response.read(prefill_response.whole_response(data)) is not None
+        assert bodies.read_prefill(bodies.whole_response(data)) is not None
 
 
 _USAGE = b'"usage":{"prompt_tokens":16,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens": 12}}'

@@ -6,7 +6,7 @@ The prefill request is not limited to one token: the engine does that by its rol
 from __future__ import annotations
 
 from router.engines.adapter import host_before_port
-from router.engines.handoff.body import edited
+from router.engines.handoff.bodies import edited
 from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
 from router.types import Endpoint
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 
-from router.engines.handoff.body import edited
-from router.engines.handoff.prefill_response import read
+from router.engines.handoff.bodies import edited, read_prefill
 from router.types import Endpoint, Pod
 
 
@@ -76,7 +75,7 @@ class Dialect:
     def read_handoff(self, response: bytes) -> Handoff | None:
         """The handoff in the prefill response of PREFILL_FIRST; None where there is none, and the decode pod gets the
         client's own body."""
-        prefilled = read(response)
+        prefilled = read_prefill(response)
         return Handoff(cached_tokens=prefilled.cached_tokens) if prefilled else None
 
     def decode_body(self, endpoint: Endpoint, body: bytes, pair: Pair, handoff: Handoff) -> bytes:

@@ -5,9 +5,8 @@ Where its one token ended the text, it is the whole response. Source: reference/
 
 from __future__ import annotations
 
-from router.engines.handoff.body import edited
+from router.engines.handoff.bodies import edited, read_prefill, whole_response
 from router.engines.handoff.dialect import Dialect, Handoff, Pair
-from router.engines.handoff.prefill_response import read, whole_response
 from router.types import Endpoint
 
 _UNFINISHED = ("length", "not_finished")
@@ -25,7 +24,7 @@ class TrtllmHandoff(Dialect):
         return edited(body, {"stream": False, "disaggregated_params": params}, drop=("stream_options",))
 
     def read_handoff(self, response: bytes) -> Handoff | None:
-        prefilled = read(response)
+        prefilled = read_prefill(response)
         if prefilled is None:
             return None
         if prefilled.choice.finish_reason and prefilled.choice.finish_reason not in _UNFINISHED:

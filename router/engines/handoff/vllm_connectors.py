@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 
 from router.engines.adapter import decode, host, host_before_port
-from router.engines.handoff.body import edited
+from router.engines.handoff.bodies import edited, read_prefill
 from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
-from router.engines.handoff.prefill_response import read
 from router.types import Endpoint, Pod
 
 BOOTSTRAP_PORT = 8998
@@ -64,7 +63,7 @@ class Nixl(Dialect):
         return one_token_body(endpoint, body, {"kv_transfer_params": _NIXL_REQUEST, "return_token_ids": True})
 
     def read_handoff(self, response: bytes) -> Handoff | None:
-        prefilled = read(response)
+        prefilled = read_prefill(response)
         if prefilled is None or not prefilled.kv_transfer_params:
             return None
         return Handoff(prefilled.kv_transfer_params, prefilled.token_ids(), prefilled.cached_tokens)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from router.engines.adapter import host, host_before_port
 from router.engines.engine_catalog import DIALECTS
-from router.engines.handoff.body import STEERING_FIELDS
+from router.engines.handoff.bodies import STEERING_FIELDS
 from router.engines.handoff.dialect import Dialect, Handoff, Order, split_refusal
 from router.types import Endpoint
 from tests.engines.handoff.pairs import CHAT, COMPLETIONS, answer, chat, completion, pair, pod, read

@@ -1,4 +1,4 @@
-"""Editing fields of a body."""
+"""Edits of fields of a body, and prefill responses."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.engines.handoff.body import STEERING_FIELDS, edited
+from router.engines.handoff.bodies import STEERING_FIELDS, edited, read_prefill, whole_response
 from router.errors import MalformedRequest
+from tests.engines.handoff.pairs import answer
 
 ODD = rb'{"seed" : -9223372036854775808,"big":12345678901234567890123,"p":1.0e-0,"q":-0.0,"r":1E400, "m":[ 1,  "\ud83d\ude00" ],"max_tokens":9}'  # noqa: E501
 
@@ -89,3 +90,59 @@ def test_any_edit_equals_the_same_edit_of_the_decoded_object(
     for name, value in after.items():
         touched = name in put or name in amend
         assert value == (json.dumps(wanted[name]).encode() if touched else before[name])
+
+
+# --- prefill responses ---
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        answer(prompt_token_ids=[1, 2]),
+        answer({"prompt_token_ids": [1, 2]}),
+        answer(prompt_token_ids=[[1, 2]]),
+    ],
+)
+def test_prompt_tokens_are_found_where_each_engine_has_them(reply: bytes) -> None:
+    """Chat, completion, and TensorRT-LLM's list per prompt."""
+    found = read_prefill(reply)
+    assert found is not None
+    assert found.token_ids() == [1, 2]
+
+
+@pytest.mark.parametrize("reply", [answer(), answer(prompt_token_ids=None), answer(prompt_token_ids=["a"])])
+def test_missing_tokens_are_none(reply: bytes) -> None:
+    """The rest is read."""
+    found = read_prefill(reply)
+    assert found is not None
+    assert found.token_ids() is None
+
+
+def test_cached_tokens_are_none_where_the_engine_omits_them() -> None:
+    """vLLM writes null unless a flag enables it."""
+    for usage, cached in [
+        ({"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}, 4),
+        ({"prompt_tokens": 9, "prompt_tokens_details": None}, None),
+        (None, None),
+    ]:
+        found = read_prefill(answer(usage=usage))
+        assert found is not None
+        assert found.cached_tokens == cached
+
+
+def test_a_whole_response_lacks_only_the_routers_own_fields() -> None:
+    """Every other byte stays."""
+    reply = (
+        b'{"id":"x","created":1.0e3,"choices":[{"index":0,"text":" a","token_ids":[5],'
+        b'"disaggregated_params":{"a":1},"finish_reason":"stop"}],"prompt_token_ids":[1],"kv_transfer_params":null}'
+    )
+    assert whole_response(reply) == (
+        b'{"id":"x","created":1.0e3,"choices":[{"index":0,"text":" a","finish_reason":"stop"}]}'
+    )
+    assert json.loads(whole_response(answer())) == json.loads(answer())
+
+
+def test_an_answer_that_is_not_utf8_is_none() -> None:
+    """Also where only the name of an unknown field is not UTF-8."""
+    assert read_prefill(b'{"choices":[{"\xc3\xa4":1}]}')
+    assert read_prefill(b'{"choices":[{"\xff":1}]}') is None
