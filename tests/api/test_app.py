@@ -172,6 +172,7 @@ async def test_policies_are_reloaded_and_shown(router: Router, tmp_path: Path) -
 async def test_models_are_merged_over_all_pods(router: Router) -> None:
     """`max_model_len` is the smallest; adapters name their parent."""
     listed = (await router.call("GET", "/v1/models")).json()
+    assert {(card["object"], card["created"]) for card in listed["data"]} == {("model", 0)}
     assert listed["object"] == "list"
     cards = {card["id"]: card for card in listed["data"]}
     assert {name: card["max_model_len"] for name, card in cards.items()} == {"m": 7, "lora": 9, "n": 7}

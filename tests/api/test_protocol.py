@@ -247,6 +247,13 @@ async def test_a_chunked_body_that_grows_too_large_is_refused() -> None:
         assert (await read_answer(reader))[1] == b"next"
 
 
+async def test_a_body_that_fills_the_memory_exactly_is_served() -> None:
+    edge = Edge(echo, body_memory=BodyMemory(5))
+    async with connected(edge) as (reader, writer):
+        writer.write(post(b"exact"))
+        assert (await read_answer(reader))[1] == b"exact"
+
+
 async def test_the_total_size_of_bodies_is_limited() -> None:
     """Memory is freed when a request ends, however it ends."""
     edge = Edge(forever)

@@ -238,6 +238,7 @@ END = b"\xff" * 8
 def test_the_last_two_frames_are_number_and_payload(before: list[bytes]) -> None:
     """Live, replayed, and replayed since vLLM 0.26; the end of a replay is not a message."""
     assert parse_frames([*before, SEVEN, b"payload"]) == (7, b"payload")
+    assert parse_frames([*before, bytes(8), b"first"]) == (0, b"first")
     assert parse_frames([*before, END, b""]) is None
 
 

@@ -53,6 +53,11 @@ def _mutable(tree: ast.AST) -> Iterator[ast.expr | ast.stmt]:
             if node.value is not None:
                 yield node.value
                 yield from _mutable(node.value)
+        elif isinstance(node, ast.ClassDef):
+            # Decorators and keywords of a class (`frozen`, `slots`, `gc`) do not change what correct code does.
+            yield from _mutable(ast.Module(node.body, []))
+        elif isinstance(node, ast.keyword) and node.arg == "strict":
+            continue
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for part in [*node.body, *node.args.defaults, *(one for one in node.args.kw_defaults if one)]:
                 if isinstance(part, ast.expr | ast.stmt):
