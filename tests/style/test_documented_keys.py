@@ -1,4 +1,4 @@
-"""Configuration keys that the documentation names exist."""
+"""Configuration keys and files that the documentation names exist."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ SECTIONS = "|".join(
     ["feeds", *(name for name in RouterConfig.model_fields if name not in {"models", "pods", "policy", "priors"})]
 )
 FILES = {".py", ".jsonl", ".yaml"}
+FILE = re.compile(r"`([a-z_/]+\.(?:py|md|yaml))`")
 KEY = re.compile(rf"`((?:{SECTIONS})(?:\.\w+)+)`")
 
 
@@ -38,6 +39,20 @@ def test_every_documented_configuration_key_exists() -> None:
     named = {(path.name, key) for path in DOCUMENTS for key in KEY.findall(path.read_text())}
     assert len(named) > 10
     assert not {(file, key) for file, key in named if not exists(key) and Path(key).suffix not in FILES}
+
+
+def test_every_documented_file_exists() -> None:
+    """Paths are relative to `router/`, to the README's folder, or to the repository."""
+    pages = [*sorted((ROOT / "router").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
+    named = {
+        (page, path)
+        for page in pages
+        for path in FILE.findall(page.read_text())
+        if not path.endswith("/x.py") and path != "policies/x.yaml"
+    }
+    assert len(named) > 30
+    folders = {page: (ROOT / "router", page.parent, ROOT) for page, _ in named}
+    assert not {(page.name, path) for page, path in named if not any((one / path).exists() for one in folders[page])}
 
 
 def test_unknown_keys_are_noticed() -> None:
