@@ -11,7 +11,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 import uvicorn
 from uvicorn.server import ServerState
@@ -35,10 +35,10 @@ class MockEngine:
         self.config = config
         self.faults = FaultBoard()
         self._kv_events = config.kv_events
-        self._publisher: KvPublisher
+        self._publisher: KvPublisher | None = None
         self._steps = StepLoop(config, self._publish)
         self._handoffs = HandoffService(config, self._steps, self.faults, lambda: (config.host, self.port))
-        app = EngineApp(config, self._steps, self.faults, self._handoffs, lambda: self._publisher.source, self.inject)
+        app = EngineApp(config, self._steps, self.faults, self._handoffs, self._event_sources, self.inject)
         self._http = uvicorn.Config(
             app, lifespan="off", ws="none", proxy_headers=False, access_log=False, log_config=None
         )
@@ -60,18 +60,20 @@ class MockEngine:
 
     @property
     def kv_endpoint(self) -> str:
-        """ZMQ address of the PUB socket; valid after `start`."""
+        """ZMQ address of the PUB socket; valid after `start` of an engine with events."""
+        assert self._publisher is not None
         return self._publisher.endpoint
 
     @property
     def kv_replay_endpoint(self) -> str:
-        """ZMQ address of the ROUTER socket for replay; valid after `start`."""
+        """ZMQ address of the ROUTER socket for replay; valid after `start` of an engine with events."""
+        assert self._publisher is not None
         return self._publisher.replay_endpoint
 
     @property
     def published_event_count(self) -> int:
         """KV events published in this epoch."""
-        return self._publisher.event_count
+        return self._publisher.event_count if self._publisher else 0
 
     @property
     def load(self) -> PodLoad:
@@ -93,7 +95,7 @@ class MockEngine:
         self._handoffs.restart()
         self._steps.restart()
         self._drop_connections(flush=False)
-        self._publisher.close()
+        self._close_publisher()
         while self._http_state.tasks:
             await asyncio.wait(self._http_state.tasks)
         await self._handoffs.close()
@@ -167,13 +169,15 @@ class MockEngine:
         self._handoffs.restart()
         self._steps.restart()
         self._drop_connections(flush=True)
-        self._publisher.close()
+        self._close_publisher()
         self._open_publisher()
 
     # --- KV events ---
 
     def _open_publisher(self) -> None:
         """The first epoch may select free ports; later epochs bind the same ports."""
+        if self._kv_events is None:
+            return
         self._publisher = KvPublisher(self._kv_events, self.config.host, self.faults)
         self._kv_events = replace(
             self._kv_events,
@@ -181,8 +185,17 @@ class MockEngine:
             replay_port=_port_of(self._publisher.replay_endpoint),
         )
 
+    def _close_publisher(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
+
+    def _event_sources(self) -> dict[str, Any]:
+        """Event sockets by rank, as `GET /kv_event_sources` lists them."""
+        return {"0": self._publisher.source} if self._publisher else {}
+
     def _publish(self, events: tuple[KvEvent, ...]) -> None:
-        self._publisher.publish(events)
+        if self._publisher is not None:
+            self._publisher.publish(events)
 
 
 @asynccontextmanager

@@ -44,7 +44,7 @@ class _Generation:
 
 
 class EngineApp:
-    """The endpoints of one engine. `event_source` describes its event sockets; `inject` applies a fault to it."""
+    """The endpoints of one engine. `event_sources` lists its event sockets by rank; `inject` applies a fault to it."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class EngineApp:
         steps: StepLoop,
         faults: FaultBoard,
         handoffs: HandoffService,
-        event_source: Callable[[], dict[str, Any]],
+        event_sources: Callable[[], dict[str, Any]],
         inject: Callable[[Fault], None],
     ) -> None:
         self._config = config
@@ -71,7 +71,7 @@ class EngineApp:
             ("GET", "/health"): self._health,
             ("GET", "/metrics"): self._metrics,
             ("GET", "/version"): _json(lambda: responses.encode({"version": RELEASE})),
-            ("GET", "/kv_event_sources"): _json(lambda: responses.encode({"0": event_source()})),
+            ("GET", "/kv_event_sources"): _json(lambda: responses.encode(event_sources())),
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
             ("POST", "/_kv/take"): handoffs.handle_take,

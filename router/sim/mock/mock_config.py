@@ -80,7 +80,8 @@ class MockEngineConfig(SimPodConfig):
     port: int = 0
     time_scale: float = 1.0
     max_model_len: int = 32_768
-    kv_events: KvEventConfig = KvEventConfig()
+    kv_events: KvEventConfig | None = KvEventConfig()
+    """None for an engine that publishes no KV events."""
     handoff: HandoffConfig = HandoffConfig()
 
     def __post_init__(self) -> None:
