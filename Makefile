@@ -8,7 +8,8 @@ JOBS ?= auto
 
 SAMPLE ?= 200
 PACKAGES ?=
-CORE := tests/prompt tests/index tests/fleet tests/policy tests/engines tests/config tests/style
+CORE := tests/prompt tests/index tests/fleet tests/policy tests/engines
+SLOW_CORE := tests/prompt/incremental tests/prompt/test_sandbox.py
 
 .PHONY: demo test quick redis live fuzz mutants lint format lock clean
 
@@ -18,8 +19,8 @@ demo: $(VENV)/.ready        ## a small fleet of mock engines, three policies, on
 test: $(VENV)/.ready redis  ## everything that needs no engine, and the slowest tests
 	$(BIN)/pytest -q -n $(JOBS) --dist worksteal --durations 15 --durations-min 1
 
-quick: $(VENV)/.ready       ## the core alone: no sockets, no processes, some seconds
-	$(BIN)/pytest -q -n $(JOBS) -m "not net" $(CORE)
+quick: $(VENV)/.ready       ## the core without its slowest tests: no sockets, under 20 s
+	$(BIN)/pytest -q -n $(JOBS) -m "not net" --hypothesis-profile quick $(CORE) $(addprefix --ignore=,$(SLOW_CORE))
 
 redis:                      ## Redis 7 beside the Valkey that comes as a wheel; tests run against what is there
 	@command -v redis-server >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \

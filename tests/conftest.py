@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 settings.register_profile("no clock", deadline=None)  # timings are benchmarks, never tests
+settings.register_profile("quick", deadline=None, max_examples=15)  # `make quick`
 settings.load_profile("no clock")
 
 

@@ -56,7 +56,8 @@ def test_cpu_of_a_child_that_has_ended_still_counts(tmp_path: Path) -> None:
     """Its parent has reaped it."""
     with launch("burner", [sys.executable, "-c", PARENT], tmp_path, {}) as burner:
         assert printed(burner.output) == "burnt"
-        assert process_usage(burner.process.pid).cpu_s >= 0.3
+        # The kernel counts whole ticks of 10 ms and rounds user and system time of each process down.
+        assert process_usage(burner.process.pid).cpu_s >= 0.26
 
 
 def test_memory_of_a_running_child_counts(tmp_path: Path) -> None:
