@@ -99,6 +99,7 @@ def test_a_first_token_after_its_expected_time_has_no_effect() -> None:
     ledger, clock = Ledger(), PrefillClock()
     booking = Booking(ledger, Candidate(PLANS[0], Cost.of((), 1.0), 64), 100, lambda _: clock)
     booking.assume_first_token()
+    assert ledger.inflight()["a"].prefill_requests == 0
     for again in (booking.first_token, booking.assume_first_token):
         again()
         assert ledger.inflight()["a"].prefill_requests == 0
