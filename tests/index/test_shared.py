@@ -110,3 +110,13 @@ def test_common_blocks_counts_the_equal_leading_blocks(start: int, agreed: int, 
     run = [*range(agreed), *range(100, 100 + more)]
     hashes = [-1] * start + [*range(agreed), *range(200, 200 + other)]
     assert common_blocks(run, hashes, start) == agreed
+
+
+def test_shares_stay_the_same_when_counts_are_halved() -> None:
+    """At the end of a window, prompts and blocks fade by the same factor."""
+    shared = SharedPrefixes()
+    for number in range(20_000):
+        shared.observe([1, 2] if number % 4 else [3, 4], threshold=0.5)
+        if number > 1000:
+            share = shared._runs[1].count / shared._counted
+            assert share == pytest.approx(0.75, abs=0.1)

@@ -601,3 +601,10 @@ def test_a_step_that_began_too_long_ago_counts_as_unobserved(age_s: float, steps
     assert seen is not None
     assert seen.steps == pytest.approx(steps)
     assert seen.elapsed_ms == pytest.approx(elapsed_ms)
+
+
+def test_a_window_without_decodes_begins_when_its_prompt_is_sent() -> None:
+    """A step that began before has ended: nobody decodes."""
+    clock = PrefillClock()
+    clock.sent("a", 100, 0, 5.0, ConcurrentDecode(0, 0), step_began_s=4.99)
+    assert clock.first_token("a", 5.1) == PrefillObservation(1, 100, 10_000, pytest.approx(100.0))  # type: ignore[arg-type]

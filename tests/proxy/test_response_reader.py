@@ -154,3 +154,11 @@ def test_any_bytes_are_read_without_an_error(pieces: list[bytes]) -> None:
     assert len(first) <= 1
     for count in (reader.cached_tokens, reader.prompt_tokens, reader.output_tokens):
         assert count is None or 0 <= count < 10**12
+
+
+def test_a_usage_object_at_the_very_start_of_a_piece_is_kept() -> None:
+    """Also if a null follows in the same piece."""
+    reader, _ = read(b'"usage":{"prompt_tokens":7,"completion_tokens":2}}\n', b'data: {"usage":null}\n')
+    assert reader.prompt_tokens == 7
+    reader, _ = read(b'"usage":{"prompt_tokens":7}}\ndata: {"usage":null}\n')
+    assert reader.prompt_tokens == 7

@@ -612,3 +612,8 @@ async def test_a_missing_unix_socket_is_a_failed_connection(tmp_path: Path) -> N
     pool = UpstreamPool("a", "http://pod-a", GENEROUS, str(tmp_path / "none.sock"))
     with pytest.raises(ConnectFailed, match="pod a: cannot connect"):
         await pool.exchange(message(pool))
+
+
+@pytest.mark.parametrize(("url", "port"), [("http://pod", 80), ("https://pod", 443), ("https://pod:8443", 8443)])
+def test_the_port_follows_from_the_scheme(url: str, port: int) -> None:
+    assert UpstreamPool("a", url, GENEROUS)._port == port
