@@ -230,17 +230,17 @@ def test_a_pod_that_another_worker_has_ejected_is_ejected_here(fleet: Fleet, hel
 
 
 def test_each_change_is_announced_once(fleet: Fleet) -> None:
-    """Other workers copy the record when they hear of it."""
-    breaker, heard = Breaker(fleet), list[tuple[str, FailureRecord | None]]()
-    breaker.on_change = lambda pod: heard.append((pod, breaker.record_of(pod)))
+    """Other workers copy the record when it is announced."""
+    breaker, announced = Breaker(fleet), list[tuple[str, FailureRecord | None]]()
+    breaker.on_change = lambda pod: announced.append((pod, breaker.record_of(pod)))
     breaker.failure("a", 0.0)
-    assert heard == [("a", FailureRecord(failures=1))]
+    assert announced == [("a", FailureRecord(failures=1))]
     breaker.success("a")
     breaker.success("a")
-    assert heard[1:] == [("a", None)]
+    assert announced[1:] == [("a", None)]
     late(breaker, "b", 1)
-    assert heard[2:] == [("b", FailureRecord(late_tokens=1))]
+    assert announced[2:] == [("b", FailureRecord(late_tokens=1))]
     breaker.first_token("b", 100.0, 100.0, 0.0)
-    assert heard[3:] == [("b", None)]
+    assert announced[3:] == [("b", None)]
     breaker.first_token("b", 100.0, 100.0, 0.0)
-    assert len(heard) == 4
+    assert len(announced) == 4
