@@ -20,7 +20,9 @@ from router.api.admin import ExplainRoutes, add_pod_routes, add_policy_routes, a
 from router.api.admin_commands import AdminCommands
 from router.api.error_responses import error_body, error_headers, response_for
 from router.api.openai_edge import OpenAiEdge
+from router.api.request_target import shown
 from router.api.views import describe_readiness, model_cards
+from router.engines.forwarded_paths import changes_engine
 from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet
@@ -113,9 +115,17 @@ def _add_error_handlers(app: FastAPI) -> None:
         if error.status_code == 405:
             return _error_response(MethodNotAllowed(f"{request.url.path} does not support {request.method}."))
         if error.status_code == 404 and error.detail == "Not Found":
-            return _error_response(UnknownEndpoint(f"Unknown path: {request.url.path}"))
+            return _error_response(UnknownEndpoint(_unknown_path(request.url.path)))
         body = {"error": {"message": error.detail, "type": "invalid_request_error", "param": None, "code": None}}
         return JSONResponse(body, status_code=error.status_code)
+
+
+def _unknown_path(path: str) -> str:
+    operators = "`edge.control_paths`, because it changes engines" if changes_engine(path) else "`edge.extra_paths`"
+    return (
+        f"Unknown path {shown(path)!r}. The router forwards the OpenAI and Anthropic inference paths; "
+        f"its operator can add this one under {operators}."
+    )
 
 
 def _error_response(error: Exception) -> Response:

@@ -30,7 +30,7 @@ class ReceivedRequest(msgspec.Struct):
 
     method: str
     path: str
-    """Decoded, without the query."""
+    """As sent, without the query."""
     target: bytes
     """Path and query, raw."""
     headers: HeaderList

@@ -26,6 +26,7 @@ from router.api.parse import (
     without_engine_fields,
 )
 from router.config.schema import Edge, Limits
+from router.engines.forwarded_paths import ForwardedPaths
 from router.errors import (
     BodyTooLarge,
     MalformedRequest,
@@ -47,7 +48,6 @@ from router.proxy.request_context import RequestContext
 from router.types import Endpoint, InferenceRequest
 
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
-_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 _IDENTITY = frozenset({b"", b"identity"})
 """Content encodings of an unencoded body."""
 
@@ -74,20 +74,18 @@ class OpenAiEdge:
         self.body_memory = BodyMemory(limits.max_held_bytes)
         self._serving = 0
         self._configured = configured
+        self._paths = ForwardedPaths((*edge.extra_paths, *edge.control_paths))
         self._session_header = edge.session_header.lower().encode()
         self._tenant_header = edge.tenant_header.lower().encode()
 
-    def is_proxied(self, method: str, path: str) -> bool:
-        if path in _ENDPOINTS:
-            return True
-        if path == "/v1/models" or path.startswith("/v1/models/"):
-            return False
-        return path.startswith("/v1/") or (method == "POST" and path in self._edge.passthrough_paths)
+    def is_proxied(self, path: str) -> bool:
+        """Whether requests to this path are for pods."""
+        return bool(self._paths.methods(path))
 
     def refusal(self, received: ReceivedRequest) -> RouterError | None:
         """Why a request is refused before its body is read; None if it is not."""
         headers, named, limits = received.headers, received.named, self.limits
-        if received.method != "POST" and (received.method not in _METHODS or received.path in _ENDPOINTS):
+        if received.method not in self._paths.methods(received.path):
             return MethodNotAllowed(f"{received.path} does not support {received.method}.")
         if sum(map(len, chain.from_iterable(headers))) > limits.max_header_bytes:
             return headers_too_large(limits)

@@ -7,8 +7,7 @@ request. Keep-alive, pipelining, back-pressure and graceful shutdown are uvicorn
 from __future__ import annotations
 
 import asyncio
-import urllib.parse
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import httptools
@@ -22,6 +21,7 @@ from router.api.app import App
 from router.api.client_deadlines import ClientDeadlines, ClientTimeouts
 from router.api.error_responses import headers_too_large
 from router.api.exchange import ClientConnection, Exchange, ReceivedRequest
+from router.api.request_target import read_target
 from router.errors import MalformedRequest, RequestTimeout, RouterError, Saturated
 from router.proxy.headers import first_values
 
@@ -200,14 +200,14 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._unread_bytes = 0
-        path, target = _path_and_target(self.url)
+        path, target, fault = read_target(self.url)
         method = self.parser.get_method().decode("ascii")
         named = first_values(self.headers)
         self.expect_100_continue = named.get(b"expect", b"").lower() == b"100-continue"
-        is_proxied = self._edge.is_proxied(method, path)
-        if is_proxied or path.startswith("/v1/"):
+        is_proxied = self._edge.is_proxied(path)
+        if is_proxied or fault or path.startswith("/v1/"):
             peer = self._forwarded_for() if b"x-forwarded-for" in named else self._host
-            refusal = self._served.gate.refusal(path, named, peer)
+            refusal = MalformedRequest(fault) if fault else self._served.gate.refusal(path, named, peer)
             if is_proxied or refusal is not None:
                 self._open(ReceivedRequest(method, path, target, self.headers, named, peer, refusal=refusal))
                 return
@@ -278,14 +278,6 @@ class EdgeProtocol(HttpToolsProtocol):
         forwarded = [value for name, value in self.headers if name == b"x-forwarded-for"]
         chain = b", ".join(forwarded).decode("latin-1")
         return trusted.get_trusted_client_address(chain)[0] or self._host
-
-
-@lru_cache(maxsize=64)
-def _path_and_target(url: bytes) -> tuple[str, bytes]:
-    """The decoded path without the query, and the raw path with it. Raises `HttpParserError`."""
-    parts = httptools.parse_url(url)
-    target = parts.path + b"?" + parts.query if parts.query else parts.path
-    return urllib.parse.unquote(parts.path.decode("ascii")), target
 
 
 @cache

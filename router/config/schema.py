@@ -22,6 +22,7 @@ from router.config.index_schema import Index, Publish
 from router.config.links import LinksConfig
 from router.config.load import HttpUrl, Strict
 from router.engines.engine_catalog import DIALECTS, ENGINES, PULL_DIALECTS
+from router.engines.forwarded_paths import changes_engine, unusable_path
 from router.types import Generation, PodSpeed, Role
 
 MAX_SOCKET_PATH_BYTES = 107
@@ -34,6 +35,18 @@ def _socket_path(value: str) -> str:
     return value
 
 
+def _extra_path(path: str) -> str:
+    if changes_engine(path):
+        raise ValueError("changes the engine for all clients; if every client may do that, name it in `control_paths`")
+    return _control_path(path)
+
+
+def _control_path(path: str) -> str:
+    if why := unusable_path(path):
+        raise ValueError(why)
+    return path
+
+
 def _one_of(*names: str) -> AfterValidator:
     def check(value: str) -> str:
         if value not in names:
@@ -44,6 +57,8 @@ def _one_of(*names: str) -> AfterValidator:
 
 
 Port = Annotated[int, Field(ge=0, le=65535)]
+ExtraPath = Annotated[str, AfterValidator(_extra_path)]
+ControlPath = Annotated[str, AfterValidator(_control_path)]
 SocketPath = Annotated[str, AfterValidator(_socket_path)]
 EngineName = Annotated[str, _one_of(*ENGINES)]
 HandoffName = Annotated[str, _one_of(*DIALECTS, "")]
@@ -148,8 +163,12 @@ class Edge(Strict):
     """Add x-warmroute-pod, x-warmroute-policy and x-warmroute-cached-tokens to responses."""
     trust_engine_fields: bool = False
     """Pass kv_transfer_params, bootstrap_* and data-parallel headers of clients on to pods. Off: strip them."""
-    passthrough_paths: tuple[str, ...] = ()
-    """Paths outside /v1 to forward by model, such as /tokenize. Engines do not authenticate them."""
+    extra_paths: tuple[ExtraPath, ...] = ()
+    """Paths to forward by model besides those of the inference APIs, such as /tokenize. Each is compared exactly.
+    Engines do not authenticate paths outside /v1."""
+    control_paths: tuple[ControlPath, ...] = ()
+    """Paths with which every client may change the engines, such as /v1/load_lora_adapter or /reset_prefix_cache. They
+    are never forwarded unless they are named here; a request changes one pod only."""
     session_header: str = "x-session-id"
     tenant_header: str = "x-tenant-id"
 

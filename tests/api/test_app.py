@@ -286,3 +286,14 @@ async def test_unknown_paths_and_methods_have_openai_errors(router: Router) -> N
     answer = await router.call("POST", "/livez")
     assert (answer.status_code, error_of(answer)["code"]) == (405, "method_not_allowed")
     assert error_of(answer)["message"] == "/livez does not support POST."
+
+
+@pytest.mark.parametrize(
+    ("path", "key"), [("/tokenize", "edge.extra_paths"), ("/v1/load_lora_adapter", "edge.control_paths")]
+)
+async def test_an_unknown_path_names_the_key_that_adds_it(router: Router, path: str, key: str) -> None:
+    """In OpenAI's format, with a bounded part of the path."""
+    answer = await router.call("POST", path)
+    assert (answer.status_code, error_of(answer)["code"]) == (404, "unknown_url")
+    assert path in error_of(answer)["message"] and key in error_of(answer)["message"]
+    assert len((await router.call("GET", "/" + "a" * 10_000)).content) < 1000

@@ -59,12 +59,14 @@ def make_edge(
     return OpenAiEdge(forwarder, fleet, Metrics(), edge or Edge(), limits or Limits(), configured)
 
 
-def received(body: bytes = b"", *, path: str = "/v1/x", method: str = "POST", headers: Headers = ()) -> ReceivedRequest:
+def received(
+    body: bytes = b"", *, path: str = "/v1/messages", method: str = "POST", headers: Headers = ()
+) -> ReceivedRequest:
     listed = list(headers)
     return ReceivedRequest(method, path, path.encode(), listed, first_values(listed), "127.0.0.1", body)
 
 
-def admitted(edge: OpenAiEdge, fields: object, path: str = "/v1/x", headers: Headers = ()) -> InferenceRequest:
+def admitted(edge: OpenAiEdge, fields: object, path: str = "/v1/messages", headers: Headers = ()) -> InferenceRequest:
     """The request that the edge makes of a JSON body."""
     return edge.admit(received(json.dumps(fields).encode(), path=path, headers=headers), "r").request
 
@@ -96,7 +98,7 @@ def test_engine_fields_are_removed_from_the_body_and_the_prompt_is_kept() -> Non
 @pytest.mark.parametrize("name", sorted(ENGINE_FIELDS))
 def test_engine_fields_are_removed_on_every_path(path: str, name: str) -> None:
     """Also where the router reads only the model."""
-    edge = make_edge(edge=Edge(passthrough_paths=("/tokenize",)))
+    edge = make_edge(edge=Edge(extra_paths=("/tokenize",)))
     assert json.loads(admitted(edge, {**FORWARDED, name: 1}, path).body) == FORWARDED
 
 
@@ -191,36 +193,20 @@ def test_a_request_without_a_model_goes_to_the_only_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "expected"),
-    [
-        ("POST", "/v1/chat/completions", True),
-        ("GET", "/v1/chat/completions", True),
-        ("GET", "/v1/models", False),
-        ("GET", "/v1/models/m", False),
-        ("GET", "/v1/files", True),
-        ("POST", "/tokenize", True),
-        ("GET", "/tokenize", False),
-        ("POST", "/metrics", False),
-    ],
-)
-def test_which_requests_are_forwarded(method: str, path: str, expected: bool) -> None:
-    """/v1 except the models, and POST to `edge.passthrough_paths`."""
-    assert make_edge(edge=Edge(passthrough_paths=("/tokenize",))).is_proxied(method, path) is expected
-
-
-@pytest.mark.parametrize(
     ("method", "path", "refused"),
     [
         ("GET", "/v1/chat/completions", True),
-        ("GET", "/v1/files", False),
-        ("DELETE", "/v1/files/1", False),
-        ("TRACE", "/v1/files", True),
+        ("GET", "/v1/messages", True),
+        ("GET", "/v1/responses/resp_1", False),
+        ("POST", "/v1/responses/resp_1", True),
+        ("GET", "/tokenize", False),
+        ("TRACE", "/tokenize", True),
         ("POST", "/v1/chat/completions", False),
     ],
 )
 def test_which_methods_are_refused(method: str, path: str, refused: bool) -> None:
-    """Endpoints whose prompts are read support only POST."""
-    refusal = make_edge().refusal(received(method=method, path=path))
+    """Inference is POST; the operator's paths have the usual methods."""
+    refusal = make_edge(edge=Edge(extra_paths=("/tokenize",))).refusal(received(method=method, path=path))
     assert isinstance(refusal, MethodNotAllowed) if refused else refusal is None
 
 
@@ -257,7 +243,7 @@ def test_abandoned_requests_are_counted_by_endpoint() -> None:
     """Clients that left before they were served."""
     edge = make_edge()
     edge.abandoned(received(path="/v1/embeddings"))
-    edge.abandoned(received(path="/v1/x"))
+    edge.abandoned(received(path="/v1/messages"))
     assert counted(edge, Endpoint.EMBEDDINGS, "client_gone") == counted(edge, Endpoint.OTHER, "client_gone") == 1
 
 

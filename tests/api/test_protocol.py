@@ -49,7 +49,7 @@ class Edge:
     connections: set[Any] = field(default_factory=set)
     body_memory: BodyMemory = field(default_factory=lambda: BodyMemory(2 * MAX_BYTES))
 
-    def is_proxied(self, method: str, path: str) -> bool:
+    def is_proxied(self, path: str) -> bool:
         return path.startswith("/v1/") and path != "/v1/models"
 
     def refusal(self, received: ReceivedRequest) -> RouterError | None:

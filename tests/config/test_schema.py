@@ -112,3 +112,21 @@ def test_invalid_receipts_are_refused(receipts: dict[str, object]) -> None:
     """An unknown key, a stream without a Redis."""
     with pytest.raises(ValidationError):
         RouterConfig.model_validate({"receipts": receipts})
+
+
+@pytest.mark.parametrize(
+    ("key", "path", "problem"),
+    [
+        ("extra_paths", "/reset_prefix_cache", r"changes the engine.*`control_paths`"),
+        ("extra_paths", "/tokenize/", "must be a path"),
+        ("extra_paths", "/metrics", "router itself"),
+        ("control_paths", "/admin/pods", "router itself"),
+        ("passthrough_paths", "/tokenize", "unknown key"),
+    ],
+)
+def test_paths_that_cannot_be_forwarded_are_refused(tmp_path: Path, key: str, path: str, problem: str) -> None:
+    """A path that changes engines needs a key of its own, so that it is not enabled by mistake."""
+    with pytest.raises(ConfigError, match=rf"router\.yaml:2: edge\.{key}.*{problem}"):
+        parsed(tmp_path, f"edge:\n  {key}: [{path}]\n")
+    both = parsed(tmp_path, "edge: {extra_paths: [/tokenize], control_paths: [/reset_prefix_cache]}").edge
+    assert (both.extra_paths, both.control_paths) == (("/tokenize",), ("/reset_prefix_cache",))

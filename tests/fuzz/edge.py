@@ -199,15 +199,15 @@ SEEDS = (
     b"GET /livez HTTP/1.1\r\nhost: h\r\n\r\nGET /v1/files HTTP/1.1\r\nhost: h\r\n\r\n"
     + _HEAD
     + b"expect: 100-continue\r\ncontent-length: 2\r\n\r\n{}",
-    b"POST /v1/x HTTP/1.0\r\ncontent-length: 0\r\nx-forwarded-for: 10.0.0.1\r\n\r\n",
-    b"POST http://h:1/v1/x#y HTTP/1.1\r\nhost: h\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"POST /v1/score HTTP/1.0\r\ncontent-length: 0\r\nx-forwarded-for: 10.0.0.1\r\n\r\n",
+    b"POST http://h:1/score#y HTTP/1.1\r\nhost: h\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
 )
 WORDS = (
     *(b"\r\n%b: " % name for name in sorted(HOP_BY_HOP | ENGINE_CONTROL | {b"host", b"content-length", b"expect"})),
     *(b"\r\n\r\n", b"\r\n", b"chunked", b"close", b"keep-alive", b"100-continue", b" HTTP/1.0", b" HTTP/1.1", b"\r\n "),
     *(
-        b"GET /v1/x",
-        b"POST /v1/x",
+        b"GET /v1/score",
+        b"POST /v1/score",
         b"CONNECT ",
         b"http://h/",
         b"*",

@@ -1,0 +1,90 @@
+"""Which paths may reach a pod?
+
+Only the inference paths of this file, and those that the operator adds. A path is compared exactly, as the client sent
+it: nothing is decoded, normalized or matched by prefix.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+INFERENCE_PATHS = frozenset(
+    {
+        # OpenAI
+        "/v1/chat/completions",
+        "/v1/chat/completions/batch",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/responses",
+        "/v1/moderations",
+        "/v1/audio/speech",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+        "/v1/images/generations",
+        "/v1/images/edits",
+        "/v1/images/variations",
+        # Anthropic
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        # Cohere, Jina and the engines' own names for scoring and pooling
+        *("/rerank", "/v1/rerank", "/v2/rerank", "/v1/reranking"),
+        *("/score", "/v1/score", "/classify", "/v1/classify", "/pooling", "/v1/pooling"),
+    }
+)
+"""POST only. Source: reference/protocols.md 6.3, agents-apis.md 4, and the routes of vLLM 0.32, SGLang 0.5,
+TensorRT-LLM and llama.cpp."""
+
+_POST = frozenset({"POST"})
+_ANY = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
+_STORED_RESPONSE = re.compile(r"/v1/responses/[A-Za-z0-9_-]{1,128}(/cancel|/input_items)?")
+_STORED_RESPONSE_METHODS = {
+    None: frozenset({"GET", "DELETE"}),
+    "/input_items": frozenset({"GET"}),
+    "/cancel": _POST,
+}
+
+CONTROL_WORDS = frozenset(
+    {
+        *("load", "unload", "lora"),  # adapters and models: /v1/load_lora_adapter, /lora-adapters, /models/unload
+        *("reset", "flush", "clear", "hicache"),  # caches: /reset_prefix_cache, /flush_cache
+        *("sleep", "wake", "pause", "resume", "continue", "release", "slow", "freeze"),  # /wake_up, /release_memory
+        *("start", "stop", "profile", "dump", "configure", "set"),  # /start_profile, /set_internal_state
+        *("update", "weight", "weights", "init", "finish", "destroy", "send"),  # /update_weights_from_disk
+        *("abort", "shutdown", "scale", "role", "rpc", "apply", "fault"),  # /collective_rpc, /pd_role_switch
+        *("session", "slots", "props", "events"),  # /open_session, /slots/0, /kv_cache_events (reading empties it)
+    }
+)
+"""A path with one of these words changes its engine for all clients. Source: the routes of the same engines."""
+
+_CANONICAL = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+)+")
+_OWN = re.compile(r"/(?:health|livez|readyz|metrics|v1/models|admin|ui)(?:/.*)?")
+"""Paths that the router answers itself."""
+
+
+def changes_engine(path: str) -> bool:
+    """Whether requests to this path change the engine."""
+    return not CONTROL_WORDS.isdisjoint(re.split(r"[/_.~-]", path.lower()))
+
+
+def unusable_path(path: str) -> str:
+    """Why the operator cannot add this path; "" if possible."""
+    if not _CANONICAL.fullmatch(path):
+        return "must be a path such as /tokenize, of letters, digits and ._~-, without a slash at the end"
+    if _OWN.fullmatch(path):
+        return "is answered by the router itself"
+    return ""
+
+
+class ForwardedPaths:
+    """The methods of each path that is forwarded. `added`: paths of the operator, for all methods."""
+
+    def __init__(self, added: Iterable[str] = ()) -> None:
+        self._exact = dict.fromkeys(INFERENCE_PATHS, _POST) | dict.fromkeys(added, _ANY)
+
+    def methods(self, path: str) -> frozenset[str]:
+        """The methods that pods support; empty if the path is not forwarded."""
+        found = self._exact.get(path)
+        if found is None and (stored := _STORED_RESPONSE.fullmatch(path)):
+            found = _STORED_RESPONSE_METHODS[stored[1]]
+        return found or frozenset()
