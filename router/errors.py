@@ -28,6 +28,12 @@
 from __future__ import annotations
 
 
+def shortened(text: str, max_characters: int) -> str:
+    """The text, or its beginning and end if it is longer: messages may contain what a client or a pod sent."""
+    half = max_characters // 2
+    return text if len(text) <= max_characters else f"{text[:half]} ... {text[-half:]}"
+
+
 class RouterError(Exception):
     """Root of all errors that the router raises on purpose."""
 

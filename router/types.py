@@ -21,6 +21,9 @@ PodId: TypeAlias = str
 BlockHash: TypeAlias = int
 """64-bit chain hash of a block of tokens and all tokens before it, seeded by the generation."""
 
+MAX_NAME_CHARACTERS = 1024
+"""Longest name that a client or a pod may give: session, tenant, salt, model. Names are kept after their request."""
+
 
 class Tier(IntEnum):
     """Where a block is stored, nearest first. The value is the index in tuples by tier."""

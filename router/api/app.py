@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from router.admission.gate import AdmissionGate
 from router.api.admin import ExplainRoutes, add_pod_routes, add_policy_routes, admin_router
 from router.api.admin_commands import AdminCommands
-from router.api.error_responses import error_body, error_headers, response_for
+from router.api.error_responses import error_body, error_headers, error_object, response_for
 from router.api.openai_edge import OpenAiEdge
 from router.api.request_target import shown
 from router.api.views import describe_readiness, model_cards
@@ -116,8 +116,8 @@ def _add_error_handlers(app: FastAPI) -> None:
             return _error_response(MethodNotAllowed(f"{request.url.path} does not support {request.method}."))
         if error.status_code == 404 and error.detail == "Not Found":
             return _error_response(UnknownEndpoint(_unknown_path(request.url.path)))
-        body = {"error": {"message": error.detail, "type": "invalid_request_error", "param": None, "code": None}}
-        return JSONResponse(body, status_code=error.status_code)
+        body = error_object(str(error.detail), "invalid_request_error")
+        return Response(body, status_code=error.status_code, media_type="application/json")
 
 
 def _unknown_path(path: str) -> str:

@@ -9,8 +9,11 @@ import msgspec
 
 from router import errors
 from router.config.schema import Limits
-from router.errors import ClientError, HeadersTooLarge, RouterError
+from router.errors import ClientError, HeadersTooLarge, RouterError, shortened
 from router.proxy.headers import HeaderList
+
+MAX_MESSAGE_CHARACTERS = 1000
+"""A longer message is shortened: it repeats what the client sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +67,13 @@ def error_body(error: BaseException) -> bytes:
     response = response_for(error)
     message = "Internal error of the router; see its log." if response is INTERNAL else str(error)
     param = error.param if isinstance(error, ClientError) else None
-    return msgspec.json.encode(
-        {"error": {"message": message, "type": response.type, "param": param, "code": response.code}}
-    )
+    return error_object(message, response.type, param, response.code)
+
+
+def error_object(message: str, kind: str, param: str | None = None, code: str | None = None) -> bytes:
+    """The OpenAI error object with these fields."""
+    fields = {"message": shortened(message, MAX_MESSAGE_CHARACTERS), "type": kind, "param": param, "code": code}
+    return msgspec.json.encode({"error": fields})
 
 
 def headers_too_large(limits: Limits) -> HeadersTooLarge:

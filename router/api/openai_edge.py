@@ -45,7 +45,7 @@ from router.proxy.forward import Forwarder
 from router.proxy.headers import Inbound
 from router.proxy.relay import end_broken_stream
 from router.proxy.request_context import RequestContext
-from router.types import Endpoint, InferenceRequest
+from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest
 
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
 _IDENTITY = frozenset({b"", b"identity"})
@@ -172,8 +172,8 @@ class OpenAiEdge:
             adapter=adapter,
             body=body,
             stream=bool(getattr(parsed, "stream", False)),
-            tenant=named.get(self._tenant_header, b"").decode("latin-1"),
-            session=named.get(self._session_header, b"").decode("latin-1") or getattr(parsed, "session_id", None) or "",
+            tenant=_name(named, self._tenant_header),
+            session=_name(named, self._session_header) or getattr(parsed, "session_id", None) or "",
             salt=getattr(parsed, "cache_salt", None) or "",
             max_output_tokens=_max_output_tokens(parsed),
             prompt=prompt_fields(endpoint, parsed),
@@ -192,6 +192,17 @@ class OpenAiEdge:
         if len(served) != 1:
             raise MalformedRequest("Set `model` in a JSON body: this router serves several models.", param="model")
         return served.pop()
+
+
+def _name(named: Mapping[bytes, bytes], header: bytes) -> str:
+    """The value of a header; empty if it is absent. `MalformedRequest` if it is too long to keep."""
+    value = named.get(header, b"")
+    if len(value) > MAX_NAME_CHARACTERS:
+        name = header.decode()
+        raise MalformedRequest(
+            f"The header `{name}` has {len(value)} characters, more than {MAX_NAME_CHARACTERS}.", param=name
+        )
+    return value.decode("latin-1")
 
 
 def _max_output_tokens(parsed: Any) -> int | None:

@@ -1,23 +1,27 @@
 """Parses and checks request bodies.
 
 Only the fields that the router needs are decoded; all others are forwarded as received. Numbers and booleans are
-parsed as leniently as engines do, so that no body is refused that an engine would accept.
+parsed as leniently as engines do, so that no body is refused that an engine would accept, except for the length of a
+`Name`.
 """
 
 from __future__ import annotations
 
 import json
 from operator import attrgetter
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
 from router.engines.handoff.bodies import STEERING_FIELDS
 from router.errors import MalformedRequest
-from router.types import Endpoint
+from router.types import MAX_NAME_CHARACTERS, Endpoint
 
 ENGINE_FIELDS = STEERING_FIELDS | {"ec_transfer_params", "rid"}
 """Fields by which a client could read or replace the KV of another tenant. Source: reference/protocols.md 3.11."""
+
+Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)]
+"""A string that the router keeps after the request."""
 
 
 class _Sampling(msgspec.Struct, kw_only=True):
@@ -31,9 +35,9 @@ class _Sampling(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     seed: int | None = None
     user: str | None = None
-    cache_salt: str | None = None
+    cache_salt: Name | None = None
     truncate_prompt_tokens: Any = None
-    session_id: str | None = None
+    session_id: Name | None = None
 
 
 class ChatBody(_Sampling, kw_only=True):

@@ -7,17 +7,24 @@ it returns None and never raises.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
 from router.engines.prometheus import LoadGauges, read_load
-from router.types import Pod, PodLoad
+from router.types import MAX_NAME_CHARACTERS, Pod, PodLoad
 
 MODELS_PATH = "/v1/models"
 TOKENIZE_PATH = "/tokenize"
+MAX_MODELS = 4096
+"""Models and adapters of one pod that are known; further ones are ignored, as are those with too long names."""
+MAX_COUNT = 1 << 53
+"""Larger numbers are not sizes."""
 _T = TypeVar("_T")
+
+ReportedText: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)]
+_Token: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 Responses: TypeAlias = Mapping[str, bytes]
 """Response bodies of a pod by path; only those with status 200."""
@@ -67,19 +74,19 @@ class _ModelList(msgspec.Struct):
 
 
 class _Tokens(msgspec.Struct):
-    tokens: list[int]
+    tokens: list[_Token]
 
 
 class _Choice(msgspec.Struct):
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[_Token] | None = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=0, lt=MAX_COUNT)] | None = None
 
 
 class _Generated(msgspec.Struct):
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[_Token] | None = None
     choices: list[_Choice] = []
     usage: _Usage | None = None
 
@@ -128,19 +135,20 @@ def decode(response: bytes, kind: type[_T]) -> _T | None:
 
 
 def known_size(size: int | None) -> int | None:
-    """A positive size; None for the 0 or -1 of an engine that does not report it."""
-    return size if size is not None and size > 0 else None
+    """A positive size; None for the 0 or -1 of an engine that does not report it, and for numbers that are no size."""
+    return size if size is not None and 0 < size < MAX_COUNT else None
 
 
 def parse_models(response: bytes) -> PodFacts | None:
     """The response of `/v1/models`; None if it names no base model. An adapter is a card that has a parent."""
     listed = decode(response, _ModelList)
-    base = [card for card in listed.data if card.parent is None] if listed else []
-    if listed is None or not base:
+    cards = [card for card in listed.data if len(card.id) <= MAX_NAME_CHARACTERS][:MAX_MODELS] if listed else []
+    base = [card for card in cards if card.parent is None]
+    if not base:
         return None
     return PodFacts(
         models=tuple(card.id for card in base),
-        adapters=tuple(card.id for card in listed.data if card.parent is not None),
+        adapters=tuple(card.id for card in cards if card.parent is not None),
         max_model_len_tokens=min((card.context_tokens for card in base if card.context_tokens), default=None),
     )
 

@@ -10,6 +10,7 @@ from router.engines.adapter import (
     EngineAdapter,
     KvEventSource,
     PodFacts,
+    ReportedText,
     Responses,
     decode,
     known_size,
@@ -23,7 +24,7 @@ _INFO_PATH = "/server_info"
 
 class _KvEvents(msgspec.Struct):
     publisher: str | None = None
-    endpoint_host: str = "*"
+    endpoint_host: ReportedText = "*"
     endpoint_port_base: int | None = None
     replay_endpoint_port_base: int | None = None
     block_size: int | None = None

@@ -7,7 +7,16 @@ import re
 import msgspec
 from msgspec.structs import replace
 
-from router.engines.adapter import MODELS_PATH, EngineAdapter, KvEventSource, PodFacts, Responses, decode, on_pod
+from router.engines.adapter import (
+    MODELS_PATH,
+    EngineAdapter,
+    KvEventSource,
+    PodFacts,
+    ReportedText,
+    Responses,
+    decode,
+    on_pod,
+)
 from router.engines.prometheus import LoadGauges, samples
 from router.types import Pod
 
@@ -19,12 +28,12 @@ _VERSION_PATH = "/version"
 
 class _Source(msgspec.Struct):
     publisher: str | None = None
-    endpoint: str | None = None
-    replay_endpoint: str | None = None
+    endpoint: ReportedText | None = None
+    replay_endpoint: ReportedText | None = None
 
 
 class _Version(msgspec.Struct):
-    version: str = ""
+    version: ReportedText = ""
 
 
 class Vllm(EngineAdapter):

@@ -80,7 +80,7 @@ async def _exchange(client: httpx.AsyncClient, request: httpx.Request, pod: PodI
     except httpx.ConnectError as error:
         raise ConnectFailed(f"{path}: cannot connect: {error}", pod=pod, refused=True) from error
     except httpx.HTTPError as error:
-        raise UpstreamBroken(f"{path}: {type(error).__name__}: {error}", pod=pod) from error
+        raise UpstreamBroken(f"{path}: {type(error).__name__}: {error!s:.200}", pod=pod) from error
     except TimeoutError as error:
         raise UpstreamTimeout(f"{path}: no response within {timeout_s:g} s", pod=pod) from error
     if response.status_code != httpx.codes.OK:

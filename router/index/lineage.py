@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import msgspec
 
 from router.types import BlockHash
 
+Ends: TypeAlias = tuple[int, int]
+"""The nearest and the farthest end of a prompt after a marker, in blocks."""
+NO_ENDS = 1 << 62, -1
+"""The ends of a marker after which no prompt ended: the nearest is beyond every prompt, the farthest before it."""
 CONVERSATIONS = 8192
 """Maximum conversations whose last prompt is stored: about 2 MB."""
 MAX_DEPTH_MARKERS = 65536
@@ -47,10 +52,10 @@ class Lineage:
 
     def __init__(self) -> None:
         self._tails: OrderedDict[BlockHash, _Last] = OrderedDict()
-        self._depth_markers: dict[BlockHash, int] = {}
-        """Hashes of recent prompts at power-of-two depths. Bit n of the value is set if a prompt ended n blocks after
-        the marker. At half of `MAX_DEPTH_MARKERS`, this table becomes `_older_depth_markers`."""
-        self._older_depth_markers: dict[BlockHash, int] = {}
+        self._depth_markers: dict[BlockHash, Ends] = {}
+        """Hashes of recent prompts at power-of-two depths, and how many blocks after the marker prompts ended. At half
+        of `MAX_DEPTH_MARKERS`, this table becomes `_older_depth_markers`."""
+        self._older_depth_markers: dict[BlockHash, Ends] = {}
 
     def __len__(self) -> int:
         return len(self._tails) + len(self._depth_markers | self._older_depth_markers)
@@ -88,8 +93,9 @@ class Lineage:
             return _UNKNOWN, None
         # The previous prompt reached this marker but not the next one, which is twice as deep.
         marker = hashes[shared - 1]
-        ends = self._depth_markers.get(marker, 0) | self._older_depth_markers.get(marker, 0)
-        nearest, farthest = (ends & -ends).bit_length() - 1, ends.bit_length() - 1
+        nearest, farthest = _both(
+            self._depth_markers.get(marker, NO_ENDS), self._older_depth_markers.get(marker, NO_ENDS)
+        )
         first = max(global_prefix_blocks, blocks - MAX_GROWTH_BLOCKS, shared - 1, shared - 1 + nearest)
         end = min(shared + farthest, blocks - 1)
         before = next(filter(self._tails.__contains__, reversed(hashes[first:end])), None) if first < end else None
@@ -111,11 +117,16 @@ class Lineage:
         depth_markers, deepest = self._depth_markers, _deepest_marker(hashes)
         depth = deepest
         while depth and (marker := hashes[depth - 1]) not in depth_markers:
-            depth_markers[marker] = 0
+            depth_markers[marker] = NO_ENDS
             depth >>= 1
-        depth_markers[hashes[deepest - 1]] |= 1 << len(hashes) - deepest
+        last, after = hashes[deepest - 1], len(hashes) - deepest
+        depth_markers[last] = _both(depth_markers[last], (after, after))
         if len(depth_markers) > MAX_DEPTH_MARKERS // 2:
             self._older_depth_markers, self._depth_markers = depth_markers, {}
+
+
+def _both(one: Ends, other: Ends) -> Ends:
+    return min(one[0], other[0]), max(one[1], other[1])
 
 
 def _deepest_marker(hashes: Sequence[BlockHash]) -> int:

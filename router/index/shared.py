@@ -24,6 +24,8 @@ SETTLED_PROMPTS = 8
 EVERY_PROMPT_UNTIL = 32
 """The first prompts are all counted, later ones one in `SAMPLE`."""
 SAMPLE = 8
+MAX_COUNTED_BLOCKS = 8192
+"""Leading blocks of a prompt that are counted: up to 256 prompts are stored, which have any length."""
 _SCATTER = 0x9E3779B1
 """Multiplier of Fibonacci hashing: spreads the sample, so that periodic traffic cannot bias it."""
 
@@ -77,6 +79,8 @@ class SharedPrefixes:
                 block: _CountedRun(run.blocks, run.count / 2) for block, run in self._runs.items() if run.count >= 2.0
             }
         self._counted += 1
+        if len(hashes) > MAX_COUNTED_BLOCKS:
+            hashes = hashes[:MAX_COUNTED_BLOCKS]
         runs, start, end = self._runs, 0, len(hashes)
         while start < end:
             run = runs.get(hashes[start])

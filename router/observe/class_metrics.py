@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from prometheus_client import CollectorRegistry
 
-from router.observe.fast_metrics import Counter, Histogram
+from router.observe.fast_metrics import OTHER, Counter, Histogram
 from router.observe.receipts import Outcome
 from router.policy.spec import Policy
 
@@ -17,7 +17,6 @@ NAMED_TENANTS = 20
 COUNTED_TENANTS = 1000
 """Maximum number of tenants that are counted; those with the fewest requests are dropped."""
 RENEW_EVERY_REQUESTS = 1024
-OTHER = "other"
 MAX_TENANT_CHARACTERS = 64
 """Longer names, which clients choose, are cut."""
 

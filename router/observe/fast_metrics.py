@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
@@ -23,6 +22,11 @@ from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 Labels = tuple[str, ...]
+
+MAX_SERIES = 10_000
+"""Most label values of one metric; the rest is counted in a series whose label values are all `OTHER`."""
+OTHER = "other"
+
 _Child = TypeVar("_Child")
 
 
@@ -56,19 +60,41 @@ class Buckets:
         self.total += value
 
 
+class _Children(dict[Labels, _Child]):
+    """Children by label values, made on first use."""
+
+    def __init__(self, make: Callable[[], _Child]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, values: Labels) -> _Child:
+        if len(self) >= MAX_SERIES:
+            values = (OTHER,) * len(values)
+            if values in self:
+                return self[values]
+        child = self[values] = self._make()
+        return child
+
+
 class _Labelled(Generic[_Child]):
-    """A metric: children by label values, made on first use. `labels` are names separated by spaces."""
+    """A metric. `labels` are names separated by spaces. Their values are names of the router, its configuration, its
+    policies, its pods and their models; of what clients send, only the busiest tenants."""
 
     def __init__(
         self, registry: CollectorRegistry, name: str, documentation: str, labels: str, make: Callable[[], _Child]
     ) -> None:
         self._described = name, documentation
         self._labels = labels.split()
-        self._children: defaultdict[Labels, _Child] = defaultdict(make)
+        self._children = _Children(make)
         registry.register(self)
 
     def labels(self, *values: str) -> _Child:
         return self._children[values]
+
+    def remove_where(self, matches: Callable[[Labels], bool]) -> None:
+        """Remove the series whose label values match."""
+        for values in [values for values in self._children if matches(values)]:
+            del self._children[values]
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry."""
@@ -93,10 +119,6 @@ class Counter(_Numbers):
 
     _family = CounterMetricFamily
 
-    def remove_where(self, matches: Callable[[Labels], bool]) -> None:
-        for values in [values for values in self._children if matches(values)]:
-            del self._children[values]
-
 
 class Gauge(_Numbers):
     """Numbers that rise and fall, by label values; without labels one number, 0 at first."""
@@ -113,10 +135,11 @@ class Gauge(_Numbers):
         self.labels().set(value)
 
     def replace(self, values: Mapping[Labels, float]) -> None:
-        """Use these numbers; earlier ones are gone."""
+        """Use these numbers, also above `MAX_SERIES`; earlier ones are gone."""
         self._children.clear()
         for labels, value in values.items():
-            self._children[labels].set(value)
+            child = self._children[labels] = Count()
+            child.set(value)
 
 
 class Histogram(_Labelled[Buckets]):

@@ -55,11 +55,13 @@ class Journal:
         decision: RouteDecision | None,
         prompt: PromptPrefix | None,
     ) -> None:
-        """Record how a request ended. `recorded` is None if it ended before it was decided."""
+        """Record how a request ended, and drop its prompt. `recorded` is None if it ended before it was decided."""
         if recorded is not None:
             recorded.outcome = outcome
         if self._writer is not None:
             self._writer.write(outcome, recorded, prompt)
+        if recorded is not None:
+            recorded.prompt = None  # a thousand prompts have no bound
         if self.shadows is not None and recorded is not None and decision is not None:
             self.shadows.offer(recorded.scene, decision, recorded.policy, outcome.ttft_ms)
 

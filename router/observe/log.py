@@ -14,6 +14,13 @@ from typing import Literal
 import msgspec
 import structlog
 
+from router.errors import shortened
+
+MAX_FIELD_CHARACTERS = 8192
+"""A longer text in a field is shortened."""
+MAX_FIELD_ITEMS = 50
+"""A list in a field is cut here."""
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -28,12 +35,24 @@ def configure_logging(log_format: Literal["console", "json"], level: int = loggi
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            _shortened_fields,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+
+
+def _shortened_fields(_logger: object, _method: str, fields: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Limits every field, also tracebacks, whose last line may repeat what a client or a pod sent."""
+    return {name: _shortened_field(value) for name, value in fields.items()}
+
+
+def _shortened_field(value: object) -> object:
+    if isinstance(value, str):
+        return shortened(value, MAX_FIELD_CHARACTERS)
+    return value[:MAX_FIELD_ITEMS] if isinstance(value, list | tuple) else value
 
 
 class RequestLog:

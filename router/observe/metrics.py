@@ -303,6 +303,9 @@ class Metrics:
     def observe_fleet(self, fleet: FleetSnapshot, inflight: Mapping[PodId, InFlight], block_holders: int) -> None:
         """Update the gauges of pods and index; called before each rendering."""
         pods = [(status.pod.id, status) for status in fleet.pods]
+        known = dict(pods)
+        for metric in (self.sent, self.kv_events, self.kv_stream):  # also series of late results of a pod that is gone
+            metric.remove_where(lambda labels: labels[0] not in known)
         self.pod_state.replace({(pod, status.state.value): 1.0 for pod, status in pods})
         self.pod_trust.replace({(pod, status.pod.trust.value): 1.0 for pod, status in pods})
         self.pod_in_flight.replace({(pod,): inflight[pod].requests if pod in inflight else 0 for pod, _ in pods})

@@ -62,7 +62,7 @@ class RecordedDecision(msgspec.Struct, kw_only=True, gc=False):
     candidate_count: int
     reason: str
     prompt: Mapping[str, Any] | None = None
-    """Only with `receipts.prompts`."""
+    """Only with `receipts.prompts`, until the request has ended."""
     outcome: Outcome | None = None
 
     @property

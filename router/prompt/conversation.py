@@ -8,6 +8,7 @@ that only some refuse are left to the engine. The request itself does not change
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from typing import Any, Literal
 
 import msgspec
@@ -43,8 +44,25 @@ BILLING_HEADER = "x-anthropic-billing-header"
 """Start of a line that Claude Code puts first in its system prompt and changes on every request."""
 
 
+class UnreadReason(StrEnum):
+    """Why a request is routed without a prefix: a label of metrics."""
+
+    MEDIA = "media"
+    """A content part is not text."""
+    REWRITTEN = "rewritten_by_engine"
+    """A field changes the prompt inside the engine."""
+    NO_TEMPLATE = "no_chat_template"
+    NO_PREFIX = "endpoint_without_prefix"
+    NOT_TOKENIZED = "not_tokenized_by_pods"
+    """The tokenizer is `engine`, and no pod answered."""
+
+
 class Unrenderable(Exception):
-    """The prompt's tokens cannot be computed here (images, audio, ...): route the request without a prefix."""
+    """The prompt's tokens cannot be computed here: route the request without a prefix. `message` has the details."""
+
+    def __init__(self, reason: UnreadReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 def normal_messages(messages: Any, content_format: ContentFormat) -> list[Message]:
@@ -179,7 +197,7 @@ def _part(part: Any, where: str) -> dict[str, Any] | None:
 def _not_text(part: dict[str, Any], where: str) -> Exception:
     kind = part.get("type")
     if isinstance(kind, str) or (kind is None and part.keys() & _MEDIA_FIELDS):
-        return Unrenderable(f"{where} has a part that is not text: {kind or 'media'}")
+        return Unrenderable(UnreadReason.MEDIA, f"{where} has a part that is not text: {kind or 'media':.40}")
     return MalformedRequest(f"{where}: a part has no type", param=where)
 
 

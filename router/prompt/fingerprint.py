@@ -16,7 +16,7 @@ import msgspec
 
 from router.errors import MalformedRequest
 from router.hashing import generation_seed, hash_array, hash_blocks, hash_rest, token_array
-from router.prompt.conversation import Unrenderable, with_decoded_messages
+from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
 from router.prompt.incremental.reader import IncrementalPrompt, IncrementalReader
 from router.prompt.segments import Lookup, Sealed, Segment, SegmentCache
 from router.prompt.template import ChatTemplate, checked
@@ -155,14 +155,14 @@ class Fingerprinter:
         body = request.prompt
         for name in _REWRITTEN:
             if body.get(name) is not None:
-                raise Unrenderable(f"{name} changes the prompt inside the engine")
+                raise Unrenderable(UnreadReason.REWRITTEN, f"{name} changes the prompt inside the engine")
         if request.endpoint is Endpoint.CHAT:
             if self._template is None:
-                raise Unrenderable("this model has no chat template")
+                raise Unrenderable(UnreadReason.NO_TEMPLATE, "this model has no chat template")
             return self._template.render(with_decoded_messages(body)), checked(body, "add_special_tokens", bool, False)
         if request.endpoint is Endpoint.COMPLETIONS:
             return self._completion(body.get("prompt")), checked(body, "add_special_tokens", bool, True)
-        raise Unrenderable(f"{request.endpoint} shares no prefix")
+        raise Unrenderable(UnreadReason.NO_PREFIX, f"{request.endpoint} shares no prefix")
 
     def _completion(self, prompt: Any) -> str | array[int]:
         """A completion's prompt; of several, the first."""

@@ -21,7 +21,7 @@ from router.engines.adapter import TOKENIZE_PATH, parse_tokens
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
 from router.hashing import generation_seed, hash_blocks, token_array
-from router.prompt.conversation import Unrenderable
+from router.prompt.conversation import UnreadReason, Unrenderable
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.tokenizer import Tokenizer
 from router.proxy.upstream import UpstreamPool
@@ -43,8 +43,8 @@ TOKENIZE_TIMEOUT_S = 2.0
 
 log = structlog.get_logger()
 
-Unread = Callable[[str, str], None]
-"""Called with (model, reason) when a prompt is routed without a prefix."""
+Unread = Callable[[str, UnreadReason, str], None]
+"""Called with (model, reason, details) when a prompt is routed without a prefix."""
 
 
 class PromptReader(Protocol):
@@ -69,7 +69,7 @@ class LocalReader:
         try:
             pending = self._fingerprinter.begin(request)
         except Unrenderable as error:
-            self._unread(request.model, str(error))
+            self._unread(request.model, error.reason, str(error))
             return None
         self._sample(pending.text)
         if self._tokenizer.backend != REFERENCE or pending.cold_characters <= THREAD_CHARACTERS:
@@ -115,7 +115,7 @@ class EngineReader:
             tokens = await self._tokenize(pod, request)
             if tokens is not None:
                 return self._prefix(request, tokens)
-        self._unread(request.model, "no pod tokenized the prompt")
+        self._unread(request.model, UnreadReason.NOT_TOKENIZED, "no pod tokenized the prompt")
         return None
 
     async def _tokenize(self, pod: Pod, request: InferenceRequest) -> list[int] | None:

@@ -11,6 +11,7 @@ import structlog
 from router.config.schema import ModelConfig, RouterConfig
 from router.errors import MalformedRequest
 from router.observe.metrics import Metrics
+from router.prompt.conversation import UnreadReason
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
@@ -106,5 +107,9 @@ class Prompts:
         self.generations[model.name] = reading.generation
         return LocalReader(reading, tokenizer, self._count_unread)
 
-    def _count_unread(self, model: str, reason: str) -> None:
-        self._metrics.unread_prompts.labels(model, reason[:60]).inc()
+    def _count_unread(self, model: str, reason: UnreadReason, details: str) -> None:
+        """Count a prompt that is routed without a prefix, and log the first one of each reason."""
+        counter = self._metrics.unread_prompts.labels(model, reason.value)
+        if not counter.value:
+            log.info("prompt routed without prefix matching", model=model, reason=reason.value, details=details)
+        counter.inc()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from router import errors
-from router.api.error_responses import RESPONSES, error_body, error_headers, response_for
+from router.api.error_responses import MAX_MESSAGE_CHARACTERS, RESPONSES, error_body, error_headers, response_for
 from router.errors import ConfigError, MalformedRequest, RouterError
 
 
@@ -61,3 +61,11 @@ def test_an_unexpected_error_is_answered_without_details() -> None:
     error = ValueError("a secret")
     assert response_for(error).status == 500
     assert b"secret" not in error_body(error)
+
+
+def test_a_message_that_repeats_a_large_value_is_shortened() -> None:
+    """Its beginning and its end say what is wrong."""
+    message = json.loads(error_body(errors.UnknownModel(f"The model `{'x' * 10_000}` does not exist.")))
+    text = message["error"]["message"]
+    assert len(text) <= MAX_MESSAGE_CHARACTERS + 5
+    assert text.startswith("The model `xxx") and text.endswith("xxx` does not exist.")

@@ -28,12 +28,13 @@ from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
 from router.proxy.headers import HeaderList, first_values
 from router.proxy.request_context import RequestContext
-from router.types import Endpoint, InferenceRequest, Pod, PodSpeed
+from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest, Pod, PodSpeed
 
 POD = Pod(id="a", url="http://a", engine="vllm", speed=PodSpeed(1, 1, 0), models=("m",), adapters=("lora",))
 OTHER_POD = Pod(id="b", url="http://b", engine="vllm", speed=PodSpeed(1, 1, 0), models=("n",))
 Headers = Sequence[tuple[bytes, bytes]]
 Forward = Callable[[RequestContext, Exchange], Awaitable[None]]
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 FORWARDED = {"id": "x", "model": "m", "prompt": "p"}
 
 
@@ -144,6 +145,24 @@ def test_a_passed_through_request_has_tenant_and_session() -> None:
     request = admitted(edge, FORWARDED, headers=[(b"x-org", b"t"), (b"x-chat", b"s")])
     assert (request.id, request.endpoint, request.tenant, request.session) == ("r", Endpoint.OTHER, "t", "s")
     assert (request.model, request.adapter) == ("m", "")
+
+
+@pytest.mark.parametrize(
+    ("place", "kept"),
+    [("session_id", "session"), ("cache_salt", "salt"), ("x-session-id", "session"), ("x-tenant-id", "tenant")],
+)
+def test_a_name_that_is_kept_has_a_limit(place: str, kept: str) -> None:
+    """A longer one is refused with its place and the limit."""
+
+    def send(name: str) -> InferenceRequest:
+        if place.startswith("x-"):
+            return admitted(make_edge(), CHAT, Endpoint.CHAT, [(place.encode(), name.encode())])
+        return admitted(make_edge(), {**CHAT, place: name}, Endpoint.CHAT)
+
+    assert getattr(send("n" * MAX_NAME_CHARACTERS), kept) == "n" * MAX_NAME_CHARACTERS
+    with pytest.raises(MalformedRequest, match=rf"`{place}`.*|.*`{place}`") as caught:
+        send("n" * (MAX_NAME_CHARACTERS + 1))
+    assert str(MAX_NAME_CHARACTERS) in str(caught.value) and caught.value.param == place
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from router.engines.adapter import (
+    MAX_MODELS,
     EngineAdapter,
     PodFacts,
     on_pod,
@@ -20,7 +21,7 @@ from router.engines.adapter import (
 )
 from router.engines.engine_catalog import ENGINES
 from router.engines.sglang import Sglang
-from router.types import Pod
+from router.types import MAX_NAME_CHARACTERS, Pod
 
 MakePod = Callable[..., Pod]
 engines = pytest.mark.parametrize("name", ENGINES)
@@ -146,3 +147,32 @@ def test_a_body_for_tokenize_has_all_fields_that_change_the_tokens() -> None:
 def test_a_prompt_that_tokenize_might_get_wrong_has_no_call(prompt: dict[str, Any]) -> None:
     """An unsupported field, a prompt of tokens, no prompt."""
     assert Sglang().tokenize_body("m", prompt) is None
+
+
+def test_too_long_names_of_models_are_ignored() -> None:
+    """They would be kept, logged and labels of metrics."""
+    long = "x" * (MAX_NAME_CHARACTERS + 1)
+    cards = [{"id": long}, {"id": "m"}, {"id": long, "parent": "m"}, {"id": "lora", "parent": "m"}]
+    facts = parse_models(json.dumps({"data": cards}).encode())
+    assert facts is not None and (facts.models, facts.adapters) == (("m",), ("lora",))
+    assert parse_models(json.dumps({"data": cards[:1]}).encode()) is None
+
+
+def test_models_beyond_a_number_are_ignored() -> None:
+    cards = [{"id": f"m{number}"} for number in range(2 * MAX_MODELS)]
+    facts = parse_models(json.dumps({"data": cards}).encode())
+    assert facts is not None and len(facts.models) == MAX_MODELS
+
+
+@pytest.mark.parametrize("token", [-1, 1 << 32, 10**2000])
+def test_numbers_that_are_no_tokens_are_refused(token: int) -> None:
+    """They do not fit into a token array."""
+    assert parse_tokens(b'{"tokens": [1, %d]}' % token) is None
+    assert prompt_token_ids(b'{"prompt_token_ids": [1, %d]}' % token) is None
+
+
+def test_numbers_that_are_no_size_are_unknown() -> None:
+    """They would not fit into a float."""
+    assert prompt_token_count(b'{"usage": {"prompt_tokens": 1%s}}' % (b"0" * 2000)) is None
+    facts = parse_models(b'{"data": [{"id": "m", "max_model_len": 1%s}]}' % (b"0" * 2000))
+    assert facts is not None and facts.max_model_len_tokens is None

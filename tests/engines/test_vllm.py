@@ -28,6 +28,7 @@ vllm:kv_cache_usage_perc{engine="1",model_name="tiny"} 0.25
 vllm:cache_config_info{block_size="64",engine="0",hash_block_size="32",kv_cache_size_tokens="65536",num_gpu_blocks="3000",num_gpu_blocks_override="None"} 1.0
 vllm:cache_config_info{block_size="64",engine="1",hash_block_size="32",kv_cache_size_tokens="32768",num_gpu_blocks="512",num_gpu_blocks_override="None"} 1.0
 """  # noqa: E501
+LONG = b'{"version":"%s"}' % (b"1" * 2000)
 OLD = b"""\
 vllm:num_requests_running{model_name="tiny"} 3.0
 vllm:num_requests_waiting{model_name="tiny"} 1.0
@@ -83,7 +84,7 @@ def test_too_long_numbers_are_ignored(make_pod: MakePod) -> None:
 
 def test_a_pod_reports_its_release(make_pod: MakePod) -> None:
     """KV passes only between equal releases; a pod without a version has none."""
-    for answer, version in ((b'{"version":"0.32.0"}', "0.32.0"), (b"<html>", ""), (b"{}", "")):
+    for answer, version in ((b'{"version":"0.32.0"}', "0.32.0"), (b"<html>", ""), (b"{}", ""), (LONG, "")):
         facts = VLLM.describe({"/v1/models": MODELS, "/version": answer}, make_pod("vllm"))
         assert facts is not None
         assert facts.version == version

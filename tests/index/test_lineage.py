@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -123,3 +125,18 @@ def test_a_prompt_continues_the_longest_prompt_inside_it(prompts: list[list[int]
         assert lineage.observe(hashes, float(at_s)).turn == turn
         ends[hashes[-1]] = turn
         depth_markers.update(hashes[depth - 1] for depth in powers)
+
+
+def test_a_long_prompt_takes_no_more_memory_than_a_short_one() -> None:
+    """About one marker more for each doubling of its length."""
+
+    def taken_bytes(length: int) -> int:
+        lineage = Lineage()
+        tracemalloc.start()
+        for number in range(50):
+            lineage.observe(range(number << 32, (number << 32) + length), 0.0)
+        found = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        return found
+
+    assert taken_bytes((1 << 20) - 1) < 6 * taken_bytes((1 << 5) - 1)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.index.shared import EVERY_PROMPT_UNTIL, SETTLED_PROMPTS, SharedPrefixes, common_blocks
+from router.index.shared import EVERY_PROMPT_UNTIL, MAX_COUNTED_BLOCKS, SETTLED_PROMPTS, SharedPrefixes, common_blocks
 
 EIGHT_PODS = 1 / 8
 
@@ -120,3 +120,11 @@ def test_shares_stay_the_same_when_counts_are_halved() -> None:
         if number > 1000:
             share = shared._runs[1].count / shared._counted
             assert share == pytest.approx(0.75, abs=0.1)
+
+
+def test_only_the_first_blocks_of_a_long_prompt_are_stored() -> None:
+    """Prompts have any length."""
+    shared = SharedPrefixes()
+    for number in range(4):
+        shared.observe(range(number << 32, (number << 32) + 100 * MAX_COUNTED_BLOCKS), threshold=EIGHT_PODS)
+    assert len(shared) == 4 * MAX_COUNTED_BLOCKS

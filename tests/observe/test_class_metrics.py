@@ -8,11 +8,11 @@ from prometheus_client import CollectorRegistry
 
 from router.observe.class_metrics import (
     NAMED_TENANTS,
-    OTHER,
     RENEW_EVERY_REQUESTS,
     BusiestTenants,
     ClassMetrics,
 )
+from router.observe.fast_metrics import OTHER
 from router.observe.receipts import Outcome
 from tests.policy.scenes import policy
 

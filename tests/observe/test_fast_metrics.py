@@ -125,3 +125,13 @@ def test_an_invalid_dump_is_refused() -> None:
     """For example of a worker of another version."""
     with pytest.raises(ValueError):
         merge_metrics(Metrics().registry, [b"\xc1"])
+
+
+def test_the_number_of_series_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Further label values are counted together."""
+    monkeypatch.setattr(ours, "MAX_SERIES", 3)
+    counter = ours.Counter(theirs.CollectorRegistry(), "sent", "Sent.", "pod result")
+    for pod in "abcdef":
+        counter.labels(pod, "ok").inc()
+    values = {values: child.value for values, child in counter._children.items()}
+    assert values == {("a", "ok"): 1, ("b", "ok"): 1, ("c", "ok"): 1, (ours.OTHER, ours.OTHER): 3}

@@ -59,6 +59,16 @@ def test_the_outcome_is_added_and_written() -> None:
     assert b'"workload":"chat"' in lines[1]
 
 
+def test_a_prompt_is_written_and_then_dropped() -> None:
+    """The prompts of a thousand requests have no bound."""
+    lines: list[bytes] = []
+    journal = Journal(prompts=True, writer=ReceiptWriter([lines.append], scenes=False))
+    decision = decide(seen("one"), BY)
+    kept = journal.record(seen("one"), decision, BY)
+    journal.settle(Outcome(id="one", at_s=0.0, model="m", endpoint="chat", result="ok"), kept, decision, None)
+    assert b"harbour" in lines[0] and kept.prompt is None
+
+
 def test_prompts_are_kept_only_where_configured() -> None:
     """They are private."""
     for prompts in (False, True):

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
+import structlog
 
-from router.observe.log import RequestLog
+from router.observe.log import MAX_FIELD_CHARACTERS, MAX_FIELD_ITEMS, RequestLog, configure_logging
 
 FIELDS: dict[str, Any] = {
     "id": "r-1",
@@ -66,3 +67,17 @@ def test_a_client_cannot_forge_a_line() -> None:
 def test_a_share_of_the_requests_is_written(share: float, written: int) -> None:
     """Evenly: one in every 1 / share."""
     assert len(lines("json", share, times=100)) == written
+
+
+def test_a_long_field_is_shortened(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also a traceback, of which the beginning and the end remain."""
+    configure_logging("json")
+    try:
+        raise ValueError("x" * 10 * MAX_FIELD_CHARACTERS + " the end")
+    except ValueError:
+        structlog.get_logger().exception("failed", models=["m"] * 1000, other=5)
+    structlog.reset_defaults()
+    found = msgspec.json.decode(capsys.readouterr().err)
+    assert len(found["exception"]) <= MAX_FIELD_CHARACTERS + 5
+    assert found["exception"].startswith("Traceback") and found["exception"].endswith("the end")
+    assert (len(found["models"]), found["other"]) == (MAX_FIELD_ITEMS, 5)

@@ -8,6 +8,8 @@ import pytest
 
 from router.observe.fast_metrics import dump_metrics
 from router.observe.metrics import PIECE_SAMPLES, Metrics
+from router.types import FleetSnapshot, PodState, PodStatus
+from tests.policy.scenes import pod
 
 pytestmark = pytest.mark.anyio
 
@@ -40,3 +42,19 @@ async def test_other_tasks_run_while_metrics_are_rendered() -> None:
     await dump_metrics(metrics.registry)
     assert turns > 20
     serving.cancel()
+
+
+def test_the_series_of_a_pod_leave_with_it() -> None:
+    """Also those of results that arrive late."""
+    metrics = Metrics()
+    fleet = FleetSnapshot(1, tuple(PodStatus(pod(name), PodState.READY) for name in ("stays", "joins")))
+    for name in ("stays", "gone"):
+        metrics.sent.labels(name, "ok").inc()
+        metrics.kv_events.labels(name).inc()
+        metrics.kv_stream.labels(name).set(1)
+    metrics.observe_fleet(fleet, {}, 0)
+    assert b"gone" not in metrics.render()
+    metrics.sent.labels("gone", "ok").inc()
+    metrics.observe_fleet(fleet, {}, 0)
+    text = metrics.render()
+    assert b"gone" not in text and b'warmroute_pod_requests_total{pod="stays",result="ok"} 1.0' in text

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.errors import MalformedRequest
-from router.prompt.conversation import Unrenderable, normal_messages, without_developer
+from router.prompt.conversation import UnreadReason, Unrenderable, normal_messages, without_developer
 
 TWO_PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
 
@@ -66,8 +66,16 @@ def test_fields_of_a_part_that_engines_do_not_know_reach_the_template_in_order()
 )
 def test_media_cannot_be_rendered_here(part: dict[str, Any]) -> None:
     """The request is routed without a prefix."""
-    with pytest.raises(Unrenderable, match=r"messages\[0\]\.content"):
+    with pytest.raises(Unrenderable, match=r"messages\[0\]\.content") as caught:
         one({"role": "user", "content": ["look", part]})
+    assert caught.value.reason is UnreadReason.MEDIA
+
+
+def test_the_details_of_a_part_are_short() -> None:
+    """Clients choose its type."""
+    with pytest.raises(Unrenderable) as caught:
+        one({"role": "user", "content": [{"type": "x" * 10_000}]})
+    assert len(str(caught.value)) < 100
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.hashing import generation_seed, hash_blocks, token_array
+from router.prompt.conversation import UnreadReason
 from router.proxy import prompt_readers
 from router.proxy.prompt_readers import EngineReader
 from router.types import Endpoint, Generation, InferenceRequest
@@ -34,10 +35,10 @@ async def dies(asked: Asked) -> None:
     asked.reset()
 
 
-def reader_in(place: Town, unread: list[str]) -> EngineReader:
+def reader_in(place: Town, unread: list[UnreadReason]) -> EngineReader:
     """One that asks the pods in the order of their names."""
     pods = [status.pod for status in place.fleet.snapshot.pods]
-    return EngineReader(GENERATION, place.pools.of, lambda _: pods, lambda _, why: unread.append(why))
+    return EngineReader(GENERATION, place.pools.of, lambda _: pods, lambda _, why, _details: unread.append(why))
 
 
 async def test_a_pod_is_asked_for_the_tokens() -> None:
@@ -61,7 +62,7 @@ async def test_where_one_pod_cannot_say_another_is_asked(fault: Behaviour, monke
 
 async def test_where_nobody_can_say_the_request_goes_without_a_prefix() -> None:
     """Visibly, and after two were asked."""
-    unread: list[str] = []
+    unread: list[UnreadReason] = []
     async with town(a=is_broken, b=is_broken, c=knows) as place:
         assert await reader_in(place, unread).read(REQUEST) is None
-    assert unread == ["no pod tokenized the prompt"]
+    assert unread == [UnreadReason.NOT_TOKENIZED]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from router.prompt.conversation import UnreadReason
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.tokenizer import Tokenizer
 from router.proxy import prompt_readers
@@ -17,7 +18,7 @@ from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 pytestmark = pytest.mark.anyio
 TEMPLATE = Path(__file__).parents[2] / "router" / "sim" / "chat_template.jinja"
-UNREAD: list[tuple[str, str]] = []
+UNREAD: list[tuple[str, UnreadReason, str]] = []
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def reader_of(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> LocalRea
     """A reader that checks every prompt."""
     monkeypatch.setattr(prompt_readers, "CHECK_EVERY", 1)
     fingerprinter = Fingerprinter(tokenizer, None, Generation(model="m"))
-    return LocalReader(fingerprinter, tokenizer, lambda model, why: UNREAD.append((model, why)))
+    return LocalReader(fingerprinter, tokenizer, lambda *prompt: UNREAD.append(prompt))
 
 
 async def checked(reader: LocalReader, text: str) -> list[int]:

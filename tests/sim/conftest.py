@@ -14,7 +14,7 @@ import xxhash
 
 from router.errors import MalformedRequest
 from router.hashing import token_array
-from router.prompt.conversation import Unrenderable
+from router.prompt.conversation import UnreadReason, Unrenderable
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import MockEngine
 from router.types import PodSpeed
@@ -41,7 +41,7 @@ def render(body: Mapping[str, Any]) -> str:
     if any(message["role"] == "nobody" for message in messages):
         raise MalformedRequest("nobody may not speak", param="messages")
     if any(isinstance(message["content"], list) for message in messages):
-        raise Unrenderable("an image")
+        raise Unrenderable(UnreadReason.MEDIA, "an image")
     return " ".join(f"<{m['role']}> {m['content']} <end>" for m in messages) + " <assistant>"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from router.engines.adapter import decode, host, host_before_port
+from router.engines.adapter import ReportedText, decode, host, host_before_port
 from router.engines.handoff.bodies import edited, read_prefill
 from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
 from router.types import Endpoint, Pod
@@ -76,7 +76,7 @@ class Nixl(Dialect):
 
 
 class _MooncakeRank(msgspec.Struct):
-    engine_id: str
+    engine_id: ReportedText
 
 
 class Mooncake(Dialect):

@@ -22,7 +22,7 @@ MAX_BOUNDARIES = 4
 _SEEN_BYTES = 150
 """Size in CPython of an entry without a prefix: key and slot."""
 _PREFIX_BYTES = 400
-"""Size of an entry with a prefix, without the prefix's tokens, hashes and text."""
+"""Size of an entry with a prefix, without the prefix's roles, tokens, hashes and text."""
 
 
 class Boundary(msgspec.Struct, frozen=True, gc=False):
@@ -117,4 +117,4 @@ class PrefixCache:
 def _size_bytes(prefix: CachedPrefix | None) -> int:
     if prefix is None:
         return _SEEN_BYTES
-    return _PREFIX_BYTES + len(prefix.tokens) + len(prefix.hashes) + getsizeof(prefix.rest)
+    return sum([_PREFIX_BYTES, getsizeof(prefix.roles), len(prefix.tokens), len(prefix.hashes), getsizeof(prefix.rest)])
