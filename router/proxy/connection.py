@@ -210,8 +210,9 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        """Whether another exchange may follow on this connection."""
-        return self._complete and not self._chunks and self._keep_alive and self.alive
+        """Whether another exchange may follow on this connection. Not while reading is paused: the client disconnected
+        before it could receive the rest."""
+        return self._complete and not self._chunks and not self._paused and self._keep_alive and self.alive
 
     @property
     def alive(self) -> bool:

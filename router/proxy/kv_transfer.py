@@ -65,6 +65,9 @@ class SplitAttempt:
     """When the KV transfer may have begun; `Dialect.hold_s` counts from here."""
     sent_handoff: bool = False
     """Whether a decode request that names the KV was sent."""
+    reply: Reply | None = None
+    """The decode pod's response, owned here until `open` returns it: the task that received it may be done when its
+    request is cancelled."""
     result: str = "ok"
 
     def prefill_body(self) -> bytes:
@@ -103,6 +106,11 @@ class SplitAttempt:
             reader = ResponseReader()
             reader.feed(prefill.result().body)
             self.context.handed_over_cached_tokens = reader.cached_tokens
+
+    def close_reply(self) -> None:
+        """Close the decode pod's response, if it has begun."""
+        if self.reply is not None:
+            self.reply.close()
 
     def failed_by(self, error: BaseException) -> str:
         """The metric label of a failure."""
@@ -147,6 +155,7 @@ class SplitExecutor:
             reply = await (self._together if together else self._in_turn)(attempt, prefill)
         except BaseException as error:
             prefill.cancel()
+            attempt.close_reply()
             self._metrics.handoffs.labels(name, attempt.failed_by(error)).inc()
             raise
         self._metrics.handoffs.labels(name, attempt.result).inc()
@@ -217,16 +226,13 @@ class SplitExecutor:
     async def _decode(
         self, attempt: SplitAttempt, offered: Handoff | None, prefill: asyncio.Task[WholeReply]
     ) -> DecodeReply:
-        """The decode pod's response from its first piece on. Raises `UpstreamError`."""
+        """The decode pod's response from its first piece on. Raises `UpstreamError`; then `open` closes it."""
         inbound, pod = attempt.context.inbound, attempt.pair.decode
         reply = await self._sender.send_once(inbound, pod, lambda: attempt.decode_body(offered, self._fleet))
-        try:
-            first = await self._first_piece(attempt, reply)
-            if not prefill.done():
-                await asyncio.wait((prefill,), timeout=PREFILL_GRACE_S)
-        except BaseException:
-            reply.close()
-            raise
+        attempt.reply = reply
+        first = await self._first_piece(attempt, reply)
+        if not prefill.done():
+            await asyncio.wait((prefill,), timeout=PREFILL_GRACE_S)
         if attempt.dialect.order is Order.TOGETHER:
             attempt.count_cached_tokens(prefill)
         return DecodeReply(reply, first, attempt.context.handed_over_cached_tokens, prefill.cancel)
@@ -263,6 +269,7 @@ class SplitExecutor:
 def _refusal(attempt: SplitAttempt, response: WholeReply) -> WholeReply:
     """The prefill pod's 4xx response, for the client. Raises `HandoffFailed` if another candidate is left."""
     attempt.result = "prefill_refused"
+    attempt.close_reply()
     if not attempt.last:
         raise HandoffFailed(f"pod {response.pod}: status {response.status} to a prefill request")
     return response

@@ -90,6 +90,10 @@ class Asked:
         self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         self._writer.transport.abort()
 
+    def hang_up(self) -> None:
+        """Close the connection."""
+        self._writer.close()
+
     async def hung_up(self) -> None:
         """Wait until the router closes the connection."""
         with contextlib.suppress(ConnectionError):
