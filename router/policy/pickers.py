@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import islice
 from operator import attrgetter
 from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveInt
 
 from router.decision import Candidate
-from router.policy.ring import affinity_key, rendezvous, ring_order, session_key, tie_key
+from router.policy.ring import affinity_key, fleet_ring, rendezvous, session_key, tie_key
 from router.policy.term import Configurable
 from router.types import Scene
 
@@ -39,6 +40,10 @@ class InTurn(Configurable):
         return [*candidates[start:], *candidates[:start]], f"turn {scene.turn}"
 
 
+RING_CANDIDATES = 4
+"""Candidates in ring order; the others follow by cost."""
+
+
 class RingBoundedLoad(Configurable):
     """Consistent hashing with a bound on outstanding work.
 
@@ -47,7 +52,8 @@ class RingBoundedLoad(Configurable):
 
         (1 + headroom) * mean work + slack_prefills * T_prefill(n, 0)
 
-    A request without a key, or with every pod over the bound, uses the least loaded pod. Without slack the bound would
+    Retries use the next such pods on the ring, then the others by cost. A request without a key, or with every pod over
+    the bound, uses the least loaded pod. Without slack the bound would
     be exceeded all the time at low load. Source: Mirrokni, Thorup and Zadimoghaddam 2016; the
     finding on slack: reference/algorithms.md 1.8.
     """
@@ -63,14 +69,17 @@ class RingBoundedLoad(Configurable):
         if key is None:
             return cheapest, "no affinity key: least loaded"
         bound_ms = self._bound_ms(scene, candidates)
-        by_id = {candidate.pod.id: candidate for candidate in reversed(cheapest)}
-        order = [by_id[pod] for pod in ring_order(key, tuple(by_id), self.points_per_pod)]
-        within = [candidate for candidate in order if candidate.cost.total_ms <= bound_ms]
+        by_id = {candidate.plan.pod.id: candidate for candidate in reversed(cheapest)}
+        within = {pod: candidate for pod, candidate in by_id.items() if candidate.cost.total_ms <= bound_ms}
         if not within:
             return cheapest, f"every pod above {bound_ms:.0f} ms: least loaded"
-        chosen = set(map(id, within))
+        walk = filter(by_id.__contains__, fleet_ring(scene.fleet, self.points_per_pod).walk(key))
+        position, home = next((at, pod) for at, pod in enumerate(walk, start=1) if pod in within)
+        following = islice(filter(within.__contains__, walk), min(len(within), RING_CANDIDATES) - 1)
+        first = [within[pod] for pod in (home, *following)]
+        chosen = set(map(id, first))
         rest = [candidate for candidate in cheapest if id(candidate) not in chosen]
-        return [*within, *rest], f"ring position {order.index(within[0]) + 1}, bound {bound_ms:.0f} ms"
+        return [*first, *rest], f"ring position {position}, bound {bound_ms:.0f} ms"
 
     def _bound_ms(self, scene: Scene, candidates: Sequence[Candidate]) -> float:
         mean_ms = sum(candidate.cost.total_ms for candidate in candidates) / len(candidates)

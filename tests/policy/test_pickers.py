@@ -11,8 +11,8 @@ from msgspec import structs
 
 from router.decision import Candidate, Cost, Direct, Plan, Split
 from router.policy.decide import decide
-from router.policy.pickers import InTurn, LowestCost, RingBoundedLoad
-from router.policy.ring import affinity_key, ring_order
+from router.policy.pickers import RING_CANDIDATES, InTurn, LowestCost, RingBoundedLoad
+from router.policy.ring import PodRing, affinity_key
 from router.types import InFlight, PodLoad, PodState, PodStatus, Scene
 from tests.policy.scenes import POLICIES, pod, prompt, ready, request, scene, works
 
@@ -108,22 +108,21 @@ def bound_ms(picker: RingBoundedLoad, seen: Scene, candidates: list[Candidate]) 
 @settings(max_examples=100, deadline=None)
 @given(costs_ms=costs, prompt=asked, headroom=st.sampled_from([0.0, 0.25, 1.0]), slack=st.sampled_from([0.0, 1.0]))
 def test_the_ring_holds_its_bound(costs_ms: list[float], prompt: object, headroom: float, slack: float) -> None:
-    """The first pod on the ring within the bound takes it; those above come last, cheapest first."""
-    picker = RingBoundedLoad(headroom=headroom, slack_prefills=slack)
-    seen, candidates = scene(prompt=prompt), priced(costs_ms)
+    """The first pods on the ring within the bound take it; the others come last, cheapest first."""
+    picker, candidates = RingBoundedLoad(headroom=headroom, slack_prefills=slack), priced(costs_ms)
+    seen = scene(*ready(*(candidate.pod for candidate in candidates)), prompt=prompt)
     limit_ms = bound_ms(picker, seen, candidates)
     assume(all(abs(ms - limit_ms) > 1e-6 for ms in costs_ms))
     ranked, _ = picker.rank(seen, candidates)
     assert sorted(ranked, key=id) == sorted(candidates, key=id)
-    within = [c.pod.id for c in ranked if c.cost.total_ms <= limit_ms]
-    assert within
-    assert [c.pod.id for c in ranked[: len(within)]] == within
+    within = {c.pod.id for c in candidates if c.cost.total_ms <= limit_ms}
     key = affinity_key(seen)
-    assert key is not None
-    order = ring_order(key, tuple(c.pod.id for c in candidates), picker.points_per_pod)
-    assert within == [each for each in order if each in within]
-    above = [c.cost.total_ms for c in ranked[len(within) :]]
-    assert all(later > earlier - 0.002 for earlier, later in itertools.pairwise(above))
+    assert within and key is not None
+    order = PodRing([c.pod.id for c in candidates], picker.points_per_pod).walk(key)
+    first = [each for each in order if each in within][:RING_CANDIDATES]
+    assert [c.pod.id for c in ranked[: len(first)]] == first
+    others = [c.cost.total_ms for c in ranked[len(first) :]]
+    assert all(later > earlier - 0.002 for earlier, later in itertools.pairwise(others))
 
 
 @settings(max_examples=40)
@@ -137,7 +136,7 @@ def test_without_a_key_the_ring_is_least_load(costs_ms: list[float]) -> None:
 
 def test_an_idle_fleet_follows_the_ring_alone() -> None:
     """The slack of a prefill keeps a nearly idle pod within its bound."""
-    seen = scene(prompt=prompt(200))
+    seen = scene(*ready(*(pod(f"pod-{number}") for number in range(4))), prompt=prompt(200))
     picker = RingBoundedLoad()
     idle = picker.rank(seen, priced([0.0] * 4))[0][0].pod.id
     number = int(idle[-1])
@@ -164,7 +163,7 @@ def test_the_ring_drops_no_way_to_serve() -> None:
     candidates = [Candidate(plan, Cost.of((("work", ms),), ms)) for plan, ms in plans]
     picker = RingBoundedLoad(headroom=1.0, slack_prefills=0.0)
     for salt in range(20):
-        ranked, _ = picker.rank(scene(prompt=prompt(200, salt * 1000)), candidates)
+        ranked, _ = picker.rank(scene(*ready(here, there, prefill), prompt=prompt(200, salt * 1000)), candidates)
         assert {candidate.cost.total_ms for candidate in ranked[:2]} == {5.0, 8.0}
         assert [candidate.cost.total_ms for candidate in ranked[2:]] == [700.0, 900.0]
 
@@ -172,11 +171,12 @@ def test_the_ring_drops_no_way_to_serve() -> None:
 def test_a_ring_of_sessions_keeps_a_session_together_whatever_it_asks() -> None:
     """By its id where it has one; otherwise by the prefix, as a ring of prefixes does."""
     picker, candidates = RingBoundedLoad(key="session"), priced([0.0] * 8)
+    fleet = ready(*(candidate.pod for candidate in candidates))
 
     def first(salt: int, session: str) -> str:
-        seen = scene(prompt=prompt(200, salt * 1000), request=request(session=session))
+        seen = scene(*fleet, prompt=prompt(200, salt * 1000), request=request(session=session))
         return picker.rank(seen, candidates)[0][0].pod.id
 
     assert len({first(salt, "s1") for salt in range(20)}) == 1
     assert len({first(0, f"s{number}") for number in range(20)}) > 3
-    assert first(3, "") == RingBoundedLoad().rank(scene(prompt=prompt(200, 3000)), candidates)[0][0].pod.id
+    assert first(3, "") == RingBoundedLoad().rank(scene(*fleet, prompt=prompt(200, 3000)), candidates)[0][0].pod.id

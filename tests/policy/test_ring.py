@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from uhashring import HashRing
 
-from router.policy.ring import KEY_BLOCKS_BEYOND_SHARED, affinity_key, rendezvous, ring_order, tie_key
-from router.types import PromptPrefix
-from tests.policy.scenes import BLOCK, pod, prompt_of, ready, request, scene
+from router.policy.decide import decide
+from router.policy.ring import KEY_BLOCKS_BEYOND_SHARED, PodRing, _ring, affinity_key, rendezvous, tie_key
+from router.types import InFlight, PodState, PodStatus, PromptPrefix
+from tests.policy.scenes import BLOCK, POLICIES, pod, prompt_of, ready, request, scene
 
 POINTS = 100
 keys = st.integers(0, 2**64 - 1)
 pod_sets = st.sets(st.integers(0, 30).map(lambda number: f"10.0.0.{number}:8000"), min_size=1, max_size=6)
 
 
+def ring_order(key: int, pods: Iterable[str]) -> list[str]:
+    return list(PodRing(pods, POINTS).walk(key))
+
+
 @settings(max_examples=60, deadline=None)
 @given(key=keys, pods=pod_sets, extra=st.integers(31, 60).map(lambda number: f"10.0.0.{number}:8000"))
 def test_a_pod_more_or_less_leaves_the_order_of_the_others(key: int, pods: set[str], extra: str) -> None:
     """So that adding moves keys only onto it, and removing only its own keys."""
-    without = ring_order(key, tuple(sorted(pods)), POINTS)
-    with_extra = ring_order(key, tuple(sorted(pods | {extra})), POINTS)
+    without = ring_order(key, sorted(pods))
+    with_extra = ring_order(key, sorted(pods | {extra}))
     assert [each for each in with_extra if each != extra] == without
     assert sorted(without) == sorted(pods)
 
@@ -31,13 +40,36 @@ def test_a_pod_more_or_less_leaves_the_order_of_the_others(key: int, pods: set[s
 def test_the_order_in_which_pods_are_listed_does_not_matter(key: int, pods: set[str]) -> None:
     """Two routers agree."""
     listed = sorted(pods)
-    assert ring_order(key, tuple(listed), POINTS) == ring_order(key, tuple(reversed(listed)), POINTS)
+    assert ring_order(key, listed) == ring_order(key, listed[::-1])
+
+
+@settings(max_examples=30, deadline=None)
+@given(key=keys, pods=pod_sets)
+def test_the_ring_has_the_points_of_uhashring(key: int, pods: set[str]) -> None:
+    """Which another program can compute."""
+    theirs = HashRing(nodes=sorted(pods), hash_fn="ketama", vnodes=POINTS)
+    assert ring_order(key, pods) == list(theirs.iterate_nodes(str(key)))
+
+
+@pytest.mark.parametrize("name", ["ring_bounded_load", "session"])
+def test_the_ring_is_built_once_for_a_fleet(name: str) -> None:
+    """In any order of prices, and with any pods left out."""
+    pods, random = [pod(f"pod-{number}") for number in range(16)], Random(1)
+    builds = _ring.cache_info().misses
+    for number in range(50):
+        load = {each.id: InFlight(requests=1, prefill_ms=random.uniform(0, 50)) for each in pods}
+        states = [PodState.READY if random.random() < 0.8 else PodState.DRAINING for _ in pods]
+        statuses = [PodStatus(each, state) for each, state in zip(pods, states, strict=True)]
+        prompt = prompt_of([number] * 100)
+        decide(scene(*statuses, inflight=load, prompt=prompt, request=request(session="s")), POLICIES[name])
+    assert _ring.cache_info().misses - builds <= 1
 
 
 def test_every_pod_gets_its_share_of_keys() -> None:
     """Within a half of the mean at 100 points a pod."""
-    pods = tuple(f"10.0.0.{number}:8000" for number in range(8))
-    first = Counter(ring_order(key * 0x9E3779B97F4A7C15 % 2**64, pods, POINTS)[0] for key in range(4000))
+    pods = [f"10.0.0.{number}:8000" for number in range(8)]
+    ring = PodRing(pods, POINTS)
+    first = Counter(next(ring.walk(key * 0x9E3779B97F4A7C15 % 2**64)) for key in range(4000))
     assert min(first.values()) > 250
     assert max(first.values()) < 750
 
