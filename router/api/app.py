@@ -41,6 +41,8 @@ class App:
         self._own = own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("method") == "HEAD":
+            scope = {**scope, "method": "GET"}  # the server sends no body
         await self._own(scope, receive, send)
 
     def begin_stopping(self) -> None:

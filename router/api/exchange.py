@@ -41,6 +41,8 @@ class ReceivedRequest(msgspec.Struct):
     body: bytes = b""
     refusal: RouterError | None = None
     """Why the request is refused, if that follows from its headers."""
+    cors_headers: HeaderList = []
+    """Headers of its response for a web page of an allowed origin."""
 
 
 class BodyMemory(msgspec.Struct):
@@ -177,6 +179,8 @@ class Exchange(msgspec.Struct, eq=False):
         self.started = True
         self.received.body = b""
         self.release_body()
+        if self.received.cors_headers:
+            headers = [*headers, *self.received.cors_headers]
         self._headers = headers
         lines = [_STATUS_LINES[status], *map(b": ".join, headers)]
         if self.received.method == "HEAD" or status in _WITHOUT_BODY:

@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from router.api.cors import CorsPolicy
 from router.api.error_responses import error_body, error_headers, headers_too_large, response_for
 from router.api.exchange import BodyMemory, Exchange, ReceivedRequest
 from router.api.parse import (
@@ -72,6 +73,7 @@ class OpenAiEdge:
         self._edge = edge
         self.limits = limits
         self.body_memory = BodyMemory(limits.max_held_bytes)
+        self.cors = CorsPolicy(edge.cors_origins) if edge.cors_origins else None
         self._serving = 0
         self._configured = configured
         self._paths = ForwardedPaths((*edge.extra_paths, *edge.control_paths))

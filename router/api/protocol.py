@@ -19,11 +19,13 @@ from uvicorn.server import ServerState
 
 from router.api.app import App
 from router.api.client_deadlines import ClientDeadlines, ClientTimeouts
+from router.api.cors import answer_preflight, is_preflight
 from router.api.error_responses import headers_too_large
-from router.api.exchange import ClientConnection, Exchange, ReceivedRequest
+from router.api.exchange import ClientConnection, Exchange, ReceivedRequest, Serve
+from router.api.request_head import check_head, head_without_upgrade, parse_refusal
 from router.api.request_target import read_target
-from router.errors import MalformedRequest, RequestTimeout, RouterError, Saturated
-from router.proxy.headers import first_values
+from router.errors import MalformedRequest, MethodNotAllowed, RequestTimeout, RouterError, Saturated
+from router.proxy.headers import HeaderList, first_values
 
 LINGER_S = 0.2
 """When the server stops, a connection is closed after being idle for this time."""
@@ -46,6 +48,7 @@ class EdgeProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.parser = httptools.HttpRequestParser(self)  # uvicorn's also parses what follows `Connection: close`
         assert isinstance(config.app, App)
         self._served, self._edge, allowed = config.app, config.app.edge, config.forwarded_allow_ips
         self._limits = self._edge.limits
@@ -82,28 +85,32 @@ class EdgeProtocol(HttpToolsProtocol):
             return
         self._unread_bytes += len(data)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._ignore_upgrade(memoryview(data)[upgrade.args[0] :])
-        except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
-        if self._boundary_seen:
+            rest = self._feed(data)
+            while rest is not None:
+                self._repeat_without_upgrade()
+                rest = self._feed(rest)
+        except httptools.HttpParserError as error:
+            self._reject_client(parse_refusal(error))
+        if self._boundary_seen and not self._rejected:
             self._boundary_seen = False
             self._set_deadline()
         if self._unread_bytes > self._limits.max_header_bytes:
             self._reject_client(headers_too_large(self._limits))
 
-    def _ignore_upgrade(self, rest: memoryview) -> None:
-        """Parse what follows a request to upgrade: the request is answered without an upgrade (RFC 9110 7.8)."""
-        while rest:
-            try:
-                self.parser.feed_data(rest)
-                return
-            except httptools.HttpParserUpgrade as upgrade:
-                rest = rest[upgrade.args[0] :]
-            except httptools.HttpParserError:
-                self.send_400_response("Invalid HTTP request received.")
-                return
+    def _feed(self, data: bytes | memoryview) -> memoryview | None:
+        """Parse these bytes. Returns those after a head that requests an upgrade."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            return memoryview(data)[upgrade.args[0] :]
+        return None
+
+    def _repeat_without_upgrade(self) -> None:
+        """Parse the last head again without its Upgrade header, as if the client had not sent it (RFC 9110 7.8).
+        httptools does not parse the body of a request to upgrade: it would become the next request."""
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.feed_data(head_without_upgrade(method, self.url, version, self.headers))
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -159,10 +166,6 @@ class EdgeProtocol(HttpToolsProtocol):
         timeout_s = self._limits.request_timeout_s
         self._reject_client(RequestTimeout(f"Request incomplete after {timeout_s:g} s (limits.request_timeout_s)."))
 
-    def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn for bytes that are not HTTP."""
-        self._reject_client(MalformedRequest(msg))
-
     def _reject_client(self, error: RouterError) -> None:
         """Stop reading from this client. Requests that were received are answered, then the connection is closed."""
         self._rejected = True
@@ -199,19 +202,26 @@ class EdgeProtocol(HttpToolsProtocol):
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        parser, headers = self.parser, self.headers
+        if parser.should_upgrade():
+            if parser.get_method() == b"CONNECT":
+                raise MethodNotAllowed("CONNECT is not supported: the router is not a forward proxy.")
+            return  # `_repeat_without_upgrade` follows
         self._unread_bytes = 0
+        version, named = parser.get_http_version(), first_values(headers)
+        check_head(version, headers, named)
         path, target, fault = read_target(self.url)
-        method = self.parser.get_method().decode("ascii")
-        named = first_values(self.headers)
-        self.expect_100_continue = named.get(b"expect", b"").lower() == b"100-continue"
-        is_proxied = self._edge.is_proxied(path)
-        if is_proxied or fault or path.startswith("/v1/"):
-            peer = self._forwarded_for() if b"x-forwarded-for" in named else self._host
-            refusal = MalformedRequest(fault) if fault else self._served.gate.refusal(path, named, peer)
-            if is_proxied or refusal is not None:
-                self._open(ReceivedRequest(method, path, target, self.headers, named, peer, refusal=refusal))
-                return
-        self._pass_to_application()
+        method = parser.get_method().decode("ascii")
+        self.expect_100_continue = version == "1.1" and named.get(b"expect", b"").lower() == b"100-continue"
+        cors_headers = self._edge.cors.headers_for(named.get(b"origin")) if self._edge.cors else []
+        received = ReceivedRequest(method, path, target, headers, named, self._host, cors_headers=cors_headers)
+        if cors_headers and is_preflight(method, named):
+            self._open(received, version == "1.0", answer_preflight)
+        elif self._is_for_edge(received, fault):
+            self._open(received, version == "1.0", self._edge.serve)
+        else:
+            self._pass_to_application(cors_headers)
+        self.headers = []  # of trailers, which are dropped
 
     def on_body(self, body: bytes) -> None:
         self._unread_bytes = 0
@@ -224,6 +234,8 @@ class EdgeProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._unread_bytes, self._receiving, self._boundary_seen = 0, False, True
         if isinstance(self.cycle, Exchange):
             self.cycle.complete_request()
@@ -232,14 +244,23 @@ class EdgeProtocol(HttpToolsProtocol):
 
     # --- exchanges ---
 
-    def _open(self, received: ReceivedRequest) -> None:
-        received.refusal = received.refusal or self._edge.refusal(received)
-        http_1_0 = self.parser.get_http_version() == "1.0"
+    def _is_for_edge(self, received: ReceivedRequest, fault: str) -> bool:
+        """Whether a pod, or a refusal, answers the request. Sets its peer and refusal."""
+        is_proxied = self._edge.is_proxied(received.path)
+        if fault:
+            received.refusal = MalformedRequest(fault)
+        elif is_proxied or received.path.startswith("/v1/"):
+            if b"x-forwarded-for" in received.named:
+                received.peer = self._forwarded_for(received.headers)
+            received.refusal = self._served.gate.refusal(received.path, received.named, received.peer)
+            if is_proxied and received.refusal is None:
+                received.refusal = self._edge.refusal(received)
+        return is_proxied or received.refusal is not None
+
+    def _open(self, received: ReceivedRequest, http_1_0: bool, serve: Serve) -> None:
         keep_alive = not http_1_0 and not self._served.is_stopping and self.parser.should_keep_alive()
         before = self.cycle
-        exchange = Exchange(
-            received, keep_alive, http_1_0, self.expect_100_continue, self._connection, self._edge.serve
-        )
+        exchange = Exchange(received, keep_alive, http_1_0, self.expect_100_continue, self._connection, serve)
         self.cycle = exchange
         if before is None or before.response_complete:
             self._serving = exchange
@@ -259,7 +280,7 @@ class EdgeProtocol(HttpToolsProtocol):
         else:
             super()._start_asgi_task(cycle, app)
 
-    def _pass_to_application(self) -> None:
+    def _pass_to_application(self, cors_headers: HeaderList) -> None:
         """Repeat this request's parser callbacks for uvicorn."""
         url, headers, expects_100 = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
@@ -267,15 +288,17 @@ class EdgeProtocol(HttpToolsProtocol):
         self.headers += headers
         super().on_headers_complete()
         self.cycle.keep_alive = self.cycle.keep_alive and not self._served.is_stopping
+        if cors_headers:
+            self.cycle.default_headers = [*self.cycle.default_headers, *cors_headers]
         if 0 < len(self.pipeline) < MAX_PIPELINED:
             self.flow.resume_reading()
 
-    def _forwarded_for(self) -> str:
+    def _forwarded_for(self, headers: HeaderList) -> str:
         """The client's address: from x-forwarded-for if the connection is from a trusted proxy."""
         trusted = self._proxies.trusted_hosts
         if self._host not in trusted:
             return self._host
-        forwarded = [value for name, value in self.headers if name == b"x-forwarded-for"]
+        forwarded = [value for name, value in headers if name == b"x-forwarded-for"]
         chain = b", ".join(forwarded).decode("latin-1")
         return trusted.get_trusted_client_address(chain)[0] or self._host
 

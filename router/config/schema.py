@@ -5,6 +5,7 @@ A change of these settings needs a restart; settings that change at run time are
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -56,10 +57,17 @@ def _one_of(*names: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _cors_origin(value: str) -> str:
+    if value != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s,A-Z]+", value):
+        raise ValueError('must be "*" or scheme://host[:port] in lower case, without a path')
+    return value
+
+
 Port = Annotated[int, Field(ge=0, le=65535)]
 ExtraPath = Annotated[str, AfterValidator(_extra_path)]
 ControlPath = Annotated[str, AfterValidator(_control_path)]
 SocketPath = Annotated[str, AfterValidator(_socket_path)]
+CorsOrigin = Annotated[str, AfterValidator(_cors_origin)]
 EngineName = Annotated[str, _one_of(*ENGINES)]
 HandoffName = Annotated[str, _one_of(*DIALECTS, "")]
 PullDialectName = Annotated[str, _one_of(*PULL_DIALECTS, "")]
@@ -169,6 +177,8 @@ class Edge(Strict):
     control_paths: tuple[ControlPath, ...] = ()
     """Paths with which every client may change the engines, such as /v1/load_lora_adapter or /reset_prefix_cache. They
     are never forwarded unless they are named here; a request changes one pod only."""
+    cors_origins: tuple[CorsOrigin, ...] = ()
+    """Origins of web pages that may call the router from a browser, such as https://chat.example.com, or "*"."""
     session_header: str = "x-session-id"
     tenant_header: str = "x-tenant-id"
 

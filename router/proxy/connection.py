@@ -61,6 +61,8 @@ class Connection(asyncio.Protocol):
     def _reset(self) -> None:
         self.status = 0
         self.headers: HeaderList = []
+        self._fields: HeaderList = []
+        """Headers being received; after the head: trailers, which are dropped."""
         self._chunks.clear()
         self._buffered_bytes = 0
         """Bytes received since the last read, including headers and framing."""
@@ -109,21 +111,21 @@ class Connection(asyncio.Protocol):
             raise UpstreamBroken("bytes after the end of the response")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        self._fields.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
         if self.status not in _STATUSES:
             raise UpstreamBroken(f"status {self.status}")
+        fields, self._fields = self._fields, []
         if self.status < 200:
             return
+        self.headers = fields
         self._head_done = True
         self._keep_alive = self._parser.should_keep_alive()
 
     def on_message_complete(self) -> None:
-        if self.status < 200:  # 100 Continue, 103 Early Hints: the final response follows
-            self.headers = []
-        else:
+        if self.status >= 200:  # else 100 Continue, 103 Early Hints: the final response follows
             self._complete = True
 
     # --- one exchange ---

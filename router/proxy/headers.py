@@ -60,7 +60,20 @@ ENGINE_CONTROL = frozenset(
 _REWRITTEN = frozenset({b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id", b"x-forwarded-for"})
 _NOT_UPSTREAM = HOP_BY_HOP | _REWRITTEN
 _NOT_UPSTREAM_UNTRUSTED = _NOT_UPSTREAM | ENGINE_CONTROL
-_NOT_DOWNSTREAM = HOP_BY_HOP | {b"date", b"server", b"x-request-id"}
+_CORS = frozenset(
+    b"access-control-" + name
+    for name in (
+        b"allow-credentials",
+        b"allow-headers",
+        b"allow-methods",
+        b"allow-origin",
+        b"allow-private-network",
+        b"expose-headers",
+        b"max-age",
+    )
+)
+"""Which web pages may read a response is configured here (`edge.cors_origins`); engines allow all pages by default."""
+_NOT_DOWNSTREAM = HOP_BY_HOP | _CORS | {b"date", b"server", b"x-request-id"}
 
 
 def upstream_headers(headers: HeaderList, *, trusted: bool) -> HeaderList:

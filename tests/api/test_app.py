@@ -126,6 +126,14 @@ async def test_a_running_router_is_alive(router: Router, path: str) -> None:
     assert (answer.status_code, answer.json()) == (200, {"status": "alive"})
 
 
+@pytest.mark.parametrize("path", ["/livez", "/health", "/readyz", "/v1/models", "/v1/models/lora"])
+async def test_head_is_answered_like_get(router: Router, path: str) -> None:
+    """Load balancers and uptime checks send it. The server omits the body."""
+    router.fleet.event("a", PodEvent.PROBE_OK)
+    head, got = await router.call("HEAD", path), await router.call("GET", path)
+    assert (head.status_code, head.headers) == (200, got.headers)
+
+
 async def test_a_router_is_ready_with_a_ready_pod_until_it_stops(router: Router) -> None:
     """The answer has the pods by state and the policies."""
     answer = await router.call("GET", "/readyz")

@@ -1,0 +1,51 @@
+"""Which web pages may read the router's responses (CORS)?
+
+`edge.cors_origins` names their origins. The router answers preflights itself and adds its own headers to responses.
+CORS headers of pods never pass (`proxy/headers.py`). "Credentials" of CORS are cookies, which the router does not use;
+API keys are plain headers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from router.api.exchange import Exchange
+from router.proxy.headers import HeaderList
+
+_EXPOSED = b"x-request-id, x-warmroute-pod, x-warmroute-policy, x-warmroute-cached-tokens, retry-after"
+_PREFLIGHT: HeaderList = [
+    (b"access-control-allow-methods", b"GET, HEAD, POST, PUT, PATCH, DELETE"),
+    (b"access-control-allow-headers", b"authorization, *"),  # the wildcard does not include authorization
+    (b"access-control-max-age", b"7200"),
+]
+
+
+class CorsPolicy:
+    """The response headers of each allowed origin."""
+
+    def __init__(self, origins: Iterable[str]) -> None:
+        self._headers: Mapping[bytes, HeaderList] = {origin.encode(): _allowing(origin.encode()) for origin in origins}
+        self._other = self._headers.get(b"*", [])
+
+    def headers_for(self, origin: bytes | None) -> HeaderList:
+        """Empty if the origin is not allowed, or if the request has none."""
+        return [] if origin is None else self._headers.get(origin, self._other)
+
+
+def is_preflight(method: str, named: Mapping[bytes, bytes]) -> bool:
+    """Whether a browser asks if it may send a request."""
+    return method == "OPTIONS" and b"access-control-request-method" in named
+
+
+async def answer_preflight(client: Exchange) -> None:
+    """Allow every method and header; the request itself is checked when it arrives."""
+    client.start(204, _PREFLIGHT)
+    client.finish()
+
+
+def _allowing(origin: bytes) -> HeaderList:
+    return [
+        (b"access-control-allow-origin", origin),
+        (b"access-control-expose-headers", _EXPOSED),
+        (b"vary", b"origin"),
+    ]

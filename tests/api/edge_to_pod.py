@@ -1,0 +1,156 @@
+"""A client's connection through `EdgeProtocol` to a recording pod, over real sockets.
+
+The pod parses with h11, which shares no code with the router's parser.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import h11
+import uvicorn
+from fastapi import FastAPI, Request
+from uvicorn.server import ServerState
+
+from router.admission.gate import AdmissionGate
+from router.api.app import App
+from router.api.exchange import Exchange, ReceivedRequest
+from router.api.openai_edge import OpenAiEdge
+from router.api.protocol import EdgeProtocol
+from router.config.schema import Edge, Limits
+from router.fleet.fleet import Fleet
+from router.observe.metrics import Metrics
+from router.observe.phase import Phases
+from router.proxy.connection import UpstreamTimeouts
+from router.proxy.headers import HeaderList, Inbound, downstream_headers
+from router.proxy.relay import read_all
+from router.proxy.request_context import RequestContext
+from router.proxy.upstream import UpstreamPools, UpstreamSender
+from router.types import Endpoint, InferenceRequest, Pod, PodSpeed
+
+DEADLINE_S = 20.0
+ADDED_BY_THE_ROUTER = {b"host", b"content-length", b"x-request-id", b"x-forwarded-for"}
+
+
+@dataclass(frozen=True)
+class AtPod:
+    """A request as the pod read it, without the headers that the router adds."""
+
+    body: bytes = b""
+    headers: HeaderList = field(default_factory=list)
+    target: bytes = b"/v1/x"
+    method: bytes = b"POST"
+
+
+class RecordingPod:
+    """Answers every request with `answer`, and records it."""
+
+    def __init__(self) -> None:
+        self.requests: list[AtPod] = []
+        self.answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection. h11 raises, and the connection ends, where it reads something else than requests."""
+        parser = h11.Connection(h11.SERVER)
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError):
+            while True:
+                event = parser.next_event()
+                if event is h11.NEED_DATA:
+                    if not (data := await reader.read(65536)):
+                        return
+                    parser.receive_data(data)
+                elif isinstance(event, h11.Request):
+                    head, body = event, b""
+                elif isinstance(event, h11.Data):
+                    body += event.data
+                elif isinstance(event, h11.EndOfMessage):
+                    self._record(head, body)
+                    writer.write(self.answer)
+                    parser.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
+                    parser.send(h11.EndOfMessage())
+                    parser.start_next_cycle()
+
+    def _record(self, head: h11.Request, body: bytes) -> None:
+        headers = [(bytes(name), bytes(value)) for name, value in head.headers]
+        names = [name for name, _ in headers]
+        assert {name: names.count(name) for name in ADDED_BY_THE_ROUTER} == dict.fromkeys(ADDED_BY_THE_ROUTER, 1)
+        others = [header for header in headers if header[0] not in ADDED_BY_THE_ROUTER]
+        self.requests.append(AtPod(body, others, bytes(head.target), bytes(head.method)))
+
+
+class Forwarder:
+    """Sends every request to one pod."""
+
+    def __init__(self, pod: Pod, pools: UpstreamPools) -> None:
+        self._pod, self._sender = pod, UpstreamSender(pools.of, trust_engine_fields=False)
+
+    async def forward(self, context: RequestContext, client: Exchange) -> None:
+        reply = await self._sender.send(context.inbound, self._pod, context.request.body)
+        body = await read_all(reply)
+        client.start(reply.status, downstream_headers(reply.headers))
+        client.put(body)
+        client.finish()
+
+
+class EdgeToPod(OpenAiEdge):
+    """Reads no body."""
+
+    def admit(self, received: ReceivedRequest, request_id: str) -> RequestContext:
+        if received.refusal is not None:
+            raise received.refusal
+        request = InferenceRequest(id=request_id, endpoint=Endpoint.OTHER, model="m", body=received.body)
+        inbound = Inbound(request_id, received.method, received.target, received.headers, received.peer)
+        return RequestContext(request, inbound, Phases())
+
+
+@dataclass
+class Chain:
+    """A client's connection to a router with one pod; `own` are the requests that reach the application."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    pod: RecordingPod
+    own: list[AtPod]
+
+    async def answer(self) -> tuple[bytes, bytes]:
+        """Head and body of the next response."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        return head, await self.reader.readexactly(length)
+
+
+@asynccontextmanager
+async def chain(edge: Edge | None = None) -> AsyncIterator[Chain]:
+    pod, own, loop = RecordingPod(), list[AtPod](), asyncio.get_running_loop()
+    application = FastAPI(openapi_url=None)
+
+    @application.api_route("/{path:path}", methods=["GET", "POST", "OPTIONS"])
+    async def record(request: Request) -> str:
+        headers = [header for header in request.headers.raw if header[0] not in ADDED_BY_THE_ROUTER]
+        own.append(AtPod(await request.body(), headers, request.scope["raw_path"], request.method.encode()))
+        return "own"
+
+    async with asyncio.timeout(DEADLINE_S), await asyncio.start_server(pod.serve, "127.0.0.1", 0) as upstream:
+        url = f"http://127.0.0.1:{upstream.sockets[0].getsockname()[1]}"
+        served = Pod(id="a", url=url, engine="vllm", speed=PodSpeed(1, 1, 0), models=("m",))
+        pools = UpstreamPools(UpstreamTimeouts(connect_s=5, first_byte_s=5, idle_s=5))
+        forwarder = cast(Any, Forwarder(served, pools))
+        forwarding = (edge or Edge()).model_copy(update={"extra_paths": ("/v1/x", "/v1/next")})
+        limits = Limits(max_header_bytes=4096)
+        edge_to_pod = EdgeToPod(forwarder, Fleet(), Metrics(), forwarding, limits, frozenset())
+        app = App(edge_to_pod, application, AdmissionGate())
+        config = uvicorn.Config(app, http=EdgeProtocol, ws="none", lifespan="off", log_config=None, access_log=False)
+        config.load()
+        server = await loop.create_server(lambda: EdgeProtocol(config, ServerState(), {}), "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        try:
+            yield Chain(reader, writer, pod, own)
+        finally:
+            writer.close()
+            server.close()
+            pools.close()
