@@ -115,7 +115,7 @@ def test_the_index_equals_the_engines_replay(harbour: Harbour) -> None:
     """`warmroute index verify` compares every block with vLLM's own replay."""
     said = harbour.verify()
     print(said)
-    assert said.count("agrees") == 2, said
+    assert said.count("equal") == 2, said
 
 
 def test_a_new_publisher_restores_the_index_after_a_kill(harbour: Harbour) -> None:
@@ -124,7 +124,7 @@ def test_a_new_publisher_restores_the_index_after_a_kill(harbour: Harbour) -> No
     process.kill()
     process.wait()
     harbour.publish()
-    assert harbour.verify().count("agrees") == 2
+    assert harbour.verify().count("equal") == 2
     shown = converse(harbour, "ships", 3)
     print(shown)
     assert all(predicted == reported > 0 for _, predicted, reported in shown)

@@ -171,6 +171,7 @@ def test_an_lmcache_server_reports_the_blocks_of_a_real_vllm(tmp_path: Path) -> 
             soon(lambda: again.host_of("live-cache") == "127.0.0.1")
             _complete(vllm, first[::-1])
             soon(lambda: later.held("live-cache", Tier.CPU) == blocks_of(first[::-1]))
+            soon(lambda: later.held("live-cache/fs", Tier.DISK) == blocks_of(first[::-1]))
             assert later.complete["live-cache"] is False
         assert later.holders == {}
 
