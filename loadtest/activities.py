@@ -36,11 +36,11 @@ from router.index.holders import HolderFacts
 from router.sim.mock.event_publisher import encode_batch
 from router.stores.holder_writer import HolderWriter, WriteResult
 from router.stores.index_reader import IndexReader
-from router.stores.redis_connection import RedisConnection, parse_url
+from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys, scope_of
 from router.types import BlockChange, BlocksRemoved, BlocksStored, Generation, Tier
 from router.wiring.agent import generation_of
-from tests.redis_process import redis_process
+from tests.redis_process import address_of, redis_process
 
 PODS = 100
 ADDED = 10
@@ -303,7 +303,7 @@ def _generation() -> Generation:
 @asynccontextmanager
 async def index_log(target: Target) -> AsyncIterator[Action]:
     """Write one million blocks to the cluster index."""
-    connection = RedisConnection(parse_url(target.redis), timeout_s=10)
+    connection = RedisConnection(address_of(target.redis), timeout_s=10)
     generation, random = _generation(), np.random.default_rng(2)
     holders = [HolderWriter(connection, Keys(), generation, f"pod-{n}", HOLDER_TTL_S) for n in range(HOLDERS)]
     for number, holder in enumerate(holders):
@@ -324,7 +324,7 @@ async def index_log(target: Target) -> AsyncIterator[Action]:
 @asynccontextmanager
 async def index_snapshot(target: Target) -> AsyncIterator[Action]:
     """Make the router read all holders again: one log entry per holder has a gap in its sequence."""
-    connection = RedisConnection(parse_url(target.redis), timeout_s=10)
+    connection = RedisConnection(address_of(target.redis), timeout_s=10)
     generation = _generation()
     rows, lost = await IndexReader(connection, Keys()).rows(generation), iter([True])
 

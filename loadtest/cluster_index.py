@@ -48,8 +48,8 @@ from router.cli.child_processes import (
 from router.cli.figures import cached_share
 from router.cli.load_driver import DriveResults, RequestResult, drive
 from router.sim.chat_workload import sessions
-from router.stores.redis_connection import RedisConnection, parse_url
-from tests.redis_process import RedisProcess, redis_process
+from router.stores.redis_connection import RedisConnection
+from tests.redis_process import RedisProcess, address_of, redis_process
 
 PLAN = FleetPlan(pods=4, num_blocks=2560)
 SESSIONS_PER_S = 12.0
@@ -204,7 +204,7 @@ async def redis(scene: ClusterSetup, seconds: float) -> Table:
 
 async def _until_whole(scene: ClusterSetup, since_s: float) -> float:
     """Wait until all holders are in Redis again; returns the elapsed time."""
-    client = RedisConnection(parse_url(scene.redis.url), timeout_s=5).client
+    client = RedisConnection(address_of(scene.redis.url), timeout_s=5).client
     try:
         while True:
             rows = [key async for key in client.scan_iter("warmroute:1:*:holder:*")]

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 import uvicorn
 
-from router.config.load import load
+from router.config.load import load, validate_options
 from router.config.router_file import with_redis_url
 from router.config.schema import RouterConfig
 from router.errors import ConfigError
@@ -59,4 +59,4 @@ def _with_options(
     data: dict[str, Any] = with_redis_url(config, redis).model_dump()
     data["pods"] = pods or data["pods"]
     data["publish"] |= {name: value for name, value in publish.items() if value is not None}
-    return RouterConfig.model_validate(data)
+    return validate_options(RouterConfig, data)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from router.cli.options import with_options
-from router.config.load import shipped
+from router.config.load import shipped, validate_options
 from router.config.router_file import load_router
 from router.config.schema import Listen, RouterConfig
 from router.observe.log import configure_logging
@@ -112,7 +112,7 @@ def _with_overrides(config: RouterConfig, options: ServeOptions) -> RouterConfig
     listen = {"host": options.host, "port": options.port, "workers": options.workers}
     data["listen"] |= {key: value for key, value in listen.items() if value is not None}
     data["pods"] = [*data["pods"], *({"url": url} for url in options.pod or [])]
-    return RouterConfig.model_validate(data)
+    return validate_options(RouterConfig, data)
 
 
 def allow_all_open_files() -> int:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from router.config.load import HttpUrl, Strict
+from router.config.redis_url import RedisUrl
 
 
 class RedisTls(Strict):
@@ -21,8 +22,9 @@ class RedisTls(Strict):
 class RedisIndex(Strict):
     """The Redis that holds the cluster index, and how the router replicates it."""
 
-    url: str
-    """redis[s]://[user[:password]@]host[:port][,host[:port]...][/database]; several hosts: sentinels, or cluster."""
+    url: RedisUrl
+    """redis[s]://[user[:password]@]host[:port][,host[:port]...][/database]; several hosts: sentinels, or cluster.
+    Prefer `password_file` or `password_env` to a password in the URL."""
     mode: Literal["single", "sentinel", "cluster"] = "single"
     master: str = ""
     """Name of the master; required with `mode: sentinel`."""
@@ -44,6 +46,12 @@ class RedisIndex(Strict):
     """While Redis is unavailable, the replica is used up to this age."""
     ready_timeout_s: NonNegativeFloat = 10.0
     """Startup waits this long for the index and the pods' self-tests, then serves without them."""
+
+    @model_validator(mode="after")
+    def _sentinel_needs_a_master(self) -> RedisIndex:
+        if self.mode == "sentinel" and not self.master:
+            raise ValueError("`mode: sentinel` requires the name of the master, for example `master: mymaster`")
+        return self
 
 
 class Index(Strict):

@@ -5,37 +5,42 @@ Unknown keys, wrong types and duplicate keys raise `ConfigError` with file, line
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import repeat
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from ruamel.yaml import YAML
 
+from router.config.mistakes import UNSHOWN, explain_mistakes, without_content
 from router.errors import ConfigError
 
 
 class Strict(BaseModel):
-    """Base of all configuration models: frozen; unknown keys are errors."""
+    """Base of all configuration models: frozen; unknown keys are errors; pydantic's messages contain no values."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True, hide_input_in_errors=True)
 
 
 def _http_url(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(value)
+        host, _ = parts.hostname, parts.port
+    except ValueError:  # its message contains the value
+        host = None
+    if not host or parts.scheme not in ("http", "https") or not value.isprintable() or " " in value:
         raise ValueError("must look like http://host:port")
-    if parts.query or parts.fragment or parts.username:
-        raise ValueError("must be scheme, host, port and optionally a path prefix, nothing else")
+    if parts.query or parts.fragment or "@" in parts.netloc:
+        raise ValueError("must be scheme, host, port and optionally a path prefix, without user name and password")
     return value.rstrip("/")
 
 
-HttpUrl = Annotated[str, AfterValidator(_http_url)]
+HttpUrl = Annotated[str, AfterValidator(_http_url), UNSHOWN]
+"""The URL of a server. A user name or password in it is an error, because URLs are logged."""
 M = TypeVar("M", bound=BaseModel)
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -80,7 +85,7 @@ def _parsed(path: Path, text: str) -> Document:
     except Exception as error:  # the library has no common exception, for example for invalid characters and dates
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise ConfigError(f"{where}: not valid YAML: {problem or error}") from error
+        raise ConfigError(f"{where}: not valid YAML: {without_content(problem or str(error))}") from None
     return Document(path, {} if data is None else data)
 
 
@@ -89,7 +94,16 @@ def validate(document: Document, model: type[M], data: Any = None) -> M:
     try:
         return model.model_validate(plain(document.data) if data is None else data)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(document, error, model))) from error
+        where = (f"{document.path}:{document.line_of(problem['loc'])}" for problem in error.errors())
+        raise ConfigError("\n".join(explain_mistakes(error, model, where))) from None
+
+
+def validate_options(model: type[M], data: Any) -> M:
+    """A configuration that options of the command line have changed. Raises `ConfigError`."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(explain_mistakes(error, model, repeat("command line")))) from None
 
 
 def load(path: Path, model: type[M]) -> M:
@@ -118,57 +132,3 @@ def plain(node: Any) -> Any:
         if isinstance(node, kind):
             return kind(node)
     return node
-
-
-def _explain(document: Document, error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
-    for problem in error.errors():
-        location = problem["loc"]
-        dotted = ".".join(str(part) for part in location) or "(top level)"
-        where = f"{document.path}:{document.line_of(location)}: {dotted}"
-        if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            yield f"{where}: unknown key{_suggestion(model, location)}"
-        else:
-            yield f"{where}: {problem['msg']} (got {_shown(problem['input'])})"
-
-
-def _suggestion(model: type[BaseModel], location: Sequence[str | int]) -> str:
-    owner = _model_at(model, location[:-1])
-    known = sorted(_fields(owner)) if owner else []
-    return nearest(str(location[-1]), known) or (f"; valid keys: {', '.join(known)}" if known else "")
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """ "; did you mean ...?" with the most similar known word; empty if none is similar."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def _model_at(model: type, location: Sequence[str | int]) -> type | None:
-    """The model or dataclass at `location`, also inside lists, dicts and unions."""
-    current: type | None = model
-    for part in location:
-        if current is None:
-            return None
-        fields = _fields(current)
-        if isinstance(part, str) and part in fields:
-            current = next(_models_in(fields[part]), None)
-    return current
-
-
-def _fields(model: type) -> Mapping[str, Any]:
-    """Annotations by the name of the field in a file."""
-    if issubclass(model, BaseModel):
-        return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
-    return {field.name: field.type for field in dataclasses.fields(model)} if dataclasses.is_dataclass(model) else {}
-
-
-def _models_in(annotation: Any) -> Iterator[type]:
-    if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or dataclasses.is_dataclass(annotation)):
-        yield annotation
-    for inner in get_args(annotation):
-        yield from _models_in(inner)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from router.config.load import Document, load, nearest, plain, read_document, shipped, validate
+from router.config.load import Document, load, plain, read_document, shipped, validate
+from router.config.mistakes import nearest
 from router.errors import ConfigError
 from router.policy.classes import ClassRules
 from router.policy.policy_set import PolicySet, policy_set

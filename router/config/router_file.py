@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from router.config.links import LinkClass, LinksConfig, build_links, load_link_classes
-from router.config.load import load, read_document
+from router.config.load import load, read_document, validate_options
 from router.config.priors import ModelPrior, PodPriors, all_priors, prior_speed
 from router.config.schema import RouterConfig
 from router.errors import ConfigError
@@ -37,12 +37,12 @@ def check_names(
 
 
 def with_redis_url(config: RouterConfig, url: str | None) -> RouterConfig:
-    """The configuration with another `index.redis.url`; unchanged without `url`. Raises `pydantic.ValidationError`."""
+    """The configuration with another `index.redis.url`; unchanged without `url`. Raises `ConfigError`."""
     if url is None:
         return config
     data = config.model_dump()
     data["index"]["redis"] = {**(data["index"]["redis"] or {}), "url": url}
-    return RouterConfig.model_validate(data)
+    return validate_options(RouterConfig, data)
 
 
 @contextmanager

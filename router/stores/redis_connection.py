@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
-from urllib.parse import unquote, urlsplit
 
 import redis.asyncio
 from redis.asyncio.cluster import ClusterNode, RedisCluster
@@ -29,7 +28,6 @@ RedisClient: TypeAlias = Any
 """`redis.asyncio.Redis` or `RedisCluster`: unrelated types with the same commands."""
 
 Mode: TypeAlias = Literal["single", "sentinel", "cluster"]
-_DEFAULT_PORT = 6379
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +54,7 @@ class Secret:
             if self.file is not None:
                 return Path(self.file).read_text("utf-8").strip()
             return os.environ[self.variable] if self.variable is not None else self.value
-        except (OSError, UnicodeError) as error:
+        except (OSError, ValueError) as error:
             raise ConfigError(f"Redis credentials: {error}") from error
         except KeyError as error:
             raise ConfigError(f"Redis credentials: environment variable {error} is not set") from error
@@ -89,48 +87,6 @@ class RedisAddress:
     username: Secret | None = None
     password: Secret | None = None
     tls: Tls | None = None
-
-
-def parse_url(
-    url: str,
-    *,
-    mode: Mode = "single",
-    master: str = "",
-    username: Secret | None = None,
-    password: Secret | None = None,
-    tls: Tls | None = None,
-) -> RedisAddress:
-    """Parse `redis[s]://[user[:password]@]host[:port][,host[:port]...][/database]`. Raises `ConfigError`."""
-    scheme, separator, rest = url.partition("://")
-    if scheme not in ("redis", "rediss") or not separator:
-        raise ConfigError(f"{scheme}: a Redis URL must start with redis:// or rediss://")
-    credentials, _, servers = rest.partition("/")[0].rpartition("@")
-    database = rest.partition("/")[2] or "0"
-    user, _, secret = credentials.partition(":")
-    if not database.isdigit():
-        raise ConfigError(f"{database!r}: the database in a Redis URL must be a number")
-    if mode == "sentinel" and not master:
-        raise ConfigError("mode sentinel requires the name of the master (index.redis.master)")
-    return RedisAddress(
-        nodes=tuple(_node(server) for server in servers.split(",")),
-        mode=mode,
-        master=master,
-        database=int(database),
-        username=username or (Secret(value=unquote(user)) if user else None),
-        password=password or (Secret(value=unquote(secret)) if secret else None),
-        tls=(tls or Tls()) if scheme == "rediss" or tls else None,
-    )
-
-
-def _node(server: str) -> tuple[str, int]:
-    parts = urlsplit(f"//{server}")
-    try:
-        port = parts.port or _DEFAULT_PORT
-    except ValueError as error:
-        raise ConfigError(f"{server}: {error}") from error
-    if not parts.hostname:
-        raise ConfigError(f"{server!r}: missing host")
-    return parts.hostname, port
 
 
 class RedisConnection:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import structlog
 
 from router.config.index_schema import RedisIndex
+from router.config.redis_url import split_redis_url
 from router.feeds.cluster_feeds import ReceiptStream, WorkloadFeed
 from router.feeds.kv_redis import IndexFeed
 from router.feeds.supervise import Feeds
@@ -23,7 +24,7 @@ from router.index.cluster import ClusterIndex
 from router.observe.metrics import Metrics
 from router.stores.index_reader import IndexReader
 from router.stores.prefix_store import ReplicaStore
-from router.stores.redis_connection import RedisAddress, RedisConnection, Secret, Tls, parse_url
+from router.stores.redis_connection import RedisAddress, RedisConnection, Secret, Tls
 from router.stores.redis_schema import Keys
 from router.stores.shared_state import SharedCalibration, SharedWorkload
 from router.types import Generation
@@ -39,12 +40,17 @@ log = structlog.get_logger()
 
 
 def redis_address(config: RedisIndex) -> RedisAddress:
-    """The configured address. Raises `ConfigError`, also if a secret cannot be read."""
-    username = _secret(config.username_file, config.username_env)
-    password = _secret(config.password_file, config.password_env)
-    tls = Tls(**config.tls.model_dump()) if config.tls else None
-    address = parse_url(
-        config.url, mode=config.mode, master=config.master, username=username, password=password, tls=tls
+    """The configured address. Credentials of files and variables override those of the URL. Raises `ConfigError` if a
+    secret cannot be read."""
+    url = split_redis_url(config.url)
+    address = RedisAddress(
+        nodes=url.nodes,
+        mode=config.mode,
+        master=config.master,
+        database=url.database,
+        username=_secret(config.username_file, config.username_env, url.username),
+        password=_secret(config.password_file, config.password_env, url.password),
+        tls=Tls(**config.tls.model_dump() if config.tls else {}) if url.is_tls or config.tls else None,
     )
     for secret in (address.username, address.password):
         if secret is not None:
@@ -52,8 +58,10 @@ def redis_address(config: RedisIndex) -> RedisAddress:
     return address
 
 
-def _secret(file: str | None, variable: str | None) -> Secret | None:
-    return Secret(file=file, variable=variable) if file or variable else None
+def _secret(file: str | None, variable: str | None, value: str) -> Secret | None:
+    if file or variable:
+        return Secret(file=file, variable=variable)
+    return Secret(value=value) if value else None
 
 
 class ClusterMember:

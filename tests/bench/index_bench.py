@@ -37,10 +37,10 @@ from router.publisher.published_holder import PublishedHolder, PublishTiming
 from router.stores.holder_writer import HolderWriter, WriteResult
 from router.stores.index_reader import IndexReader
 from router.stores.prefix_store import ReplicaStore
-from router.stores.redis_connection import RedisConnection, parse_url
+from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
 from router.types import BlockChange, BlocksStored, Generation, Pod, PodSpeed, PromptPrefix, Tier
-from tests.redis_process import RedisProcess, redis_process
+from tests.redis_process import RedisProcess, address_of, redis_process
 
 GENERATION = Generation(model="bench", block_size_tokens=16)
 BLOCKS = 512
@@ -65,7 +65,7 @@ def events(blocks: int) -> Iterator[BlocksStored]:
 
 async def agent(url: str, blocks: int) -> dict[str, float]:
     """Publish as `warmroute publish` does, as fast as it goes."""
-    connection = RedisConnection(parse_url(url), timeout_s=5)
+    connection = RedisConnection(address_of(url), timeout_s=5)
     writer = HolderWriter(connection, Keys(), GENERATION, "pod", 300)
     timing = PublishTiming(holder_ttl_s=300, beat_s=5, flush_interval_s=0.002, reload_jitter_s=1)
     holder = PublishedHolder(writer, HolderFacts(url="http://pod"), timing)
@@ -88,7 +88,7 @@ async def replica(url: str, blocks: int) -> dict[str, float]:
     """Follow until all blocks are here."""
     index = ClusterIndex(holder_ttl_s=60)
     feed = IndexFeed(
-        IndexReader(RedisConnection(parse_url(url), timeout_s=5), Keys()),
+        IndexReader(RedisConnection(address_of(url), timeout_s=5), Keys()),
         ReplicaStore(index, max_age_s=60),
         lambda generation: True,
     )
@@ -105,7 +105,7 @@ async def replica(url: str, blocks: int) -> dict[str, float]:
 async def peer_agent(url: str, blocks: int, pipeline: int) -> dict[str, float]:
     """The peers' design, one command per block: each awaited, or those of an event in one round trip. A stream entry
     notifies replicas; hashing and accounting are ours."""
-    redis = RedisConnection(parse_url(url), timeout_s=5).client
+    redis = RedisConnection(address_of(url), timeout_s=5).client
     account, made = HolderBlocks(GENERATION), list(events(blocks))
     await asyncio.sleep(0.5)  # the replica is up
     started_s, cpu_s = time.time(), time.process_time()
@@ -126,7 +126,7 @@ async def peer_agent(url: str, blocks: int, pipeline: int) -> dict[str, float]:
 
 async def peer_replica(url: str, blocks: int) -> dict[str, float]:
     """Apply the peers' entries, one block each."""
-    redis, masks, after = RedisConnection(parse_url(url), timeout_s=10).client, HolderMasks(), b"0"
+    redis, masks, after = RedisConnection(address_of(url), timeout_s=10).client, HolderMasks(), b"0"
     cpu_s = 0.0
     while masks.block_holders < blocks:
         answer = await redis.xread({"log": after}, count=4096, block=5000)
@@ -183,7 +183,7 @@ async def fill(redis: RedisProcess, block_holders: int) -> list[array[int]]:
     """50 holders: 64 blocks that all have, conversations of 448 more that one or two have. Returns prompts."""
     rng, pick = np.random.default_rng(2), random.Random(2)
     shared = rng.integers(1, 2**63, SHARED, dtype=np.uint64)
-    connection = RedisConnection(parse_url(redis.url), timeout_s=10)
+    connection = RedisConnection(address_of(redis.url), timeout_s=10)
     held: list[list[Any]] = [[shared] for _ in range(HOLDERS)]
     tails = []
     for _ in range((block_holders - SHARED * HOLDERS) // 448):
@@ -219,7 +219,7 @@ async def timed(lookup: Callable[[array[int]], Awaitable[Any]], prompts: list[ar
 async def lookups(redis: RedisProcess, block_holders: int) -> list[tuple[str, float, float]]:
     """(way, median wall us, CPU us)."""
     prompts = await fill(redis, block_holders)
-    connection = RedisConnection(parse_url(redis.url), timeout_s=30)
+    connection = RedisConnection(address_of(redis.url), timeout_s=30)
     reader, rows = IndexReader(connection, Keys()), []
     empty = token_array()
 

@@ -55,8 +55,8 @@ def refused(folder: Path, text: str) -> str:
         ("policy: 2024-13-45\n", "/router.yaml: not valid YAML", "month"),
         ("policy: \x00\n", "/router.yaml: not valid YAML", "special characters"),
         ("policy: " + "[" * 400 + "]" * 400 + "\n", "/router.yaml: not valid YAML", "recursion"),
-        ("policy: !!int abc\n", "/router.yaml: not valid YAML", "abc"),
-        ("policy: !!set x\n", "/router.yaml: not valid YAML", "ScalarNode"),
+        ("policy: !!int abc\n", "/router.yaml: not valid YAML", "base 10"),
+        ("policy: !!set x\n", "/router.yaml: not valid YAML", "does not match its tag"),
         ("? {a: 1}\n: b\n? {a: {}}\n", "/router.yaml: not valid YAML", "unhashable"),
     ],
 )

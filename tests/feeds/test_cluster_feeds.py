@@ -10,7 +10,8 @@ import pytest
 from redis.exceptions import RedisError
 
 from router.feeds.cluster_feeds import MAX_WAITING_LINES, ReceiptStream
-from router.stores.redis_connection import RedisConnection, parse_url
+from router.stores.redis_connection import RedisConnection
+from tests.redis_process import address_of
 from tests.redis_servers.server import RedisServer, binaries, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
@@ -21,7 +22,7 @@ KEY = "warmroute:1:receipts"
 @asynccontextmanager
 async def connected(kind: str) -> AsyncIterator[RedisConnection]:
     async with RedisServer(kind) as server:
-        connection = RedisConnection(parse_url(server.url), timeout_s=2)
+        connection = RedisConnection(address_of(server.url), timeout_s=2)
         try:
             yield connection
         finally:
@@ -55,7 +56,7 @@ async def _newest(connection: RedisConnection, line: bytes) -> bool:
 async def test_lines_are_dropped_and_counted_while_redis_is_unavailable() -> None:
     """Both lines of a failed batch and lines above the limit."""
     lost: list[int] = []
-    connection = RedisConnection(parse_url("redis://127.0.0.1:1/0"), timeout_s=0.5)
+    connection = RedisConnection(address_of("redis://127.0.0.1:1/0"), timeout_s=0.5)
     stream = ReceiptStream(connection, KEY, 100, lost.append)
     for _ in range(MAX_WAITING_LINES + 2):
         stream.write(b"x")

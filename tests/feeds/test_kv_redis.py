@@ -19,10 +19,10 @@ from router.index.holders import HolderFacts, KnownHolder, holder_name
 from router.stores.holder_writer import HolderWriter, WriteResult
 from router.stores.index_reader import IndexReader
 from router.stores.prefix_store import FRESH_S, ReplicaStore
-from router.stores.redis_connection import RedisConnection, parse_url
+from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys, scope_of
 from router.types import BlockChange, BlockHash, Generation, Pod, PodSpeed, PrefixMatch, PromptPrefix, Tier
-from tests.redis_process import RedisProcess, redis_process
+from tests.redis_process import RedisProcess, address_of, redis_process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
@@ -76,8 +76,8 @@ class Scene:
         self.redis = client
         self.index = ClusterIndex(holder_ttl_s=holder_ttl_s)
         self.store = ReplicaStore(self.index, max_age_s=60.0)
-        self.wire = LossyConnection(parse_url(server.url), timeout_s=2.0)
-        self.connection = RedisConnection(parse_url(server.url), timeout_s=timeout_s)
+        self.wire = LossyConnection(address_of(server.url), timeout_s=2.0)
+        self.connection = RedisConnection(address_of(server.url), timeout_s=timeout_s)
         wanted = lambda generation: generation.model == "demo"  # noqa: E731
         self.feed = IndexFeed(IndexReader(self.connection, KEYS), self.store, wanted, refresh_s=0.05)
 

@@ -19,10 +19,10 @@ from router.index.cluster import EntryKind
 from router.index.holders import HolderFacts
 from router.publisher.published_holder import MAX_WRITE_BLOCKS, PublishedHolder, PublishState, PublishTiming
 from router.stores.holder_writer import HolderWriter, WriteResult
-from router.stores.redis_connection import RedisConnection, parse_url
+from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import HolderRow, Keys, decode_row, pack_blocks, scope_of, unpack_blocks
 from router.types import BlockChange, BlockHash, BlocksCleared, BlocksRemoved, BlocksStored, Generation, Tier
-from tests.redis_process import RedisProcess, redis_process
+from tests.redis_process import RedisProcess, address_of, redis_process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
@@ -114,7 +114,7 @@ async def until(condition: Callable[[], object]) -> None:
 async def scene() -> AsyncIterator[Scene]:
     """A server without publishers."""
     with redis_process() as server, redis.Redis.from_url(server.url, socket_timeout=2.0) as client:
-        scene = Scene(server, client, RedisConnection(parse_url(server.url), timeout_s=0.2))
+        scene = Scene(server, client, RedisConnection(address_of(server.url), timeout_s=0.2))
         yield scene
         for task in scene.tasks:
             task.cancel()

@@ -20,10 +20,10 @@ from router.publisher.published_holder import PublishedHolder, PublishTiming
 from router.stores.holder_writer import HolderWriter
 from router.stores.index_reader import IndexReader
 from router.stores.prefix_store import ReplicaStore
-from router.stores.redis_connection import RedisConnection, parse_url
+from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys, scope_of
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Pod, PodSpeed, PromptPrefix
-from tests.redis_process import RedisProcess, redis_process
+from tests.redis_process import RedisProcess, address_of, redis_process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
@@ -50,7 +50,7 @@ class World:
 
     def __init__(self, server: RedisProcess) -> None:
         self.keys = Keys(f"test{next(NAMESPACES)}")
-        self.connection = RedisConnection(parse_url(server.url), timeout_s=5)
+        self.connection = RedisConnection(address_of(server.url), timeout_s=5)
         self.reader = IndexReader(self.connection, self.keys)
         self.replica = ReplicaStore(ClusterIndex(holder_ttl_s=60), max_age_s=60)
         self.feed = IndexFeed(self.reader, self.replica, lambda generation: generation.model == "m", refresh_s=0.01)

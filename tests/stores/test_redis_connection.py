@@ -16,10 +16,11 @@ from router.index.cluster import EntryKind
 from router.index.holders import HolderFacts
 from router.stores.holder_writer import HolderWriter, WriteResult
 from router.stores.index_reader import IndexReader
-from router.stores.redis_connection import RedisConnection, Secret, Tls, parse_url
+from router.stores.redis_connection import RedisConnection, Secret, Tls
 from router.stores.redis_schema import Keys
 from router.stores.shared_state import SharedWorkload
 from router.types import BlockChange, Generation, InFlight, Tier
+from tests.redis_process import address_of
 from tests.redis_servers.server import (
     RedisCluster,
     RedisSentinel,
@@ -53,7 +54,7 @@ def acl_of_the_readme() -> str:
 @asynccontextmanager
 async def connected(url: str, **options: object) -> AsyncIterator[RedisConnection]:
     """A connection with an address from a configuration."""
-    connection = RedisConnection(parse_url(url, **options), timeout_s=2)  # type: ignore[arg-type]
+    connection = RedisConnection(address_of(url, **options), timeout_s=2)
     try:
         yield connection
     finally:
@@ -81,39 +82,17 @@ async def publish_and_read(connection: RedisConnection, holder: str = "pod") -> 
 # --- addresses ---
 
 
-def test_an_address_names_servers_user_and_database() -> None:
-    """With default ports and escaped characters."""
-    address = parse_url("redis://me:p%40ss@one,two:7000,[::1]/3")
-    assert address.nodes == (("one", 6379), ("two", 7000), ("::1", 6379))
-    assert (address.username, address.password) == (Secret(value="me"), Secret(value="p@ss"))
-    assert (address.database, address.tls) == (3, None)
-    assert parse_url("rediss://one").tls == Tls()
-
-
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("http://one", "redis://"),
-        ("one:6379", "redis://"),
-        ("redis://", "missing host"),
-        ("redis://one,", "missing host"),
-        ("redis://one:99999", "Port"),
-        ("redis://one/a", "number"),
-    ],
-)
-def test_an_invalid_address_is_rejected_with_the_reason(url: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        parse_url(url)
-
-
-def test_sentinel_mode_requires_a_master() -> None:
-    with pytest.raises(ConfigError, match="master"):
-        parse_url("redis://one", mode="sentinel")
+def test_files_and_variables_override_the_urls_credentials() -> None:
+    """And `tls` also applies to redis://."""
+    address = address_of("redis://me:sesame@one", username_env="HOME", tls={"verify_host": False})
+    assert (address.username, address.password) == (Secret(variable="HOME"), Secret(value="sesame"))
+    assert address.tls == Tls(verify_host=False)
+    assert address_of("rediss://one").tls == Tls()
 
 
 def test_secrets_are_never_printed() -> None:
     """Configurations are logged."""
-    assert "sesame" not in repr(parse_url("redis://me:sesame@one"))
+    assert "sesame" not in repr(address_of("redis://me:sesame@one"))
 
 
 @pytest.mark.parametrize("secret", [Secret(file="/no/such/file"), Secret(variable="NO_SUCH_VARIABLE")])
@@ -170,7 +149,7 @@ class TestDeployments:
         """Clients without its file do not connect."""
         files = tls_material(tmp_path)
         async with RedisServer(kind, tls=files) as server:
-            async with connected(server.url, tls=Tls(ca_file=str(files.ca))) as connection:
+            async with connected(server.url, tls={"ca_file": str(files.ca)}) as connection:
                 await publish_and_read(connection)
             async with connected(server.url) as stranger:
                 with pytest.raises(RedisError, match="CERTIFICATE_VERIFY_FAILED"):
@@ -200,21 +179,23 @@ class TestUsers:
         """With the next connection."""
         secret = tmp_path / "password"
         secret.write_text("old\n")
-        async with RedisServer(kind, {"requirepass": "old"}) as server, server.client() as admin:
-            password = Secret(file=str(secret))
-            async with connected(f"redis://127.0.0.1:{server.port}", password=password) as connection:
-                await publish_and_read(connection)
-                await admin.config_set("requirepass", "new")
-                await admin.client_kill_filter(_type="normal", skipme=True)
-                with pytest.raises(RedisError):
-                    await connection.client.ping()
-                    await connection.client.ping()
-                secret.write_text("new\n")
-                await publish_and_read(connection, "after")
+        async with (
+            RedisServer(kind, {"requirepass": "old"}) as server,
+            server.client() as admin,
+            connected(f"redis://127.0.0.1:{server.port}", password_file=str(secret)) as connection,
+        ):
+            await publish_and_read(connection)
+            await admin.config_set("requirepass", "new")
+            await admin.client_kill_filter(_type="normal", skipme=True)
+            with pytest.raises(RedisError):
+                await connection.client.ping()
+                await connection.client.ping()
+            secret.write_text("new\n")
+            await publish_and_read(connection, "after")
 
     async def test_a_missing_secret_at_run_time_is_a_redis_error(self, kind: str, tmp_path: Path) -> None:
         """So that it is retried like any other."""
-        address = replace(parse_url("redis://127.0.0.1:1"), password=Secret(file=str(tmp_path / "gone")))
+        address = replace(address_of("redis://127.0.0.1:1"), password=Secret(file=str(tmp_path / "gone")))
         async with RedisServer(kind, {"requirepass": "old"}) as server:
             connection = RedisConnection(replace(address, nodes=(("127.0.0.1", server.port),)), timeout_s=1)
             with pytest.raises(AuthenticationError, match="gone"):

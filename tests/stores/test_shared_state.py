@@ -11,10 +11,11 @@ from msgspec import structs
 from router.feeds.cluster_feeds import WorkloadFeed
 from router.fleet.ledger import Ledger
 from router.policy.calibration import Calibration, PrefillObservation
-from router.stores.redis_connection import RedisConnection, parse_url
+from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
 from router.stores.shared_state import SharedCalibration, SharedWorkload, calibration_key
 from router.types import InFlight, Pod, PodSpeed
+from tests.redis_process import address_of
 from tests.redis_servers.server import RedisServer, binaries, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
@@ -39,7 +40,7 @@ async def server(request: pytest.FixtureRequest) -> AsyncIterator[RedisServer]:
 @pytest.fixture
 async def connection(server: RedisServer) -> AsyncIterator[RedisConnection]:
     """A connection to it."""
-    made = RedisConnection(parse_url(server.url), timeout_s=2)
+    made = RedisConnection(address_of(server.url), timeout_s=2)
     yield made
     await made.close()
 
@@ -202,7 +203,7 @@ async def test_an_unreadable_row_is_skipped(connection: RedisConnection, row: by
 
 async def test_two_routers_share_their_load_and_keep_their_own_without_redis(server: RedisServer) -> None:
     """A dispatch of one counts for the other until it finishes or Redis fails."""
-    connections = [RedisConnection(parse_url(server.url), timeout_s=1) for _ in range(2)]
+    connections = [RedisConnection(address_of(server.url), timeout_s=1) for _ in range(2)]
     ledgers = [Ledger(), Ledger()]
     feeds = [
         WorkloadFeed(SharedWorkload(connection, KEYS, name, ttl_s=60), ledger)

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from pydantic import SecretStr
 from redis.asyncio import Redis
 
 from router.config.index_schema import Index, Publish, RedisIndex
@@ -60,7 +61,7 @@ class ClusterDeployment:
             models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE),),
             pods=tuple(PodConfig(url=each.url, speed=SPEED) for each in self.engines),
             probes=Probes(health_interval_s=0.1, load_interval_s=0.05, self_test_interval_s=0.2),
-            index=Index(redis=RedisIndex(url=self.redis.url, holder_ttl_s=3.0, **redis)),
+            index=Index(redis=RedisIndex(url=SecretStr(self.redis.url), holder_ttl_s=3.0, **redis)),
             publish=Publish(heartbeat_s=0.5, flush_interval_ms=5, reload_jitter_s=0.1),
             receipts=self.receipts,
         )

@@ -1,0 +1,248 @@
+"""No secret of a configuration appears in an error message or in a printed configuration.
+
+The places of secrets are found in the schema: fields of secret types, and URLs, which may not contain a password. So a
+new field is covered by these tests.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from pydantic import BaseModel, SecretStr, ValidationError
+
+from router.config.load import Strict, load, validate_options
+from router.config.mistakes import may_hold_secret
+from router.config.redis_url import RedisUrl
+from router.config.schema import RouterConfig
+from router.errors import ConfigError
+
+CANARY = "canary7sesame"
+URL = f"redis://me:{CANARY}@127.0.0.1:1/0"
+MALFORMED = {
+    "no scheme": f"me:{CANARY}@h",
+    "only the password": CANARY,
+    "wrong scheme": f"http://me:{CANARY}@h",
+    "user name missing": f"http://:{CANARY}@h",
+    "host missing": f"redis://me:{CANARY}@",
+    "@ and host missing": f"http://me:{CANARY}",
+    "port is a word": f"redis://me:{CANARY}@h:{CANARY}",
+    "port too high": f"redis://me:{CANARY}@h:99999",
+    "port negative": f"http://me:{CANARY}@h:-1",
+    "a slash in the password": f"redis://me:{CANARY}/{CANARY}@h",
+    "a question mark in the password": f"http://me:{CANARY}?{CANARY}@h",
+    "a hash in the password": f"http://me:{CANARY}#{CANARY}@h",
+    "spaces": f"redis://me:{CANARY} {CANARY}@h",
+    "a line end": f"redis://me:{CANARY}\n{CANARY}@h",
+    "an open bracket": f"redis://me:{CANARY}@[::1",
+    "a closing bracket": f"http://me:{CANARY}]@h",
+    "no address in brackets": f"redis://[{CANARY}]",
+    "full-width characters": f"http://me:{CANARY}＠h",
+    "a list": [f"redis://me:{CANARY}@h"],
+    "a mapping": {URL: URL},
+    "a key": {f"url redis://me:{CANARY}@h": None},
+}
+WRONG: list[Any] = [None, [], {}, {URL: URL}, "?", -1, True, [URL]]
+
+Place = tuple[str, Callable[[Any], Any], Callable[[str, Any], Any]]
+"""Name of the field, a document with a value for it, and one with a value for another key next to it."""
+
+
+def minimal(model: type[BaseModel]) -> dict[str, Any]:
+    """Values of the required fields."""
+    fields = {name: field.annotation for name, field in model.model_fields.items() if field.is_required()}
+    return {name: get_args(kind)[0] if get_origin(kind) is Literal else "x" for name, kind in fields.items()}
+
+
+def fields_of(annotation: Any) -> Iterator[tuple[str, Any, type[BaseModel], Callable[[Any], Any]]]:
+    """Every field below a type: its path, its type, its model, and what builds a document from the model's values."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        for name, field in annotation.model_fields.items():
+            kind = field.rebuild_annotation()
+            yield name, kind, annotation, lambda values: values
+
+            def outer(values: Any, name: str = name) -> Any:
+                return {**minimal(annotation), name: values}
+
+            for path, inner, model, build in fields_of(kind):
+                yield f"{name}.{path}", inner, model, lambda values, build=build, outer=outer: outer(build(values))  # type: ignore[misc]
+        return
+    in_list = get_origin(annotation) is tuple
+    for inner in get_args(annotation):
+        for path, kind, model, build in fields_of(inner):
+            yield path, kind, model, (lambda values, build=build: [build(values)]) if in_list else build  # type: ignore[misc]
+
+
+def places() -> Iterator[Place]:
+    """Every field that may hold a secret."""
+    for path, kind, model, build in fields_of(RouterConfig):
+        if may_hold_secret(kind) and not any(True for _ in fields_of(kind)):
+            name = path.rpartition(".")[2]
+
+            def holding(value: Any, build: Any = build, name: str = name, model: Any = model) -> Any:
+                return build({**minimal(model), name: value})
+
+            def beside(key: str, value: Any, build: Any = build, name: str = name, model: Any = model) -> Any:
+                return build({**minimal(model), name: URL, key: value})
+
+            yield f"{model.__name__}.{path}", holding, beside
+
+
+PLACES = {name: (holding, beside) for name, holding, beside in places()}
+MODELS = {f"{model.__name__}.{path.rpartition('.')[0]}": model for path, _, model, _ in fields_of(RouterConfig)}
+
+
+def said(document: Any, folder: Path | None = None) -> str:
+    """All that is printed for this configuration: error messages with their traceback, or the configuration itself."""
+    config: Any
+    try:
+        if folder is None:
+            config = validate_options(RouterConfig, document)
+        else:
+            file = folder / "router.yaml"
+            file.write_text(document if isinstance(document, str) else json.dumps(document))
+            config = load(file, RouterConfig)
+    except ConfigError as error:
+        return f"{error}{error!r}" + "".join(traceback.format_exception(error))
+    return f"{config}{config!r}{config.model_dump()}{config.model_dump_json()}{config.index!r}"
+
+
+def test_the_places_are_found_in_the_schema() -> None:
+    """Also in lists and unions."""
+    assert PLACES.keys() >= {
+        "RedisIndex.index.redis.url",
+        "PodConfig.pods.url",
+        "PodConfig.pods.advertised_url",
+        "MooncakeStore.publish.stores.url",
+        "StandardBackend.publish.stores.url",
+    }
+
+
+@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("value", [URL, *MALFORMED.values()], ids=["valid", *MALFORMED])
+def test_a_secret_is_not_printed(name: str, value: Any, tmp_path: Path) -> None:
+    """Valid or malformed, in a file or from options."""
+    holding, _ = PLACES[name]
+    assert CANARY not in said(holding(value), tmp_path)
+    assert CANARY not in said(holding(value))
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_mistake_next_to_a_secret_does_not_print_it(name: str) -> None:
+    """A neighbour of the wrong type, an unknown key, the secret under a similar key."""
+    _, beside = PLACES[name]
+    neighbours = [*MODELS[name.rpartition(".")[0]].model_fields, "unknown", "urll", "pass word", URL]
+    documents = [beside(key, value) for key in neighbours for value in WRONG]
+    assert not [document for document in documents if CANARY in said(document)]
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_secret_at_the_wrong_depth_is_not_printed(name: str) -> None:
+    """In place of any list or mapping around it."""
+    for value in (URL, CANARY):
+        documents = list(misplaced(PLACES[name][0](value), value))
+        assert len(documents) > 3
+        assert not [document for document in documents if CANARY in said(document)]
+
+
+def misplaced(node: Any, value: str) -> Iterator[Any]:
+    yield from (value, [value], {"x": value}, {URL: value})
+    if isinstance(node, list):
+        yield from ([inner] for inner in misplaced(node[0], value))
+    elif isinstance(node, dict):
+        for key in node:
+            yield from ({**node, key: inner} for inner in misplaced(node[key], value))
+
+
+def test_a_piece_of_a_password_is_not_printed_as_a_key(tmp_path: Path) -> None:
+    """A comma in a flow mapping ends the value."""
+    printed = said(f"index: {{redis: {{url: redis://:ses,{CANARY},ame@h, tls: {{}}}}}}\n", tmp_path)
+    assert "index.redis....: unknown key; valid keys: " in printed
+    assert CANARY not in printed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"url: {URL}\n    url: {URL}",
+        f"url:{URL}",
+        f"url {URL}",
+        f"{URL}: url",
+        f"url: {URL}\n   mode: single",
+        f"url: {URL}: x",
+        f"url: '{URL}",
+        f'url: "{URL}\\{CANARY}"',
+        f"url: *{CANARY}",
+        f"url: !{CANARY}!x y",
+        f"url: !<{CANARY} y",
+        f"url: !!int {CANARY}",
+        f'url: !!int "{CANARY}\'{CANARY}"',
+        f"url: !!timestamp {CANARY}",
+        f"url: !!binary {CANARY}",
+        f"url: !!set {CANARY}",
+        f"url: !other {URL}",
+        f"url: %{CANARY}",
+        f"url: @{CANARY}",
+        f"url: {URL}\0",
+        f"? {{{URL}: {URL}}}\n    : x\n    ? {{a: {{}}}}",
+        f"<<: {URL}",
+        f"url: [{URL}",
+        f"url: |{CANARY}",
+    ],
+)
+def test_broken_yaml_is_reported_without_its_content(text: str, tmp_path: Path) -> None:
+    """The library quotes values, aliases and tags."""
+    printed = said(f"index:\n  redis:\n    {text}\n", tmp_path)
+    assert CANARY not in printed
+    assert "router.yaml" in printed
+    assert CANARY not in said(f"index: {{redis: {{{text}}}}}\n", tmp_path)
+
+
+def test_a_validation_error_that_nobody_catches_shows_no_value() -> None:
+    with pytest.raises(ValidationError) as caught:
+        RouterConfig.model_validate({"index": {"redis": {"url": CANARY}}, "pods": CANARY})
+    assert CANARY not in "".join(traceback.format_exception(caught.value))
+
+
+# --- no secret in a plain string ---
+
+SUSPICIOUS = ("password", "secret", "token", "key", "credential", "auth", "bearer", "user", "url", "uri", "dsn")
+HARMLESS = {
+    "models.tokenizer": "a folder, package or hub name",
+    "publish.stores.key_prefix": "the name of a model",
+}
+
+
+def unsafe_fields(model: type[BaseModel]) -> list[str]:
+    """Fields of plain text whose name suggests a secret. `_file` and `_env` name where a secret is read."""
+    return [
+        path
+        for path, kind, _, _ in fields_of(model)
+        if any(word in path.rpartition(".")[2] for word in SUSPICIOUS)
+        and not path.endswith(("_file", "_env"))
+        and str in (kind, *get_args(kind))
+        and not may_hold_secret(kind)
+    ]
+
+
+def test_no_plain_text_field_is_named_like_a_secret() -> None:
+    """Such a field needs a secret type, `HttpUrl`, a name that ends in `_file` or `_env`, or an entry in the table."""
+    assert set(unsafe_fields(RouterConfig)) == HARMLESS.keys()
+
+
+def test_a_field_that_is_named_like_a_secret_is_noticed() -> None:
+    class Inner(Strict):
+        api_key: str = ""
+        broker_url: str | None = None
+        password_file: str = ""
+        token: SecretStr = SecretStr("")
+        redis: RedisUrl = SecretStr("")
+
+    class Outer(Strict):
+        inner: tuple[Inner, ...] = ()
+
+    assert unsafe_fields(Outer) == ["inner.api_key", "inner.broker_url"]

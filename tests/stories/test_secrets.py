@@ -1,0 +1,87 @@
+"""A running router with a Redis that requires a password never prints it: not in logs, pages, receipts or errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from router.cli.child_processes import FleetPlan, child, configured_router, free_port, mock_fleet, router_config
+from tests.redis_process import RedisProcess, redis_process
+from tests.redis_servers.server import binaries
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+
+CANARY = "canary7sesame"
+CLIENT_KEY = "sk-canary-of-a-client"
+PLAN = FleetPlan(pods=1, num_blocks=512, time_scale=0.0)
+PAGES = ("/metrics", "/admin/pods", "/admin/policies", "/readyz", "/v1/models", "/admin/explain/request-1")
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisProcess]:
+    """A server that requires the canary as its password."""
+    with redis_process(next(iter(binaries())), requirepass=CANARY) as server:
+        yield server
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not await holds():
+            await asyncio.sleep(0.05)
+
+
+async def test_a_running_router_and_publisher_print_no_secret(redis: RedisProcess, tmp_path: Path) -> None:
+    """While Redis accepts and refuses the password; nor the key of a client."""
+    seen: dict[str, str] = {}
+    async with mock_fleet(PLAN, tmp_path) as pods:
+        url = redis.url.replace("redis://", f"redis://:{CANARY}@")
+        config = router_config(pods, PLAN) | settings(url, tmp_path)
+        async with configured_router("router", config, tmp_path) as base, httpx.AsyncClient(base_url=base) as client:
+            port = free_port()
+            options = ["publish", "--config", str(tmp_path / "router.yaml"), "--port", str(port)]
+            with child("publisher", options, tmp_path) as publisher:
+                seen |= await pages(client)
+
+                async def refused() -> bool:
+                    return all(b"AuthenticationError" in log.read_bytes() for log in (publisher.log, tmp_path / "router.log"))
+
+                await change_password(redis.port)
+                await until(refused)
+                seen |= {f"{name} without Redis": text for name, text in (await pages(client)).items()}
+    seen |= files(tmp_path)
+    assert len(seen["receipts.jsonl"]) > 100 and len(seen["router.log"]) > 100
+    assert not [name for name, text in seen.items() if CANARY in text or CLIENT_KEY in text]
+
+
+def files(folder: Path) -> dict[str, str]:
+    """All files that the processes have written."""
+    return {path.name: path.read_text() for path in folder.iterdir() if path.name != "router.yaml"}
+
+
+def settings(url: str, folder: Path) -> dict[str, Any]:
+    """Sections of the router's configuration."""
+    receipts = {"file": str(folder / "receipts.jsonl"), "redis_maxlen": 10}
+    return {"index": {"redis": {"url": url, "ready_timeout_s": 1}}, "receipts": receipts, "listen": {"workers": 2}}
+
+
+async def pages(client: httpx.AsyncClient) -> dict[str, str]:
+    """All pages of the router, after a request with a key."""
+    body = {"model": PLAN.model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+    headers = {"authorization": f"Bearer {CLIENT_KEY}", "x-request-id": "request-1"}
+    answer = await client.post("/v1/chat/completions", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return {path: (await client.get(path)).text for path in PAGES} | {"answer": f"{answer.headers}{answer.text}"}
+
+
+async def change_password(port: int) -> None:
+    """Refuse the password from now on, and close all connections."""
+    async with Redis(port=port, password=CANARY) as admin:
+        await admin.config_set("requirepass", "another")
+        await admin.client_kill_filter(_type="normal", skipme=True)
