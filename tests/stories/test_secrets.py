@@ -50,7 +50,8 @@ async def test_a_running_router_and_publisher_print_no_secret(redis: RedisProces
                 seen |= await pages(client)
 
                 async def refused() -> bool:
-                    return all(b"AuthenticationError" in log.read_bytes() for log in (publisher.log, tmp_path / "router.log"))
+                    logs = (publisher.log, tmp_path / "router.log")
+                    return all(b"AuthenticationError" in log.read_bytes() for log in logs)
 
                 await change_password(redis.port)
                 await until(refused)
