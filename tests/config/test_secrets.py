@@ -86,13 +86,13 @@ def places() -> Iterator[Place]:
             def holding(value: Any, build: Any = build, name: str = name, model: Any = model) -> Any:
                 return build({**minimal(model), name: value})
 
-            def beside(key: str, value: Any, build: Any = build, name: str = name, model: Any = model) -> Any:
+            def alongside(key: str, value: Any, build: Any = build, name: str = name, model: Any = model) -> Any:
                 return build({**minimal(model), name: URL, key: value})
 
-            yield f"{model.__name__}.{path}", holding, beside
+            yield f"{model.__name__}.{path}", holding, alongside
 
 
-PLACES = {name: (holding, beside) for name, holding, beside in places()}
+PLACES = {name: (holding, alongside) for name, holding, alongside in places()}
 MODELS = {f"{model.__name__}.{path.rpartition('.')[0]}": model for path, _, model, _ in fields_of(RouterConfig)}
 
 
@@ -134,9 +134,9 @@ def test_a_secret_is_not_printed(name: str, value: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", PLACES)
 def test_a_mistake_next_to_a_secret_does_not_print_it(name: str) -> None:
     """A neighbour of the wrong type, an unknown key, the secret under a similar key."""
-    _, beside = PLACES[name]
+    _, alongside = PLACES[name]
     neighbours = [*MODELS[name.rpartition(".")[0]].model_fields, "unknown", "urll", "pass word", URL]
-    documents = [beside(key, value) for key in neighbours for value in WRONG]
+    documents = [alongside(key, value) for key in neighbours for value in WRONG]
     assert not [document for document in documents if CANARY in said(document)]
 
 
