@@ -95,11 +95,12 @@ class Stopping(FleetError):
 
 
 class UpstreamError(RouterError):
-    """A pod failed. `pod` is its id."""
+    """A pod failed. `pod` is its id. `doubtful`: the request may be the cause, even if another pod serves it."""
 
-    def __init__(self, message: str, *, pod: str = "") -> None:
+    def __init__(self, message: str, *, pod: str = "", doubtful: bool = False) -> None:
         super().__init__(message)
         self.pod = pod
+        self.doubtful = doubtful
 
 
 class ConnectFailed(UpstreamError):

@@ -204,7 +204,8 @@ class Limits(Strict):
     idle_timeout_s: PositiveFloat = 300.0
     """Longest pause between two pieces of a pod's response."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2
-    """Further candidates to try before the first byte of the response."""
+    """Further candidates to try before the first byte of the response: at most one of them after a pod received the
+    request, which may itself be the cause."""
     retry_budget: Annotated[float, Field(ge=0, le=1)] = 0.2
     """Retries per request over the last minute, plus 20 a minute. Failed connections do not count as retries."""
     drain_delay_s: NonNegativeFloat = 2.0
@@ -219,6 +220,13 @@ class Probes(Strict):
     health_interval_s: PositiveFloat = 1.0
     health_timeout_s: PositiveFloat = 2.0
     failures_to_eject: PositiveInt = 3
+    """Consecutive failures of requests or of health checks that eject a pod."""
+    clients_to_eject: Annotated[int, Field(ge=1, le=16)] = 2
+    """Clients (tenants, else addresses) that must cause failures which may be due to a request, such as a 500 or a slow
+    TTFT, before these eject a pod. 1 where one trusted gateway hides all clients."""
+    min_ready_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Requests eject no pod if fewer pods than this share, or none, would stay ready for one of its models or adapters,
+    by role. Failed health checks always eject."""
     slow_ttft_factor: Annotated[float, Field(gt=1)] = 10.0
     """A TTFT is slow if it exceeds the expected one (at least 0.5 s) by this factor."""
     slow_ttfts_to_eject: NonNegativeInt = 8

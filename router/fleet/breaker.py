@@ -1,26 +1,38 @@
 """Decides when a failing pod is ejected and when it may be probed again.
 
-Failures of requests and of probes are counted separately: a pod that answers /health while every request fails is
-ejected, and a pod that is too busy for /health but finishes requests is not. Each ejection without a served request in
-between doubles the backoff until the next probe. A request aborted by its client counts neither as a failure nor as
-a success.
+    result of a request                                                    counts
+    connect failure; response cut off after its first byte to the client   as a failure of the pod
+    reset, timeout, garbage, 502, 503, 504; another pod then serves it     as a failure of the pod
+    the same, and no other pod serves it; 500; failed handoff              as a doubt: the request may be the cause
+    first token many times later than expected                             as lateness: the request may be the cause
+    any 4xx, other 5xx (501: unknown to the engine), client disconnected   not at all
+    status below 400                                                       resets failures and doubts
 
-A pod can also fail by being late: several first tokens in a row come many times later than expected, while most other
-pods are on time. If those are late as well, the expectation is wrong. A late pod passes every probe, so its backoff is
-longer and is reset only by a first token that is on time.
+Doubts and lateness eject only if requests of several clients caused them, and lateness only while most other pods are
+on time: otherwise the expectation is wrong. Requests never eject a pod that leaves too few pods ready: see
+`leaves_enough_ready`. Such a pod stays READY and is priced as before; each refusal is reported to `on_refused`.
+
+Failures of probes are counted separately: a pod that answers /health while every request fails is ejected, and a pod
+that is too busy for /health but finishes requests is not. Failed probes eject every pod, also the last one: a 503 at
+once is better than requests that wait for a dead pod.
+
+Each ejection without a served request in between doubles the backoff until the next probe. A late pod passes every
+probe, so its backoff is longer and is reset only by a first token that is on time.
 
 The workers of one router share these records; an ejection by one worker ejects the pod in all.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
+import xxhash
 
 from router.fleet.fleet import Fleet, PodEvent
-from router.types import Pod, PodId, PodState
+from router.types import FleetSnapshot, Pod, PodId, PodState, Role
 
 MIN_EXPECTED_MS = 500.0
 """Minimum expected time to first token in the lateness check: steps and networks vary."""
@@ -28,18 +40,46 @@ LATE_BACKOFF_FACTOR = 10.0
 """Backoff after lateness relative to that after failures."""
 
 
+@dataclass(frozen=True, slots=True)
+class EjectionRules:
+    """What ejects a pod, and for how long. `late_to_eject` 0: lateness never ejects."""
+
+    failures_to_eject: int = 3
+    clients_to_eject: int = 2
+    min_ready_share: float = 0.5
+    late_factor: float = 10.0
+    late_to_eject: int = 8
+    first_backoff_s: float = 1.0
+    max_backoff_s: float = 30.0
+
+
 @dataclass(slots=True)
 class _Record:
-    """Failures or late first tokens of a pod in a row (`failures`), and its backoff."""
+    """Failures of a pod in a row, and its backoff. `doubts`: failures or late first tokens that a request may have
+    caused; `clients`: digests of the first few clients that sent such requests."""
 
     failures: int = 0
+    doubts: int = 0
+    clients: tuple[int, ...] = ()
     failed_probes: int = 0
     backoff_s: float = 0.0
     probe_at_s: float = 0.0
 
+    def add_doubt(self, client: str, max_clients: int) -> None:
+        self.doubts += 1
+        digest = xxhash.xxh3_64_intdigest(client.encode("utf-8", "surrogatepass"))
+        if digest not in self.clients and len(self.clients) < max_clients:
+            self.clients = (*self.clients, digest)
+
+    def restart(self) -> None:
+        """Count from zero; the backoff stays."""
+        self.failures = self.doubts = 0
+        self.clients = ()
+
 
 class FailureRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Failures and late first tokens of a pod in a row, and until when it is not probed; shared between workers."""
+    """Failures, doubts and late first tokens of a pod in a row, and until when it is not probed; shared between
+    workers."""
 
     failures: int = 0
     backoff_s: float = 0.0
@@ -47,6 +87,9 @@ class FailureRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     late_tokens: int = 0
     late_backoff_s: float = 0.0
     late_probe_at_s: float = 0.0
+    doubts: int = 0
+    clients: tuple[int, ...] = ()
+    late_clients: tuple[int, ...] = ()
 
 
 class Breaker:
@@ -54,26 +97,15 @@ class Breaker:
 
     Failures of a pod in another state belong to requests sent earlier and do not count."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        *,
-        failures_to_eject: int = 3,
-        first_backoff_s: float = 1.0,
-        max_backoff_s: float = 30.0,
-        late_factor: float = 10.0,
-        late_to_eject: int = 8,
-    ) -> None:
+    def __init__(self, fleet: Fleet, rules: EjectionRules | None = None) -> None:
         self._fleet = fleet
-        self._failures_to_eject = failures_to_eject
-        self._first_backoff_s = first_backoff_s
-        self._max_backoff_s = max_backoff_s
-        self._late_factor = late_factor
-        self._late_to_eject = late_to_eject
+        self._rules = rules or EjectionRules()
         self._records: dict[PodId, _Record] = {}
         self._late: dict[PodId, _Record] = {}
         self.on_change: Callable[[PodId], None] | None = None
         """Called with the id of each pod whose failure or lateness record changed."""
+        self.on_refused: Callable[[PodId], None] | None = None
+        """Called with the id of each pod that was not ejected because too few pods would stay ready."""
         fleet.listen(self._remove_gone)
 
     def success(self, pod_id: PodId) -> None:
@@ -86,19 +118,27 @@ class Breaker:
         if self._is_ready(pod_id):
             record = self._record(pod_id)
             record.failures += 1
-            self._eject_at_limit(pod_id, record, record.failures, now_s)
-            self._notify(pod_id)
+            self._eject_at_limit(pod_id, record, now_s)
 
-    def first_token(self, pod_id: PodId, expected_ms: float, actual_ms: float, now_s: float) -> None:
-        """A first token arrived. With `late_to_eject` 0 lateness never ejects."""
-        if actual_ms <= self._late_factor * max(expected_ms, MIN_EXPECTED_MS):
+    def doubt(self, pod_id: PodId, client: str, now_s: float) -> None:
+        """A request of `client` failed because of the pod or of the request."""
+        if self._is_ready(pod_id):
+            record = self._record(pod_id)
+            record.add_doubt(client, self._rules.clients_to_eject)
+            self._eject_at_limit(pod_id, record, now_s)
+
+    def first_token(self, pod_id: PodId, client: str, expected_ms: float, actual_ms: float, now_s: float) -> None:
+        """A first token for `client` arrived."""
+        rules = self._rules
+        if actual_ms <= rules.late_factor * max(expected_ms, MIN_EXPECTED_MS):
             if self._late.pop(pod_id, None) is not None:
                 self._notify(pod_id)
         elif self._is_ready(pod_id):
             late = self._late.setdefault(pod_id, _Record())
-            late.failures += 1
-            if late.failures >= self._late_to_eject > 0 and self._most_others_on_time(pod_id):
-                self._eject(pod_id, late, now_s, LATE_BACKOFF_FACTOR)
+            late.add_doubt(client, rules.clients_to_eject)
+            many = late.doubts >= rules.late_to_eject > 0 and len(late.clients) >= rules.clients_to_eject
+            if many and self._most_others_on_time(pod_id):
+                self._eject_for_requests(pod_id, late, now_s, LATE_BACKOFF_FACTOR)
             self._notify(pod_id)
 
     def probe_ok(self, pod_id: PodId) -> None:
@@ -111,13 +151,14 @@ class Breaker:
         if self._is_ready(pod_id):
             record = self._record(pod_id)
             record.failed_probes += 1
-            self._eject_at_limit(pod_id, record, record.failed_probes, now_s)
+            if record.failed_probes >= self._rules.failures_to_eject:
+                self._eject(pod_id, record, now_s)
             self._notify(pod_id)
 
     def may_probe(self, pod_id: PodId, now_s: float) -> bool:
         """False during an ejected pod's backoff."""
         waits = (self._records.get(pod_id), self._late.get(pod_id))
-        return all(wait is None or now_s >= wait.probe_at_s for wait in waits)
+        return self._is_ready(pod_id) or all(wait is None or now_s >= wait.probe_at_s for wait in waits)
 
     def records(self) -> Mapping[PodId, FailureRecord]:
         """The records of all pods that have one."""
@@ -133,14 +174,19 @@ class Breaker:
             failures=record.failures,
             backoff_s=record.backoff_s,
             probe_at_s=record.probe_at_s,
-            late_tokens=late.failures,
+            late_tokens=late.doubts,
             late_backoff_s=late.backoff_s,
             late_probe_at_s=late.probe_at_s,
+            doubts=record.doubts,
+            clients=record.clients,
+            late_clients=late.clients,
         )
 
     def apply_remote(self, pod_id: PodId, remote: FailureRecord | None, now_s: float) -> None:
-        """Replace the record of the pod with that of another worker. A new ejection there ejects the pod here."""
-        if self._fleet.status(pod_id) is None:
+        """Replace the record of the pod with that of another worker. A new ejection there ejects the pod here, unless
+        this worker has ejected others meanwhile and too few would stay ready."""
+        status = self._fleet.status(pod_id)
+        if status is None:
             return
         if remote is None:
             self._records.pop(pod_id, None)
@@ -148,12 +194,18 @@ class Breaker:
             return
         waited_s = max(self._record(pod_id).probe_at_s, self._late.get(pod_id, _Record()).probe_at_s, now_s)
         record = self._record(pod_id)
-        record.failures, record.backoff_s, record.probe_at_s = remote.failures, remote.backoff_s, remote.probe_at_s
+        record.failures, record.doubts, record.clients = remote.failures, remote.doubts, remote.clients
+        record.backoff_s, record.probe_at_s = remote.backoff_s, remote.probe_at_s
         if remote.late_tokens or remote.late_backoff_s:
-            self._late[pod_id] = _Record(remote.late_tokens, 0, remote.late_backoff_s, remote.late_probe_at_s)
+            self._late[pod_id] = _Record(
+                doubts=remote.late_tokens,
+                clients=remote.late_clients,
+                backoff_s=remote.late_backoff_s,
+                probe_at_s=remote.late_probe_at_s,
+            )
         else:
             self._late.pop(pod_id, None)
-        if max(remote.probe_at_s, remote.late_probe_at_s) > waited_s:
+        if max(remote.probe_at_s, remote.late_probe_at_s) > waited_s and self._leaves_enough(status.pod):
             record.failed_probes = 0
             self._fleet.event(pod_id, PodEvent.EJECT)
 
@@ -169,14 +221,32 @@ class Breaker:
         on_time = sum(other.state is PodState.READY and other.pod.id not in self._late for other in others)
         return on_time * 2 > len(others)
 
-    def _eject_at_limit(self, pod_id: PodId, record: _Record, failures: int, now_s: float) -> None:
-        if failures >= self._failures_to_eject:
-            self._eject(pod_id, record, now_s)
+    def _eject_at_limit(self, pod_id: PodId, record: _Record, now_s: float) -> None:
+        """Doubts count once enough clients have them."""
+        several = len(record.clients) >= self._rules.clients_to_eject
+        if record.failures + several * record.doubts >= self._rules.failures_to_eject:
+            self._eject_for_requests(pod_id, record, now_s)
+        self._notify(pod_id)
+
+    def _eject_for_requests(self, pod_id: PodId, record: _Record, now_s: float, factor: float = 1.0) -> None:
+        """Eject the pod, or count from zero if too few pods would stay ready."""
+        status = self._fleet.status(pod_id)
+        if status is not None and self._leaves_enough(status.pod):
+            self._eject(pod_id, record, now_s, factor)
+            return
+        record.restart()
+        if self.on_refused is not None:
+            self.on_refused(pod_id)
+
+    def _leaves_enough(self, pod: Pod) -> bool:
+        return leaves_enough_ready(self._fleet.snapshot, pod, self._rules.min_ready_share)
 
     def _eject(self, pod_id: PodId, record: _Record, now_s: float, factor: float = 1.0) -> None:
         """Eject the pod with twice the backoff of the last time."""
-        record.failures = record.failed_probes = 0
-        record.backoff_s = min(record.backoff_s * 2 or self._first_backoff_s * factor, self._max_backoff_s * factor)
+        rules = self._rules
+        record.restart()
+        record.failed_probes = 0
+        record.backoff_s = min(record.backoff_s * 2 or rules.first_backoff_s * factor, rules.max_backoff_s * factor)
         record.probe_at_s = now_s + record.backoff_s
         self._fleet.event(pod_id, PodEvent.EJECT)
 
@@ -191,3 +261,22 @@ class Breaker:
         if new is PodState.GONE:
             self._records.pop(pod.id, None)
             self._late.pop(pod.id, None)
+
+
+def leaves_enough_ready(fleet: FleetSnapshot, pod: Pod, min_share: float) -> bool:
+    """Whether one pod, and `min_share` of the pods that are ready or ejected, stay ready without this ready pod: for
+    each of its models and adapters, and for prefill and decode if it can do both. O(pods and their adapters)."""
+    names = {*pod.models, *pod.adapters}
+    for role in (Role.PREFILL, Role.DECODE) if pod.role is Role.BOTH else (pod.role,):
+        ready: Counter[str] = Counter()
+        ejected: Counter[str] = Counter()
+        for peer in fleet.pods:
+            if peer.state in _COUNTED and peer.pod.role in (role, Role.BOTH):
+                serves = names.intersection((*peer.pod.models, *peer.pod.adapters))
+                (ready if peer.state is PodState.READY else ejected).update(serves)
+        if any(ready[name] - 1 < max(1, min_share * (ready[name] + ejected[name])) for name in names):
+            return False
+    return True
+
+
+_COUNTED = (PodState.READY, PodState.EJECTED)

@@ -114,6 +114,12 @@ class Metrics:
         self.pod_trust = Gauge(
             r, "warmroute_pod_prefix_trust", "1 for the result of a pod's parity self-test.", "pod trust"
         )
+        self.ejections_refused = Counter(
+            r,
+            "warmroute_ejections_refused",
+            "Ejections refused because too few pods would stay ready (probes.min_ready_share), by pod.",
+            "pod",
+        )
         self.kv_events = Counter(r, "warmroute_kv_events", "Applied KV events, by pod.", "pod")
         self.kv_stream = Gauge(
             r, "warmroute_kv_stream_complete", "1 while the KV event stream of a pod has no gap, else 0.", "pod"

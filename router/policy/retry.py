@@ -11,6 +11,14 @@
 "The first byte" is the first byte sent to the client. Without budget the client gets the failure: if most requests
 fail, retrying all of them would multiply the load on the remaining pods. A handoff can be used once: a request whose
 handoff failed has not been answered by any pod yet, so the budget does not count its next attempt.
+
+After every failure but ConnectFailed a pod may have received the request, so two more rules apply:
+
+- At most `MAX_FAILED_ATTEMPTS` attempts fail. The request itself may be the cause: a body that crashes one engine would
+  crash the whole fleet.
+- A request to an endpoint that the router does not read (`/v1/files`, `/v1/batches`) is repeated only if its method is
+  idempotent (RFC 9110 9.2.2); a second POST could create a second object. It is sent over a new connection, because a
+  kept one may die after it has transported the request.
 """
 
 from __future__ import annotations
@@ -27,6 +35,7 @@ from router.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
+from router.types import Endpoint
 
 WINDOW_S = 60.0
 """Time constant of the decay of the counts: longer than most answers take, so that all requests of a dead pod can be
@@ -38,6 +47,11 @@ FLOOR = 20
 
 RETRY_STATUSES = frozenset({502, 503, 504})
 """Response statuses after which another pod may be tried."""
+DOUBTFUL_STATUS = 500
+"""Response status of an engine that fails, or of one that cannot handle the body."""
+MAX_FAILED_ATTEMPTS = 2
+"""Attempts that may fail after a pod received the request."""
+IDEMPOTENT_METHODS = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"})
 
 
 class Retry(StrEnum):
@@ -62,6 +76,11 @@ RETRY_RULES: Mapping[type[UpstreamError], Retry] = {
 def retry_rule(error: UpstreamError, *, bytes_sent: bool) -> Retry:
     """The row of the table. `bytes_sent`: whether the client has received a byte."""
     return Retry.NEVER if bytes_sent else RETRY_RULES[type(error)]
+
+
+def is_repeatable(endpoint: Endpoint, method: str) -> bool:
+    """Whether a request may be sent again after a pod received it. Inference changes nothing on a pod."""
+    return endpoint is not Endpoint.OTHER or method in IDEMPOTENT_METHODS
 
 
 class RetryBudget:

@@ -1,6 +1,7 @@
 """The phases attempt and relay: tries the candidates of a request until one has begun to respond.
 
 After a failure before the first byte the next candidate is tried, if `policy/retry.py` and the retry budget allow it.
+Which failures count against a pod is in `fleet/breaker.py`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,17 @@ from collections.abc import Awaitable, Sequence
 from functools import partial
 
 from router.decision import Candidate, Plan, Split
-from router.errors import NoReadyPod, UpstreamBroken, UpstreamError
+from router.errors import ConnectFailed, NoReadyPod, UpstreamBroken, UpstreamError
 from router.observe.receipts import Failure
 from router.policy.decide import expected_ttft_ms
-from router.policy.retry import RETRY_STATUSES, Retry, RetryBudget, retry_rule
+from router.policy.retry import (
+    DOUBTFUL_STATUS,
+    MAX_FAILED_ATTEMPTS,
+    RETRY_STATUSES,
+    Retry,
+    RetryBudget,
+    retry_rule,
+)
 from router.proxy.booking import Booking
 from router.proxy.dependencies import ProxyDependencies
 from router.proxy.headers import HeaderList
@@ -46,17 +54,20 @@ class Attempts:
         """Try candidates until one has begun to respond. Raises the error of the last one."""
         candidate = self._first(context)
         self._budget.count_request(time.monotonic())
-        while True:
-            context.tries += 1
-            try:
-                await self.attempt(context, candidate, client)
-                return
-            except UpstreamError as error:
-                self._record_failure(context, candidate, error)
-                following = self._next(context)
-                if following is None or not self._may_retry(error, bytes_sent=client.started):
-                    raise
-                candidate = following
+        try:
+            while True:
+                context.tries += 1
+                try:
+                    await self.attempt(context, candidate, client)
+                    return
+                except UpstreamError as error:
+                    self._record_failure(context, candidate, error, bytes_sent=client.started)
+                    following = self._next(context)
+                    if following is None or not self._may_retry(context, error, bytes_sent=client.started):
+                        raise
+                    candidate = following
+        finally:
+            self._count_doubts(context)
 
     async def attempt(self, context: RequestContext, candidate: Candidate, client: Downstream) -> None:
         """Try one candidate. Its leases are booked before the first await, and released in any case."""
@@ -70,13 +81,13 @@ class Attempts:
                 self._predict_blocks(candidate.plan, context.prompt)
             reply = await self._open(context, candidate, booking)
             try:
-                if reply.status in RETRY_STATUSES and self._next(context) is not None and self._has_budget():
+                if reply.status in RETRY_STATUSES and not self._is_last(context) and self._has_budget():
                     raise UpstreamBroken(f"pod {reply.pod}: status {reply.status}", pod=reply.pod)
                 context.status = reply.status
                 await self.relay(context, candidate, reply, client, booking)
             finally:
                 reply.close()
-            self._record_result(reply)
+            self._record_result(context, candidate.plan, reply)
         finally:
             if prefill_timer is not None:
                 prefill_timer.cancel()
@@ -92,6 +103,7 @@ class Attempts:
         def first_token() -> None:
             context.first_token_s = context.phases.elapsed_s()
             booking.first_token()
+            self._count_failures(context, candidate.plan)
             if context.request.stream and not context.prefill_pod:
                 context.drop_prompt()
 
@@ -126,9 +138,16 @@ class Attempts:
                 return candidate
         return None
 
-    def _may_retry(self, error: UpstreamError, *, bytes_sent: bool) -> bool:
+    def _is_last(self, context: RequestContext) -> bool:
+        """Whether no other candidate may be tried once a pod has received this attempt."""
+        tried = len(context.suspects) + 1 >= MAX_FAILED_ATTEMPTS
+        return tried or not context.repeatable or self._next(context) is None
+
+    def _may_retry(self, context: RequestContext, error: UpstreamError, *, bytes_sent: bool) -> bool:
         """Whether another candidate may be tried after this failure. Each call may spend retry budget."""
         law, reason = retry_rule(error, bytes_sent=bytes_sent), type(error).__name__
+        if context.suspects and (len(context.suspects) >= MAX_FAILED_ATTEMPTS or not context.repeatable):
+            return False
         allowed = law is Retry.ALWAYS or (law is Retry.IN_BUDGET and self._budget.spend(time.monotonic()))
         if allowed:
             self._metrics.retries.labels(reason).inc()
@@ -145,22 +164,41 @@ class Attempts:
 
     # --- results ---
 
-    def _record_failure(self, context: RequestContext, candidate: Candidate, error: UpstreamError) -> None:
-        """Count the failure, also for the breaker of the pod that caused it, if any."""
-        name = type(error).__name__
+    def _record_failure(
+        self, context: RequestContext, candidate: Candidate, error: UpstreamError, *, bytes_sent: bool
+    ) -> None:
+        """Count the failure, also for the breaker of the pod that caused it, if any. Where the request may be the
+        cause, the pod is a suspect until another pod serves the request."""
+        name, now_s = type(error).__name__, time.monotonic()
         self._metrics.sent.labels(error.pod or candidate.pod.id, name).inc()
         context.failures = (*context.failures, Failure(error.pod, name, str(error)))
-        if error.pod:
-            self._breaker.failure(error.pod, time.monotonic())
+        if isinstance(error, ConnectFailed) or bytes_sent:
+            self._breaker.failure(error.pod, now_s)
+            return
+        if error.doubtful:
+            self._breaker.doubt(error.pod, context.client, now_s)
+        context.suspects = (*context.suspects, "" if error.doubtful else error.pod)
 
-    def _record_result(self, reply: AnyReply) -> None:
-        """Count a relayed response. Server errors are failures of the pod."""
-        healthy = reply.status < 500
-        self._metrics.sent.labels(reply.pod, "ok" if healthy else "server_error").inc()
-        if healthy:
+    def _record_result(self, context: RequestContext, plan: Plan, reply: AnyReply) -> None:
+        """Count a relayed response."""
+        self._metrics.sent.labels(reply.pod, "ok" if reply.status < 500 else "server_error").inc()
+        if reply.status < 400:
+            self._count_failures(context, plan)
             self._breaker.success(reply.pod)
-        else:
-            self._breaker.failure(reply.pod, time.monotonic())
+        elif reply.status in RETRY_STATUSES or reply.status == DOUBTFUL_STATUS:
+            context.suspects = (*context.suspects, reply.pod)
+
+    def _count_failures(self, context: RequestContext, plan: Plan) -> None:
+        """The pods of `plan` serve the request, so it is not the cause of earlier failures of other pods."""
+        for pod in context.suspects:
+            if not _uses_any(plan, [pod]):
+                self._breaker.failure(pod, time.monotonic())
+        context.suspects = ()
+
+    def _count_doubts(self, context: RequestContext) -> None:
+        """No pod served the request: the pods or the request may be the cause."""
+        for pod in context.suspects:
+            self._breaker.doubt(pod, context.client, time.monotonic())
 
     def _observe_speed(self, context: RequestContext, candidate: Candidate, booking: Booking) -> None:
         """Calibrate the speed of the pod that computed the prompt, and of the link that it pulled over."""
@@ -183,9 +221,12 @@ class Attempts:
         """Send the request; returns the response for the client. Raises `UpstreamError`."""
         plan = candidate.plan
         if isinstance(plan, Split):
-            return self._splits.open(context, plan, booking, last=self._next(context) is None)
+            return self._splits.open(context, plan, booking, last=self._is_last(context))
         if plan.pull is not None:
-            return self._pulls.open(context, plan.pod, plan.pull.holder, last=self._next(context) is None)
+            return self._pulls.open(context, plan.pod, plan.pull.holder, last=self._is_last(context))
+        if not context.repeatable:
+            body = context.request.body
+            return self._sender.send_once(context.inbound, plan.pod, lambda: body)
         return self._sender.send(context.inbound, plan.pod, context.request.body)
 
     def _predict_blocks(self, plan: Plan, prompt: PromptPrefix) -> None:

@@ -76,7 +76,8 @@ class Forwarder:
             if ended.result == "ok":
                 self._metrics.observe_prediction(ended, chosen.cached_tokens)
         if ttft := ttft_of_one_pod(context):
-            self._breaker.first_token(*ttft, time.monotonic())
+            pod, expected_ms, actual_ms = ttft
+            self._breaker.first_token(pod, context.client, expected_ms, actual_ms, time.monotonic())
 
 
 def _log(log: RequestLog, context: RequestContext, ended: Outcome) -> None:

@@ -1,9 +1,9 @@
 """How do two pods serve one request, with KV that is transferred from one to the other?
 
 In a split the prefill pod computes the prompt; the decode pod receives its KV and responds. The dialect says whether
-the decode request follows the prefill response or both are sent at once. A failure of either ends both and counts as a
-failure of the pod that caused it; the next candidate is tried without this handoff. A refusal of a body that the router
-changed is handled the same way: unless no candidate is left, the client only receives errors about its own body.
+the decode request follows the prefill response or both are sent at once. A failure of either ends both; the next
+candidate is tried without this handoff. A refusal of a body that the router changed is handled the same way: unless no
+candidate is left, the client only receives errors about its own body.
 
 A handoff is used once, soon after the prefill response, and only while its pod's process lives. An engine that receives
 an old one responds 200 with the text of another prompt, so only the router can prevent it.
@@ -19,13 +19,14 @@ import re
 import secrets
 import time
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 from router.decision import Candidate, Plan, Split
 from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
 from router.errors import HandoffFailed, MalformedRequest, NoReadyPod, RouterError, UpstreamBroken, UpstreamError
 from router.fleet.fleet import Fleet
-from router.policy.retry import RETRY_STATUSES
+from router.policy.retry import DOUBTFUL_STATUS, RETRY_STATUSES
 from router.proxy.booking import Booking
 from router.proxy.dependencies import ProxyDependencies
 from router.proxy.relay import AnyReply, is_stream, read_all
@@ -92,13 +93,14 @@ class SplitAttempt:
         self.sent_handoff = True
         return self.dialect.decode_body(request.endpoint, request.body, self.pair, offered)
 
-    def decode_failed(self, why: str, *, caused_by: PodId = "") -> None:
+    def decode_failed(self, why: str, *, caused_by: PodId = "", doubtful: bool = False) -> None:
         """Record that the decode pod failed. Raises `HandoffFailed` if the handoff may be the cause and a candidate is
         left."""
         self.result = "decode_failed"
         if self.sent_handoff and not self.last:
             decode, prefill = self.pair.decode.id, self.pair.prefill.id
-            raise HandoffFailed(f"pod {decode}: {why}, after a handoff by pod {prefill}", pod=caused_by)
+            why = f"pod {decode}: {why}, after a handoff by pod {prefill}"
+            raise HandoffFailed(why, pod=caused_by, doubtful=doubtful)
 
     def count_cached_tokens(self, prefill: asyncio.Task[WholeReply]) -> None:
         """Take the cached tokens from the prefill response, if it has arrived."""
@@ -171,8 +173,9 @@ class SplitExecutor:
         if response.status == 200:
             attempt.booking.handed_over()
             self._metrics.sent.labels(pod.id, "ok").inc()
-        elif not 400 <= response.status < 500:
-            raise UpstreamBroken(f"pod {pod.id}: status {response.status} to a prefill request", pod=pod.id)
+        elif not 400 <= response.status < 500 and response.status != HTTPStatus.NOT_IMPLEMENTED:
+            why, doubtful = f"status {response.status} to a prefill request", response.status == DOUBTFUL_STATUS
+            raise UpstreamBroken(f"pod {pod.id}: {why}", pod=pod.id, doubtful=doubtful)
         return response
 
     async def _in_turn(self, attempt: SplitAttempt, prefill: asyncio.Task[WholeReply]) -> AnyReply:
@@ -240,14 +243,15 @@ class SplitExecutor:
     async def _first_piece(self, attempt: SplitAttempt, reply: Reply) -> bytes:
         """The first piece of body. Raises `HandoffFailed` where the handoff may have caused an error."""
         prefill = attempt.pair.prefill.id
-        if reply.status >= 500:
-            caused_by = reply.pod if reply.status in RETRY_STATUSES else prefill
-            attempt.decode_failed(f"status {reply.status}", caused_by=caused_by)
+        if reply.status in RETRY_STATUSES:
+            attempt.decode_failed(f"status {reply.status}", caused_by=reply.pod)
+        elif reply.status == DOUBTFUL_STATUS:
+            attempt.decode_failed(f"status {reply.status}", caused_by=prefill, doubtful=True)
         elif reply.status >= 400:
             attempt.decode_failed(f"status {reply.status}")
         first = await reply.read()
         if is_stream(reply.headers) and _ERROR_EVENT.match(first):
-            attempt.decode_failed("the stream began with an error", caused_by=prefill)
+            attempt.decode_failed("the stream began with an error", caused_by=prefill, doubtful=True)
         elif reply.status < 400:
             self._breaker.success(prefill)
             self._observe_handoff(attempt)

@@ -12,6 +12,7 @@ from router.engines.handoff.dialect import split_refusal
 from router.observe.phase import Phases
 from router.observe.receipts import Failure, Outcome, RecordedDecision
 from router.policy.decide import BYTES_PER_TOKEN, expected_ttft_ms
+from router.policy.retry import is_repeatable
 from router.policy.spec import Policy
 from router.proxy.headers import Inbound
 from router.proxy.response_reader import ResponseReader
@@ -38,6 +39,8 @@ class RequestContext(msgspec.Struct, eq=False):
     """Cached tokens that the prefill pod of a split reported."""
     tries: int = 0
     failures: tuple[Failure, ...] = ()
+    suspects: tuple[PodId, ...] = ()
+    """Pod of each attempt that failed after a pod received the request, until another pod serves it; "" if unknown."""
     result: str = "error"
     _body_bytes: int = 0
     """Length of a dropped body."""
@@ -57,6 +60,16 @@ class RequestContext(msgspec.Struct, eq=False):
         self.request = replace(self.request, body=b"", prompt={})
         if self.prompt is not None:
             self.prompt = replace(self.prompt, tokens=range(self.prompt.token_count))
+
+    @property
+    def client(self) -> str:
+        """The tenant, else the address of the client."""
+        return self.request.tenant or self.inbound.peer
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the request may be sent again after a pod received it."""
+        return is_repeatable(self.request.endpoint, self.inbound.method)
 
     @property
     def prefill_pod(self) -> PodId:

@@ -83,8 +83,17 @@ class UpstreamPool:
                 await reused.head()
                 return Reply(self, reused)
             except StaleConnection:
-                pass  # closed between two requests: the pod has most likely not received this one
+                return await self._exchange_again(message)
         return await self.exchange_once(lambda: message)
+
+    async def _exchange_again(self, message: bytes) -> Reply:
+        """Send a request again whose kept-alive connection died, most likely between two requests.
+
+        If the pod accepts no connection now, the request may have crashed it: raises `UpstreamBroken`."""
+        try:
+            return await self.exchange_once(lambda: message)
+        except ConnectFailed as error:
+            raise UpstreamBroken(f"{error}, after it closed a connection without a response", pod=self.pod) from error
 
     async def exchange_once(self, message: Callable[[], bytes]) -> Reply:
         """The same for a request that no pod may receive twice: over a new connection, and `message` is called after

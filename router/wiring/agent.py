@@ -23,7 +23,7 @@ from router.feeds.http_client import get, open_client
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.probe import ProbeFeed
 from router.feeds.supervise import running
-from router.fleet.breaker import Breaker
+from router.fleet.breaker import Breaker, EjectionRules
 from router.fleet.fleet import Fleet
 from router.index.holders import ALL_PODS, HolderFacts
 from router.observe.metrics import Metrics
@@ -68,7 +68,7 @@ class Agent:
         self.publisher = Publisher(self._connection, keys, dict(generations), self._facts, timing, tier_ttl_s)
         self.metrics = Metrics()
         self.fleet = Fleet()
-        self._breaker = Breaker(self.fleet, failures_to_eject=config.probes.failures_to_eject)
+        self._breaker = Breaker(self.fleet, EjectionRules(config.probes.failures_to_eject))
         self._client = open_client()
         self._streams = KvStreams(self.fleet, self.publisher, self.metrics)
         published = config.model_copy(update={"pods": tuple(_with_router_id(pod) for pod in config.pods)})

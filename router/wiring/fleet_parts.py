@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from router.config.priors import ModelPrior, PodPriors
-from router.config.schema import RouterConfig
+from router.config.schema import Probes, RouterConfig
 from router.engines.adapter import PodFacts
 from router.feeds.calibration_feed import CalibrationFeed
 from router.feeds.discovery.membership import Membership
@@ -19,7 +19,7 @@ from router.feeds.load_feed import LoadFeed, ScrapeShare
 from router.feeds.probe import ProbeFeed
 from router.feeds.self_test import ParityFeed, SelfTestTiming
 from router.feeds.supervise import Feeds
-from router.fleet.breaker import Breaker
+from router.fleet.breaker import Breaker, EjectionRules
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.observe.calibrator import Calibrator
@@ -58,12 +58,8 @@ class FleetParts:
         self.fleet = fleet
         self.ledger = Ledger()
         self.calibrator = Calibrator(Calibration(), metrics, fleet.snapshot.links)
-        self.breaker = Breaker(
-            fleet,
-            failures_to_eject=config.probes.failures_to_eject,
-            late_factor=config.probes.slow_ttft_factor,
-            late_to_eject=config.probes.slow_ttfts_to_eject,
-        )
+        self.breaker = Breaker(fleet, ejection_rules(config.probes))
+        self.breaker.on_refused = lambda pod: metrics.ejections_refused.labels(pod).inc()
         self.cluster = self._join_cluster(worker)
         self.store: LocalStore = self.cluster.store if self.cluster else LocalStore()
         self.kv_streams = KvStreams(fleet, self.store, metrics)
@@ -160,6 +156,16 @@ class FleetParts:
             self.store.forget(pod.id)
             self._pools.remove(pod.id)
             self.calibrator.remove(pod)
+
+
+def ejection_rules(probes: Probes) -> EjectionRules:
+    return EjectionRules(
+        failures_to_eject=probes.failures_to_eject,
+        clients_to_eject=probes.clients_to_eject,
+        min_ready_share=probes.min_ready_share,
+        late_factor=probes.slow_ttft_factor,
+        late_to_eject=probes.slow_ttfts_to_eject,
+    )
 
 
 def ready_pods(fleet: Fleet, model: str) -> list[Pod]:

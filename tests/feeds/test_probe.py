@@ -16,7 +16,7 @@ from router.config.schema import Probes
 from router.engines.adapter import KvEventSource, PodFacts
 from router.feeds.http_client import get
 from router.feeds.probe import ProbeFeed
-from router.fleet.breaker import Breaker
+from router.fleet.breaker import Breaker, EjectionRules
 from router.fleet.fleet import Fleet, PodEvent
 from router.types import Pod, PodState, PrefixTrust
 
@@ -38,7 +38,7 @@ class Probing:
 
     def __init__(self, network: Network, pod: Pod, **breaker: Any) -> None:
         self.fleet = Fleet()
-        self.breaker = Breaker(self.fleet, **({"first_backoff_s": 0.0} | breaker))
+        self.breaker = Breaker(self.fleet, EjectionRules(**({"first_backoff_s": 0.0} | breaker)))
         self.described: list[tuple[int, PodState, PodFacts]] = []
         self.fleet.sync([pod])
         self.pod = network["a"]
@@ -216,7 +216,7 @@ async def test_an_ejected_pod_is_not_probed_before_its_backoff_ends(
     world = Probing(network, make_pod("a"), failures_to_eject=1, first_backoff_s=1e9, max_backoff_s=1e9)
     async with running(world.probes.run()):
         await until(lambda: world.is_in(PodState.READY))
-        world.breaker.failure("a", time.monotonic())
+        world.breaker.probe_failed("a", time.monotonic())
         asked = world.pod.asked["/health"]
         world.fleet.sync([world.now, make_pod("b")])
         await until(lambda: network["b"].asked["/health"] > 5)

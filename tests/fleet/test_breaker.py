@@ -5,21 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
 
-from router.fleet.breaker import Breaker, FailureRecord
+from router.fleet.breaker import Breaker, EjectionRules, FailureRecord, leaves_enough_ready
 from router.fleet.fleet import Fleet, PodEvent
-from router.types import Pod, PodState
+from router.types import Pod, PodSpeed, PodState, Role
 
 MakePod = Callable[..., Pod]
 
 
 @pytest.fixture
 def fleet(make_pod: MakePod) -> Fleet:
-    """Two ready pods."""
+    """Two ready pods of one model."""
+    return ready(make_pod("a", models=("m",)), make_pod("b", models=("m",)))
+
+
+def ready(*pods: Pod) -> Fleet:
+    """A fleet of ready pods."""
     fleet = Fleet()
-    fleet.sync([make_pod("a"), make_pod("b")])
-    fleet.event("a", PodEvent.PROBE_OK)
-    fleet.event("b", PodEvent.PROBE_OK)
+    fleet.sync(pods)
+    for pod in pods:
+        fleet.event(pod.id, PodEvent.PROBE_OK)
     return fleet
 
 
@@ -36,7 +44,7 @@ def eject(breaker: Breaker, now_s: float) -> None:
 
 def test_consecutive_failures_eject(fleet: Fleet) -> None:
     """The third in a row, of this pod alone."""
-    breaker = Breaker(fleet, failures_to_eject=3)
+    breaker = Breaker(fleet, EjectionRules(failures_to_eject=3))
     breaker.failure("a", 0.0)
     breaker.failure("a", 0.0)
     breaker.failure("b", 0.0)
@@ -47,7 +55,7 @@ def test_consecutive_failures_eject(fleet: Fleet) -> None:
 
 def test_a_served_request_settles_everything(fleet: Fleet) -> None:
     """Failures of requests and of probes alike: a pod that serves is well, however slow its /health is."""
-    breaker = Breaker(fleet, failures_to_eject=2)
+    breaker = Breaker(fleet, EjectionRules(failures_to_eject=2))
     for _ in range(5):
         breaker.failure("a", 0.0)
         breaker.success("a")
@@ -58,7 +66,7 @@ def test_a_served_request_settles_everything(fleet: Fleet) -> None:
 
 def test_a_passed_probe_does_not_excuse_failing_requests(fleet: Fleet) -> None:
     """A pod whose /health answers while its requests fail goes out."""
-    breaker = Breaker(fleet, failures_to_eject=3)
+    breaker = Breaker(fleet, EjectionRules(failures_to_eject=3))
     for _ in range(3):
         breaker.failure("a", 0.0)
         breaker.probe_ok("a")
@@ -67,7 +75,7 @@ def test_a_passed_probe_does_not_excuse_failing_requests(fleet: Fleet) -> None:
 
 def test_failed_probes_eject_when_consecutive(fleet: Fleet) -> None:
     """A pod that misses a probe now and then stays."""
-    breaker = Breaker(fleet, failures_to_eject=2)
+    breaker = Breaker(fleet, EjectionRules(failures_to_eject=2))
     for _ in range(3):
         breaker.probe_failed("a", 0.0)
         breaker.probe_ok("a")
@@ -79,7 +87,7 @@ def test_failed_probes_eject_when_consecutive(fleet: Fleet) -> None:
 
 def test_the_back_off_doubles_until_a_request_is_served(fleet: Fleet) -> None:
     """1, 2, 4, 4 seconds at a limit of 4, however often it is readmitted; then 1 again."""
-    breaker = Breaker(fleet, first_backoff_s=1.0, max_backoff_s=4.0)
+    breaker = Breaker(fleet, EjectionRules(first_backoff_s=1.0, max_backoff_s=4.0))
     for backoff_s in (1.0, 2.0, 4.0, 4.0):
         eject(breaker, 100.0)
         assert not breaker.may_probe("a", 100.0 + backoff_s - 0.01)
@@ -93,7 +101,7 @@ def test_the_back_off_doubles_until_a_request_is_served(fleet: Fleet) -> None:
 
 def test_a_readmitted_pod_starts_counting_anew(fleet: Fleet) -> None:
     """What ejected it does not count a second time."""
-    breaker = Breaker(fleet, failures_to_eject=2)
+    breaker = Breaker(fleet, EjectionRules(failures_to_eject=2))
     breaker.failure("a", 0.0)
     breaker.probe_failed("a", 0.0)
     breaker.failure("a", 0.0)
@@ -105,7 +113,7 @@ def test_a_readmitted_pod_starts_counting_anew(fleet: Fleet) -> None:
 
 def test_requests_that_were_under_way_do_not_prolong_an_ejection(fleet: Fleet) -> None:
     """Fifty failing at once are one ejection."""
-    breaker = Breaker(fleet, first_backoff_s=1.0)
+    breaker = Breaker(fleet, EjectionRules(first_backoff_s=1.0))
     for _ in range(50):
         breaker.failure("a", 10.0)
         breaker.probe_failed("a", 10.0)
@@ -114,7 +122,7 @@ def test_requests_that_were_under_way_do_not_prolong_an_ejection(fleet: Fleet) -
 
 def test_a_pod_that_is_not_ready_cannot_fail(fleet: Fleet) -> None:
     """A draining pod's failures are not held against it when it returns."""
-    breaker = Breaker(fleet, failures_to_eject=2)
+    breaker = Breaker(fleet, EjectionRules(failures_to_eject=2))
     fleet.event("a", PodEvent.DRAIN)
     breaker.failure("a", 0.0)
     fleet.event("a", PodEvent.UNDRAIN)
@@ -125,13 +133,273 @@ def test_a_pod_that_is_not_ready_cannot_fail(fleet: Fleet) -> None:
 
 def test_nothing_is_held_against_a_pod_that_is_found_again(fleet: Fleet, make_pod: MakePod) -> None:
     """A new pod under an old id starts clean, and unknown pods may always be probed."""
-    breaker = Breaker(fleet, failures_to_eject=2, first_backoff_s=1e9)
+    breaker = Breaker(fleet, EjectionRules(failures_to_eject=2, first_backoff_s=1e9))
     breaker.failure("a", 0.0)
     breaker.failure("a", 0.0)
     assert not breaker.may_probe("a", 5.0)
     fleet.sync([])
     breaker.failure("a", 0.0)
     assert breaker.may_probe("a", 5.0)
+
+
+# --- doubts: failures that the request may have caused ---
+
+
+def doubt(breaker: Breaker, *clients: str) -> None:
+    for client in clients:
+        breaker.doubt("a", client, 0.0)
+
+
+def test_one_client_alone_raises_only_doubts(fleet: Fleet) -> None:
+    """Its requests may be what fails."""
+    breaker = Breaker(fleet)
+    doubt(breaker, *"xxxxxxxxxx")
+    assert state(fleet, "a") is PodState.READY
+
+
+@pytest.mark.parametrize(("clients", "expected"), [("xxy", "ejected"), ("xyxy", "ejected"), ("xy", "ready")])
+def test_doubts_of_several_clients_eject(fleet: Fleet, clients: str, expected: str) -> None:
+    """The limit counts all of them."""
+    doubt(Breaker(fleet, EjectionRules(failures_to_eject=3)), *clients)
+    assert state(fleet, "a") == expected
+
+
+def test_a_served_request_settles_doubts(fleet: Fleet) -> None:
+    """And forgets who had them."""
+    breaker = Breaker(fleet)
+    doubt(breaker, *"xy")
+    breaker.success("a")
+    doubt(breaker, *"xxxx")
+    assert state(fleet, "a") is PodState.READY
+
+
+def test_failures_and_doubts_add_up(fleet: Fleet) -> None:
+    """Once several clients have doubts."""
+    breaker = Breaker(fleet, EjectionRules(failures_to_eject=3))
+    breaker.failure("a", 0.0)
+    doubt(breaker, *"xxx")
+    assert state(fleet, "a") is PodState.READY
+    doubt(breaker, "y")
+    assert state(fleet, "a") is PodState.EJECTED
+
+
+def test_behind_one_trusted_gateway_every_doubt_counts(fleet: Fleet) -> None:
+    """`clients_to_eject: 1`."""
+    doubt(Breaker(fleet, EjectionRules(clients_to_eject=1)), *"xxx")
+    assert state(fleet, "a") is PodState.EJECTED
+
+
+def test_workers_add_up_their_doubts(fleet: Fleet) -> None:
+    """One has seen the failures of one client, this one those of another."""
+    breaker, other = Breaker(fleet), Breaker(fleet)
+    doubt(other, *"xx")
+    breaker.apply_remote("a", other.record_of("a"), 0.0)
+    doubt(breaker, "y")
+    assert state(fleet, "a") is PodState.EJECTED
+
+
+def test_the_clients_in_a_record_are_few_and_short(fleet: Fleet) -> None:
+    """Clients choose their number and the length of their names."""
+    breaker = Breaker(fleet, EjectionRules(failures_to_eject=1000, clients_to_eject=2))
+    doubt(breaker, *(f"{n}" * 1000 for n in range(100)))
+    record = breaker.record_of("a")
+    assert record is not None
+    assert len(record.clients) == 2
+    assert all(digest < 2**64 for digest in record.clients)
+
+
+# --- enough pods stay ready ---
+
+
+def pod(pod_id: str, models: str = "m", adapters: str = "", role: Role = Role.BOTH) -> Pod:
+    """Models and adapters of one letter each."""
+    return Pod(
+        id=pod_id,
+        url=f"http://{pod_id}:8000",
+        engine="vllm",
+        speed=PodSpeed(1.0, 0.02, 1e-6),
+        role=role,
+        models=tuple(models),
+        adapters=tuple(adapters),
+    )
+
+
+def ready_ids(fleet: Fleet) -> str:
+    return "".join(status.pod.id for status in fleet.snapshot.pods if status.state is PodState.READY)
+
+
+@pytest.mark.parametrize(
+    ("pods", "min_ready_share", "left"),
+    [("a", 0.5, 1), ("a", 0.0, 1), ("ab", 0.5, 1), ("abc", 0.5, 2), ("abcd", 0.5, 2), ("abcd", 0.0, 1), ("ab", 1.0, 2)],
+)
+def test_requests_leave_enough_pods_ready(pods: str, min_ready_share: float, left: int) -> None:
+    """However many fail: at least one."""
+    fleet = ready(*map(pod, pods))
+    breaker = Breaker(fleet, EjectionRules(min_ready_share=min_ready_share))
+    for _ in range(10):
+        for pod_id in pods:
+            breaker.failure(pod_id, 0.0)
+            for client in "xy":
+                breaker.doubt(pod_id, client, 0.0)
+                breaker.first_token(pod_id, client, *LATE, 0.0)
+    assert len(ready_ids(fleet)) == left
+
+
+def test_failed_probes_eject_the_last_pod() -> None:
+    """It is dead: a 503 at once is better than waiting for it."""
+    fleet = ready(pod("a"))
+    breaker = Breaker(fleet, EjectionRules(failures_to_eject=3))
+    for _ in range(3):
+        breaker.probe_failed("a", 0.0)
+    assert state(fleet, "a") is PodState.EJECTED
+
+
+def test_a_refused_ejection_is_reported_and_failures_are_counted_from_zero() -> None:
+    """When another pod returns, this one is ejected after as many failures as any."""
+    fleet = ready(pod("a"))
+    breaker, refused = Breaker(fleet, EjectionRules(failures_to_eject=3)), list[str]()
+    breaker.on_refused = refused.append
+    eject(breaker, 0.0)
+    assert refused == ["a"]
+    fleet.sync([pod("a"), pod("b")])
+    fleet.event("b", PodEvent.PROBE_OK)
+    breaker.failure("a", 0.0)
+    breaker.failure("a", 0.0)
+    assert state(fleet, "a") is PodState.READY
+    breaker.failure("a", 0.0)
+    assert (state(fleet, "a"), refused) == (PodState.EJECTED, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("others", "enough"),
+    [
+        ([pod("b")], False),
+        ([pod("b", adapters="s")], True),
+        ([pod("b", models="n", adapters="s")], False),
+        ([pod("b", adapters="s", role=Role.PREFILL)], False),
+        ([pod("b", adapters="s", role=Role.DECODE)], False),
+        ([pod("b", adapters="s", role=Role.DECODE), pod("c", adapters="s", role=Role.PREFILL)], True),
+        ([pod("b", adapters="s"), pod("c"), pod("d")], True),
+    ],
+)
+def test_each_model_and_adapter_needs_a_pod_for_prefill_and_decode(others: list[Pod], enough: bool) -> None:
+    """Pod `a` serves model `m` with adapter `s` in both roles."""
+    leaving = pod("a", adapters="s")
+    assert leaves_enough_ready(ready(leaving, *others).snapshot, leaving, 0.5) is enough
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+def test_the_last_prefill_or_decode_pod_stays(role: Role) -> None:
+    """The other role cannot replace it."""
+    other = Role.DECODE if role is Role.PREFILL else Role.PREFILL
+    leaving = pod("a", role=role)
+    fleet = ready(leaving, pod("b", role=other), pod("c", role=other))
+    assert not leaves_enough_ready(fleet.snapshot, leaving, 0.5)
+
+
+def test_pods_that_drain_or_join_do_not_count() -> None:
+    """Neither as ready nor as missing."""
+    fleet = ready(*map(pod, "abc"))
+    fleet.event("b", PodEvent.DRAIN)
+    fleet.sync([*map(pod, "abcd")])
+    assert leaves_enough_ready(fleet.snapshot, pod("a"), 0.5)
+    fleet.event("c", PodEvent.DRAIN)
+    assert not leaves_enough_ready(fleet.snapshot, pod("a"), 0.0)
+
+
+def test_two_workers_that_eject_at_once_leave_enough_ready() -> None:
+    """Each has ejected another pod when it receives the ejection of the other."""
+    fleets = ready(pod("a"), pod("b")), ready(pod("a"), pod("b"))
+    one, two = map(Breaker, fleets)
+    for _ in range(3):
+        one.failure("a", 0.0)
+        two.failure("b", 0.0)
+    one.apply_remote("b", two.record_of("b"), 0.0)
+    two.apply_remote("a", one.record_of("a"), 0.0)
+    assert [ready_ids(fleet) for fleet in fleets] == ["b", "a"]
+    assert one.may_probe("b", 0.0)
+
+
+PODS = st.lists(
+    st.builds(
+        lambda models, adapters, role: ("".join(models), "".join(adapters), role),
+        st.sets(st.sampled_from("mn"), min_size=1),
+        st.sets(st.sampled_from("rs")),
+        st.sampled_from(Role),
+    ),
+    min_size=1,
+    max_size=6,
+)
+STEPS = st.lists(
+    st.tuples(st.integers(0, 5), st.sampled_from(["failure", "doubt", "late", "on time", "success", "probed"]),
+              st.sampled_from("xyz")),
+    max_size=80,
+)  # fmt: skip
+
+
+def step(breaker: Breaker, fleet: Fleet, pod_id: str, what: str, client: str) -> None:
+    match what:
+        case "failure":
+            breaker.failure(pod_id, 0.0)
+        case "doubt":
+            breaker.doubt(pod_id, client, 0.0)
+        case "late" | "on time":
+            breaker.first_token(pod_id, client, 600.0, 6001.0 if what == "late" else 600.0, 0.0)
+        case "success":
+            breaker.success(pod_id)
+        case "probed":
+            breaker.probe_ok(pod_id)
+            fleet.event(pod_id, PodEvent.PROBE_OK)
+
+
+@given(facts=PODS, steps=STEPS, share=st.sampled_from([0.0, 0.3, 0.5, 1.0]))
+def test_no_sequence_of_results_takes_a_model_out(
+    facts: list[tuple[str, str, Role]], steps: list[tuple[int, str, str]], share: float
+) -> None:
+    """Every model and adapter that had a ready pod for a role keeps one, and the share."""
+    pods = [pod(str(n), *each) for n, each in enumerate(facts)]
+    fleet = ready(*pods)
+    breaker = Breaker(fleet, EjectionRules(failures_to_eject=2, late_to_eject=2, min_ready_share=share))
+    for at, what, client in steps:
+        step(breaker, fleet, str(at % len(pods)), what, client)
+        left = ready_ids(fleet)
+        for name in "mnrs":
+            for role in (Role.PREFILL, Role.DECODE):
+                able = [each.id for each in pods if each.serves(name) and each.role in (role, Role.BOTH)]
+                assert not able or sum(pod_id in left for pod_id in able) >= max(1, share * len(able))
+
+
+@given(steps=STEPS)
+def test_no_sequence_of_one_clients_doubts_ejects(steps: list[tuple[int, str, str]]) -> None:
+    """Among its served requests and late first tokens."""
+    fleet = ready(*map(pod, "012345"))
+    breaker = Breaker(fleet, EjectionRules(failures_to_eject=2, late_to_eject=2, min_ready_share=0.0))
+    for at, what, _ in steps:
+        if what != "failure":
+            step(breaker, fleet, str(at), what, "x")
+    assert ready_ids(fleet) == "012345"
+
+
+@given(steps=STEPS)
+def test_a_pod_is_ejected_exactly_by_the_failures_in_a_row(steps: list[tuple[int, str, str]]) -> None:
+    """Against a naive count, in a fleet where enough pods stay ready."""
+    fleet = ready(*map(pod, "0123456789"))
+    breaker = Breaker(fleet, EjectionRules(failures_to_eject=3, min_ready_share=0.0))
+    since_success: dict[str, list[str]] = {str(n): [] for n in range(6)}
+    for at, what, client in steps:
+        if what not in ("failure", "doubt", "success"):
+            continue
+        was_ready = state(fleet, str(at)) is PodState.READY
+        step(breaker, fleet, str(at), what, client)
+        seen = since_success[str(at)]
+        if what == "success":
+            seen.clear()
+        elif was_ready:
+            seen.append(client if what == "doubt" else "")
+        doubts = [one for one in seen if one]
+        counted = seen.count("") + (len(doubts) if len(set(doubts)) > 1 else 0)
+        if was_ready:
+            assert (state(fleet, str(at)) is PodState.EJECTED) == (counted >= 3)
 
 
 # --- lateness ---
@@ -141,14 +409,15 @@ LATE: tuple[float, float] = (600.0, 6001.0)
 
 
 def late(breaker: Breaker, pod_id: str, times: int, now_s: float = 0.0) -> None:
-    for _ in range(times):
+    """Late first tokens for two clients by turns."""
+    for n in range(times):
         breaker.success(pod_id)
-        breaker.first_token(pod_id, *LATE, now_s)
+        breaker.first_token(pod_id, "xy"[n % 2], *LATE, now_s)
 
 
 def test_a_pod_that_is_late_again_and_again_is_ejected(fleet: Fleet) -> None:
     """Though it serves every request."""
-    breaker = Breaker(fleet, late_factor=10.0, late_to_eject=8)
+    breaker = Breaker(fleet, EjectionRules(late_factor=10.0, late_to_eject=8))
     late(breaker, "a", 7)
     assert state(fleet, "a") is PodState.READY
     late(breaker, "a", 1)
@@ -158,16 +427,16 @@ def test_a_pod_that_is_late_again_and_again_is_ejected(fleet: Fleet) -> None:
 @pytest.mark.parametrize("expected_ms, actual_ms", [(600.0, 6000.0), (1.0, 5000.0)])
 def test_one_first_token_on_time_settles_it(fleet: Fleet, expected_ms: float, actual_ms: float) -> None:
     """Ten times of next to nothing is not late."""
-    breaker = Breaker(fleet, late_factor=10.0, late_to_eject=8)
+    breaker = Breaker(fleet, EjectionRules(late_factor=10.0, late_to_eject=8))
     late(breaker, "a", 7)
-    breaker.first_token("a", expected_ms, actual_ms, 0.0)
+    breaker.first_token("a", "x", expected_ms, actual_ms, 0.0)
     late(breaker, "a", 7)
     assert state(fleet, "a") is PodState.READY
 
 
 def test_where_most_are_late_it_is_the_expectation_that_is_wrong(fleet: Fleet, make_pod: MakePod) -> None:
     """A price that is ten times too low may not empty a fleet; pods of other models are no witnesses."""
-    breaker = Breaker(fleet, late_to_eject=8)
+    breaker = Breaker(fleet, EjectionRules(late_to_eject=8))
     for _ in range(100):
         late(breaker, "a", 1)
         late(breaker, "b", 1)
@@ -176,13 +445,13 @@ def test_where_most_are_late_it_is_the_expectation_that_is_wrong(fleet: Fleet, m
     alone.sync([make_pod("a", models=("m",)), make_pod("b", models=("other",))])
     for pod in ("a", "b"):
         alone.event(pod, PodEvent.PROBE_OK)
-    late(Breaker(alone, late_to_eject=8), "a", 100)
+    late(Breaker(alone, EjectionRules(late_to_eject=8)), "a", 100)
     assert state(alone, "a") is PodState.READY
 
 
 def test_lateness_is_out_for_longer_and_forgotten_only_when_on_time(fleet: Fleet) -> None:
     """Every probe passes, and so does every request that was under way."""
-    breaker = Breaker(fleet, first_backoff_s=1.0, max_backoff_s=1.5, late_to_eject=1)
+    breaker = Breaker(fleet, EjectionRules(clients_to_eject=1, first_backoff_s=1.0, max_backoff_s=1.5, late_to_eject=1))
     late(breaker, "a", 1, now_s=0.0)
     breaker.success("a")
     assert [breaker.may_probe("a", now_s) for now_s in (9.9, 10.0)] == [False, True]
@@ -190,21 +459,29 @@ def test_lateness_is_out_for_longer_and_forgotten_only_when_on_time(fleet: Fleet
     late(breaker, "a", 1, now_s=20.0)
     assert [breaker.may_probe("a", now_s) for now_s in (34.9, 35.0)] == [False, True]
     fleet.event("a", PodEvent.PROBE_OK)
-    breaker.first_token("a", 600.0, 600.0, 40.0)
+    breaker.first_token("a", "x", 600.0, 600.0, 40.0)
     late(breaker, "a", 1, now_s=50.0)
     assert breaker.may_probe("a", 60.0)
 
 
+def test_lateness_for_one_client_alone_does_not_eject(fleet: Fleet) -> None:
+    """Its requests may take longer than their price says: a grammar to compile, an adapter to load."""
+    breaker = Breaker(fleet, EjectionRules(late_to_eject=8))
+    for _ in range(20):
+        breaker.first_token("a", "x", *LATE, 0.0)
+    assert state(fleet, "a") is PodState.READY
+
+
 def test_lateness_can_be_left_alone(fleet: Fleet) -> None:
     """`late_to_eject: 0`."""
-    breaker = Breaker(fleet, late_to_eject=0)
+    breaker = Breaker(fleet, EjectionRules(late_to_eject=0))
     late(breaker, "a", 100)
     assert state(fleet, "a") is PodState.READY
 
 
 def test_what_another_worker_holds_against_a_pod_counts_here(fleet: Fleet) -> None:
     """Its failures go on here; a pod that is not there is nobody's."""
-    breaker = Breaker(fleet, failures_to_eject=3)
+    breaker = Breaker(fleet, EjectionRules(failures_to_eject=3))
     breaker.apply_remote("a", FailureRecord(failures=2), 0.0)
     breaker.apply_remote("nobody", FailureRecord(failures=2), 0.0)
     assert set(breaker.records()) == {"a"}
@@ -239,8 +516,8 @@ def test_each_change_is_announced_once(fleet: Fleet) -> None:
     breaker.success("a")
     assert announced[1:] == [("a", None)]
     late(breaker, "b", 1)
-    assert announced[2:] == [("b", FailureRecord(late_tokens=1))]
-    breaker.first_token("b", 100.0, 100.0, 0.0)
+    assert announced[2:] == [("b", FailureRecord(late_tokens=1, late_clients=(xxh3_64_intdigest(b"x"),)))]
+    breaker.first_token("b", "x", 100.0, 100.0, 0.0)
     assert announced[3:] == [("b", None)]
-    breaker.first_token("b", 100.0, 100.0, 0.0)
+    breaker.first_token("b", "x", 100.0, 100.0, 0.0)
     assert len(announced) == 4

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from router.config.policy_files import load_classes
@@ -177,6 +178,7 @@ class Town:
 
     def __init__(self, pods: Mapping[str, ScriptedPod], urls: Mapping[str, str], first_byte_s: float, retries: int):
         self.made = pods
+        self.servers: Mapping[str, asyncio.Server] = {}
         self.fleet, self.ledger, self.store, self.metrics = Fleet(), Ledger(), LocalStore(), Metrics()
         self.publishes_events = True
         self.fleet.sync(
@@ -232,6 +234,13 @@ class Town:
         """The reader of all prompts."""
         return self.read_prompt
 
+    def unread(self, method: str, *plans: Plan) -> RequestContext:
+        """A request to an endpoint that the router does not read, decided for these plans, best first."""
+        context = self.context(*plans)
+        context.request = replace(context.request, endpoint=Endpoint.OTHER)
+        context.inbound = replace(context.inbound, method=method, target=b"/v1/files")
+        return context
+
     def context(
         self, *plans: Plan, headers: HeaderList | None = None, prompt: PromptPrefix | None = None, **fields: Any
     ) -> RequestContext:
@@ -276,13 +285,27 @@ class Town:
         registry: CollectorRegistry = self.metrics.registry
         return registry.get_sample_value(name, labels) or 0.0
 
+    def crashing(self, pod: str) -> Behaviour:
+        """Dies of the request and accepts no connection afterwards."""
+
+        async def behave(asked: Asked) -> None:
+            self.servers[pod].close()
+            asked.reset()
+
+        return behave
+
     def handoffs(self, result: str, dialect: str = "nixl") -> float:
         return self.counted("warmroute_handoffs_total", dialect=dialect, result=result)
 
     def failures(self, pod: str) -> int:
         """Current failures of the pod."""
-        record = self.breaker._records.get(pod)
+        record = self.breaker.record_of(pod)
         return record.failures if record else 0
+
+    def doubts(self, pod: str) -> int:
+        """Current failures of the pod that a request may have caused."""
+        record = self.breaker.record_of(pod)
+        return record.doubts if record else 0
 
     async def until(self, holds: Callable[[], object]) -> None:
         """Run other tasks until a condition holds."""
@@ -306,6 +329,7 @@ async def town(
     bracketed = f"[{host}]" if ":" in host else host
     urls = {name: f"http://{bracketed}:{server.sockets[0].getsockname()[1]}" for name, server in servers.items()}
     made = Town(pods, urls, first_byte_s, retries)
+    made.servers = servers
     try:
         yield made
     finally:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from router.decision import Direct
-from router.errors import NoReadyPod, UpstreamBroken
+from router.errors import ConnectFailed, NoReadyPod, UpstreamBroken, UpstreamError
 from router.hashing import hash_array, token_array
 from router.policy.calibration import SAME_STEP_S, PrefillObservation
 from router.policy.spec import Policy
 from router.types import Generation, Pod, PromptPrefix
 from tests.policy.scenes import POLICIES
-from tests.proxy.pods import Asked, Town, town
-from tests.proxy.test_kv_transfer import ANSWERING, answer, resetting, saying, streaming
+from tests.proxy.pods import Asked, Behaviour, Town, town
+from tests.proxy.test_kv_transfer import ANSWERING, TOKEN, answer, resetting, saying, silent, streaming
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
@@ -49,10 +51,10 @@ async def test_a_busy_pod_is_replaced_by_the_next_candidate() -> None:
 
 
 async def test_the_last_candidates_503_is_relayed() -> None:
-    """It is a failure of the pod as well."""
+    """No other pod shows whether the pod or the request is the cause."""
     async with town(a=BUSY) as pods:
         assert (await pods.serve(pods.context(*plans(pods)))).status == 503
-        assert pods.failures("a") == 1
+        assert (pods.failures("a"), pods.doubts("a")) == (0, 1)
         assert pods.counted("warmroute_pod_requests_total", pod="a", result="server_error") == 1
 
 
@@ -60,19 +62,61 @@ async def test_another_server_error_is_relayed_without_a_retry() -> None:
     """Another pod would most likely respond the same."""
     async with town(a=ERROR, b=ANSWERING) as pods:
         assert (await pods.serve(pods.context(*plans(pods)))).status == 500
-        assert (pods.failures("a"), len(pods.made["b"].asked)) == (1, 0)
+        assert (pods.failures("a"), pods.doubts("a"), len(pods.made["b"].asked)) == (0, 1, 0)
 
 
-async def test_a_client_error_is_no_failure_of_the_pod() -> None:
-    """It clears earlier failures: the pod responds."""
+@pytest.mark.parametrize("status", [400, 404, 413, 429, 501, 505])
+async def test_a_refusal_is_no_failure_of_the_pod(status: int) -> None:
+    """Nor does it clear earlier ones: a client could keep a broken pod in the fleet by sending nonsense."""
     async with town(a=resetting) as pods:
         with pytest.raises(UpstreamBroken):
             await pods.serve(pods.context(*plans(pods)))
-        assert pods.failures("a") == 1
-        pods.made["a"].behaviour = saying({"error": {}}, 400)
-        assert (await pods.serve(pods.context(*plans(pods)))).status == 400
-        assert pods.failures("a") == 0
-        assert pods.counted("warmroute_pod_requests_total", pod="a", result="ok") == 1
+        pods.made["a"].behaviour = saying({"error": {}}, status)
+        assert (await pods.serve(pods.context(*plans(pods)))).status == status
+        assert (pods.failures("a"), pods.doubts("a")) == (0, 1)
+        pods.made["a"].behaviour = ANSWERING
+        await pods.serve(pods.context(*plans(pods)))
+        assert pods.doubts("a") == 0
+
+
+REFUSED_BODY = saying({"error": {}}, 413)
+
+
+@pytest.mark.parametrize("second", [resetting, silent, BUSY, ERROR, REFUSED_BODY])
+async def test_a_request_that_no_pod_serves_is_in_doubt(second: Behaviour) -> None:
+    """A body that one pod dies of and another one refuses may be the cause of both."""
+    async with town(first_byte_s=0.2, a=resetting, b=second, c=ANSWERING) as pods:
+        with contextlib.suppress(UpstreamError):
+            await pods.serve(pods.context(*plans(pods)))
+        doubts = 0 if second is REFUSED_BODY else 1
+        assert [(pods.failures(pod), pods.doubts(pod)) for pod in "ab"] == [(0, 1), (0, doubts)]
+        assert not pods.made["c"].asked
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_another_pod_serves_clears_all_doubt(stream: bool) -> None:
+    """From the first token on, so that a broken pod is ejected while the streams of others last."""
+
+    async def checking(asked: Asked) -> None:
+        await asked.begin()
+        await asked.event(TOKEN)
+        await pods.until(lambda: pods.failures("a"))
+        await asked.end()
+
+    async with town(a=resetting, b=checking if stream else ANSWERING) as pods:
+        await pods.serve(pods.context(*plans(pods), stream=stream))
+        assert [(pods.failures(pod), pods.doubts(pod)) for pod in "ab"] == [(1, 0), (0, 0)]
+
+
+async def test_a_client_that_leaves_before_the_second_pod_responds_leaves_doubt() -> None:
+    """Otherwise impatient clients would keep a broken pod in the fleet."""
+    async with town(a=resetting, b=silent) as pods:
+        serving = asyncio.create_task(pods.serve(pods.context(*plans(pods))))
+        await pods.until(lambda: pods.made["b"].working)
+        serving.cancel()
+        await asyncio.wait([serving])
+        assert [(pods.failures(pod), pods.doubts(pod)) for pod in "ab"] == [(0, 1), (0, 0)]
+        await pods.left_alone()
 
 
 async def test_without_budget_a_503_is_relayed_and_a_failure_is_raised() -> None:
@@ -88,17 +132,78 @@ async def test_without_budget_a_503_is_relayed_and_a_failure_is_raised() -> None
         assert retries(pods, "UpstreamBroken", "_refused") == 1
 
 
-@pytest.mark.parametrize(("attempts", "served"), [(None, 3), (1, 1), (2, 2), (5, 4)])
-async def test_a_policy_may_limit_the_attempts(attempts: int | None, served: int) -> None:
+@pytest.mark.parametrize(("attempts", "tries"), [(None, 3), (1, 1), (2, 2), (5, 4)])
+async def test_a_policy_may_limit_the_attempts(attempts: int | None, tries: int) -> None:
     """Otherwise one more than the configured retries, which are two here."""
     async with town(a=resetting, b=resetting, c=resetting, d=resetting) as pods:
-        context = pods.context(*plans(pods))
+        closed = [Direct(replace(plan.pod, url="http://127.0.0.1:1")) for plan in plans(pods)]
+        context = pods.context(*closed)
         policy: Policy = replace(POLICIES["cost_aware"], attempts=attempts)
         context.policy = policy
-        with pytest.raises(UpstreamBroken):
+        with pytest.raises(ConnectFailed):
             await pods.serve(context)
-        assert context.tries == served
-        assert [len(pod.asked) for pod in pods.made.values()] == [1] * served + [0] * (4 - served)
+        assert context.tries == tries
+
+
+@pytest.mark.parametrize("attempts", [None, 11])
+@pytest.mark.parametrize("behaviour", [resetting, silent, BUSY])
+async def test_two_pods_at_most_fail_a_request_that_they_received(behaviour: Behaviour, attempts: int | None) -> None:
+    """What crashes two engines would crash them all, also with a policy that allows more."""
+    pods_by_id: dict[str, Any] = dict.fromkeys("abcdef", behaviour)
+    async with town(first_byte_s=0.2, retries=10, **pods_by_id) as pods:
+        context = pods.context(*plans(pods))
+        context.policy = replace(POLICIES["cost_aware"], attempts=attempts)
+        with contextlib.suppress(UpstreamError):
+            await pods.serve(context)
+        assert [len(pod.asked) for pod in pods.made.values()] == [1, 1, 0, 0, 0, 0]
+
+
+async def test_a_pod_that_a_request_crashes_over_a_kept_connection_has_received_it() -> None:
+    """It accepts no connection afterwards, but that is not the failure of a pod that was down before."""
+    async with town(retries=10, a=ANSWERING, b=ANSWERING, c=ANSWERING, d=ANSWERING) as pods:
+        for plan in plans(pods):
+            await pods.serve(pods.context(plan))
+            pods.made[plan.pod.id].behaviour = pods.crashing(plan.pod.id)
+        with pytest.raises(UpstreamBroken):
+            await pods.serve(pods.context(*plans(pods)))
+        assert [len(pod.asked) for pod in pods.made.values()] == [2, 2, 1, 1]
+        assert [pods.failures(pod) for pod in "abcd"] == [0, 0, 0, 0]
+
+
+# --- requests that may not be repeated ---
+
+
+@pytest.mark.parametrize(("method", "asked"), [("POST", 0), ("PATCH", 0), ("GET", 1), ("PUT", 1), ("DELETE", 1)])
+@pytest.mark.parametrize("behaviour", [resetting, silent, BUSY])
+async def test_an_unread_request_is_repeated_only_if_it_is_idempotent(
+    behaviour: Behaviour, method: str, asked: int
+) -> None:
+    """A second POST to /v1/batches would start a second batch."""
+    async with town(first_byte_s=0.2, a=behaviour, b=ANSWERING) as pods:
+        with contextlib.suppress(UpstreamError):
+            await pods.serve(pods.unread(method, *plans(pods)))
+        assert (len(pods.made["a"].asked), len(pods.made["b"].asked)) == (1, asked)
+
+
+async def test_an_unread_request_that_was_not_sent_is_tried_elsewhere() -> None:
+    """The first pod accepts no connection."""
+    async with town(a=ANSWERING, b=ANSWERING) as pods:
+        first, second = plans(pods)
+        closed = Direct(replace(first.pod, url="http://127.0.0.1:1"))
+        assert (await pods.serve(pods.unread("POST", closed, second))).status == 200
+        assert len(pods.made["b"].asked) == 1
+
+
+@pytest.mark.parametrize(("method", "asked"), [("POST", 1), ("PUT", 2)])
+async def test_a_request_that_may_not_be_repeated_uses_no_kept_connection(method: str, asked: int) -> None:
+    """If that died, nobody would know whether it transported the request."""
+    async with town(a=ANSWERING) as pods:
+        await pods.serve(pods.context(*plans(pods)))
+        pods.made["a"].asked.clear()
+        pods.made["a"].behaviour = resetting
+        with pytest.raises(UpstreamBroken):
+            await pods.serve(pods.unread(method, *plans(pods)))
+        assert len(pods.made["a"].asked) == asked
 
 
 async def test_a_request_without_a_usable_candidate_is_refused() -> None:

@@ -95,16 +95,16 @@ async def test_only_a_streamed_response_has_a_time_to_first_token() -> None:
 
 
 async def test_late_first_tokens_are_held_against_the_pod() -> None:
-    """By the breaker, with the expected and the actual time."""
+    """By the breaker, with the client and the expected and the actual time."""
     async with town(a=streaming) as pods:
         seen: list[tuple[Any, ...]] = []
         pods.breaker.first_token = lambda *facts: seen.append(facts)  # type: ignore[method-assign]
         read_prompts(pods)
         context = pods.context(stream=True)
         await pods.forward(context)
-        ((pod, expected_ms, actual_ms, _),) = seen
+        ((pod, client, expected_ms, actual_ms, _),) = seen
         assert context.first_token_s is not None
-        assert (pod, actual_ms) == ("a", context.first_token_s * 1000)
+        assert (pod, client, actual_ms) == ("a", "192.0.2.1", context.first_token_s * 1000)
         assert expected_ms > 0
 
 

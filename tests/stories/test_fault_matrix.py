@@ -144,36 +144,99 @@ async def test_a_slow_response_does_not_hit_the_idle_timeout(deploy: Deploy) -> 
         await nothing_stays_behind(deployment)
 
 
-async def test_a_pod_with_only_server_errors_is_ejected(deploy: Deploy) -> None:
+def ejections(deployment: Deployment) -> list[str]:
+    """Ids of the pods that are ejected from now on."""
+    ejected: list[str] = []
+    deployment.program.fleet.listen(lambda pod, _, new: ejected.append(pod.id) if new is PodState.EJECTED else None)
+    return ejected
+
+
+async def refused_ejections(deployment: Deployment) -> float:
+    lines = (await deployment.client.get("/metrics")).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("warmroute_ejections_refused_total{"))
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"])
+@pytest.mark.parametrize("status", [400, 404, 429, 500, 501])
+async def test_requests_that_engines_cannot_serve_eject_no_pod(deploy: Deploy, path: str, status: int) -> None:
+    """An endpoint that the engine lacks (501), or a body that it fails on (500), from one client, many times."""
+    async with deploy(pods=2) as deployment:
+        ejected = ejections(deployment)
+        for engine in deployment.engines:
+            engine.inject(Fault(kind=FaultKind.STATUS, status=HTTPStatus(status), count=None))
+        body = {"model": "demo", "messages": opening("ash"), "prompt": "ash", "input": "ash"}
+        for _ in range(10):
+            assert (await deployment.client.post(path, json=body)).status_code == status
+        for engine in deployment.engines:
+            await engine.heal()
+        assert not ejected
+        assert (await deployment.chat(opening("ash"))).status_code == 200
+        await nothing_stays_behind(deployment)
+
+
+@pytest.mark.parametrize("fault", [Fault(kind=FaultKind.RESET, count=None), Fault(kind=FaultKind.HANG, count=None)])
+async def test_a_body_that_kills_engines_reaches_two_of_them(deploy: Deploy, fault: Fault) -> None:
+    """And ejects none, however often one client sends it: the whole fleet would follow."""
+    async with deploy(pods=4, limits=Limits(first_byte_timeout_s=0.1, retries=10)) as deployment:
+        ejected = ejections(deployment)
+        for engine in deployment.engines:
+            engine.inject(fault)
+        for n in range(4):
+            assert (await deployment.chat(opening(f"ash {n}"))).status_code in (502, 504)
+            called = "UpstreamBroken" if fault.kind is FaultKind.RESET else "UpstreamTimeout"
+            assert sum([await attempts(deployment, at, called) for at in range(4)]) == 2 * (n + 1)
+        assert not ejected
+        await nothing_stays_behind(deployment)
+
+
+async def test_a_pod_that_fails_several_clients_is_ejected(deploy: Deploy) -> None:
     """Its queue is always empty, so that it would attract all requests."""
-    async with deploy(pods=1) as deployment:
-        deployment.engines[0].inject(Fault(kind=FaultKind.STATUS, count=3))
-        states: list[PodState] = []
-        deployment.program.fleet.listen(lambda pod, old, new: states.append(new))
-        answers = [await deployment.chat(opening("ash")) for _ in range(3)]
-        assert [answer.status_code for answer in answers] == [500, 500, 500]
-        assert states[0] is PodState.EJECTED
+    async with deploy(pods=2) as deployment:
+        ejected, at = ejections(deployment), await holder_of(deployment, "ash")
+        deployment.engines[at].inject(Fault(kind=FaultKind.STATUS, count=3))
+        body = {"model": "demo", "messages": opening("ash"), "max_tokens": 8}
+        for tenant in ("x", "x", "y"):
+            headers = {"x-tenant-id": tenant}
+            answer = await deployment.client.post("/v1/chat/completions", json=body, headers=headers)
+            assert answer.status_code == 500
+        assert ejected == [deployment.engines[at].url.removeprefix("http://")]
+        await nothing_stays_behind(deployment)
+
+
+async def test_requests_never_eject_the_last_ready_pods(deploy: Deploy) -> None:
+    """However many fail, for any number of clients; each refusal is counted, and the pods serve as soon as they can."""
+    async with deploy(pods=2) as deployment:
+        ejected = ejections(deployment)
+        for engine in deployment.engines:
+            engine.inject(Fault(kind=FaultKind.STATUS, count=None))
+        for n in range(20):
+            headers = {"x-tenant-id": f"tenant {n}"}
+            body = {"model": "demo", "messages": opening(f"ash {n}"), "max_tokens": 8}
+            await deployment.client.post("/v1/chat/completions", json=body, headers=headers)
+        assert await refused_ejections(deployment) > 0
+        assert len(set(ejected)) == 1
+        for engine in deployment.engines:
+            await engine.heal()
+        assert (await deployment.chat(opening("ash"))).status_code == 200
         await nothing_stays_behind(deployment)
 
 
 async def test_a_pod_with_very_late_first_tokens_is_ejected(deploy: Deploy) -> None:
     """Its health check passes and no request fails; only its TTFT is bad."""
-    async with deploy(pods=3, probes={"slow_ttft_factor": 1.01, "slow_ttfts_to_eject": 2}) as deployment:
+    probes = {"slow_ttft_factor": 1.01, "slow_ttfts_to_eject": 2, "clients_to_eject": 1}
+    async with deploy(pods=3, probes=probes) as deployment:
         at = await holder_of(deployment, "snails")
         deployment.engines[at].inject(Fault(kind=FaultKind.SLOW, pause_s=0.6, count=None))
-        ejected: list[str] = []
-        deployment.program.fleet.listen(
-            lambda pod, _, new: ejected.append(pod.url) if new is PodState.EJECTED else None
-        )
+        ejected = ejections(deployment)
         for _ in range(2):
             assert (await deployment.chat(opening("snails"), stream=True, max_tokens=1)).status_code == 200
-        assert ejected == [deployment.engines[at].url]
+        assert ejected == [deployment.engines[at].url.removeprefix("http://")]
 
 
 async def test_retries_stop_when_the_whole_fleet_fails(deploy: Deploy) -> None:
     """Above the retry budget, the failure is returned and counted."""
-    async with deploy(pods=3, limits=Limits(retry_budget=0.0)) as deployment:
-        deployment.program.pods.breaker._failures_to_eject = 10_000
+    probes = {"failures_to_eject": 10_000}
+    async with deploy(pods=3, limits=Limits(retry_budget=0.0), probes=probes) as deployment:
         for engine in deployment.engines:
             engine.inject(Fault(kind=FaultKind.STATUS, status=HTTPStatus.SERVICE_UNAVAILABLE, count=None))
         asked = 40

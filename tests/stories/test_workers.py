@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -195,10 +196,12 @@ async def one_index_and_journal(one: httpx.AsyncClient, two: httpx.AsyncClient) 
 
 
 async def one_breaker(router: Router, one: httpx.AsyncClient, two: httpx.AsyncClient) -> None:
-    """A pod that fails at one worker is ejected at the other, then both readmit it."""
+    """A pod that fails several clients at one worker is ejected at the other, then both readmit it."""
     for engine in router.engines:
         engine.inject(Fault(kind=FaultKind.RESET, count=None))
+    tenants = itertools.cycle("xy")
     while not any(pod["state"] == "ejected" for pod in await pods(one)):
+        one.headers["x-tenant-id"] = next(tenants)
         await chat(one, "tides")
     ejected = await seen(two, state="ejected")
     for engine in router.engines:

@@ -184,7 +184,11 @@ def test_an_expired_ejection_does_not_eject_at_a_new_worker() -> None:
     assert held == group.workers[0].owners.breaker.record_of("a")
 
 
-@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["failure", "success", "late", "on time"])), max_size=40))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1), st.sampled_from(["failure", "doubt", "success", "late", "on time"])), max_size=40
+    )
+)
 def test_breakers_agree_after_any_history(history: list[tuple[int, str]]) -> None:
     """On records and on states, if each change is delivered before the next."""
     group = FakeWorkers()
@@ -193,10 +197,12 @@ def test_breakers_agree_after_any_history(history: list[tuple[int, str]]) -> Non
         group.now_s += 0.1
         if what == "failure":
             breaker.failure("a", group.now_s)
+        elif what == "doubt":
+            breaker.doubt("a", f"client of {number}", group.now_s)
         elif what == "success":
             breaker.success("a")
         else:
-            breaker.first_token("a", 1.0, 1e6 if what == "late" else 1.0, group.now_s)
+            breaker.first_token("a", f"client of {number}", 1.0, 1e6 if what == "late" else 1.0, group.now_s)
         group.settle()
         one, two = group.workers
         assert one.owners.breaker.records() == two.owners.breaker.records()
