@@ -16,9 +16,9 @@ After every failure but ConnectFailed a pod may have received the request, so tw
 
 - At most `MAX_FAILED_ATTEMPTS` attempts fail. The request itself may be the cause: a body that crashes one engine would
   crash the whole fleet.
-- A request to an endpoint that the router does not read (`/v1/files`, `/v1/batches`) is repeated only if its method is
-  idempotent (RFC 9110 9.2.2); a second POST could create a second object. It is sent over a new connection, because a
-  kept one may die after it has transported the request.
+- A request to an endpoint that the router does not read (`/v1/responses`, a path of `edge.extra_paths`) is repeated
+  only if its method is idempotent (RFC 9110 9.2.2); a second POST could create a second object. It is sent over a new
+  connection, because a kept one may die after it has transported the request.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ class Town:
         """A request to an endpoint that the router does not read, decided for these plans, best first."""
         context = self.context(*plans)
         context.request = replace(context.request, endpoint=Endpoint.OTHER)
-        context.inbound = replace(context.inbound, method=method, target=b"/v1/files")
+        context.inbound = replace(context.inbound, method=method, target=b"/v1/responses")
         return context
 
     def context(

@@ -178,7 +178,7 @@ async def test_a_pod_that_a_request_crashes_over_a_kept_connection_has_received_
 async def test_an_unread_request_is_repeated_only_if_it_is_idempotent(
     behaviour: Behaviour, method: str, asked: int
 ) -> None:
-    """A second POST to /v1/batches would start a second batch."""
+    """A second POST to /v1/responses would create a second response."""
     async with town(first_byte_s=0.2, a=behaviour, b=ANSWERING) as pods:
         with contextlib.suppress(UpstreamError):
             await pods.serve(pods.unread(method, *plans(pods)))
