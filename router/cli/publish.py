@@ -5,6 +5,7 @@ Reads the routers' configuration: models, pods, index.redis. Options override it
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,17 @@ from router.config.schema import RouterConfig
 from router.errors import ConfigError
 from router.observe.log import configure_logging
 from router.wiring.agent import Agent, generation_of
+
+SERVER: Mapping[str, Any] = {
+    "loop": "uvloop",
+    "http": "h11",  # uvicorn's `httptools` parses the body of a request to upgrade as the next request
+    "ws": "none",
+    "access_log": False,
+    "log_level": "warning",
+    "server_header": False,
+    "timeout_graceful_shutdown": 2,
+}
+"""uvicorn's settings for the publisher's port."""
 
 
 def publish_command(
@@ -37,18 +49,7 @@ def publish_command(
     )
     configure_logging(chosen.log.format)
     agent = Agent(chosen, {model.name: generation_of(model) for model in chosen.models})
-    uvicorn.run(
-        agent.app,
-        host=chosen.publish.host,
-        port=chosen.publish.port,
-        loop="uvloop",
-        http="httptools",
-        ws="none",
-        access_log=False,
-        log_level="warning",
-        server_header=False,
-        timeout_graceful_shutdown=2,
-    )
+    uvicorn.run(agent.app, host=chosen.publish.host, port=chosen.publish.port, **SERVER)
 
 
 def _with_options(

@@ -1,0 +1,49 @@
+"""The server of `warmroute publish`."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import uvicorn
+from fastapi import FastAPI, Request
+from uvicorn.server import ServerState
+
+from router.cli.publish import SERVER
+
+pytestmark = [pytest.mark.anyio, pytest.mark.net]
+SMUGGLED = b"POST /kv-events HTTP/1.1\r\nhost: h\r\ncontent-length: 2\r\n\r\n[]"
+
+
+async def test_the_body_of_a_request_to_upgrade_is_no_request() -> None:
+    """In the same piece as its head and in another."""
+    seen: list[tuple[str, bytes]] = []
+    app = FastAPI(openapi_url=None)
+
+    @app.api_route("/{path:path}", methods=["GET", "POST"])
+    async def record(request: Request) -> str:
+        seen.append((request.url.path, await request.body()))
+        return "own"
+
+    config, state = uvicorn.Config(app, **SERVER), ServerState()
+    config.load()
+    head = b"GET /livez HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: websocket\r\ncontent-length: %d\r\n\r\n"
+    head %= len(SMUGGLED)
+    server = await asyncio.get_running_loop().create_server(
+        lambda: config.http_protocol_class(config, state, {}),  # type: ignore[call-arg]
+        "127.0.0.1",
+        0,
+    )
+    async with asyncio.timeout(20), server:
+        for pieces in ((head + SMUGGLED,), (head, SMUGGLED)):
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            for piece in pieces:
+                writer.write(piece)
+                while not seen and not state.tasks:
+                    await asyncio.sleep(0)
+            writer.write(b"GET /readyz HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n")
+            answers = await reader.read()
+            writer.close()
+            assert answers.count(b"HTTP/1.1 200 OK") == 2
+            assert seen == [("/livez", SMUGGLED), ("/readyz", b"")]
+            seen.clear()
