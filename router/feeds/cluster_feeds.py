@@ -18,6 +18,8 @@ EXCHANGE_INTERVAL_S = 0.04
 RECEIPTS_INTERVAL_S = 0.2
 BATCH_LINES = 500
 MAX_WAITING_LINES = 2000
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+"""Lines with prompts (`receipts.prompts`) have any length."""
 
 
 class WorkloadFeed:
@@ -59,13 +61,15 @@ class ReceiptStream:
         self._maxlen = maxlen
         self._on_drop = on_drop
         self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
 
     def write(self, line: bytes) -> None:
-        """Send the line with the next batch; drop it if too many lines wait."""
-        if len(self._waiting) >= MAX_WAITING_LINES:
+        """Send the line with the next batch; drop it if too many lines or bytes wait."""
+        if len(self._waiting) >= MAX_WAITING_LINES or self._waiting_bytes + len(line) > MAX_WAITING_BYTES:
             self._on_drop(1)
         else:
             self._waiting.append(line)
+            self._waiting_bytes += len(line)
 
     async def run(self) -> None:
         backoff = Backoff("receipt stream")
@@ -78,6 +82,7 @@ class ReceiptStream:
     async def send(self) -> None:
         """Send one batch. Raises `redis.RedisError`; its lines are dropped then."""
         lines = [self._waiting.popleft() for _ in range(min(len(self._waiting), BATCH_LINES))]
+        self._waiting_bytes -= sum(map(len, lines))
         try:
             async with self._connection.client.pipeline(transaction=False) as pipeline:
                 for line in lines:

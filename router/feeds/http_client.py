@@ -20,6 +20,8 @@ from router.types import Pod, PodId
 Fetch: TypeAlias = Callable[[Pod, str, float], Awaitable[bytes]]
 """GET a path of a pod within a timeout in seconds; returns the body of a 200 response. Raises `UpstreamError`."""
 
+MAX_RESPONSE_BYTES = 16 * 1024 * 1024
+"""A larger response is an error."""
 _SOCKET = "socket"
 """Name of a request extension: path of the Unix socket to connect to. Absent or empty: the network."""
 
@@ -76,7 +78,11 @@ async def _exchange(client: httpx.AsyncClient, request: httpx.Request, pod: PodI
     path = request.url.path
     try:
         async with asyncio.timeout(timeout_s):
-            response = await client.send(request)
+            response = await client.send(request, stream=True)
+            try:
+                body = await _body(response)
+            finally:
+                await response.aclose()
     except httpx.ConnectError as error:
         raise ConnectFailed(f"{path}: cannot connect: {error}", pod=pod, refused=True) from error
     except httpx.HTTPError as error:
@@ -85,4 +91,16 @@ async def _exchange(client: httpx.AsyncClient, request: httpx.Request, pod: PodI
         raise UpstreamTimeout(f"{path}: no response within {timeout_s:g} s", pod=pod) from error
     if response.status_code != httpx.codes.OK:
         raise UpstreamBroken(f"{path}: status {response.status_code}", pod=pod)
-    return response.content
+    if len(body) > MAX_RESPONSE_BYTES:
+        raise UpstreamBroken(f"{path}: response is larger than {MAX_RESPONSE_BYTES} bytes", pod=pod)
+    return body
+
+
+async def _body(response: httpx.Response) -> bytes:
+    """The body; incomplete beyond `MAX_RESPONSE_BYTES`."""
+    body = bytearray()
+    async for piece in response.aiter_bytes():
+        body += piece
+        if len(body) > MAX_RESPONSE_BYTES:
+            break
+    return bytes(body)

@@ -41,6 +41,8 @@ PREFILL_GRACE_S = 0.5
 MAX_TRANSFER_S = 20.0
 """Where both requests are sent at once, the prefill pod is watched for this long after its response."""
 WATCH_INTERVAL_S = 0.25
+MAX_PREFILL_BYTES = 64 * 1024 * 1024
+"""A longer prefill response is a failure: it has one token, transfer parameters, and the tokens of the prompt."""
 
 # vLLM reports a failed KV load with 500, or in a stream with an error event instead of the first token.
 _ERROR_EVENT = re.compile(rb'data: ?\{"error"')
@@ -169,7 +171,7 @@ class SplitExecutor:
         """The whole response: a 200, or a refusal of the request."""
         pod = attempt.pair.prefill
         reply = await self._sender.send_once(attempt.context.inbound, pod, attempt.prefill_body)
-        response = WholeReply(pod.id, reply.status, reply.headers, await read_all(reply))
+        response = WholeReply(pod.id, reply.status, reply.headers, await read_all(reply, MAX_PREFILL_BYTES))
         if response.status == 200:
             attempt.booking.handed_over()
             self._metrics.sent.labels(pod.id, "ok").inc()

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from redis.exceptions import RedisError
 
+from router.feeds import cluster_feeds
 from router.feeds.cluster_feeds import MAX_WAITING_LINES, ReceiptStream
 from router.stores.redis_connection import RedisConnection
 from tests.redis_process import address_of
@@ -51,6 +52,16 @@ async def test_lines_arrive_in_order_and_old_lines_are_trimmed(kind: str) -> Non
 async def _newest(connection: RedisConnection, line: bytes) -> bool:
     entries = await connection.client.xrevrange(KEY, count=1)
     return bool(entries) and entries[0][1][b"line"] == line
+
+
+def test_long_lines_are_dropped_before_they_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines with prompts have any length."""
+    monkeypatch.setattr(cluster_feeds, "MAX_WAITING_BYTES", 10)
+    lost: list[int] = []
+    stream = ReceiptStream(RedisConnection(address_of("redis://127.0.0.1:1/0"), timeout_s=0.5), KEY, 100, lost.append)
+    for line in (b"x" * 7, b"y" * 4, b"z" * 3):
+        stream.write(line)
+    assert list(stream._waiting) == [b"x" * 7, b"z" * 3] and lost == [1]
 
 
 async def test_lines_are_dropped_and_counted_while_redis_is_unavailable() -> None:

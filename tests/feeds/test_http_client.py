@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
+from router.feeds import http_client
 from router.feeds.http_client import get, open_client, post
 from router.types import Pod
 
@@ -63,6 +64,16 @@ async def test_a_closed_port_is_refused(network: Network, make_pod: MakePod) -> 
     network["b"].answers["/health"] = broken
     with pytest.raises(UpstreamBroken, match="cut"):
         await get(network.client, make_pod("b"), "/health", 1.0)
+
+
+async def test_a_response_has_a_limit(network: Network, make_pod: MakePod, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod could send without an end."""
+    monkeypatch.setattr(http_client, "MAX_RESPONSE_BYTES", 5)
+    network["a"].answers["/health"] = b"12345"
+    assert await get(network.client, make_pod("a"), "/health", 1.0) == b"12345"
+    network["a"].answers["/health"] = b"123456"
+    with pytest.raises(UpstreamBroken, match="larger than 5 bytes"):
+        await get(network.client, make_pod("a"), "/health", 1.0)
 
 
 async def test_the_whole_exchange_has_one_deadline(network: Network, make_pod: MakePod) -> None:

@@ -15,6 +15,7 @@ from router.decision import Direct, Pull, Split
 from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.vllm_connectors import Nixl
 from router.errors import MalformedRequest, NoReadyPod, UpstreamBroken, UpstreamTimeout
+from router.proxy import kv_transfer
 from router.types import Generation, InFlight, Link, Links, PodState, PromptPrefix
 from tests.proxy.pods import CHAT, PATIENCE_S, Asked, Behaviour, Client, Town, town
 
@@ -292,6 +293,16 @@ async def test_after_a_failed_prefill_one_pod_computes(
         assert pods.handoffs("prefill_failed") == 1
         assert pods.counted("warmroute_pod_requests_total", pod="p", result=error.__name__) == 1
         await pods.left_alone()
+
+
+async def test_a_prefill_response_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read whole, so one without an end would fill the memory."""
+    monkeypatch.setattr(kv_transfer, "MAX_PREFILL_BYTES", 1000)
+    endless = saying(answer("h" * 2000, kv_transfer_params=PARAMS))
+    async with town(p=endless, d=ANSWERING) as pods:
+        context = pods.context(split(pods), direct(pods))
+        assert (await pods.serve(context)).json["choices"][0]["message"]["content"] == "hello"
+        assert [failure.message for failure in context.failures] == ["pod p: response is larger than the limit"]
 
 
 async def test_pods_without_a_failure_are_tried_first() -> None:
