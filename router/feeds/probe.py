@@ -83,7 +83,7 @@ class ProbeFeed:
             seen.refused = seen.refused or (isinstance(error, ConnectFailed) and error.refused)
             self._breaker.probe_failed(pod.id, time.monotonic())
             return
-        self._breaker.probe_ok(pod.id)
+        self._breaker.seen_alive(pod.id)
         if seen.refused and seen.described_epoch:
             # A port that accepts connections again belongs to a new process, with an empty cache.
             self._fleet.restarted(pod.id)

@@ -13,7 +13,7 @@ on time: otherwise the expectation is wrong. Requests never eject a pod that lea
 `leaves_enough_ready`. Such a pod stays READY and is priced as before; each refusal is reported to `on_refused`.
 
 Failures of probes are counted separately: a pod that answers /health while every request fails is ejected, and a pod
-that is too busy for /health but finishes requests is not. Failed probes eject every pod, also the last one: a 503 at
+that is too busy for /health but sends first tokens is not. Failed probes eject every pod, also the last one: a 503 at
 once is better than requests that wait for a dead pod.
 
 Each ejection without a served request in between doubles the backoff until the next probe. A late pod passes every
@@ -141,8 +141,8 @@ class Breaker:
                 self._eject_for_requests(pod_id, late, now_s, LATE_BACKOFF_FACTOR)
             self._notify(pod_id)
 
-    def probe_ok(self, pod_id: PodId) -> None:
-        """The pod's health check passed. Failures of requests stay counted."""
+    def seen_alive(self, pod_id: PodId) -> None:
+        """The pod passed its health check or sent a first token. Failures of requests stay counted."""
         if pod_id in self._records:
             self._records[pod_id].failed_probes = 0
 

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Sequence
 from functools import partial
+from http import HTTPStatus
 
 from router.decision import Candidate, Plan, Split
 from router.errors import ConnectFailed, NoReadyPod, UpstreamBroken, UpstreamError
@@ -101,8 +102,11 @@ class Attempts:
         context.phases.enter("relay")
 
         def first_token() -> None:
+            if reply.status >= HTTPStatus.BAD_REQUEST:
+                return  # an error response may repeat parts of the prompt
             context.first_token_s = context.phases.elapsed_s()
             booking.first_token()
+            self._breaker.seen_alive(reply.pod)
             self._count_failures(context, candidate.plan)
             if context.request.stream and not context.prefill_pod:
                 context.drop_prompt()
@@ -182,7 +186,7 @@ class Attempts:
     def _record_result(self, context: RequestContext, plan: Plan, reply: AnyReply) -> None:
         """Count a relayed response."""
         self._metrics.sent.labels(reply.pod, "ok" if reply.status < 500 else "server_error").inc()
-        if reply.status < 400:
+        if reply.status < HTTPStatus.BAD_REQUEST:
             self._count_failures(context, plan)
             self._breaker.success(reply.pod)
         elif reply.status in RETRY_STATUSES or reply.status == DOUBTFUL_STATUS:

@@ -69,7 +69,7 @@ def test_a_passed_probe_does_not_excuse_failing_requests(fleet: Fleet) -> None:
     breaker = Breaker(fleet, EjectionRules(failures_to_eject=3))
     for _ in range(3):
         breaker.failure("a", 0.0)
-        breaker.probe_ok("a")
+        breaker.seen_alive("a")
     assert state(fleet, "a") is PodState.EJECTED
 
 
@@ -78,7 +78,7 @@ def test_failed_probes_eject_when_consecutive(fleet: Fleet) -> None:
     breaker = Breaker(fleet, EjectionRules(failures_to_eject=2))
     for _ in range(3):
         breaker.probe_failed("a", 0.0)
-        breaker.probe_ok("a")
+        breaker.seen_alive("a")
     assert state(fleet, "a") is PodState.READY
     breaker.probe_failed("a", 0.0)
     breaker.probe_failed("a", 0.0)
@@ -92,7 +92,7 @@ def test_the_back_off_doubles_until_a_request_is_served(fleet: Fleet) -> None:
         eject(breaker, 100.0)
         assert not breaker.may_probe("a", 100.0 + backoff_s - 0.01)
         assert breaker.may_probe("a", 100.0 + backoff_s)
-        breaker.probe_ok("a")
+        breaker.seen_alive("a")
         fleet.event("a", PodEvent.PROBE_OK)
     breaker.success("a")
     eject(breaker, 200.0)
@@ -348,7 +348,7 @@ def step(breaker: Breaker, fleet: Fleet, pod_id: str, what: str, client: str) ->
         case "success":
             breaker.success(pod_id)
         case "probed":
-            breaker.probe_ok(pod_id)
+            breaker.seen_alive(pod_id)
             fleet.event(pod_id, PodEvent.PROBE_OK)
 
 

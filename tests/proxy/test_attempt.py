@@ -14,9 +14,9 @@ from router.errors import ConnectFailed, NoReadyPod, UpstreamBroken, UpstreamErr
 from router.hashing import hash_array, token_array
 from router.policy.calibration import SAME_STEP_S, PrefillObservation
 from router.policy.spec import Policy
-from router.types import Generation, Pod, PromptPrefix
+from router.types import Generation, Pod, PodState, PromptPrefix
 from tests.policy.scenes import POLICIES
-from tests.proxy.pods import Asked, Behaviour, Town, town
+from tests.proxy.pods import Asked, Behaviour, Client, Town, town
 from tests.proxy.test_kv_transfer import ANSWERING, TOKEN, answer, resetting, saying, silent, streaming
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -232,6 +232,38 @@ async def test_a_streamed_prompt_calibrates_its_pod() -> None:
         assert (pod, observation.tokens) == ("a", 2)
         await pods.serve(pods.context(*plans(pods), prompt=PROMPT, stream=True))
         assert len(seen) == 1, "the next one follows too soon"
+
+
+async def test_an_error_that_repeats_the_prompt_has_no_first_token() -> None:
+    """It would count as a prompt that was computed in no time, and clear the doubts about other pods."""
+    repeating = saying({"detail": [{"input": {"role": "user", "content": "hi"}}]}, 422)
+    async with town(a=resetting, b=repeating) as pods:
+        context = pods.context(*plans(pods), prompt=PROMPT, stream=True)
+        pods.calibrator.observe_prefill = NotImplemented  # type: ignore[method-assign]
+        assert (await pods.serve(context)).status == 422
+        assert (context.first_token_s, pods.failures("a"), pods.doubts("a")) == (None, 0, 1)
+
+
+async def test_a_first_token_shows_that_a_pod_is_alive() -> None:
+    """It may be too busy for its health check while it streams."""
+    more = asyncio.Event()
+
+    async def long(asked: Asked) -> None:
+        await asked.begin()
+        await asked.event(TOKEN)
+        await more.wait()
+        await asked.end()
+
+    async with town(a=long) as pods:
+        client = Client()
+        pods.breaker.probe_failed("a", 0.0)
+        pods.breaker.probe_failed("a", 0.0)
+        serving = asyncio.create_task(pods.serve(pods.context(*plans(pods), stream=True), client))
+        await pods.until(client.wrote.is_set)
+        pods.breaker.probe_failed("a", 0.0)
+        more.set()
+        await serving
+        assert pods.fleet.snapshot.pods[0].state is PodState.READY
 
 
 async def test_a_prompt_that_was_not_read_calibrates_nothing() -> None:
