@@ -7,6 +7,7 @@ when the client disconnects.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from itertools import chain
 from random import getrandbits
@@ -18,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from router.api.cors import CorsPolicy
 from router.api.error_responses import error_body, error_headers, headers_too_large, response_for
 from router.api.exchange import BodyMemory, Exchange, ReceivedRequest
+from router.api.form_fields import check_form
 from router.api.parse import (
     has_engine_fields,
     may_be_json_object,
@@ -51,6 +53,8 @@ from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
 _IDENTITY = frozenset({b"", b"identity"})
 """Content encodings of an unencoded body."""
+MAX_ID_CHARACTERS = 128
+_SAFE_ID = re.compile(rb"(?!.*___)[A-Za-z0-9._-]{1,%d}" % MAX_ID_CHARACTERS)
 
 log = structlog.get_logger()
 
@@ -103,8 +107,7 @@ class OpenAiEdge:
 
     async def serve(self, client: Exchange) -> None:
         """Answer one request. Cancelled when the client disconnects."""
-        given_id = client.received.named.get(b"x-request-id")
-        request_id = given_id.decode("latin-1") if given_id else f"req-{getrandbits(128):032x}"
+        request_id = checked_id(client.received.named)
         self._serving += 1
         try:
             await self._forwarder.forward(self.admit(client.received, request_id), client)
@@ -134,7 +137,9 @@ class OpenAiEdge:
         except RouterError as error:
             self._metrics.requests.labels(endpoint.value, "", type(error).__name__).inc()
             raise
-        inbound = Inbound(request_id, received.method, received.target, received.headers, received.peer)
+        given = received.named.get(b"x-request-id", b"")[:MAX_ID_CHARACTERS].decode("latin-1")
+        shown_id = "" if given == request_id else given
+        inbound = Inbound(request_id, received.method, received.target, received.headers, received.peer, shown_id)
         return RequestContext(request, inbound, phases)
 
     def abandoned(self, received: ReceivedRequest) -> None:
@@ -154,7 +159,7 @@ class OpenAiEdge:
             if client.streams and not client.response_complete and isinstance(error, UpstreamError | Stopping):
                 end_broken_stream(client, body)
             return
-        headers = [*error_headers(error, body), (b"x-request-id", request_id.encode("latin-1", "replace"))]
+        headers = [*error_headers(error, body), (b"x-request-id", request_id.encode())]
         client.start(response_for(error).status, headers)
         client.put(body)
         client.finish()
@@ -165,8 +170,11 @@ class OpenAiEdge:
         """The request to route: `Endpoint.OTHER` by its model alone. Raises `ClientError` or `NoReadyPod`."""
         parsed = None if endpoint is Endpoint.OTHER else parse_body(endpoint, body)
         base, adapter = self._resolve(parsed.model if parsed else model_of(body) or self._only_model())
-        if not self._edge.trust_engine_fields and (has_engine_fields(parsed) if parsed else may_be_json_object(body)):
-            body = without_engine_fields(body)
+        if not self._edge.trust_engine_fields:
+            if has_engine_fields(parsed) if parsed else may_be_json_object(body):
+                body = without_engine_fields(body)
+            elif not parsed:
+                check_form(body, named.get(b"content-type", b""))
         return InferenceRequest(
             id=request_id,
             endpoint=endpoint,
@@ -205,6 +213,13 @@ def _name(named: Mapping[bytes, bytes], header: bytes) -> str:
             f"The header `{name}` has {len(value)} characters, more than {MAX_NAME_CHARACTERS}.", param=name
         )
     return value.decode("latin-1")
+
+
+def checked_id(named: Mapping[bytes, bytes]) -> str:
+    """The client's request id if it is harmless, else a new one. Engines build their own ids from it, and vLLM's P2P
+    connector reads the addresses of pods from an id with `___prefill_addr_HOST:PORT`."""
+    given = named.get(b"x-request-id", b"")
+    return given.decode() if _SAFE_ID.fullmatch(given) else f"req-{getrandbits(128):032x}"
 
 
 def _max_output_tokens(parsed: Any) -> int | None:

@@ -13,12 +13,12 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from router.engines.handoff.bodies import STEERING_FIELDS
+from router.engines.steering import CONTAINERS, STEERING_FIELDS
 from router.errors import MalformedRequest
 from router.types import MAX_NAME_CHARACTERS, Endpoint
 
-ENGINE_FIELDS = STEERING_FIELDS | {"ec_transfer_params", "rid"}
-"""Fields by which a client could read or replace the KV of another tenant. Source: reference/protocols.md 3.11."""
+MAX_NESTING = 4
+"""Depth to which `CONTAINERS` inside each other are searched; deeper ones are dropped."""
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)]
 """A string that the router keeps after the request."""
@@ -82,9 +82,12 @@ _PROMPT_FIELDS = {
 """Fields that determine the prompt's tokens: the own fields of a body, except those that limit the response."""
 
 
+_DETECTED = sorted(STEERING_FIELDS | CONTAINERS)
+
+
 def _decoder(body: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
-    """A decoder for a body, which also detects `ENGINE_FIELDS`."""
-    engine_fields = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in sorted(ENGINE_FIELDS)]
+    """A decoder for a body, which also detects the fields that may steer an engine."""
+    engine_fields = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in _DETECTED]
     extended = msgspec.defstruct(body.__name__, engine_fields, bases=(body,), kw_only=True)
     return msgspec.json.Decoder(extended, strict=False)
 
@@ -95,10 +98,12 @@ _DECODERS = {
     Endpoint.EMBEDDINGS: _decoder(OtherBody),
     Endpoint.OTHER: _decoder(OtherBody),
 }
-_ENGINE_FIELDS_OF = attrgetter(*sorted(ENGINE_FIELDS))
-_NO_ENGINE_FIELDS = (msgspec.UNSET,) * len(ENGINE_FIELDS)
+_ENGINE_FIELDS_OF = attrgetter(*_DETECTED)
+_NO_ENGINE_FIELDS = (msgspec.UNSET,) * len(_DETECTED)
 _PROMPT_FIELDS_OF = {endpoint: attrgetter(*names) for endpoint, names in _PROMPT_FIELDS.items()}
 _RAW_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+_NULL = msgspec.Raw(b"null")
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -128,21 +133,42 @@ def prompt_fields(endpoint: Endpoint, parsed: Any) -> dict[str, Any]:
 
 
 def has_engine_fields(parsed: Any) -> bool:
-    """Whether the body has any of `ENGINE_FIELDS`, also if their names are escaped."""
+    """Whether the body has a field that may steer an engine, also if its name is escaped."""
     return bool(_ENGINE_FIELDS_OF(parsed) != _NO_ENGINE_FIELDS)
 
 
 def without_engine_fields(body: bytes) -> bytes:
-    """The body without `ENGINE_FIELDS`. The bytes of all other values are unchanged.
+    """The body without `STEERING_FIELDS`, at the top and inside `CONTAINERS`. The bytes of all other values are
+    unchanged.
 
     Raises `MalformedRequest` if the body is not a JSON object.
     """
     try:
         fields = _RAW_OBJECT.decode(body)
+        kept = _without_steering(fields, MAX_NESTING)
     except _DECODE_ERRORS as error:
         raise MalformedRequest(f"The request body is not a valid JSON object: {error}") from error
-    kept = {name: value for name, value in fields.items() if name not in ENGINE_FIELDS}
-    return body if len(kept) == len(fields) else msgspec.json.encode(kept)
+    unchanged = len(kept) == len(fields) and CONTAINERS.isdisjoint(fields)
+    return body if unchanged else msgspec.json.encode(kept)
+
+
+def _without_steering(fields: dict[str, msgspec.Raw], levels: int) -> dict[str, msgspec.Raw]:
+    kept = {name: value for name, value in fields.items() if name not in STEERING_FIELDS}
+    for name in CONTAINERS & kept.keys():
+        kept[name] = _searched(kept[name], levels)
+    return kept
+
+
+def _searched(value: msgspec.Raw, levels: int) -> msgspec.Raw:
+    """An object, or a list of objects, without steering fields; null for anything else, which no engine accepts."""
+    if not levels:
+        return _NULL
+    text, inner = bytes(value), levels - 1
+    if text.startswith(b"{"):
+        return msgspec.Raw(msgspec.json.encode(_without_steering(_RAW_OBJECT.decode(text), inner)))
+    if text.startswith(b"["):
+        return msgspec.Raw(msgspec.json.encode([_searched(item, inner) for item in _RAW_LIST.decode(text)]))
+    return _NULL
 
 
 def may_be_json_object(body: bytes) -> bool:

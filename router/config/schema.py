@@ -23,6 +23,7 @@ from router.config.index_schema import Index, Publish
 from router.config.links import LinksConfig
 from router.config.load import HttpUrl, Strict
 from router.engines.engine_catalog import DIALECTS, ENGINES, PULL_DIALECTS
+from router.engines.forwarded_headers import unforwardable
 from router.engines.forwarded_paths import changes_engine, unusable_path
 from router.types import Generation, PodSpeed, Role
 
@@ -48,6 +49,12 @@ def _control_path(path: str) -> str:
     return path
 
 
+def _forwarded_header(name: str) -> str:
+    if why := unforwardable(name):
+        raise ValueError(why)
+    return name
+
+
 def _one_of(*names: str) -> AfterValidator:
     def check(value: str) -> str:
         if value not in names:
@@ -66,6 +73,7 @@ def _cors_origin(value: str) -> str:
 Port = Annotated[int, Field(ge=0, le=65535)]
 ExtraPath = Annotated[str, AfterValidator(_extra_path)]
 ControlPath = Annotated[str, AfterValidator(_control_path)]
+ForwardedHeader = Annotated[str, AfterValidator(_forwarded_header)]
 SocketPath = Annotated[str, AfterValidator(_socket_path)]
 CorsOrigin = Annotated[str, AfterValidator(_cors_origin)]
 EngineName = Annotated[str, _one_of(*ENGINES)]
@@ -170,7 +178,11 @@ class Edge(Strict):
     route_headers: bool = True
     """Add x-warmroute-pod, x-warmroute-policy and x-warmroute-cached-tokens to responses."""
     trust_engine_fields: bool = False
-    """Pass kv_transfer_params, bootstrap_* and data-parallel headers of clients on to pods. Off: strip them."""
+    """Pass fields and headers of clients that steer engines on to pods, such as KV transfers, ranks, priorities and
+    adapters by path (the tables of router/engines/steering.py). Off: strip them."""
+    forward_headers: tuple[ForwardedHeader, ...] = ()
+    """Headers of clients to pass on although they are credentials or claims of proxies, such as authorization. With
+    authorization or cookie, www-authenticate or set-cookie of pods pass as well."""
     extra_paths: tuple[ExtraPath, ...] = ()
     """Paths to forward by model besides those of the inference APIs, such as /tokenize. Each is compared exactly.
     Engines do not authenticate paths outside /v1."""

@@ -47,7 +47,8 @@ class Attempts:
         self._metrics = needs.metrics
         self._breaker = needs.breaker
         self._budget = RetryBudget(needs.settings.retry_budget)
-        self._sender = UpstreamSender(needs.pool, trust_engine_fields=needs.settings.trust_engine_fields)
+        self._rules = needs.settings.headers
+        self._sender = UpstreamSender(needs.pool, self._rules)
         self._splits = SplitExecutor(needs, self._sender)
         self._pulls = PullExecutor(needs, self._sender)
 
@@ -111,7 +112,7 @@ class Attempts:
             if context.request.stream and not context.prefill_pod:
                 context.drop_prompt()
 
-        headers = self._route_headers(context, candidate)
+        headers = [*self._rules.downstream(reply.headers), *self._route_headers(context, candidate)]
         stepped = partial(self._needs.ledger.stepped, candidate.plan.pod.id)
         return relay(reply, client, context.reader, headers, first_token, stepped)
 
@@ -254,7 +255,7 @@ class Attempts:
 
     def _route_headers(self, context: RequestContext, candidate: Candidate) -> HeaderList:
         """The headers that the router adds to the response."""
-        request_id, plan = (b"x-request-id", context.request.id.encode("latin-1", "replace")), candidate.plan
+        request_id, plan = (b"x-request-id", context.request.id.encode()), candidate.plan
         if not self._settings.route_headers or context.decision is None:
             return [request_id]
         headers = [

@@ -15,6 +15,7 @@ from router.observe.log import RequestLog
 from router.observe.metrics import Metrics
 from router.policy.classes import Classes
 from router.policy.policy_set import PolicySet
+from router.proxy.headers import HeaderRules
 from router.proxy.prompt_readers import PromptReader
 from router.proxy.upstream import UpstreamPool
 from router.stores.prefix_store import PrefixStore
@@ -31,7 +32,7 @@ class ForwardSettings:
     retries: int
     retry_budget: float
     route_headers: bool
-    trust_engine_fields: bool
+    headers: HeaderRules
     predicted_ttl_s: float
     no_events_ttl_s: float
     no_events_capacity_tokens: int

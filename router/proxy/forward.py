@@ -83,6 +83,7 @@ class Forwarder:
 def _log(log: RequestLog, context: RequestContext, ended: Outcome) -> None:
     log.log(
         id=ended.id,
+        client_request_id=context.inbound.given_id or None,
         model=ended.model,
         pod=ended.served.pod.id if ended.served is not None else None,
         policy=context.decision.policy if context.decision is not None else None,

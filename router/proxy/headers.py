@@ -1,14 +1,17 @@
 """Which headers are sent to the pod, and which to the client?
 
-Hop-by-hop headers never pass (RFC 9110 7.6.1); headers that control an engine pass only from trusted clients.
+Hop-by-hop headers never pass (RFC 9110 7.6.1); headers that control an engine pass only from trusted clients;
+credentials and claims of proxies pass only if the operator names them (`edge.forward_headers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from router.engines.forwarded_headers import CREDENTIALS, HOP_BY_HOP, PROXY_CLAIMS, REWRITTEN
+from router.engines.steering import STEERING_HEADERS
 from router.errors import MalformedRequest
 
 HeaderList = list[tuple[bytes, bytes]]
@@ -22,44 +25,10 @@ class Inbound(msgspec.Struct, frozen=True, gc=False):
     target: bytes
     headers: HeaderList
     peer: str = ""
+    given_id: str = ""
+    """The client's own request id, cut, where it was replaced: for the log only."""
 
 
-HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-connection",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
-)
-
-ENGINE_CONTROL = frozenset(
-    {
-        b"x-data-parallel-rank",
-        b"x-data-parallel-host-port",
-        b"x-prefiller-host-port",
-        b"x-encoder-hosts-ports",
-        b"x-kv-cache-source-host-port",
-        b"x-override-bootstrap-host",
-        b"x-override-bootstrap-port",
-        b"x-override-bootstrap-room",
-        b"x-override-rid",
-        b"x-override-routed-dp-rank",
-        b"x-override-disagg-prefill-dp-rank",
-    }
-)
-"""With these a client could send KV to an engine, or make it fetch KV from any address."""
-
-# Recomputed for the upstream request. accept-encoding is dropped because a compressed stream cannot be observed, and a
-# compressor delays it.
-_REWRITTEN = frozenset({b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id", b"x-forwarded-for"})
-_NOT_UPSTREAM = HOP_BY_HOP | _REWRITTEN
-_NOT_UPSTREAM_UNTRUSTED = _NOT_UPSTREAM | ENGINE_CONTROL
 _CORS = frozenset(
     b"access-control-" + name
     for name in (
@@ -74,22 +43,34 @@ _CORS = frozenset(
 )
 """Which web pages may read a response is configured here (`edge.cors_origins`); engines allow all pages by default."""
 _NOT_DOWNSTREAM = HOP_BY_HOP | _CORS | {b"date", b"server", b"x-request-id"}
+_ANSWERS_TO = ((b"authorization", b"www-authenticate"), (b"cookie", b"set-cookie"))
+"""A response header reaches the client only if the client's header reaches the pod: a challenge of the pod is for the
+router's credentials, and a cookie of one pod would be sent to the next."""
 
 
-def upstream_headers(headers: HeaderList, *, trusted: bool) -> HeaderList:
-    """The client's headers without those that a pod must not receive."""
-    dropped = _NOT_UPSTREAM if trusted else _NOT_UPSTREAM_UNTRUSTED
-    if b"connection" in dict(headers):
-        dropped |= _named_by_connection(headers)
-    return [header for header in headers if header[0] not in dropped]
+class HeaderRules:
+    """Which headers are passed on. `forward`: names that pass although they would be dropped."""
 
+    def __init__(self, *, trust_engine_fields: bool = False, forward: Iterable[str] = ()) -> None:
+        self._forward = frozenset(name.encode() for name in forward)
+        dropped = CREDENTIALS | PROXY_CLAIMS | (frozenset() if trust_engine_fields else STEERING_HEADERS)
+        self._not_upstream = HOP_BY_HOP | REWRITTEN | (dropped - self._forward)
+        self._not_downstream = _NOT_DOWNSTREAM | {to for name, to in _ANSWERS_TO if name not in self._forward}
 
-def downstream_headers(headers: HeaderList) -> HeaderList:
-    """The pod's headers without those that the client must not receive."""
-    dropped = _NOT_DOWNSTREAM
-    if b"connection" in dict(headers):
-        dropped |= _named_by_connection(headers)
-    return [header for header in headers if header[0] not in dropped]
+    def upstream(self, headers: HeaderList) -> HeaderList:
+        """The client's headers without those that a pod must not receive. Names with `_` are dropped as well: some
+        servers read `x_api_key` as `x-api-key`."""
+        dropped, forward = self._not_upstream, self._forward
+        if b"connection" in dict(headers):
+            dropped |= _named_by_connection(headers)
+        return [pair for pair in headers if pair[0] not in dropped and (b"_" not in pair[0] or pair[0] in forward)]
+
+    def downstream(self, headers: HeaderList) -> HeaderList:
+        """The pod's headers without those that the client must not receive."""
+        dropped = self._not_downstream
+        if b"connection" in dict(headers):
+            dropped |= _named_by_connection(headers)
+        return [header for header in headers if header[0] not in dropped]
 
 
 def request_message(method: str, target: bytes, host: bytes, headers: HeaderList, body: bytes) -> bytes:

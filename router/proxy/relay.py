@@ -14,7 +14,7 @@ from typing import Protocol
 
 from router.errors import UpstreamBroken
 from router.proxy.connection import Ready, Sink
-from router.proxy.headers import HeaderList, downstream_headers
+from router.proxy.headers import HeaderList
 from router.proxy.response_reader import ResponseReader
 from router.types import PodId
 
@@ -69,12 +69,12 @@ async def relay(
     reply: AnyReply,
     client: Downstream,
     reader: ResponseReader,
-    extra_headers: HeaderList,
+    headers: HeaderList,
     first_token: Callable[[], None],
     stepped: Callable[[float], None],
 ) -> None:
-    """Send one response to the client. Calls `first_token` once, for the piece with the first token, and `stepped` with
-    the arrival time of each piece.
+    """Send one response with these headers to the client. Calls `first_token` once, for the piece with the first token,
+    and `stepped` with the arrival time of each piece.
 
     Raises `UpstreamError`; `client.started` says whether bytes were sent."""
     piece = await reply.read()
@@ -90,7 +90,7 @@ async def relay(
         stepped(monotonic())
         return put(piece)
 
-    client.start(reply.status, [*downstream_headers(reply.headers), *extra_headers])
+    client.start(reply.status, headers)
     for piece in pieces:
         if piece and not pass_on(piece):
             await client.ready()

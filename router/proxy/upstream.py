@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from router.engines.adapter import rank_headers
 from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamTimeout
 from router.proxy.connection import Connection, UpstreamTimeouts
-from router.proxy.headers import HeaderList, Inbound, request_message, upstream_headers
+from router.proxy.headers import HeaderList, HeaderRules, Inbound, request_message
 from router.proxy.relay import read_all
 from router.types import Pod, PodId
 
@@ -213,12 +213,11 @@ class UpstreamPools:
 
 
 class UpstreamSender:
-    """Sends a client's request, with its own body or another one, to a pod, with the headers that a pod may receive.
-    `trust_engine_fields`: clients may set the headers that control engines."""
+    """Sends a client's request, with its own body or another one, to a pod, with the headers that a pod may receive."""
 
-    def __init__(self, pool: Callable[[Pod], UpstreamPool], *, trust_engine_fields: bool) -> None:
+    def __init__(self, pool: Callable[[Pod], UpstreamPool], rules: HeaderRules) -> None:
         self._pool = pool
-        self._trusted = trust_engine_fields
+        self._rules = rules
 
     def send(self, inbound: Inbound, pod: Pod, body: bytes) -> Awaitable[Reply]:
         """Wait for the headers of the response. Raises `UpstreamError`."""
@@ -231,9 +230,9 @@ class UpstreamSender:
         return pool.exchange_once(lambda: self._message(inbound, pod, pool, body()))
 
     def _message(self, inbound: Inbound, pod: Pod, pool: UpstreamPool, body: bytes) -> bytes:
-        headers = upstream_headers(inbound.headers, trusted=self._trusted)
+        headers = self._rules.upstream(inbound.headers)
         headers += (
-            (b"x-request-id", inbound.id.encode("latin-1", "replace")),
+            (b"x-request-id", inbound.id.encode()),
             (b"x-forwarded-for", inbound.peer.encode()),
         )
         for name, value in rank_headers(pod).items():

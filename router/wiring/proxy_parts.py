@@ -11,6 +11,7 @@ from router.policy.classes import Classes
 from router.proxy.connection import UpstreamTimeouts
 from router.proxy.dependencies import ForwardSettings, ProxyDependencies
 from router.proxy.forward import Forwarder
+from router.proxy.headers import HeaderRules
 from router.proxy.upstream import UpstreamPools
 from router.wiring.fleet_parts import FleetParts
 from router.wiring.prompts import Prompts
@@ -41,7 +42,7 @@ def build_forwarder(
         retries=config.limits.retries,
         retry_budget=config.limits.retry_budget,
         route_headers=config.edge.route_headers,
-        trust_engine_fields=config.edge.trust_engine_fields,
+        headers=HeaderRules(trust_engine_fields=config.edge.trust_engine_fields, forward=config.edge.forward_headers),
         predicted_ttl_s=config.index.predicted_ttl_s,
         no_events_ttl_s=config.index.no_events_ttl_s,
         no_events_capacity_tokens=config.index.no_events_capacity_tokens,

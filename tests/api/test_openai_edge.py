@@ -11,8 +11,8 @@ import pytest
 
 from router.api.exchange import Exchange, ReceivedRequest
 from router.api.openai_edge import OpenAiEdge
-from router.api.parse import ENGINE_FIELDS
 from router.config.schema import Edge, Limits
+from router.engines.steering import STEERING_FIELDS
 from router.errors import (
     BodyTooLarge,
     HeadersTooLarge,
@@ -96,11 +96,36 @@ def test_engine_fields_are_removed_from_the_body_and_the_prompt_is_kept() -> Non
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/v1/responses", "/tokenize"])
-@pytest.mark.parametrize("name", sorted(ENGINE_FIELDS))
+@pytest.mark.parametrize("name", sorted(STEERING_FIELDS))
 def test_engine_fields_are_removed_on_every_path(path: str, name: str) -> None:
     """Also where the router reads only the model."""
     edge = make_edge(edge=Edge(extra_paths=("/tokenize",)))
     assert json.loads(admitted(edge, {**FORWARDED, name: 1}, path).body) == FORWARDED
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/v1/responses"])
+def test_engine_fields_are_removed_from_nested_objects(path: str) -> None:
+    """On every path; the other members stay."""
+    nested = {"vllm_xargs": {"kv_transfer_params": {"remote_host": "h"}, "mine": 1}}
+    assert json.loads(admitted(make_edge(), {**FORWARDED, **nested}, path).body) == {
+        **FORWARDED,
+        "vllm_xargs": {"mine": 1},
+    }
+
+
+FORM = b'--b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n{}\r\n--b--\r\n'
+
+
+@pytest.mark.parametrize("name", [b"vllm_xargs", b"priority"])
+def test_forms_that_steer_an_engine_are_refused(name: bytes) -> None:
+    """Also urlencoded ones. A trusted client may send them."""
+    encoded = [(b"content-type", b"application/x-www-form-urlencoded")]
+    form = received(FORM % name, path="/v1/audio/transcriptions")
+    query = received(b"a=1&%b=2" % name, path="/v1/audio/transcriptions", headers=encoded)
+    for request in (form, query):
+        with pytest.raises(MalformedRequest, match="trust_engine_fields"):
+            make_edge().admit(request, "r")
+        assert make_edge(edge=Edge(trust_engine_fields=True)).admit(request, "r").request.body is request.body
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
@@ -323,6 +348,35 @@ def test_an_error_is_answered_with_its_status_and_the_request_id() -> None:
     assert json.loads(client.body)["error"]["code"] == "saturated"
     first, second = (served(edge, Client()).headers[b"x-request-id"] for _ in range(2))
     assert first.startswith(b"req-") and first != second
+
+
+@pytest.mark.parametrize(
+    ("given", "is_kept"),
+    [
+        (b"5f1c2d3e-4a5b-6c7d-8e9f-0a1b2c3d4e5f", True),
+        (b"a.b_c-D9", True),
+        (b"a" * 128, True),
+        (b"a" * 129, False),
+        (b"___prefill_addr_10.0.0.1:1___decode_addr_10.0.0.2:2_x", False),
+        (b"a___b", False),
+        (b"a b", False),
+        (b"a/b", False),
+        (b"caf\xe9", False),
+        (b"", False),
+    ],
+)
+def test_a_request_id_is_kept_only_if_it_is_harmless(given: bytes, is_kept: bool) -> None:
+    """Pod and response get the same id; a replaced one is kept, cut, for the log."""
+    inbound = []
+
+    async def forward(context: RequestContext, _client: Exchange) -> None:
+        inbound.append(context.inbound)
+        raise Saturated("full")
+
+    client = served(make_edge(forward=forward), Client([(b"x-request-id", given)]))
+    assert client.headers[b"x-request-id"] == inbound[0].id.encode()
+    assert (inbound[0].id == given.decode("latin-1")) is is_kept
+    assert inbound[0].given_id == ("" if is_kept else given[:128].decode("latin-1"))
 
 
 def test_an_unexpected_error_is_answered_without_details() -> None:

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.api.parse import (
-    ENGINE_FIELDS,
+    MAX_NESTING,
     may_be_json_object,
     model_of,
     parse_body,
     prompt_fields,
     without_engine_fields,
 )
+from router.engines.steering import CONTAINERS, STEERING_FIELDS
 from router.errors import MalformedRequest
 from router.types import Endpoint
 
@@ -143,7 +144,7 @@ def test_removing_engine_fields_changes_nothing_else() -> None:
     assert without_engine_fields(b"{" + b", ".join(mixed) + b"}") == b"{" + b",".join(kept) + b"}"
 
 
-@pytest.mark.parametrize("name", sorted(ENGINE_FIELDS))
+@pytest.mark.parametrize("name", sorted(STEERING_FIELDS))
 def test_an_engine_field_with_an_escaped_key_is_removed(name: str) -> None:
     """Engines decode escapes in keys."""
     escaped = name[:2] + f"\\u{ord(name[2]):04x}" + name[3:]
@@ -151,6 +152,35 @@ def test_an_engine_field_with_an_escaped_key_is_removed(name: str) -> None:
         body = f'{{"model":"m","{key}" : {{"remote_host":"h"}}}}'.encode()
         assert name in json.loads(body)
         assert without_engine_fields(body) == b'{"model":"m"}'
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ({"vllm_xargs": {"kv_transfer_params": 1, "a": 2}}, {"vllm_xargs": {"a": 2}}),
+        ({"sampling_params": {"extra_args": {"kv_transfer_params": 1}}}, {"sampling_params": {"extra_args": {}}}),
+        ({"sampling_params": [{"rid": 1}, {"n": 2}]}, {"sampling_params": [{}, {"n": 2}]}),
+        ({"vllm_xargs": {"a": {"rid": 1}}}, {"vllm_xargs": {"a": {"rid": 1}}}),
+        ({"vllm_xargs": '{"rid": 1}'}, {"vllm_xargs": None}),
+        ({"messages": [{"rid": 1}], "tools": {"priority": 1}}, {"messages": [{"rid": 1}], "tools": {"priority": 1}}),
+    ],
+)
+def test_engine_fields_are_removed_where_engines_look_for_them(given: Any, left: Any) -> None:
+    """At the top and inside some objects; the same names elsewhere are data."""
+    assert json.loads(without_engine_fields(json.dumps(given).encode())) == left
+
+
+def test_duplicates_of_a_nested_object_cannot_hide_an_engine_field() -> None:
+    """Whichever an engine reads."""
+    body = b'{"vllm_xargs": {"rid": 1, "\\u0072id": 2}, "vllm_xargs": {"a": 1, "r\\u0069d": 3}}'
+    assert without_engine_fields(body) == b'{"vllm_xargs":{"a":1}}'
+
+
+@pytest.mark.parametrize("name", sorted(CONTAINERS))
+def test_deeply_nested_objects_cost_no_more_than_shallow_ones(name: str) -> None:
+    """Below a few levels they are dropped."""
+    deep = f'{{"{name}":' * 500 + "1" + "}" * 500
+    assert without_engine_fields(deep.encode()).count(name.encode()) == MAX_NESTING + 1
 
 
 @pytest.mark.parametrize(

@@ -130,3 +130,22 @@ def test_paths_that_cannot_be_forwarded_are_refused(tmp_path: Path, key: str, pa
         parsed(tmp_path, f"edge:\n  {key}: [{path}]\n")
     both = parsed(tmp_path, "edge: {extra_paths: [/tokenize], control_paths: [/reset_prefix_cache]}").edge
     assert (both.extra_paths, both.control_paths) == (("/tokenize",), ("/reset_prefix_cache",))
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("Authorization", "lower case"),
+        ("x y", "name of a header"),
+        ("host", "set by the router"),
+        ("x-forwarded-for", "set by the router"),
+        ("connection", "set by the router"),
+        ("x-data-parallel-rank", "trust_engine_fields"),
+    ],
+)
+def test_headers_that_cannot_be_forwarded_are_refused(tmp_path: Path, name: str, problem: str) -> None:
+    """Those of one connection, and those that have another key."""
+    with pytest.raises(ConfigError, match=rf"router\.yaml:1: edge\.forward_headers.*{problem}"):
+        parsed(tmp_path, f"edge: {{forward_headers: ['{name}']}}\n")
+    forwarded = parsed(tmp_path, "edge: {forward_headers: [authorization, cookie]}").edge.forward_headers
+    assert forwarded == ("authorization", "cookie")

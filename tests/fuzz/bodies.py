@@ -6,13 +6,13 @@ Engines read bodies with Python's own JSON, which is the reference for what is r
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from router.api.parse import (
-    ENGINE_FIELDS,
     ChatBody,
     CompletionBody,
     has_engine_fields,
@@ -21,8 +21,9 @@ from router.api.parse import (
     prompt_fields,
     without_engine_fields,
 )
-from router.engines.handoff.bodies import STEERING_FIELDS, edited
+from router.engines.handoff.bodies import edited
 from router.engines.handoff.dialect import split_refusal
+from router.engines.steering import CONTAINERS, HANDOFF_FIELDS, STEERING_FIELDS
 from router.errors import MalformedRequest
 from router.types import Endpoint
 
@@ -47,7 +48,7 @@ def bodies(data: bytes) -> None:
     model = model_of(data)
     assert model is None or not fields or model == fields["model"]
     with suppress(MalformedRequest):
-        _check_loses_only(ENGINE_FIELDS, fields, without_engine_fields(data))
+        _check_loses_only(fields, without_engine_fields(data))
     with suppress(MalformedRequest):
         spliced = edited(data, {"kv_transfer_params": {"a": [1]}}, drop=("stream",), amend={"max_tokens": 1})
         if fields:
@@ -59,7 +60,7 @@ def _check_read_as_by_engines(endpoint: Endpoint, data: bytes, fields: dict[str,
     if not fields:
         return  # skipped fields are not validated here: the engine refuses the body itself
     assert parsed.model == fields["model"]
-    assert has_engine_fields(parsed) == bool(ENGINE_FIELDS & fields.keys())
+    assert has_engine_fields(parsed) == bool((STEERING_FIELDS | CONTAINERS) & fields.keys())
     exact = json.loads(data)
     for name, value in prompt_fields(endpoint, parsed).items():
         if name in ("messages", "tools", "prompt", "documents", "chat_template_kwargs"):
@@ -67,16 +68,26 @@ def _check_read_as_by_engines(endpoint: Endpoint, data: bytes, fields: dict[str,
             assert repr(value) == repr(exact[name]), f"{name} is read differently"
 
 
-def _check_loses_only(names: frozenset[str], fields: dict[str, Any], left: bytes) -> None:
-    """Order, numbers and all other fields stay."""
+def _check_loses_only(fields: dict[str, Any], left: bytes) -> None:
+    """Order, numbers and all other fields stay; objects in which engines look for fields have none left."""
     found = fields_for_engines(left)
-    assert not names & found.keys()
+    assert not STEERING_FIELDS & set(_names(found)), "an engine is steered"
     if fields:
-        assert repr(found) == repr({name: value for name, value in fields.items() if name not in names})
+        assert [*found] == [name for name in fields if name not in STEERING_FIELDS]
+        assert all(repr(value) == repr(fields[name]) for name, value in found.items() if name not in CONTAINERS)
+
+
+def _names(value: Any) -> Iterator[str]:
+    """Names where an engine looks for them."""
+    for each in value if isinstance(value, list) else [value]:
+        if isinstance(each, dict):
+            yield from each
+            for name in CONTAINERS & each.keys():
+                yield from _names(each[name])
 
 
 def _check_edited(fields: dict[str, Any], spliced: bytes) -> None:
-    kept = {name: value for name, value in fields.items() if name not in STEERING_FIELDS | {"stream"}}
+    kept = {name: value for name, value in fields.items() if name not in HANDOFF_FIELDS | {"stream"}}
     if "max_tokens" in kept:
         kept["max_tokens"] = "1"
     assert repr(fields_for_engines(spliced)) == repr({**kept, "kv_transfer_params": {"a": ["1"]}})
@@ -88,6 +99,7 @@ SEEDS = (
     b'{"model":"m","prompt":[[1,2],[3]],"stop":["a"],"r\\u0069d":"x","suffix":null,"n":"2","echo":true}',
     b'{"model": "m", "messages": [{"role": "tool", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}],'
     b' "tools": [{"type": "function", "function": {"name": "f", "parameters": {"x": [1e3, -0.0, null]}}}]}',
+    b'{"model":"m","vllm_xargs":{"a":1,"rid":2,"extra_args":[{"priority":1}]},"sampling_params":"x"}',
     b'\xef\xbb\xbf{"model": "m", "input": "x", "bootstrap_room": 1}',
     '{"model": "m", "rid": 1}'.encode("utf-16"),
 )
@@ -112,6 +124,6 @@ JSON = (
 )
 WORDS = (
     *JSON,
-    *(b'"%b":' % name.encode() for name in sorted(ENGINE_FIELDS)),
+    *(b'"%b":' % name.encode() for name in sorted(STEERING_FIELDS | CONTAINERS)),
     *(b'"%b":' % name for names in (ChatBody, CompletionBody) for name in map(str.encode, names.__struct_fields__)),
 )

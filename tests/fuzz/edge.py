@@ -19,13 +19,14 @@ from router.admission.gate import AdmissionGate
 from router.api.app import App
 from router.api.exchange import Exchange
 from router.api.openai_edge import OpenAiEdge
-from router.api.parse import ENGINE_FIELDS
 from router.api.protocol import EdgeProtocol
 from router.config.schema import Edge, Limits
+from router.engines.forwarded_headers import HOP_BY_HOP
+from router.engines.steering import STEERING_FIELDS, STEERING_HEADERS
 from router.errors import RouterError
 from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
-from router.proxy.headers import ENGINE_CONTROL, HOP_BY_HOP
+from router.proxy.headers import HeaderRules
 from router.proxy.relay import Downstream
 from router.proxy.request_context import RequestContext
 from router.proxy.upstream import Reply, UpstreamPool, UpstreamSender
@@ -58,7 +59,7 @@ class Forwarder:
     """Sends every request to the one pod and never answers."""
 
     def __init__(self, pool: ToPod) -> None:
-        self._sender = UpstreamSender(lambda pod: cast(UpstreamPool, pool), trust_engine_fields=False)
+        self._sender = UpstreamSender(lambda pod: cast(UpstreamPool, pool), HeaderRules())
         self.forwarded: list[RequestContext] = []
 
     async def forward(self, context: RequestContext, client: Downstream) -> None:
@@ -166,9 +167,9 @@ def _check_one_request(context: RequestContext, message: bytes) -> None:
     names = [name for name, _ in head.headers]
     assert not HOP_BY_HOP & {*names}
     assert names.count(b"host") == 1 and names.count(b"content-length") <= 1
-    assert not ENGINE_CONTROL & {*names} - {b"x-data-parallel-rank"}
+    assert not STEERING_HEADERS & {*names} - {b"x-data-parallel-rank"}
     assert [value for name, value in head.headers if name == b"x-data-parallel-rank"] == [b"3"]
-    assert not ENGINE_FIELDS & fields_for_engines(body).keys(), "an engine is steered"
+    assert not STEERING_FIELDS & fields_for_engines(body).keys(), "an engine is steered"
 
 
 def _by_h11(message: bytes) -> tuple[h11.Request, bytes, bytes]:
@@ -203,7 +204,7 @@ SEEDS = (
     b"POST http://h:1/score#y HTTP/1.1\r\nhost: h\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
 )
 WORDS = (
-    *(b"\r\n%b: " % name for name in sorted(HOP_BY_HOP | ENGINE_CONTROL | {b"host", b"content-length", b"expect"})),
+    *(b"\r\n%b: " % name for name in sorted(HOP_BY_HOP | STEERING_HEADERS | {b"host", b"content-length", b"expect"})),
     *(b"\r\n\r\n", b"\r\n", b"chunked", b"close", b"keep-alive", b"100-continue", b" HTTP/1.0", b" HTTP/1.1", b"\r\n "),
     *(
         b"GET /v1/score",

@@ -30,7 +30,7 @@ from router.policy.policy_set import PolicySet
 from router.proxy.connection import UpstreamTimeouts
 from router.proxy.dependencies import ForwardSettings, ProxyDependencies
 from router.proxy.forward import Forwarder
-from router.proxy.headers import HeaderList, Inbound
+from router.proxy.headers import HeaderList, HeaderRules, Inbound
 from router.proxy.request_context import RequestContext
 from router.proxy.upstream import UpstreamPools
 from router.stores.prefix_store import LocalStore
@@ -216,7 +216,7 @@ class Town:
                 retries=retries,
                 retry_budget=0.2,
                 route_headers=True,
-                trust_engine_fields=False,
+                headers=HeaderRules(),
                 predicted_ttl_s=60.0,
                 no_events_ttl_s=60.0,
                 no_events_capacity_tokens=1000,

@@ -7,53 +7,73 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from router.engines.forwarded_headers import CREDENTIALS, HOP_BY_HOP, PROXY_CLAIMS, REWRITTEN
+from router.engines.steering import STEERING_HEADERS
 from router.errors import MalformedRequest
-from router.proxy.headers import (
-    ENGINE_CONTROL,
-    HOP_BY_HOP,
-    HeaderList,
-    downstream_headers,
-    request_message,
-    upstream_headers,
-)
+from router.proxy.headers import HeaderList, HeaderRules, request_message
 
-PLAIN: HeaderList = [(b"authorization", b"Bearer x"), (b"traceparent", b"00-1"), (b"x-mine", b"1"), (b"x-mine", b"2")]
+STRICT, TRUSTING = HeaderRules(), HeaderRules(trust_engine_fields=True)
+PLAIN: HeaderList = [(b"anthropic-version", b"1"), (b"traceparent", b"00-1"), (b"x-mine", b"1"), (b"x-mine", b"2")]
 
 
 @pytest.mark.parametrize("name", sorted(HOP_BY_HOP))
 def test_hop_by_hop_headers_are_dropped_in_both_directions(name: bytes) -> None:
     """RFC 9110 7.6.1."""
     headers = [*PLAIN, (name, b"x")]
-    assert upstream_headers(headers, trusted=True) == PLAIN
-    assert downstream_headers(headers) == PLAIN
+    assert TRUSTING.upstream(headers) == PLAIN
+    assert STRICT.downstream(headers) == PLAIN
 
 
 def test_headers_named_by_connection_are_dropped_in_both_directions() -> None:
     """In any case and spacing, in several headers."""
     headers = [*PLAIN, (b"connection", b"X-One ,keep-alive"), (b"connection", b"x-two")]
     headers += [(b"x-one", b"1"), (b"x-two", b"2")]
-    assert upstream_headers(headers, trusted=True) == PLAIN
-    assert downstream_headers(headers) == PLAIN
+    assert TRUSTING.upstream(headers) == PLAIN
+    assert STRICT.downstream(headers) == PLAIN
 
 
-@pytest.mark.parametrize("name", sorted(ENGINE_CONTROL))
+@pytest.mark.parametrize("name", sorted(STEERING_HEADERS))
 def test_engine_control_headers_pass_only_from_trusted_clients(name: bytes) -> None:
     """A client could make an engine fetch KV from, or send it to, any address."""
     headers = [*PLAIN, (name, b"10.0.0.1:5600")]
-    assert upstream_headers(headers, trusted=False) == PLAIN
-    assert upstream_headers(headers, trusted=True) == headers
+    assert STRICT.upstream(headers) == PLAIN
+    assert TRUSTING.upstream(headers) == headers
 
 
-@pytest.mark.parametrize("name", [b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id"])
+@pytest.mark.parametrize("name", sorted(REWRITTEN))
 def test_headers_that_the_router_sets_are_dropped(name: bytes) -> None:
     """Duplicates would be ambiguous."""
-    assert upstream_headers([*PLAIN, (name, b"1")], trusted=True) == PLAIN
+    assert TRUSTING.upstream([*PLAIN, (name, b"1")]) == PLAIN
+
+
+@pytest.mark.parametrize("name", sorted(CREDENTIALS | PROXY_CLAIMS))
+def test_credentials_and_proxy_claims_pass_only_if_the_operator_names_them(name: bytes) -> None:
+    """They are for the router, and any client can claim to be a proxy."""
+    headers = [*PLAIN, (name, b"x")]
+    assert STRICT.upstream(headers) == TRUSTING.upstream(headers) == PLAIN
+    assert HeaderRules(forward=[name.decode()]).upstream(headers) == headers
+
+
+@pytest.mark.parametrize("name", [b"x_api_key", b"x_data-parallel_rank", b"x_forwarded_for", b"x_mine"])
+def test_names_with_underscores_pass_only_if_the_operator_names_them(name: bytes) -> None:
+    """Servers in the tradition of CGI read them as names with hyphens."""
+    headers = [*PLAIN, (name, b"x")]
+    assert STRICT.upstream(headers) == TRUSTING.upstream(headers) == PLAIN
+    assert HeaderRules(forward=[name.decode()]).upstream(headers) == headers
+
+
+@pytest.mark.parametrize(("asked", "answer"), [("authorization", b"www-authenticate"), ("cookie", b"set-cookie")])
+def test_a_pods_answer_to_credentials_passes_with_them(asked: str, answer: bytes) -> None:
+    """A pod's challenge is for the router's credentials, and another pod would receive its cookie."""
+    headers = [*PLAIN, (answer, b"x")]
+    assert STRICT.downstream(headers) == PLAIN
+    assert HeaderRules(forward=[asked]).downstream(headers) == headers
 
 
 def test_the_pods_length_and_type_reach_the_client() -> None:
     """The body is not changed."""
     headers = [(b"content-type", b"text/event-stream"), (b"content-length", b"5"), (b"server", b"uvicorn")]
-    assert downstream_headers(headers) == headers[:2]
+    assert STRICT.downstream(headers) == headers[:2]
 
 
 class Parsed:

@@ -57,11 +57,11 @@ async def test_a_served_request_can_be_explained(deploy: Deploy) -> None:
 async def test_a_running_request_can_be_explained(deploy: Deploy) -> None:
     """A hanging request can be explained before its end."""
     async with deploy(pods=1, engine={"time_scale": 1.0}) as deployment:
-        deployment.client.headers["x-request-id"] = "hanging/1"
+        deployment.client.headers["x-request-id"] = "hanging-1"
         asked = asyncio.create_task(deployment.chat(opening("slow"), max_tokens=500))
         await deployment.until(lambda: bool(deployment.program.pods.ledger.inflight()))
-        found = await explain(deployment, "hanging%2F1")
-        assert (found.receipt.id, found.receipt.result) == ("hanging/1", "") and found.explanation.columns
+        found = await explain(deployment, "hanging-1")
+        assert (found.receipt.id, found.receipt.result) == ("hanging-1", "") and found.explanation.columns
         asked.cancel()
 
 

@@ -14,20 +14,8 @@ import msgspec
 
 from router.engines.adapter import decode
 from router.engines.handoff.usage import Usage
+from router.engines.steering import HANDOFF_FIELDS
 from router.errors import MalformedRequest
-
-STEERING_FIELDS = frozenset(
-    {
-        "kv_transfer_params",
-        "bootstrap_host",
-        "bootstrap_port",
-        "bootstrap_room",
-        "routed_dp_rank",
-        "disagg_prefill_dp_rank",
-        "disaggregated_params",
-    }
-)
-"""Fields that select whose KV an engine reads. Only a dialect writes them; a client's own never reach a pod."""
 
 Opaque = dict[str, msgspec.Raw]
 
@@ -44,7 +32,7 @@ def edited(
     drop: Collection[str] = (),
     amend: Mapping[str, Any] = _EMPTY,
 ) -> bytes:
-    """`body` without `STEERING_FIELDS` and `drop`, with every field of `put`, and with those fields of `amend` that it
+    """`body` without `HANDOFF_FIELDS` and `drop`, with every field of `put`, and with those fields of `amend` that it
     already has. A field keeps its place; new ones go to the end. The same bytes where nothing changes.
 
     Raises `MalformedRequest` where the body is not a JSON object.
@@ -53,7 +41,7 @@ def edited(
         fields = _OBJECT.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedRequest(f"The body is not a valid JSON object: {error}") from error
-    kept = {name: value for name, value in fields.items() if name not in STEERING_FIELDS and name not in drop}
+    kept = {name: value for name, value in fields.items() if name not in HANDOFF_FIELDS and name not in drop}
     changes = {**put, **{name: value for name, value in amend.items() if name in kept}}
     if not changes and len(kept) == len(fields):
         return body

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.engines.handoff.bodies import STEERING_FIELDS, edited, read_prefill, whole_response
+from router.engines.handoff.bodies import edited, read_prefill, whole_response
+from router.engines.steering import HANDOFF_FIELDS
 from router.errors import MalformedRequest
 from tests.engines.handoff.pairs import answer
 
@@ -24,7 +25,7 @@ json_values = st.recursive(
     max_leaves=8,
 )
 keys = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
-    ["max_tokens", "n", "stream", *sorted(STEERING_FIELDS)]
+    ["max_tokens", "n", "stream", *sorted(HANDOFF_FIELDS)]
 )
 
 
@@ -83,7 +84,7 @@ def test_any_edit_equals_the_same_edit_of_the_decoded_object(
 ) -> None:
     """Names keep their order, untouched values every byte."""
     body = json.dumps(fields, ensure_ascii=ascii_only, indent=1).encode("utf-8", "surrogatepass")
-    kept = {name: value for name, value in fields.items() if name not in STEERING_FIELDS and name not in drop}
+    kept = {name: value for name, value in fields.items() if name not in HANDOFF_FIELDS and name not in drop}
     wanted = {**kept, **put, **{name: value for name, value in amend.items() if name in kept}}
     before, after = raws(body), raws(edited(body, put, drop, amend))
     assert list(after) == list(wanted)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from router.engines.adapter import host, host_before_port
 from router.engines.engine_catalog import DIALECTS
-from router.engines.handoff.bodies import STEERING_FIELDS
 from router.engines.handoff.dialect import Dialect, Handoff, Order, split_refusal
+from router.engines.steering import HANDOFF_FIELDS
 from router.types import Endpoint
 from tests.engines.handoff.pairs import CHAT, COMPLETIONS, answer, chat, completion, pair, pod, read
 
@@ -22,7 +22,7 @@ ANSWER = answer(
     {"prompt_token_ids": [1, 2], "disaggregated_params": {"ctx_request_id": 9}},
     kv_transfer_params={"first_tok": 123, "remote_port": 5600},
 )
-OWNED = STEERING_FIELDS | {
+OWNED = HANDOFF_FIELDS | {
     "max_tokens",
     "max_completion_tokens",
     "stream",
