@@ -27,7 +27,7 @@ from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
 from router.observe.phase import Phases
 from router.proxy.connection import UpstreamTimeouts
-from router.proxy.headers import HeaderList, Inbound, downstream_headers
+from router.proxy.headers import HeaderList, HeaderRules, Inbound
 from router.proxy.relay import read_all
 from router.proxy.request_context import RequestContext
 from router.proxy.upstream import UpstreamPools, UpstreamSender
@@ -87,12 +87,12 @@ class Forwarder:
     """Sends every request to one pod."""
 
     def __init__(self, pod: Pod, pools: UpstreamPools) -> None:
-        self._pod, self._sender = pod, UpstreamSender(pools.of, trust_engine_fields=False)
+        self._pod, self._sender = pod, UpstreamSender(pools.of, HeaderRules())
 
     async def forward(self, context: RequestContext, client: Exchange) -> None:
         reply = await self._sender.send(context.inbound, self._pod, context.request.body)
         body = await read_all(reply)
-        client.start(reply.status, downstream_headers(reply.headers))
+        client.start(reply.status, HeaderRules().downstream(reply.headers))
         client.put(body)
         client.finish()
 
