@@ -110,6 +110,8 @@ class ModelConfig(Strict):
     fast_tokenizer: bool = True
     block_size_tokens: PositiveInt = 16
     """The router's block size. Every engine's block size must be a multiple of it."""
+    max_prompt_tokens: PositiveInt = 1_048_576
+    """Context length, if the pods do not report theirs. A prompt whose text alone is longer than that gets 400."""
     revision: str = ""
     kv_dtype: str = "auto"
     cost: CostPrior = CostPrior()

@@ -82,6 +82,17 @@ def _roles(answering: list[PodStatus], prefilling: list[PodStatus], has_roles: b
     return Eligible([s for s in answering if s.pod.serves_alone], prefill, [s for s in answering if s.pod.handoff])
 
 
+def context_tokens(fleet: FleetSnapshot, model: str) -> int | None:
+    """The longest context of the ready pods that serve `model`; None if a pod does not report it, or counts tokens
+    differently."""
+    limits = [
+        s.pod.max_model_len_tokens if s.pod.trust is PrefixTrust.TRUSTED else None
+        for s in _serving(fleet, model).answering
+    ]
+    known = [limit for limit in limits if limit is not None]
+    return max(known) if known and len(known) == len(limits) else None
+
+
 def _fitting(statuses: list[PodStatus], prompt_tokens: int, output_tokens: int) -> list[PodStatus]:
     """The pods that the prompt and the requested output fit; if there are none, those that the prompt fits."""
     tokens = prompt_tokens + output_tokens

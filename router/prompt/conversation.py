@@ -55,6 +55,10 @@ class UnreadReason(StrEnum):
     NO_PREFIX = "endpoint_without_prefix"
     NOT_TOKENIZED = "not_tokenized_by_pods"
     """The tokenizer is `engine`, and no pod answered."""
+    TOO_LONG = "too_long"
+    """It almost certainly fits no pod."""
+    BUSY = "too_many_long_prompts"
+    """No thread read it in time."""
 
 
 class Unrenderable(Exception):

@@ -22,6 +22,10 @@ SHORTEST_PIECE = 128
 """Minimum length of a piece in characters: limits the pieces of a text full of special tokens."""
 HEADS_TRIED = 32
 """False matches of `head` in one text before the pattern takes over."""
+GROWTH = 128
+"""A piece is at least 1/128 as long as the text before it: a text of n characters has O(log n) pieces."""
+SEARCHED = 1 << 14
+"""Characters that the pattern searches at once, because a search cannot be interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +37,14 @@ class Cuts:
     reason: str
     head: str = ""
     """The common start of all matches."""
+    longest: int = 0
+    """Characters of the longest match."""
 
     def pieces(self, text: str, shortest: int = SHORTEST_PIECE) -> list[str]:
         """`text` in order, no piece empty; all but the last have at least `shortest` characters."""
         pieces = []
         start = 0
-        while (cut := self._next(text, start + shortest)) >= 0:
+        while (cut := self._next(text, start + max(shortest, start // GROWTH))) >= 0:
             pieces.append(text[start:cut])
             start = cut
         if start < len(text):
@@ -55,8 +61,12 @@ class Cuts:
             if at < 0 or self.pattern.match(text, at):
                 return at
             start = at + 1
-        found = self.pattern.search(text, start)
-        return found.start() if found else -1
+        while start < len(text):
+            found = self.pattern.search(text, start, start + SEARCHED + self.longest)
+            if found:
+                return found.start()
+            start += SEARCHED
+        return -1
 
 
 def find_cuts(tokenizer: Tokenizer) -> Cuts:
@@ -66,7 +76,8 @@ def find_cuts(tokenizer: Tokenizer) -> Cuts:
     words = [token.content for token in tokenizer.added_tokens if token.content in alone and _splits(token, tokenizer)]
     if not words:
         return Cuts(None, "no added token splits every text")
-    cuts = Cuts(re.compile(_any_of(sorted(words))), f"cut at {len(words)} added tokens", _common_prefix(words))
+    reason, longest = f"cut at {len(words)} added tokens", max(map(len, words))
+    cuts = Cuts(re.compile(_any_of(sorted(words))), reason, _common_prefix(words), longest)
     texts = samples(added)
     for text, whole in zip(texts, tokenizer.encode_batch(texts), strict=True):
         pieces = tokenizer.encode_batch(cuts.pieces(text, shortest=1))

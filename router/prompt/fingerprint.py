@@ -1,23 +1,26 @@
 """Turns a request into the tokens of its prompt and the hashes of its full blocks.
 
-The hashes are seeded by everything that must be equal for KV to be reusable. `begin` renders the prompt and looks up
-known segments; `finish` encodes the rest and hashes.
+The hashes are seeded by everything that must be equal for KV to be reusable. `open` looks up the chat's cached prefix,
+`render` makes the text, `look_up` finds its known segments, and `finish` encodes the rest and hashes. `render` and
+`finish` take the time, and may run in a thread.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Annotated, Any
+from math import inf
+from typing import TypeAlias
 
 import msgspec
 
-from router.errors import MalformedRequest
-from router.hashing import generation_seed, hash_array, hash_blocks, hash_rest, token_array
+from router.errors import ContextTooLong
+from router.hashing import generation_seed, hash_array, hash_blocks, hash_rest
+from router.prompt.completion import CompletionPrompts
 from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
-from router.prompt.incremental.reader import IncrementalPrompt, IncrementalReader
+from router.prompt.incremental.reader import FoundPrefix, IncrementalPrompt, IncrementalReader, IncrementalText
 from router.prompt.segments import Lookup, Sealed, Segment, SegmentCache
 from router.prompt.template import ChatTemplate, checked
 from router.prompt.tokenizer import Tokenizer
@@ -26,21 +29,42 @@ from router.types import BlockHash, Endpoint, Generation, InferenceRequest, Prom
 CACHE_BYTES = 64 * 1024 * 1024
 SEEDS = 1024
 """Generations (adapter and salt) whose seeds are cached."""
-COMPARE_EVERY = 256
-"""One incremental prompt in 256 is read whole as well and compared."""
-
+MAX_PROMPT_TOKENS = 1_048_576
+"""Longest context, if the pods do not report theirs."""
+CHARACTERS_PER_TOKEN = 16
+"""A text with more characters per token of the context is not encoded: it almost certainly does not fit."""
 _REWRITTEN = ("truncate_prompt_tokens", "suffix", "prompt_embeds")
 """With these fields the engine changes the tokens in ways that are not reproduced here."""
 
 
+class OpenedPrompt(msgspec.Struct, frozen=True, gc=False):
+    """A prompt between `open` and `render`."""
+
+    request: InferenceRequest
+    generation: Generation
+    seed: BlockHash
+    segments: SegmentCache
+    found: FoundPrefix | None
+
+
+class RenderedPrompt(msgspec.Struct, frozen=True, gc=False):
+    """A prompt between `render` and `look_up`: the text behind a cached prefix, a whole text with its pieces, or the
+    client's tokens."""
+
+    generation: Generation
+    seed: BlockHash
+    prompt: IncrementalText | str | array[int]
+    pieces: list[str] = []
+    framed: bool = False
+
+
 class PendingPrompt(msgspec.Struct, frozen=True, gc=False):
-    """A prompt between `begin` and `finish`: text that was looked up, or the client's tokens."""
+    """A prompt between `look_up` and `finish`: text that was looked up, or the client's tokens."""
 
     generation: Generation
     seed: BlockHash
     prompt: Lookup | array[int]
-    incremental: IncrementalPrompt | None = None
-    """Compared with `prompt`, which is the same prompt read whole."""
+    framed: bool = False
 
     @property
     def text(self) -> str | None:
@@ -53,12 +77,16 @@ class PendingPrompt(msgspec.Struct, frozen=True, gc=False):
         return self.prompt.cold_characters if isinstance(self.prompt, Lookup) else 0
 
 
-class Fingerprinter:
-    """Turns requests of one model into prefixes. `template` None serves completions only. `incremental` None reads
-    every prompt whole; `on_mismatch` is called, in any thread, when it turns out to be wrong and is disabled.
+AnyPendingPrompt: TypeAlias = PendingPrompt | IncrementalPrompt
 
-    Threads: `begin` runs only in the event loop's thread. `finish` may run in any thread at the same time: all that
-    both change are two queues (`deque.append`) and the segments' `sealed`, one reference each."""
+
+class Fingerprinter:
+    """Turns requests of one model into prefixes. `template` None serves completions only. `incremental` False reads
+    every prompt whole.
+
+    Threads: `open` and `look_up` run only in the event loop's thread. `render` and `finish` may run in any thread at
+    the same time: all that both change are two queues (`deque.append`) and the segments' `sealed`, one reference
+    each."""
 
     def __init__(
         self,
@@ -69,7 +97,7 @@ class Fingerprinter:
         cache_bytes: int = CACHE_BYTES,
         cache_seed: int = 0,
         incremental: bool = True,
-        on_mismatch: Callable[[], None] = lambda: None,
+        max_prompt_tokens: int = MAX_PROMPT_TOKENS,
     ) -> None:
         self._template = template
         self._tokenizer, self._backend = tokenizer, tokenizer.backend
@@ -81,53 +109,76 @@ class Fingerprinter:
         self.incremental = (
             IncrementalReader(template, cache_bytes=cache_bytes, seed=cache_seed) if template and incremental else None
         )
-        self._on_mismatch = on_mismatch
-        self._incremental_prompts = 0
-        self._token_ids = list[Annotated[int, msgspec.Meta(ge=0, lt=tokenizer.vocabulary_size)]]
+        self._max_prompt_tokens = max_prompt_tokens
+        self._completions = CompletionPrompts(tokenizer.vocabulary_size)
         self._seeded = lru_cache(SEEDS)(self._seed)
 
     def forget_segments(self) -> None:
-        """Empty the caches, because the tokenizer's backend has changed. Call in the thread of `begin`."""
+        """Empty the caches, because the tokenizer's backend has changed. Call in the thread of `open`."""
         self._backend = self._tokenizer.backend
         self.segments = self._new_segments()
         if self.incremental is not None:
             self.incremental.clear()
 
-    def begin(self, request: InferenceRequest) -> PendingPrompt | IncrementalPrompt:
-        """Render the prompt and look up its known segments.
-
-        `MalformedRequest` if the engine would refuse it, `Unrenderable` if its tokens cannot be computed here."""
+    def open(self, request: InferenceRequest) -> OpenedPrompt:
+        """Look up the cached prefix of a chat."""
         if self._tokenizer.backend != self._backend:  # the fast backend was disabled
             self.forget_segments()
         generation, seed = self._seeded(request.adapter, request.salt)
-        incremental = None
+        found = None
         if self.incremental is not None and request.endpoint is Endpoint.CHAT:
-            incremental = self.incremental.begin(request.prompt, generation, seed, self.segments)
-        if incremental is not None:
-            self._incremental_prompts += 1
-            if self._incremental_prompts % COMPARE_EVERY:
-                return incremental
-        prompt, framed = self._prompt(request)
+            found = self.incremental.find(request.prompt)
+        return OpenedPrompt(request, generation, seed, self.segments, found)
+
+    def render(self, opened: OpenedPrompt, context_tokens: int | None = None) -> RenderedPrompt:
+        """Render the prompt, or the part of it behind the cached prefix. Safe in a worker thread; see the class.
+        `context_tokens`: the longest context of the pods, if they report it.
+
+        `MalformedRequest` if the engine would refuse it, `ContextTooLong` if its length alone shows that it fits no
+        pod, `Unrenderable` if its tokens cannot be computed here."""
+        generation, seed, segments = opened.generation, opened.seed, opened.segments
+        if opened.found is not None:
+            assert self.incremental is not None
+            rendered = self.incremental.render(opened.found, segments)
+            if rendered is not None:
+                self._check_length(rendered.text, context_tokens, Endpoint.CHAT)
+                return RenderedPrompt(generation, seed, rendered)
+        prompt, framed = self._prompt(opened.request)
+        self._check_length(prompt, context_tokens, opened.request.endpoint)
+        pieces = segments.pieces(prompt, framed=framed) if isinstance(prompt, str) else []
+        return RenderedPrompt(generation, seed, prompt, pieces, framed)
+
+    def look_up(self, rendered: RenderedPrompt) -> AnyPendingPrompt:
+        """Look up the known segments of a text."""
+        generation, seed, prompt, framed = rendered.generation, rendered.seed, rendered.prompt, rendered.framed
+        if isinstance(prompt, IncrementalText):
+            assert self.incremental is not None
+            return self.incremental.look_up(prompt, generation, seed, self.segments)
         if isinstance(prompt, str):
-            return PendingPrompt(generation, seed, self.segments.look_up(prompt, framed=framed), incremental)
+            lookup = self.segments.look_up(prompt, framed=framed, pieces=rendered.pieces)
+            return PendingPrompt(generation, seed, lookup, framed)
         return PendingPrompt(generation, seed, prompt)
 
-    def finish(self, pending: PendingPrompt | IncrementalPrompt) -> PromptPrefix:
+    def begin(self, request: InferenceRequest) -> AnyPendingPrompt:
+        """`open`, `render` and `look_up`. Raises what `render` raises."""
+        return self.look_up(self.render(self.open(request)))
+
+    def finish(self, pending: AnyPendingPrompt) -> PromptPrefix:
         """Encode the new text and hash the blocks. Safe in a worker thread; see the class."""
         if isinstance(pending, IncrementalPrompt):
             assert self.incremental is not None
             return self.incremental.finish(pending, self.segments)
-        prefix = self._finish_whole(pending)
-        if pending.incremental is not None:
-            self._compare(pending.incremental, prefix)
-        return prefix
+        return self._finish_whole(pending)
 
-    def _compare(self, pending: IncrementalPrompt, whole: PromptPrefix) -> None:
-        assert self.incremental is not None
-        same = self.incremental.finish(pending, self.segments) == whole
-        if not same and self.incremental.enabled:
-            self.incremental.disable()
-            self._on_mismatch()
+    def read_slowly(self, request: InferenceRequest, pending: AnyPendingPrompt) -> tuple[str, PromptPrefix] | None:
+        """(text, prefix) of a prompt that was served as `pending`, by the reference tokenizer and without any cache;
+        None for a prompt of tokens. Safe in any thread. Raises what `render` raises."""
+        generation, framed = pending.generation, isinstance(pending, PendingPrompt) and pending.framed
+        text = self._prompt(request)[0] if isinstance(pending, IncrementalPrompt) else pending.text
+        if not isinstance(text, str):
+            return None
+        tokens = self._tokenizer.encode_slowly(text, add_special_tokens=framed)
+        return text, PromptPrefix(generation, tokens, hash_blocks(tokens, generation.block_size_tokens, pending.seed))
 
     def _finish_whole(self, pending: PendingPrompt) -> PromptPrefix:
         generation, seed, prompt = pending.generation, pending.seed, pending.prompt
@@ -161,21 +212,22 @@ class Fingerprinter:
                 raise Unrenderable(UnreadReason.NO_TEMPLATE, "this model has no chat template")
             return self._template.render(with_decoded_messages(body)), checked(body, "add_special_tokens", bool, False)
         if request.endpoint is Endpoint.COMPLETIONS:
-            return self._completion(body.get("prompt")), checked(body, "add_special_tokens", bool, True)
+            return self._completions.read(body.get("prompt")), checked(body, "add_special_tokens", bool, True)
         raise Unrenderable(UnreadReason.NO_PREFIX, f"{request.endpoint} shares no prefix")
 
-    def _completion(self, prompt: Any) -> str | array[int]:
-        """A completion's prompt; of several, the first."""
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-            prompt = prompt[0]
-        if isinstance(prompt, str):
-            return prompt
-        if not isinstance(prompt, list) or not prompt:
-            raise MalformedRequest("prompt must be a string, a list of token ids, or a list of these", param="prompt")
-        try:
-            return token_array(msgspec.convert(prompt, self._token_ids))
-        except msgspec.ValidationError as error:
-            raise MalformedRequest(f"prompt is not a list of token ids: {error}", param="prompt") from error
+    def _check_length(self, prompt: str | array[int], context_tokens: int | None, endpoint: Endpoint) -> None:
+        """Raises `ContextTooLong` if the prompt has more tokens than the context, however it is encoded, and
+        `Unrenderable` if it is too long to be encoded."""
+        limit = context_tokens or self._max_prompt_tokens
+        longest = (self._tokenizer.longest_token or inf) if isinstance(prompt, str) else 1
+        if len(prompt) > limit * longest:
+            raise ContextTooLong(
+                f"This model's maximum context length is {limit} tokens, but the prompt has at least "
+                f"{len(prompt) // int(longest)}. Please shorten it.",
+                param="messages" if endpoint is Endpoint.CHAT else "prompt",
+            )
+        if isinstance(prompt, str) and len(prompt) > limit * CHARACTERS_PER_TOKEN:
+            raise Unrenderable(UnreadReason.TOO_LONG, f"the prompt has {len(prompt)} characters")
 
 
 def _hash_path(tokens: array[int], segments: Sequence[Segment], seed: BlockHash, block_size_tokens: int) -> array[int]:

@@ -22,7 +22,7 @@ from router.errors import MalformedRequest
 from router.hashing import TOKEN_BYTES, token_array
 from router.prompt.cuts import find_cuts
 from router.prompt.samples import TEXTS
-from router.prompt.tokenizer import Tokenizer
+from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.types import BlockHash
 
 SEGMENT_BYTES = 280
@@ -96,26 +96,27 @@ class SegmentCache:
     def __len__(self) -> int:
         return len(self._segments)
 
-    def look_up(self, text: str, *, framed: bool = False) -> Lookup:
+    def pieces(self, text: str, *, framed: bool = False) -> list[str]:
+        """The pieces of `text`, each of which is encoded alone. Safe in any thread. `MalformedRequest` for a lone
+        surrogate, which no tokenizer can encode."""
+        if not text.isascii():
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise MalformedRequest(f"the prompt contains a lone surrogate: {error}") from error
+        return [text] if framed and self._frame is None else self.cuts.pieces(text)
+
+    def look_up(self, text: str, *, framed: bool = False, pieces: list[str] | None = None) -> Lookup:
         """The known segments of `text`, and its other pieces. With `framed`, the tokenizer's special tokens are put
-        around the text. `MalformedRequest` for a lone surrogate, which no tokenizer can encode."""
+        around the text. `pieces`: the result of `pieces`, which is else called here."""
         self._insert_fresh()
         whole = framed and self._frame is None
         head, tail = self._frame if framed and self._frame else (token_array(), token_array())
-        pieces = [text] if whole else self.cuts.pieces(text)
-        root = 2 * (self._tokenizer.backend == "transformers") + framed
+        if pieces is None:
+            pieces = self.pieces(text, framed=framed)
+        root = 2 * (self._tokenizer.backend == REFERENCE) + framed
         known = self._follow(root, pieces)
-        cold = tuple(pieces[len(known) :])
-        for piece in cold:
-            _check_encodable(piece)
-        return Lookup(text, root, known, cold, whole, head, tail)
-
-    def split(self, text: str) -> Lookup:
-        """The pieces of `text`, all to be encoded: it continues a text that ended at a cut and is cached elsewhere.
-        `MalformedRequest` as from `look_up`."""
-        _check_encodable(text)
-        pieces = self.cuts.pieces(text)
-        return Lookup(text, 0, (), tuple(pieces), False, token_array(), token_array())
+        return Lookup(text, root, known, tuple(pieces[len(known) :]), whole, head, tail)
 
     def complete(self, lookup: Lookup) -> list[Segment]:
         """All segments of a text that was looked up; encodes the cold ones. Safe in any thread."""
@@ -166,10 +167,7 @@ class SegmentCache:
             self.bytes -= self._segments.popitem(last=False)[1].size_bytes
 
     def _key(self, parent: int, piece: str) -> int:
-        try:
-            return xxhash.xxh3_128_intdigest(piece.encode(), self._seed ^ parent)
-        except UnicodeEncodeError as error:
-            raise _surrogate_error(error) from error
+        return xxhash.xxh3_128_intdigest(piece.encode(), self._seed ^ parent)
 
     def _insert(self, key: int, segment: Segment) -> int:
         """Insert a segment unless another request already has; returns the id for its children."""
@@ -180,6 +178,11 @@ class SegmentCache:
             self._next_id += 1
             self.bytes += segment.size_bytes
         return kept.id
+
+
+def all_cold(text: str, pieces: list[str]) -> Lookup:
+    """A text that continues one which ended at a cut and is cached elsewhere: all its pieces must be encoded."""
+    return Lookup(text, 0, (), tuple(pieces), False, token_array(), token_array())
 
 
 def _size_bytes(segment: Segment) -> int:
@@ -198,15 +201,3 @@ def _frame(tokenizer: Tokenizer) -> tuple[array[int], array[int]] | None:
         if all(head + inner + tail == outer for inner, outer in zip(bare, framed, strict=True)):
             return head, tail
     return None
-
-
-def _check_encodable(text: str) -> None:
-    if not text.isascii():
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise _surrogate_error(error) from error
-
-
-def _surrogate_error(error: UnicodeEncodeError) -> MalformedRequest:
-    return MalformedRequest(f"the prompt contains a lone surrogate: {error}")

@@ -13,7 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from router.hashing import token_array
+from router.prompt.longest_token import longest_token
 from router.prompt.samples import samples
+
+REFERENCE = "transformers"
+"""The backend that is always right."""
 
 
 class Tokenizer:
@@ -33,7 +37,7 @@ class Tokenizer:
         self._reference.no_truncation()
         self._reference.no_padding()
         self._fast: Any = None
-        self.backend = "transformers"
+        self.backend = REFERENCE
         """`fastokens` or `transformers`."""
         self.reason = "fast_tokenizer is off"
         """Why this backend."""
@@ -43,8 +47,11 @@ class Tokenizer:
         """The template's text; several by name for the few models that have `default` and `tool_use`."""
         self.special_tokens = special_tokens
         """Variables of the template: `bos_token`, `eos_token`, ..."""
-        self.vocabulary_size = max(self._reference.get_vocab(with_added_tokens=True).values()) + 1
+        vocabulary: dict[str, int] = self._reference.get_vocab(with_added_tokens=True)
+        self.vocabulary_size = max(vocabulary.values()) + 1
         """Highest token id plus one."""
+        self.longest_token = longest_token(self._reference, vocabulary)
+        """The most characters that one token stands for; None where that is unknown."""
         decoder: dict[int, Any] = self._reference.get_added_tokens_decoder()
         self.added_tokens = tuple(decoder[token] for token in sorted(decoder))
         """Every `tokenizers.AddedToken`, in order of id."""
@@ -65,13 +72,13 @@ class Tokenizer:
                 self.distrust(f"fastokens failed: {error}")
         return encode_reference(self._reference, texts, add_special_tokens)
 
-    def verify(self, text: str) -> bool:
-        """True if both backends give the same tokens. Slow: for samples of the traffic, off the request path."""
-        return self.encode(text) == encode_reference(self._reference, [text], False)[0]
+    def encode_slowly(self, text: str, *, add_special_tokens: bool = False) -> array[int]:
+        """Tokens of `text` by the reference: for samples of the traffic, off the request path."""
+        return encode_reference(self._reference, [text], add_special_tokens)[0]
 
     def distrust(self, reason: str) -> None:
         """Disable the fast backend until the next start."""
-        self._fast, self.backend, self.reason = None, "transformers", reason
+        self._fast, self.backend, self.reason = None, REFERENCE, reason
 
     @property
     def normalizes(self) -> bool:
@@ -114,6 +121,6 @@ def encode_reference(backend: Any, texts: Sequence[str], add_special_tokens: boo
 
 def encode_fast(fast: Any, texts: Sequence[str], add_special_tokens: bool) -> list[array[int]]:
     """Tokens of each text by `fastokens.Tokenizer`, as a flat buffer. One text per call: several wake a thread pool,
-    which costs more than encoding the few pieces of a prompt."""
+    which costs more than encoding the few pieces of a prompt. Releases the GIL, as `encode_reference` does."""
     encode = fast.encode_batch_flat
     return [array("I", encode((text,), add_special_tokens=add_special_tokens)[0]) for text in texts]

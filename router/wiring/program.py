@@ -28,6 +28,7 @@ from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics
 from router.observe.shadow import Shadows
 from router.policy.classes import Classes
+from router.policy.eligible import context_tokens
 from router.policy.policy_set import PolicySet
 from router.policy.spec import Policy
 from router.types import Pod, PodId, PodState
@@ -71,7 +72,14 @@ class Program:
         self.policies = PolicyFeed(folder, self.metrics, self._review)
         self.fleet = Fleet(build_links(config.links, load_link_classes()))
         self._pools = upstream_pools(config)
-        self.prompts = Prompts(config, self._pools.of, partial(ready_pods, self.fleet), self.metrics, load)
+        self.prompts = Prompts(
+            config,
+            self._pools.of,
+            partial(ready_pods, self.fleet),
+            self.metrics,
+            load,
+            lambda request: context_tokens(self.fleet.snapshot, request.adapter or request.model),
+        )
         self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools, worker)
         shadows = Shadows(self._policy_named, self.metrics)
         self.records = DecisionRecords(config.receipts, shadows, self.metrics, self.pods.cluster)

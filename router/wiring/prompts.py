@@ -15,7 +15,7 @@ from router.prompt.conversation import UnreadReason
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
-from router.proxy.prompt_readers import EngineReader, LocalReader, PromptReader
+from router.proxy.prompt_readers import ContextLookup, EngineReader, LocalReader, PromptReader, ReadThreads
 from router.proxy.upstream import UpstreamPool
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
@@ -51,11 +51,12 @@ def fingerprinter(model: ModelConfig, tokenizer: Tokenizer, **options: Any) -> F
     template = None
     if tokenizer.chat_template:
         template = ChatTemplate(tokenizer, None, model.chat_template_content_format, model.chat_template_kwargs)
-    return Fingerprinter(tokenizer, template, model.generation(), **options)
+    return Fingerprinter(tokenizer, template, model.generation(), max_prompt_tokens=model.max_prompt_tokens, **options)
 
 
 class Prompts:
-    """Prompt readers and generations by model name. `ready_pods(model)` returns pods that can tokenize."""
+    """Prompt readers and generations by model name. `ready_pods(model)` returns pods that can tokenize,
+    `context_tokens(request)` the longest context that pods report."""
 
     def __init__(
         self,
@@ -64,12 +65,15 @@ class Prompts:
         ready_pods: Callable[[str], list[Pod]],
         metrics: Metrics,
         load: LoadTokenizer,
+        context_tokens: ContextLookup,
     ) -> None:
         self._index = config.index
         self._pool_of = pool_of
         self._ready_pods = ready_pods
         self._metrics = metrics
         self._load = load
+        self._context_tokens = context_tokens
+        self._threads = ReadThreads()
         self.generations: dict[str, Generation] = {}
         self.readers = {model.name: self._reader(model) for model in config.models if model.tokenizer}
 
@@ -102,10 +106,16 @@ class Prompts:
             cache_bytes=self._index.tokens_cache_bytes,
             cache_seed=getrandbits(64),
             incremental=self._index.incremental_prompts,
-            on_mismatch=report_mismatch,
         )
         self.generations[model.name] = reading.generation
-        return LocalReader(reading, tokenizer, self._count_unread)
+        return LocalReader(
+            reading,
+            tokenizer,
+            self._count_unread,
+            threads=self._threads,
+            context_tokens=self._context_tokens,
+            on_mismatch=report_mismatch,
+        )
 
     def _count_unread(self, model: str, reason: UnreadReason, details: str) -> None:
         """Count a prompt that is routed without a prefix, and log the first one of each reason."""

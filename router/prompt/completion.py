@@ -1,0 +1,63 @@
+"""Reads the prompt of a completion: text, or a list of token ids, which is decoded in slices.
+
+One call of a JSON decoder cannot be interrupted: a million ids in one would hold the interpreter for 20 ms.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Annotated, Any
+
+import msgspec
+
+from router.errors import MalformedRequest
+from router.hashing import token_array
+
+SLICE_BYTES = 1 << 16
+"""Bytes of a list that are decoded at once."""
+
+
+class CompletionPrompts:
+    """Reads the prompts of one model."""
+
+    def __init__(self, vocabulary_size: int) -> None:
+        self._ids = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=vocabulary_size)]])
+
+    def read(self, prompt: Any) -> str | array[int]:
+        """A completion's prompt, raw or decoded; of several, the first. Raises `MalformedRequest`."""
+        try:
+            raw = prompt if isinstance(prompt, msgspec.Raw) else msgspec.Raw(msgspec.json.encode(prompt))
+            first = _first(raw)
+            if _starts(first, b'"'):
+                return msgspec.json.decode(first, type=str)
+            if _starts(first, b"[") and _second(first).isdigit():
+                return self._token_ids(first)
+        except (ValueError, RecursionError) as error:
+            raise MalformedRequest(f"prompt is not valid: {error}", param="prompt") from error
+        raise MalformedRequest("prompt must be a string, a list of token ids, or a list of these", param="prompt")
+
+    def _token_ids(self, listed: memoryview) -> array[int]:
+        ids, inner, start = token_array(), listed[1:-1], 0
+        while start < len(inner):
+            piece = inner[start : start + SLICE_BYTES].tobytes()
+            if start + SLICE_BYTES < len(inner):
+                piece = piece[: piece.rindex(b",")]
+            ids.extend(self._ids.decode(b"[%b]" % piece))
+            start += len(piece) + 1
+        return ids
+
+
+def _first(prompt: msgspec.Raw) -> memoryview:
+    """The first of several prompts, or the only one."""
+    if _starts(memoryview(prompt), b"[") and _second(memoryview(prompt)) in (b'"', b"["):
+        prompt = msgspec.json.decode(prompt, type=list[msgspec.Raw])[0]
+    return memoryview(prompt)
+
+
+def _starts(value: memoryview, character: bytes) -> bool:
+    return value[:1].tobytes() == character
+
+
+def _second(listed: memoryview) -> bytes:
+    """The first character of a list's first item."""
+    return listed[1:SLICE_BYTES].tobytes().lstrip()[:1]
