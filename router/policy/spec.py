@@ -126,7 +126,8 @@ class RetrySpec(_SpecSection):
     """What happens when a pod fails before the first byte."""
 
     attempts: Annotated[int, Field(ge=1, le=11)] | None = None
-    """Maximum number of candidates to try, 1 for no retry; null: 1 + `limits.retries` of the configuration."""
+    """Maximum number of candidates to try, 1 for no retry; null: 1 + `limits.retries` of the configuration. At most two
+    pods receive the request."""
 
 
 class PdSpec(_SpecSection):
