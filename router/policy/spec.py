@@ -127,7 +127,7 @@ class RetrySpec(_SpecSection):
 
     attempts: Annotated[int, Field(ge=1, le=11)] | None = None
     """Maximum number of candidates to try, 1 for no retry; null: 1 + `limits.retries` of the configuration. At most two
-    pods receive the request."""
+    of them receive the request."""
 
 
 class PdSpec(_SpecSection):
