@@ -260,7 +260,8 @@ class Receipts(Strict):
     file: str | None = None
     """Append one line of JSON per request to this file."""
     redis_maxlen: NonNegativeInt = 0
-    """Above 0, add the same lines to a stream of `index.redis` with about this many entries."""
+    """Above 0, add the same lines to a stream of `index.redis` with about this many entries. Lines above 1 MiB, with a
+    long prompt, are left out and counted in `warmroute_receipts_lost_total`."""
     replay_data: bool = True
     """Add to each line what `warmroute replay` needs."""
     prompts: bool = False

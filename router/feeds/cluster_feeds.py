@@ -19,7 +19,8 @@ RECEIPTS_INTERVAL_S = 0.2
 BATCH_LINES = 500
 MAX_WAITING_LINES = 2000
 MAX_WAITING_BYTES = 64 * 1024 * 1024
-"""Lines with prompts (`receipts.prompts`) have any length."""
+MAX_LINE_BYTES = 1024 * 1024
+"""Longer lines, which contain long prompts (`receipts.prompts`), are dropped: Redis keeps `maxlen` lines in memory."""
 
 
 class WorkloadFeed:
@@ -64,12 +65,14 @@ class ReceiptStream:
         self._waiting_bytes = 0
 
     def write(self, line: bytes) -> None:
-        """Send the line with the next batch; drop it if too many lines or bytes wait."""
-        if len(self._waiting) >= MAX_WAITING_LINES or self._waiting_bytes + len(line) > MAX_WAITING_BYTES:
+        """Send the line with the next batch; drop it if it is too long, or if too many lines or bytes wait."""
+        size_bytes = len(line)
+        full = len(self._waiting) >= MAX_WAITING_LINES or self._waiting_bytes + size_bytes > MAX_WAITING_BYTES
+        if full or size_bytes > MAX_LINE_BYTES:
             self._on_drop(1)
         else:
             self._waiting.append(line)
-            self._waiting_bytes += len(line)
+            self._waiting_bytes += size_bytes
 
     async def run(self) -> None:
         backoff = Backoff("receipt stream")

@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import RedisError
 
 from router.feeds import cluster_feeds
-from router.feeds.cluster_feeds import MAX_WAITING_LINES, ReceiptStream
+from router.feeds.cluster_feeds import MAX_LINE_BYTES, MAX_WAITING_LINES, ReceiptStream
 from router.stores.redis_connection import RedisConnection
 from tests.redis_process import address_of
 from tests.redis_servers.server import RedisServer, binaries, until
@@ -62,6 +62,15 @@ def test_long_lines_are_dropped_before_they_fill_the_memory(monkeypatch: pytest.
     for line in (b"x" * 7, b"y" * 4, b"z" * 3):
         stream.write(line)
     assert list(stream._waiting) == [b"x" * 7, b"z" * 3] and lost == [1]
+
+
+def test_a_line_with_a_long_prompt_is_dropped() -> None:
+    """Redis would keep thousands of them."""
+    lost: list[int] = []
+    stream = ReceiptStream(RedisConnection(address_of("redis://127.0.0.1:1/0"), timeout_s=0.5), KEY, 100, lost.append)
+    stream.write(b"x" * MAX_LINE_BYTES)
+    stream.write(b"x" * (MAX_LINE_BYTES + 1))
+    assert len(stream._waiting) == 1 and lost == [1]
 
 
 async def test_lines_are_dropped_and_counted_while_redis_is_unavailable() -> None:
