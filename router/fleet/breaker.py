@@ -25,7 +25,7 @@ The workers of one router share these records; an ejection by one worker ejects 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -265,18 +265,22 @@ class Breaker:
 
 def leaves_enough_ready(fleet: FleetSnapshot, pod: Pod, min_share: float) -> bool:
     """Whether one pod, and `min_share` of the pods that are ready or ejected, stay ready without this ready pod: for
-    each of its models and adapters, and for prefill and decode if it can do both. O(pods and their adapters)."""
-    names = {*pod.models, *pod.adapters}
-    for role in (Role.PREFILL, Role.DECODE) if pod.role is Role.BOTH else (pod.role,):
-        ready: Counter[str] = Counter()
-        ejected: Counter[str] = Counter()
-        for peer in fleet.pods:
-            if peer.state in _COUNTED and peer.pod.role in (role, Role.BOTH):
-                serves = names.intersection((*peer.pod.models, *peer.pod.adapters))
-                (ready if peer.state is PodState.READY else ejected).update(serves)
-        if any(ready[name] - 1 < max(1, min_share * (ready[name] + ejected[name])) for name in names):
-            return False
-    return True
+    each of its models and adapters, and for prefill and decode if it can do both. O(pods), and O(adapters) for each
+    different set of adapters."""
+    return all(
+        ready - 1 >= max(1, min_share * (ready + ejected))
+        for role in ((Role.PREFILL, Role.DECODE) if pod.role is Role.BOTH else (pod.role,))
+        for ready, ejected in _ready_and_ejected(fleet, role, {*pod.models, *pod.adapters})
+    )
 
 
-_COUNTED = (PodState.READY, PodState.EJECTED)
+def _ready_and_ejected(fleet: FleetSnapshot, role: Role, names: set[str]) -> Iterable[tuple[int, int]]:
+    """Numbers of ready and of ejected pods that can do `role`, for each model or adapter in `names`."""
+    alike = Counter(
+        (peer.state, peer.pod.models, peer.pod.adapters) for peer in fleet.pods if peer.pod.role in (role, Role.BOTH)
+    )
+    pods: Counter[tuple[PodState, str]] = Counter()
+    for (state, models, adapters), count in alike.items():
+        for name in names.intersection((*models, *adapters)):
+            pods[state, name] += count
+    return [(pods[PodState.READY, name], pods[PodState.EJECTED, name]) for name in names]

@@ -185,6 +185,13 @@ async def test_an_unread_request_is_repeated_only_if_it_is_idempotent(
         assert (len(pods.made["a"].asked), len(pods.made["b"].asked)) == (1, asked)
 
 
+async def test_the_response_to_a_request_that_may_not_be_repeated_is_relayed() -> None:
+    """Also a 503, after which another request would be tried elsewhere."""
+    async with town(a=BUSY, b=ANSWERING) as pods:
+        client = await pods.serve(pods.unread("POST", *plans(pods)))
+        assert (client.status, client.json) == (503, {"error": {"message": "busy"}})
+
+
 async def test_an_unread_request_that_was_not_sent_is_tried_elsewhere() -> None:
     """The first pod accepts no connection."""
     async with town(a=ANSWERING, b=ANSWERING) as pods:

@@ -331,6 +331,22 @@ async def test_a_pod_that_failed_is_tried_again_as_the_last_resort() -> None:
         assert (client.status, pods.made["d"].asked[-1].body) == (200, CHAT)
 
 
+async def test_a_pod_that_serves_the_second_attempt_did_not_fail_the_request() -> None:
+    """Its failure is over; a pod that had no part in the second attempt has failed."""
+    first_attempt = asyncio.Event()
+
+    async def recovering(asked: Asked) -> None:
+        if first_attempt.is_set():
+            return await OFFERING(asked)
+        first_attempt.set()
+        return asked.reset()
+
+    async with town(p=recovering, d=ANSWERING, e=streaming) as pods:
+        other = Split(pods.pod("p"), pods.pod("e"))
+        assert (await pods.serve(pods.context(split(pods), other, stream=True))).status == 200
+        assert (pods.failures("p"), pods.doubts("p")) == (0, 0)
+
+
 async def test_a_prefill_pod_that_keeps_failing_is_ejected() -> None:
     """The decode pod, which served all requests, is not."""
     async with town(p=resetting, d=ANSWERING) as pods:
