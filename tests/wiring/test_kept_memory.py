@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from router.api.exchange import ReceivedRequest
+from router.api.openai_edge import checked_id
 from router.config.index_schema import Index
 from router.config.load import shipped
 from router.config.priors import load_priors
@@ -65,10 +66,11 @@ class Router:
     async def send(self, fields: dict[str, Any], path: str, headers: Headers = ()) -> None:
         """Serve one request; errors are the client's."""
         self.requests += 1
-        body, listed, forwarder = msgspec.json.encode(fields), list(headers), self.program.forwarder
+        body, forwarder = msgspec.json.encode(fields), self.program.forwarder
+        listed = [*headers, (b"x-request-id", f"{self.requests:x<128}".encode())]
         received = ReceivedRequest("POST", path, path.encode(), listed, first_values(listed), "127.0.0.1", body)
         try:
-            context = self.program.app.edge.admit(received, f"{self.requests:x<128}")
+            context = self.program.app.edge.admit(received, checked_id(received.named))
             context.prompt = await forwarder._decisions.fingerprint(context)
             context.decision = forwarder._decisions.decide(context, await forwarder._decisions.match(context))
         except RouterError:
@@ -141,7 +143,9 @@ async def test_a_large_string_in_a_body_is_not_kept(router: Router, place: str) 
 
 
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("header", ["x-session-id", "x-tenant-id", "x-workload-class", "user-agent", "x-other"])
+@pytest.mark.parametrize(
+    "header", ["x-session-id", "x-tenant-id", "x-request-id", "x-workload-class", "user-agent", "x-other"]
+)
 async def test_a_large_header_is_not_kept(router: Router, header: str) -> None:
     for number in range(2 * TIMES):
         if number == TIMES:
