@@ -1,16 +1,17 @@
-"""Fuzzes client connections: the router and a pod must read the same requests.
+"""Fuzzes client connections: the client's bytes, the router and a pod must have the same requests.
 
-Any bytes of a connection: each accepted request is exactly one request for h11, a parser that shares no code with ours,
-and no field of it steers an engine.
+Any bytes of a connection: each accepted request is one that h11 reads in these bytes, with the headers of its head and
+its own body. It is exactly one request for the pod, and no field of it steers an engine.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from time import thread_time
 from typing import Any, cast
 
-import h11
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.server import ServerState
@@ -19,19 +20,21 @@ from router.admission.gate import AdmissionGate
 from router.api.app import App
 from router.api.exchange import Exchange
 from router.api.openai_edge import OpenAiEdge
+from router.api.parse import without_engine_fields
 from router.api.protocol import EdgeProtocol
 from router.config.schema import Edge, Limits
 from router.engines.forwarded_headers import HOP_BY_HOP
 from router.engines.steering import STEERING_FIELDS, STEERING_HEADERS
-from router.errors import RouterError
+from router.errors import MalformedRequest, RouterError
 from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
-from router.proxy.headers import HeaderRules
+from router.proxy.headers import HeaderList, HeaderRules
 from router.proxy.relay import Downstream
 from router.proxy.request_context import RequestContext
 from router.proxy.upstream import Reply, UpstreamPool, UpstreamSender
 from router.types import Pod, PodSpeed
 from tests.fuzz.bodies import fields_for_engines
+from tests.fuzz.by_h11 import ReadRequest, read_connection
 from tests.fuzz.pieces import in_pieces
 from tests.fuzz.wire import Wire
 
@@ -40,6 +43,10 @@ POD = Pod(id="pod", url="http://pod:8000/base", engine="vllm", speed=PodSpeed(1,
 METRICS = Metrics()
 TURNS = 100
 """Rounds of the event loop, after which a pending task counts as hanging."""
+MOST_LOOP_S = 0.02
+"""CPU time that parsing a piece may take: other clients wait meanwhile."""
+ADDED = {b"host", b"content-length", b"x-request-id", b"x-forwarded-for", b"x-data-parallel-rank"}
+"""Headers that the router adds."""
 
 
 class ToPod:
@@ -83,10 +90,34 @@ class Watched(OpenAiEdge):
         super()._fail(client, error, request_id)
 
 
-async def _own(_scope: Any, _receive: Any, send: Callable[[Any], Awaitable[None]]) -> None:
-    """Paths outside /v1."""
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
-    await send({"type": "http.response.body", "body": b""})
+class Own:
+    """The application, for the other paths. /livez responds without reading its body."""
+
+    def __init__(self) -> None:
+        self.received: list[ReadRequest] = []
+        self.reading = 0
+        """Requests whose body is incomplete."""
+
+    async def __call__(self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Any]) -> None:
+        if scope["path"] != "/livez":
+            self.reading += 1
+            body = await _body(receive)
+            self.reading -= 1
+            if body is None:
+                return
+            self.received.append(ReadRequest(scope["method"].encode(), scope["raw_path"], scope["headers"], body))
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _body(receive: Callable[[], Awaitable[Any]]) -> bytes | None:
+    """The whole body; None where the client disconnects."""
+    body = b""
+    while (message := await receive())["type"] == "http.request":
+        body += message["body"]
+        if not message["more_body"]:
+            return body
+    return None
 
 
 def _fleet() -> Fleet:
@@ -99,16 +130,23 @@ FLEET = _fleet()
 POOL = ToPod
 
 
-async def _connection(pieces: list[bytes]) -> tuple[list[RequestContext], list[bytes]]:
-    """The requests that reach the pod, as values and as bytes, from a client that sends these pieces and
-    disconnects."""
+class Accepted:
+    """The requests of one connection that reach the pod, as values and as bytes, and the application."""
+
+    def __init__(self) -> None:
+        self.pool, self.own = ToPod(), Own()
+        self.forwarder = Forwarder(self.pool)
+        self.slowest_piece_s = 0.0
+
+
+async def _connection(pieces: list[bytes]) -> Accepted:
+    """What is accepted from a client that sends these pieces and disconnects."""
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
-    pool, wire = ToPod(), Wire()
-    forwarder = Forwarder(pool)
-    edge = Watched(cast(Any, forwarder), FLEET, METRICS, Edge(), LIMITS, frozenset())
+    accepted, wire = Accepted(), Wire()
+    edge = Watched(cast(Any, accepted.forwarder), FLEET, METRICS, Edge(), LIMITS, frozenset())
     config = uvicorn.Config(
-        App(edge, cast(FastAPI, _own), AdmissionGate()),
+        App(edge, cast(FastAPI, accepted.own), AdmissionGate()),
         http=EdgeProtocol,
         ws="none",
         lifespan="off",
@@ -122,15 +160,17 @@ async def _connection(pieces: list[bytes]) -> tuple[list[RequestContext], list[b
         await _until(lambda: wire.reads or not wire.open)
         if not wire.open:
             break
+        began_s = thread_time()
         protocol.data_received(piece)
+        accepted.slowest_piece_s = max(accepted.slowest_piece_s, thread_time() - began_s)
         await asyncio.sleep(0)
-    await _until(lambda: not protocol.tasks)
+    await _until(lambda: len(protocol.tasks) == accepted.own.reading)
     wire.open = False
     protocol.connection_lost(None)
     await _until(lambda: not protocol.tasks)
     assert edge.body_memory.bytes == 0, "bodies of requests that are over are held"
     assert not problems and not edge.surprises, (problems, edge.surprises)
-    return forwarder.forwarded, pool.messages
+    return accepted
 
 
 async def _until(over: Callable[[], bool]) -> None:
@@ -144,44 +184,72 @@ async def _until(over: Callable[[], bool]) -> None:
 def requests(data: bytes) -> None:
     """Bytes of a client's connection."""
     whole = asyncio.run(_connection([data]))
-    for context, message in zip(*whole, strict=True):
+    forwarded = whole.forwarder.forwarded
+    for context, message in zip(forwarded, whole.pool.messages, strict=True):
         _check_one_request(context, message)
+    _check_against_client(data, map(_as_read, forwarded))
+    _check_against_client(data, whole.own.received)
     for pieces in in_pieces(data):
         cut = asyncio.run(_connection(pieces))
-        assert [_values(each) for each in cut[0]] == [_values(each) for each in whole[0]], "pieces differ"
+        assert list(map(_values, cut.forwarder.forwarded)) == list(map(_values, forwarded)), "pieces differ"
+        assert cut.own.received == whole.own.received, "pieces differ for the application"
+    if whole.slowest_piece_s > MOST_LOOP_S:  # a pause of the garbage collector is not repeated
+        again_s = [asyncio.run(_connection([data])).slowest_piece_s for _ in range(3)]
+        assert min(again_s) <= MOST_LOOP_S, f"the event loop is blocked for {min(again_s)} s"
+
+
+def _as_read(context: RequestContext) -> ReadRequest:
+    inbound = context.inbound
+    return ReadRequest(inbound.method.encode(), inbound.target, inbound.headers, context.request.body)
+
+
+def _check_against_client(data: bytes, accepted: Iterable[ReadRequest]) -> None:
+    """Each accepted request is one that the client sent, in the same order. h11 refuses some bytes that the router
+    accepts; what follows those is not compared."""
+    sent = read_connection(data.lstrip(b"\r\n"))
+    remaining = iter(sent.requests)
+    for request in accepted:
+        is_known = any(_is_same(request, candidate) for candidate in remaining)
+        assert is_known or not sent.is_valid, (request, sent)
+
+
+def _is_same(accepted: ReadRequest, sent: ReadRequest) -> bool:
+    """`Upgrade` is ignored, fields for engines are removed, and the application gets HEAD as GET; h11 writes `chunked`
+    in lower case."""
+    bodies = [sent.body]
+    with suppress(MalformedRequest):
+        bodies.append(without_engine_fields(sent.body))
+    return (
+        accepted.method == (b"GET" if sent.method == b"HEAD" else sent.method)
+        and accepted.body in bodies
+        and _comparable(accepted.headers) == _comparable(sent.headers)
+    )
 
 
 def _values(context: RequestContext) -> tuple[object, ...]:
     return context.inbound.method, context.inbound.target, context.inbound.headers, context.request.body
 
 
+def _comparable(headers: HeaderList) -> HeaderList:
+    return [(name, value.strip()) for name, value in headers if name not in (b"transfer-encoding", b"upgrade")]
+
+
 def _check_one_request(context: RequestContext, message: bytes) -> None:
     """Compare with h11, which may also refuse the message."""
-    try:
-        head, body, rest = _by_h11(message)
-    except h11.RemoteProtocolError:
+    at_pod = read_connection(message)
+    if not at_pod.is_valid:
         return
-    assert not rest, "a second request"
-    assert (head.method, head.target) == (context.inbound.method.encode(), POOL.path_prefix + context.inbound.target)
+    assert len(at_pod.requests) == 1 and not at_pod.rest, "not exactly one request"
+    ((method, target, headers, body),) = at_pod.requests
+    assert (method, target) == (context.inbound.method.encode(), POOL.path_prefix + context.inbound.target)
     assert body == context.request.body
-    names = [name for name, _ in head.headers]
+    names = [name for name, _ in headers]
     assert not HOP_BY_HOP & {*names}
+    assert {*names} <= {name for name, _ in context.inbound.headers} | ADDED
     assert names.count(b"host") == 1 and names.count(b"content-length") <= 1
     assert not STEERING_HEADERS & {*names} - {b"x-data-parallel-rank"}
-    assert [value for name, value in head.headers if name == b"x-data-parallel-rank"] == [b"3"]
+    assert [value for name, value in headers if name == b"x-data-parallel-rank"] == [b"3"]
     assert not STEERING_FIELDS & fields_for_engines(body).keys(), "an engine is steered"
-
-
-def _by_h11(message: bytes) -> tuple[h11.Request, bytes, bytes]:
-    """(head, body, remaining bytes) of a request. Raises `h11.RemoteProtocolError`."""
-    pod = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
-    pod.receive_data(message)
-    head, body = pod.next_event(), b""
-    assert isinstance(head, h11.Request), "no whole head"
-    while isinstance(event := pod.next_event(), h11.Data):
-        body += event.data
-    assert isinstance(event, h11.EndOfMessage), "the body is not whole"
-    return head, body, pod.trailing_data[0]
 
 
 _CHAT = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "rid": "x"}'
@@ -200,6 +268,12 @@ SEEDS = (
     b"GET /livez HTTP/1.1\r\nhost: h\r\n\r\nGET /v1/files HTTP/1.1\r\nhost: h\r\n\r\n"
     + _HEAD
     + b"expect: 100-continue\r\ncontent-length: 2\r\n\r\n{}",
+    _HEAD
+    + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nContent-Length: 54\r\n\r\n"
+    + b"POST /admin/pods HTTP/1.1\r\nhost: h\r\ncontent-length: 2\r\n\r\n",
+    b"POST /own HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: websocket\r\ntransfer-encoding: chunked\r\n\r\n"
+    b"3\r\nabc\r\n0\r\nauthorization: x\r\nhost: h\r\n\r\n"
+    b"POST /v1/score HTTP/1.1\r\nhost: h\r\ncontent-length: 2\r\n\r\n{}",
     b"POST /v1/score HTTP/1.0\r\ncontent-length: 0\r\nx-forwarded-for: 10.0.0.1\r\n\r\n",
     b"POST http://h:1/score#y HTTP/1.1\r\nhost: h\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
 )
@@ -210,6 +284,9 @@ WORDS = (
         b"GET /v1/score",
         b"POST /v1/score",
         b"CONNECT ",
+        b"connection: upgrade\r\nupgrade: h2c\r\n",
+        b"transfer-encoding: chunked\r\n\r\n",
+        b"\r\n0\r\nx-trailer: 1\r\n\r\n",
         b"http://h/",
         b"*",
         b"%2f",

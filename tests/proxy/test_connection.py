@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.errors import RouterError
+from router.errors import RouterError, UpstreamBroken
 from router.proxy.connection import READ_PAUSE_BYTES, Connection, UpstreamTimeouts
 from router.proxy.upstream import UpstreamPool
 
@@ -126,6 +126,64 @@ def test_any_bytes_are_a_response_or_one_of_our_errors(raw: bytes, places: list[
     """Also bytes that are not HTTP."""
     with contextlib.suppress(RouterError):
         asyncio.run(received(cut(raw, places), pours=False))
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+WITH_LENGTH = OK + b"content-length: 3\r\n\r\nabc"
+AMBIGUOUS = {
+    "length twice": OK + b"content-length: 3\r\ncontent-length: 3\r\n\r\nabc",
+    "length as a list": OK + b"content-length: 3, 3\r\n\r\nabc",
+    "length and chunks": OK + b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+    "chunks and length": OK + b"transfer-encoding: chunked\r\ncontent-length: 3\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+    "length in a trailer": OK + b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\ncontent-length: 3\r\n\r\n",
+    "bare LF": b"HTTP/1.1 200 OK\ncontent-length: 3\n\nabc",
+    "folded header": OK + b"x: a\r\n b\r\ncontent-length: 3\r\n\r\nabc",
+    "another protocol": b"HTTP/1.1 101 S\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n" + WITH_LENGTH,
+    "another protocol, unnamed": b"HTTP/1.1 101 S\r\n\r\n" + WITH_LENGTH,
+    "body of an interim response": b"HTTP/1.1 103 E\r\ncontent-length: 3\r\n\r\nabc" + WITH_LENGTH,
+}
+
+
+@pytest.mark.parametrize("pours", [False, True])
+@pytest.mark.parametrize("answer", AMBIGUOUS.values(), ids=AMBIGUOUS)
+def test_a_response_whose_end_is_ambiguous_is_an_error(answer: bytes, pours: bool) -> None:
+    """In one piece and in single bytes."""
+    for pieces in ([answer], [answer[at : at + 1] for at in range(len(answer))]):
+        with pytest.raises(UpstreamBroken):
+            asyncio.run(received(pieces, pours=pours))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("after", [b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil", b"x", b"\0"])
+@pytest.mark.parametrize("later", [False, True], ids=["in the same piece", "later"])
+async def test_bytes_after_a_response_never_become_the_next_response(after: bytes, later: bool) -> None:
+    """The connection is closed; the response before is delivered."""
+    transport = Transport()
+    connection = Connection(asyncio.get_running_loop(), TIMEOUTS)
+    connection.connection_made(transport)
+    connection.send(b"a request")
+    connection.data_received(WITH_LENGTH if later else WITH_LENGTH + after)
+    await connection.head()
+    assert (await connection.read(), await connection.read()) == (b"abc", b"")
+    if later:
+        assert connection.reusable
+        connection.data_received(after)
+    assert not connection.reusable and not transport.open
+
+
+@pytest.mark.anyio
+async def test_trailers_and_headers_of_interim_responses_are_dropped() -> None:
+    """The response has the headers of its own head."""
+    connection = Connection(asyncio.get_running_loop(), TIMEOUTS)
+    connection.connection_made(Transport())
+    connection.send(b"a request")
+    connection.data_received(
+        b"HTTP/1.1 103 Early Hints\r\nlink: a\r\n\r\n" + OK + b"transfer-encoding: chunked\r\n\r\n"
+    )
+    connection.data_received(b"3\r\nabc\r\n0\r\nset-cookie: a\r\n\r\n")
+    await connection.head()
+    assert connection.headers == [(b"transfer-encoding", b"chunked")]
+    assert (await connection.read(), connection.reusable) == (b"abc", True)
 
 
 def test_reading_pauses_when_a_pod_sends_faster_than_it_is_read() -> None:
