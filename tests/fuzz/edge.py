@@ -112,11 +112,11 @@ class Own:
 
 async def _body(receive: Callable[[], Awaitable[Any]]) -> bytes | None:
     """The whole body; None where the client disconnects."""
-    body = b""
+    pieces: list[bytes] = []
     while (message := await receive())["type"] == "http.request":
-        body += message["body"]
+        pieces.append(message["body"])
         if not message["more_body"]:
-            return body
+            return b"".join(pieces)
     return None
 
 
