@@ -12,6 +12,6 @@ RUN useradd --uid 10001 --no-create-home warmroute
 COPY --from=build /opt/warmroute /opt/warmroute
 USER 10001
 ENV PATH=/opt/warmroute/bin:$PATH PYTHONUNBUFFERED=1
-EXPOSE 8080
+EXPOSE 8080 9480
 ENTRYPOINT ["warmroute"]
 CMD ["serve", "--config", "/etc/warmroute/router.yaml", "--host", "0.0.0.0"]

@@ -28,7 +28,7 @@ import zmq
 from loadtest.bodies import MODEL
 from loadtest.peers.processes import launch
 from loadtest.rig import PLAN
-from router.cli.child_processes import all_pods_trusted, free_port, router_config
+from router.cli.child_processes import JSON_CALL, all_pods_trusted, free_port, router_config
 from router.config.load import shipped
 from router.config.schema import ModelConfig
 from router.index.cluster import EntryKind
@@ -80,6 +80,7 @@ class Target:
     policies: Path
     ports: Sequence[int]
     client: httpx.AsyncClient
+    """Of the admin listener."""
     engine: EventPublisher
     pid: int
     redis: str = ""
@@ -135,17 +136,19 @@ async def running_target(
     here = folder / setup.name.lower()
     here.mkdir()
     policies = Path(shutil.copytree(shipped("policies"), here / "policies"))
-    engine, port = EventPublisher(), free_port()
+    engine, port, admin_port = EventPublisher(), free_port(), free_port()
     async with AsyncExitStack() as stack:
         stack.callback(engine.close)
         redis = stack.enter_context(redis_process()).url if setup is RouterSetup.CLUSTER else ""
         config = here / "warmroute.yaml"
         config.write_text(json.dumps(_config(setup, ports, engine.endpoint, redis)))
         watched = [Path(__file__).with_name("loop_watch.py"), here / "looks", *(["callbacks"] if callbacks else [])]
-        serve = ["serve", "--config", config, "--policies", policies, "--port", port]
+        serve = ["serve", "--config", config, "--policies", policies, "--port", port, "--admin-port", admin_port]
         command = list(map(str, [sys.executable, *watched, *serve]))
         router = stack.enter_context(launch("router", command, here, {}))
-        client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30)
+        client = httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{admin_port}", headers=JSON_CALL, trust_env=False, timeout=30
+        )
         await stack.enter_async_context(client)
 
         async def trusted() -> bool | None:
@@ -224,7 +227,8 @@ async def admin(target: Target) -> AsyncIterator[Action]:
     preview = {"model": MODEL, "messages": [{"role": "user", "content": "Where would this go?"}]}
 
     async def action() -> None:
-        for path in ("/readyz", "/admin/pods", "/v1/models", "/admin/policies"):
+        models = f"http://127.0.0.1:{target.port}/v1/models"
+        for path in ("/readyz", "/admin/pods", models, "/admin/policies"):
             (await target.get(path)).raise_for_status()
         (await target.client.post("/admin/preview", json=preview)).raise_for_status()
 

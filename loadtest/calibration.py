@@ -73,8 +73,8 @@ async def _run(
 ) -> list[Receipt]:
     """Receipts of one router whose coefficients are wrong by `factor`."""
     file = folder / f"receipts-{factor:g}.jsonl"
-    async with configured_router(f"router-{factor:g}", _config(plan, factor, pods, file), folder) as url:
-        await drive(url, plan.model, sessions(seed, duration_s=duration_s, sessions_per_s=sessions_per_s))
+    async with configured_router(f"router-{factor:g}", _config(plan, factor, pods, file), folder) as router:
+        await drive(router.public, plan.model, sessions(seed, duration_s=duration_s, sessions_per_s=sessions_per_s))
     receipts = read_receipts(file)
     return [one for one in receipts if one.result == "ok" and one.ttft_ms is not None]
 

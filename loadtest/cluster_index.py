@@ -37,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from router.cli.child_processes import (
     Child,
     FleetPlan,
+    RouterUrls,
     cancel_on_sigterm,
     child,
     clear_caches,
@@ -83,8 +84,8 @@ class ClusterSetup:
                 await _answers(process, client, "/readyz")
                 yield str(client.base_url)
 
-    def router(self, port: int = 0) -> AbstractAsyncContextManager[str]:
-        """Run a router; yields its URL once it trusts all pods."""
+    def router(self, port: int = 0) -> AbstractAsyncContextManager[RouterUrls]:
+        """Run a router; yields its URLs once it trusts all pods."""
         self.started += 1
         return configured_router(f"router-{self.started}", self.config(), self.folder, port)
 
@@ -110,7 +111,7 @@ async def fresh(scene: ClusterSetup) -> AsyncIterator[None]:
 
 
 async def gauge(url: str, name: str) -> float:
-    """Sum of a metric over its labels."""
+    """Sum of a metric over its labels. `url`: of an admin listener."""
     async with httpx.AsyncClient(trust_env=False) as client:
         text = (await client.get(f"{url}/metrics")).text
     return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
@@ -132,8 +133,8 @@ async def with_replicas(scene: ClusterSetup, replicas: int, seed: int, seconds: 
     """Run the sessions against `replicas` routers."""
     mix = sessions(seed, duration_s=seconds, sessions_per_s=SESSIONS_PER_S)
     async with fresh(scene), AsyncExitStack() as stack:
-        urls = [await stack.enter_async_context(scene.router()) for _ in range(replicas)]
-        return await drive(urls, PLAN.model, mix)
+        routers = [await stack.enter_async_context(scene.router()) for _ in range(replicas)]
+        return await drive([router.public for router in routers], PLAN.model, mix)
 
 
 async def replicas(scene: ClusterSetup, rounds: int, seconds: float) -> Table:
@@ -159,14 +160,14 @@ async def restart(scene: ClusterSetup, seconds: float) -> Table:
     port = free_port()
     async with fresh(scene), scene.router() as staying, AsyncExitStack() as stack:
         leaving = await stack.enter_async_context(scene.router(port))
-        driving = asyncio.create_task(drive([staying, leaving], PLAN.model, mix))
+        driving = asyncio.create_task(drive([staying.public, leaving.public], PLAN.model, mix))
         await asyncio.sleep(seconds / 2)
         began_s = time.perf_counter()
         await stack.aclose()
         async with scene.router(port):
             back_s = time.perf_counter() - began_s
             results = await driving
-    new_life = [one for one in results.served if one.router == leaving and one.sent_s > seconds / 2 + back_s]
+    new_life = [one for one in results.served if one.router == leaving.public and one.sent_s > seconds / 2 + back_s]
     blind = sum(map(is_blind, new_life))
     table = Table("requests", "failed", "after the restart", "blind", "away for", title="restart of a router")
     failed = sum(bool(one.error) for one in results.served)
@@ -184,8 +185,8 @@ async def redis(scene: ClusterSetup, seconds: float) -> Table:
     """Kill Valkey under load; it comes back empty."""
     mix = sessions(8, duration_s=seconds, sessions_per_s=SESSIONS_PER_S)
     async with fresh(scene), scene.router() as first, scene.router() as second:
-        urls = [first, second]
-        driving = asyncio.create_task(drive(urls, PLAN.model, mix))
+        urls = [first.admin, second.admin]
+        driving = asyncio.create_task(drive([first.public, second.public], PLAN.model, mix))
         await asyncio.sleep(seconds / 3)
         slow_before, _ = await slow_matches(urls, "0.05")
         scene.redis.kill()

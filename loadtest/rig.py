@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 
 from loadtest.bodies import MODEL
-from loadtest.peers.catalog import PEERS, LaunchPlan, Peer, Pod, responds
+from loadtest.peers.catalog import PEERS, LaunchPlan, Peer, Pod, ports, responds
 from loadtest.peers.processes import launch, process_usage
 from router.cli.child_processes import Child, FleetPlan, all_pods_trusted, free_port, router_config
 
@@ -130,10 +130,16 @@ class RunningRouter:
 
     port: int
     session: int | None = None
+    admin_port: int = 0
+    """Of our own router."""
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.admin_port}"
 
     @property
     def cpu_s(self) -> float:
@@ -161,11 +167,11 @@ def launch_router(
         return
     folder.mkdir()
     place = LaunchPlan(free_port(), [Pod(f"http://127.0.0.1:{port}", "", "") for port in pods.ports], PLAN, folder)
-    ours = Peer(None, partial(_warmroute, limits or {}, program), all_pods_trusted)
+    ours = Peer(None, partial(_warmroute, limits or {}, program), all_pods_trusted, has_admin_port=True)
     peer = ours if name == OURS else {**PEERS, **FLOORS}[name]
     with launch(name, peer.command(place), folder, peer.variables) as child:
-        to = RunningRouter(place.port, child.process.pid)
-        asyncio.run(_until_ready(child, peer, to.url))
+        to = RunningRouter(place.port, child.process.pid, place.admin_port)
+        asyncio.run(_until_ready(child, peer, peer.status_url(place)))
         yield to
 
 
@@ -173,7 +179,7 @@ def _warmroute(limits: Mapping[str, int], program: Sequence[str], place: LaunchP
     path = place.folder / "warmroute.yaml"
     config = router_config(place.urls, place.plan) | {"probes": {"self_test": False}, "limits": limits}
     path.write_text(json.dumps(config))
-    return [sys.executable, *program, "--config", str(path), "--port", str(place.port)]
+    return [sys.executable, *program, "--config", str(path), *ports(place)]
 
 
 def _floor(options: Sequence[str], place: LaunchPlan) -> list[str]:

@@ -51,8 +51,8 @@ async def run_on_fleet(
         for load in loads:
             for policy in policies:
                 await clear_caches(pods)
-                async with running_router(policy, pods, plan, folder) as url:
-                    results = await _play(load, url, plan.model, policy, console)
+                async with running_router(policy, pods, plan, folder) as router:
+                    results = await _play(load, router.public, plan.model, policy, console)
                 ideal = await asyncio.to_thread(load.ideal, results)
                 runs.append(run_of(policy, load.rate_per_s, load.planned, results, names, ideal))
     return runs

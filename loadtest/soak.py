@@ -257,7 +257,7 @@ async def _until_quiet(soaked: SoakResult, router: RunningRouter) -> None:
     deadline_s = time.monotonic() + QUIET_WITHIN_S
     while time.monotonic() < deadline_s:
         async with httpx.AsyncClient(trust_env=False) as client:
-            metrics = (await client.get(f"{router.url}/metrics")).text
+            metrics = (await client.get(f"{router.admin_url}/metrics")).text
         await asyncio.sleep(0.2)
         clients = connected(await asyncio.to_thread(Path("/proc/net/tcp").read_text), router.port)
         soaked.left_behind = {**left_behind(metrics), "connected clients": clients}

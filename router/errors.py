@@ -4,8 +4,11 @@
     +-- ClientError                 the request is at fault; never retried
     |   +-- MalformedRequest        400  not JSON, wrong types, contradictory fields
     |   +-- ContextTooLong          400  longer than every pod's max_model_len
+    |   +-- NotAuthenticated        401  the bearer token is missing or wrong
+    |   +-- AccessDenied            403  this caller may not use the admin listener
     |   +-- RequestTimeout          408  not received completely in time
     |   +-- BodyTooLarge            413
+    |   +-- UnsupportedContentType  415  an admin call without a JSON content type
     |   +-- HeadersTooLarge         431
     |   +-- UnknownModel            404
     |   +-- UnknownEndpoint         404
@@ -52,6 +55,18 @@ class MalformedRequest(ClientError):
 
 class ContextTooLong(ClientError):
     """No pod of this model accepts a prompt of this length."""
+
+
+class NotAuthenticated(ClientError):
+    """The request has no bearer token that is accepted."""
+
+
+class AccessDenied(ClientError):
+    """The caller may not use the admin listener."""
+
+
+class UnsupportedContentType(ClientError):
+    """The content type is not the required one."""
 
 
 class BodyTooLarge(ClientError):

@@ -31,12 +31,13 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """Port of a router, its pods, and its own folder for files."""
+    """Port of a router, its pods, and its own folder for files. `admin_port` is for our own."""
 
     port: int
     pods: Sequence[Pod]
     plan: FleetPlan
     folder: Path
+    admin_port: int = field(default_factory=free_port)
 
     @property
     def urls(self) -> list[str]:
@@ -68,6 +69,12 @@ class Peer:
     command: Command
     ready: Ready
     variables: Mapping[str, str] = field(default_factory=dict)
+    has_admin_port: bool = False
+    """Whether `ready` calls the admin port."""
+
+    def status_url(self, place: LaunchPlan) -> str:
+        """The address that `ready` calls."""
+        return f"http://127.0.0.1:{place.admin_port if self.has_admin_port else place.port}"
 
 
 # --- Rust ---
@@ -194,12 +201,17 @@ def _warmroute(policy: str, place: LaunchPlan) -> list[str]:
     path = place.folder / "warmroute.yaml"
     path.write_text(json.dumps(router_config(place.urls, place.plan)))
     serve = [sys.executable, "-m", "router.cli", "serve", "--config", str(path)]
-    return [*serve, "--policy", policy, "--port", str(place.port)]
+    return [*serve, "--policy", policy, *ports(place)]
+
+
+def ports(place: LaunchPlan) -> list[str]:
+    """Options of `warmroute serve`."""
+    return ["--port", str(place.port), "--admin-port", str(place.admin_port)]
 
 
 PEERS: Mapping[str, Peer] = {
-    "warmroute": Peer(None, partial(_warmroute, "cost_aware"), all_pods_trusted),
-    "warmroute-ring": Peer(None, partial(_warmroute, "ring_bounded_load"), all_pods_trusted),
+    "warmroute": Peer(None, partial(_warmroute, "cost_aware"), all_pods_trusted, has_admin_port=True),
+    "warmroute-ring": Peer(None, partial(_warmroute, "ring_bounded_load"), all_pods_trusted, has_admin_port=True),
     "sglang-router": Peer("sglang-router", partial(_gateway, "sglang-router", ["launch"], []), all_workers_healthy),
     "smg": Peer("smg", partial(_gateway, "smg", ["launch"], []), all_workers_healthy),
     "smg-prefix-hash": Peer(

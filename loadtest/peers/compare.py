@@ -155,11 +155,14 @@ async def running(name: str, place: LaunchPlan) -> AsyncIterator[tuple[str, Chil
     peer = PEERS[name]
     url = f"http://127.0.0.1:{place.port}"
     with launch(name, peer.command(place), place.folder, peer.variables) as router:
-        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30.0) as client:
+        async with (
+            httpx.AsyncClient(base_url=url, trust_env=False, timeout=30.0) as client,
+            httpx.AsyncClient(base_url=peer.status_url(place), trust_env=False, timeout=30.0) as status,
+        ):
 
             async def ready() -> bool | None:
                 try:
-                    return await peer.ready(client, len(place.pods)) or None
+                    return await peer.ready(status, len(place.pods)) or None
                 except httpx.TransportError:
                     return None
 

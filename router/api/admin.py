@@ -1,5 +1,7 @@
-"""The admin calls. Only processes on the router's own machine may make them.
+"""The endpoints of the admin listener. `admin_access.py` decides who may use them.
 
+GET    /readyz                      whether the router is ready, with pods and policies
+GET    /metrics                     for Prometheus
 GET    /admin/pods                  every pod with its state and load
 POST   /admin/pods                  add a pod: an entry as under `pods` in router.yaml
 DELETE /admin/pods/{id}             remove it
@@ -13,19 +15,20 @@ POST   /admin/preview               the decision for a chat request that is not 
 
 from __future__ import annotations
 
-import ipaddress
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from router.api.admin_commands import AdminCommands
+from router.api.app import bare_app
 from router.api.views import describe_policies, explained_json
 from router.config.schema import PodConfig
-from router.errors import BodyTooLarge, ConfigError, MalformedRequest
+from router.errors import ConfigError, MalformedRequest
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
 from router.observe.receipts import RecordedDecision
@@ -35,20 +38,38 @@ from router.types import Endpoint, InferenceRequest
 ReadRequest = Callable[[Endpoint, Mapping[bytes, bytes], bytes, str], InferenceRequest]
 
 
-async def only_local(request: Request) -> None:
-    """Refuse calls from other machines with 403, because a caller that can add a pod can read every prompt."""
-    host = request.client.host if request.client else ""
-    try:
-        local = not host or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = False
-    if not local:
-        raise HTTPException(403, f"Admin calls are only accepted from the router's own machine, not from {host}.")
+@dataclass(frozen=True, slots=True)
+class AdminRoutes:
+    """The objects behind these endpoints. `readiness` returns whether the router is ready, and the details."""
+
+    fleet: Fleet
+    policies: PolicyFeed
+    commands: AdminCommands
+    explain: ExplainRoutes
+    describe_pods: Callable[[], list[dict[str, Any]]]
+    readiness: Callable[[], tuple[bool, dict[str, Any]]]
+    render_metrics: Callable[[], Awaitable[bytes]]
 
 
-def admin_router() -> APIRouter:
-    """A router for paths under /admin, which only accepts local calls."""
-    return APIRouter(prefix="/admin", dependencies=[Depends(only_local)])
+def admin_app(routes: AdminRoutes) -> FastAPI:
+    """The ASGI application with these endpoints. Serve it behind `AdminAccess`."""
+    app = bare_app()
+
+    @app.get("/readyz")
+    async def readyz() -> JSONResponse:
+        ready, detail = routes.readiness()
+        return JSONResponse(detail, status_code=200 if ready else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(await routes.render_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    router = APIRouter(prefix="/admin")
+    add_pod_routes(router, routes.fleet, routes.commands, routes.describe_pods)
+    add_policy_routes(router, routes.policies, routes.commands)
+    routes.explain.add_to(router)
+    app.include_router(router)
+    return app
 
 
 def add_pod_routes(
@@ -108,7 +129,6 @@ class ExplainRoutes:
     find_remote: Callable[[str], Awaitable[bytes | None]]
     read: ReadRequest
     preview: Callable[[InferenceRequest, HeaderList], Awaitable[RecordedDecision]]
-    max_body_bytes: int
 
     def add_to(self, router: APIRouter) -> None:
         @router.get("/explain/{request_id:path}")
@@ -122,17 +142,7 @@ class ExplainRoutes:
         @router.post("/preview")
         async def preview(request: Request) -> Response:
             headers: HeaderList = list(request.scope["headers"])
-            body = await _body(request, self.max_body_bytes)
+            body = await request.body()
             parsed = self.read(Endpoint.CHAT, first_values(headers), body, f"preview-{uuid.uuid4().hex}")
             found = explained_json(await self.preview(parsed, headers))
             return Response(found, media_type="application/json")
-
-
-async def _body(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Raises `BodyTooLarge` as soon as it exceeds the limit."""
-    body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > max_bytes:
-            raise BodyTooLarge(f"The request body is larger than {max_bytes} bytes (limits.max_body_bytes).")
-    return body

@@ -14,12 +14,12 @@ from random import getrandbits
 from typing import Any
 
 import structlog
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from router.api.cors import CorsPolicy
-from router.api.error_responses import error_body, error_headers, headers_too_large, response_for
-from router.api.exchange import BodyMemory, Exchange, ReceivedRequest
+from router.api.error_responses import error_body, headers_too_large
+from router.api.exchange import Exchange, ReceivedRequest
 from router.api.form_fields import check_form
+from router.api.http_edge import HttpEdge, send_error
 from router.api.parse import (
     has_engine_fields,
     may_be_json_object,
@@ -59,7 +59,7 @@ _SAFE_ID = re.compile(rb"(?!.*___)[A-Za-z0-9._-]{1,%d}" % MAX_ID_CHARACTERS)
 log = structlog.get_logger()
 
 
-class OpenAiEdge:
+class OpenAiEdge(HttpEdge):
     """Answers requests that are forwarded to pods."""
 
     def __init__(
@@ -71,13 +71,13 @@ class OpenAiEdge:
         limits: Limits,
         configured: frozenset[str],
     ) -> None:
+        super().__init__(limits)
         self._forwarder = forwarder
         self._fleet = fleet
         self._metrics = metrics
         self._edge = edge
-        self.limits = limits
-        self.body_memory = BodyMemory(limits.max_held_bytes)
-        self.cors = CorsPolicy(edge.cors_origins) if edge.cors_origins else None
+        if edge.cors_origins:
+            self.cors = CorsPolicy(edge.cors_origins)
         self._serving = 0
         self._configured = configured
         self._paths = ForwardedPaths((*edge.extra_paths, *edge.control_paths))
@@ -147,22 +147,15 @@ class OpenAiEdge:
         self._metrics.requests.labels(_ENDPOINTS.get(received.path, Endpoint.OTHER).value, "", "client_gone").inc()
 
     def standalone_error(self, error: RouterError) -> bytes:
-        """The whole response to a request that cannot be parsed; it closes the connection."""
         self._metrics.requests.labels(Endpoint.OTHER.value, "", type(error).__name__).inc()
-        body = error_body(error)
-        headers = [b"%b: %b\r\n" % pair for pair in error_headers(error, body)]
-        return b"".join([STATUS_LINE[response_for(error).status], *headers, b"connection: close\r\n\r\n", body])
+        return super().standalone_error(error)
 
     def _fail(self, client: Exchange, error: Exception, request_id: str) -> None:
-        body = error_body(error)
         if client.started:
             if client.streams and not client.response_complete and isinstance(error, UpstreamError | Stopping):
-                end_broken_stream(client, body)
+                end_broken_stream(client, error_body(error))
             return
-        headers = [*error_headers(error, body), (b"x-request-id", request_id.encode())]
-        client.start(response_for(error).status, headers)
-        client.put(body)
-        client.finish()
+        send_error(client, error, (b"x-request-id", request_id.encode()))
 
     def inference(
         self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str

@@ -1,8 +1,8 @@
-"""A uvicorn server that stops without losing requests.
+"""Serves the public and the admin listener, and stops without losing requests.
 
 On SIGTERM, `/readyz` fails and each response closes its connection, so that load balancers stop sending. After a delay
 the server stops accepting connections, lets running responses finish and closes idle connections. SIGINT skips the
-delay.
+delay. The admin listener is open until the last response is complete.
 """
 
 from __future__ import annotations
@@ -13,19 +13,55 @@ import socket
 from types import FrameType
 from typing import cast
 
+import structlog
 import uvicorn
 
 from router.api.app import App
 from router.api.client_deadlines import has_unread
+from router.api.listen_sockets import address_of
+from router.api.protocol import EdgeProtocol
 
 MAX_POLLS = 100
+ADMIN_DRAIN_TIMEOUT_S = 2
+
+log = structlog.get_logger()
+
+
+class AdminServer(uvicorn.Server):
+    """Serves an application on a bound socket while another server runs."""
+
+    def __init__(self, app: App, sock: socket.socket) -> None:
+        config = uvicorn.Config(
+            app,
+            http=EdgeProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=ADMIN_DRAIN_TIMEOUT_S,
+        )
+        super().__init__(config)
+        self.sock = sock
+
+    async def open(self) -> None:
+        self.config.load()
+        self.lifespan = self.config.lifespan_class(self.config)
+        await self.startup([self.sock])
+
+    async def close(self) -> None:
+        await self.shutdown([self.sock])
 
 
 class DrainingServer(uvicorn.Server):
-    """Serves an `App`. After SIGTERM it accepts connections for another `delay_s`."""
+    """Serves an `App`, and runs `admin` meanwhile. After SIGTERM it accepts connections for another `delay_s`."""
 
-    def __init__(self, config: uvicorn.Config, *, delay_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, admin: AdminServer, *, delay_s: float) -> None:
         super().__init__(config)
+        self.admin = admin
         self._delay_s = delay_s
         self._drains = False
 
@@ -36,6 +72,13 @@ class DrainingServer(uvicorn.Server):
             cast(App, self.config.app).begin_stopping()
         super().handle_exit(sig, frame)
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called by uvicorn when it starts."""
+        await super().startup(sockets)
+        await self.admin.open()
+        public = [address_of(sock) for server in self.servers for sock in server.sockets]
+        log.info("listening", public=public, admin=address_of(self.admin.sock))
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn when it stops."""
         if self._drains:
@@ -43,6 +86,7 @@ class DrainingServer(uvicorn.Server):
         cast(App, self.config.app).begin_stopping()
         await self._accept_pending()
         await super().shutdown(sockets)
+        await self.admin.close()
 
     async def _accept_pending(self) -> None:
         """Accept the connections in the listening queues, which would otherwise be reset. Accepting one takes two turns

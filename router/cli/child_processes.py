@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
@@ -26,6 +26,9 @@ READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.05
 TAIL_LINES = 15
+
+JSON_CALL = {"content-type": "application/json"}
+"""Header that the admin listener requires of every call that changes something."""
 
 T = TypeVar("T")
 
@@ -101,32 +104,42 @@ async def mock_fleet(plan: FleetPlan, folder: Path) -> AsyncIterator[list[str]]:
             fleet.check_alive()  # its end is the better explanation of an error in the block
 
 
+class RouterUrls(NamedTuple):
+    """The two listeners of a router."""
+
+    public: str
+    admin: str
+
+
 @asynccontextmanager
 async def running_router(
     policy: str, pods: Sequence[str], plan: FleetPlan, folder: Path, port: int = 0
-) -> AsyncIterator[str]:
-    """Run a router in front of `pods`; yields its URL once it trusts them all. Port 0: a free port."""
+) -> AsyncIterator[RouterUrls]:
+    """Run a router in front of `pods`; yields its URLs once it trusts them all. Port 0: a free port."""
     config = router_config(pods, plan) | {"policy": policy}
-    async with configured_router(f"router-{policy}", config, folder, port) as url:
-        yield url
+    async with configured_router(f"router-{policy}", config, folder, port) as urls:
+        yield urls
 
 
 @asynccontextmanager
-async def configured_router(name: str, config: Mapping[str, Any], folder: Path, port: int = 0) -> AsyncIterator[str]:
-    """Run a router with this configuration; yields its URL once it trusts all its pods. Port 0: a free port."""
-    port = port or free_port()
+async def configured_router(
+    name: str, config: Mapping[str, Any], folder: Path, port: int = 0
+) -> AsyncIterator[RouterUrls]:
+    """Run a router with this configuration; yields its URLs once it trusts all its pods. Port 0: a free port."""
+    port, admin_port = port or free_port(), free_port()
     path = folder / f"{name}.yaml"
     path.write_text(json.dumps(config, indent=2))
-    url = f"http://127.0.0.1:{port}"
-    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
-        with child(name, ["serve", "--config", str(path), "--port", str(port)], folder) as router:
+    urls = RouterUrls(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}")
+    arguments = ["serve", "--config", str(path), "--port", str(port), "--admin-port", str(admin_port)]
+    async with httpx.AsyncClient(base_url=urls.admin, trust_env=False) as client:
+        with child(name, arguments, folder) as router:
 
             async def all_trusted() -> bool | None:
                 return await all_pods_trusted(client, len(config["pods"])) or None
 
             await router.until(all_trusted)
             try:
-                yield url
+                yield urls
             finally:
                 router.check_alive()
 
@@ -172,7 +185,7 @@ def router_config(pods: Sequence[str], plan: FleetPlan) -> dict[str, Any]:
 
 
 async def all_pods_trusted(client: httpx.AsyncClient, pods: int) -> bool:
-    """Whether the router has this number of pods and trusts them all."""
+    """Whether the router has this number of pods and trusts them all. `client`: of its admin listener."""
     try:
         answer = await client.get("/admin/pods")
     except httpx.TransportError:

@@ -20,6 +20,7 @@ from rich.console import Console
 from router.cli.child_processes import (
     ChildError,
     FleetPlan,
+    RouterUrls,
     cancel_on_sigterm,
     clear_caches,
     free_port,
@@ -80,17 +81,17 @@ async def _run_demo(
             await clear_caches(pods)
             async with (
                 show_progress(console, policy, requests) as on_progress,
-                running_router(policy, pods, plan, folder) as url,
+                running_router(policy, pods, plan, folder) as router,
             ):
-                results[policy] = await drive(url, plan.model, mix, on_progress)
+                results[policy] = await drive(router.public, plan.model, mix, on_progress)
         rows = await asyncio.to_thread(_figures, results, len(pods))
         console.print(
             table(rows, f"{rows[0].requests} requests, {len(pods)} pods, the same sessions under each policy")
         )
         _print_failures(console, results)
         if keep:
-            url = await stack.enter_async_context(running_router("cost_aware", pods, plan, folder, free_port(PORT)))
-            print(_usage_hint(url, plan.model), flush=True)  # unwrapped, so that the command can be pasted
+            router = await stack.enter_async_context(running_router("cost_aware", pods, plan, folder, free_port(PORT)))
+            print(_usage_hint(router, plan.model), flush=True)  # unwrapped, so that the command can be pasted
             await asyncio.Event().wait()
         return any(row.errors for row in rows)
 
@@ -122,7 +123,8 @@ def _print_failures(console: Console, results: dict[str, DriveResults]) -> None:
             console.print(f"{policy}: a {one.kind} request on {one.pod or 'no pod'} failed: {one.error}", markup=False)
 
 
-def _usage_hint(url: str, model: str) -> str:
+def _usage_hint(router: RouterUrls, model: str) -> str:
+    url = router.public
     return f"""
 The router (cost_aware) listens on {url}. Ask it twice and look at the header x-warmroute-cached-tokens:
 
@@ -135,4 +137,4 @@ client = OpenAI(base_url="{url}/v1", api_key="none")
 answer = client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "Hello there."}}])
 print(answer.choices[0].message.content, answer.usage)
 
-Pods: {url}/admin/pods   metrics: {url}/metrics   Ctrl-C ends all of it."""
+Pods: {router.admin}/admin/pods   metrics: {router.admin}/metrics   Ctrl-C ends all of it."""

@@ -1,6 +1,6 @@
 """`warmroute explain`: prints why a running router sent a request to its pod.
 
-    warmroute explain REQUEST_ID [--url http://127.0.0.1:8080]
+    warmroute explain REQUEST_ID [--url http://127.0.0.1:9480] [--bearer-file FILE]
 
 The costs can be recomputed by hand: one column per candidate, one row per part of its cost, the inputs of the formulas,
 and the outcome. The printed parts add up to the printed total. No prompt is printed.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, NoReturn
 from urllib.parse import quote
 
@@ -36,18 +37,31 @@ PROMPT_ROWS = 2
 
 def explain_command(
     request_id: Annotated[str, typer.Argument(help="Value of the response header x-request-id.")],
-    url: Annotated[str, typer.Option(help="Address of the router on this machine.")] = "http://127.0.0.1:8080",
+    url: Annotated[str, typer.Option(help="The router's admin listener; or unix:PATH.")] = "http://127.0.0.1:9480",
+    bearer_file: Annotated[Path | None, typer.Option(help="A file whose first line is a token.")] = None,
 ) -> None:
     try:
-        answer = httpx.get(
-            f"{url.rstrip('/')}/admin/explain/{quote(request_id, safe='')}", timeout=10.0, trust_env=False
-        )
+        with _admin_client(url, bearer_file) as client:
+            answer = client.get(f"/admin/explain/{quote(request_id, safe='')}")
         found = msgspec.json.decode(answer.content, type=Explained) if answer.status_code == 200 else None
-    except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
+    except (OSError, httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
         _fail(f"{url}: {error}")
     if found is None:
         _fail(f"{url} answered {answer.status_code}: {answer.text[:500]}")
     Console().print(page(found))
+
+
+def _admin_client(url: str, bearer_file: Path | None) -> httpx.Client:
+    """A client of the admin listener. Raises `OSError` if the file cannot be read."""
+    path = url.removeprefix("unix:") if url.startswith("unix:") else None
+    token = bearer_file.read_text().partition("\n")[0].strip() if bearer_file else ""
+    return httpx.Client(
+        base_url="http://localhost" if path else url.rstrip("/"),
+        transport=httpx.HTTPTransport(uds=path),
+        headers={"authorization": f"Bearer {token}"} if token else {},
+        timeout=10.0,
+        trust_env=False,
+    )
 
 
 def printable(text: object) -> Text:

@@ -41,6 +41,7 @@ class ServeOptions:
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None
     pod: Annotated[list[str] | None, typer.Option(help="URL of a pod. Can be repeated.")] = None
+    admin_port: Annotated[int | None, typer.Option(help="Port of the admin listener: /admin and /metrics.")] = None
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that serve as one router, one per core.")] = None
 
 
@@ -57,26 +58,27 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
 
     import uvicorn
 
+    from router.api.listen_sockets import bind_admin, bind_port
     from router.api.protocol import EdgeProtocol
-    from router.api.server import DrainingServer
+    from router.api.server import AdminServer, DrainingServer
     from router.config.priors import all_priors
     from router.wiring.gc_tuning import tune_gc
     from router.wiring.program import Program
     from router.wiring.prompts import preloaded
-    from router.workers.supervisor import bind_port
 
+    admin = bind_admin(config.admin)  # before the fork: workers share it
     policies, priors = options.policies or shipped("policies"), all_priors(config.priors)
     load = preloaded(config.models)  # before the fork: workers share this memory
     gc.enable()
     release_free_memory()
     worker = _fork(config.listen) if config.listen.workers > 1 else None
-    app = Program(config, policies, priors, load, worker=worker).app
+    program = Program(config, policies, priors, load, worker=worker)
     tune_gc()
     release_free_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     allow_all_open_files()
     settings = uvicorn.Config(
-        app,
+        program.app,
         host=config.listen.host,
         port=config.listen.port,
         loop="uvloop",
@@ -89,7 +91,7 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=ceil(config.limits.drain_timeout_s),
     )
-    server = DrainingServer(settings, delay_s=config.limits.drain_delay_s)
+    server = DrainingServer(settings, AdminServer(program.admin, admin), delay_s=config.limits.drain_delay_s)
     with suppress(KeyboardInterrupt):
         server.run([bind_port(config.listen.host, worker.port)] if worker else None)
     if not server.started:
@@ -111,6 +113,7 @@ def _with_overrides(config: RouterConfig, options: ServeOptions) -> RouterConfig
     data["policy"] = options.policy or config.policy
     listen = {"host": options.host, "port": options.port, "workers": options.workers}
     data["listen"] |= {key: value for key, value in listen.items() if value is not None}
+    data["admin"]["port"] = config.admin.port if options.admin_port is None else options.admin_port
     data["pods"] = [*data["pods"], *({"url": url} for url in options.pod or [])]
     return validate_options(RouterConfig, data)
 

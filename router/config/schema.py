@@ -6,6 +6,7 @@ A change of these settings needs a restart; settings that change at run time are
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -16,6 +17,8 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
@@ -88,6 +91,34 @@ class Listen(Strict):
     port: Port = 8080
     workers: PositiveInt = 1
     """Processes that serve as one router, with one view of the fleet. Each uses one core."""
+
+
+class AdminListen(Strict):
+    """The listener for operators: /metrics, /admin and the detailed /readyz. All workers share it."""
+
+    host: str = "127.0.0.1"
+    port: Port = 9480
+    socket: SocketPath = ""
+    """A Unix socket to listen on instead. Only the router's own user can connect."""
+    bearer_file: str | None = Field(default=None, validate_default=True)
+    """A file with the accepted bearer tokens, one a line; read again when it changes. Required unless `host` is a
+    loopback address. Without it, only processes of this machine are served."""
+
+    @field_validator("bearer_file")
+    @classmethod
+    def _others_need_a_token(cls, value: str | None, info: ValidationInfo) -> str | None:
+        host = info.data.get("host", "127.0.0.1")
+        if value is None and not info.data.get("socket") and not is_loopback(host):
+            raise ValueError(f"required, because `host: {host}` is not a loopback address; name a file with a token")
+        return value
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to the host."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class CostPrior(Strict):
@@ -204,7 +235,8 @@ class Limits(Strict):
     max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024
     """Request line and headers."""
     max_connections: PositiveInt = 16_384
-    """Client connections. Each needs a file descriptor, and a second one while a request is served."""
+    """Client connections. Each needs a file descriptor, and a second one while a request is served. The admin listener
+    has at most 128."""
     max_in_flight: PositiveInt = 8_192
     """Requests being served; further ones get 503 with Retry-After."""
     max_held_bytes: PositiveInt = 1024 * 1024 * 1024
@@ -286,6 +318,7 @@ class RouterConfig(Strict):
     """`config/router.yaml`."""
 
     listen: Listen = Listen()
+    admin: AdminListen = AdminListen()
     policy: str = "cost_aware"
     """The default policy, for all requests that no other policy of the folder matches."""
     classes: str | None = None

@@ -7,16 +7,20 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from fastapi import FastAPI
 
-from router.api.admin import ExplainRoutes
+from router.admission.gate import AdmissionGate
+from router.api.admin import AdminRoutes, ExplainRoutes, admin_app
+from router.api.admin_access import AdminAccess
 from router.api.admin_commands import DRAIN, AdminCommands
-from router.api.app import App, OwnRoutes, own_app
+from router.api.app import App, public_app
+from router.api.http_edge import HttpEdge
 from router.api.openai_edge import OpenAiEdge
-from router.api.views import MetricsPage, describe_pods
+from router.api.views import MetricsPage, describe_pods, describe_readiness
+from router.config.bearer_file import BearerFile
 from router.config.links import build_links, load_link_classes
 from router.config.policy_files import PolicyFolder, load_classes
 from router.config.priors import ModelPrior
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
     from router.wiring.cluster_member import ClusterMember
 
 IDLE_SWEEP_S = 1.0
+MAX_ADMIN_CONNECTIONS = 128
 WORKERS_TIMEOUT_S = 10.0
 """Longest wait for the pods that other workers use."""
 
@@ -99,7 +104,8 @@ class Program:
         membership = self.pods.membership
         self._commands = AdminCommands(self.fleet, self.policies, membership.add, membership.remove)
         self._worker_sync = self._build_worker_sync(worker) if worker else None
-        self.app = App(self._edge, self._own_app(), build_gate(config))
+        self.app = App(self._edge, public_app(self.fleet, lambda: self._readiness()[0], self._run), build_gate(config))
+        self.admin = self._admin_app()
 
     def _build_worker_sync(self, worker: WorkerIdentity) -> WorkerSync:
         pods, commands, find = self.pods, self._commands, self.records.journal.find
@@ -116,18 +122,25 @@ class Program:
         self.fleet.listen(drain_again)
         return sync
 
-    def _own_app(self) -> FastAPI:
+    def _admin_app(self) -> App:
         sync, find = self._worker_sync, self.records.journal.find
-        max_bytes = self._config.limits.max_body_bytes
-        routes = OwnRoutes(
+        routes = AdminRoutes(
             self.fleet,
             self.policies,
             self._commands,
-            ExplainRoutes(find, self._find_remote, self._edge.inference, self.forwarder.preview, max_bytes),
+            ExplainRoutes(find, self._find_remote, self._edge.inference, self.forwarder.preview),
             partial(describe_pods, self.fleet, self.pods.ledger, self.pods.store, self.pods.kv_streams),
+            self._readiness,
             sync.render if sync else self._metrics_page.render,
         )
-        return own_app(routes, self._run)
+        listen, limits = self._config.admin, self._config.limits
+        bearer = BearerFile(listen.bearer_file, "admin.bearer_file") if listen.bearer_file else None
+        access = AdminAccess(admin_app(routes), listen.host, bearer, limits.max_body_bytes)
+        connections = min(limits.max_connections, MAX_ADMIN_CONNECTIONS)
+        return App(HttpEdge(limits.model_copy(update={"max_connections": connections})), access, AdmissionGate())
+
+    def _readiness(self) -> tuple[bool, dict[str, Any]]:
+        return describe_readiness(self.fleet, self.policies, is_stopping=self.app.is_stopping)
 
     @asynccontextmanager
     async def _run(self, _app: FastAPI) -> AsyncIterator[None]:

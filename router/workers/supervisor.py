@@ -15,14 +15,14 @@ import shutil
 import signal
 import socket
 import time
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 
 import structlog
 
-from router.errors import ConfigError
+from router.api.listen_sockets import bind_port
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0
@@ -56,25 +56,6 @@ class _Slot:
     due_s: float = 0.0
     backoff_s: float = FIRST_BACKOFF_S
     restarted: bool = False
-
-
-def bind_port(host: str, port: int, *, exclusive: bool = False) -> socket.socket:
-    """A socket bound to the address, not listening yet. Unless `exclusive`, other workers can bind it as well. Raises
-    `ConfigError`."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with ExitStack() as on_error:
-            bound = on_error.enter_context(socket.socket(family, kind, protocol))
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if not exclusive:
-                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            bound.bind(address)
-            on_error.pop_all()
-    except OSError as error:
-        raise ConfigError(f"listen: cannot bind {host}:{port}: {error}") from error
-    return bound
 
 
 def fork_workers(host: str, port: int, workers: int) -> WorkerIdentity | int:

@@ -1,25 +1,283 @@
-"""Admin calls are only accepted from the router's own machine."""
+"""The endpoints of the admin listener: readiness, metrics and admin calls."""
 
 from __future__ import annotations
 
-import pytest
-from fastapi import Request
-from starlette.exceptions import HTTPException
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
-from router.api.admin import only_local
+import httpx
+import pytest
+
+from router.api.admin import AdminRoutes, ExplainRoutes, admin_app
+from router.api.admin_access import AdminAccess
+from router.api.admin_commands import AdminCommands
+from router.api.views import MetricsPage, describe_pods, describe_readiness
+from router.cli.child_processes import JSON_CALL
+from router.config.policy_files import PolicyFolder
+from router.config.schema import PodConfig
+from router.errors import ConfigError
+from router.feeds.kv_zmq import KvStreams
+from router.feeds.policy_feed import PolicyFeed
+from router.fleet.fleet import Fleet, PodEvent
+from router.fleet.ledger import Ledger
+from router.observe.calibrator import Calibrator
+from router.observe.metrics import Metrics
+from router.observe.receipts import RecordedDecision
+from router.policy.calibration import Calibration
+from router.proxy.headers import HeaderList
+from router.stores.prefix_store import LocalStore
+from router.types import Endpoint, InferenceRequest, Links, Pod, PodId, PodLoad, PodSpeed, PodState
+from tests.observe.test_receipts import kept
 
 pytestmark = pytest.mark.anyio
+SPEED = PodSpeed(1, 1, 0)
+POD = Pod(id="a", url="http://a", engine="vllm", speed=SPEED, models=("m",), adapters=("lora",), max_model_len_tokens=9)
+SMALL = Pod(id="b", url="http://b", engine="sglang", speed=SPEED, models=("m", "n"), max_model_len_tokens=7)
+BASE = "name: mine\nabout: x\npicker:\n  lowest_cost: {}\n"
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-async def test_local_calls_are_accepted(host: str) -> None:
-    """Over IPv4, IPv6 and Unix sockets."""
-    await only_local(Request({"type": "http", "client": (host, 1)}))
-    await only_local(Request({"type": "http", "client": None}))
+class Published(LocalStore):
+    """A store in which a publisher writes the blocks of pod b."""
+
+    def is_published(self, pod: PodId) -> bool:
+        return pod == "b"
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "nonsense"])
-async def test_remote_calls_are_refused(host: str) -> None:
-    """403."""
-    with pytest.raises(HTTPException, match="403"):
-        await only_local(Request({"type": "http", "client": (host, 1)}))
+class Router:
+    """A router without feeds and without a proxy."""
+
+    def __init__(self, policies: Path) -> None:
+        self.fleet = Fleet()
+        self.fleet.sync([POD, SMALL])
+        self.metrics = Metrics()
+        self.policies = PolicyFeed(PolicyFolder(policies, "mine", frozenset()), self.metrics)
+        self.added: list[PodConfig] = []
+        self.decision = kept()
+        self.previewed: list[tuple[InferenceRequest, HeaderList]] = []
+        store = Published()
+        streams = KvStreams(self.fleet, store, self.metrics)
+        calibrator = Calibrator(Calibration(), self.metrics, Links())
+        page = MetricsPage(self.metrics, self.fleet, Ledger(), store, calibrator, self._observe_cluster)
+        self.is_stopping = False
+        routes = AdminRoutes(
+            self.fleet,
+            self.policies,
+            AdminCommands(self.fleet, self.policies, self._add, self._remove),
+            ExplainRoutes(self._find, self._find_elsewhere, self._read, self._preview),
+            partial(describe_pods, self.fleet, Ledger(), store, streams),
+            lambda: describe_readiness(self.fleet, self.policies, is_stopping=self.is_stopping),
+            page.render,
+        )
+        self.app = AdminAccess(admin_app(routes), "127.0.0.1", None, max_preview_bytes=10)
+
+    def _observe_cluster(self, metrics: Metrics) -> None:
+        metrics.workers.set(17)
+
+    def _add(self, pod: PodConfig) -> None:
+        if "bad" in pod.url:
+            raise ConfigError("duplicate id")
+        self.added.append(pod)
+
+    def _remove(self, pod_id: PodId) -> bool:
+        return pod_id == "a"
+
+    def _find(self, request_id: str) -> RecordedDecision | None:
+        return self.decision if request_id == "here" else None
+
+    async def _find_elsewhere(self, request_id: str) -> bytes | None:
+        return b'{"from": "another worker"}' if request_id == "there" else None
+
+    def _read(self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str) -> InferenceRequest:
+        return InferenceRequest(id=request_id, endpoint=endpoint, model=named[b"x-model"].decode(), body=body)
+
+    async def _preview(self, request: InferenceRequest, headers: HeaderList) -> RecordedDecision:
+        self.previewed.append((request, headers))
+        return self.decision
+
+    async def call(self, method: str, path: str, *, host: str = "127.0.0.1", **more: Any) -> httpx.Response:
+        transport = httpx.ASGITransport(cast(Any, self.app), client=(host, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=JSON_CALL) as client:
+            return await client.request(method, path, **more)
+
+
+@pytest.fixture
+def router(tmp_path: Path) -> Router:
+    (tmp_path / "mine.yaml").write_text(BASE)
+    return Router(tmp_path)
+
+
+def error_of(answer: httpx.Response) -> Any:
+    """The OpenAI error object."""
+    return answer.json()["error"]
+
+
+async def test_a_router_is_ready_with_a_ready_pod_until_it_stops(router: Router) -> None:
+    """The answer has the pods by state and the policies."""
+    answer = await router.call("GET", "/readyz")
+    assert (answer.status_code, answer.json()["status"]) == (503, "no pod is ready")
+    assert answer.json()["pods"] == {"joining": 2}
+    router.fleet.event("a", PodEvent.PROBE_OK)
+    answer = await router.call("GET", "/readyz")
+    assert (answer.status_code, answer.json()["status"]) == (200, "ready")
+    assert answer.json()["pods"] == {"joining": 1, "ready": 1}
+    assert answer.json()["policies"] == {"version": router.policies.current().version}
+    router.is_stopping = True
+    answer = await router.call("GET", "/readyz")
+    assert (answer.status_code, answer.json()["status"]) == (503, "stopping")
+
+
+async def test_invalid_policy_files_are_shown(router: Router, tmp_path: Path) -> None:
+    """By /readyz, by the list of policies and by the reload; the last valid ones stay active."""
+    (tmp_path / "mine.yaml").write_text(BASE + "colour: red\n")
+    answer = await router.call("POST", "/admin/policies/reload")
+    assert answer.status_code == 400 and "mine.yaml:5: colour" in error_of(answer)["message"]
+    assert "colour" in (await router.call("GET", "/readyz")).json()["policies"]["error"]
+    shown = (await router.call("GET", "/admin/policies")).json()
+    assert "colour" in shown["error"] and [policy["name"] for policy in shown["active"]] == ["mine"]
+
+
+async def test_policies_are_reloaded_and_shown(router: Router, tmp_path: Path) -> None:
+    """With everything they decide by."""
+    assert (await router.call("POST", "/admin/policies/reload")).json()["changed"] is False
+    (tmp_path / "canary.yaml").write_text(
+        "name: canary\nabout: x\nextends: cost_aware\nmatch: {stream: true}\npercent: 5\nshadow: {policy: mine}\n"
+    )
+    done = (await router.call("POST", "/admin/policies/reload")).json()
+    assert done["changed"] is True and done["version"] == router.policies.current().version
+    shown = (await router.call("GET", "/admin/policies")).json()
+    assert (shown["version"], shown["error"]) == (done["version"], None)
+    by_name = {policy["name"]: policy for policy in shown["active"]}
+    assert (by_name["mine"]["default"], by_name["canary"]["default"]) == (True, False)
+    canary = by_name["canary"]
+    assert (canary["match"], canary["percent"], canary["shadow"]) == ({"stream": True}, 5, "mine")
+    assert by_name["mine"]["match"] is by_name["mine"]["shadow"] is None
+    assert "Prefill" in canary["costs"]["prefill"] and "LowestCost" in canary["picker"]
+
+
+async def test_metrics_are_read_when_they_are_rendered(router: Router) -> None:
+    """Those of the fleet, of the calibration and of the cluster."""
+    router.fleet.observe_load("a", PodLoad(running=3, waiting=2, kv_usage=0.5))
+    answer = await router.call("GET", "/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert 'warmroute_pod_state{pod="a",state="joining"} 1.0' in answer.text
+    assert "warmroute_workers 17.0" in answer.text
+
+
+async def test_pods_are_shown_with_state_and_load(router: Router) -> None:
+    """And the source of what is known about their caches."""
+    router.fleet.observe_load("a", PodLoad(running=3, waiting=2, kv_usage=0.5))
+    first, second = (await router.call("GET", "/admin/pods")).json()
+    assert (first["id"], first["url"], first["engine"], first["state"]) == ("a", "http://a", "vllm", "joining")
+    assert (first["running"], first["waiting"], first["kv_usage"], first["in_flight"]) == (3, 2, 0.5, 0)
+    assert (first["models"], first["adapters"], first["max_model_len_tokens"]) == (["m"], ["lora"], 9)
+    assert (first["kv_events"], second["kv_events"]) == ("none", "published")
+
+
+async def test_pods_are_added(router: Router) -> None:
+    """A pod that is invalid, or contradicts the others, is refused."""
+    answer = await router.call("POST", "/admin/pods", json={"url": "http://c", "engine": "sglang"})
+    assert (answer.status_code, answer.json()) == (201, {"status": "joining", "url": "http://c"})
+    assert [(pod.url, pod.engine) for pod in router.added] == [("http://c", "sglang")]
+    answer = await router.call("POST", "/admin/pods", json={"url": "http://bad"})
+    assert (answer.status_code, error_of(answer)["message"]) == (400, "duplicate id")
+
+
+@pytest.mark.parametrize(
+    ("body", "key"),
+    [
+        ({"url": "secret"}, "url"),
+        ({"url": "http://c", "socket": "secret"}, "socket"),
+        ({"url": "http://c", "speed": {"c0_ms": "secret"}}, "speed.c0_ms"),
+        ({"url": "http://c", "colour": "secret"}, "colour"),
+        ({"url": "http://c", "x" * 5000: "secret"}, "x" * 200),
+        ({"engine": "secret"}, "url"),
+        (["secret"], None),
+    ],
+)
+async def test_an_invalid_pod_is_refused_with_its_key_and_without_its_values(
+    router: Router, body: object, key: str | None
+) -> None:
+    """400 in OpenAI's shape. Values may be secrets."""
+    answer = await router.call("POST", "/admin/pods", json=body)
+    assert (answer.status_code, error_of(answer)["type"]) == (400, "invalid_request_error")
+    assert error_of(answer)["param"] == key and error_of(answer)["message"].startswith(key or "body")
+    assert "secret" not in answer.text and len(answer.content) < 1000
+    assert not router.added
+
+
+async def test_a_body_that_is_not_json_is_refused(router: Router) -> None:
+    answer = await router.call("POST", "/admin/pods", content=b'{"url": "secret')
+    assert answer.status_code == 400 and "JSON" in error_of(answer)["message"] and "secret" not in answer.text
+
+
+async def test_pods_are_removed(router: Router) -> None:
+    """Ids may contain slashes."""
+    answer = await router.call("DELETE", "/admin/pods/a")
+    assert (answer.status_code, answer.json()) == (200, {"status": "gone", "pod": "a"})
+    answer = await router.call("DELETE", "/admin/pods/no/body")
+    assert answer.status_code == 404 and "no/body" in error_of(answer)["message"]
+
+
+async def test_pods_are_drained_and_undrained(router: Router) -> None:
+    """An undrained pod joins again."""
+    answer = await router.call("POST", "/admin/pods/a/drain")
+    assert answer.json() == {"status": "draining", "pod": "a"}
+    status = router.fleet.status("a")
+    assert status and status.state is PodState.DRAINING
+    assert (await router.call("POST", "/admin/pods/a/undrain")).json() == {"status": "joining", "pod": "a"}
+    assert (await router.call("POST", "/admin/pods/nobody/drain")).status_code == 404
+
+
+async def test_decisions_are_explained(router: Router) -> None:
+    """Those of this worker and of others."""
+    found = (await router.call("GET", "/admin/explain/here")).json()
+    assert found["receipt"]["id"] == router.decision.scene.request_id
+    assert (await router.call("GET", "/admin/explain/there")).json() == {"from": "another worker"}
+    answer = await router.call("GET", "/admin/explain/nowhere")
+    assert answer.status_code == 404 and "nowhere" in error_of(answer)["message"]
+
+
+async def test_a_decision_is_previewed(router: Router) -> None:
+    """As for a chat request with these headers; a body above the limit is refused."""
+    answer = await router.call("POST", "/admin/preview", content=b"0123456789", headers={"x-model": "m"})
+    assert "receipt" in answer.json()
+    ((request, headers),) = router.previewed
+    assert (request.endpoint, request.model, request.body) == (Endpoint.CHAT, "m", b"0123456789")
+    assert request.id.startswith("preview-") and (b"x-model", b"m") in headers
+    answer = await router.call("POST", "/admin/preview", content=b"0123456789a", headers={"x-model": "m"})
+    assert (answer.status_code, error_of(answer)["code"]) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/admin/pods"),
+        ("POST", "/admin/pods"),
+        ("DELETE", "/admin/pods/a"),
+        ("POST", "/admin/pods/a/drain"),
+        ("POST", "/admin/pods/a/undrain"),
+        ("GET", "/admin/policies"),
+        ("POST", "/admin/policies/reload"),
+        ("GET", "/admin/explain/here"),
+        ("POST", "/admin/preview"),
+    ],
+)
+async def test_admin_calls_from_other_machines_are_refused(router: Router, method: str, path: str) -> None:
+    """Every one, and nothing is changed."""
+    body = json.dumps({"url": "http://c"}) if (method, path) == ("POST", "/admin/pods") else ""
+    answer = await router.call(method, path, host="10.0.0.1", content=body)
+    assert answer.status_code == 403 and "10.0.0.1" in error_of(answer)["message"]
+    assert not router.added and not router.previewed
+    assert {status.state for status in router.fleet.snapshot.pods} == {PodState.JOINING}
+
+
+async def test_unknown_paths_and_methods_have_openai_errors(router: Router) -> None:
+    """404 and 405."""
+    answer = await router.call("GET", "/nowhere")
+    assert (answer.status_code, error_of(answer)["code"]) == (404, "unknown_url")
+    answer = await router.call("POST", "/metrics")
+    assert (answer.status_code, error_of(answer)["code"]) == (405, "method_not_allowed")
+    assert error_of(answer)["message"] == "/metrics does not support POST."

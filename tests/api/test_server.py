@@ -14,10 +14,13 @@ import uvicorn
 from fastapi import FastAPI
 
 from router.admission.gate import AdmissionGate
-from router.api.app import App
+from router.api.app import App, bare_app
+from router.api.http_edge import HttpEdge
+from router.api.listen_sockets import bind_port
 from router.api.openai_edge import OpenAiEdge
 from router.api.protocol import EdgeProtocol
-from router.api.server import DrainingServer
+from router.api.server import AdminServer, DrainingServer
+from router.config.schema import Limits
 from tests.api.test_protocol import DEADLINE_S, Edge, echo, post, read_answer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
@@ -29,7 +32,8 @@ async def started(delay_s: float) -> AsyncIterator[tuple[DrainingServer, App, so
     app = App(cast(OpenAiEdge, Edge(echo)), FastAPI(openapi_url=None), AdmissionGate())
     config = uvicorn.Config(app, http=EdgeProtocol, ws="none", lifespan="off", log_config=None)
     config.load()
-    server = DrainingServer(config, delay_s=delay_s)
+    admin = AdminServer(App(HttpEdge(Limits()), bare_app(), AdmissionGate()), bind_port("127.0.0.1", 0))
+    server = DrainingServer(config, admin, delay_s=delay_s)
     server.lifespan = config.lifespan_class(config)
     ours = socket.create_server(("127.0.0.1", 0))
     async with asyncio.timeout(DEADLINE_S):

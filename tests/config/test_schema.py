@@ -149,3 +149,17 @@ def test_headers_that_cannot_be_forwarded_are_refused(tmp_path: Path, name: str,
         parsed(tmp_path, f"edge: {{forward_headers: ['{name}']}}\n")
     forwarded = parsed(tmp_path, "edge: {forward_headers: [authorization, cookie]}").edge.forward_headers
     assert forwarded == ("authorization", "cookie")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "router.example", ""])
+def test_an_admin_listener_for_others_needs_a_token(tmp_path: Path, host: str) -> None:
+    """Unless it is a Unix socket."""
+    with pytest.raises(ConfigError, match=r"router\.yaml:1: admin\.bearer_file: .*required, because `host: "):
+        parsed(tmp_path, f"admin:\n  host: '{host}'\n")
+    assert parsed(tmp_path, f"admin: {{host: '{host}', bearer_file: /run/token}}").admin.host == host
+    assert parsed(tmp_path, f"admin: {{host: '{host}', socket: /run/admin.sock}}").admin.socket
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "localhost"])
+def test_an_admin_listener_for_this_machine_needs_no_token(tmp_path: Path, host: str) -> None:
+    assert parsed(tmp_path, f"admin: {{host: '{host}'}}").admin.bearer_file is None

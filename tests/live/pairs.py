@@ -212,6 +212,7 @@ class Pair:
     relay: Relay
     decode: EngineProcess
     url: str
+    admin_url: str
 
 
 @contextmanager
@@ -230,8 +231,8 @@ def running(connector: str, folder: Path) -> Iterator[Pair]:
                 stack.callback(one.result().kill)
         prefill, decode = (one.result() for one in starting)
         relay = stack.enter_context(Relay(prefill).running())
-        url = stack.enter_context(router(folder, _config(kind.dialect, relay.url, decode.url)))
-        yield Pair(connector, relay, decode, url)
+        urls = stack.enter_context(router(folder, _config(kind.dialect, relay.url, decode.url)))
+        yield Pair(connector, relay, decode, urls.public, urls.admin)
 
 
 def _start(name: str, half: PodOptions) -> EngineProcess:

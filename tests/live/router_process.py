@@ -15,19 +15,21 @@ from typing import Any
 
 import httpx
 
+from router.cli.child_processes import RouterUrls
+
 START_TIMEOUT_S = 60.0
 
 
 @contextmanager
-def router(folder: Path, config: dict[str, Any]) -> Iterator[str]:
-    """Run a router; yields its URL once all of its pods are trusted."""
-    port = free_port()
+def router(folder: Path, config: dict[str, Any]) -> Iterator[RouterUrls]:
+    """Run a router; yields its URLs once all of its pods are trusted."""
+    port, admin_port = free_port(), free_port()
     log = folder / f"router-{port}.log"
-    process = _start("serve", folder, config, port, log)
+    process = _start("serve", folder, {**config, "admin": {"port": admin_port}}, port, log)
     try:
-        url = f"http://127.0.0.1:{port}"
-        _await_trust(url, process, log)
-        yield url
+        urls = RouterUrls(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}")
+        _await_trust(urls.admin, process, log)
+        yield urls
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)

@@ -45,11 +45,11 @@ async def test_a_wrong_prior_is_corrected_by_observed_times(
         "pods": [{"url": pod.url, "engine": "vllm", "speed": speed} for pod, speed in zip(pods, speeds, strict=True)],
         "receipts": str(receipts),
     }
-    with router(tmp_path, config) as url:
+    with router(tmp_path, config) as urls:
         for seed in (11, 12):
-            await send_all(url, workload(Random(seed)))
+            await send_all(urls.public, workload(Random(seed)))
         async with httpx.AsyncClient() as client:
-            metrics = (await client.get(f"{url}/metrics")).text
+            metrics = (await client.get(f"{urls.admin}/metrics")).text
     rows = read_receipts(receipts)
     times = [(one.predicted_ms, one.ttft_ms) for one in rows if one.predicted_ms is not None and one.ttft_ms]
     early, late = _error(times[:20]), _error(times[LEARNT_AFTER:])

@@ -126,13 +126,13 @@ def test_a_prefill_pod_that_is_killed_costs_no_request(pair: Pair) -> None:
     because its probes fail too."""
     together = pair.connector == "mooncake"
     pair.relay.kills_at = Moment.AT_PREFILL_LEG if together else Moment.BETWEEN_LEGS
-    before = counted(pair.url, _RESULT)
+    before = counted(pair.admin_url, _RESULT)
     for name in ("killed", "dead"):
         for stream in (True, False):
             body = prompt("/v1/completions", f"{pair.connector} {name} {stream}")
             answer = ask(pair.url, "/v1/completions", body, stream=stream)
-            print(name, answer, counted(pair.url, _RESULT) - before)
+            print(name, answer, counted(pair.admin_url, _RESULT) - before)
             assert answer.text == alone(pair, "/v1/completions", body)
             assert answer.cached_tokens == 0
-    results = counted(pair.url, _RESULT) - before
+    results = counted(pair.admin_url, _RESULT) - before
     assert results["prefill_failed"] + results["decode_failed"] >= 1

@@ -73,7 +73,7 @@ def harbour(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harbour]:
         publishing = stack.enter_context(ExitStack())
         harbour = Harbour(folder, config, [], publishing)
         harbour.publish()
-        harbour.routers = [stack.enter_context(router(folder, config)) for _ in range(2)]
+        harbour.routers = [stack.enter_context(router(folder, config)).public for _ in range(2)]
         yield harbour
 
 

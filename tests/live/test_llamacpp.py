@@ -27,8 +27,8 @@ def llama_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, s
             "models": [{"name": model, "tokenizer": str(TOKENIZER)}],
             "pods": [{"url": pod.url, "engine": "llamacpp"} for pod in (first, second)],
         }
-        with router(tmp_path_factory.mktemp("llama"), config) as url:
-            yield url, model
+        with router(tmp_path_factory.mktemp("llama"), config) as urls:
+            yield urls.public, model
 
 
 async def test_conversations_stay_on_their_pod(llama_url: tuple[str, str]) -> None:

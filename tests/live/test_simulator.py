@@ -92,9 +92,9 @@ async def test_real_pods_do_what_the_simulator_says(slow_pods: list[EngineProces
         ],
         "policy": POLICY,
     }
-    with router(tmp_path, config) as url:
+    with router(tmp_path, config) as urls:
         before = [thread_times(pod) for pod in pods]
-        served = await send_all(url, requests)
+        served = await send_all(urls.public, requests)
         slow = [slowness(times, thread_times(pod)) for times, pod in zip(before, pods, strict=True)]
     assert not [one.error for one in served if one.error]
     measured = Figures.of(

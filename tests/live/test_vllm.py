@@ -28,6 +28,7 @@ class Fleet:
 
     pods: list[EngineProcess]
     url: str
+    admin_url: str
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +41,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         "pods": [{"url": pod.url, "engine": "vllm"} for pod in pods],
     }
     try:
-        with router(tmp_path_factory.mktemp("vllm"), config) as url:
-            yield Fleet(pods, url)
+        with router(tmp_path_factory.mktemp("vllm"), config) as urls:
+            yield Fleet(pods, urls.public, urls.admin)
     finally:
         for pod in pods:
             pod.kill()
@@ -137,7 +138,7 @@ async def _both_run(fleet: Fleet) -> None:
 
     async with httpx.AsyncClient() as client, asyncio.timeout(60):
         while True:
-            pods = (await client.get(f"{fleet.url}/admin/pods")).json()
+            pods = (await client.get(f"{fleet.admin_url}/admin/pods")).json()
             if all(pod["in_flight"] for pod in pods):
                 return
             await asyncio.sleep(0.02)

@@ -14,8 +14,10 @@ import httpx
 import pytest
 import uvicorn
 
+from router.api.listen_sockets import address_of, bind_port
 from router.api.protocol import EdgeProtocol
-from router.api.server import DrainingServer
+from router.api.server import AdminServer, DrainingServer
+from router.cli.child_processes import JSON_CALL
 from router.config.load import shipped
 from router.config.priors import ModelPrior, load_priors
 from router.config.schema import Edge, Limits, ModelConfig, PodConfig, Probes, Receipts, RouterConfig
@@ -39,11 +41,12 @@ Chat = list[dict[str, Any]]
 
 @dataclass(slots=True)
 class Deployment:
-    """Engines, the router, and a client of the router."""
+    """Engines, the router, and a client of each of its listeners."""
 
     engines: list[MockEngine]
     program: Program
     client: httpx.AsyncClient
+    admin: httpx.AsyncClient
     url: str
     server: DrainingServer | None = None
 
@@ -54,7 +57,7 @@ class Deployment:
 
     async def pods(self) -> list[dict[str, Any]]:
         """The pods, from the admin API."""
-        found: list[dict[str, Any]] = (await self.client.get("/admin/pods")).json()
+        found: list[dict[str, Any]] = (await self.admin.get("/admin/pods")).json()
         return found
 
     def ready(self, model: str = "demo") -> int:
@@ -177,8 +180,9 @@ def deploy(
             async with (
                 listening(program, host, **stop) as (server, url),
                 httpx.AsyncClient(base_url=url, timeout=DEADLINE_S, verify=False) as client,
+                admin_client(server) as admin,
             ):
-                deployment = Deployment(engines, program, client, url, server)
+                deployment = Deployment(engines, program, client, admin, url, server)
                 if wait:
                     await deployment.until(deployment.all_trusted)
                 yield deployment
@@ -187,10 +191,14 @@ def deploy(
 
 
 @asynccontextmanager
-async def serving(program: Program) -> AsyncIterator[str]:
-    """Run the router under uvicorn on a free port; yields its URL."""
-    async with listening(program) as (_, url):
-        yield url
+async def serving(program: Program) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient, str]]:
+    """Run the router under uvicorn on free ports; yields a client of each listener, and the URL of the public one."""
+    async with (
+        listening(program) as (server, url),
+        httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as client,
+        admin_client(server) as admin,
+    ):
+        yield client, admin, url
 
 
 @asynccontextmanager
@@ -207,7 +215,8 @@ async def listening(
         ws="none",
         timeout_graceful_shutdown=drain_timeout_s,
     )
-    server = DrainingServer(config, delay_s=delay_s)
+    admin = AdminServer(program.admin, bind_port("127.0.0.1", 0))
+    server = DrainingServer(config, admin, delay_s=delay_s)
     running = asyncio.create_task(server.serve())
     try:
         while not server.started:
@@ -217,3 +226,9 @@ async def listening(
     finally:
         server.should_exit = True
         await running
+
+
+def admin_client(server: DrainingServer) -> httpx.AsyncClient:
+    """A client of the admin listener that runs with this server."""
+    address = address_of(server.admin.sock)
+    return httpx.AsyncClient(base_url=address, timeout=DEADLINE_S, verify=False, headers=JSON_CALL)

@@ -56,11 +56,11 @@ async def test_a_fifth_pod_gets_traffic_within_a_second(deploy: Deploy) -> None:
     """Added by an admin call under load."""
     async with deploy(pods=5, engine={"time_scale": 0.1}) as deployment:
         fifth = deployment.engines[4].url.removeprefix("http://")
-        assert (await deployment.client.delete(f"/admin/pods/{fifth}")).status_code == 200
+        assert (await deployment.admin.delete(f"/admin/pods/{fifth}")).status_code == 200
         assert all(a.headers["x-warmroute-pod"] != fifth for a in await ask_all(deployment, range(40)))
         loop = asyncio.get_running_loop()
         added_s = loop.time()
-        assert (await deployment.client.post("/admin/pods", json={"url": f"http://{fifth}"})).status_code == 201
+        assert (await deployment.admin.post("/admin/pods", json={"url": f"http://{fifth}"})).status_code == 201
         number = 1000
         while fifth not in {
             a.headers["x-warmroute-pod"] for a in await ask_all(deployment, range(number, number + 20))

@@ -71,9 +71,8 @@ class ClusterDeployment:
         priors = load_priors(shipped("config") / "models")
         load = lambda source, *, fast: self.tokenizer  # noqa: E731
         program = Program(self.config(**redis), shipped("policies"), priors, load=load)
-        url = await self.stack.enter_async_context(serving(program))
-        client = await self.stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=DEADLINE_S))
-        return Deployment(self.engines, program, client, url)
+        client, admin, url = await self.stack.enter_async_context(serving(program))
+        return Deployment(self.engines, program, client, admin, url)
 
     async def publisher(self, **publish: Any) -> Agent:
         """Start a publisher for all engines."""
@@ -148,7 +147,7 @@ async def is_unknown(deployment: Deployment, chat: Chat) -> bool:
 async def says_degraded(deployment: Deployment) -> bool:
     """Whether the router counts a degraded match."""
     await deployment.chat(question("bees"))
-    text = (await deployment.client.get("/metrics")).text
+    text = (await deployment.admin.get("/metrics")).text
     return 'warmroute_degraded_matches_total{model="demo"}' in text
 
 

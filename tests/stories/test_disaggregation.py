@@ -96,8 +96,8 @@ def open_pair(engine_config: MakeEngine, tokenizer: Tokenizer) -> OpenPair:
             )
             priors = load_priors(shipped("config") / "models")
             program = Program(config, shipped("policies"), priors, load=lambda source, *, fast: tokenizer)
-            async with serving(program) as url, httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as client:
-                pair = Pair(engines, program, client, url)
+            async with serving(program) as (client, admin, url):
+                pair = Pair(engines, program, client, admin, url)
                 await pair.until(pair.all_trusted)
                 await pair.until(pair.pairable)
                 yield pair

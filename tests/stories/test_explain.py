@@ -25,14 +25,14 @@ pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
 
 async def explain(deployment: Deployment, request_id: str) -> Explained:
-    answer = await deployment.client.get(f"/admin/explain/{request_id}")
+    answer = await deployment.admin.get(f"/admin/explain/{request_id}")
     assert answer.status_code == 200, answer.text
     return msgspec.json.decode(answer.content, type=Explained)
 
 
 async def metrics(deployment: Deployment) -> dict[str, str]:
     """Metric samples by name, without those that depend on time."""
-    lines = (await deployment.client.get("/metrics")).text.splitlines()
+    lines = (await deployment.admin.get("/metrics")).text.splitlines()
     samples = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     own_will = ("index", "calibration", "kv_events", "loop_lag", "process_", "python_")
     return {name: value for name, value in samples.items() if not any(part in name for part in own_will)}
@@ -81,7 +81,7 @@ async def test_the_explanation_of_a_retry_has_both_pods(deploy: Deploy) -> None:
 async def test_an_unknown_id_is_a_404(deploy: Deploy) -> None:
     """The error states how long decisions are kept."""
     async with deploy(pods=1) as deployment:
-        answer = await deployment.client.get("/admin/explain/nobody")
+        answer = await deployment.admin.get("/admin/explain/nobody")
         assert answer.status_code == 404 and "receipts.keep" in answer.json()["error"]["message"]
 
 
@@ -94,7 +94,7 @@ async def test_a_preview_decides_and_changes_nothing(deploy: Deploy) -> None:
         seen = deployment.program.forwarder._decisions._traffic._by_model
         counts = {name: [run.count for run in shared._runs.values()] for name, shared in seen.items()}
         before, blocks = await metrics(deployment), [engine.load for engine in deployment.engines]
-        previews = [await deployment.client.post("/admin/preview", json=body) for _ in range(3)]
+        previews = [await deployment.admin.post("/admin/preview", json=body) for _ in range(3)]
         found = [msgspec.json.decode(answer.content, type=Explained) for answer in previews]
         assert await metrics(deployment) == before and [engine.load for engine in deployment.engines] == blocks
         assert counts == {name: [run.count for run in shared._runs.values()] for name, shared in seen.items()}
@@ -111,7 +111,7 @@ async def test_a_preview_decides_and_changes_nothing(deploy: Deploy) -> None:
 async def test_a_preview_of_an_invalid_request_has_its_error(deploy: Deploy, body: bytes, status: int) -> None:
     """With the error that the request would get."""
     async with deploy(pods=1) as deployment:
-        answer = await deployment.client.post("/admin/preview", content=body)
+        answer = await deployment.admin.post("/admin/preview", content=body)
         assert answer.status_code == status and answer.json()["error"]["type"] == "invalid_request_error"
 
 
@@ -163,12 +163,12 @@ async def test_the_explain_command_prints_a_decision(
 
     monkeypatch.setenv("COLUMNS", "100")
     async with deploy(pods=2) as deployment:
-        asked = await deployment.chat(opening("tides"))
+        asked, url = await deployment.chat(opening("tides")), str(deployment.admin.base_url)
         capsys.readouterr()
-        known = await asyncio.to_thread(typed, asked.headers["x-request-id"], "--url", deployment.url)
+        known = await asyncio.to_thread(typed, asked.headers["x-request-id"], "--url", url)
         printed = capsys.readouterr().out
-        unknown = await asyncio.to_thread(typed, "nobody", "--url", deployment.url)
-    nowhere = await asyncio.to_thread(typed, "nobody", "--url", deployment.url)
+        unknown = await asyncio.to_thread(typed, "nobody", "--url", url)
+    nowhere = await asyncio.to_thread(typed, "nobody", "--url", url)
     assert (known, unknown, nowhere) == (0, 1, 1)
     assert "= cost, ms" in printed and max(map(len, printed.splitlines())) <= 100
     assert "No decision about `nobody` is in memory" in capsys.readouterr().err

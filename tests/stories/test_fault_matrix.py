@@ -73,7 +73,7 @@ AFTER_THE_FIRST_BYTE = {
 async def nothing_stays_behind(deployment: Deployment) -> None:
     """Whether there are no leases and no requests in flight."""
     await deployment.until(lambda: not deployment.program.pods.ledger.inflight())
-    metrics = (await deployment.client.get("/metrics")).text
+    metrics = (await deployment.admin.get("/metrics")).text
     assert "warmroute_in_flight_requests 0.0" in metrics
 
 
@@ -81,7 +81,7 @@ async def attempts(deployment: Deployment, at: int, result: str) -> float:
     """Number of attempts on the pod with this result."""
     pod = deployment.engines[at].url.removeprefix("http://")
     wanted = f'warmroute_pod_requests_total{{pod="{pod}",result="{result}"}} '
-    lines = (await deployment.client.get("/metrics")).text.splitlines()
+    lines = (await deployment.admin.get("/metrics")).text.splitlines()
     return sum(float(line.removeprefix(wanted)) for line in lines if line.startswith(wanted))
 
 
@@ -152,7 +152,7 @@ def ejections(deployment: Deployment) -> list[str]:
 
 
 async def refused_ejections(deployment: Deployment) -> float:
-    lines = (await deployment.client.get("/metrics")).text.splitlines()
+    lines = (await deployment.admin.get("/metrics")).text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("warmroute_ejections_refused_total{"))
 
 
@@ -242,7 +242,7 @@ async def test_retries_stop_when_the_whole_fleet_fails(deploy: Deploy) -> None:
         asked = 40
         answers = [await deployment.chat(opening("dust", 5)) for _ in range(asked)]
         assert {answer.status_code for answer in answers} == {503}
-        metrics = (await deployment.client.get("/metrics")).text
+        metrics = (await deployment.admin.get("/metrics")).text
         assert 'warmroute_retries_total{reason="UpstreamBroken"} 20.0' in metrics
         assert 'warmroute_retries_refused_total{reason="status"}' in metrics
         await nothing_stays_behind(deployment)

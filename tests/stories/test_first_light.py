@@ -105,7 +105,7 @@ async def test_unknown_fields_key_order_and_large_integers_reach_the_pod_untouch
 
     async with deploy() as deployment, await asyncio.start_server(echo, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        assert (await deployment.client.post("/admin/pods", json={"url": url})).status_code == 201
+        assert (await deployment.admin.post("/admin/pods", json={"url": url})).status_code == 201
         await deployment.until(lambda: deployment.program.fleet.resolve("echo") is not None)
         await deployment.until(lambda: deployment.ready("echo") == 1)
         kept = b'"zeta":9223372036854775807,"messages":[{"role":"user","content":"h\\u00e9"}],'
@@ -170,15 +170,14 @@ async def test_route_headers_can_be_switched_off(deploy: Deploy) -> None:
 
 
 async def test_readiness_needs_a_ready_pod_and_liveness_does_not(deploy: Deploy) -> None:
-    """/readyz fails when the last pod is ejected, and a request then gets the states of the pods. /livez and /health,
-    which engines have, still succeed."""
+    """/readyz fails when the last pod is ejected, and a request then gets the states of the pods. /livez still
+    succeeds."""
     async with deploy(pods=1) as deployment:
         assert (await deployment.client.get("/readyz")).status_code == 200
         deployment.engines[0].inject(Fault(kind=FaultKind.UNHEALTHY, count=None))
         await deployment.until(lambda: deployment.ready() == 0)
         assert (await deployment.client.get("/readyz")).status_code == 503
-        for path in ("/livez", "/health"):
-            assert (await deployment.client.get(path)).status_code == 200
+        assert (await deployment.client.get("/livez")).status_code == 200
         answer = await deployment.chat(opening("x"))
         assert answer.status_code == 503
         assert "ejected" in answer.json()["error"]["message"]
@@ -193,7 +192,7 @@ async def test_a_template_that_differs_from_the_engines_disables_matching(deploy
         assert answer[1].headers["x-warmroute-cached-tokens"] == "0"
         pods = await deployment.pods()
         assert "chat template" in pods[0]["trust_reason"]
-        metrics = (await deployment.client.get("/metrics")).text
+        metrics = (await deployment.admin.get("/metrics")).text
         assert 'trust="mismatch"} 1.0' in metrics
 
 
@@ -216,7 +215,7 @@ async def test_the_router_exports_its_loop_lag(deploy: Deploy) -> None:
 
         async def lag_is_exported() -> bool:
             found = re.search(
-                r"^warmroute_loop_lag_seconds_count (\S+)", (await deployment.client.get("/metrics")).text, re.M
+                r"^warmroute_loop_lag_seconds_count (\S+)", (await deployment.admin.get("/metrics")).text, re.M
             )
             return found is not None and float(found.group(1)) > 0
 

@@ -89,13 +89,13 @@ def series(found: list[Sample]) -> Counter[str]:
 async def test_no_client_makes_a_series(deploy: Deploy) -> None:
     """Of tenants, the busiest have a label, which others take over in time; all others are counted together."""
     async with deploy(pods=2) as deployment:
-        await deployment.client.get("/metrics")
+        await deployment.admin.get("/metrics")
         for number in range(NAMED_TENANTS + 1):
             await send_all(deployment, f"tenant-{number}")
         before = series(samples(deployment))
         for number in range(ROUNDS):
             await send_all(deployment, f"{'x' * number}-{number}")
-        await deployment.client.get("/metrics")
+        await deployment.admin.get("/metrics")
         found = samples(deployment)
         assert series(found) == before
         assert_bounded(deployment, found)

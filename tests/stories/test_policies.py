@@ -62,7 +62,7 @@ def version(deployment: Deployment) -> str:
 
 
 async def metric(deployment: Deployment, name: str) -> str:
-    text = (await deployment.client.get("/metrics")).text
+    text = (await deployment.admin.get("/metrics")).text
     return next(line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(name))
 
 
@@ -88,13 +88,13 @@ async def test_a_reload_reports_its_effect_on_recent_decisions(deploy: Deploy, f
         await deployment.until(lambda: len(answers) > 20)
         (folder / "mine.yaml").write_text(TURNS.format(name="mine", match="null"))
         with capture_logs() as lines:
-            reload = (await deployment.client.post("/admin/policies/reload")).json()
+            reload = (await deployment.admin.post("/admin/policies/reload")).json()
             await deployment.until(lambda: any(line["event"] == "policies reloaded" for line in lines))
         found = re.fullmatch(r"(\d+) of (\d+) decisions would change; predicted TTFT p99 ([+-]\d+%)", reload["review"])
         assert found is not None and 0 < int(found[1]) <= int(found[2]) >= 20
         assert reload["review"] in [line.get("review") for line in lines]
         (folder / "mine.yaml").write_text(TURNS.format(name="mine", match="null").replace("about: x", "about: y"))
-        reload = (await deployment.client.post("/admin/policies/reload")).json()
+        reload = (await deployment.admin.post("/admin/policies/reload")).json()
         assert reload["changed"] and reload["review"].startswith("0 of "), "compared with the previous policies"
         assert {answer.status_code for answer in answers} == {200}
 
@@ -118,7 +118,7 @@ async def test_a_filter_that_leaves_no_pod_is_ignored_unless_strict(deploy: Depl
         only = deployment.engines[1].url.removeprefix("http://")
         for said, status in ((f'{{only: "{only}"}}', 200), ("{only: nobody}", 200), ("{only: no, strict: true}", 503)):
             (folder / "mine.yaml").write_text(default() + f"filters: {{pods: {said}}}\n")
-            assert (await deployment.client.post("/admin/policies/reload")).json()["changed"]
+            assert (await deployment.admin.post("/admin/policies/reload")).json()["changed"]
             answers = [await deployment.chat(chat(number)) for number in range(6)]
             assert {answer.status_code for answer in answers} == {status}
             if only in said:
@@ -134,13 +134,13 @@ async def test_an_invalid_file_only_sets_a_metric_and_an_error_with_its_line(dep
         await deployment.until(lambda: bool(deployment.program.policies.error))
         assert version(deployment) == good
         assert await metric(deployment, "warmroute_policy_reload_failed") == "1.0"
-        ready = await deployment.client.get("/readyz")
+        ready = await deployment.admin.get("/readyz")
         assert ready.status_code == 200
         assert "mine.yaml:5: costs.evicton: unknown key; did you mean 'eviction'?" in ready.json()["policies"]["error"]
         (folder / "mine.yaml").write_text(default(reuse=2.0))
         await deployment.until(lambda: version(deployment) != good)
         assert await metric(deployment, "warmroute_policy_reload_failed") == "0.0"
-        assert "error" not in (await deployment.client.get("/readyz")).json()["policies"]
+        assert "error" not in (await deployment.admin.get("/readyz")).json()["policies"]
         assert {answer.status_code for answer in answers} == {200}
 
 
@@ -161,16 +161,16 @@ async def test_a_mounted_configmap_is_reloaded_through_its_links(deploy: Deploy,
 async def test_sighup_and_an_admin_call_reload_at_once(deploy: Deploy, folder: Path) -> None:
     """The call returns the result, or the error with file and line."""
     async with deploy(policy="mine", policies=folder) as deployment:
-        answer = await deployment.client.post("/admin/policies/reload")
+        answer = await deployment.admin.post("/admin/policies/reload")
         assert answer.json() == {"version": version(deployment), "changed": False, "review": None}
         (folder / "mine.yaml").write_text("name: [\n")
-        answer = await deployment.client.post("/admin/policies/reload")
+        answer = await deployment.admin.post("/admin/policies/reload")
         assert answer.status_code == 400
         assert "mine.yaml:" in answer.json()["error"]["message"]
         (folder / "mine.yaml").write_text(default(reuse=9.0))
         os.kill(os.getpid(), signal.SIGHUP)
         await deployment.until(lambda: not deployment.program.policies.error)
-        shown = (await deployment.client.get("/admin/policies")).json()
+        shown = (await deployment.admin.get("/admin/policies")).json()
         assert shown["active"][0]["costs"]["eviction"] == "EvictionTerm(reuse=9.0)"
         assert shown["error"] is None
 
@@ -180,7 +180,7 @@ async def test_learned_state_survives_a_reload(deploy: Deploy, folder: Path) -> 
     async with deploy(policy="mine", policies=folder) as deployment:
         first = await deployment.chat(chat(1))
         (folder / "mine.yaml").write_text(default(reuse=3.0))
-        assert (await deployment.client.post("/admin/policies/reload")).json()["changed"]
+        assert (await deployment.admin.post("/admin/policies/reload")).json()["changed"]
         again = await deployment.chat(chat(1))
         assert again.headers["x-warmroute-pod"] == first.headers["x-warmroute-pod"]
         assert int(again.headers["x-warmroute-cached-tokens"]) > 0
@@ -193,7 +193,7 @@ async def test_requests_are_counted_by_class_and_tenant(deploy: Deploy) -> None:
         said = {"x-workload-class": "batch", "x-tenant-id": "etl"}
         await deployment.client.post("/v1/chat/completions", json=body, headers=said)
         await deployment.client.post("/v1/chat/completions", json=body | {"messages": chat(7), "stream": True})
-        lines = (await deployment.client.get("/metrics")).text
+        lines = (await deployment.admin.get("/metrics")).text
         assert 'warmroute_class_requests_total{class="batch",result="ok",tenant="etl"} 1.0' in lines
         assert 'warmroute_class_requests_total{class="one_off",result="ok",tenant=""} 1.0' in lines
         assert 'warmroute_class_time_to_first_token_seconds_count{class="one_off",policy="cost_aware"} 1.0' in lines

@@ -11,7 +11,15 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from router.cli.child_processes import FleetPlan, child, configured_router, free_port, mock_fleet, router_config
+from router.cli.child_processes import (
+    FleetPlan,
+    RouterUrls,
+    child,
+    configured_router,
+    free_port,
+    mock_fleet,
+    router_config,
+)
 from tests.redis_process import RedisProcess, redis_process
 from tests.redis_servers.server import binaries
 
@@ -43,11 +51,11 @@ async def test_a_running_router_and_publisher_print_no_secret(redis: RedisProces
     async with mock_fleet(PLAN, tmp_path) as pods:
         url = redis.url.replace("redis://", f"redis://:{CANARY}@")
         config = router_config(pods, PLAN) | settings(url, tmp_path)
-        async with configured_router("router", config, tmp_path) as base, httpx.AsyncClient(base_url=base) as client:
+        async with configured_router("router", config, tmp_path) as router, httpx.AsyncClient() as client:
             port = free_port()
             options = ["publish", "--config", str(tmp_path / "router.yaml"), "--port", str(port)]
             with child("publisher", options, tmp_path) as publisher:
-                seen |= await pages(client)
+                seen |= await pages(client, router)
 
                 async def refused() -> bool:
                     logs = (publisher.log, tmp_path / "router.log")
@@ -55,7 +63,7 @@ async def test_a_running_router_and_publisher_print_no_secret(redis: RedisProces
 
                 await change_password(redis.port)
                 await until(refused)
-                seen |= {f"{name} without Redis": text for name, text in (await pages(client)).items()}
+                seen |= {f"{name} without Redis": text for name, text in (await pages(client, router)).items()}
     seen |= files(tmp_path)
     assert len(seen["receipts.jsonl"]) > 100 and len(seen["router.log"]) > 100
     assert not [name for name, text in seen.items() if CANARY in text or CLIENT_KEY in text]
@@ -72,13 +80,14 @@ def settings(url: str, folder: Path) -> dict[str, Any]:
     return {"index": {"redis": {"url": url, "ready_timeout_s": 1}}, "receipts": receipts, "listen": {"workers": 2}}
 
 
-async def pages(client: httpx.AsyncClient) -> dict[str, str]:
+async def pages(client: httpx.AsyncClient, router: RouterUrls) -> dict[str, str]:
     """All pages of the router, after a request with a key."""
     body = {"model": PLAN.model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
     headers = {"authorization": f"Bearer {CLIENT_KEY}", "x-request-id": "request-1"}
-    answer = await client.post("/v1/chat/completions", json=body, headers=headers)
+    answer = await client.post(f"{router.public}/v1/chat/completions", json=body, headers=headers)
     assert answer.status_code == 200, answer.text
-    return {path: (await client.get(path)).text for path in PAGES} | {"answer": f"{answer.headers}{answer.text}"}
+    found = {f"{url}{path}": (await client.get(f"{url}{path}")).text for url in router for path in PAGES}
+    return found | {"answer": f"{answer.headers}{answer.text}"}
 
 
 async def change_password(port: int) -> None:

@@ -45,7 +45,8 @@ async def test_sigterm_fails_readiness_first_and_running_streams_complete(deploy
         streaming, answer = await begun(deployment, max_tokens=100)
         signal.raise_signal(signal.SIGTERM)
         ready = await deployment.client.get("/readyz")
-        assert (ready.status_code, ready.json()["status"]) == (503, "stopping")
+        assert (ready.status_code, ready.json()["status"]) == (503, "not ready")
+        assert (await deployment.admin.get("/readyz")).json()["status"] == "stopping"
         assert (await deployment.client.get("/livez")).status_code == 200
         assert (await deployment.chat(opening("late"), max_tokens=1)).status_code == 200
         assert (await answer.aread()).endswith(b"data: [DONE]\n\n")
@@ -71,15 +72,15 @@ async def test_a_drained_pod_completes_its_requests_and_gets_no_new_ones(deploy:
     async with deploy(pods=2, engine=SLOW) as deployment:
         streaming, answer = await begun(deployment, max_tokens=100)
         pod = answer.headers["x-warmroute-pod"]
-        drained = await deployment.client.post(f"/admin/pods/{pod}/drain")
+        drained = await deployment.admin.post(f"/admin/pods/{pod}/drain")
         assert drained.json() == {"status": "draining", "pod": pod}
         others = [await deployment.chat(opening("tides"), max_tokens=1) for _ in range(3)]
         assert pod not in {other.headers["x-warmroute-pod"] for other in others}
         assert (await answer.aread()).endswith(b"data: [DONE]\n\n")
         await streaming.__aexit__(None, None, None)
-        assert (await deployment.client.post(f"/admin/pods/{pod}/undrain")).json()["status"] == "joining"
+        assert (await deployment.admin.post(f"/admin/pods/{pod}/undrain")).json()["status"] == "joining"
         await deployment.until(lambda: deployment.ready() == 2)
-        assert (await deployment.client.post("/admin/pods/none/drain")).status_code == 404
+        assert (await deployment.admin.post("/admin/pods/none/drain")).status_code == 404
 
 
 async def test_a_client_that_never_reads_is_disconnected(deploy: Deploy) -> None:

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from router.cli.child_processes import JSON_CALL, free_port
 from router.sim.mock.faults import Fault, FaultKind
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import MockEngine, running_engines
@@ -29,12 +29,21 @@ pytestmark = [pytest.mark.net, pytest.mark.anyio]
 WORKERS = 2
 
 
+@dataclass(frozen=True)
+class Worker:
+    """Clients of one worker's listeners."""
+
+    public: httpx.AsyncClient
+    admin: httpx.AsyncClient
+
+
 @dataclass
 class Router:
     """The parent process of the workers."""
 
     process: asyncio.subprocess.Process
     url: str
+    admin_url: str
     engines: list[MockEngine]
     log: Path
 
@@ -44,18 +53,23 @@ class Router:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     @asynccontextmanager
-    async def clients(self) -> AsyncIterator[dict[int, httpx.AsyncClient]]:
-        """A client per worker, by process id: opens connections until each worker has one."""
-        found: dict[int, httpx.AsyncClient] = {}
+    async def clients(self) -> AsyncIterator[dict[int, Worker]]:
+        """The workers by process id."""
         async with AsyncExitStack() as stack:
-            while len(found) < WORKERS:
-                transport = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=1))
-                client = await stack.enter_async_context(
-                    httpx.AsyncClient(base_url=self.url, transport=transport, timeout=DEADLINE_S)
-                )
-                answer = await client.get("/livez")
-                found.setdefault(self._server_of(answer), client)
-            yield found
+            public = await self._connected(stack, self.url, "/livez")
+            admin = await self._connected(stack, self.admin_url, "/readyz")
+            yield {pid: Worker(client, admin[pid]) for pid, client in public.items()}
+
+    async def _connected(self, stack: AsyncExitStack, url: str, path: str) -> dict[int, httpx.AsyncClient]:
+        """A client per worker: opens connections until each worker has one."""
+        found: dict[int, httpx.AsyncClient] = {}
+        while len(found) < WORKERS:
+            transport = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=1))
+            client = await stack.enter_async_context(
+                httpx.AsyncClient(base_url=url, transport=transport, timeout=DEADLINE_S, headers=JSON_CALL)
+            )
+            found.setdefault(self._server_of(await client.get(path)), client)
+        return found
 
     def _server_of(self, answer: httpx.Response) -> int:
         """Process id of the worker at the other end of the connection."""
@@ -81,14 +95,14 @@ def _descriptors(pid: int) -> set[str]:
 async def router(engine_config: Callable[..., MockEngineConfig], tmp_path: Path) -> AsyncIterator[Router]:
     """Two workers in front of two engines with real step times; ready and trusted."""
     config, log = tmp_path / "router.json", tmp_path / "router.log"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port, admin_port = free_port(), free_port()
     configs = [engine_config(time_scale=1.0)] * 2
     async with asyncio.timeout(DEADLINE_S), running_engines(configs) as engines:
         model = {"name": "demo", "tokenizer": SOURCE.path, "chat_template": TEMPLATE, "fast_tokenizer": False}
         speed = {name: getattr(SPEED, name) for name in SPEED.__dataclass_fields__}
         parts = {
             "listen": {"port": port, "workers": WORKERS},
+            "admin": {"port": admin_port},
             "models": [model],
             "pods": [{"url": engine.url, "speed": speed} for engine in engines],
             "probes": {"health_interval_s": 0.1, "load_interval_s": 0.05},
@@ -99,7 +113,7 @@ async def router(engine_config: Callable[..., MockEngineConfig], tmp_path: Path)
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "router.cli", "serve", "--config", str(config)), stderr=written
             )
-        router = Router(process, f"http://127.0.0.1:{port}", engines, log)
+        router = Router(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", engines, log)
         try:
             await until_up(router)
             yield router
@@ -111,7 +125,7 @@ async def router(engine_config: Callable[..., MockEngineConfig], tmp_path: Path)
 
 async def until_up(router: Router) -> None:
     """Wait until both workers serve and trust both pods."""
-    async with httpx.AsyncClient(base_url=router.url) as client:
+    async with httpx.AsyncClient(base_url=router.admin_url) as client:
         while True:
             assert router.process.returncode is None, router.log.read_text()
             try:
@@ -121,33 +135,33 @@ async def until_up(router: Router) -> None:
                 pass
             await asyncio.sleep(0.05)
     async with router.clients() as clients:
-        for client in clients.values():
-            while not all(pod["trust"] == "trusted" for pod in await pods(client)):
+        for worker in clients.values():
+            while not all(pod["trust"] == "trusted" for pod in await pods(worker)):
                 await asyncio.sleep(0.05)
 
 
-async def pods(client: httpx.AsyncClient) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = (await client.get("/admin/pods")).json()
+async def pods(worker: Worker) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (await worker.admin.get("/admin/pods")).json()
     return found
 
 
-async def chat(client: httpx.AsyncClient, about: str, **fields: Any) -> httpx.Response:
+async def chat(worker: Worker, about: str, **fields: Any) -> httpx.Response:
     body = {"model": "demo", "messages": opening(about), "max_tokens": 4, **fields}
-    return await client.post("/v1/chat/completions", json=body)
+    return await worker.public.post("/v1/chat/completions", json=body)
 
 
 @asynccontextmanager
-async def stream(client: httpx.AsyncClient, about: str, max_tokens: int) -> AsyncIterator[httpx.Response]:
+async def stream(worker: Worker, about: str, max_tokens: int) -> AsyncIterator[httpx.Response]:
     """A stream that has started."""
     body = {"model": "demo", "messages": opening(about), "max_tokens": max_tokens, "stream": True}
-    async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+    async with worker.public.stream("POST", "/v1/chat/completions", json=body) as answer:
         yield answer
 
 
-async def seen(client: httpx.AsyncClient, **wanted: Any) -> list[str]:
+async def seen(worker: Worker, **wanted: Any) -> list[str]:
     """Wait until this worker sees pods with these values; returns their ids."""
     while True:
-        found = [pod["id"] for pod in await pods(client) if all(pod[key] == value for key, value in wanted.items())]
+        found = [pod["id"] for pod in await pods(worker) if all(pod[key] == value for key, value in wanted.items())]
         if found:
             return found
         await asyncio.sleep(0.005)
@@ -162,53 +176,53 @@ async def test_two_workers_serve_as_one_router_until_both_are_drained(router: Ro
             pod = answer.headers["x-warmroute-pod"]
             assert await seen(two, in_flight=1) == [pod]
         await seen(two, id=pod, in_flight=0)
-        await two.post(f"/admin/pods/{pod}/drain")
+        await two.admin.post(f"/admin/pods/{pod}/drain")
         assert await seen(one, state="draining") == [pod]
-        await one.post(f"/admin/pods/{pod}/undrain")
-        for client in (one, two):
-            await seen(client, id=pod, state="ready")
+        await one.admin.post(f"/admin/pods/{pod}/undrain")
+        for worker in (one, two):
+            await seen(worker, id=pod, state="ready")
         await one_breaker(router, one, two)
         router.process.send_signal(signal.SIGHUP)
-        for client in (one, two):
-            while b'warmroute_policy_reloads_total{result="ok"}' not in (await client.get("/metrics")).content:
+        for worker in (one, two):
+            while b'warmroute_policy_reloads_total{result="ok"}' not in (await worker.admin.get("/metrics")).content:
                 await asyncio.sleep(0.01)
         async with AsyncExitStack() as stack:
-            streams = [await stack.enter_async_context(stream(client, "tides", 100)) for client in (one, two)]
+            streams = [await stack.enter_async_context(stream(worker, "tides", 100)) for worker in (one, two)]
             router.process.send_signal(signal.SIGTERM)
             for answer in streams:
                 assert (await answer.aread()).endswith(b"data: [DONE]\n\n")
     assert await router.process.wait() == 0
 
 
-async def one_index_and_journal(one: httpx.AsyncClient, two: httpx.AsyncClient) -> None:
+async def one_index_and_journal(one: Worker, two: Worker) -> None:
     """Each worker serves one request; both have both in index and journal."""
     first, again = await chat(one, "tides"), await chat(two, "tides")
     assert first.headers["x-warmroute-pod"] == again.headers["x-warmroute-pod"]
     assert int(again.headers["x-warmroute-cached-tokens"]) > int(first.headers["x-warmroute-cached-tokens"])
-    for client in (one, two):
-        text = (await client.get("/metrics")).text
+    for worker in (one, two):
+        text = (await worker.admin.get("/metrics")).text
         assert 'warmroute_requests_total{endpoint="/v1/chat/completions",model="demo",result="ok"} 2.0' in text
         for answer in (first, again):
             request_id = answer.headers["x-request-id"]
-            explained = await client.get(f"/admin/explain/{request_id}")
+            explained = await worker.admin.get(f"/admin/explain/{request_id}")
             assert explained.json()["explanation"]["request_id"] == request_id
-        assert (await client.get("/admin/explain/none")).status_code == 404
+        assert (await worker.admin.get("/admin/explain/none")).status_code == 404
 
 
-async def one_breaker(router: Router, one: httpx.AsyncClient, two: httpx.AsyncClient) -> None:
+async def one_breaker(router: Router, one: Worker, two: Worker) -> None:
     """A pod that fails several clients at one worker is ejected at the other, then both readmit it."""
     for engine in router.engines:
         engine.inject(Fault(kind=FaultKind.RESET, count=None))
     tenants = itertools.cycle("xy")
     while not any(pod["state"] == "ejected" for pod in await pods(one)):
-        one.headers["x-tenant-id"] = next(tenants)
+        one.public.headers["x-tenant-id"] = next(tenants)
         await chat(one, "tides")
     ejected = await seen(two, state="ejected")
     for engine in router.engines:
         engine.faults.clear()
-    for client in (one, two):
+    for worker in (one, two):
         for pod in ejected:
-            await seen(client, id=pod, state="ready")
+            await seen(worker, id=pod, state="ready")
 
 
 async def test_a_killed_worker_loses_only_its_requests_and_a_killed_parent_stops_all(router: Router) -> None:
@@ -228,9 +242,9 @@ async def test_a_killed_worker_loses_only_its_requests_and_a_killed_parent_stops
         while len(router.workers()) < WORKERS or victim_pid in router.workers():
             await asyncio.sleep(0.01)
     async with router.clients() as clients:
-        for client in clients.values():
-            assert await seen(client, state="draining") == [drained]
-            answer = await chat(client, "deserts")
+        for worker in clients.values():
+            assert await seen(worker, state="draining") == [drained]
+            answer = await chat(worker, "deserts")
             assert answer.headers["x-warmroute-pod"] != drained
             assert int(answer.headers["x-warmroute-cached-tokens"]) > 0
     workers = router.workers()
@@ -242,7 +256,7 @@ async def test_a_killed_worker_loses_only_its_requests_and_a_killed_parent_stops
 
 async def send_command(router: Router, order: str) -> None:
     """Send a command to any worker."""
-    async with httpx.AsyncClient(base_url=router.url) as anybody:
+    async with httpx.AsyncClient(base_url=router.admin_url, headers=JSON_CALL) as anybody:
         assert (await anybody.post(order)).status_code == 200
 
 

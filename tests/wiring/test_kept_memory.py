@@ -70,7 +70,7 @@ class Router:
         listed = [*headers, (b"x-request-id", f"{self.requests:x<128}".encode())]
         received = ReceivedRequest("POST", path, path.encode(), listed, first_values(listed), "127.0.0.1", body)
         try:
-            context = self.program.app.edge.admit(received, checked_id(received.named))
+            context = self.program._edge.admit(received, checked_id(received.named))
             context.prompt = await forwarder._decisions.fingerprint(context)
             context.decision = forwarder._decisions.decide(context, await forwarder._decisions.match(context))
         except RouterError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,9 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-from router.errors import ConfigError
-from router.workers.supervisor import bind_port
 
 SCRIPT = """
 import os, signal, sys, time
@@ -122,15 +118,3 @@ note("equal")
         until(lambda: count(tmp_path, "equal") == [1, 1])
         process.send_signal(signal.SIGTERM)
         assert process.wait(30.0) == 0
-
-
-@pytest.mark.net
-def test_a_port_in_use_is_refused() -> None:
-    """Workers of one router share theirs."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        for exclusive in (True, False):
-            with pytest.raises(ConfigError, match=str(port)):
-                bind_port("127.0.0.1", port, exclusive=exclusive)
-    with bind_port("127.0.0.1", 0) as one, bind_port("127.0.0.1", one.getsockname()[1]) as two:
-        assert one.getsockname() == two.getsockname()

@@ -20,7 +20,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchPlan:
     """Two pods, and programs at the paths of their names."""
     monkeypatch.setattr(catalog, "program", lambda environment: Path("/programs") / environment)
     monkeypatch.setattr(catalog, "free_port", lambda: 29000)
-    return LaunchPlan(8000, PODS, FleetPlan(pods=2, num_blocks=64), tmp_path)
+    return LaunchPlan(8000, PODS, FleetPlan(pods=2, num_blocks=64), tmp_path, 8001)
 
 
 @pytest.mark.parametrize("name", PEERS)

@@ -1,0 +1,160 @@
+"""Decides who may use the admin listener, before a byte of a request's body is read.
+
+A caller that can add a pod can read every prompt. With `admin.bearer_file`, each request needs one of its tokens.
+Without it, the listener serves only this machine: no request that came through a proxy, and only under a host name that
+no web page can point to the machine (DNS rebinding). A web page of another origin is refused in either case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.api.error_responses import error_body, error_headers, response_for
+from router.config.bearer_file import BearerFile
+from router.errors import AccessDenied, BodyTooLarge, ClientError, NotAuthenticated, UnsupportedContentType
+
+MAX_ADMIN_BODY_BYTES = 1024 * 1024
+PREVIEW = "/admin/preview"
+LOCAL_PEERS = frozenset({"127.0.0.1", "::1"})
+"""Other addresses of 127.0.0.0/8 are used by proxies: 127.0.0.6 is Istio's, for requests from other machines."""
+_BY_PROXY = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
+_READS = frozenset({"GET", "HEAD"})
+
+Headers = Mapping[bytes, list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class AdminAccess:
+    """ASGI middleware: passes a request with its whole body on to `app`, or refuses it and closes the connection.
+    `host` is the configured one."""
+
+    app: ASGIApp
+    host: str
+    bearer: BearerFile | None
+    max_preview_bytes: int
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers, peer = _by_name(scope["headers"]), scope["client"][0] if scope["client"] else ""
+        try:
+            if self.bearer is not None:
+                check_token(headers, self.bearer)
+            else:
+                check_local(headers, peer, self.host)
+            check_origin(headers)
+            if scope["method"] not in _READS:
+                check_content_type(headers)
+            body = await _whole_body(receive, headers, self._max_bytes(scope["path"]))
+        except ClientError as error:
+            await _refuse(send, error)
+            return
+        if body is not None:
+            await self.app(scope, _replay(body, receive), send)
+
+    def _max_bytes(self, path: str) -> int:
+        return self.max_preview_bytes if path == PREVIEW else MAX_ADMIN_BODY_BYTES
+
+
+def check_token(headers: Headers, bearer: BearerFile) -> None:
+    """Raises `NotAuthenticated` without an accepted token."""
+    scheme, _, token = next(iter(headers.get(b"authorization", [])), "").partition(" ")
+    if scheme.lower() != "bearer" or not bearer.accepts(token.strip().encode("latin-1")):
+        raise NotAuthenticated("Send `authorization: Bearer TOKEN` with a token of the router's admin.bearer_file.")
+
+
+def check_local(headers: Headers, peer: str, host: str) -> None:
+    """Raises `AccessDenied` unless a process of this machine sent the request. `peer` is empty for a Unix socket,
+    `host` the configured host."""
+    hint = "To serve others, set admin.bearer_file."
+    if peer and peer not in LOCAL_PEERS and peer != host:
+        raise AccessDenied(f"Requests from {peer} are refused: only this machine is served. {hint}")
+    if through := next((name for name in _BY_PROXY if name in headers), None):
+        raise AccessDenied(f"Requests through a proxy (header {through.decode()}) are refused. {hint}")
+    names = headers.get(b"host", [])
+    if not names or not all(is_own_name(name, host) for name in names):
+        raise AccessDenied(f"The Host header must be localhost, an IP address or {host}. {hint}")
+
+
+def is_own_name(host_header: str, configured: str) -> bool:
+    """Whether this host is an IP address, localhost or the configured one: names that no DNS server of an attacker
+    resolves."""
+    try:
+        name = urlsplit(f"//{host_header}").hostname or ""
+        return name in ("localhost", configured.lower()) or bool(ip_address(name))
+    except ValueError:
+        return False
+
+
+def check_origin(headers: Headers) -> None:
+    """Raises `AccessDenied` for a request of a web page from elsewhere."""
+    own = [name.lower() for name in headers.get(b"host", [])]
+    foreign = any(_authority(origin) not in own for origin in headers.get(b"origin", []))
+    if foreign or not {"same-origin", "none"}.issuperset(headers.get(b"sec-fetch-site", [])):
+        raise AccessDenied("Requests of web pages from another origin are refused.")
+
+
+def check_content_type(headers: Headers) -> None:
+    """Raises `UnsupportedContentType` unless it is JSON: a web page cannot send that elsewhere without being asked
+    first (CORS)."""
+    given = headers.get(b"content-type", [])
+    if not given or any(value.partition(";")[0].strip().lower() != "application/json" for value in given):
+        raise UnsupportedContentType("Send `content-type: application/json` with requests that change something.")
+
+
+def _authority(origin: str) -> str | None:
+    """Host and port of an origin; None for an opaque one."""
+    try:
+        parts = urlsplit(origin.lower())
+    except ValueError:
+        return None
+    return parts.netloc if parts.scheme in ("http", "https") else None
+
+
+def _by_name(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    found: dict[bytes, list[str]] = {}
+    for name, value in headers:
+        found.setdefault(name, []).append(value.decode("latin-1"))
+    return found
+
+
+async def _whole_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes | None:
+    """The request's body; None if the client disconnects. Raises `BodyTooLarge` as soon as the limit is exceeded."""
+    too_large = BodyTooLarge(f"The request body is larger than {max_bytes} bytes.")
+    if any(length.isdecimal() and int(length) > max_bytes for length in headers.get(b"content-length", [])):
+        raise too_large
+    body, more = bytearray(), True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        body += message.get("body", b"")
+        if len(body) > max_bytes:
+            raise too_large
+        more = message.get("more_body", False)
+    return bytes(body)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Returns the body at the first call, then what `receive` returns."""
+    unread = [body]
+
+    async def again() -> Message:
+        if not unread:
+            return await receive()
+        return {"type": "http.request", "body": unread.pop(), "more_body": False}
+
+    return again
+
+
+async def _refuse(send: Send, error: ClientError) -> None:
+    """Answer with the error and close the connection, without reading the rest of the request."""
+    body = error_body(error)
+    headers = [*error_headers(error, body), (b"connection", b"close")]
+    if isinstance(error, NotAuthenticated):
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": response_for(error).status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

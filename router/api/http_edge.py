@@ -1,0 +1,53 @@
+"""What `EdgeProtocol` requires of the application that it serves.
+
+`HttpEdge` forwards nothing: the ASGI application answers every request. `OpenAiEdge` extends it.
+"""
+
+from __future__ import annotations
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from router.api.cors import CorsPolicy
+from router.api.error_responses import error_body, error_headers, response_for
+from router.api.exchange import BodyMemory, Exchange, ReceivedRequest
+from router.config.schema import Limits
+from router.errors import RouterError
+
+
+class HttpEdge:
+    """The limits of a listener, and its responses to requests that it refuses before any application sees them."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.body_memory = BodyMemory(limits.max_held_bytes)
+        self.cors: CorsPolicy | None = None
+
+    def is_proxied(self, path: str) -> bool:
+        """Whether a request becomes an `Exchange`."""
+        return False
+
+    def refusal(self, received: ReceivedRequest) -> RouterError | None:
+        """Why a request is refused before its body is read; None if it is not."""
+        return None
+
+    async def serve(self, client: Exchange) -> None:
+        """Answer one request."""
+        assert client.received.refusal is not None
+        send_error(client, client.received.refusal)
+
+    def abandoned(self, received: ReceivedRequest) -> None:
+        """Called when a client disconnects before its request is served."""
+
+    def standalone_error(self, error: RouterError) -> bytes:
+        """The whole response to a request that cannot be parsed; it closes the connection."""
+        body = error_body(error)
+        headers = [b"%b: %b\r\n" % pair for pair in error_headers(error, body)]
+        return b"".join([STATUS_LINE[response_for(error).status], *headers, b"connection: close\r\n\r\n", body])
+
+
+def send_error(client: Exchange, error: Exception, *more: tuple[bytes, bytes]) -> None:
+    """Answer with the OpenAI error object and `more` headers."""
+    body = error_body(error)
+    client.start(response_for(error).status, [*error_headers(error, body), *more])
+    client.put(body)
+    client.finish()

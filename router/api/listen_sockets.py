@@ -1,0 +1,69 @@
+"""Binds the sockets that the router listens on."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from router.config.schema import AdminListen
+from router.errors import ConfigError
+
+
+def bind_port(host: str, port: int, *, exclusive: bool = False, section: str = "listen") -> socket.socket:
+    """A socket bound to the address, not listening yet. Unless `exclusive`, other workers can bind it as well. Raises
+    `ConfigError`, which names the section of router.yaml."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with ExitStack() as on_error:
+            bound = on_error.enter_context(socket.socket(family, kind, protocol))
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if not exclusive:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            bound.bind(address)
+            on_error.pop_all()
+    except OSError as error:
+        raise ConfigError(f"{section}: cannot bind {host}:{port}: {error}; set {section}.port") from error
+    return bound
+
+
+def bind_admin(listen: AdminListen) -> socket.socket:
+    """The listening socket of the admin listener. Workers that are forked later share it. Raises `ConfigError`."""
+    if listen.socket:
+        return _listen_unix(listen.socket)
+    bound = bind_port(listen.host, listen.port, exclusive=True, section="admin")
+    bound.listen()
+    return bound
+
+
+def _listen_unix(path: str) -> socket.socket:
+    """Replaces the socket file of a router that has ended. Only the router's own user can connect."""
+    try:
+        with ExitStack() as on_error:
+            bound = on_error.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            if Path(path).is_socket():
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, suppress(ConnectionRefusedError):
+                    probe.connect(path)
+                    raise ConfigError(f"admin.socket: {path} is in use by another process")
+                Path(path).unlink()
+            before = os.umask(0o177)
+            try:
+                bound.bind(path)
+            finally:
+                os.umask(before)
+            bound.listen()
+            on_error.pop_all()
+    except OSError as error:
+        raise ConfigError(f"admin.socket: cannot bind {path}: {error}") from error
+    return bound
+
+
+def address_of(sock: socket.socket) -> str:
+    """The address as a URL, or as `unix:PATH`."""
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{sock.getsockname()}"
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,48 @@
+"""Reads bearer tokens from a file, again when the file changes."""
+
+from __future__ import annotations
+
+import hmac
+from pathlib import Path
+
+import structlog
+
+from router.errors import ConfigError
+
+MAX_FILE_BYTES = 64 * 1024
+
+log = structlog.get_logger()
+
+
+class BearerFile:
+    """The tokens in a file, one a line: with two of them, a token is rotated without a gap. A file that becomes
+    unreadable accepts no token. Raises `ConfigError` if it has none at first."""
+
+    def __init__(self, path: str, key: str) -> None:
+        self._path = Path(path)
+        self._stamp: tuple[int, ...] = ()
+        self._tokens: tuple[bytes, ...] = ()
+        try:
+            self._refresh()
+        except OSError as error:
+            raise ConfigError(f"{key}: cannot be read: {error}") from error
+        if not self._tokens:
+            raise ConfigError(f"{key}: {path} contains no token; write one on a line of its own")
+
+    def accepts(self, token: bytes) -> bool:
+        """Whether the file contains this token. Compares in constant time."""
+        try:
+            self._refresh()
+        except OSError as error:
+            self._stamp, self._tokens = (), ()
+            log.error("bearer tokens cannot be read", file=str(self._path), error=str(error))
+        return any(hmac.compare_digest(token, known) for known in self._tokens)
+
+    def _refresh(self) -> None:
+        found = self._path.stat()
+        stamp = found.st_mtime_ns, found.st_size, found.st_ino
+        if stamp != self._stamp:
+            with self._path.open("rb") as file:
+                lines = file.read(MAX_FILE_BYTES).splitlines()
+            self._tokens = tuple(line.strip() for line in lines if line.strip())
+            self._stamp = stamp

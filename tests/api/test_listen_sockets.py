@@ -1,0 +1,64 @@
+"""Addresses that are in use, Unix sockets and their files."""
+
+from __future__ import annotations
+
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from router.api.listen_sockets import address_of, bind_admin, bind_port
+from router.config.schema import AdminListen
+from router.errors import ConfigError
+
+pytestmark = pytest.mark.net
+
+
+def test_a_port_in_use_is_refused() -> None:
+    """Workers of one router share theirs."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for exclusive in (True, False):
+            with pytest.raises(ConfigError, match=rf"listen: cannot bind 127\.0\.0\.1:{port}: .*set listen\.port"):
+                bind_port("127.0.0.1", port, exclusive=exclusive)
+        with pytest.raises(ConfigError, match=rf"admin: cannot bind 127\.0\.0\.1:{port}: .*set admin\.port"):
+            bind_admin(AdminListen(port=port))
+    with bind_port("127.0.0.1", 0) as one, bind_port("127.0.0.1", one.getsockname()[1]) as two:
+        assert one.getsockname() == two.getsockname()
+
+
+def test_the_admin_port_belongs_to_one_router() -> None:
+    """A second process of the same user cannot share it."""
+    with bind_admin(AdminListen(port=0)) as ours:
+        with pytest.raises(ConfigError, match="admin"):
+            bind_admin(AdminListen(port=ours.getsockname()[1]))
+        with pytest.raises(ConfigError):
+            bind_port(*ours.getsockname())
+
+
+def test_only_the_routers_own_user_can_connect_to_its_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "admin.sock"
+    with bind_admin(AdminListen(socket=str(path))) as ours:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert address_of(ours) == f"unix:{path}"
+
+
+def test_a_unix_socket_is_replaced_unless_a_process_listens_on_it(tmp_path: Path) -> None:
+    """A router that was killed leaves its file behind; another kind of file is not touched."""
+    path = tmp_path / "admin.sock"
+    listen = AdminListen(socket=str(path))
+    bind_admin(listen).close()
+    with bind_admin(listen), pytest.raises(ConfigError, match=rf"admin\.socket: {path} is in use"):
+        bind_admin(listen)
+    path.unlink()
+    path.write_text("kept")
+    with pytest.raises(ConfigError, match=rf"admin\.socket: cannot bind {path}"):
+        bind_admin(listen)
+    assert path.read_text() == "kept"
+
+
+@pytest.mark.parametrize(("host", "address"), [("127.0.0.1", "http://127.0.0.1:"), ("::1", "http://[::1]:")])
+def test_an_address_is_shown_as_a_url(host: str, address: str) -> None:
+    with bind_port(host, 0) as sock:
+        assert address_of(sock) == f"{address}{sock.getsockname()[1]}"

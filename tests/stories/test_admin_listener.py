@@ -1,0 +1,128 @@
+"""The admin listener on real connections: bounded in size, time and number, and open until the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from router.api.admin_access import MAX_ADMIN_BODY_BYTES
+from router.config.schema import Limits
+from router.wiring.program import MAX_ADMIN_CONNECTIONS
+from tests.stories.conftest import Deploy, Deployment
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+
+POST = b"POST /admin/pods HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+HUGE_BYTES = 400_000_000
+
+
+@asynccontextmanager
+async def connection(
+    deployment: Deployment, *, public: bool = False
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to a listener."""
+    url = deployment.client.base_url if public else deployment.admin.base_url
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def pour(writer: asyncio.StreamWriter, piece: bytes) -> int:
+    """Send pieces until the server closes the connection; returns the number of bytes."""
+    sent = 0
+    try:
+        while sent < HUGE_BYTES:
+            writer.write(piece)
+            await writer.drain()
+            sent += len(piece)
+    except ConnectionError:
+        pass
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (POST + b"origin: http://evil.example\r\n", b" 403 "),
+        (POST.replace(b"localhost", b"evil.example"), b" 403 "),
+        (POST.replace(b"application/json", b"text/plain"), b" 415 "),
+        (POST, b" 413 "),
+    ],
+)
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_refused_body_is_not_read(deploy: Deploy, head: bytes, status: bytes, chunked: bool) -> None:
+    """Answered at once, and the connection is closed while the client goes on sending."""
+    body = b"transfer-encoding: chunked\r\n\r\n" if chunked else b"content-length: %d\r\n\r\n" % HUGE_BYTES
+    piece = b"10000\r\n" + b"x" * 65536 + b"\r\n" if chunked else b"x" * 65536
+    async with deploy(pods=1, wait=False) as deployment, connection(deployment) as (reader, writer):
+        writer.write(head + body)
+        if status == b" 413 " and chunked:
+            for _ in range(MAX_ADMIN_BODY_BYTES // 65536 + 1):
+                writer.write(piece)
+        assert status in await reader.readuntil(b"\r\n")
+        assert await pour(writer, piece) < HUGE_BYTES / 2
+        assert len(await deployment.pods()) == 1
+
+
+async def test_a_body_for_an_endpoint_without_one_is_not_kept(deploy: Deploy) -> None:
+    """The public listener answers before the body, and ends the connection when the body is too slow."""
+    head = b"POST /livez HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n" % HUGE_BYTES
+    async with (
+        deploy(pods=1, wait=False, limits=Limits(request_timeout_s=0.2)) as deployment,
+        connection(deployment, public=True) as (reader, writer),
+    ):
+        writer.write(head + b"x" * 100_000)
+        assert b" 405 " in await reader.readuntil(b"\r\n")
+        assert deployment.server
+        protocol: Any = next(iter(deployment.server.server_state.connections))
+        assert protocol.cycle.response_complete
+        assert len(protocol.cycle.body) <= 2 * 65536
+        await reader.read()
+
+
+@pytest.mark.parametrize(
+    ("begun", "answer"),
+    [
+        (b"GET /metrics HT", b"HTTP/1.1 408 "),
+        (POST, b"HTTP/1.1 408 "),
+        (POST + b"content-length: 10\r\n\r\n{", b""),
+        (POST + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n", b""),
+    ],
+)
+async def test_a_slow_request_is_ended(deploy: Deploy, begun: bytes, answer: bytes) -> None:
+    """After `limits.request_timeout_s`."""
+    async with (
+        deploy(pods=1, wait=False, limits=Limits(request_timeout_s=0.2)) as deployment,
+        connection(deployment) as (reader, writer),
+    ):
+        writer.write(begun)
+        assert (await reader.read())[:13] == answer
+
+
+async def test_large_headers_are_refused(deploy: Deploy) -> None:
+    """431."""
+    async with (
+        deploy(pods=1, wait=False, limits=Limits(max_header_bytes=2048)) as deployment,
+        connection(deployment) as (reader, writer),
+    ):
+        writer.write(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 5000)
+        assert b" 431 " in await reader.readuntil(b"\r\n")
+
+
+async def test_too_many_connections_are_refused_and_leave_the_public_listener_alone(deploy: Deploy) -> None:
+    """The limit is the listener's own."""
+    async with deploy(pods=1, wait=False) as deployment:
+        await deployment.admin.aclose()
+        url = deployment.admin.base_url
+        opened = [await asyncio.open_connection(url.host, url.port) for _ in range(MAX_ADMIN_CONNECTIONS)]
+        async with connection(deployment) as (reader, _):
+            assert b" 503 " in await reader.readuntil(b"\r\n")
+        assert (await deployment.client.get("/livez")).status_code == 200
+        for _, writer in opened:
+            writer.close()
