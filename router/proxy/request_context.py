@@ -14,7 +14,7 @@ from router.observe.receipts import Failure, Outcome, RecordedDecision
 from router.policy.decide import BYTES_PER_TOKEN, expected_ttft_ms
 from router.policy.retry import is_repeatable
 from router.policy.spec import Policy
-from router.proxy.headers import Inbound
+from router.proxy.headers import Inbound, first_values
 from router.proxy.response_reader import ResponseReader
 from router.types import InferenceRequest, PodId, PromptPrefix
 
@@ -63,8 +63,12 @@ class RequestContext(msgspec.Struct, eq=False):
 
     @property
     def client(self) -> str:
-        """The tenant, else the address of the client."""
-        return self.request.tenant or self.inbound.peer
+        """The tenant, else the address and the credentials of the client: behind a gateway, all have one address."""
+        if self.request.tenant:
+            return self.request.tenant
+        headers = first_values(self.inbound.headers)
+        credentials = headers.get(b"authorization") or headers.get(b"x-api-key") or b""
+        return f"{self.inbound.peer} {credentials.decode('latin-1')}"
 
     @property
     def repeatable(self) -> bool:

@@ -11,7 +11,7 @@ from router.decision import Candidate, Cost, Direct, Plan, Pull, RouteDecision, 
 from router.hashing import hash_array, token_array
 from router.observe.receipts import receipt
 from router.policy.decide import expected_ttft_ms
-from router.proxy.headers import Inbound
+from router.proxy.headers import HeaderList, Inbound
 from router.proxy.request_context import RequestContext, outcome_of, ttft_of_one_pod
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PodSpeed, PromptPrefix
 
@@ -117,3 +117,20 @@ def test_no_single_pod_is_responsible_for_other_first_tokens(change: Callable[[R
     context = streamed()
     change(context)
     assert ttft_of_one_pod(context) is None
+
+
+@pytest.mark.parametrize(
+    ("tenant", "headers", "client"),
+    [
+        ("acme", [(b"authorization", b"Bearer 1")], "acme"),
+        ("", [(b"authorization", b"Bearer 1")], "10.0.0.1 Bearer 1"),
+        ("", [(b"x-api-key", b"k2")], "10.0.0.1 k2"),
+        ("", [], "10.0.0.1 "),
+    ],
+)
+def test_clients_behind_one_gateway_differ_by_tenant_or_credentials(
+    tenant: str, headers: HeaderList, client: str
+) -> None:
+    request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=b"", tenant=tenant)
+    inbound = Inbound(id="r", method="POST", target=b"/", headers=headers, peer="10.0.0.1")
+    assert RequestContext(request, inbound).client == client
