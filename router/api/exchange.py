@@ -20,6 +20,8 @@ from router.errors import BodyTooLarge, RouterError, Saturated
 from router.proxy.headers import HeaderList
 from router.proxy.relay import is_stream
 
+SMALL_PIECE_BYTES = 512
+"""Smaller pieces of a body are joined on arrival: Python needs 60 bytes for a piece of one byte."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _WITHOUT_BODY = frozenset({204, 304})
 _STATUS_LINES = {status: line.rstrip() for status, line in STATUS_LINE.items()}
@@ -121,7 +123,10 @@ class Exchange(msgspec.Struct, eq=False):
         else:
             memory.bytes += size_bytes
             self.buffered_bytes += size_bytes
-            self.pieces.append(piece)
+            if size_bytes < SMALL_PIECE_BYTES and self.pieces and len(self.pieces[-1]) < SMALL_PIECE_BYTES:
+                self.pieces[-1] += piece
+            else:
+                self.pieces.append(piece)
 
     def release_body(self) -> None:
         """Free the body. Idempotent."""

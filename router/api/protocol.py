@@ -33,6 +33,10 @@ MAX_PIPELINED = 4
 """Requests that a client may send ahead of their responses. The connection is read until then, because a disconnect is
 noticed only while reading."""
 
+MAX_AHEAD = 64
+"""Requests that are accepted ahead of their responses where they arrive in one piece. 9,000 small requests fit into a
+piece and would block the event loop for 100 ms."""
+
 
 class EdgeProtocol(HttpToolsProtocol):
     """One client's connection to an `App`. Passed to uvicorn as `http`."""
@@ -207,6 +211,8 @@ class EdgeProtocol(HttpToolsProtocol):
             if parser.get_method() == b"CONNECT":
                 raise MethodNotAllowed("CONNECT is not supported: the router is not a forward proxy.")
             return  # `_repeat_without_upgrade` follows
+        if len(self.pipeline) >= MAX_AHEAD:
+            raise MalformedRequest(f"More than {MAX_AHEAD} requests were sent ahead of their responses.")
         self._unread_bytes = 0
         version, named = parser.get_http_version(), first_values(headers)
         check_head(version, headers, named)

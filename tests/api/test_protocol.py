@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from router.admission.gate import AdmissionGate
 from router.api.app import App
 from router.api.exchange import BodyMemory, Exchange, ReceivedRequest
 from router.api.openai_edge import OpenAiEdge
-from router.api.protocol import EdgeProtocol
+from router.api.protocol import MAX_AHEAD, EdgeProtocol
 from router.config.schema import Limits
 from router.errors import BodyTooLarge, HeadersTooLarge, MalformedRequest, RequestTimeout, RouterError, Saturated
 from router.proxy.headers import HeaderList
@@ -635,6 +636,33 @@ async def test_the_number_of_pipelined_requests_is_limited() -> None:
             await asyncio.sleep(0)
         first.set()
         assert [(await read_answer(reader))[1] for _ in range(20)] == [b"%d" % n for n in range(20)]
+
+
+@pytest.mark.parametrize("path", [b"/v1/x", b"/own"])
+async def test_a_flood_of_pipelined_requests_ends_the_connection(path: bytes) -> None:
+    """After the responses to the first ones, so that parsing a piece never blocks the event loop for long."""
+    async with connected(Edge(echo)) as (reader, writer):
+        writer.write(post(b"", path=path) * 1000)
+        answers = await reader.read()
+        assert answers.count(b"HTTP/1.1 200 OK") == 1 + MAX_AHEAD
+        assert answers.count(b"connection: close") == 1
+
+
+async def test_tiny_pieces_of_a_body_need_little_memory() -> None:
+    """Objects of Python are much larger than one byte."""
+
+    async def answer(client: Exchange) -> None:
+        await whole(b"%d" % len(client.received.body))(client)
+
+    edge = Edge(answer, replace_limits(max_body_bytes=100_000), body_memory=BodyMemory(100_000))
+    async with connected(edge) as (reader, writer):
+        writer.write(b"POST /v1/x HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n" + b"2\r\nab\r\n" * 30_000)
+        while edge.body_memory.bytes < 60_000:
+            await asyncio.sleep(0)
+        (protocol,) = edge.connections
+        assert sum(map(sys.getsizeof, protocol.cycle.pieces)) < 2 * 60_000
+        writer.write(b"0\r\n\r\n")
+        assert (await read_answer(reader))[1] == b"60000"
 
 
 async def test_a_disconnect_before_the_body_is_complete_is_counted() -> None:
