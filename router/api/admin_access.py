@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.api.error_responses import error_body, error_headers, response_for
+from router.api.request_bodies import read_body, refuse, replayed
 from router.config.bearer_file import BearerFile
-from router.errors import AccessDenied, BodyTooLarge, ClientError, NotAuthenticated, UnsupportedContentType
+from router.errors import AccessDenied, ClientError, NotAuthenticated, UnsupportedContentType
 
 MAX_ADMIN_BODY_BYTES = 1024 * 1024
 PREVIEW = "/admin/preview"
@@ -48,12 +48,12 @@ class AdminAccess:
             check_origin(headers)
             if scope["method"] not in _READS:
                 check_content_type(headers)
-            body = await _whole_body(receive, headers, self._max_bytes(scope["path"]))
+            body = await read_body(scope, receive, self._max_bytes(scope["path"]))
         except ClientError as error:
-            await _refuse(send, error)
+            await refuse(send, error)
             return
         if body is not None:
-            await self.app(scope, _replay(body, receive), send)
+            await self.app(scope, replayed(body, receive), send)
 
     def _max_bytes(self, path: str) -> int:
         return self.max_preview_bytes if path == PREVIEW else MAX_ADMIN_BODY_BYTES
@@ -119,42 +119,3 @@ def _by_name(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     for name, value in headers:
         found.setdefault(name, []).append(value.decode("latin-1"))
     return found
-
-
-async def _whole_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes | None:
-    """The request's body; None if the client disconnects. Raises `BodyTooLarge` as soon as the limit is exceeded."""
-    too_large = BodyTooLarge(f"The request body is larger than {max_bytes} bytes.")
-    if any(length.isdecimal() and int(length) > max_bytes for length in headers.get(b"content-length", [])):
-        raise too_large
-    body, more = bytearray(), True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        body += message.get("body", b"")
-        if len(body) > max_bytes:
-            raise too_large
-        more = message.get("more_body", False)
-    return bytes(body)
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """Returns the body at the first call, then what `receive` returns."""
-    unread = [body]
-
-    async def again() -> Message:
-        if not unread:
-            return await receive()
-        return {"type": "http.request", "body": unread.pop(), "more_body": False}
-
-    return again
-
-
-async def _refuse(send: Send, error: ClientError) -> None:
-    """Answer with the error and close the connection, without reading the rest of the request."""
-    body = error_body(error)
-    headers = [*error_headers(error, body), (b"connection", b"close")]
-    if isinstance(error, NotAuthenticated):
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": response_for(error).status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

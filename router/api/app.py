@@ -21,10 +21,10 @@ from router.api.http_edge import HttpEdge
 from router.api.request_target import shown
 from router.api.views import model_cards
 from router.engines.forwarded_paths import changes_engine
-from router.errors import MalformedRequest, MethodNotAllowed, RouterError, UnknownEndpoint
+from router.errors import MalformedRequest, MethodNotAllowed, RouterError, UnknownEndpoint, shortened
 from router.fleet.fleet import Fleet
 
-MAX_ECHOED_CHARS = 200
+MAX_ECHOED_CHARACTERS = 200
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
@@ -121,8 +121,8 @@ def _forwarding_hint(path: str) -> str:
 def _malformed(error: RequestValidationError) -> MalformedRequest:
     """The first mistake with its key, without the value, which may be a secret."""
     first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"] if part != "body")[:MAX_ECHOED_CHARS]
-    return MalformedRequest(f"{key or 'body'}: {first['msg'][:MAX_ECHOED_CHARS]}", param=key or None)
+    key = shortened(".".join(str(part) for part in first["loc"] if part != "body"), MAX_ECHOED_CHARACTERS)
+    return MalformedRequest(f"{key or 'body'}: {first['msg']}", param=key or None)
 
 
 def _error_response(error: Exception) -> Response:

@@ -11,17 +11,23 @@ from typing import Annotated, Any
 
 import typer
 import uvicorn
+from starlette.types import ASGIApp
 
+from router.admission.gate import AdmissionGate
+from router.api.app import App
+from router.api.http_edge import HttpEdge
+from router.api.protocol import EdgeProtocol
+from router.api.request_bodies import BodyLimit
 from router.config.load import load, validate_options
 from router.config.router_file import with_redis_url
-from router.config.schema import RouterConfig
+from router.config.schema import Limits, RouterConfig
 from router.errors import ConfigError
 from router.observe.log import configure_logging
 from router.wiring.agent import Agent, generation_of
 
 SERVER: Mapping[str, Any] = {
     "loop": "uvloop",
-    "http": "h11",  # uvicorn's `httptools` parses the body of a request to upgrade as the next request
+    "http": EdgeProtocol,
     "ws": "none",
     "access_log": False,
     "log_level": "warning",
@@ -49,7 +55,12 @@ def publish_command(
     )
     configure_logging(chosen.log.format)
     agent = Agent(chosen, {model.name: generation_of(model) for model in chosen.models})
-    uvicorn.run(agent.app, host=chosen.publish.host, port=chosen.publish.port, **SERVER)
+    uvicorn.run(bounded(agent.app, chosen.limits), host=chosen.publish.host, port=chosen.publish.port, **SERVER)
+
+
+def bounded(app: ASGIApp, limits: Limits) -> App:
+    """The application behind the limits of a listener, and with bodies of at most `limits.max_body_bytes`."""
+    return App(HttpEdge(limits), BodyLimit(app, limits.max_body_bytes), AdmissionGate())
 
 
 def _with_options(

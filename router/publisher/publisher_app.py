@@ -11,15 +11,18 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from pydantic import BaseModel, ConfigDict
 
+from router.errors import shortened
 from router.observe.metrics import Metrics
 from router.publisher.published_holder import PublishState
 from router.publisher.publisher import Publisher
 from router.publisher.standard_events import MalformedEvent, StandardIntake, parse_standard_event
 
+MAX_ECHOED_CHARACTERS = 200
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
@@ -34,6 +37,13 @@ class NewRevision(BaseModel):
 
 def publisher_app(publisher: Publisher, metrics: Metrics, standard: StandardIntake, lifespan: Lifespan) -> FastAPI:
     app = FastAPI(title="warmroute publish", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        field = shortened(".".join(str(part) for part in first["loc"] if part != "body"), MAX_ECHOED_CHARACTERS)
+        return JSONResponse({"error": shortened(first["msg"], MAX_ECHOED_CHARACTERS), "field": field}, 422)
 
     @app.get("/livez")
     async def livez() -> dict[str, str]:
@@ -64,7 +74,8 @@ def publisher_app(publisher: Publisher, metrics: Metrics, standard: StandardInta
             publisher.replace_revision(new.model, new.revision)
         except KeyError:
             known = ", ".join(sorted(publisher.generations))
-            return JSONResponse({"error": f"model {new.model!r} is not published; known: {known}"}, 404)
+            model = shortened(new.model, MAX_ECHOED_CHARACTERS)
+            return JSONResponse({"error": f"model {model!r} is not published; known: {known}"}, 404)
         return JSONResponse({"model": new.model, "revision": new.revision})
 
     return app

@@ -9,7 +9,8 @@ import uvicorn
 from fastapi import FastAPI, Request
 from uvicorn.server import ServerState
 
-from router.cli.publish import SERVER
+from router.cli.publish import SERVER, bounded
+from router.config.schema import Limits
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 SMUGGLED = b"POST /kv-events HTTP/1.1\r\nhost: h\r\ncontent-length: 2\r\n\r\n[]"
@@ -25,7 +26,7 @@ async def test_the_body_of_a_request_to_upgrade_is_no_request() -> None:
         seen.append((request.url.path, await request.body()))
         return "own"
 
-    config, state = uvicorn.Config(app, **SERVER), ServerState()
+    config, state = uvicorn.Config(bounded(app, Limits()), **SERVER), ServerState()
     config.load()
     head = b"GET /livez HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: websocket\r\ncontent-length: %d\r\n\r\n"
     head %= len(SMUGGLED)
@@ -47,3 +48,30 @@ async def test_the_body_of_a_request_to_upgrade_is_no_request() -> None:
             assert answers.count(b"HTTP/1.1 200 OK") == 2
             assert seen == [("/livez", SMUGGLED), ("/readyz", b"")]
             seen.clear()
+
+
+@pytest.mark.parametrize("path", ["/kv-events", "/livez"])
+async def test_a_large_body_is_not_read_to_its_end(path: str) -> None:
+    """By its declared length, or as soon as its chunks exceed the limit."""
+    config, state = (
+        uvicorn.Config(bounded(FastAPI(openapi_url=None), Limits(max_body_bytes=100)), **SERVER),
+        ServerState(),
+    )
+    config.load()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(
+        lambda: config.http_protocol_class(config, state, {}),  # type: ignore[call-arg]
+        "127.0.0.1",
+        0,
+    )
+    head = b"POST %b HTTP/1.1\r\nhost: h\r\n" % path.encode()
+    chunk = b"40\r\n" + b"x" * 64 + b"\r\n"
+    async with asyncio.timeout(20), server:
+        for request in (
+            head + b"content-length: 1000000\r\n\r\nx",
+            head + b"transfer-encoding: chunked\r\n\r\n" + 2 * chunk,
+        ):
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(request)
+            assert (await reader.read()).startswith(b"HTTP/1.1 413 ")
+            writer.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import resource
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,7 @@ async def test_a_running_router_has_raised_its_limit(few_open_files: int, tmp_pa
             except httpx.TransportError:
                 return None
 
-        with child("router", ["serve", "--port", str(port)], tmp_path) as router:
+        with child("router", ["serve", "--port", str(port), "--admin-port", "0"], tmp_path) as router:
             await router.until(lives)
             found = limits_of(router.process.pid)
     assert found == (few_open_files, few_open_files)
@@ -56,3 +57,45 @@ def limits_of(pid: int) -> tuple[int, int]:
     found = re.search(r"^Max open files +(\d+) +(\d+)", Path(f"/proc/{pid}/limits").read_text(), re.MULTILINE)
     assert found
     return int(found.group(1)), int(found.group(2))
+
+
+@pytest.mark.net
+@pytest.mark.anyio
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_the_admin_listener_can_be_a_unix_socket(workers: int, tmp_path: Path) -> None:
+    """Of one process, or shared by several workers; `warmroute explain` connects to it with a token."""
+    config, token, path, port = tmp_path / "router.yaml", tmp_path / "token", tmp_path / "admin.sock", free_port()
+    token.write_text("open-sesame\n")
+    config.write_text(
+        f"listen: {{port: {port}, workers: {workers}}}\nadmin: {{socket: {path}, bearer_file: {token}}}\n"
+        "limits: {drain_delay_s: 0}\n"
+    )
+    with child("router", ["serve", "--config", str(config)], tmp_path) as router:
+        transport = httpx.AsyncHTTPTransport(uds=str(path))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+
+            async def refused() -> httpx.Response | None:
+                try:
+                    return await client.get("/metrics")
+                except httpx.TransportError:
+                    return None
+
+            assert (await router.until(refused)).status_code == 401
+            for _ in range(5):
+                answer = await client.get("/metrics", headers={"authorization": "Bearer open-sesame"})
+                assert answer.status_code == 200
+        explain = ["explain", "nobody", "--url", f"unix:{path}", "--bearer-file", str(token)]
+        with child("explain", explain, tmp_path) as explained:
+            explained.process.wait(30)
+            assert "No decision about `nobody`" in explained.log.read_text()
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_taken_admin_port_ends_the_start_with_a_message(workers: int, tmp_path: Path) -> None:
+    """Exit code 2, as for any wrong configuration."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        options = ["--port", "0", "--admin-port", str(taken.getsockname()[1]), "--workers", str(workers)]
+        with child("router", ["serve", *options], tmp_path) as router:
+            assert router.process.wait(30) == 2
+    assert "admin: cannot bind 127.0.0.1:" in router.log.read_text() and "admin.port" in router.log.read_text()

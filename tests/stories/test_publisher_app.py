@@ -136,3 +136,13 @@ async def until(holds: Any) -> None:
         if found if isinstance(found, bool) else await found:
             return
         await asyncio.sleep(0.01)
+
+
+async def test_an_invalid_revision_is_refused_without_its_values(cluster: ClusterDeployment) -> None:
+    """The answer names the field and is short."""
+    async with publisher_client(cluster.agents[0]) as client:
+        answer = await client.post("/revision", json={"model": "demo", "revision": {"secret": "x" * 5000}})
+        assert (answer.status_code, answer.json()["field"]) == (422, "revision")
+        assert "secret" not in answer.text and len(answer.content) < 1000
+        answer = await client.post("/revision", json={"model": "m" * 5000, "revision": "2"})
+        assert answer.status_code == 404 and len(answer.content) < 1000
