@@ -64,7 +64,7 @@ class Index(Strict):
     incremental_prompts: bool = True
     """Render and encode only the new messages of a chat that continues a known one."""
     predicted_ttl_s: PositiveFloat = 30.0
-    """How long a dispatched prompt counts as cached on a pod that will confirm it by KV events."""
+    """How long a prompt counts as cached after its first token, on a pod that will confirm it by KV events."""
     no_events_ttl_s: PositiveFloat = 1200.0
     """The same for pods that publish no KV events."""
     no_events_capacity_tokens: PositiveInt = 400_000

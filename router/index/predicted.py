@@ -7,12 +7,16 @@ take the time, which must not go backwards.
 A chain hash identifies everything before it. So blocks that were always dispatched together are stored as one run, by
 the hash of the first: the cost of a request depends on the number of forks in its prompt rather than on its length. A
 dispatch renews all blocks of its prompt, because a pod that has a block also has all blocks before it.
+
+A dispatch begins as a `Prediction`: its blocks count as cached, because concurrent requests need to know where they are
+being computed. It is confirmed once the pod has computed the prompt, and withdrawn if that did not happen. Only a
+confirmed prediction renews blocks, has an expiry and fills the capacity; withdrawing one changes nothing else.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
 import msgspec
@@ -27,11 +31,26 @@ _NEVER = (0, 0)
 
 class _PredictedRun(msgspec.Struct, gc=False, eq=False):
     """Consecutive blocks that follow those of `parent`. `held`: by pod, the number of the last dispatch that contained
-    the run, and how many of its leading blocks the pod still has."""
+    the run, and how many of its leading blocks the pod still has. `pending`: by pod, the number of predictions that
+    contain the run and are neither confirmed nor withdrawn."""
 
     blocks: Sequence[BlockHash]
     parent: _PredictedRun | None
     held: dict[PodId, tuple[int, int]] = msgspec.field(default_factory=dict)
+    pending: dict[PodId, int] = msgspec.field(default_factory=dict)
+
+
+class Prediction(msgspec.Struct, gc=False, eq=False):
+    """A prompt that was sent to a pod; whether the pod has computed it is not known yet."""
+
+    number: int
+    """Unique in its index."""
+    pod: PodId
+    hashes: Sequence[BlockHash]
+    ttl_s: float
+    capacity_blocks: int | None
+    _run: _PredictedRun | None
+    """The last run of the prompt."""
 
 
 class _Dispatch(msgspec.Struct, gc=False):
@@ -43,12 +62,13 @@ class _Dispatch(msgspec.Struct, gc=False):
 
 
 class _PodDispatches(msgspec.Struct, gc=False):
-    """One pod's dispatches, oldest first, and its number of runs and blocks."""
+    """One pod's confirmed dispatches, oldest first, their number of runs and blocks, and its pending predictions."""
 
     ttl_s: float = 0.0
     runs: int = 0
     blocks: int = 0
     queue: deque[_Dispatch] = msgspec.field(default_factory=deque)
+    pending: set[Prediction] = msgspec.field(default_factory=set)
 
 
 class PredictedIndex:
@@ -65,15 +85,45 @@ class PredictedIndex:
     def __len__(self) -> int:
         return sum(pod.blocks for pod in self._pods.values())
 
+    def begin(
+        self, pod: PodId, hashes: Sequence[BlockHash], *, ttl_s: float, capacity_blocks: int | None = None
+    ) -> Prediction:
+        """Count a prompt that is being sent to `pod` as cached there, until `confirm` or `withdraw`. O(runs), and
+        O(blocks) for new blocks."""
+        run = None
+        for run in self._runs_of(hashes):
+            run.pending[pod] = run.pending.get(pod, 0) + 1
+        self._dispatches += 1
+        prediction = Prediction(self._dispatches, pod, hashes, ttl_s, capacity_blocks, run)
+        self._of(pod).pending.add(prediction)
+        return prediction
+
+    def confirm(self, prediction: Prediction, now_s: float) -> None:
+        """The pod has computed the prompt: record it. No effect if the pod has been forgotten since."""
+        if self._is_pending(prediction):
+            ttl_s, capacity_blocks = prediction.ttl_s, prediction.capacity_blocks
+            self.record(prediction.pod, prediction.hashes, now_s, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
+            self.withdraw(prediction)
+
+    def withdraw(self, prediction: Prediction) -> None:
+        """The pod has not computed the prompt. No effect after `confirm`, or if the pod has been forgotten since."""
+        if self._is_pending(prediction):
+            pod, run = prediction.pod, prediction._run
+            self._pods[pod].pending.remove(prediction)
+            while run is not None:
+                run.pending[pod] -= 1
+                if not run.pending[pod]:
+                    del run.pending[pod]
+                    self._remove_if_unused(run)
+                run = run.parent
+
     def record(
         self, pod: PodId, hashes: Sequence[BlockHash], now_s: float, *, ttl_s: float, capacity_blocks: int | None = None
     ) -> None:
-        """Record that a prompt was sent to `pod`. Its last blocks count as least recent: engines evict from the end.
+        """Record that `pod` has computed a prompt. Its last blocks count as least recent: engines evict from the end.
 
         `ttl_s` applies to all blocks of the pod. O(runs), and O(blocks) for new blocks."""
-        dispatched = self._pods.get(pod)
-        if dispatched is None:
-            dispatched = self._pods[pod] = _PodDispatches()
+        dispatched = self._of(pod)
         queue = dispatched.queue
         if ttl_s != dispatched.ttl_s or not queue:
             dispatched.ttl_s = ttl_s
@@ -98,6 +148,8 @@ class PredictedIndex:
             for pod, (_, blocks) in run.held.items():
                 if blocks:
                     found[pod] = (start + (blocks if blocks < common else common), 0, 0, 0)
+            for pod in run.pending:
+                found[pod] = (start + common, 0, 0, 0)
             start += common
             if common < len(run.blocks):
                 break
@@ -106,41 +158,56 @@ class PredictedIndex:
     def forget(self, pod: PodId) -> None:
         dispatched = self._pods.get(pod)
         if dispatched is not None:
+            for prediction in tuple(dispatched.pending):
+                self.withdraw(prediction)
             self._drop_oldest(pod, dispatched, dispatched.blocks)
             while dispatched.queue:
                 self._drop_tail(pod, dispatched, 0)
             del self._pods[pod]
 
+    def _of(self, pod: PodId) -> _PodDispatches:
+        dispatched = self._pods.get(pod)
+        if dispatched is None:
+            dispatched = self._pods[pod] = _PodDispatches()
+        return dispatched
+
+    def _is_pending(self, prediction: Prediction) -> bool:
+        dispatched = self._pods.get(prediction.pod)
+        return dispatched is not None and prediction in dispatched.pending
+
     # --- runs ---
 
-    def _renew(self, pod: PodId, dispatched: _PodDispatches, hashes: Sequence[BlockHash]) -> _PredictedRun | None:
-        """Assign all blocks to the pod's current dispatch. Returns the last run.
-
-        A run is split where the prompt diverges; the remaining blocks become a new run."""
-        runs, run, start, end, number = self._runs, None, 0, len(hashes), self._dispatches
+    def _runs_of(self, hashes: Sequence[BlockHash]) -> Iterator[_PredictedRun]:
+        """The runs of a prompt, in order. A run is split where the prompt diverges; the remaining blocks become a new
+        run.."""
+        runs, run, start, end = self._runs, None, 0, len(hashes)
         while start < end:
-            first = hashes[start]
-            known = runs.get(first)
+            known = runs.get(hashes[start])
             if known is None:
-                run, length = _PredictedRun(hashes[start:], run), end - start
-                runs[first] = run
+                run = runs[hashes[start]] = _PredictedRun(hashes[start:], run)
             else:
                 length = common_blocks(known.blocks, hashes, start)
                 run = known if length == len(known.blocks) else self._split(known, length)
-            previous = run.held.get(pod)
+            yield run
+            start += len(run.blocks)
+
+    def _renew(self, pod: PodId, dispatched: _PodDispatches, hashes: Sequence[BlockHash]) -> _PredictedRun | None:
+        """Assign all blocks to the pod's current dispatch. Returns the last run."""
+        run = None
+        for run in self._runs_of(hashes):
+            length, previous = len(run.blocks), run.held.get(pod)
             if previous is None:
                 dispatched.runs += 1
                 dispatched.blocks += length
             else:
                 dispatched.blocks += length - previous[1]
-            run.held[pod] = number, length
-            start += length
+            run.held[pod] = self._dispatches, length
         return run
 
     def _split(self, run: _PredictedRun, at: int) -> _PredictedRun:
         """Split the run and return its front part, a new run. `run` becomes the rest, because dispatches and later runs
         refer to it. It keeps every pod, even with 0 blocks, so that eviction still reaches the front part."""
-        front = _PredictedRun(run.blocks[:at], run.parent)
+        front = _PredictedRun(run.blocks[:at], run.parent, pending=dict(run.pending))
         for pod, (number, blocks) in run.held.items():
             front.held[pod] = number, min(blocks, at)
             run.held[pod] = number, max(blocks - at, 0)
@@ -180,7 +247,10 @@ class PredictedIndex:
             return dropped
         del run.held[pod]
         dispatched.runs -= 1
-        if not run.held:
-            del self._runs[run.blocks[0]]
+        self._remove_if_unused(run)
         oldest.run = run.parent
         return dropped
+
+    def _remove_if_unused(self, run: _PredictedRun) -> None:
+        if not run.held and not run.pending:
+            del self._runs[run.blocks[0]]

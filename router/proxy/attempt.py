@@ -28,10 +28,11 @@ from router.proxy.booking import Booking
 from router.proxy.dependencies import ProxyDependencies
 from router.proxy.headers import HeaderList
 from router.proxy.kv_transfer import PullExecutor, SplitExecutor
+from router.proxy.predictions import AttemptPredictions
 from router.proxy.relay import AnyReply, Downstream, relay
 from router.proxy.request_context import RequestContext
 from router.proxy.upstream import UpstreamSender
-from router.types import PodId, PromptPrefix
+from router.types import PodId
 
 UNARY_PREFILL_SLACK = 1.5
 """The first token of an unstreamed response cannot be observed: its prefill counts as done after this multiple of the
@@ -76,28 +77,39 @@ class Attempts:
         context.phases.enter("attempt")
         context.candidate = candidate
         booking = Booking(self._needs.ledger, candidate, context.prompt_tokens, self._needs.calibrator.clock)
-        prefill_timer = None
+        predictions, prefill_timer = AttemptPredictions(self._needs, candidate.plan, context.prompt), None
         try:
             prefill_timer = self._start_prefill_timer(context, candidate, booking)
-            if context.prompt is not None:
-                self._predict_blocks(candidate.plan, context.prompt)
             reply = await self._open(context, candidate, booking)
             try:
                 if reply.status in RETRY_STATUSES and not self._is_last(context) and self._has_budget():
                     raise UpstreamBroken(f"pod {reply.pod}: status {reply.status}", pod=reply.pod)
                 context.status = reply.status
-                await self.relay(context, candidate, reply, client, booking)
+                await self.relay(context, candidate, reply, client, booking, predictions)
             finally:
                 reply.close()
             self._record_result(context, candidate.plan, reply)
+        except asyncio.CancelledError:
+            if booking.prefill_done:
+                predictions.first_token(candidate.plan.pod.id)
+            raise
         finally:
             if prefill_timer is not None:
                 prefill_timer.cancel()
+            if booking.has_handed_over:
+                predictions.computed(context.prefill_pod)
+            predictions.withdraw()
             booking.release()
             self._observe_speed(context, candidate, booking)
 
     def relay(
-        self, context: RequestContext, candidate: Candidate, reply: AnyReply, client: Downstream, booking: Booking
+        self,
+        context: RequestContext,
+        candidate: Candidate,
+        reply: AnyReply,
+        client: Downstream,
+        booking: Booking,
+        predictions: AttemptPredictions,
     ) -> Awaitable[None]:
         """Send the response to the client, byte for byte."""
         context.phases.enter("relay")
@@ -107,6 +119,7 @@ class Attempts:
                 return  # an error response may repeat parts of the prompt
             context.first_token_s = context.phases.elapsed_s()
             booking.first_token()
+            predictions.first_token(reply.pod)
             self._breaker.seen_alive(reply.pod)
             self._count_failures(context, candidate.plan)
             if context.request.stream and not context.prefill_pod:
@@ -233,16 +246,6 @@ class Attempts:
             body = context.request.body
             return self._sender.send_once(context.inbound, plan.pod, lambda: body)
         return self._sender.send(context.inbound, plan.pod, context.request.body)
-
-    def _predict_blocks(self, plan: Plan, prompt: PromptPrefix) -> None:
-        """Mark the prompt as cached on its pods until a KV event confirms it or the prediction expires."""
-        settings = self._settings
-        for pod in (plan.pod, plan.prefill) if isinstance(plan, Split) else (plan.pod,):
-            ttl_s, capacity = settings.predicted_ttl_s, None
-            if not self._needs.publishes_events(pod.id):
-                ttl_s = settings.no_events_ttl_s
-                capacity = (pod.capacity_tokens or settings.no_events_capacity_tokens) // prompt.block_size_tokens
-            self._needs.store.record(pod.id, prompt, time.monotonic(), ttl_s=ttl_s, capacity_blocks=capacity)
 
     def _start_prefill_timer(
         self, context: RequestContext, candidate: Candidate, booking: Booking

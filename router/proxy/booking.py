@@ -27,6 +27,8 @@ class Booking:
         """Other transfers of the sender of KV when this one began."""
         self.pulled_ms: float | None = None
         """Milliseconds that a pull and computing the rest of the prompt took, on an otherwise idle pod."""
+        self.has_handed_over = False
+        """Whether the prefill pod of a split has computed the prompt."""
         self._pull_began_s: float | None = None
         self._ledger = ledger
         self._prefill_done = False
@@ -51,8 +53,14 @@ class Booking:
     def prefill_ms(self) -> float:
         return self._computing_lease.prefill_ms
 
+    @property
+    def prefill_done(self) -> bool:
+        """Whether the first token exists, or is expected to exist by now."""
+        return self._prefill_done
+
     def handed_over(self) -> None:
         """The prefill pod has responded: from now on it only sends KV."""
+        self.has_handed_over = True
         if self._prefill_lease is not None:
             now_s = time.monotonic()
             self._observe(self._prefill_lease, now_s)

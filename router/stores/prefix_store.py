@@ -8,13 +8,13 @@ incomplete, it sets `degraded`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 from router.index.blockmap import BlockMap
 from router.index.cluster import ClusterIndex
-from router.index.predicted import PredictedIndex
-from router.types import BlockHash, BlocksByTier, Generation, KvEvent, Pod, PodId, PrefixMatch, PromptPrefix
+from router.index.predicted import PredictedIndex, Prediction
+from router.types import BlocksByTier, Generation, KvEvent, Pod, PodId, PrefixMatch, PromptPrefix
 
 
 class EventStore(Protocol):
@@ -36,10 +36,14 @@ class PrefixStore(EventStore, Protocol):
     def forget(self, pod: PodId) -> None:
         """Remove the pod and its blocks."""
 
-    def record(
-        self, pod: PodId, prefix: PromptPrefix, now_s: float, *, ttl_s: float, capacity_blocks: int | None
-    ) -> None:
-        """Mark a dispatched prompt as cached on `pod` for `ttl_s`."""
+    def predict(self, pod: PodId, prefix: PromptPrefix, *, ttl_s: float, capacity_blocks: int | None) -> Prediction:
+        """Count a prompt that is being sent to `pod` as cached there, until `confirm` or `withdraw`."""
+
+    def confirm(self, prediction: Prediction, now_s: float) -> None:
+        """The pod has computed the prompt: it counts as cached for `ttl_s`."""
+
+    def withdraw(self, prediction: Prediction) -> None:
+        """The pod has not computed the prompt."""
 
     async def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
         """Leading blocks of `prefix` by pod. Does not raise."""
@@ -58,18 +62,16 @@ class PrefixStore(EventStore, Protocol):
         """Announced (block, holder, tier) triples in memory."""
 
 
-OnRecord: TypeAlias = Callable[[PodId, Sequence[BlockHash], float, int | None], None]
-"""(pod, blocks, ttl_s, capacity_blocks)."""
-
-
 class LocalStore:
     """A `PrefixStore` in memory: announced and predicted blocks of this router."""
 
     def __init__(self) -> None:
         self._announced = BlockMap()
-        self._predicted = PredictedIndex()
-        self.on_record: OnRecord | None = None
-        """Called with each dispatch that this worker records."""
+        self.predicted = PredictedIndex()
+        self.on_dispatch: Callable[[Prediction], None] | None = None
+        """Called with each prediction that this worker begins."""
+        self.on_outcome: Callable[[Prediction, bool], None] | None = None
+        """Called with each of these and whether it was confirmed or withdrawn."""
 
     @property
     def block_holders(self) -> int:
@@ -77,11 +79,11 @@ class LocalStore:
 
     def add_holder(self, pod: Pod, generation: Generation) -> None:
         self._announced.add_holder(pod.id, generation)
-        self._predicted.forget(pod.id)
+        self.predicted.forget(pod.id)
 
     def forget(self, pod: PodId) -> None:
         self._announced.forget(pod)
-        self._predicted.forget(pod)
+        self.predicted.forget(pod)
 
     def apply(self, pod: PodId, events: Iterable[KvEvent]) -> None:
         for event in events:
@@ -90,18 +92,21 @@ class LocalStore:
     def caught_up(self, pod: PodId, *, complete: bool) -> None:
         """Ignored: a match does not depend on it."""
 
-    def record(
-        self, pod: PodId, prefix: PromptPrefix, now_s: float, *, ttl_s: float, capacity_blocks: int | None
-    ) -> None:
-        self._predicted.record(pod, prefix.hashes, now_s, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
-        if self.on_record is not None:
-            self.on_record(pod, prefix.hashes, ttl_s, capacity_blocks)
+    def predict(self, pod: PodId, prefix: PromptPrefix, *, ttl_s: float, capacity_blocks: int | None) -> Prediction:
+        prediction = self.predicted.begin(pod, prefix.hashes, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
+        if self.on_dispatch is not None:
+            self.on_dispatch(prediction)
+        return prediction
 
-    def apply_remote(
-        self, pod: PodId, blocks: Sequence[BlockHash], now_s: float, *, ttl_s: float, capacity_blocks: int | None
-    ) -> None:
-        """Record a dispatch of another worker; does not call `on_record`."""
-        self._predicted.record(pod, blocks, now_s, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
+    def confirm(self, prediction: Prediction, now_s: float) -> None:
+        self.predicted.confirm(prediction, now_s)
+        if self.on_outcome is not None:
+            self.on_outcome(prediction, True)
+
+    def withdraw(self, prediction: Prediction) -> None:
+        self.predicted.withdraw(prediction)
+        if self.on_outcome is not None:
+            self.on_outcome(prediction, False)
 
     async def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
         return PrefixMatch(self.blocks(prefix, now_s))
@@ -110,7 +115,7 @@ class LocalStore:
         self, prefix: PromptPrefix, now_s: float, known: Mapping[PodId, BlocksByTier] | None = None
     ) -> dict[PodId, BlocksByTier]:
         """Leading blocks by pod: the maximum of announced, predicted and `known` blocks."""
-        announced, predicted = self._announced.match(prefix), self._predicted.match(prefix.hashes, now_s)
+        announced, predicted = self._announced.match(prefix), self.predicted.match(prefix.hashes, now_s)
         if not announced and not known:
             return predicted
         blocks = dict(known or {})

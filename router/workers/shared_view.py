@@ -2,7 +2,8 @@
 
     work         in-flight sums of each worker, by pod; dropped when the worker is gone
     failures     failures and lateness recorded against a pod; an ejection by one worker ejects the pod in all
-    dispatched   blocks of each dispatched prompt, for the predicted index and the lineage of prompts
+    dispatched   blocks of each dispatched prompt, for the predicted index and the lineage of prompts; and whether its
+                 pod has computed it
     reports      observed speeds of pods and links
     loads        scraped loads; the workers take turns, so that a pod is scraped no more often than by one process
     commands     pods that admin calls added, removed or drained
@@ -15,8 +16,7 @@ files itself.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf, nextafter
 from typing import Annotated
@@ -27,10 +27,11 @@ from router.fleet.breaker import Breaker, FailureRecord
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.hashing import hash_array
+from router.index.predicted import Prediction
 from router.observe.calibrator import Calibrator, PrefillReport, SpeedReport
 from router.policy.classes import Classes
 from router.stores.prefix_store import LocalStore
-from router.types import BlockHash, InFlight, Pod, PodId, PodLoad, PodState
+from router.types import InFlight, Pod, PodId, PodLoad, PodState
 
 MAX_RECENT_BYTES = 1 << 20
 """Block hashes of recent dispatches: about a thousand prompts of 2K tokens. Well below `bus.MAX_UNSENT_BYTES`."""
@@ -39,8 +40,10 @@ FLUSH_INTERVAL_S = 0.001
 
 
 class Dispatch(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt was sent to a pod. `blocks` are 64-bit hashes in the byte order of this machine."""
+    """A prompt was sent to a pod. `number` is unique in its worker; `blocks` are 64-bit hashes in the byte order of
+    this machine."""
 
+    number: int
     pod: PodId
     blocks: bytes
     ttl_s: float
@@ -55,12 +58,17 @@ class AdminCommand(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class WorkerUpdate(msgspec.Struct, omit_defaults=True):
-    """State of one worker that changed. A `snapshot` replaces all in-flight work that the worker reported before."""
+    """State of one worker that changed. A `snapshot` replaces all in-flight work and all dispatches without an outcome
+    that the worker reported before."""
 
     snapshot: bool = False
     work: dict[PodId, InFlight | None] = {}
     failures: dict[PodId, FailureRecord | None] = {}
     dispatched: list[Dispatch] = []
+    confirmed: list[int] = []
+    """Numbers of dispatches, of this or an earlier update, whose prompt the pod has computed."""
+    withdrawn: list[int] = []
+    """Numbers of those whose prompt it has not computed."""
     reports: list[SpeedReport] = []
     loads: dict[PodId, PodLoad] = {}
     commands: dict[str, AdminCommand] = {}
@@ -69,26 +77,38 @@ class WorkerUpdate(msgspec.Struct, omit_defaults=True):
 
 
 class RecentDispatches:
-    """The last dispatches of this worker, oldest first, up to a total size."""
+    """The last dispatches of this worker, oldest first, up to a total size, each with the time of its confirmation."""
 
     def __init__(self) -> None:
-        self._sent: deque[tuple[float, Dispatch]] = deque()
+        self._sent: dict[int, tuple[float | None, Dispatch]] = {}
         self._bytes = 0
 
-    def add(self, dispatch: Dispatch, now_s: float) -> None:
+    def add(self, dispatch: Dispatch) -> None:
         """Append one; evicts the oldest above `MAX_RECENT_BYTES`."""
-        self._sent.append((now_s, dispatch))
+        self._sent[dispatch.number] = None, dispatch
         self._bytes += len(dispatch.blocks)
         while self._bytes > MAX_RECENT_BYTES:
-            self._bytes -= len(self._sent.popleft()[1].blocks)
+            self.remove(next(iter(self._sent)))
+
+    def confirm(self, number: int, now_s: float) -> None:
+        if number in self._sent:
+            self._sent[number] = now_s, self._sent[number][1]
+
+    def remove(self, number: int) -> None:
+        sent = self._sent.pop(number, None)
+        if sent is not None:
+            self._bytes -= len(sent[1].blocks)
 
     def forget(self, pod: PodId) -> None:
         """Drop the dispatches to a pod whose cache is gone. O(dispatches)."""
-        self._sent = deque(one for one in self._sent if one[1].pod != pod)
-        self._bytes = sum(len(dispatch.blocks) for _, dispatch in self._sent)
+        for number in [number for number, (_, dispatch) in self._sent.items() if dispatch.pod == pod]:
+            self.remove(number)
 
-    def unexpired(self, now_s: float) -> list[Dispatch]:
-        return [dispatch for at_s, dispatch in self._sent if at_s + dispatch.ttl_s > now_s]
+    def unexpired(self, now_s: float) -> tuple[list[Dispatch], list[int]]:
+        """The dispatches without an outcome and those that are confirmed and not expired; the numbers of the latter."""
+        rows = [row for row in self._sent.values() if row[0] is None or row[0] + row[1].ttl_s > now_s]
+        confirmed = [dispatch.number for at_s, dispatch in rows if at_s is not None]
+        return [dispatch for _, dispatch in rows], confirmed
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +144,10 @@ class SharedView:
         self._changed_work: set[PodId] = set()
         self._changed_failures: set[PodId] = set()
         self._recent = RecentDispatches()
-        self._early: list[Dispatch] | None = []
-        """Dispatches received before `begin`. They are recorded later, because adding a pod clears its records."""
+        self._pending: dict[int, dict[int, Prediction]] = {}
+        """By worker and number, the dispatches of other workers without an outcome."""
+        self._early: list[tuple[int, WorkerUpdate]] | None = []
+        """Updates received before `begin`. Their dispatches are recorded later: adding a pod clears its records."""
         self._commands: dict[str, AdminCommand] = {}
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(WorkerUpdate).decode
@@ -134,7 +156,8 @@ class SharedView:
         owners.fleet.listen(self._forget_lost_cache)
         owners.ledger.on_change = self._on_work
         owners.breaker.on_change = self._on_failures
-        owners.local.on_record = self._on_dispatch
+        owners.local.on_dispatch = self._on_dispatch
+        owners.local.on_outcome = self._on_outcome
         owners.calibrator.on_report = self._on_report
 
     # --- local changes ---
@@ -142,12 +165,14 @@ class SharedView:
     def snapshot(self) -> bytes:
         """The state of this worker that a new worker needs."""
         owners, pods = self._owners, self._owners.fleet.snapshot.pods
+        dispatched, confirmed = self._recent.unexpired(self._clock())
         return self._encode(
             WorkerUpdate(
                 snapshot=True,
                 work=dict(owners.ledger.own()),
                 failures=dict(owners.breaker.records()),
-                dispatched=self._recent.unexpired(self._clock()),
+                dispatched=dispatched,
+                confirmed=confirmed,
                 loads={status.pod.id: status.load for status in pods},
                 commands=self._commands,
                 calibration=owners.calibrator.calibration.dump(),
@@ -189,10 +214,20 @@ class SharedView:
         self._changed_failures.add(pod)
         self._schedule_flush()
 
-    def _on_dispatch(self, pod: PodId, blocks: Sequence[BlockHash], ttl_s: float, capacity_blocks: int | None) -> None:
-        dispatch = Dispatch(pod, hash_array(blocks).tobytes(), ttl_s, capacity_blocks)
-        self._recent.add(dispatch, self._clock())
+    def _on_dispatch(self, sent: Prediction) -> None:
+        blocks = hash_array(sent.hashes).tobytes()
+        dispatch = Dispatch(sent.number, sent.pod, blocks, sent.ttl_s, sent.capacity_blocks)
+        self._recent.add(dispatch)
         self._update.dispatched.append(dispatch)
+        self._schedule_flush()
+
+    def _on_outcome(self, sent: Prediction, confirmed: bool) -> None:
+        if confirmed:
+            self._recent.confirm(sent.number, self._clock())
+            self._update.confirmed.append(sent.number)
+        else:
+            self._recent.remove(sent.number)
+            self._update.withdrawn.append(sent.number)
         self._schedule_flush()
 
     def _on_report(self, report: SpeedReport) -> None:
@@ -213,8 +248,8 @@ class SharedView:
     def begin(self) -> None:
         """Record the dispatches received so far. Call once the fleet contains the pods."""
         early, self._early = self._early or (), None
-        for dispatch in early:
-            self._apply_dispatch(dispatch)
+        for worker, update in early:
+            self._apply_dispatches(worker, update)
 
     def apply_remote(self, worker: int, message: bytes) -> None:
         """Apply a snapshot or an update of another worker. Raises `ValueError` if it is malformed."""
@@ -226,8 +261,7 @@ class SharedView:
         self._apply_work(worker, update.work)
         for pod, record in update.failures.items():
             owners.breaker.apply_remote(pod, record, now_s)
-        for dispatch in update.dispatched:
-            self._apply_dispatch(dispatch)
+        self._apply_dispatches(worker, update)
         for report in update.reports:
             self._apply_report(report)
         for pod, load in update.loads.items():
@@ -243,6 +277,7 @@ class SharedView:
     def remove_worker(self, worker: int) -> None:
         """Drop the in-flight work of a worker that is gone."""
         self._owners.ledger.remove_worker(worker)
+        self._withdraw_all(worker)
 
     def _apply_work(self, worker: int, rows: Mapping[PodId, InFlight | None]) -> None:
         """Also invalidates the pod's prefill time while it has another worker's prompt: it would cover both prompts."""
@@ -251,16 +286,36 @@ class SharedView:
             if work is not None and work.prefill_requests:
                 self._owners.calibrator.clock(pod).disturbed()
 
-    def _apply_dispatch(self, dispatch: Dispatch) -> None:
+    def _apply_dispatches(self, worker: int, update: WorkerUpdate) -> None:
         if self._early is not None:
-            self._early.append(dispatch)
+            self._early.append((worker, update))
             return
-        owners, blocks, now_s = self._owners, hash_array(), self._clock()
-        blocks.frombytes(dispatch.blocks)
-        owners.local.apply_remote(
-            dispatch.pod, blocks, now_s, ttl_s=dispatch.ttl_s, capacity_blocks=dispatch.capacity_blocks
-        )
-        owners.classes.apply_remote(blocks, now_s)
+        if update.snapshot:
+            self._withdraw_all(worker)
+        predicted, pending = self._owners.local.predicted, self._pending.setdefault(worker, {})
+        for dispatch in update.dispatched:
+            if dispatch.number in pending:
+                continue  # the snapshot before this update contained it
+            blocks = hash_array()
+            blocks.frombytes(dispatch.blocks)
+            pending[dispatch.number] = predicted.begin(
+                dispatch.pod, blocks, ttl_s=dispatch.ttl_s, capacity_blocks=dispatch.capacity_blocks
+            )
+            self._owners.classes.apply_remote(blocks, self._clock())
+        for numbers, end in ((update.confirmed, self._confirm), (update.withdrawn, predicted.withdraw)):
+            for number in numbers:
+                if (prediction := pending.pop(number, None)) is not None:
+                    end(prediction)
+
+    def _confirm(self, prediction: Prediction) -> None:
+        self._owners.local.predicted.confirm(prediction, self._clock())
+
+    def _withdraw_all(self, worker: int) -> None:
+        """Withdraw the dispatches of a worker that have no outcome."""
+        if self._early is not None:
+            self._early = [early for early in self._early if early[0] != worker]
+        for prediction in self._pending.pop(worker, {}).values():
+            self._owners.local.predicted.withdraw(prediction)
 
     def _apply_report(self, report: SpeedReport) -> None:
         fleet, calibrator = self._owners.fleet, self._owners.calibrator

@@ -15,7 +15,7 @@ import msgspec
 from router.workers.bus import ANSWER, HELLO, QUERY, UPDATE, InboundLink, WorkerBus, encode_frame
 from tests.fuzz.pieces import in_pieces
 from tests.fuzz.wire import Wire
-from tests.workers.fake_workers import FakeWorkers, pod, prefix
+from tests.workers.fake_workers import FakeWorker, FakeWorkers, pod, prefix
 
 
 class Recorder:
@@ -83,6 +83,11 @@ def _after(act: Callable[[Any], object]) -> bytes:
     return said[-1]
 
 
+def _dispatch(worker: FakeWorker) -> None:
+    local = worker.owners.local
+    local.confirm(local.predict("a", prefix(1, 2), ttl_s=60.0, capacity_blocks=None), 1000.0)
+
+
 _HELLO = encode_frame(HELLO, (1).to_bytes(4, "little"))
 FRAMES = (
     _HELLO
@@ -99,12 +104,24 @@ UPDATES = (
     _after(lambda worker: worker.owners.ledger.book(pod("a"), 100, 0, 1000.0)),
     _after(lambda worker: worker.owners.breaker.failure("a", 1000.0)),
     _after(lambda worker: worker.view.add_command("drain a", "yes")),
-    _after(lambda worker: worker.owners.local.record("a", prefix(1, 2), 1000.0, ttl_s=60.0, capacity_blocks=None)),
+    _after(_dispatch),
 )
 UPDATE_WORDS = (
     *map(
         msgspec.msgpack.encode,
-        ("snapshot", "work", "failures", "dispatched", "reports", "loads", "commands", "calibration", "a"),
+        (
+            "snapshot",
+            "work",
+            "failures",
+            "dispatched",
+            "confirmed",
+            "withdrawn",
+            "reports",
+            "loads",
+            "commands",
+            "calibration",
+            "a",
+        ),
     ),
     *(
         b"\xcb\x7f\xf0\0\0\0\0\0\0",

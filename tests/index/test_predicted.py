@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.index import predicted
-from router.index.predicted import PredictedIndex
+from router.index.predicted import PredictedIndex, Prediction
 from router.types import PodId
 
 TTL_S = 10.0
@@ -92,6 +93,8 @@ class NaivePod:
 
     ttl_s: float = 0.0
     entries: list[tuple[int, float]] = field(default_factory=list)
+    pending: list[list[int]] = field(default_factory=list)
+    """Prompts of predictions that are neither confirmed nor withdrawn."""
 
     def record(self, prompt: list[int], now_s: float, ttl_s: float, capacity: int | None) -> None:
         self.ttl_s = ttl_s
@@ -102,7 +105,7 @@ class NaivePod:
 
     def match(self, prompt: list[int], now_s: float) -> int:
         self.entries = [(block, at_s) for block, at_s in self.entries if at_s + self.ttl_s > now_s]
-        alive = {block for block, _ in self.entries}
+        alive = {block for block, _ in self.entries}.union(*self.pending)
         run = 0
         while run < len(prompt) and prompt[run] in alive:
             run += 1
@@ -141,3 +144,88 @@ def test_it_matches_as_a_plain_list_does(
         for question in (asked, prompt):
             expected = {name: run for name, model in naive.items() if (run := model.match(question, now_s))}
             assert blocks(index, question, now_s) == expected
+
+
+def test_a_prediction_counts_until_it_is_withdrawn() -> None:
+    """A withdrawn one leaves what was there before, and what other requests predict."""
+    index = recorded([1, 2])
+    first, second = (index.begin("a", [1, 2, 3, end], ttl_s=TTL_S) for end in (4, 5))
+    assert (blocks(index, [1, 2, 3, 4]), blocks(index, [1, 2, 3, 5])) == ({"a": 4}, {"a": 4})
+    index.withdraw(first)
+    assert (blocks(index, [1, 2, 3, 4]), blocks(index, [1, 2, 3, 5])) == ({"a": 3}, {"a": 4})
+    index.withdraw(second)
+    assert blocks(index, [1, 2, 3, 4]) == {"a": 2}
+
+
+def test_a_withdrawn_prediction_renews_nothing() -> None:
+    """Failing requests keep no block alive."""
+    index = recorded([1, 2])
+    index.withdraw(index.begin("a", [1, 2], ttl_s=TTL_S))
+    assert blocks(index, [1, 2], TTL_S) == {}
+
+
+def test_a_confirmed_prediction_expires_like_any_other() -> None:
+    """From its confirmation on; confirming or withdrawing it again changes nothing."""
+    index = PredictedIndex()
+    prediction = index.begin("a", [1, 2], ttl_s=TTL_S)
+    assert blocks(index, [1, 2], 100.0) == {"a": 2}
+    index.confirm(prediction, 100.0)
+    index.confirm(prediction, 105.0)
+    index.withdraw(prediction)
+    assert blocks(index, [1, 2], 109.9) == {"a": 2}
+    assert blocks(index, [1, 2], 110.0) == {} and len(index) == 0
+
+
+def test_a_prediction_of_a_forgotten_pod_has_no_effect() -> None:
+    """It was sent to an earlier epoch of the cache."""
+    index = PredictedIndex()
+    prediction = index.begin("a", [1, 2], ttl_s=TTL_S)
+    index.forget("a")
+    again = index.begin("a", [1], ttl_s=TTL_S)
+    index.confirm(prediction, 0.0)
+    assert blocks(index, [1, 2]) == {"a": 1}
+    index.withdraw(again)
+    assert not index._runs
+
+
+operations = st.one_of(
+    st.tuples(st.just("begin"), st.sampled_from(["a", "b"]), prompts.filter(bool), st.sampled_from([1.0, 3.0, 8.0])),
+    st.tuples(st.sampled_from(["confirm", "withdraw"]), st.integers(0, 30)),
+    st.tuples(st.just("forget"), st.sampled_from(["a", "b"])),
+)
+
+
+@given(st.lists(st.tuples(operations, st.integers(0, 2)), max_size=40), st.sampled_from([None, 2, 6]), prompts)
+def test_any_order_of_predictions_matches_as_plain_lists_do(
+    steps: list[tuple[tuple[Any, ...], int]], capacity: int | None, asked: list[int]
+) -> None:
+    """Begun, confirmed, withdrawn and forgotten in any order: a pod has what was confirmed, not evicted and not
+    expired, and what is pending."""
+    index, naive, now_s = PredictedIndex(), {"a": NaivePod(), "b": NaivePod()}, 0.0
+    begun: list[tuple[Prediction, list[int]]] = []
+    for (what, *facts), pause_s in steps:
+        now_s += pause_s
+        if what == "begin":
+            pod, prompt, ttl_s = facts[0], [*facts[1]], facts[2]
+            begun.append((index.begin(pod, prompt, ttl_s=ttl_s, capacity_blocks=capacity), prompt))
+            naive[pod].pending.append(prompt)
+        elif what == "forget":
+            index.forget(facts[0])
+            naive[facts[0]] = NaivePod()
+        elif begun:
+            prediction, prompt = begun[facts[0] % len(begun)]
+            model = naive[prediction.pod]
+            if any(prompt is one for one in model.pending):
+                model.pending = [one for one in model.pending if one is not prompt]
+                if what == "confirm":
+                    model.record(prompt, now_s, prediction.ttl_s, capacity)
+            getattr(index, what)(prediction, *([now_s] if what == "confirm" else []))
+        for question in (asked, *(prompt for _, prompt in begun)):
+            expected = {name: run for name, model in naive.items() if (run := model.match(question, now_s))}
+            assert blocks(index, question, now_s) == expected
+    for prediction, _ in begun:
+        index.withdraw(prediction)
+    assert len(index) == sum(len(model.entries) for model in naive.values())
+    for pod in naive:
+        index.forget(pod)
+    assert not index._runs

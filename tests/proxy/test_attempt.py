@@ -309,7 +309,7 @@ async def test_a_pod_without_events_keeps_the_predicted_blocks_that_fit_its_capa
     async with town(a=ANSWERING) as pods:
         pods.publishes_events = False
         capacities: list[int | None] = []
-        pods.store.on_record = lambda pod, blocks, ttl_s, capacity_blocks: capacities.append(capacity_blocks)
+        pods.store.on_dispatch = lambda sent: capacities.append(sent.capacity_blocks)
         for capacity_tokens in (None, 64):
             plan = Direct(replace(pods.pod("a"), capacity_tokens=capacity_tokens))
             await pods.serve(pods.context(plan, prompt=PROMPT))

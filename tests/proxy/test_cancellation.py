@@ -239,6 +239,8 @@ def leftovers(pods: Town, loop: StepLoop) -> Iterator[str]:
         idle = len(pods.pools.of(pods.pod(name))._idle)
         if pod.connected != idle:
             yield f"{pod.connected} connections to pod {name}, {idle} of them idle"
+        if pending := pods.store.predicted._pods[name].pending if name in pods.store.predicted._pods else ():
+            yield f"predictions {pending} for pod {name}"
         if waiting := pods.calibrator.clock(name)._waiting:
             yield f"prefills {waiting} of pod {name}"
     connections = sum(pod.connected for pod in pods.made.values())

@@ -58,7 +58,7 @@ async def test_announced_blocks_are_matched_in_their_tiers(store: LocalStore) ->
 async def test_the_longer_of_announced_and_predicted_counts(store: LocalStore, announced: int, matched: int) -> None:
     """A dispatch counts before the engine announces it, but is not an announced block."""
     store.apply("a", [stored(announced)])
-    store.record("a", prompt(), 0.0, ttl_s=2.0, capacity_blocks=None)
+    store.confirm(store.predict("a", prompt(), ttl_s=2.0, capacity_blocks=None), 0.0)
     assert (await store.match(prompt(), 1.0)).held_blocks("a") == matched
     assert (await store.match(prompt(), 2.0)).held_blocks("a") == announced
     assert await store.known_blocks("a", prompt()) == announced
@@ -66,7 +66,7 @@ async def test_the_longer_of_announced_and_predicted_counts(store: LocalStore, a
 
 async def test_pods_without_events_are_matched_by_prediction(store: LocalStore) -> None:
     """Up to their capacity."""
-    store.record("silent", prompt(), 0.0, ttl_s=600.0, capacity_blocks=2)
+    store.confirm(store.predict("silent", prompt(), ttl_s=600.0, capacity_blocks=2), 0.0)
     assert await store.match(prompt(), 1.0) == PrefixMatch({"silent": (2, 0, 0, 0)})
 
 
@@ -74,7 +74,7 @@ async def test_pods_without_events_are_matched_by_prediction(store: LocalStore) 
 async def test_a_removed_or_restarted_pod_has_no_blocks(store: LocalStore, forgotten: bool) -> None:
     """Neither announced nor predicted."""
     store.apply("a", [stored(3)])
-    store.record("a", prompt(), 0.0, ttl_s=2.0, capacity_blocks=None)
+    store.confirm(store.predict("a", prompt(), ttl_s=2.0, capacity_blocks=None), 0.0)
     if forgotten:
         store.forget("a")
     else:
@@ -96,7 +96,7 @@ async def test_a_removed_or_restarted_pod_has_no_blocks(store: LocalStore, forgo
 async def test_other_generations_do_not_match(store: LocalStore, other: dict[str, str]) -> None:
     """The same tokens under another model, revision, tokenizer, KV type, adapter or salt are other blocks."""
     store.apply("a", [stored(3)])
-    store.record("a", prompt(), 0.0, ttl_s=2.0, capacity_blocks=None)
+    store.confirm(store.predict("a", prompt(), ttl_s=2.0, capacity_blocks=None), 0.0)
     elsewhere = replace(GENERATION, **other)  # type: ignore[arg-type]
     assert await store.match(prompt(elsewhere), 1.0) == PrefixMatch()
 

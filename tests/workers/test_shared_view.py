@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -9,46 +11,54 @@ from hypothesis import strategies as st
 
 from router.decision import Lease
 from router.fleet.fleet import PodEvent
+from router.index.predicted import Prediction
 from router.observe.calibrator import MIN_INTERVAL_S, Calibrator
 from router.policy.calibration import PrefillObservation
+from router.stores.prefix_store import LocalStore
 from router.types import InFlight, PodLoad, PodState
 from router.workers.shared_view import FLUSH_INTERVAL_S, MAX_RECENT_BYTES, Dispatch, RecentDispatches
 from tests.workers.fake_workers import PODS, SPEED, FakeWorkers, pod, prefix
 
 
-def sent(pod: str, blocks_bytes: int = 8, ttl_s: float = 30.0) -> Dispatch:
-    return Dispatch(pod, b"x" * blocks_bytes, ttl_s, None)
+def recent_dispatches(*sent: tuple[str, int, float]) -> RecentDispatches:
+    """Dispatches by (pod, bytes of hashes, TTL), numbered from 1."""
+    recent = RecentDispatches()
+    for number, (name, size_bytes, ttl_s) in enumerate(sent, start=1):
+        recent.add(Dispatch(number, name, b"x" * size_bytes, ttl_s, None))
+    return recent
+
+
+def pods_of(recent: RecentDispatches, now_s: float = 0.0) -> list[str]:
+    return [dispatch.pod for dispatch in recent.unexpired(now_s)[0]]
 
 
 def test_expired_dispatches_are_left_out() -> None:
-    """Each has its own TTL."""
-    recent = RecentDispatches()
-    recent.add(sent("a", ttl_s=10.0), 0.0)
-    recent.add(sent("b", ttl_s=100.0), 1.0)
-    assert [one.pod for one in recent.unexpired(9.0)] == ["a", "b"]
-    assert [one.pod for one in recent.unexpired(10.0)] == ["b"]
+    """Each has its own TTL, from its confirmation on."""
+    recent = recent_dispatches(("a", 8, 10.0), ("b", 8, 100.0), ("c", 8, 1.0), ("d", 8, 1.0))
+    recent.confirm(1, 0.0)
+    recent.confirm(2, 1.0)
+    recent.remove(4)
+    recent.confirm(4, 1.0)
+    assert (pods_of(recent, 9.0), recent.unexpired(9.0)[1]) == (["a", "b", "c"], [1, 2])
+    assert pods_of(recent, 10.0) == ["b", "c"]
 
 
 def test_dispatches_to_a_pod_with_a_lost_cache_are_left_out() -> None:
     """Dispatches to other pods stay."""
-    recent = RecentDispatches()
-    for name in "aba":
-        recent.add(sent(name), 0.0)
+    recent = recent_dispatches(*((name, 8, 30.0) for name in "aba"))
     recent.forget("a")
-    assert [one.pod for one in recent.unexpired(1.0)] == ["b"]
+    assert pods_of(recent) == ["b"]
 
 
 def test_the_oldest_dispatches_are_evicted_above_the_limit() -> None:
     """By bytes, also after some were removed."""
-    recent = RecentDispatches()
     half = MAX_RECENT_BYTES // 2
-    recent.add(sent("old", half), 0.0)
-    recent.add(sent("gone", half), 0.0)
+    recent = recent_dispatches(("old", half, 30.0), ("gone", half, 30.0))
     recent.forget("gone")
-    recent.add(sent("new", half), 0.0)
-    assert [one.pod for one in recent.unexpired(1.0)] == ["old", "new"]
-    recent.add(sent("newer"), 0.0)
-    assert [one.pod for one in recent.unexpired(1.0)] == ["new", "newer"]
+    recent.add(Dispatch(3, "new", b"x" * half, 30.0, None))
+    assert pods_of(recent) == ["old", "new"]
+    recent.add(Dispatch(4, "newer", b"x" * 8, 30.0, None))
+    assert pods_of(recent) == ["new", "newer"]
 
 
 SEEN = PrefillObservation(1, 1000, 1_000_000, 300.0)
@@ -210,13 +220,72 @@ def test_breakers_agree_after_any_history(history: list[tuple[int, str]]) -> Non
 
 
 def test_a_dispatch_of_one_worker_counts_as_cached_for_all() -> None:
-    """With the same TTL and capacity."""
+    """With the same TTL and capacity, which apply once its pod has computed it."""
     group = FakeWorkers()
     one, two = group.workers
-    one.owners.local.record("a", prefix(1, 2, 3), group.now_s, ttl_s=5.0, capacity_blocks=None)
+    sent = one.owners.local.predict("a", prefix(1, 2, 3), ttl_s=5.0, capacity_blocks=None)
+    group.settle()
+    assert two.owners.local.blocks(prefix(1, 2, 9), group.now_s + 6.0) == {"a": (2, 0, 0, 0)}
+    one.owners.local.confirm(sent, group.now_s)
     group.settle()
     assert two.owners.local.blocks(prefix(1, 2, 9), group.now_s) == {"a": (2, 0, 0, 0)}
     assert two.owners.local.blocks(prefix(1, 2, 9), group.now_s + 6.0) == {}
+
+
+def test_the_dispatches_of_a_dead_worker_are_withdrawn() -> None:
+    """Nobody reports their outcome."""
+    group = FakeWorkers(3)
+    one, two, three = group.workers
+    one.owners.local.predict("a", prefix(1, 2), ttl_s=5.0, capacity_blocks=None)
+    two.owners.local.predict("a", prefix(1), ttl_s=5.0, capacity_blocks=None)
+    group.settle()
+    assert three.owners.local.blocks(prefix(1, 2), group.now_s) == {"a": (2, 0, 0, 0)}
+    group.replace(0)
+    assert three.owners.local.blocks(prefix(1, 2), group.now_s) == {"a": (1, 0, 0, 0)}
+
+
+dispatches = st.tuples(st.integers(0, 2), st.sampled_from("ab"), st.sampled_from([(1,), (1, 2), (1, 2, 3), (1, 2, 4)]))
+outcomes = st.tuples(st.sampled_from(["confirm", "withdraw"]), st.integers(0, 20))
+deliveries = st.tuples(st.sampled_from(["settle", "disconnect", "reconnect", "forget"]), st.integers(0, 2))
+
+
+@given(st.lists(dispatches | outcomes | deliveries, max_size=30))
+def test_all_workers_know_the_same_dispatches(steps: list[tuple[Any, ...]]) -> None:
+    """Also where updates are lost, until the next snapshot; and none is left once all have an outcome and the pods are
+    forgotten."""
+    group = FakeWorkers(3)
+    begun: dict[int, tuple[LocalStore, Prediction]] = {}
+    for number, (what, which, *facts) in enumerate(steps):
+        if facts:
+            local = group.workers[what].owners.local
+            begun[number] = local, local.predict(which, prefix(*facts[0]), ttl_s=5.0, capacity_blocks=None)
+        elif what in ("confirm", "withdraw") and which in begun:
+            local, sent = begun.pop(which)
+            local.confirm(sent, group.now_s) if what == "confirm" else local.withdraw(sent)
+        elif what == "disconnect":
+            group.disconnected.add(which)
+        elif what == "reconnect":
+            group.reconnect()
+        elif what == "forget":
+            group.settle()
+            group.reconnect()
+            for worker in group.workers:
+                worker.owners.fleet.restarted("a")
+                worker.owners.local.forget("a")
+        elif what == "settle":
+            group.settle()
+    for local, sent in begun.values():
+        local.withdraw(sent)
+    group.settle()
+    group.reconnect()
+    for blocks in ((1, 2, 3), (1, 2, 4)):
+        one, two, three = (worker.owners.local.blocks(prefix(*blocks), group.now_s) for worker in group.workers)
+        assert one == two == three
+    for worker in group.workers:
+        assert not any(worker.view._pending.values())
+        for name in "ab":
+            worker.owners.local.forget(name)
+        assert not worker.owners.local.predicted._runs
 
 
 def test_workers_share_speed_observations() -> None:
@@ -242,7 +311,8 @@ def test_a_new_worker_receives_recent_dispatches() -> None:
     group = FakeWorkers()
     one, two = group.workers
     for name, blocks in (("a", (1, 2, 3)), ("b", (1, 2))):
-        one.owners.local.record(name, prefix(*blocks), group.now_s, ttl_s=5.0, capacity_blocks=None)
+        sent = one.owners.local.predict(name, prefix(*blocks), ttl_s=5.0, capacity_blocks=None)
+        one.owners.local.confirm(sent, group.now_s)
     group.settle()
     for worker in (one, two):
         worker.owners.fleet.restarted("b")
@@ -335,7 +405,7 @@ def test_changes_are_published_together_and_at_once_after_a_pause() -> None:
 def test_a_malformed_message_raises() -> None:
     """The link is closed then, and the next one starts with a snapshot."""
     group = FakeWorkers()
-    below_zero = msgspec.msgpack.encode({"dispatched": [("a", bytes(16), 30.0, -5)]})
+    below_zero = msgspec.msgpack.encode({"dispatched": [(1, "a", bytes(16), 30.0, -5)]})
     for news in (b"", b"\xc1", b"\x81\xa4work\x01", below_zero):
         with pytest.raises(ValueError):
             group.workers[0].view.apply_remote(1, news)

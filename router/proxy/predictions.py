@@ -1,0 +1,50 @@
+"""Predicts which pods will have the prompt of one attempt in their caches.
+
+A prediction begins with the attempt, so that concurrent requests with the same prefix see it. It is confirmed once the
+pod has computed the prompt or received its KV, and withdrawn where nothing shows that: the pod failed or refused the
+request, or the client disconnected before the first token. How much of the prompt an aborted request leaves in the
+cache is unknown; a pod with KV events announces it.
+"""
+
+from __future__ import annotations
+
+import time
+
+from router.decision import Plan, Split
+from router.index.predicted import Prediction
+from router.proxy.dependencies import ProxyDependencies
+from router.types import Pod, PodId, PromptPrefix
+
+
+class AttemptPredictions:
+    """The predictions of one attempt. `withdraw` must be called at its end."""
+
+    def __init__(self, needs: ProxyDependencies, plan: Plan, prompt: PromptPrefix | None) -> None:
+        self._needs = needs
+        self._plan = plan
+        pods = (plan.pod, plan.prefill) if isinstance(plan, Split) else (plan.pod,)
+        self._pending = {pod.id: self._begin(pod, prompt) for pod in pods} if prompt is not None else {}
+
+    def _begin(self, pod: Pod, prompt: PromptPrefix) -> Prediction:
+        settings = self._needs.settings
+        ttl_s, capacity_blocks = settings.predicted_ttl_s, None
+        if not self._needs.publishes_events(pod.id):
+            ttl_s = settings.no_events_ttl_s
+            capacity_blocks = (pod.capacity_tokens or settings.no_events_capacity_tokens) // prompt.block_size_tokens
+        return self._needs.store.predict(pod.id, prompt, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
+
+    def first_token(self, responding: PodId) -> None:
+        """The prompt is computed: all pods of the plan have it, unless the prefill pod of a split responds itself."""
+        for pod in tuple(self._pending) if responding == self._plan.pod.id else (responding,):
+            self.computed(pod)
+
+    def computed(self, pod: PodId) -> None:
+        """Confirm the prediction for one pod. Idempotent."""
+        prediction = self._pending.pop(pod, None)
+        if prediction is not None:
+            self._needs.store.confirm(prediction, time.monotonic())
+
+    def withdraw(self) -> None:
+        """Withdraw the predictions that were not confirmed."""
+        while self._pending:
+            self._needs.store.withdraw(self._pending.popitem()[1])
