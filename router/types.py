@@ -214,6 +214,8 @@ class Pod:
     trust: PrefixTrust = PrefixTrust.UNTESTED
     socket: str = ""
     """Unix socket to connect to; empty: its URL."""
+    bearer_file: str = ""
+    """Path of the file with its API key; empty: it needs none."""
     ready_since_s: float | None = None
     """When it last became READY; None if unknown."""
 

@@ -203,10 +203,16 @@ def verify_command(config: ConfigOption, redis: RedisOption = None, model: Model
 
 
 async def _verify(index: _Index, model: str | None) -> int:
+    keys = {pod.advertised_url or pod.url: pod.auth.bearer_file for pod in index.config.pods if pod.auth}
     async with open_client() as client:
         results = [
             await verify_holder(
-                index.reader, client, generation, holder, row.facts.source if row.facts.source in ENGINES else "vllm"
+                index.reader,
+                client,
+                generation,
+                holder,
+                row.facts.source if row.facts.source in ENGINES else "vllm",
+                keys,
             )
             for generation, holder, row in await index.rows(model)
         ]

@@ -19,7 +19,7 @@ from router.api.http_edge import HttpEdge
 from router.api.protocol import EdgeProtocol
 from router.api.request_bodies import BodyLimit
 from router.config.load import load, validate_options
-from router.config.router_file import with_redis_url
+from router.config.router_file import check_pod_keys, with_redis_url
 from router.config.schema import Limits, RouterConfig
 from router.errors import ConfigError
 from router.observe.log import configure_logging
@@ -47,8 +47,10 @@ def publish_command(
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
 ) -> None:
     """Publish until SIGTERM, then remove the holders from the index."""
+    loaded = load(config, RouterConfig)
+    check_pod_keys(config, loaded)
     chosen = _with_options(
-        load(config, RouterConfig),
+        loaded,
         pods=[{"url": url, "engine": engine, "advertised_url": advertise} for url in pod or []],
         redis=redis,
         publish={"host": host, "port": port},
@@ -69,6 +71,8 @@ def _with_options(
     if len(pods) > 1 and any(pod["advertised_url"] for pod in pods):
         raise ConfigError("--advertise needs a single --pod; for several, set pods[].advertised_url in --config")
     data: dict[str, Any] = with_redis_url(config, redis).model_dump()
-    data["pods"] = pods or data["pods"]
+    auth = {pod["url"]: pod["auth"] for pod in data["pods"]}
+    own = [{**pod, "auth": auth.get(pod["advertised_url"]) or auth.get(pod["url"])} for pod in pods]
+    data["pods"] = own or data["pods"]
     data["publish"] |= {name: value for name, value in publish.items() if value is not None}
     return validate_options(RouterConfig, data)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from router.config.links import LinkClass, LinksConfig, build_links, load_link_classes
 from router.config.load import load, read_document, validate_options
+from router.config.pod_keys import read_key
 from router.config.priors import ModelPrior, PodPriors, all_priors, prior_speed
 from router.config.schema import RouterConfig
 from router.errors import ConfigError
@@ -31,9 +32,18 @@ def check_names(
     for number, pod in enumerate(config.pods):
         with _at(path, "pods", number, "hardware"):
             pod_priors.of(pod, ())
+    check_pod_keys(path, config)
     for place in LinksConfig.model_fields:
         with _at(path, "links", place):
             build_links(LinksConfig(**{place: getattr(config.links, place)}), links)
+
+
+def check_pod_keys(path: Path, config: RouterConfig) -> None:
+    """Raises `ConfigError` with the line of the first credential file that cannot be read."""
+    for number, pod in enumerate(config.pods):
+        if pod.auth is not None:
+            with _at(path, "pods", number, "auth", "bearer_file"):
+                read_key(pod.auth.bearer_file)
 
 
 def with_redis_url(config: RouterConfig, url: str | None) -> RouterConfig:

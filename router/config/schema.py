@@ -165,6 +165,14 @@ class KvEvents(Strict):
     replay_endpoint: str | None = None
 
 
+class PodAuth(Strict):
+    """The router's own credentials at a pod. Clients' are not forwarded, see `edge.forward_headers`."""
+
+    bearer_file: str
+    """A file with the pod's API key, sent as `authorization: Bearer KEY` with each request of the router to the pod.
+    It is read again when it changes."""
+
+
 class PodConfig(Strict):
     """One pod."""
 
@@ -172,6 +180,8 @@ class PodConfig(Strict):
     """Address of the pod; also its default id and host."""
     socket: SocketPath = ""
     """A Unix socket to connect to instead of the URL's address."""
+    auth: PodAuth | None = None
+    """For engines with an API key."""
     id: str = ""
     engine: EngineName = "vllm"
     role: Role = Role.BOTH

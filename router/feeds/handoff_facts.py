@@ -72,9 +72,14 @@ class HandoffFacts:
             if url is None or self.of(pod, name) is not None:
                 continue
             try:
-                answer = await get_url(self._client, url, self._timeout_s)
+                answer = await get_url(self._client, url, self._timeout_s, bearer_file=_bearer_file(pod, url))
             except UpstreamError:
                 continue
             facts = self._dialects[name].parse_facts(answer, pod)
             if facts is not None:
                 self._known[pod.id, name] = (pod.epoch, facts)
+
+
+def _bearer_file(pod: Pod, url: str) -> str:
+    """The pod's credentials for its bootstrap server; none where they would leave TLS."""
+    return pod.bearer_file if url.partition(":")[0] == pod.url.partition(":")[0] else ""

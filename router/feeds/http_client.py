@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import httpx
 import msgspec
 
+from router.config.pod_keys import key_headers
 from router.engines.adapter import rank_headers
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
 from router.types import Pod, PodId
@@ -56,18 +57,19 @@ def open_client() -> httpx.AsyncClient:
 
 async def get(client: httpx.AsyncClient, pod: Pod, path: str, timeout_s: float) -> bytes:
     """The body of the pod's 200 response to a GET. Raises `UpstreamError`."""
-    request = client.build_request("GET", pod.url + path, extensions={_SOCKET: pod.socket})
+    headers = key_headers(pod.bearer_file)
+    request = client.build_request("GET", pod.url + path, headers=headers, extensions={_SOCKET: pod.socket})
     return await _exchange(client, request, pod.id, timeout_s)
 
 
-async def get_url(client: httpx.AsyncClient, url: str, timeout_s: float) -> bytes:
+async def get_url(client: httpx.AsyncClient, url: str, timeout_s: float, *, bearer_file: str = "") -> bytes:
     """The body of the 200 response to a GET of any URL. Raises `UpstreamError`."""
-    return await _exchange(client, client.build_request("GET", url), "", timeout_s)
+    return await _exchange(client, client.build_request("GET", url, headers=key_headers(bearer_file)), "", timeout_s)
 
 
 async def post(client: httpx.AsyncClient, pod: Pod, path: str, body: Mapping[str, Any], timeout_s: float) -> bytes:
     """The body of the 200 response to a POST of JSON, pinned to the pod's rank. Raises `UpstreamError`."""
-    headers = {"content-type": "application/json", **rank_headers(pod)}
+    headers = {"content-type": "application/json", **rank_headers(pod), **key_headers(pod.bearer_file)}
     request = client.build_request(
         "POST", pod.url + path, content=msgspec.json.encode(body), headers=headers, extensions={_SOCKET: pod.socket}
     )

@@ -110,7 +110,12 @@ class ProbeFeed:
         facts = adapter.describe(answers, pod)
         if facts is None and not seen.warned:
             seen.warned = True
-            log.warning("healthy pod does not list its models", pod=pod.id, path=adapter.describe_paths[0])
+            log.warning(
+                "healthy pod does not list its models",
+                pod=pod.id,
+                path=adapter.describe_paths[0],
+                hint="if the engine has an API key, configure it under `auth` of the pod",
+            )
         now = self._fleet.status(pod.id)
         if facts is None or now is None or now.pod.epoch != pod.epoch:
             return False

@@ -224,9 +224,9 @@ class Fleet:
             listener(pod, old, new)
 
 
-def _process(pod: Pod) -> tuple[str, str, str]:
-    """The identity of a pod's process."""
-    return pod.url, pod.socket, pod.engine
+def _process(pod: Pod) -> tuple[str, str, str, str]:
+    """The identity of a pod's process, and how to reach it."""
+    return pod.url, pod.socket, pod.engine, pod.bearer_file
 
 
 def _reconfigured(known: Pod, configured: Pod) -> Pod:

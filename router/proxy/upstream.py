@@ -15,6 +15,7 @@ from functools import partial
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
+from router.config.pod_keys import key_headers
 from router.engines.adapter import rank_headers
 from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamTimeout
 from router.proxy.connection import Connection, UpstreamTimeouts
@@ -58,8 +59,11 @@ class Reply:
 class UpstreamPool:
     """Connections to one pod, over the network or over a Unix socket."""
 
-    def __init__(self, pod: PodId, url: str, timeouts: UpstreamTimeouts, socket: str = "") -> None:
+    def __init__(
+        self, pod: PodId, url: str, timeouts: UpstreamTimeouts, socket: str = "", bearer_file: str = ""
+    ) -> None:
         parts = urlsplit(url)
+        self._bearer_file = bearer_file
         self.pod = pod
         self.timeouts = timeouts
         self.host_header = parts.netloc.encode()
@@ -69,6 +73,13 @@ class UpstreamPool:
         self._socket = socket
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._idle: deque[Connection] = deque()
+
+    @property
+    def credentials(self) -> HeaderList:
+        """The headers that authorize the router at the pod."""
+        if not self._bearer_file:
+            return []
+        return [(name.encode(), value.encode()) for name, value in key_headers(self._bearer_file).items()]
 
     async def exchange(self, message: bytes) -> Reply:
         """Send one whole request and wait for the headers of its response.
@@ -117,6 +128,7 @@ class UpstreamPool:
 
         Raises `UpstreamError`."""
         method, headers = ("GET", _PLAIN) if json is None else ("POST", _JSON)
+        headers = [*headers, *self.credentials]
         message = request_message(method, self.path_prefix + path.encode(), self.host_header, headers, json or b"")
         try:
             async with asyncio.timeout(timeout_s):
@@ -188,7 +200,7 @@ class UpstreamPools:
     def of(self, pod: Pod) -> UpstreamPool:
         pool = self._pools.get(pod.id)
         if pool is None:
-            pool = self._pools[pod.id] = UpstreamPool(pod.id, pod.url, self._timeouts, pod.socket)
+            pool = self._pools[pod.id] = UpstreamPool(pod.id, pod.url, self._timeouts, pod.socket, pod.bearer_file)
         return pool
 
     def fetch(self, pod: Pod, path: str, timeout_s: float) -> Awaitable[bytes]:
@@ -231,6 +243,8 @@ class UpstreamSender:
 
     def _message(self, inbound: Inbound, pod: Pod, pool: UpstreamPool, body: bytes) -> bytes:
         headers = self._rules.upstream(inbound.headers)
+        if credentials := pool.credentials:
+            headers = [header for header in headers if header[0] != b"authorization"] + credentials
         headers += (
             (b"x-request-id", inbound.id.encode()),
             (b"x-forwarded-for", inbound.peer.encode()),

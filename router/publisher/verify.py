@@ -6,7 +6,7 @@ file only reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import httpx
@@ -45,16 +45,22 @@ class VerifyResult:
 
 
 async def verify_holder(
-    reader: IndexReader, client: httpx.AsyncClient, generation: Generation, holder: HolderId, engine: str
+    reader: IndexReader,
+    client: httpx.AsyncClient,
+    generation: Generation,
+    holder: HolderId,
+    engine: str,
+    bearer_files: Mapping[str, str],
 ) -> VerifyResult:
-    """Compare one holder. Raises `redis.RedisError`."""
+    """Compare one holder. `bearer_files`: by URL of the pod. Raises `redis.RedisError`."""
     row = await reader.row(generation, holder)
     if row is None:
         return VerifyResult(holder, note="not in the index")
     if row.facts.reach:
         return VerifyResult(holder, note="a store: it has no replay to compare with")
     rank = row.facts.rank if row.facts.rank >= 0 else None
-    pod = Pod(id=holder, url=row.facts.url, engine=engine, speed=PodSpeed(0, 0, 0), dp_rank=rank)
+    key = bearer_files.get(row.facts.url, "")
+    pod = Pod(id=holder, url=row.facts.url, engine=engine, speed=PodSpeed(0, 0, 0), dp_rank=rank, bearer_file=key)
     source = await _source(client, pod)
     if source is None or source.replay_endpoint is None:
         return VerifyResult(holder, note="the engine is not reachable or has no replay endpoint")

@@ -9,13 +9,14 @@ import uvicorn
 from fastapi import FastAPI, Request
 from uvicorn.server import ServerState
 
-from router.cli.publish import SERVER, bounded
-from router.config.schema import Limits
+from router.cli.publish import SERVER, _with_options, bounded
+from router.config.schema import Limits, PodAuth, PodConfig, RouterConfig
 
-pytestmark = [pytest.mark.anyio, pytest.mark.net]
+pytestmark = [pytest.mark.net]
 SMUGGLED = b"POST /kv-events HTTP/1.1\r\nhost: h\r\ncontent-length: 2\r\n\r\n[]"
 
 
+@pytest.mark.anyio
 async def test_the_body_of_a_request_to_upgrade_is_no_request() -> None:
     """In the same piece as its head and in another."""
     seen: list[tuple[str, bytes]] = []
@@ -50,6 +51,7 @@ async def test_the_body_of_a_request_to_upgrade_is_no_request() -> None:
             seen.clear()
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("path", ["/kv-events", "/livez"])
 async def test_a_large_body_is_not_read_to_its_end(path: str) -> None:
     """By its declared length, or as soon as its chunks exceed the limit."""
@@ -75,3 +77,16 @@ async def test_a_large_body_is_not_read_to_its_end(path: str) -> None:
             writer.write(request)
             assert (await reader.read()).startswith(b"HTTP/1.1 413 ")
             writer.close()
+
+
+def test_a_sidecar_has_the_credentials_of_its_pod_in_the_configuration() -> None:
+    """By the URL that routers use, or its own."""
+    auth = PodAuth(bearer_file="/key")
+    config = RouterConfig(pods=(PodConfig(url="http://p:1", auth=auth), PodConfig(url="http://q:1")))
+    for pod, expected in (
+        ({"url": "http://127.0.0.1:1", "advertised_url": "http://p:1"}, auth),
+        ({"url": "http://p:1", "advertised_url": None}, auth),
+        ({"url": "http://127.0.0.1:1", "advertised_url": "http://q:1"}, None),
+    ):
+        (chosen,) = _with_options(config, pods=[pod], redis=None, publish={}).pods
+        assert chosen.auth == expected

@@ -48,3 +48,19 @@ def test_an_unknown_name_is_refused_with_its_line(tmp_path: Path, right: str, wr
         check(path, GOOD.replace(right, wrong))
     assert str(caught.value).startswith(f"{path}:{where}")
     assert "known: " in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, "two words"])
+def test_a_credential_file_without_a_key_is_refused_with_its_line(tmp_path: Path, content: str | None) -> None:
+    """Before any pod is called."""
+    path, key = tmp_path / "router.yaml", tmp_path / "key"
+    text = GOOD.replace("links:", f"- url: http://b:1\n  auth:\n    bearer_file: {key}\nlinks:")
+    key.write_text("token")
+    check(path, text)
+    key.unlink()
+    if content is not None:
+        key.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        check(path, text)
+    assert str(caught.value).startswith(f"{path}:10: auth.bearer_file: ") and str(key) in str(caught.value)
+    assert "two words" not in str(caught.value)

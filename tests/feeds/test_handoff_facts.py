@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from router.engines.handoff.vllm_connectors import Mooncake, Nixl
@@ -99,3 +102,23 @@ async def test_the_facts_of_a_removed_pod_are_dropped(
         await until(lambda: learning.of("p"))
         learning.fleet.sync([])
         await until(lambda: not learning.feed._known)
+
+
+@pytest.mark.parametrize(("url", "expected"), [("http://p", "Bearer k"), ("https://p", None)])
+async def test_a_bootstrap_server_gets_the_pods_credentials(
+    network: Network, make_pod: MakePod, running: Running, tmp_path: Path, url: str, expected: str | None
+) -> None:
+    """Not without TLS if the pod has TLS."""
+    key, seen, asked = tmp_path / "key", list[str | None](), asyncio.Event()
+    key.write_text("k")
+
+    def answer(request: httpx.Request) -> bytes:
+        seen.append(request.headers.get("authorization"))
+        asked.set()
+        return engine("one")
+
+    network["p"].answers["/query"] = answer
+    facts = FactsWorld(network, make_pod("p", url=url, handoff="mooncake", bearer_file=str(key)))
+    async with running(facts.feed.run()):
+        await asked.wait()
+    assert seen == [expected]

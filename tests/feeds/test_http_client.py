@@ -104,3 +104,19 @@ async def test_a_pod_with_a_unix_socket_is_reached_over_it(make_pod: MakePod, tm
 
     async with await asyncio.start_unix_server(respond, path), open_client() as client:
         assert await get(client, make_pod("a", socket=path), "/health", 5.0) == b"ok"
+
+
+async def test_requests_have_the_pods_credentials(network: Network, make_pod: MakePod, tmp_path: Path) -> None:
+    """GET and POST; none for a pod without a key."""
+    key, seen = tmp_path / "key", list[str | None]()
+    key.write_text("k")
+
+    def answer(request: httpx.Request) -> bytes:
+        seen.append(request.headers.get("authorization"))
+        return b"done"
+
+    network["a"].answers["/x"] = answer
+    for pod in (make_pod("a", bearer_file=str(key)), make_pod("a")):
+        await get(network.client, pod, "/x", 1.0)
+        await post(network.client, pod, "/x", {}, 1.0)
+    assert seen == ["Bearer k", "Bearer k", None, None]

@@ -67,14 +67,15 @@ def test_links_are_in_every_snapshot(make_pod: MakePod) -> None:
     assert fleet.snapshot.links is links
 
 
-def test_another_process_under_the_same_id_is_another_pod(make_pod: MakePod) -> None:
-    """With another URL nothing of the old one holds."""
+@pytest.mark.parametrize("changed", [{"url": "http://elsewhere:1"}, {"socket": "/s"}, {"bearer_file": "/key"}])
+def test_another_process_under_the_same_id_is_another_pod(make_pod: MakePod, changed: dict[str, str]) -> None:
+    """Nothing of the old one holds: no block, no connection."""
     fleet = Fleet()
     fleet.sync([make_pod("a")])
     fleet.event("a", PodEvent.PROBE_OK)
     old = fleet.snapshot.pods[0].pod
     changes = listening(fleet)
-    fleet.sync([make_pod("a", url="http://elsewhere:1")])
+    fleet.sync([make_pod("a", **changed)])
     new = fleet.snapshot.pods[0]
     assert changes == [("a", PodState.READY, PodState.GONE), ("a", PodState.GONE, PodState.JOINING)]
     assert new.state is PodState.JOINING

@@ -15,11 +15,13 @@ import pytest
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
 from router.proxy import upstream
 from router.proxy.connection import READ_PAUSE_BYTES, UpstreamTimeouts
-from router.proxy.headers import request_message
-from router.proxy.upstream import IDLE_EXPIRY_S, Reply, UpstreamPool
+from router.proxy.headers import HeaderRules, Inbound, request_message
+from router.proxy.upstream import IDLE_EXPIRY_S, Reply, UpstreamPool, UpstreamSender
+from router.types import Pod, PodSpeed
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
+POD = Pod(id="a", url="http://pod-a", engine="vllm", speed=PodSpeed(1, 1, 0))
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 GENEROUS = UpstreamTimeouts(connect_s=5, first_byte_s=5, idle_s=5)
 PATIENCE_S = 5.0
@@ -617,3 +619,26 @@ async def test_a_missing_unix_socket_is_a_failed_connection(tmp_path: Path) -> N
 @pytest.mark.parametrize(("url", "port"), [("http://pod", 80), ("https://pod", 443), ("https://pod:8443", 8443)])
 def test_the_port_follows_from_the_scheme(url: str, port: int) -> None:
     assert UpstreamPool("a", url, GENEROUS)._port == port
+
+
+@pytest.mark.parametrize("key", ["k", ""])
+async def test_requests_have_the_pods_credentials_instead_of_the_clients(tmp_path: Path, key: str) -> None:
+    """Of clients, probes and scrapes. A forwarded credential passes only to a pod without a key."""
+    seen, file = list[bytes](), tmp_path / "key"
+    file.write_text(key or "unused")
+
+    async def script(call: Call) -> None:
+        seen.append(await call.request())
+        await call.answer(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok")
+
+    inbound = Inbound("r", "POST", b"/v1/x", [(b"authorization", b"Bearer client")])
+    async with serving_at(tmp_path / "pod.sock", script):
+        pool = UpstreamPool("a", "http://pod-a", GENEROUS, str(tmp_path / "pod.sock"), str(file) if key else "")
+        sender = UpstreamSender(lambda _: pool, HeaderRules(forward=["authorization"]))
+        reply = await sender.send(inbound, POD, b"{}")
+        reply.close()
+        await pool.fetch("/health", PATIENCE_S)
+        pool.close()
+    expected = b"authorization: Bearer k" if key else b"authorization: Bearer client"
+    assert [head.count(b"authorization: ") for head in seen] == [1, 1 if key else 0]
+    assert expected in seen[0] and (not key or expected in seen[1])

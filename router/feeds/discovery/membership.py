@@ -91,7 +91,11 @@ class Membership:
         self._apply({**self._by_source, source: {pod.url: pod for pod in pods}}, self._removed)
 
     def add(self, pod: PodConfig) -> None:
-        """An admin call adds a pod or replaces the one with its URL. Raises `ConfigError`."""
+        """An admin call adds a pod or replaces the one with its URL. Raises `ConfigError`, also for a credential file
+        that no other source names: the pod would receive the content of any file."""
+        known = {pod.auth for name in self._sources for pod in self._by_source[name].values()}
+        if pod.auth is not None and pod.auth not in known:
+            raise ConfigError("auth.bearer_file: admin calls can only name files that a pod of the configuration names")
         added = {**self._by_source[ADMIN], pod.url: pod}
         self._apply({**self._by_source, ADMIN: added}, self._removed - {pod.url})
 
@@ -158,6 +162,7 @@ def configured_pods(config: PodConfig, speed: PodSpeed, kv_bytes_per_token: int 
             id=pod_id if rank is None else f"{pod_id}#{rank}",
             url=config.url,
             socket=config.socket,
+            bearer_file=config.auth.bearer_file if config.auth else "",
             engine=config.engine,
             speed=speed,
             role=config.role,

@@ -61,6 +61,7 @@ class EngineApp:
         self._handoffs = handoffs
         self._inject = inject
         self._parser = RequestParser(config)
+        self._bearer = f"Bearer {config.api_key}" if config.api_key else ""
         self._serial = count()
         created_s = int(time.time())
         self._routes: dict[tuple[str, str], _Handler] = {
@@ -85,6 +86,8 @@ class EngineApp:
         """ASGI entry point, HTTP only."""
         exchange = HttpExchange(scope, receive, send)
         try:
+            if self._bearer and exchange.header(b"authorization") != self._bearer:
+                raise EngineError("Unauthorized", status=HTTPStatus.UNAUTHORIZED)
             handler = self._routes.get((exchange.method, exchange.path))
             if handler is None:
                 known = any(path == exchange.path for _, path in self._routes)

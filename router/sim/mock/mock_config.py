@@ -78,6 +78,8 @@ class MockEngineConfig(SimPodConfig):
     adapters: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 0
+    api_key: str = field(default="", repr=False)
+    """Required as `authorization: Bearer KEY`; empty: none is required."""
     time_scale: float = 1.0
     max_model_len: int = 32_768
     kv_events: KvEventConfig | None = KvEventConfig()

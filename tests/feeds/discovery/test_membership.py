@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from router.config.schema import KvEvents, PodConfig
+from router.config.schema import KvEvents, PodAuth, PodConfig
 from router.engines.adapter import KvEventSource
 from router.errors import ConfigError
 from router.feeds.discovery.membership import ConfiguredPods, Membership, PodSource, configured_pods
@@ -196,3 +196,14 @@ def test_configured_kv_events_win_over_reported_ones(
     assert members.kv_events_of(pod, KvEventSource("tcp://engine", None)) == expected
     assert members.remove(pod.id)
     assert members.kv_events_of(pod, KvEventSource("tcp://engine", None)) is None
+
+
+def test_admin_calls_can_only_name_credential_files_of_the_configuration() -> None:
+    """Otherwise a caller could have any file of the router sent to a server of its own."""
+    auth = PodAuth(bearer_file="/run/secrets/key")
+    fleet, members = membership(ConfiguredPods(()))
+    members.replace("0", [PodConfig(url="http://a", auth=auth)])
+    members.add(PodConfig(url="http://b", auth=auth))
+    with pytest.raises(ConfigError, match="bearer_file"):
+        members.add(PodConfig(url="http://c", auth=PodAuth(bearer_file="/etc/shadow")))
+    assert [status.pod.bearer_file for status in fleet.snapshot.pods] == [auth.bearer_file] * 2

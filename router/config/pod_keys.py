@@ -1,0 +1,70 @@
+"""Reads the keys that the router presents to pods, each from a file that may change while the router runs.
+
+A key is never logged, shown or part of an error.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from functools import cache
+from math import inf
+from pathlib import Path
+
+import structlog
+
+from router.errors import ConfigError
+
+CHECK_INTERVAL_S = 1.0
+"""A changed file is read again after this time at most."""
+
+_KEY = re.compile(r"[!-~]{1,8192}")
+
+log = structlog.get_logger()
+
+
+def read_key(path: str) -> str:
+    """The key in the file, without white space around it. Raises `ConfigError`."""
+    try:
+        key = Path(path).read_text("ascii").strip()
+    except OSError as error:
+        raise ConfigError(f"auth.bearer_file: cannot read {path}: {error.strerror}") from error
+    except ValueError:  # its message quotes the file
+        raise ConfigError(f"auth.bearer_file: {path} is not ASCII text") from None
+    if not _KEY.fullmatch(key):
+        raise ConfigError(f"auth.bearer_file: {path} must contain one key of 1 to 8192 characters, without spaces")
+    return key
+
+
+class PodKeyFile:
+    """The current key of one file. If the file becomes unreadable, the last key stays in use."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._key = ""
+        self._read_at_s = -inf
+        self._failed = False
+
+    def key(self, now_s: float) -> str:
+        """The key; empty if the file was never readable."""
+        if now_s - self._read_at_s >= CHECK_INTERVAL_S:
+            self._read_at_s = now_s
+            self._read()
+        return self._key
+
+    def _read(self) -> None:
+        try:
+            self._key, self._failed = read_key(self._path), False
+        except ConfigError as error:
+            if not self._failed:
+                log.error("key for pods not readable; the last one stays in use", error=str(error))
+            self._failed = True
+
+
+_file = cache(PodKeyFile)
+
+
+def key_headers(path: str) -> dict[str, str]:
+    """The headers that authorize requests to a pod with this `bearer_file`; none if the path is empty."""
+    key = _file(path).key(time.monotonic()) if path else ""
+    return {"authorization": f"Bearer {key}"} if key else {}

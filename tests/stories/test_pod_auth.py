@@ -1,0 +1,41 @@
+"""Engines with an API key: the router has its own, and the client's stays at the router."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.config.schema import Edge
+from router.sim.mock_engine import MockEngine
+from tests.stories.conftest import Deploy
+from tests.stories.test_first_light import opening
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+KEYED = {"api_key": "engine-key"}
+
+
+async def test_all_requests_to_a_pod_have_the_routers_key(deploy: Deploy, tmp_path: Path) -> None:
+    """Probes, self-test, scrapes and requests; the engine refuses everything else. The client's own key is not used,
+    also where it would be forwarded."""
+    key = tmp_path / "key"
+    key.write_text("engine-key\n")
+
+    def reach(engine: MockEngine) -> dict[str, Any]:
+        return {"url": engine.url, "auth": {"bearer_file": str(key)}}
+
+    edge = Edge(forward_headers=("authorization",))
+    async with deploy(pods=1, engine=KEYED, reach=reach, edge=edge) as deployment:
+        deployment.client.headers["authorization"] = "Bearer client-key"
+        first, second = [await deployment.chat(opening("coves")) for _ in range(2)]
+        assert (first.status_code, second.status_code) == (200, 200)
+        assert int(second.headers["x-warmroute-cached-tokens"]) > 0
+        await deployment.until(lambda: deployment.program.fleet.snapshot.pods[0].load.scraped_at_s > 0)
+
+
+async def test_a_pod_whose_key_is_unknown_gets_no_request(deploy: Deploy) -> None:
+    """Its probes fail; the client's key is not tried."""
+    async with deploy(pods=1, engine=KEYED, wait=False) as deployment:
+        deployment.client.headers["authorization"] = "Bearer engine-key"
+        assert (await deployment.chat(opening("coves"))).status_code == 503
