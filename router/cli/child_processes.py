@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeVar
 
 import httpx
@@ -80,6 +81,17 @@ class Child:
         command = " ".join(map(str, self.process.args)) if isinstance(self.process.args, list) else ""
         tail = "\n".join(f"  | {line}" for line in lines) or "  | (no output)"
         return f"{self.name} {what}. End of its log:\n{tail}\nTo reproduce, run:\n  {command}"
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """A folder for the files of child processes, removed at the end. Raises `ChildError` if there is none."""
+    try:
+        folder = TemporaryDirectory(prefix=prefix)
+    except OSError as error:
+        raise ChildError(f"no folder for temporary files: {error}; set TMPDIR to a writable folder") from error
+    with folder as name:
+        yield Path(name)
 
 
 @asynccontextmanager

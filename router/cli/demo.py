@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -26,6 +24,7 @@ from router.cli.child_processes import (
     free_port,
     mock_fleet,
     running_router,
+    temporary_folder,
 )
 from router.cli.figures import Figures, figures, ideal_cached_tokens, show_progress, table
 from router.cli.load_driver import DriveResults, drive
@@ -73,7 +72,7 @@ async def _run_demo(
     """Run the demo; returns whether a request failed."""
     cancel_on_sigterm()
     async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="warmroute-demo-")))
+        folder = stack.enter_context(temporary_folder("warmroute-demo-"))
         _print_setup(console, mix, plan)
         pods = await stack.enter_async_context(mock_fleet(plan, folder))
         results, requests = {}, sum(len(session.turns) for session in mix)

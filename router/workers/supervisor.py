@@ -18,11 +18,11 @@ import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkdtemp
 
 import structlog
 
 from router.api.listen_sockets import bind_port
+from router.workers.socket_folder import private_folder
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0
@@ -64,10 +64,10 @@ def fork_workers(host: str, port: int, workers: int) -> WorkerIdentity | int:
     # With SO_REUSEPORT, any process of the same user can bind a port that is in use, so first check that it is free.
     with bind_port(host, port, exclusive=True) as probe:
         port = probe.getsockname()[1]
-    supervisor, folder = os.getpid(), mkdtemp(prefix="warmroute-")
+    supervisor, folder = os.getpid(), private_folder()
     try:
         with bind_port(host, port):  # never listens; reserves the port between restarts
-            return WorkerSupervisor(Path(folder), port, workers).run()
+            return WorkerSupervisor(folder, port, workers).run()
     finally:
         if os.getpid() == supervisor:
             shutil.rmtree(folder, ignore_errors=True)

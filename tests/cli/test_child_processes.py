@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import httpx
 import pytest
 
-from router.cli.child_processes import Child, ChildError, FleetPlan, mock_fleet
+from router.cli.child_processes import Child, ChildError, FleetPlan, mock_fleet, temporary_folder
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
@@ -46,3 +47,12 @@ def test_the_error_of_a_dead_child_has_its_output(tmp_path: Path) -> None:
     process.wait()
     with pytest.raises(ChildError, match=r"ended with exit code 3(.|\n)*last words"):
         Child("fleet", process, output, log).check_alive()
+
+
+def test_without_a_temporary_folder_the_message_says_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All folders of the standard library may be read-only in a container."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(ChildError, match=r"missing.*set TMPDIR to a writable folder"), temporary_folder("x-"):
+        pass

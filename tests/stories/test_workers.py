@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.cli.child_processes import JSON_CALL, free_port
+from router.cli.child_processes import JSON_CALL, free_port, logged_process
 from router.sim.mock.faults import Fault, FaultKind
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import MockEngine, running_engines
@@ -262,3 +262,18 @@ async def send_command(router: Router, order: str) -> None:
 
 def _lives(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
+
+
+async def test_workers_start_with_a_long_tmpdir(tmp_path: Path) -> None:
+    """Their sockets are then elsewhere."""
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    arguments = ["serve", "--port", str(free_port()), "--workers", "2"]
+    command = [sys.executable, "-m", "router.cli", *arguments, "--admin-port", str(free_port())]
+    with logged_process("router", command, tmp_path, env={**os.environ, "TMPDIR": str(long)}) as router:
+
+        async def serving() -> bool | None:
+            return router.log.read_text().count(" serving ") == 2 or None
+
+        await router.until(serving)
+    assert "Traceback" not in router.log.read_text()
