@@ -23,6 +23,8 @@ from router.proxy.relay import is_stream
 SMALL_PIECE_BYTES = 512
 """Smaller pieces of a body are joined on arrival: Python needs 60 bytes for a piece of one byte."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+JOINED_INLINE_BYTES = 1024 * 1024
+"""Larger bodies are joined in a thread, which releases the interpreter."""
 _WITHOUT_BODY = frozenset({204, 304})
 _STATUS_LINES = {status: line.rstrip() for status, line in STATUS_LINE.items()}
 
@@ -158,14 +160,18 @@ class Exchange(msgspec.Struct, eq=False):
     def _begin(self) -> None:
         if not self._served:
             self._served = True
-            self.received.body = b"".join(self.pieces)
-            self.pieces.clear()
+            if self.buffered_bytes <= JOINED_INLINE_BYTES:
+                self.received.body = b"".join(self.pieces)
+                self.pieces.clear()
             self._task = self._connection.loop.create_task(self._run())
             self._connection.tasks.add(self._task)
 
     async def _run(self) -> None:
         self.began = True
         try:
+            if self.pieces:
+                pieces, self.pieces = self.pieces, []
+                self.received.body = await asyncio.to_thread(b"".join, pieces)
             await self._serve(self)
         finally:
             if self._task is not None:

@@ -20,6 +20,7 @@ from router.api.error_responses import error_body, headers_too_large
 from router.api.exchange import Exchange, ReceivedRequest
 from router.api.form_fields import check_form
 from router.api.http_edge import HttpEdge, send_error
+from router.api.large_bodies import LargeBodies
 from router.api.parse import (
     has_engine_fields,
     may_be_json_object,
@@ -78,6 +79,7 @@ class OpenAiEdge(HttpEdge):
         self._edge = edge
         if edge.cors_origins:
             self.cors = CorsPolicy(edge.cors_origins)
+        self._large_bodies = LargeBodies(limits.max_body_items)
         self._serving = 0
         self._configured = configured
         self._paths = ForwardedPaths((*edge.extra_paths, *edge.control_paths))
@@ -110,6 +112,8 @@ class OpenAiEdge(HttpEdge):
         request_id = checked_id(client.received.named)
         self._serving += 1
         try:
+            if self._large_bodies.are_checked(client.received.body):
+                await self._check_large(client.received)
             await self._forwarder.forward(self.admit(client.received, request_id), client)
         except asyncio.CancelledError:
             if not client.disconnected:
@@ -122,6 +126,14 @@ class OpenAiEdge(HttpEdge):
             self._fail(client, error, request_id)
         finally:
             self._serving -= 1
+
+    async def _check_large(self, received: ReceivedRequest) -> None:
+        """Let `admit` refuse a large body that would take long to decode."""
+        if received.refusal is None:
+            try:
+                await self._large_bodies.check(_ENDPOINTS.get(received.path, Endpoint.OTHER), received.body)
+            except MalformedRequest as error:
+                received.refusal = error
 
     def admit(self, received: ReceivedRequest, request_id: str) -> RequestContext:
         """Parse and check the request. Raises `ClientError`, or `NoReadyPod` if no pod of its model has started yet."""
@@ -161,7 +173,9 @@ class OpenAiEdge(HttpEdge):
         self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
     ) -> InferenceRequest:
         """The request to route: `Endpoint.OTHER` by its model alone. Raises `ClientError` or `NoReadyPod`."""
-        parsed = None if endpoint is Endpoint.OTHER else parse_body(endpoint, body)
+        parsed = None
+        if endpoint is not Endpoint.OTHER:
+            parsed = parse_body(endpoint, body, max_messages=self.limits.max_messages)
         base, adapter = self._resolve(parsed.model if parsed else model_of(body) or self._only_model())
         if not self._edge.trust_engine_fields:
             if has_engine_fields(parsed) if parsed else may_be_json_object(body):

@@ -61,7 +61,8 @@ class ChatBody(_Sampling, kw_only=True):
 class CompletionBody(_Sampling, kw_only=True):
     """The fields of a completion request that the router needs."""
 
-    prompt: str | list[Any]
+    prompt: msgspec.Raw
+    """Undecoded: it may be a list of a million token ids."""
     suffix: Any = None
     prompt_embeds: Any = None
     max_tokens: int | None = None
@@ -74,6 +75,8 @@ class OtherBody(msgspec.Struct):
     model: str
 
 
+LARGE_BYTES = 1024 * 1024
+"""Larger bodies are not checked for UTF-8 in one call."""
 _LENGTHS = ("max_tokens", "max_completion_tokens")
 _PROMPT_FIELDS = {
     endpoint: (*(name for name in body.__annotations__ if name not in _LENGTHS), "truncate_prompt_tokens")
@@ -107,12 +110,13 @@ _NULL = msgspec.Raw(b"null")
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def parse_body(endpoint: Endpoint, body: bytes) -> Any:
-    """The decoded fields of a body. Raises `MalformedRequest` that names the field."""
+def parse_body(endpoint: Endpoint, body: bytes, *, max_messages: int = 16_384) -> Any:
+    """The decoded fields of a body. Raises `MalformedRequest` that names the field. A body of more than `LARGE_BYTES`
+    must be valid UTF-8: `LargeBodies` has checked it."""
     try:
         parsed = _DECODERS[endpoint].decode(body)
-        if endpoint is Endpoint.CHAT and not body.isascii():
-            body.decode()  # msgspec checks the JSON of raw messages, but not their UTF-8
+        if endpoint in _PROMPT_FIELDS and len(body) <= LARGE_BYTES and not body.isascii():
+            body.decode()  # msgspec checks the JSON of raw values, but not their UTF-8
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         param = path.rstrip("`").lstrip(".") or None
@@ -120,7 +124,9 @@ def parse_body(endpoint: Endpoint, body: bytes) -> Any:
     except _DECODE_ERRORS as error:
         raise MalformedRequest(f"The request body is not valid JSON: {error}") from error
     if endpoint is Endpoint.CHAT:
-        _check_chat(parsed)
+        _check_chat(parsed, max_messages)
+    elif endpoint is Endpoint.COMPLETIONS and bytes(memoryview(parsed.prompt)[:1]) not in (b'"', b"["):
+        raise MalformedRequest("Expected `str | array` in `prompt`.", param="prompt")
     return parsed
 
 
@@ -185,7 +191,12 @@ def model_of(body: bytes) -> str | None:
         return None
 
 
-def _check_chat(parsed: ChatBody) -> None:
+def _check_chat(parsed: ChatBody, max_messages: int) -> None:
+    if len(parsed.messages) > max_messages:
+        raise MalformedRequest(
+            f"`messages` has {len(parsed.messages)} messages, more than {max_messages} (limits.max_messages).",
+            param="messages",
+        )
     if not parsed.messages:
         raise MalformedRequest("`messages` must have at least one message.", param="messages")
     first_bytes = bytes([memoryview(message)[0] for message in parsed.messages])

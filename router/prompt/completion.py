@@ -26,8 +26,7 @@ class CompletionPrompts:
     def read(self, prompt: Any) -> str | array[int]:
         """A completion's prompt, raw or decoded; of several, the first. Raises `MalformedRequest`."""
         try:
-            raw = prompt if isinstance(prompt, msgspec.Raw) else msgspec.Raw(msgspec.json.encode(prompt))
-            first = _first(raw)
+            first = _first(prompt)
             if _starts(first, b'"'):
                 return msgspec.json.decode(first, type=str)
             if _starts(first, b"[") and _second(first).isdigit():
@@ -47,11 +46,20 @@ class CompletionPrompts:
         return ids
 
 
-def _first(prompt: msgspec.Raw) -> memoryview:
-    """The first of several prompts, or the only one."""
-    if _starts(memoryview(prompt), b"[") and _second(memoryview(prompt)) in (b'"', b"["):
-        prompt = msgspec.json.decode(prompt, type=list[msgspec.Raw])[0]
-    return memoryview(prompt)
+def first_text(prompt: Any) -> str | None:
+    """The text of a completion's prompt, raw or decoded, or of the first of several; None for anything else."""
+    try:
+        return msgspec.json.decode(_first(prompt), type=str)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _first(prompt: Any) -> memoryview:
+    """The JSON of the first of several prompts, or of the only one."""
+    raw = memoryview(prompt if isinstance(prompt, msgspec.Raw) else msgspec.json.encode(prompt))
+    if _starts(raw, b"[") and _second(raw) in (b'"', b"["):
+        return memoryview(msgspec.json.decode(raw, type=list[msgspec.Raw])[0])
+    return raw
 
 
 def _starts(value: memoryview, character: bytes) -> bool:

@@ -22,6 +22,9 @@ Sink: TypeAlias = Callable[[bytes], bool]
 Ready: TypeAlias = Callable[[], Awaitable[None]]
 """Returns when the sink can take pieces again."""
 
+Message: TypeAlias = bytes | tuple[bytes, bytes]
+"""A whole request; a large body follows its head as a piece of its own."""
+
 READ_PAUSE_BYTES = 256 * 1024
 """Unread bytes of one response above which reading pauses; larger headers are an error."""
 _STATUSES = range(100, 600)
@@ -130,10 +133,11 @@ class Connection(asyncio.Protocol):
 
     # --- one exchange ---
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: Message) -> None:
         """Begin an exchange: write the whole request."""
         self._reset()
-        self._transport.write(message)
+        for piece in (message,) if isinstance(message, bytes) else message:
+            self._transport.write(piece)
 
     async def head(self) -> None:
         """Wait for `status` and `headers`. Raises `UpstreamTimeout`, `UpstreamBroken`, or `StaleConnection` when the

@@ -74,14 +74,20 @@ class HeaderRules:
 
 
 def request_message(method: str, target: bytes, host: bytes, headers: HeaderList, body: bytes) -> bytes:
-    """One whole HTTP/1.1 request. Raises `MalformedRequest` where the target or a header contains a line break."""
+    """One whole HTTP/1.1 request. Raises what `request_head` raises."""
+    return request_head(method, target, host, headers, body) + body
+
+
+def request_head(method: str, target: bytes, host: bytes, headers: HeaderList, body: bytes) -> bytes:
+    """The request in front of its body. Raises `MalformedRequest` where the target or a header contains a line
+    break."""
     lines = [b"%b %b HTTP/1.1" % (method.encode(), target), b"host: " + host, *map(b": ".join, headers)]
     if body or method not in ("GET", "DELETE"):
         lines.append(b"content-length: %d" % len(body))
     head = b"\r\n".join(lines)
     if not head.count(b"\r") == head.count(b"\n") == len(lines) - 1:
         raise MalformedRequest("The path or a header contains a line break.")
-    return head + b"\r\n\r\n" + body
+    return head + b"\r\n\r\n"
 
 
 def first_values(headers: HeaderList) -> Mapping[bytes, bytes]:

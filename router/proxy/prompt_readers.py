@@ -19,6 +19,7 @@ from router.engines.adapter import TOKENIZE_PATH, parse_tokens
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
 from router.hashing import generation_seed, hash_blocks, token_array
+from router.prompt.completion import first_text
 from router.prompt.conversation import UnreadReason, Unrenderable
 from router.prompt.fingerprint import AnyPendingPrompt, Fingerprinter, OpenedPrompt
 from router.prompt.tokenizer import REFERENCE, Tokenizer
@@ -175,8 +176,7 @@ class EngineReader:
 
 
 def tokenizable(request: InferenceRequest) -> Mapping[str, Any]:
-    """The prompt fields of a request for `/tokenize`: of several prompts, the first."""
-    if request.endpoint is Endpoint.COMPLETIONS and isinstance(request.prompt.get("prompt"), list):
-        first = request.prompt["prompt"][0] if request.prompt["prompt"] else ""
-        return {"prompt": first} if isinstance(first, str | list) else {"prompt": request.prompt["prompt"]}
-    return request.prompt
+    """The prompt fields of a request for `/tokenize`: of several prompts, the first. Token ids need no tokenizer."""
+    if request.endpoint is not Endpoint.COMPLETIONS:
+        return request.prompt
+    return {"prompt": first_text(request.prompt.get("prompt"))}

@@ -18,13 +18,15 @@ from urllib.parse import urlsplit
 from router.config.pod_keys import key_headers
 from router.engines.adapter import rank_headers
 from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamTimeout
-from router.proxy.connection import Connection, UpstreamTimeouts
-from router.proxy.headers import HeaderList, HeaderRules, Inbound, request_message
+from router.proxy.connection import Connection, Message, UpstreamTimeouts
+from router.proxy.headers import HeaderList, HeaderRules, Inbound, request_head, request_message
 from router.proxy.relay import read_all
 from router.types import Pod, PodId
 
 IDLE_EXPIRY_S = 3.0
 """uvicorn-based engines close an idle connection after 5 s; ours must be closed earlier."""
+COPIED_BYTES = 256 * 1024
+"""A larger body is not copied behind its head, because that takes long."""
 MAX_IDLE_CONNECTIONS = 256
 MAX_FETCHED_BYTES = 16 * 1024 * 1024
 """A hundred times the largest metrics page of an engine."""
@@ -81,7 +83,7 @@ class UpstreamPool:
             return []
         return [(name.encode(), value.encode()) for name, value in key_headers(self._bearer_file).items()]
 
-    async def exchange(self, message: bytes) -> Reply:
+    async def exchange(self, message: Message) -> Reply:
         """Send one whole request and wait for the headers of its response.
 
         Raises `ConnectFailed`, `UpstreamBroken` or `UpstreamTimeout`. A kept-alive connection that closes before any
@@ -97,7 +99,7 @@ class UpstreamPool:
                 return await self._exchange_again(message)
         return await self.exchange_once(lambda: message)
 
-    async def _exchange_again(self, message: bytes) -> Reply:
+    async def _exchange_again(self, message: Message) -> Reply:
         """Send a request again whose kept-alive connection died, most likely between two requests.
 
         If the pod accepts no connection now, the request may have crashed it: raises `UpstreamBroken`."""
@@ -106,7 +108,7 @@ class UpstreamPool:
         except ConnectFailed as error:
             raise UpstreamBroken(f"{error}, after it closed a connection without a response", pod=self.pod) from error
 
-    async def exchange_once(self, message: Callable[[], bytes]) -> Reply:
+    async def exchange_once(self, message: Callable[[], Message]) -> Reply:
         """The same for a request that no pod may receive twice: over a new connection, and `message` is called after
         the connection is established.
 
@@ -241,7 +243,7 @@ class UpstreamSender:
         pool = self._pool(pod)
         return pool.exchange_once(lambda: self._message(inbound, pod, pool, body()))
 
-    def _message(self, inbound: Inbound, pod: Pod, pool: UpstreamPool, body: bytes) -> bytes:
+    def _message(self, inbound: Inbound, pod: Pod, pool: UpstreamPool, body: bytes) -> Message:
         headers = self._rules.upstream(inbound.headers)
         if credentials := pool.credentials:
             headers = [header for header in headers if header[0] != b"authorization"] + credentials
@@ -251,4 +253,7 @@ class UpstreamSender:
         )
         for name, value in rank_headers(pod).items():
             headers.append((name.encode(), value.encode()))
-        return request_message(inbound.method, pool.path_prefix + inbound.target, pool.host_header, headers, body)
+        target, host = pool.path_prefix + inbound.target, pool.host_header
+        if len(body) <= COPIED_BYTES:
+            return request_message(inbound.method, target, host, headers, body)
+        return request_head(inbound.method, target, host, headers, body), body

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from router.api import openai_edge
 from router.api.exchange import Exchange, ReceivedRequest
 from router.api.openai_edge import OpenAiEdge
 from router.config.schema import Edge, Limits
@@ -34,7 +35,7 @@ POD = Pod(id="a", url="http://a", engine="vllm", speed=PodSpeed(1, 1, 0), models
 OTHER_POD = Pod(id="b", url="http://b", engine="vllm", speed=PodSpeed(1, 1, 0), models=("n",))
 Headers = Sequence[tuple[bytes, bytes]]
 Forward = Callable[[RequestContext, Exchange], Awaitable[None]]
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 FORWARDED = {"id": "x", "model": "m", "prompt": "p"}
 
 
@@ -78,6 +79,29 @@ def counted(edge: OpenAiEdge, endpoint: Endpoint, result: str) -> float:
         "warmroute_requests_total", {"endpoint": endpoint.value, "model": "", "result": result}
     )
     return value or 0.0
+
+
+# --- large bodies ---
+
+
+@pytest.mark.anyio
+async def test_a_body_with_too_many_items_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding it would hold the event loop."""
+    monkeypatch.setattr(openai_edge, "parse_body", lambda *_, **__: pytest.fail("decoded"))
+    body = b'{"model":"m","messages":[' + b"{}," * 2_000 + b"{}]}"
+    edge, request = make_edge(limits=Limits(max_body_items=1_024)), received(body, path="/v1/chat/completions")
+    await edge._check_large(request)
+    with pytest.raises(MalformedRequest, match=r"limits\.max_body_items"):
+        edge.admit(request, "r")
+    assert counted(edge, Endpoint.CHAT, "MalformedRequest") == 1
+
+
+def test_a_chat_with_too_many_messages_is_refused() -> None:
+    edge, fields = make_edge(limits=Limits(max_messages=2)), {**CHAT, "messages": CHAT["messages"] * 3}
+    with pytest.raises(MalformedRequest, match=r"3 messages, more than 2 \(limits\.max_messages\)") as caught:
+        admitted(edge, fields, "/v1/chat/completions")
+    assert caught.value.param == "messages"
+    assert admitted(edge, {**CHAT, "messages": CHAT["messages"] * 2}, "/v1/chat/completions").prompt
 
 
 # --- engine fields ---

@@ -96,7 +96,7 @@ class _SplitFields(msgspec.Struct):
     use_beam_search: bool | None = None
     echo: bool | None = None
     prompt_logprobs: int | None = None
-    prompt: Any = None
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _SPLIT_FIELDS = msgspec.json.Decoder(_SplitFields, strict=False)
@@ -113,9 +113,16 @@ def split_refusal(endpoint: Endpoint, body: bytes) -> str:
         return "The body cannot be read."
     if max(fields.n or 1, fields.best_of or 1) > 1 or fields.use_beam_search:
         return "Several choices would each need the KV, which can be read only once."
-    prompt = fields.prompt
-    if isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int):
+    if _has_several_prompts(fields.prompt):
         return "Several prompts in one request would each need a handoff."
     if fields.echo or fields.prompt_logprobs is not None:
         return "Logprobs and echoes of the prompt exist only where it was computed."
     return ""
+
+
+def _has_several_prompts(prompt: msgspec.Raw) -> bool:
+    """A list of token ids is one prompt, and is not decoded: it may be long."""
+    head = bytes(memoryview(prompt)[:64])
+    if not head.startswith(b"[") or head[1:].lstrip()[:1].isdigit():
+        return False
+    return len(msgspec.json.decode(prompt, type=list[msgspec.Raw])) > 1

@@ -1,0 +1,94 @@
+"""Checks large request bodies before they are decoded, in slices between which the event loop runs.
+
+One call of a JSON decoder cannot be interrupted, and takes time for each item that it decodes. So the items of a body
+are counted first. A body with fewer bytes than two for each allowed item needs no check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from codecs import IncrementalDecoder, getincrementaldecoder
+
+from router.errors import MalformedRequest
+from router.types import Endpoint
+
+SLICE_BYTES = 128 * 1024
+"""Checked at once: at most 3 ms."""
+NUMBERS = 16
+"""Outside of chats, this many numbers count as one item: token ids are decoded in slices."""
+_PROMPTS = (Endpoint.CHAT, Endpoint.COMPLETIONS)
+"""Endpoints whose prompts stay raw: the JSON decoder does not check that they are UTF-8."""
+_UTF8 = getincrementaldecoder("utf-8")
+
+
+class ItemCounter:
+    """Counts the objects, lists, strings and separators of a JSON text that arrives in pieces, outside of strings."""
+
+    def __init__(self) -> None:
+        self.containers = self.strings = self.commas = 0
+        self._in_string = False
+        self._escape = b""
+        """A backslash whose escaped character is in the next piece."""
+
+    def feed(self, piece: bytes) -> None:
+        """Count the next piece."""
+        piece = self._escape + piece
+        odd = (len(piece) - len(piece.rstrip(b"\\"))) % 2
+        self._escape = b"\\" * odd
+        if odd:
+            piece = piece[:-1]
+        if b"\\" in piece:
+            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+        parts = piece.split(b'"')
+        outside = b"".join(parts[self._in_string :: 2])
+        self.containers += outside.count(b"{") + outside.count(b"[")
+        self.commas += outside.count(b",")
+        quotes = len(parts) - 1
+        self.strings += (quotes + (not self._in_string)) // 2
+        self._in_string ^= quotes % 2 == 1
+
+
+class LargeBodies:
+    """Checks large bodies one after the other. `max_items`: maximum number of items in a body."""
+
+    def __init__(self, max_items: int) -> None:
+        self._max_items = max_items
+        self._turn = asyncio.Lock()
+
+    def are_checked(self, body: bytes) -> bool:
+        """Whether a body is so large that it might have too many items."""
+        return len(body) > 2 * self._max_items
+
+    async def check(self, endpoint: Endpoint, body: bytes) -> None:
+        """Raises `MalformedRequest` for a JSON object with too many items, or for a prompt that is not UTF-8."""
+        if body[:SLICE_BYTES].lstrip()[:1] != b"{":
+            return
+        counter, text = ItemCounter(), _UTF8() if endpoint in _PROMPTS else None
+        async with self._turn:
+            for start in range(0, len(body), SLICE_BYTES):
+                piece = body[start : start + SLICE_BYTES]
+                counter.feed(piece)
+                if text is not None and (text.getstate()[0] or not piece.isascii()):
+                    _decode(text, piece)
+                self._check_items(endpoint, counter)
+                await asyncio.sleep(0)
+            if text is not None:
+                _decode(text, b"", final=True)
+
+    def _check_items(self, endpoint: Endpoint, counted: ItemCounter) -> None:
+        if endpoint is Endpoint.CHAT:
+            items = counted.containers + counted.commas
+        else:
+            items = counted.containers + counted.strings + counted.commas // NUMBERS
+        if items > self._max_items:
+            raise MalformedRequest(
+                f"The request body has more than {self._max_items} items: objects, lists and their elements "
+                "(limits.max_body_items)."
+            )
+
+
+def _decode(decoder: IncrementalDecoder, piece: bytes, *, final: bool = False) -> None:
+    try:
+        decoder.decode(piece, final)
+    except UnicodeDecodeError as error:
+        raise MalformedRequest(f"The request body is not valid JSON: {error.reason}") from error

@@ -1,0 +1,118 @@
+"""Large bodies are counted before they are decoded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.api import large_bodies
+from router.api.large_bodies import ItemCounter, LargeBodies
+from router.errors import MalformedRequest
+from router.types import Endpoint
+
+ITEMS = 1_000
+TEXT = st.text(st.sampled_from('ab"\\,[{}]:é\n'), max_size=12)
+VALUES = st.recursive(
+    TEXT | st.integers() | st.none(),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(TEXT, inner, max_size=5),
+    max_leaves=30,
+)
+
+
+def pieces_of(body: bytes, size: int) -> Iterator[bytes]:
+    for start in range(0, len(body), size):
+        yield body[start : start + size]
+
+
+def counted(value: Any) -> tuple[int, int, int]:
+    """(containers, strings, commas) of a JSON value."""
+    if isinstance(value, str):
+        return 0, 1, 0
+    if not isinstance(value, dict | list):
+        return 0, 0, 0
+    inner = [*value, *(value.values() if isinstance(value, dict) else ())]
+    found = [counted(one) for one in inner]
+    return 1 + sum(f[0] for f in found), sum(f[1] for f in found), max(len(value) - 1, 0) + sum(f[2] for f in found)
+
+
+@given(value=VALUES, size=st.integers(1, 40), ascii_only=st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_items_are_counted_outside_of_strings_wherever_a_body_is_cut(value: Any, size: int, ascii_only: bool) -> None:
+    counter = ItemCounter()
+    for piece in pieces_of(json.dumps(value, ensure_ascii=ascii_only).encode(), size):
+        counter.feed(piece)
+    assert (counter.containers, counter.strings, counter.commas) == counted(value)
+
+
+def body_of(values: bytes, repeat: int) -> bytes:
+    return b'{"model":"m","messages":[' + b",".join([values] * repeat) + b"]}"
+
+
+LONG = b'{"role":"user","content":"' + b"{[,]}" * 20_000 + b'"}'
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("endpoint", "body", "allowed"),
+    [
+        (Endpoint.CHAT, body_of(b"{}", 2_000), False),
+        (Endpoint.CHAT, body_of(b"0", 2_000), False),
+        (Endpoint.CHAT, body_of(b"[[[[]]]]", 300), False),
+        (Endpoint.CHAT, body_of(b'{"role":"user","content":"' + b"x" * 90 + b'"}', 300), True),
+        (Endpoint.CHAT, body_of(LONG, 5), True),
+        (Endpoint.COMPLETIONS, body_of(b"150000", 12_000), True),
+        (Endpoint.COMPLETIONS, body_of(b"1", 17_000), False),
+        (Endpoint.COMPLETIONS, body_of(b'""', 2_000), False),
+        (Endpoint.EMBEDDINGS, body_of(b"[1,2,3]", 2_000), False),
+        (Endpoint.OTHER, b"{" + b",".join(b'"a%d":1' % n for n in range(2_000)) + b"}", False),
+    ],
+)
+async def test_a_body_with_too_many_items_is_refused(endpoint: Endpoint, body: bytes, *, allowed: bool) -> None:
+    bodies = LargeBodies(ITEMS)
+    assert bodies.are_checked(body)
+    if allowed:
+        await bodies.check(endpoint, body)
+        return
+    with pytest.raises(MalformedRequest, match=r"more than 1000 items.*limits\.max_body_items"):
+        await bodies.check(endpoint, body)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("end", [b"\xff", b"\xe6\x97", b"\xed\xa0\x80"])
+async def test_a_body_that_is_not_utf8_is_refused(end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Characters may be cut by a slice."""
+    monkeypatch.setattr(large_bodies, "SLICE_BYTES", 7)
+    text = b'{"' + "日本語 é 😀 ".encode() * 20
+    await LargeBodies(8).check(Endpoint.CHAT, text)
+    with pytest.raises(MalformedRequest, match="not valid JSON"):
+        await LargeBodies(8).check(Endpoint.CHAT, text + end)
+    await LargeBodies(8).check(Endpoint.OTHER, text + end)
+
+
+@pytest.mark.anyio
+async def test_a_form_is_not_counted() -> None:
+    """An upload of audio is no JSON."""
+    await LargeBodies(8).check(Endpoint.OTHER, b"--x\r\n" + b"{[,\xff" * 1_000)
+
+
+@pytest.mark.anyio
+async def test_the_event_loop_runs_between_slices_of_one_body_at_a_time() -> None:
+    """However many large bodies arrive."""
+    bodies, body = LargeBodies(ITEMS), b'{"' + b"x" * (8 * large_bodies.SLICE_BYTES)
+    checks = [asyncio.ensure_future(bodies.check(Endpoint.CHAT, body)) for _ in range(5)]
+    turns = 0
+    while not all(check.done() for check in checks):
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= len(checks) * 8
+
+
+def test_a_body_too_small_for_so_many_items_is_not_checked() -> None:
+    bodies = LargeBodies(ITEMS)
+    assert not bodies.are_checked(b"[" + b"0," * (ITEMS - 1) + b"0")
