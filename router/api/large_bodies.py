@@ -83,7 +83,7 @@ class LargeBodies:
         if items > self._max_items:
             raise MalformedRequest(
                 f"The request body has more than {self._max_items} items: objects, lists and their elements "
-                "(limits.max_body_items)."
+                "(limits.max_json_items)."
             )
 
 

@@ -79,7 +79,7 @@ class OpenAiEdge(HttpEdge):
         self._edge = edge
         if edge.cors_origins:
             self.cors = CorsPolicy(edge.cors_origins)
-        self._large_bodies = LargeBodies(limits.max_body_items)
+        self._large_bodies = LargeBodies(limits.max_json_items)
         self._serving = 0
         self._configured = configured
         self._paths = ForwardedPaths((*edge.extra_paths, *edge.control_paths))

@@ -242,7 +242,7 @@ class Limits(Strict):
     """Sizes, counts and times after which a request is refused or aborted."""
 
     max_body_bytes: PositiveInt = 32 * 1024 * 1024
-    max_body_items: Annotated[int, Field(ge=1024, le=524_288)] = 131_072
+    max_json_items: Annotated[int, Field(ge=1024, le=524_288)] = 131_072
     """Objects and lists in a JSON body, and their elements: bounds the time that decoding takes. Outside of chats, 16
     numbers count as one element: token ids."""
     max_messages: PositiveInt = 16_384

@@ -79,7 +79,7 @@ async def test_a_body_with_too_many_items_is_refused(endpoint: Endpoint, body: b
     if allowed:
         await bodies.check(endpoint, body)
         return
-    with pytest.raises(MalformedRequest, match=r"more than 1000 items.*limits\.max_body_items"):
+    with pytest.raises(MalformedRequest, match=r"more than 1000 items.*limits\.max_json_items"):
         await bodies.check(endpoint, body)
 
 

@@ -89,9 +89,9 @@ async def test_a_body_with_too_many_items_is_refused_before_it_is_decoded(monkey
     """Decoding it would hold the event loop."""
     monkeypatch.setattr(openai_edge, "parse_body", lambda *_, **__: pytest.fail("decoded"))
     body = b'{"model":"m","messages":[' + b"{}," * 2_000 + b"{}]}"
-    edge, request = make_edge(limits=Limits(max_body_items=1_024)), received(body, path="/v1/chat/completions")
+    edge, request = make_edge(limits=Limits(max_json_items=1_024)), received(body, path="/v1/chat/completions")
     await edge._check_large(request)
-    with pytest.raises(MalformedRequest, match=r"limits\.max_body_items"):
+    with pytest.raises(MalformedRequest, match=r"limits\.max_json_items"):
         edge.admit(request, "r")
     assert counted(edge, Endpoint.CHAT, "MalformedRequest") == 1
 
