@@ -15,11 +15,14 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import BaseModel, SecretStr, ValidationError
 
+from router.config.bearer_file import BearerFile
 from router.config.load import Strict, load, validate_options
 from router.config.mistakes import may_hold_secret
 from router.config.redis_url import RedisUrl
+from router.config.router_file import load_router
 from router.config.schema import RouterConfig
 from router.errors import ConfigError
+from router.stores.redis_connection import Secret
 
 CANARY = "canary7sesame"
 URL = f"redis://me:{CANARY}@127.0.0.1:1/0"
@@ -96,7 +99,7 @@ PLACES = {name: (holding, alongside) for name, holding, alongside in places()}
 MODELS = {f"{model.__name__}.{path.rpartition('.')[0]}": model for path, _, model, _ in fields_of(RouterConfig)}
 
 
-def said(document: Any, folder: Path | None = None) -> str:
+def said(document: Any, folder: Path | None = None, read: Callable[[Path], RouterConfig] | None = None) -> str:
     """All that is printed for this configuration: error messages with their traceback, or the configuration itself."""
     config: Any
     try:
@@ -105,7 +108,7 @@ def said(document: Any, folder: Path | None = None) -> str:
         else:
             file = folder / "router.yaml"
             file.write_text(document if isinstance(document, str) else json.dumps(document))
-            config = load(file, RouterConfig)
+            config = read(file) if read else load(file, RouterConfig)
     except ConfigError as error:
         return f"{error}{error!r}" + "".join(traceback.format_exception(error))
     return f"{config}{config!r}{config.model_dump()}{config.model_dump_json()}{config.index!r}"
@@ -206,6 +209,49 @@ def test_a_validation_error_that_nobody_catches_shows_no_value() -> None:
     with pytest.raises(ValidationError) as caught:
         RouterConfig.model_validate({"index": {"redis": {"url": CANARY}}, "pods": CANARY})
     assert CANARY not in "".join(traceback.format_exception(caught.value))
+
+
+# --- files ---
+
+KEY_FILES = {"pods.auth.bearer_file": "pods: [{url: 'http://h', auth: {bearer_file: FILE}}]\n"}
+"""Files that are read with the configuration."""
+LATER: dict[str, Callable[[str, str], object]] = {
+    "admin.bearer_file": BearerFile,
+    "index.redis.password_file": lambda path, _: Secret(file=path).read() and Secret(file=path),
+    "index.redis.username_file": lambda path, _: Secret(file=path).read() and Secret(file=path),
+}
+"""Files that are read when they are needed."""
+TLS_FILES = {"index.redis.tls.ca_file", "index.redis.tls.cert_file", "index.redis.tls.key_file"}
+"""Files that OpenSSL reads."""
+CONTENTS = {
+    "two words": f"{CANARY} {CANARY}".encode(),
+    "two lines": f"{CANARY}\n{CANARY}\n".encode(),
+    "too long": CANARY.encode() * 10_000,
+    "not ASCII": f"{CANARY}é".encode("latin-1"),
+    "a control character": f"{CANARY}\0{CANARY}".encode(),
+    "valid": CANARY.encode(),
+}
+
+
+def test_every_file_with_a_secret_is_covered_here() -> None:
+    """A new field that ends in `_file` needs an entry."""
+    found = {path for path, _, _, _ in fields_of(RouterConfig) if path.endswith("_file")}
+    assert found == KEY_FILES.keys() | LATER.keys() | TLS_FILES
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+def test_the_content_of_a_file_is_not_printed(content: bytes, tmp_path: Path) -> None:
+    """Valid or not."""
+    file = tmp_path / "key"
+    file.write_bytes(content)
+    for text in KEY_FILES.values():
+        assert CANARY not in said(text.replace("FILE", str(file)), tmp_path, load_router)
+    for name, read in LATER.items():
+        try:
+            printed = repr(read(str(file), name))
+        except ConfigError as error:
+            printed = "".join(traceback.format_exception(error))
+        assert CANARY not in printed
 
 
 # --- no secret in a plain string ---

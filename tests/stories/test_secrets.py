@@ -46,16 +46,18 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def test_a_running_router_and_publisher_print_no_secret(redis: RedisProcess, tmp_path: Path) -> None:
-    """While Redis accepts and refuses the password; nor the key of a client."""
+    """While Redis accepts and refuses its password; nor the keys of pods and clients."""
     seen: dict[str, str] = {}
     async with mock_fleet(PLAN, tmp_path) as pods:
         url = redis.url.replace("redis://", f"redis://:{CANARY}@")
         config = router_config(pods, PLAN) | settings(url, tmp_path)
+        config["pods"][0]["auth"] = {"bearer_file": key_file(tmp_path)}
         async with configured_router("router", config, tmp_path) as router, httpx.AsyncClient() as client:
             port = free_port()
             options = ["publish", "--config", str(tmp_path / "router.yaml"), "--port", str(port)]
             with child("publisher", options, tmp_path) as publisher:
                 seen |= await pages(client, router)
+                seen |= await wrong_requests(client, router, url)
 
                 async def refused() -> bool:
                     logs = (publisher.log, tmp_path / "router.log")
@@ -71,7 +73,14 @@ async def test_a_running_router_and_publisher_print_no_secret(redis: RedisProces
 
 def files(folder: Path) -> dict[str, str]:
     """All files that the processes have written."""
-    return {path.name: path.read_text() for path in folder.iterdir() if path.name != "router.yaml"}
+    return {path.name: path.read_text() for path in folder.iterdir() if path.name not in ("router.yaml", "key")}
+
+
+def key_file(folder: Path) -> str:
+    """A file with the key for a pod."""
+    file = folder / "key"
+    file.write_text(CANARY)
+    return str(file)
 
 
 def settings(url: str, folder: Path) -> dict[str, Any]:
@@ -88,6 +97,14 @@ async def pages(client: httpx.AsyncClient, router: RouterUrls) -> dict[str, str]
     assert answer.status_code == 200, answer.text
     found = {f"{url}{path}": (await client.get(f"{url}{path}")).text for url in router for path in PAGES}
     return found | {"answer": f"{answer.headers}{answer.text}"}
+
+
+async def wrong_requests(client: httpx.AsyncClient, router: RouterUrls, url: str) -> dict[str, str]:
+    """Answers to admin calls with a secret in the wrong place."""
+    bodies = [{"url": f"http://me:{CANARY}@h"}, {"url": f"http://:{CANARY}"}, {"urll": url}, {"url": [url]}, [url], url]
+    answers = [await client.post(f"{router.admin}/admin/pods", json=body) for body in bodies]
+    assert {answer.status_code for answer in answers} == {400}
+    return {f"answer to {number}": answer.text for number, answer in enumerate(answers)}
 
 
 async def change_password(port: int) -> None:
