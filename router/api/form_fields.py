@@ -13,6 +13,9 @@ from urllib.parse import unquote_to_bytes
 from router.engines.steering import CONTAINERS, STEERING_FIELDS
 from router.errors import MalformedRequest
 
+MAX_FIELDS = 1000
+"""As many as the engines' parser accepts."""
+
 _PART = b"content-disposition"
 _PLAIN = re.compile(
     rb'[ \t]*:[ \t]*form-data[ \t]*;[ \t]*name="?([\w.\[\]-]*)"?'
@@ -27,7 +30,9 @@ def check_form(body: bytes, content_type: bytes) -> None:
     """Raises `MalformedRequest` for a field that steers the engine, or for a part whose name parsers may read in two
     ways. `content_type`: as the client sent it."""
     names = _urlencoded_names(body) if b"urlencoded" in content_type.lower() else _part_names(body)
-    for name in names:
+    for number, name in enumerate(names):
+        if number >= MAX_FIELDS:
+            raise MalformedRequest(f"The form has more than {MAX_FIELDS} fields.")
         if name is None:
             raise MalformedRequest('A part of the form has an unusual content-disposition; send name="..." as is.')
         base = name.partition(b"[")[0]
@@ -59,5 +64,5 @@ def _line_end(body: bytes, start: int) -> int:
 
 
 def _urlencoded_names(body: bytes) -> Iterator[bytes]:
-    for pair in body.replace(b";", b"&").split(b"&"):
+    for pair in body.replace(b";", b"&").split(b"&", MAX_FIELDS):
         yield unquote_to_bytes(pair.partition(b"=")[0].replace(b"+", b" "))

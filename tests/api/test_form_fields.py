@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.api.form_fields import check_form
+from router.api.form_fields import MAX_FIELDS, check_form
 from router.engines.steering import CONTAINERS, STEERING_FIELDS
 from router.errors import MalformedRequest
 
@@ -75,3 +75,17 @@ def test_urlencoded_names_are_decoded(body: bytes) -> None:
     """With both separators."""
     with pytest.raises(MalformedRequest):
         check_form(body, URLENCODED)
+
+
+@pytest.mark.parametrize("kind", [MULTIPART, URLENCODED])
+def test_a_form_has_a_bounded_number_of_fields(kind: bytes) -> None:
+    """As in engines: checking more would block other requests."""
+    for count in (MAX_FIELDS, MAX_FIELDS + 1):
+        body = form(*[b'Content-Disposition: form-data; name="a"'] * count)
+        if kind is URLENCODED:
+            body = b"&".join([b"a"] * count)
+        if count == MAX_FIELDS:
+            check_form(body, kind)
+        else:
+            with pytest.raises(MalformedRequest, match="fields"):
+                check_form(body, kind)

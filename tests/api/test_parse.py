@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from router.api.parse import (
     MAX_NESTING,
+    MAX_SEARCHED_BYTES,
     may_be_json_object,
     model_of,
     parse_body,
@@ -175,6 +176,17 @@ def test_duplicates_of_a_nested_object_cannot_hide_an_engine_field() -> None:
     """Whichever an engine reads."""
     body = b'{"vllm_xargs": {"rid": 1, "\\u0072id": 2}, "vllm_xargs": {"a": 1, "r\\u0069d": 3}}'
     assert without_engine_fields(body) == b'{"vllm_xargs":{"a":1}}'
+
+
+def test_a_searched_object_has_a_bounded_size() -> None:
+    """Searching it blocks other requests."""
+    for count, is_refused in ((1000, False), (MAX_SEARCHED_BYTES, True)):
+        body = b'{"sampling_params": [%b]}' % b",".join([b"{}"] * count)
+        if is_refused:
+            with pytest.raises(MalformedRequest, match="sampling_params"):
+                without_engine_fields(body)
+        else:
+            assert json.loads(without_engine_fields(body)) == json.loads(body)
 
 
 @pytest.mark.parametrize("name", sorted(CONTAINERS))
