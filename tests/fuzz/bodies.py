@@ -65,6 +65,7 @@ def _check_read_as_by_engines(endpoint: Endpoint, data: bytes, fields: dict[str,
     for name, value in prompt_fields(endpoint, parsed).items():
         if name in ("messages", "tools", "prompt", "documents", "chat_template_kwargs"):
             value = [msgspec.json.decode(message) for message in value] if name == "messages" else value
+            value = msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else value
             assert repr(value) == repr(exact[name]), f"{name} is read differently"
 
 
