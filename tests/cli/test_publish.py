@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 import uvicorn
@@ -16,6 +18,20 @@ pytestmark = [pytest.mark.net]
 SMUGGLED = b"POST /kv-events HTTP/1.1\r\nhost: h\r\ncontent-length: 2\r\n\r\n[]"
 
 
+@asynccontextmanager
+async def serving(app: FastAPI, limits: Limits) -> AsyncIterator[tuple[asyncio.Server, ServerState]]:
+    """Serve the application as `warmroute publish` does."""
+    config, state = uvicorn.Config(bounded(app, limits), **SERVER), ServerState()
+    config.load()
+    server = await asyncio.get_running_loop().create_server(
+        lambda: config.http_protocol_class(config, state, {}),  # type: ignore[call-arg]
+        "127.0.0.1",
+        0,
+    )
+    async with asyncio.timeout(20), server:
+        yield server, state
+
+
 @pytest.mark.anyio
 async def test_the_body_of_a_request_to_upgrade_is_no_request() -> None:
     """In the same piece as its head and in another."""
@@ -27,16 +43,9 @@ async def test_the_body_of_a_request_to_upgrade_is_no_request() -> None:
         seen.append((request.url.path, await request.body()))
         return "own"
 
-    config, state = uvicorn.Config(bounded(app, Limits()), **SERVER), ServerState()
-    config.load()
     head = b"GET /livez HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: websocket\r\ncontent-length: %d\r\n\r\n"
     head %= len(SMUGGLED)
-    server = await asyncio.get_running_loop().create_server(
-        lambda: config.http_protocol_class(config, state, {}),  # type: ignore[call-arg]
-        "127.0.0.1",
-        0,
-    )
-    async with asyncio.timeout(20), server:
+    async with serving(app, Limits()) as (server, state):
         for pieces in ((head + SMUGGLED,), (head, SMUGGLED)):
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             for piece in pieces:
@@ -55,24 +64,11 @@ async def test_the_body_of_a_request_to_upgrade_is_no_request() -> None:
 @pytest.mark.parametrize("path", ["/kv-events", "/livez"])
 async def test_a_large_body_is_not_read_to_its_end(path: str) -> None:
     """By its declared length, or as soon as its chunks exceed the limit."""
-    config, state = (
-        uvicorn.Config(bounded(FastAPI(openapi_url=None), Limits(max_body_bytes=100)), **SERVER),
-        ServerState(),
-    )
-    config.load()
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(
-        lambda: config.http_protocol_class(config, state, {}),  # type: ignore[call-arg]
-        "127.0.0.1",
-        0,
-    )
     head = b"POST %b HTTP/1.1\r\nhost: h\r\n" % path.encode()
     chunk = b"40\r\n" + b"x" * 64 + b"\r\n"
-    async with asyncio.timeout(20), server:
-        for request in (
-            head + b"content-length: 1000000\r\n\r\nx",
-            head + b"transfer-encoding: chunked\r\n\r\n" + 2 * chunk,
-        ):
+    declared, chunked = b"content-length: 1000000\r\n\r\nx", b"transfer-encoding: chunked\r\n\r\n" + 2 * chunk
+    async with serving(FastAPI(openapi_url=None), Limits(max_body_bytes=100)) as (server, _):
+        for request in (head + declared, head + chunked):
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             writer.write(request)
             assert (await reader.read()).startswith(b"HTTP/1.1 413 ")

@@ -54,6 +54,18 @@ async def test_sigterm_fails_readiness_first_and_running_streams_complete(deploy
         assert not deployment.program.pods.ledger.inflight()
 
 
+async def test_the_admin_listener_answers_while_streams_end(deploy: Deploy) -> None:
+    """An operator sees what a stopping router still does."""
+    async with deploy(pods=1, engine=SLOW, drain_timeout_s=20) as deployment:
+        streaming, _ = await begun(deployment, max_tokens=5000)
+        signal.raise_signal(signal.SIGTERM)
+        await deployment.until(lambda: deployment.server is not None and not deployment.server.servers[0].is_serving())
+        assert (await deployment.admin.get("/readyz")).json()["status"] == "stopping"
+        assert [pod["in_flight"] for pod in await deployment.pods()] == [1]
+        await streaming.__aexit__(None, None, None)
+        await deployment.until(lambda: not deployment.program.pods.ledger.inflight())
+
+
 async def test_a_stream_longer_than_the_drain_ends_with_an_error(deploy: Deploy) -> None:
     """With an error that SDKs raise; it counts neither as served nor as a client disconnect."""
     async with deploy(pods=1, engine=SLOW, drain_timeout_s=1) as deployment:
