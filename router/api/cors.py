@@ -12,7 +12,12 @@ from collections.abc import Iterable, Mapping
 from router.api.exchange import Exchange
 from router.proxy.headers import HeaderList
 
-_EXPOSED = b"x-request-id, x-warmroute-pod, x-warmroute-policy, x-warmroute-cached-tokens, retry-after"
+_EXPOSED = b", ".join(
+    (
+        *(b"x-request-id", b"retry-after", b"x-warmroute-pod", b"x-warmroute-prefill-pod", b"x-warmroute-policy"),
+        b"x-warmroute-cached-tokens",
+    )
+)
 _PREFLIGHT: HeaderList = [
     (b"access-control-allow-methods", b"GET, HEAD, POST, PUT, PATCH, DELETE"),
     (b"access-control-allow-headers", b"authorization, *"),  # the wildcard does not include authorization

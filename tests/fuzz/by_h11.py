@@ -28,13 +28,13 @@ class Reading(NamedTuple):
 
 
 def read_connection(data: bytes) -> Reading:
-    """What h11 reads, as a server that answers each request without an upgrade."""
+    """What h11 reads, as a server that refuses each request, and so also CONNECT."""
     server, found = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_BYTES), list[ReadRequest]()
     server.receive_data(data)
     try:
         while request := _next_request(server):
             found.append(request)
-            server.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
+            server.send(h11.Response(status_code=400, headers=[("content-length", "0")]))
             server.send(h11.EndOfMessage())
             if server.our_state is not h11.DONE or server.their_state is not h11.DONE:
                 break
