@@ -60,10 +60,13 @@ class HeaderRules:
     def upstream(self, headers: HeaderList) -> HeaderList:
         """The client's headers without those that a pod must not receive. Names with `_` are dropped as well: some
         servers read `x_api_key` as `x-api-key`."""
-        dropped, forward = self._not_upstream, self._forward
-        if b"connection" in dict(headers):
+        dropped, forward, named = self._not_upstream, self._forward, dict(headers)
+        if b"connection" in named:
             dropped |= _named_by_connection(headers)
-        return [pair for pair in headers if pair[0] not in dropped and (b"_" not in pair[0] or pair[0] in forward)]
+        kept = [header for header in headers if header[0] not in dropped]
+        if b"_" in b"".join(named):
+            return [header for header in kept if b"_" not in header[0] or header[0] in forward]
+        return kept
 
     def downstream(self, headers: HeaderList) -> HeaderList:
         """The pod's headers without those that the client must not receive."""
