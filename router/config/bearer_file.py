@@ -7,6 +7,7 @@ from pathlib import Path
 
 import structlog
 
+from router.config.schema import AdminListen
 from router.errors import ConfigError
 
 MAX_FILE_BYTES = 64 * 1024
@@ -16,7 +17,7 @@ log = structlog.get_logger()
 
 class BearerFile:
     """The tokens in a file, one a line: with two of them, a token is rotated without a gap. A file that becomes
-    unreadable accepts no token. Raises `ConfigError` if it has none at first."""
+    unreadable accepts no token. Raises `ConfigError` if it has none at first. `key` is the file's in router.yaml."""
 
     def __init__(self, path: str, key: str) -> None:
         self._path = Path(path)
@@ -46,3 +47,8 @@ class BearerFile:
                 lines = file.read(MAX_FILE_BYTES).splitlines()
             self._tokens = tuple(line.strip() for line in lines if line.strip())
             self._stamp = stamp
+
+
+def admin_tokens(listen: AdminListen) -> BearerFile | None:
+    """The tokens that the admin listener accepts; None if it needs none. Raises `ConfigError`."""
+    return BearerFile(listen.bearer_file, "admin.bearer_file") if listen.bearer_file else None

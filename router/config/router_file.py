@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from router.config.bearer_file import admin_tokens
 from router.config.links import LinkClass, LinksConfig, build_links, load_link_classes
 from router.config.load import load, read_document, validate_options
 from router.config.pod_keys import read_key
@@ -33,6 +34,8 @@ def check_names(
         with _at(path, "pods", number, "hardware"):
             pod_priors.of(pod, ())
     check_pod_keys(path, config)
+    with _at(path, "admin", "bearer_file"):
+        admin_tokens(config.admin)
     for place in LinksConfig.model_fields:
         with _at(path, "links", place):
             build_links(LinksConfig(**{place: getattr(config.links, place)}), links)

@@ -20,7 +20,7 @@ from router.api.app import App, public_app
 from router.api.http_edge import HttpEdge
 from router.api.openai_edge import OpenAiEdge
 from router.api.views import MetricsPage, describe_pods, describe_readiness
-from router.config.bearer_file import BearerFile
+from router.config.bearer_file import admin_tokens
 from router.config.links import build_links, load_link_classes
 from router.config.policy_files import PolicyFolder, load_classes
 from router.config.priors import ModelPrior
@@ -134,8 +134,7 @@ class Program:
             sync.render if sync else self._metrics_page.render,
         )
         listen, limits = self._config.admin, self._config.limits
-        bearer = BearerFile(listen.bearer_file, "admin.bearer_file") if listen.bearer_file else None
-        access = AdminAccess(admin_app(routes), listen.host, bearer, limits.max_body_bytes)
+        access = AdminAccess(admin_app(routes), listen.host, admin_tokens(listen), limits.max_body_bytes)
         connections = min(limits.max_connections, MAX_ADMIN_CONNECTIONS)
         return App(HttpEdge(limits.model_copy(update={"max_connections": connections})), access, AdmissionGate())
 

@@ -64,3 +64,12 @@ def test_a_credential_file_without_a_key_is_refused_with_its_line(tmp_path: Path
         check(path, text)
     assert str(caught.value).startswith(f"{path}:10: auth.bearer_file: ") and str(key) in str(caught.value)
     assert "two words" not in str(caught.value)
+
+
+def test_a_missing_file_of_admin_tokens_is_refused_with_its_line(tmp_path: Path) -> None:
+    path, tokens = tmp_path / "router.yaml", tmp_path / "tokens"
+    text = f"admin:\n  host: 0.0.0.0\n  bearer_file: {tokens}\n{GOOD}"
+    with pytest.raises(ConfigError, match=rf"^{path}:3: admin\.bearer_file: .*{tokens}"):
+        check(path, text)
+    tokens.write_text("token")
+    check(path, text)
