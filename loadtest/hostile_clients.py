@@ -1,6 +1,6 @@
 """Clients that attack a router in every way that a client can, at a bounded rate.
 
-    python loadtest/hostile_clients.py PORT          # reads `on` and `off` from stdin, one word per line
+    python loadtest/hostile_clients.py PORT [KIND...]      # reads `on` and `off` from stdin, one word per line
 
 After `off` it waits until all attacks have ended and prints one line of JSON: how they ended, by kind.
 """
@@ -409,13 +409,13 @@ class Attacks:
         return ends
 
 
-async def attack(port: int) -> None:
+async def attack(port: int, kinds: Sequence[str]) -> None:
     """Follow the commands on stdin until it ends."""
     os.nice(10)  # the attackers' own work must not delay the others
     huge()
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(partial(asyncio.StreamReaderProtocol, reader), sys.stdin)
-    attacks, beginning = Attacks(Attacker(port, random.Random(1))), None
+    attacks, beginning = Attacks(Attacker(port, random.Random(1)), {kind: KINDS[kind] for kind in kinds or KINDS}), None
     print("{}", flush=True)
     while word := (await reader.readline()).strip():
         if word == b"on" and beginning is None:
@@ -427,4 +427,4 @@ async def attack(port: int) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(attack(int(sys.argv[1])))
+    uvloop.run(attack(int(sys.argv[1]), sys.argv[2:]))

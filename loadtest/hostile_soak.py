@@ -107,6 +107,7 @@ class HostileResult:
 
     minutes: float
     rate_per_s: float
+    kinds: Sequence[str] = ()
     phases: list[Phase] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     with_attacks: dict[str, Percentiles] = field(default_factory=dict)
@@ -174,11 +175,11 @@ class Attackers:
 
 
 @asynccontextmanager
-async def attackers(port: int) -> AsyncIterator[Attackers]:
-    """Start the attackers, waiting."""
+async def attackers(port: int, kinds: Sequence[str]) -> AsyncIterator[Attackers]:
+    """Start the attackers, waiting. Without `kinds`: all."""
     script, pipe = str(Path(__file__).with_name("hostile_clients.py")), asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        sys.executable, script, str(port), stdin=pipe, stdout=pipe, limit=1 << 22, start_new_session=True
+        sys.executable, script, str(port), *kinds, stdin=pipe, stdout=pipe, limit=1 << 22, start_new_session=True
     )
     try:
         started = Attackers(process)
@@ -212,7 +213,7 @@ class HostileSoak:
         """Alternate phases until the time is over, then read what is left."""
         tasks = [asyncio.create_task(run()) for run in (self._good.run, self._good.watch_lag, self._sample)]
         self._result.series["begin"] = len(_samples(await self._metrics()))
-        async with attackers(self._router.port) as attacking:
+        async with attackers(self._router.port, self._result.kinds) as attacking:
             await asyncio.sleep(WARM_UP_S)
             for hostile in cycle((False, True)):
                 if self._minute + phase_s / 60 / 2 > self._result.minutes and len(self._result.phases) > 1:
@@ -354,10 +355,11 @@ def main(
         float | None, typer.Option(min=15, help="Length of a phase; default: 240, or an eighth of the run.")
     ] = None,
     rate: Annotated[float, typer.Option(min=1, help="Good requests per second.")] = 150,
+    kind: Annotated[list[str] | None, typer.Option(help="Only attacks of this kind. Can be repeated.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write results and samples here, as JSON.")] = None,
 ) -> None:
     """Run the soak test."""
-    result = HostileResult(minutes, rate)
+    result = HostileResult(minutes, rate, kind or ())
     with TemporaryDirectory(prefix="warmroute-soak-") as temporary:
         folder = Path(temporary)
         with soak_pods(folder) as pods, launch_router(OURS, pods, folder / OURS, LIMITS) as router:
