@@ -68,7 +68,7 @@ def changes_engine(path: str) -> bool:
 
 
 def unusable_path(path: str) -> str:
-    """Why the operator cannot add this path; "" if possible."""
+    """Why the operator cannot add this path; "" if they can."""
     if not _CANONICAL.fullmatch(path):
         return "must be a path such as /tokenize, of letters, digits and ._~-, without a slash at the end"
     if _OWN.fullmatch(path):
@@ -77,7 +77,7 @@ def unusable_path(path: str) -> str:
 
 
 class ForwardedPaths:
-    """The methods of each path that is forwarded. `added`: paths of the operator, for all methods."""
+    """The methods of each path that is forwarded. `added`: the operator's paths, with all methods."""
 
     def __init__(self, added: Iterable[str] = ()) -> None:
         self._exact = dict.fromkeys(INFERENCE_PATHS, _POST) | dict.fromkeys(added, _ANY)

@@ -8,8 +8,8 @@
     any 4xx, other 5xx (501: unknown to the engine), client disconnected   not at all
     status below 400                                                       resets failures and doubts
 
-Doubts and lateness eject only if requests of several clients caused them, and lateness only while most other pods are
-on time: otherwise the expectation is wrong. Requests never eject a pod that leaves too few pods ready: see
+Doubts and lateness eject a pod only if several clients caused them. Lateness also requires that most other pods are on
+time; if they are late too, the expectation is wrong. Requests do not eject a pod if too few would stay ready: see
 `leaves_enough_ready`. Such a pod stays READY and is priced as before; each refusal is reported to `on_refused`.
 
 Failures of probes are counted separately: a pod that answers /health while every request fails is ejected, and a pod
@@ -222,7 +222,7 @@ class Breaker:
         return on_time * 2 > len(others)
 
     def _eject_at_limit(self, pod_id: PodId, record: _Record, now_s: float) -> None:
-        """Doubts count once enough clients have them."""
+        """Eject at the limit. Doubts count only if they come from enough clients."""
         several = len(record.clients) >= self._rules.clients_to_eject
         if record.failures + several * record.doubts >= self._rules.failures_to_eject:
             self._eject_for_requests(pod_id, record, now_s)
@@ -242,7 +242,7 @@ class Breaker:
         return leaves_enough_ready(self._fleet.snapshot, pod, self._rules.min_ready_share)
 
     def _eject(self, pod_id: PodId, record: _Record, now_s: float, factor: float = 1.0) -> None:
-        """Eject the pod with twice the backoff of the last time."""
+        """Eject the pod. The backoff doubles each time, up to the maximum."""
         rules = self._rules
         record.restart()
         record.failed_probes = 0
@@ -264,9 +264,10 @@ class Breaker:
 
 
 def leaves_enough_ready(fleet: FleetSnapshot, pod: Pod, min_share: float) -> bool:
-    """Whether one pod, and `min_share` of the pods that are ready or ejected, stay ready without this ready pod: for
-    each of its models and adapters, and for prefill and decode if it can do both. O(pods), and O(adapters) for each
-    different set of adapters."""
+    """Whether enough pods stay ready if this ready pod is ejected.
+
+    At least one pod, and `min_share` of those that are ready or ejected, must stay ready for each of its models and
+    adapters, and for prefill and decode if it can do both. O(pods), and O(adapters) for each different set of them."""
     return all(
         ready - 1 >= max(1, min_share * (ready + ejected))
         for role in ((Role.PREFILL, Role.DECODE) if pod.role is Role.BOTH else (pod.role,))

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 IDLE_SWEEP_S = 1.0
 MAX_ADMIN_CONNECTIONS = 128
 WORKERS_TIMEOUT_S = 10.0
-"""Longest wait for the pods that other workers use."""
+"""Longest wait until the pods that are ready in other workers are ready here."""
 
 log = structlog.get_logger()
 
@@ -115,7 +115,7 @@ class Program:
         commands.publish = sync.view.add_command
 
         def drain_again(pod: Pod, _old: PodState, new: PodState) -> None:
-            """A drained pod that joins again, or joins this new worker, stays drained."""
+            """Keep a drained pod drained when it joins again, or when this worker is new."""
             if new is PodState.JOINING and sync.view.command(DRAIN + pod.id) == PodEvent.DRAIN.value:
                 self.fleet.event(pod.id, PodEvent.DRAIN)
 

@@ -51,7 +51,7 @@ def test_the_mixed_scenario_is_the_demos_mix() -> None:
     [
         (SMALL.replace("per_s: 5", "per_second: 5"), 4, "per_second: unknown key; did you mean 'per_s'"),
         (SMALL.replace("[5, 9]", "[9, 5]"), 6, "a span is [min, max]"),
-        (SMALL.replace("poisson", "sometimes"), 4, "sometimes"),
+        (SMALL.replace("poisson", "sometimes"), 4, "'process' must be one of 'poisson'"),
         (SMALL.replace("share: 1", "share: 0"), 6, "greater than 0"),
         (SMALL.replace("share: 1", "share: 1, shared: {texts: 2, words: [5, 5], picked: 3}"), 6, "3 of 2 texts"),
         (SMALL + "extra: 1\n", 7, "extra: unknown key"),

@@ -160,6 +160,7 @@ def scenes(draw: st.DrawFn, linked: bool = True) -> Scene:
         request=request(
             draw(st.text(min_size=1, max_size=8)),
             session=draw(st.sampled_from(["", "s1", "s2"])),
+            tenant=draw(st.sampled_from(["", "t1", "t2"])),
             max_output_tokens=draw(st.none() | st.integers(1, 2000)),
         ),
         prompt=asked,

