@@ -90,16 +90,16 @@ class Peer:
 
     async def status(self) -> str:
         """Read the response to its end."""
+        head = b""
         try:
             async with asyncio.timeout(RESPONSE_S):
                 head = await self.reader.read(4096)
                 while await self.reader.read(MIB):
                     pass
-        except TimeoutError:
-            head = b""
-        except ConnectionError:
-            return "reset"
-        return head[9:12].decode("latin-1") if head.startswith(b"HTTP/1.1 ") else "no response"
+        except (TimeoutError, ConnectionError) as error:
+            if not head:
+                return "no response" if isinstance(error, TimeoutError) else "reset"
+        return head[9:12].decode("latin-1") or "closed"
 
 
 def request(body: bytes, path: bytes = CHAT, headers: bytes = b"", method: bytes = b"POST") -> bytes:
