@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,6 +27,7 @@ import numpy as np
 import zmq
 
 from loadtest.bodies import MODEL
+from loadtest.hostile_bodies import HOSTILE_BODIES
 from loadtest.peers.processes import launch
 from loadtest.rig import PLAN
 from router.cli.child_processes import JSON_CALL, all_pods_trusted, free_port, router_config
@@ -236,6 +238,19 @@ async def admin(target: Target) -> AsyncIterator[Action]:
 
 
 @asynccontextmanager
+async def hostile_body(name: str, target: Target) -> AsyncIterator[Action]:
+    """Send a body that costs as much as possible."""
+    path, make = HOSTILE_BODIES[name]
+    body = make()
+
+    async def action() -> None:
+        response = await target.client.post(f"http://127.0.0.1:{target.port}{path}", content=body)
+        assert response.status_code < 500, response.text
+
+    yield action
+
+
+@asynccontextmanager
 async def discovery(target: Target) -> AsyncIterator[Action]:
     """Add ten pods, or remove them. They are mock pods under another name."""
     comes = itertools.cycle((True, False))
@@ -380,6 +395,7 @@ ACTIVITIES: Mapping[str, Activity] = {
     "full-caches": Activity(full_cache, every_s=0.0),
     "metrics-full": Activity(metrics),
     "full-caches-go": Activity(pods_with_full_caches_go),
+    **{f"body-{name}": Activity(partial(hostile_body, name), every_s=0.5) for name in HOSTILE_BODIES},
     "redis": Activity(nothing, RouterSetup.CLUSTER),
     "index-log": Activity(index_log, RouterSetup.CLUSTER, every_s=0.1),
     "index-snapshot": Activity(index_snapshot, RouterSetup.CLUSTER),

@@ -35,6 +35,8 @@ REFERENCE_CHARACTERS = 16 * 1024
 """The same where `transformers` encodes: 0.4 us a character."""
 INLINE_MESSAGES = 256
 """Longer chats are rendered in a thread."""
+MAX_RENDER_BYTES = 8 * 1024 * 1024
+"""Larger bodies are not decoded: one string of 32 MiB would hold the interpreter for 40 ms. They are mostly images."""
 MAX_TOKENIZE_BYTES = 8 * 1024 * 1024
 """Larger bodies are not sent to a pod's /tokenize."""
 
@@ -113,6 +115,9 @@ class LocalReader:
         opened = fingerprinter.open(request)
         if _is_short(opened):
             return fingerprinter.look_up(fingerprinter.render(opened))
+        new_bytes = opened.found.new_bytes if opened.found else len(request.body)
+        if new_bytes > MAX_RENDER_BYTES:
+            raise Unrenderable(UnreadReason.TOO_LONG, f"{new_bytes} bytes")
         context_tokens = self._context_tokens(request)
         return fingerprinter.look_up(await self._threads.run(fingerprinter.render, opened, context_tokens))
 

@@ -18,7 +18,7 @@ from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.proxy import prompt_check, prompt_readers
-from router.proxy.prompt_readers import INLINE_BYTES, INLINE_CHARACTERS, READ_THREADS, LocalReader
+from router.proxy.prompt_readers import INLINE_BYTES, INLINE_CHARACTERS, MAX_RENDER_BYTES, READ_THREADS, LocalReader
 from router.types import Endpoint, Generation, InferenceRequest
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 TEMPLATE = Path(__file__).parents[2] / "router" / "sim" / "chat_template.jinja"
 IN_ROLE = "{% for m in messages %}<｜User｜>{{ 'IN' if m.content in m.role else m.content }}{% endfor %}"
 """Depends on contents in a way that no trial of the incremental reader finds."""
-MAX_PROMPT_TOKENS = 100_000
+MAX_PROMPT_TOKENS = 20_000
 TEXT = "The tide turns at noon."
 
 
@@ -166,7 +166,7 @@ async def test_few_long_prompts_are_read_at_once_and_the_others_go_without_a_pre
     [
         (" " * 1_000_001, 7_812, "maximum context length is 7812 tokens, but the prompt has at least 7812"),
         (" " * 999_936, 7_812, None),
-        ("a" * 12_800_001, None, "maximum context length is 100000 tokens"),
+        ("a" * 2_560_001, None, "maximum context length is 20000 tokens"),
     ],
     ids=["longer than the context", "as long", "longer than the default"],
 )
@@ -186,6 +186,15 @@ async def test_a_text_that_fits_no_pod_is_refused_before_it_is_tokenized(
             await reading.reader.read(request)
         assert caught.value.param == "prompt"
     assert watched.threads == []
+
+
+@pytest.mark.parametrize("request_of", [completion, chat])
+async def test_a_very_large_body_is_never_decoded(tokenizer: Tokenizer, request_of: Any) -> None:
+    """The engine decides about it."""
+    reading, request = Reading(tokenizer), request_of("a" * MAX_RENDER_BYTES)
+    reading.fingerprinter.render = lambda *_: pytest.fail("rendered")  # type: ignore[method-assign]
+    assert await reading.reader.read(request) is None
+    assert reading.unread == [UnreadReason.TOO_LONG]
 
 
 async def test_an_error_in_the_thread_reaches_the_client(tokenizer: Tokenizer) -> None:

@@ -1,0 +1,85 @@
+"""Request bodies up to `limits.max_body_bytes` that cost as much as possible: many items, long texts, unusual texts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from loadtest.bodies import MODEL
+
+MIB = 1024 * 1024
+MAX_BYTES = 32 * MIB - 1024
+CHAT, COMPLETIONS, EMBEDDINGS, OTHER = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/rerank",
+)
+_MESSAGE = b'{"role":"user","content":"x"}'
+
+
+def _chat(messages: bytes, more: bytes = b"") -> bytes:
+    return b'{"model":"%b","messages":[%b]%b}' % (MODEL.encode(), messages, more)
+
+
+def _says(text: str, more: bytes = b"") -> bytes:
+    return _chat(b'{"role":"user","content":%b}' % msgspec.json.encode(text), more)
+
+
+def _repeated(item: bytes, size_bytes: int = MAX_BYTES) -> bytes:
+    """As many of an item as fit."""
+    return b",".join([item] * (size_bytes // (len(item) + 1) - 100))
+
+
+def _named(field: bytes, value: bytes) -> bytes:
+    return b'{"model":"%b","%b":%b}' % (MODEL.encode(), field, value)
+
+
+def _random(alphabet: str, characters: int) -> str:
+    return "".join(random.Random(1).choices(alphabet, k=characters))
+
+
+def _image() -> bytes:
+    url = b"data:image/png;base64," + b"iVBORw0KGgo" * ((MAX_BYTES - 1024) // 11)
+    return _chat(b'{"role":"user","content":[{"type":"image_url","image_url":{"url":"%b"}}]}' % url)
+
+
+def _fields() -> bytes:
+    fields = b",".join(b'"a%d":1' % number for number in range(MAX_BYTES // 13))
+    return b'{"model":"%b",%b}' % (MODEL.encode(), fields)
+
+
+def _tools(size_bytes: int) -> bytes:
+    inner = _repeated(b'"a":{"type":"string"}', size_bytes)
+    tool = b'{"type":"function","function":{"name":"f","parameters":{%b}}}' % inner
+    return _chat(_MESSAGE, b',"tools":[%b]' % tool)
+
+
+HOSTILE_BODIES: Mapping[str, tuple[str, Callable[[], bytes]]] = {
+    "spaces-10": (CHAT, lambda: _says("a" + " " * 10 * MIB + "b")),
+    "spaces-32": (CHAT, lambda: _says("a" + " " * (MAX_BYTES - 200) + "b")),
+    "spaces-raw": (COMPLETIONS, lambda: _named(b"prompt", b'"%b"' % (b" " * (MAX_BYTES - 200)))),
+    "escapes": (CHAT, lambda: _chat(b'{"role":"user","content":"%b"}' % (b"\\n" * (MAX_BYTES // 2 - 200)))),
+    "letters-2": (CHAT, lambda: _says(_random("abcdefghijklmnopqrstuvwxyz", 2 * MIB - 1024))),
+    "inline": (CHAT, lambda: _says(_random("abcdefghijklmnopqrstuvwxyz", 32_000))),
+    "han": (CHAT, lambda: _says("".join(map(chr, range(0x4E00, 0x9000))) * 600)),
+    "specials": (CHAT, lambda: _says("<｜User｜>" * (MAX_BYTES // 16))),
+    "heads": (CHAT, lambda: _says("<｜" * (MAX_BYTES // 5))),
+    "messages": (CHAT, lambda: _chat(_repeated(_MESSAGE))),
+    "messages-ok": (CHAT, lambda: _chat(b",".join([_MESSAGE] * 16_384))),
+    "empty": (CHAT, lambda: _chat(_repeated(b"{}"))),
+    "parts-ok": (CHAT, lambda: _chat(b'{"role":"user","content":[%b]}' % _repeated(b'"a"', 500_000))),
+    "parts": (CHAT, lambda: _chat(b'{"role":"user","content":[%b]}' % _repeated(b'{"type":"text","text":"a"}'))),
+    "tools": (CHAT, lambda: _tools(MAX_BYTES - 1024)),
+    "tools-1": (CHAT, lambda: _tools(MIB)),
+    "nested": (CHAT, lambda: _chat(_MESSAGE, b',"x":%b' % (b"[" * (MAX_BYTES - 1024)))),
+    "image": (CHAT, _image),
+    "ids": (COMPLETIONS, lambda: _named(b"prompt", b"[%b]" % _repeated(b"1"))),
+    "ids-1M": (COMPLETIONS, lambda: _named(b"prompt", b"[%b]" % b",".join([b"100000"] * 1_000_000))),
+    "prompts": (COMPLETIONS, lambda: _named(b"prompt", b"[%b]" % b",".join([b'"a"'] * 100_000))),
+    "inputs": (EMBEDDINGS, lambda: _named(b"input", b"[%b]" % _repeated(b'"text"'))),
+    "fields": (OTHER, _fields),
+}
+"""Path and body by name."""
