@@ -16,6 +16,8 @@ SLICE_BYTES = 128 * 1024
 """Checked at once: at most 3 ms."""
 NUMBERS = 16
 """Outside of chats, this many numbers count as one item: token ids are decoded in slices."""
+ESCAPES = 64
+"""This many escaped characters count as one item: the decoder needs five times as long for them as for others."""
 _PROMPTS = (Endpoint.CHAT, Endpoint.COMPLETIONS)
 """Endpoints whose prompts stay raw: the JSON decoder does not check that they are UTF-8."""
 _UTF8 = getincrementaldecoder("utf-8")
@@ -25,7 +27,7 @@ class ItemCounter:
     """Counts the objects, lists, strings and separators of a JSON text that arrives in pieces, outside of strings."""
 
     def __init__(self) -> None:
-        self.containers = self.strings = self.commas = 0
+        self.containers = self.strings = self.commas = self.escapes = 0
         self._in_string = False
         self._escape = b""
         """A backslash whose escaped character is in the next piece."""
@@ -38,6 +40,7 @@ class ItemCounter:
         if odd:
             piece = piece[:-1]
         if b"\\" in piece:
+            self.escapes += piece.count(b"\\")
             piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
         parts = piece.split(b'"')
         outside = b"".join(parts[self._in_string :: 2])
@@ -80,7 +83,7 @@ class LargeBodies:
             items = counted.containers + counted.commas
         else:
             items = counted.containers + counted.strings + counted.commas // NUMBERS
-        if items > self._max_items:
+        if items + counted.escapes // ESCAPES > self._max_items:
             raise MalformedRequest(
                 f"The request body has more than {self._max_items} items: objects, lists and their elements "
                 "(limits.max_json_items)."

@@ -66,6 +66,8 @@ LONG = b'{"role":"user","content":"' + b"{[,]}" * 20_000 + b'"}'
         (Endpoint.CHAT, body_of(b"[[[[]]]]", 300), False),
         (Endpoint.CHAT, body_of(b'{"role":"user","content":"' + b"x" * 90 + b'"}', 300), True),
         (Endpoint.CHAT, body_of(LONG, 5), True),
+        (Endpoint.CHAT, body_of(b'"' + b"\\n" * 60_000 + b'"', 1), True),
+        (Endpoint.CHAT, body_of(b'"' + b"\\n" * 70_000 + b'"', 1), False),
         (Endpoint.COMPLETIONS, body_of(b"150000", 12_000), True),
         (Endpoint.COMPLETIONS, body_of(b"1", 17_000), False),
         (Endpoint.COMPLETIONS, body_of(b'""', 2_000), False),
