@@ -70,10 +70,10 @@ class ReadThreads:
     async def run(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
         """The result of `work`. Raises what it raises, and `Unrenderable` after `READ_TIMEOUT_S`: running work then
         continues in its thread, waiting work is dropped."""
-        running = asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
-                return await running
+                # A variable for the future would be a cycle with its exception, which would keep the body in memory.
+                return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
         except TimeoutError as error:
             raise Unrenderable(UnreadReason.BUSY, f"not read within {READ_TIMEOUT_S:g} s") from error
 

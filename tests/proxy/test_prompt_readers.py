@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import threading
+import weakref
 from array import array
 from copy import copy
 from pathlib import Path
@@ -13,12 +16,19 @@ import msgspec
 import pytest
 
 from router.errors import ContextTooLong, RouterError
-from router.prompt.conversation import UnreadReason
+from router.prompt.conversation import UnreadReason, Unrenderable
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.proxy import prompt_check, prompt_readers
-from router.proxy.prompt_readers import INLINE_BYTES, INLINE_CHARACTERS, MAX_RENDER_BYTES, READ_THREADS, LocalReader
+from router.proxy.prompt_readers import (
+    INLINE_BYTES,
+    INLINE_CHARACTERS,
+    MAX_RENDER_BYTES,
+    READ_THREADS,
+    LocalReader,
+    ReadThreads,
+)
 from router.types import Endpoint, Generation, InferenceRequest
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
@@ -291,3 +301,30 @@ async def test_checks_take_a_small_part_of_the_time(tokenizer: Tokenizer, monkey
 
 def decoded(request: InferenceRequest) -> list[Any]:
     return [msgspec.json.decode(message) for message in request.prompt["messages"]]
+
+
+async def test_a_prompt_that_a_thread_refused_is_freed_at_once() -> None:
+    """An exception refers to the frames that it passed. A cycle would hold a large body until the next full garbage
+    collection, which is ten minutes away while the router serves."""
+
+    class Body:
+        """Something that can be watched."""
+
+    def refuse(_body: Body) -> None:
+        raise Unrenderable(UnreadReason.TOO_LONG, "too long")
+
+    async def read(body: Body) -> None:
+        with contextlib.suppress(Unrenderable):
+            await ReadThreads().run(refuse, body)
+
+    body = Body()
+    watched = weakref.ref(body)
+    gc.disable()
+    try:
+        await read(body)
+        del body
+        async with asyncio.timeout(5):
+            while watched() is not None:
+                await asyncio.sleep(0.001)  # the thread still ends its work
+    finally:
+        gc.enable()
