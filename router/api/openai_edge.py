@@ -126,6 +126,7 @@ class OpenAiEdge(HttpEdge):
             self._fail(client, error, request_id)
         finally:
             self._serving -= 1
+            client.received.refusal = None  # its traceback refers to the body: a cycle that would stay in memory
 
     async def _check_large(self, received: ReceivedRequest) -> None:
         """Let `admit` refuse a large body that would take long to decode."""

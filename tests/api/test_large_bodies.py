@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -12,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.api import large_bodies
+from router.api.exchange import ReceivedRequest
 from router.api.large_bodies import ItemCounter, LargeBodies
 from router.errors import MalformedRequest
 from router.types import Endpoint
+from tests.api.edge_to_pod import chain
 
 ITEMS = 1_000
 TEXT = st.text(st.sampled_from('ab"\\,[{}]:é\n'), max_size=12)
@@ -118,3 +121,23 @@ async def test_the_event_loop_runs_between_slices_of_one_body_at_a_time() -> Non
 def test_a_body_too_small_for_so_many_items_is_not_checked() -> None:
     bodies = LargeBodies(ITEMS)
     assert not bodies.are_checked(b"[" + b"0," * (ITEMS - 1) + b"0")
+
+
+@pytest.mark.net
+@pytest.mark.anyio
+async def test_a_refused_body_is_freed_at_once() -> None:
+    """A kept error refers to the frames that it passed, and they refer to the body. Such a cycle would stay in memory
+    until the next full garbage collection, which is ten minutes away while the router serves."""
+    body = b'{"messages":[' + b"[]," * 400_000 + b"[]]}"
+    gc.collect()
+    gc.disable()
+    try:
+        async with chain() as client:
+            head = b"POST /v1/x HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+            client.writer.write(head + body)
+            assert b"limits.max_json_items" in (await client.answer())[1]
+            async with asyncio.timeout(5):
+                while any(isinstance(each, ReceivedRequest) for each in gc.get_objects()):
+                    await asyncio.sleep(0.05)
+    finally:
+        gc.enable()
