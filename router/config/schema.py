@@ -305,7 +305,11 @@ class Receipts(Strict):
     keep: NonNegativeInt = 1000
     """Decisions in memory, for `warmroute explain`: 7 KiB each with 10 pods, 13 with 100, 37 with 500."""
     file: str | None = None
-    """Append one line of JSON per request to this file."""
+    """Append one line of JSON per request to this file, within a second."""
+    max_file_bytes: NonNegativeInt = 256 * 1024 * 1024
+    """A larger file is renamed to FILE.1, FILE.1 to FILE.2 and so on. 0: never."""
+    rotated_files: PositiveInt = 4
+    """Number of renamed files to keep."""
     redis_maxlen: NonNegativeInt = 0
     """Above 0, add the same lines to a stream of `index.redis` with about this many entries. Lines above 1 MiB, with a
     long prompt, are left out and counted in `warmroute_receipts_lost_total`."""

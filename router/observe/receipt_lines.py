@@ -6,10 +6,12 @@ error disables the file and fails no request.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from errno import ENOSPC
+from fcntl import LOCK_EX, flock
 from io import FileIO
+from os import fstat
+from os.path import samestat
 from pathlib import Path
 
 import msgspec
@@ -35,6 +37,8 @@ REPEAT_FLEET_AFTER_SCENES = 1000
 
 Sink = Callable[[bytes], None]
 """Receives one line without a newline; does not wait, does not raise."""
+Later = Callable[[float, Callable[[], None]], object]
+"""Calls once, after a delay in seconds."""
 
 log = structlog.get_logger()
 
@@ -59,6 +63,10 @@ class ReceiptWriter:
             scene = self._scene(kept.scene, kept.at_s)
             found = msgspec.structs.replace(found, scene=scene, scene_digest=scene_digest(scene))
         return self._put(found)
+
+    def repeat_fleet(self) -> None:
+        """Write the fleet again before the next scene: the lines begin a new file."""
+        self._since = REPEAT_FLEET_AFTER_SCENES
 
     def _scene(self, scene: RecordedScene, at_s: float) -> SceneLine:
         fleet = scene.fleet
@@ -89,41 +97,94 @@ def _same_facts(one: FleetSnapshot, other: FleetSnapshot) -> bool:
 
 
 class ReceiptLog:
-    """Appends whole lines to a file, which several workers may share."""
+    """Appends whole lines to a file, which several workers may share. A line is written at most `FLUSH_INTERVAL_S`
+    after it was received: `later(delay_s, call)` starts the timer.
 
-    def __init__(self, path: str) -> None:
-        self._file: FileIO | None = FileIO(path, "ab")
-        Path(path).chmod(0o600)
+    Above `max_bytes` (0: no limit) the file is renamed to FILE.1, FILE.1 to FILE.2 and so on; `kept` of them remain."""
+
+    def __init__(self, path: str, later: Later, *, max_bytes: int = 0, kept: int = 1) -> None:
+        self._path = Path(path)
+        self._later = later
+        self._max_bytes = max_bytes
+        self._kept = kept
+        self._file: FileIO | None = _opened(self._path)
         self._buffer = bytearray()
-        self._flushed_s = 0.0
+        self._is_flush_due = False
+        self.on_new_file: Callable[[], None] = lambda: None
+        """Called when the following lines go to a new file."""
 
     def write(self, line: bytes) -> None:
-        """Buffer a line. The first line after `FLUSH_INTERVAL_S` writes all."""
+        """Buffer a line."""
         if self._file is None:
             return
         self._buffer += line + b"\n"
-        if len(self._buffer) > MAX_BUFFERED_BYTES or time.monotonic() - self._flushed_s > FLUSH_INTERVAL_S:
-            self._flush(self._file)
-            self._flushed_s = time.monotonic()
+        if len(self._buffer) > MAX_BUFFERED_BYTES:
+            self._flush()
+        elif not self._is_flush_due:
+            self._is_flush_due = True
+            self._later(FLUSH_INTERVAL_S, self._flush_in_time)
 
     def close(self) -> None:
         """Write what is buffered, and close the file."""
-        file = self._file
-        if file is not None:
-            self._flush(file)
+        self._flush()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _flush_in_time(self) -> None:
+        self._is_flush_due = False
+        self._flush()
+
+    def _flush(self) -> None:
+        """Write in one call, so that lines of two workers do not mix."""
+        file, buffered, self._buffer = self._file, self._buffer, bytearray()
+        if file is None or not buffered:
+            return
+        try:
+            if not _is_at(self._path, file):
+                file = self._reopen(file)
+            if file.write(buffered) != len(buffered):
+                raise OSError(ENOSPC, "short write")
+            if 0 < self._max_bytes < fstat(file.fileno()).st_size:
+                self._rotate(file)
+        except OSError as error:
+            log.error("receipt log disabled", file=str(self._path), error=str(error))
             self._file = None
             file.close()
 
-    def _flush(self, file: FileIO) -> None:
-        """Write in one call, so that lines of two workers do not mix."""
-        buffered, self._buffer = self._buffer, bytearray()
-        try:
-            if file.write(buffered) != len(buffered):
-                raise OSError(ENOSPC, "short write")
-        except OSError as error:
-            log.error("receipt log disabled", error=str(error))
-            self._file = None
-            file.close()
+    def _rotate(self, file: FileIO) -> None:
+        """Rename the files, unless another worker has done so while this one waited for the lock."""
+        flock(file, LOCK_EX)
+        if _is_at(self._path, file):
+            for number in range(self._kept, 0, -1):
+                older = self._numbered(number - 1)
+                if older.exists():
+                    older.replace(self._numbered(number))
+        self._reopen(file)
+
+    def _numbered(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{number}") if number else self._path
+
+    def _reopen(self, file: FileIO) -> FileIO:
+        """Continue in the file that the path names now: this one was renamed or removed. Closing releases its lock."""
+        file.close()
+        self._file = opened = _opened(self._path)
+        self.on_new_file()
+        return opened
+
+
+def _opened(path: Path) -> FileIO:
+    file = FileIO(path, "ab")
+    path.chmod(0o600)
+    return file
+
+
+def _is_at(path: Path, file: FileIO) -> bool:
+    """Whether `path` still names this open file."""
+    try:
+        return samestat(path.stat(), fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 # --- reading ---

@@ -34,16 +34,15 @@ class DecisionRecords:
 
     def __init__(self, config: Receipts, shadows: Shadows, metrics: Metrics, cluster: ClusterMember | None) -> None:
         self.feeds: dict[str, Callable[[], Awaitable[None]]] = {}
-        try:
-            self._log = ReceiptLog(config.file) if config.file else None
-        except OSError as error:
-            raise ConfigError(f"receipts: {error}") from error
+        self._log = _receipt_log(config) if config.file else None
         sinks: list[Sink] = [self._log.write] if self._log else []
         if config.redis_maxlen and cluster:
             stream = cluster.receipts(config.redis_maxlen, metrics.receipts_lost.labels().inc)
             sinks.append(stream.write)
             self.feeds["receipts"] = stream.run
         writer = ReceiptWriter(sinks, scenes=config.replay_data) if sinks else None
+        if self._log and writer:
+            self._log.on_new_file = writer.repeat_fleet
         self.journal = Journal(size=config.keep, prompts=config.prompts, writer=writer, shadows=shadows)
 
     async def review(self, old: PolicySet, new: PolicySet) -> str | None:
@@ -54,6 +53,17 @@ class DecisionRecords:
     def close(self) -> None:
         if self._log:
             self._log.close()
+
+
+def _receipt_log(config: Receipts) -> ReceiptLog:
+    def later(delay_s: float, call: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(delay_s, call)
+
+    assert config.file is not None
+    try:
+        return ReceiptLog(config.file, later, max_bytes=config.max_file_bytes, kept=config.rotated_files)
+    except OSError as error:
+        raise ConfigError(f"receipts: {error}") from error
 
 
 def _decided(

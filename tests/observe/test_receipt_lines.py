@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,12 @@ from router.types import FleetSnapshot, PodLoad, Scene
 from tests.policy.scenes import POLICIES, pod, prompt, ready, request, scene
 
 BY = POLICIES["cost_aware"]
+
+
+def never(_delay_s: float, _call: Callable[[], None]) -> None:
+    """A timer that does not fire."""
+
+
 OUTCOME = Outcome(id="r", at_s=1.0, model="m", endpoint="chat", result="ok")
 
 
@@ -118,11 +125,74 @@ def test_receipts_are_appended_and_private_to_their_owner(tmp_path: Path) -> Non
     """A restart appends to the same file."""
     file = tmp_path / "receipts.jsonl"
     for line in (b"one", b"two"):
-        log = ReceiptLog(str(file))
+        log = ReceiptLog(str(file), never)
         log.write(line)
         log.close()
     assert file.read_text() == "one\ntwo\n"
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_lines_are_written_within_a_second_while_no_request_follows(tmp_path: Path) -> None:
+    """One timer for all lines of that second; a new one for those after it."""
+    file, timers = tmp_path / "receipts.jsonl", list[tuple[float, Callable[[], None]]]()
+    log = ReceiptLog(str(file), lambda delay_s, call: timers.append((delay_s, call)))
+    for number in (1, 2):
+        log.write(b"one")
+        log.write(b"two")
+        assert len(timers) == number
+        delay_s, fire = timers[-1]
+        assert delay_s <= 1
+        fire()
+        assert file.read_text() == "one\ntwo\n" * number
+    log.close()
+    timers[-1][1]()
+
+
+def rotated(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_a_full_file_is_renamed_and_the_oldest_is_dropped(tmp_path: Path) -> None:
+    """The rest goes to a new file, private as well, which begins with the fleet."""
+    file, new_files = tmp_path / "receipts.jsonl", list[int]()
+    timers: list[Callable[[], None]] = []
+    log = ReceiptLog(str(file), lambda _delay_s, call: timers.append(call), max_bytes=5, kept=2)
+    log.on_new_file = lambda: new_files.append(1)
+    for number in range(4):
+        log.write(b"line-%d" % number)
+        timers[-1]()
+    log.close()
+    names = ("receipts.jsonl", "receipts.jsonl.1", "receipts.jsonl.2")
+    assert rotated(tmp_path) == dict(zip(names, (b"", b"line-3\n", b"line-2\n"), strict=True))
+    assert len(new_files) == 4
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_no_line_is_lost_where_two_workers_rotate_a_file(tmp_path: Path) -> None:
+    """Each file is about as large as configured."""
+    file = tmp_path / "receipts.jsonl"
+    timers: list[Callable[[], None]] = []
+    logs = [ReceiptLog(str(file), lambda _s, call: timers.append(call), max_bytes=64, kept=99) for _ in range(2)]
+    for number in range(40):
+        for log in logs:
+            log.write(b"line-%02d" % number)
+            timers.pop()()
+    for log in logs:
+        log.close()
+    found = rotated(tmp_path)
+    assert sorted(b"".join(found.values()).split()) == sorted([b"line-%02d" % number for number in range(40)] * 2)
+    assert max(map(len, found.values())) <= 64 + 8
+    assert len(found) == 40 * 2 * 8 // 72 + 1
+
+
+def test_the_fleet_is_repeated_in_a_new_file() -> None:
+    """A rotated file can be replayed alone."""
+    made, lines = kept(scene(*ready(pod("a")))), list[bytes]()
+    writer = ReceiptWriter([lines.append])
+    for _ in range(2):
+        writer.repeat_fleet()
+        writer.write(OUTCOME, made, prompt(300))
+    assert [line.startswith(b'{"kind":"fleet"') for line in lines] == [True, False] * 2
 
 
 def test_a_disk_error_stops_only_the_receipts(tmp_path: Path) -> None:
@@ -130,7 +200,7 @@ def test_a_disk_error_stops_only_the_receipts(tmp_path: Path) -> None:
     file = tmp_path / "receipts.jsonl"
     os.mkfifo(file)
     reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
-    log = ReceiptLog(str(file))
+    log = ReceiptLog(str(file), never)
     os.close(reader)
     for _ in range(3):
         log.write(b"x")
@@ -140,7 +210,7 @@ def test_a_disk_error_stops_only_the_receipts(tmp_path: Path) -> None:
 def test_lines_of_two_workers_do_not_mix(tmp_path: Path) -> None:
     """Also long lines, and with both buffers in use."""
     file = tmp_path / "receipts.jsonl"
-    logs = [ReceiptLog(str(file)) for _ in range(2)]
+    logs = [ReceiptLog(str(file), never) for _ in range(2)]
     for number in range(200):
         for log, letter in zip(logs, b"ab", strict=True):
             log.write(bytes([letter]) * (1 + 37 * number))
