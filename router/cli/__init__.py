@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from router import __version__
 from router.errors import ConfigError
 
 COMMANDS = {
@@ -20,12 +21,11 @@ COMMANDS = {
     "replay": ("router.cli.replay:replay_command", "Decide recorded requests again with another policy."),
     "mock-engine": ("router.cli.mock_engine_command:mock_engine_command", "Run mock engines."),
     "prior": ("router.cli.config_commands:prior_command", "Print a cost prior for a model, from its config.json."),
-    "policies": ("router.cli.config_commands:policies_command", "List the policies."),
 }
 GROUPS = {
     "config": ("router.cli.config_commands:config_app", "Check a configuration, show the defaults."),
     "index": ("router.cli.index:index_app", "Inspect the cluster index."),
-    "policy": ("router.cli.policy:policy_app", "Check, compare, simulate and explain policies."),
+    "policy": ("router.cli.policy:policy_app", "List, check, compare and simulate policies."),
 }
 
 
@@ -43,11 +43,26 @@ def _app(requested: str) -> typer.Typer:
     app = typer.Typer(
         no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Prefix-aware router."
     )
+    app.callback()(_common_options)
     for name, (target, text) in COMMANDS.items():
         app.command(name, help=text)(_load(target) if name == requested else _not_loaded)
     for name, (target, text) in GROUPS.items():
         app.add_typer(_load(target) if name == requested else _empty_group(), name=name, help=text)
     return app
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"warmroute {__version__}")
+        raise typer.Exit
+
+
+def _common_options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Prefix-aware router."""
 
 
 def _load(target: str) -> Any:

@@ -1,4 +1,4 @@
-"""The commands that check and print configuration files: `config check`, `config show`, `policies` and `prior`.
+"""The commands that check and print configuration files: `config check`, `config show` and `prior`.
 
     warmroute prior meta-llama/Llama-3.1-8B --hardware h100x1 --hardware a100x1 > config/models/llama-3.1-8b.yaml
 
@@ -15,16 +15,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from router.config.architecture import Config, KvDtype, KvSize, kv_size, prefill_work
 from router.config.load import shipped
-from router.config.policy_files import PolicyFolder, load_classes, load_policies
+from router.config.policy_files import PolicyFolder, load_classes
 from router.config.priors import SpeedPrior, estimated_row, load_gpus, load_priors
 from router.config.router_file import load_router
 from router.errors import ConfigError
-from router.policy.spec import Policy
 
 config_app = typer.Typer(no_args_is_help=True)
 MODEL_CONFIG = "config.json"
@@ -45,22 +42,6 @@ def check_command(
 @config_app.command("show", help="Print the annotated defaults.")
 def show_command() -> None:
     print((shipped("config") / "router.yaml").read_text(encoding="utf-8"), end="")
-
-
-def policies_command(policies: PoliciesOption = None) -> None:
-    table = Table("policy", "version", "decides", "costs", "picker")
-    for policy in load_policies(policies or shipped("policies")).values():
-        costs = ", ".join(name for name, _ in policy.costs) or "-"
-        table.add_row(policy.name, policy.version, _matched_requests(policy), costs, type(policy.picker).__name__)
-    Console().print(table)
-
-
-def _matched_requests(policy: Policy) -> str:
-    if policy.match is None:
-        return "as default"
-    conditions = policy.match.model_dump(exclude_defaults=True)
-    shown = (f"{key} {' or '.join(value) if isinstance(value, tuple) else value}" for key, value in conditions.items())
-    return f"{policy.percent:g} % of {', '.join(shown) or 'all'}"
 
 
 # --- prior ---

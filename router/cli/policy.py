@@ -1,5 +1,6 @@
 """The `warmroute policy` commands.
 
+    warmroute policy list                       names, the requests that each decides, and what it is for
     warmroute policy lint mine/                 report errors with file and line; exit code 1 if there are any
     warmroute policy diff cost_aware mine.yaml  compare two policies; exit code 1 if they differ
     warmroute policy simulate mine.yaml config/traffic/chat.yaml
@@ -17,8 +18,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
 
+from router.cli.explain_command import printable
 from router.cli.simulate import Source, experiment, run_all, simulated_library
 from router.cli.simulate_report import summary
 from router.config.load import shipped
@@ -29,9 +33,33 @@ from router.policy.reference import purpose_of, reference_page, schema_page, uni
 from router.policy.spec import PolicySpec
 from router.sim.virtual.compare import grid
 
-policy_app = typer.Typer(no_args_is_help=True, help="Check, compare, simulate and explain policies.")
+policy_app = typer.Typer(no_args_is_help=True, help="List, check, compare and simulate policies.")
 ABSENT = "-"
 USED = "used"
+
+
+@policy_app.command("list")
+def list_command(
+    policies: Annotated[
+        Path | None, typer.Option(help="Folder of policies.", show_default="the shipped policies")
+    ] = None,
+) -> None:
+    """List the policies: name, requests, and what each is for."""
+    library = PolicyLibrary(policies or shipped("policies"))
+    table = Table("policy", "decides", "about", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.columns[0].no_wrap = True
+    for name in library.own:
+        spec = library.spec(name)
+        table.add_row(*map(printable, (name, _matched_requests(spec), spec.about)))
+    Console().print(table)
+
+
+def _matched_requests(spec: PolicySpec) -> str:
+    if spec.match is None:
+        return "as default"
+    conditions = spec.match.model_dump(exclude_defaults=True)
+    shown = (f"{key} {' or '.join(value) if isinstance(value, tuple) else value}" for key, value in conditions.items())
+    return f"{spec.percent:g} % of {', '.join(shown) or 'all'}"
 
 
 @policy_app.command("lint")

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from router import __version__
 from router.cli import COMMANDS, GROUPS, _load
 from tests.cli.conftest import Typed
 
@@ -35,6 +36,12 @@ def test_every_command_has_help(typed: Typed, name: str) -> None:
     assert callable(_load(target))
     ended = typed(name, "--help")
     assert ended.code == 0 and text in ended.out
+
+
+def test_the_version_is_printed(typed: Typed) -> None:
+    """For scripts and bug reports."""
+    ended = typed("--version")
+    assert (ended.code, ended.out) == (0, f"warmroute {__version__}\n")
 
 
 def test_an_unknown_command_is_refused(typed: Typed) -> None:

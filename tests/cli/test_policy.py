@@ -101,3 +101,25 @@ def test_a_policy_that_is_nowhere_in_force_can_be_simulated(
     ended = typed("policy", "simulate", mine, mix, "--fleet", fleet, "--jobs", "1", "--against", "round_robin")
     assert ended.code == 0
     assert "mine" in ended.out and "round_robin" in ended.out
+
+
+def test_the_list_shows_which_requests_each_policy_decides(typed: Typed, tmp_path: Path) -> None:
+    """A share of matching requests, or all that no other policy matches."""
+    write(tmp_path, "canary", "extends: least_load\nmatch: {class: [batch, rag], stream: false}\npercent: 5\n")
+    write(tmp_path, "plain", "extends: least_load\n")
+    write(tmp_path, "wide", "extends: least_load\nmatch: {}\n")
+    listed = typed("policy", "list", "--policies", tmp_path).out
+    rows = {line.split()[0]: line for line in listed.splitlines() if line.split()}
+    assert "5 % of class batch or rag, stream False" in rows["canary"]
+    assert "as default" in rows["plain"]
+    assert "100 % of all" in rows["wide"]
+
+
+def test_the_list_fits_80_columns_and_cuts_no_name(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what each policy is for."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = typed("policy", "list").out.splitlines()
+    names = {path.stem for path in shipped("policies").glob("*.yaml")}
+    assert names <= {line.split()[0] for line in lines if line.split()}
+    assert max(map(len, lines)) <= 80 and "\N{HORIZONTAL ELLIPSIS}" not in "".join(lines)
+    assert "costs" in "".join(lines)
