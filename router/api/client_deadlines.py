@@ -45,6 +45,8 @@ class ClientDeadlines:
         self._keep_alive_s = timeouts.keep_alive_s
         self._on_late_request = on_late_request
         self._shortest_s = min(timeouts.keep_alive_s, timeouts.request_s, timeouts.write_s)
+        self.waiting_since_s = inf
+        """Since when the client's next action has been awaited."""
         self._act_by_s = inf  # when the client must begin or complete its request; then `_on_late` is called
         self._on_late: Callable[[], None] = self._close_idle
         self._read_by_s = inf
@@ -52,13 +54,15 @@ class ClientDeadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def await_request(self) -> None:
-        self._act_by_s, self._on_late = self._loop.time() + self._keep_alive_s, self._close_idle
+        self.waiting_since_s = self._loop.time()
+        self._act_by_s, self._on_late = self.waiting_since_s + self._keep_alive_s, self._close_idle
         if self._timer is None:
             self._start_timer()
 
     def await_rest_of_request(self) -> None:
         """Wait for the rest of a request that the client has begun."""
-        self._act_by_s, self._on_late = self._loop.time() + self._timeouts.request_s, self._on_late_request
+        self.waiting_since_s = self._loop.time()
+        self._act_by_s, self._on_late = self.waiting_since_s + self._timeouts.request_s, self._on_late_request
         if self._timer is None:
             self._start_timer()
 

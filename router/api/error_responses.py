@@ -81,3 +81,7 @@ def error_object(message: str, kind: str, param: str | None = None, code: str | 
 
 def headers_too_large(limits: Limits) -> HeadersTooLarge:
     return HeadersTooLarge(f"The headers are larger than {limits.max_header_bytes} bytes (limits.max_header_bytes).")
+
+
+def too_many_headers(limits: Limits) -> HeadersTooLarge:
+    return HeadersTooLarge(f"The request has more than {limits.max_headers} headers (limits.max_headers).")

@@ -7,8 +7,10 @@ request. Keep-alive, pipelining, back-pressure and graceful shutdown are uvicorn
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from itertools import islice
+from typing import Any, cast
 
 import httptools
 from uvicorn import Config
@@ -20,13 +22,15 @@ from uvicorn.server import ServerState
 from router.api.app import App
 from router.api.client_deadlines import ClientDeadlines, ClientTimeouts
 from router.api.cors import answer_preflight, is_preflight
-from router.api.error_responses import headers_too_large
+from router.api.error_responses import headers_too_large, too_many_headers
 from router.api.exchange import ClientConnection, Exchange, ReceivedRequest, Serve
 from router.api.request_head import check_head, head_without_upgrade, parse_refusal
 from router.api.request_target import read_target
 from router.errors import MalformedRequest, MethodNotAllowed, RequestTimeout, RouterError, Saturated
 from router.proxy.headers import HeaderList, first_values
 
+MAX_COMPARED = 128
+"""Connections that are compared to close one of them. Comparing thousands for each new one would cost milliseconds."""
 LINGER_S = 0.2
 """When the server stops, a connection is closed after being idle for this time."""
 MAX_PIPELINED = 4
@@ -80,9 +84,23 @@ class EdgeProtocol(HttpToolsProtocol):
         timeouts = ClientTimeouts(self.timeout_keep_alive, limits.request_timeout_s, limits.write_timeout_s)
         self._deadlines = ClientDeadlines(self.loop, transport, timeouts, self._too_late)
         self._set_deadline()
-        if len(self.connections) > limits.max_connections:
-            count = limits.max_connections
-            self._reject_client(Saturated(f"{count} clients are connected (limits.max_connections); retry later."))
+        if len(self.connections) > limits.max_connections and not self._close_longest_waiting():
+            most = f"{limits.max_connections} (limits.max_connections; fewer on the admin port)"
+            self._reject_client(Saturated(f"The number of connections is limited to {most}; retry later."))
+
+    @property
+    def waits_for_head(self) -> bool:
+        """Whether no request is being received or served, except for the beginning of a head."""
+        return self.cycle is None and not self._rejected and not self.transport.is_closing()
+
+    def _close_longest_waiting(self) -> bool:
+        """Close the connection that has waited longest for the head of a request, among the first `MAX_COMPARED`.
+        Returns whether there is one."""
+        compared = cast(Iterable[EdgeProtocol], islice(self.connections, MAX_COMPARED))
+        waiting = [other for other in compared if other is not self and other.waits_for_head]
+        if waiting:
+            min(waiting, key=lambda other: other._deadlines.waiting_since_s).transport.close()
+        return bool(waiting)
 
     def data_received(self, data: bytes) -> None:
         if self._rejected:
@@ -121,7 +139,8 @@ class EdgeProtocol(HttpToolsProtocol):
         self._deadlines.await_reading()
 
     def on_response_complete(self) -> None:
-        """As in uvicorn, but with `ClientDeadlines` in place of a timer per request."""
+        """As in uvicorn, but with `ClientDeadlines` in place of a timer per request. An idle connection keeps no
+        request."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             self._deadlines.await_reading()
@@ -130,7 +149,14 @@ class EdgeProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+        self._drop_served()
         self._set_deadline()
+
+    def _drop_served(self) -> None:
+        """Free the last request, if it is complete and so is its response."""
+        if self.cycle is not None and self.cycle.response_complete and not self.cycle.more_body:
+            self.cycle = self._serving = None
+            self.scope = None  # type: ignore[assignment]
 
     def _set_deadline(self) -> None:
         """Set the deadline for the client's next action."""
@@ -204,6 +230,8 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))
+        if len(self.headers) > self._limits.max_headers:
+            raise too_many_headers(self._limits)
 
     def on_headers_complete(self) -> None:
         parser, headers = self.parser, self.headers
@@ -247,6 +275,8 @@ class EdgeProtocol(HttpToolsProtocol):
             self.cycle.complete_request()
         else:
             super().on_message_complete()
+            self.cycle.more_body = False  # uvicorn leaves it where the response was complete earlier
+        self._drop_served()
 
     # --- exchanges ---
 

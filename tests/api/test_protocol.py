@@ -386,9 +386,10 @@ async def test_a_response_header_with_a_line_break_is_refused(value: bytes) -> N
     [
         (b"POST /v1/x HTTP/1.1\r\nx: " + b"a" * 300_000, "HeadersTooLarge"),
         (b"POST /" + b"a" * 300_000, "HeadersTooLarge"),
+        (b"POST /v1/x HTTP/1.1\r\n" + b"a:\r\n" * 102, "HeadersTooLarge"),
         (b"no HTTP at all\r\n\r\n", "MalformedRequest"),
     ],
-    ids=["one header", "the path", "not HTTP"],
+    ids=["one header", "the path", "many headers", "not HTTP"],
 )
 async def test_invalid_or_too_large_headers_are_refused(sent: bytes, error: str) -> None:
     """And the connection is closed."""
@@ -396,6 +397,39 @@ async def test_invalid_or_too_large_headers_are_refused(sent: bytes, error: str)
         writer.write(sent)
         with contextlib.suppress(ConnectionError):  # unread bytes reset the connection
             assert await reader.read() == b"HTTP/1.1 999 %b\r\n\r\n" % error.encode()
+
+
+async def test_the_largest_number_of_headers_is_accepted() -> None:
+    """`post` sends two more."""
+    async with connected(Edge(echo, replace_limits(max_headers=16))) as (reader, writer):
+        writer.write(post(b"a", *[b"a: b"] * 14))
+        assert (await read_answer(reader))[1] == b"a"
+        writer.write(post(b"b", *[b"a: b"] * 15))
+        assert await reader.read() == b"HTTP/1.1 999 HeadersTooLarge\r\n\r\n"
+
+
+@pytest.mark.parametrize("path", [b"/v1/x", b"/own"])
+@pytest.mark.parametrize("late_bytes", [0, 1])
+async def test_an_idle_connection_keeps_no_request(path: bytes, late_bytes: int) -> None:
+    """Its headers may have 64 KiB. The application may answer before the last byte of the body."""
+    edge = Edge(echo)
+    async with connected(edge) as (reader, writer):
+        sent = post(b"a", b"x: kept", path=path)
+        if late_bytes and path == b"/own":
+            writer.write(sent[:-late_bytes])
+            await read_answer(reader)
+            writer.write(sent[-late_bytes:])
+            while edge.connections and next(iter(edge.connections)).cycle:
+                await asyncio.sleep(0)
+        else:
+            writer.write(sent)
+            await read_answer(reader)
+        (protocol,) = edge.connections
+        edge.seen.clear()
+        assert not [name for name, value in vars(protocol).items() if "kept" in repr(value)]
+        assert (protocol.cycle, protocol.scope) == (None, None)
+        writer.write(post(b"b", path=path))
+        await read_answer(reader)
 
 
 @pytest.mark.parametrize("path", [b"/v1/x", b"/own"])
@@ -410,13 +444,14 @@ async def test_requests_before_invalid_bytes_are_answered(path: bytes) -> None:
     assert isinstance(edge.seen[-1].refusal, MalformedRequest)
 
 
-async def test_endless_trailers_are_refused() -> None:
+@pytest.mark.parametrize("trailer", [b"x: " + b"a" * 1000 + b"\r\n", b"x:\r\n"])
+async def test_endless_trailers_are_refused(trailer: bytes) -> None:
     """They count as headers."""
     edge = Edge(echo)
     async with connected(edge) as (reader, writer):
         writer.write(b"POST /v1/x HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n")
         while not edge.seen:
-            writer.write(b"x: " + b"a" * 1000 + b"\r\n")
+            writer.write(trailer)
             await asyncio.sleep(0)
         assert isinstance(edge.seen[0].refusal, HeadersTooLarge)
         with contextlib.suppress(ConnectionError):
@@ -678,17 +713,46 @@ async def test_a_disconnect_before_the_body_is_complete_is_counted() -> None:
         assert not edge.seen
 
 
-async def test_a_connection_beyond_the_limit_is_refused() -> None:
-    """With an error response. The others are not affected."""
-    edge = Edge(echo, replace_limits(max_connections=1))
+@pytest.mark.parametrize("first", [post(b"a"), post(b"a")[:-1]])
+async def test_a_connection_beyond_the_limit_is_refused(first: bytes) -> None:
+    """With an error response, while all others are served or send a body. They are not affected."""
+    may_end = asyncio.Event()
+
+    async def answer(client: Exchange) -> None:
+        await may_end.wait()
+        await echo(client)
+
+    edge = Edge(answer, replace_limits(max_connections=1))
     async with connected(edge) as (reader, writer):
-        writer.write(post(b"a"))
-        assert (await read_answer(reader))[1] == b"a"
+        writer.write(first)
+        while not any(protocol.cycle for protocol in edge.connections):
+            await asyncio.sleep(0)
         other, other_writer = await asyncio.open_connection(*writer.get_extra_info("peername"))
         assert await other.read() == b"HTTP/1.1 999 Saturated\r\n\r\n"
         other_writer.close()
-        writer.write(post(b"b"))
-        assert (await read_answer(reader))[1] == b"b"
+        may_end.set()
+        writer.write(post(b"a")[len(first) :])
+        assert (await read_answer(reader))[1] == b"a"
+
+
+@pytest.mark.parametrize("begun", [b"", post(b"a"), b"POST /v1/x HTTP/1.1\r\nhost:"])
+async def test_beyond_the_limit_the_connection_that_waits_longest_is_closed(begun: bytes) -> None:
+    """One that sends no request, or no complete head, for example of an attacker who holds all connections."""
+    edge = Edge(echo, replace_limits(max_connections=2))
+    async with connected(edge) as (reader, writer):
+        address = writer.get_extra_info("peername")
+        writer.write(begun)
+        if begun == post(b"a"):
+            await read_answer(reader)
+        second, second_writer = await asyncio.open_connection(*address)
+        second_writer.write(post(b"b"))
+        assert (await read_answer(second))[1] == b"b"
+        third, third_writer = await asyncio.open_connection(*address)
+        assert await reader.read() == b""
+        for each, its_writer in ((third, third_writer), (second, second_writer)):
+            its_writer.write(post(b"c"))
+            assert (await read_answer(each))[1] == b"c"
+            its_writer.close()
 
 
 async def test_small_pieces_are_sent_at_once() -> None:
