@@ -14,9 +14,15 @@ from router.types import Endpoint
 
 SLICE_BYTES = 128 * 1024
 """Checked at once: at most 3 ms."""
+LEADING_BYTES = 1024
+"""A large body must begin within as many bytes of whitespace."""
 NUMBERS = 16
 """Outside of chats, this many numbers count as one item: token ids are decoded in slices."""
-ESCAPES = 64
+NUMBER_BYTES = 8
+"""As many bytes between strings count as one number: whitespace, and long numbers."""
+FLOATS = 4
+"""In chats, a point or an exponent counts as this many items: a float takes five times as long as an integer."""
+ESCAPES = 24
 """This many escaped characters count as one item: the decoder needs five times as long for them as for others."""
 _PROMPTS = (Endpoint.CHAT, Endpoint.COMPLETIONS)
 """Endpoints whose prompts stay raw: the JSON decoder does not check that they are UTF-8."""
@@ -27,7 +33,7 @@ class ItemCounter:
     """Counts the objects, lists, strings and separators of a JSON text that arrives in pieces, outside of strings."""
 
     def __init__(self) -> None:
-        self.containers = self.strings = self.commas = self.escapes = 0
+        self.containers = self.strings = self.commas = self.escapes = self.floats = self.other_bytes = 0
         self._in_string = False
         self._escape = b""
         """A backslash whose escaped character is in the next piece."""
@@ -46,6 +52,8 @@ class ItemCounter:
         outside = b"".join(parts[self._in_string :: 2])
         self.containers += outside.count(b"{") + outside.count(b"[")
         self.commas += outside.count(b",")
+        self.floats += outside.count(b".") + outside.count(b"e") + outside.count(b"E")
+        self.other_bytes += len(outside)
         quotes = len(parts) - 1
         self.strings += (quotes + (not self._in_string)) // 2
         self._in_string ^= quotes % 2 == 1
@@ -64,7 +72,10 @@ class LargeBodies:
 
     async def check(self, endpoint: Endpoint, body: bytes) -> None:
         """Raises `MalformedRequest` for a JSON object with too many items, or for a prompt that is not UTF-8."""
-        if body[:SLICE_BYTES].lstrip()[:1] != b"{":
+        start = body[:LEADING_BYTES].lstrip()
+        if not start:
+            raise MalformedRequest(f"The request body begins with more than {LEADING_BYTES} characters of whitespace.")
+        if not start.startswith(b"{"):
             return
         counter, text = ItemCounter(), _UTF8() if endpoint in _PROMPTS else None
         async with self._turn:
@@ -80,13 +91,15 @@ class LargeBodies:
 
     def _check_items(self, endpoint: Endpoint, counted: ItemCounter) -> None:
         if endpoint is Endpoint.CHAT:
-            items = counted.containers + counted.commas
+            numbers = counted.other_bytes // NUMBER_BYTES
+            items = counted.containers + max(counted.commas, counted.floats * FLOATS, numbers)
         else:
-            items = counted.containers + counted.strings + counted.commas // NUMBERS
+            numbers = max(counted.commas, counted.other_bytes // NUMBER_BYTES)
+            items = counted.containers + counted.strings + numbers // NUMBERS
         if items + counted.escapes // ESCAPES > self._max_items:
             raise MalformedRequest(
-                f"The request body has more than {self._max_items} items: objects, lists and their elements "
-                "(limits.max_json_items)."
+                f"The request body has more than {self._max_items} items: objects, lists and their elements, "
+                "also long numbers, whitespace and escaped characters (limits.max_json_items)."
             )
 
 

@@ -15,15 +15,22 @@ import msgspec
 
 from router.engines.steering import CONTAINERS, STEERING_FIELDS
 from router.errors import MalformedRequest
+from router.prompt.json_floats import short_float
 from router.types import MAX_NAME_CHARACTERS, Endpoint
 
 MAX_SEARCHED_BYTES = 256 * 1024
-"""Of one of `CONTAINERS`: a list of a hundred thousand objects is searched in a fifth of a second."""
+"""Maximum size of one of `CONTAINERS`."""
+MAX_SEARCHED_FIELDS = 4096
+"""Of a body with engine fields, with those of its `CONTAINERS`: this many are searched in 4 ms."""
 MAX_NESTING = 4
 """Depth to which `CONTAINERS` inside each other are searched; deeper ones are dropped."""
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)]
 """A string that the router keeps after the request."""
+MAX_NUMBER_BYTES = 64
+"""Of a number, or of a string with a number."""
+_Number: TypeAlias = msgspec.Raw | msgspec.UnsetType
+"""Decoded after the body, and then replaced by its value: a number that is repeated is decoded once."""
 
 
 class _Sampling(msgspec.Struct, kw_only=True):
@@ -31,14 +38,14 @@ class _Sampling(msgspec.Struct, kw_only=True):
 
     model: str
     stream: bool | None = None
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    n: _Number = msgspec.UNSET
+    temperature: _Number = msgspec.UNSET
+    top_p: _Number = msgspec.UNSET
     stop: str | list[str] | None = None
-    seed: int | None = None
+    seed: _Number = msgspec.UNSET
     user: str | None = None
     cache_salt: Name | None = None
-    truncate_prompt_tokens: Any = None
+    truncate_prompt_tokens: _Number = msgspec.UNSET
     session_id: Name | None = None
 
 
@@ -47,8 +54,8 @@ class ChatBody(_Sampling, kw_only=True):
 
     messages: list[msgspec.Raw]
     """Undecoded objects: the prompt reader decodes only messages of unknown conversations."""
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: _Number = msgspec.UNSET
+    max_completion_tokens: _Number = msgspec.UNSET
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     documents: list[dict[str, Any]] | None = None
@@ -65,9 +72,9 @@ class CompletionBody(_Sampling, kw_only=True):
 
     prompt: msgspec.Raw
     """Undecoded: it may be a list of a million token ids."""
-    suffix: Any = None
-    prompt_embeds: Any = None
-    max_tokens: int | None = None
+    suffix: str | None = None
+    prompt_embeds: str | list[str] | None = None
+    max_tokens: _Number = msgspec.UNSET
     add_special_tokens: bool | None = None
 
 
@@ -94,7 +101,7 @@ def _decoder(body: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
     """A decoder for a body, which also detects the fields that may steer an engine."""
     engine_fields = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in _DETECTED]
     extended = msgspec.defstruct(body.__name__, engine_fields, bases=(body,), kw_only=True)
-    return msgspec.json.Decoder(extended, strict=False)
+    return msgspec.json.Decoder(extended, strict=False, float_hook=short_float)
 
 
 _DECODERS = {
@@ -106,9 +113,21 @@ _DECODERS = {
 _ENGINE_FIELDS_OF = attrgetter(*_DETECTED)
 _NO_ENGINE_FIELDS = (msgspec.UNSET,) * len(_DETECTED)
 _PROMPT_FIELDS_OF = {endpoint: attrgetter(*names) for endpoint, names in _PROMPT_FIELDS.items()}
+_INTEGER = msgspec.json.Decoder(int | None, strict=False)
+_FLOAT = msgspec.json.Decoder(float | None, strict=False)
+_NUMBERS: dict[str, msgspec.json.Decoder[Any]] = {
+    "temperature": _FLOAT,
+    "top_p": _FLOAT,
+    **dict.fromkeys(("n", "seed", "truncate_prompt_tokens", "max_tokens", "max_completion_tokens"), _INTEGER),
+}
+_NUMBERS_IN = {
+    endpoint: [(name, decoder) for name, decoder in _NUMBERS.items() if name in body.__struct_fields__]
+    for endpoint, body in ((Endpoint.CHAT, ChatBody), (Endpoint.COMPLETIONS, CompletionBody))
+}
+_NULL = msgspec.Raw(b"null")
+_CONTAINER_NAMES = ", ".join(sorted(CONTAINERS))
 _RAW_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
-_NULL = msgspec.Raw(b"null")
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -125,6 +144,9 @@ def parse_body(endpoint: Endpoint, body: bytes, *, max_messages: int = 16_384) -
         raise MalformedRequest(f"{message}{f' in `{param}`' if param else ''}.", param=param) from error
     except _DECODE_ERRORS as error:
         raise MalformedRequest(f"The request body is not valid JSON: {error}") from error
+    for name, decoder in _NUMBERS_IN.get(endpoint, ()):
+        if (raw := getattr(parsed, name)) is not msgspec.UNSET:
+            setattr(parsed, name, _number(name, raw, decoder))
     if endpoint is Endpoint.CHAT:
         _check_chat(parsed, max_messages)
     elif endpoint is Endpoint.COMPLETIONS and bytes(memoryview(parsed.prompt)[:1]) not in (b'"', b"["):
@@ -132,12 +154,22 @@ def parse_body(endpoint: Endpoint, body: bytes, *, max_messages: int = 16_384) -
     return parsed
 
 
+def _number(name: str, raw: msgspec.Raw, decoder: msgspec.json.Decoder[Any]) -> Any:
+    size_bytes = len(memoryview(raw))
+    if size_bytes > MAX_NUMBER_BYTES:
+        raise MalformedRequest(f"`{name}` has {size_bytes} bytes, more than {MAX_NUMBER_BYTES}.", param=name)
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise MalformedRequest(f"{error} in `{name}`.", param=name) from error
+
+
 def prompt_fields(endpoint: Endpoint, parsed: Any) -> dict[str, Any]:
     """The fields that determine the prompt's tokens."""
     if endpoint not in _PROMPT_FIELDS:
         return {}
     named = zip(_PROMPT_FIELDS[endpoint], _PROMPT_FIELDS_OF[endpoint](parsed), strict=True)
-    return {name: value for name, value in named if value is not None}
+    return {name: value for name, value in named if value is not None and value is not msgspec.UNSET}
 
 
 def has_engine_fields(parsed: Any) -> bool:
@@ -153,32 +185,48 @@ def without_engine_fields(body: bytes) -> bytes:
     """
     try:
         fields = _RAW_OBJECT.decode(body)
-        kept = _without_steering(fields, MAX_NESTING)
+        kept = _FieldSearch().without_steering(fields, MAX_NESTING)
     except _DECODE_ERRORS as error:
         raise MalformedRequest(f"The request body is not a valid JSON object: {error}") from error
     unchanged = len(kept) == len(fields) and CONTAINERS.isdisjoint(fields)
     return body if unchanged else msgspec.json.encode(kept)
 
 
-def _without_steering(fields: dict[str, msgspec.Raw], levels: int) -> dict[str, msgspec.Raw]:
-    kept = {name: value for name, value in fields.items() if name not in STEERING_FIELDS}
-    for name in CONTAINERS & kept.keys():
-        kept[name] = _searched(kept[name], levels)
-    return kept
+class _FieldSearch:
+    """Removes the steering fields of one body. Raises `MalformedRequest` after `MAX_SEARCHED_FIELDS`."""
 
+    def __init__(self) -> None:
+        self._visited = 0
 
-def _searched(value: msgspec.Raw, levels: int) -> msgspec.Raw:
-    """An object, or a list of objects, without steering fields; null for anything else, which no engine accepts."""
-    if not levels:
+    def without_steering(self, fields: dict[str, msgspec.Raw], levels: int) -> dict[str, msgspec.Raw]:
+        self._visit(len(fields))
+        kept = {name: value for name, value in fields.items() if name not in STEERING_FIELDS}
+        for name in CONTAINERS & kept.keys():
+            kept[name] = self._searched(kept[name], levels)
+        return kept
+
+    def _searched(self, value: msgspec.Raw, levels: int) -> msgspec.Raw:
+        """An object, or a list of objects, without steering fields; null for anything else, which no engine accepts."""
+        if not levels:
+            return _NULL
+        text, inner = bytes(value), levels - 1
+        if len(text) > MAX_SEARCHED_BYTES:
+            raise MalformedRequest(f"{_CONTAINER_NAMES} may have {MAX_SEARCHED_BYTES} bytes each.")
+        if text.startswith(b"{"):
+            return msgspec.Raw(msgspec.json.encode(self.without_steering(_RAW_OBJECT.decode(text), inner)))
+        if text.startswith(b"["):
+            items = _RAW_LIST.decode(text)
+            self._visit(len(items))
+            return msgspec.Raw(msgspec.json.encode([self._searched(item, inner) for item in items]))
         return _NULL
-    text, inner = bytes(value), levels - 1
-    if len(text) > MAX_SEARCHED_BYTES:
-        raise MalformedRequest(f"{', '.join(sorted(CONTAINERS))} may have {MAX_SEARCHED_BYTES} bytes each.")
-    if text.startswith(b"{"):
-        return msgspec.Raw(msgspec.json.encode(_without_steering(_RAW_OBJECT.decode(text), inner)))
-    if text.startswith(b"["):
-        return msgspec.Raw(msgspec.json.encode([_searched(item, inner) for item in _RAW_LIST.decode(text)]))
-    return _NULL
+
+    def _visit(self, count: int) -> None:
+        self._visited += count
+        if self._visited > MAX_SEARCHED_FIELDS:
+            raise MalformedRequest(
+                f"A body with engine fields may have {MAX_SEARCHED_FIELDS} fields, "
+                f"with those inside of {_CONTAINER_NAMES}."
+            )
 
 
 def may_be_json_object(body: bytes) -> bool:

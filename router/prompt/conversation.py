@@ -15,7 +15,8 @@ import msgspec
 
 from router.errors import MalformedRequest
 from router.prompt.content_format import ContentFormat
-from router.prompt.tools import developer_tools, normal_tool_call
+from router.prompt.json_floats import short_float
+from router.prompt.tools import argument_characters, developer_tools, normal_tool_call
 
 Message = dict[str, Any]
 
@@ -38,8 +39,11 @@ _MEDIA_FIELDS = frozenset(
 _PART_FIELDS = _MEDIA_FIELDS | {"type", "text", "refusal", "thinking", "closed", "name"}
 """Fields of content parts that are rewritten or dropped; all others reach the template."""
 
+_ANY = msgspec.json.Decoder(float_hook=short_float)
 _PLAIN_FIELDS = {"role", "content"}
 _PLAIN_ROLES = ("system", "user", "assistant")
+MAX_ARGUMENTS_CHARACTERS = 256 * 1024
+"""Of a tool call: twice as many would hold the interpreter for 20 ms, in any thread."""
 BILLING_HEADER = "x-anthropic-billing-header"
 """Start of a line that Claude Code puts first in its system prompt and changes on every request."""
 
@@ -82,7 +86,7 @@ def with_decoded_messages(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(messages, list) or not any(isinstance(message, msgspec.Raw) for message in messages):
         return prompt
     try:
-        return {**prompt, "messages": [msgspec.json.decode(message) for message in messages]}
+        return {**prompt, "messages": [_ANY.decode(message) for message in messages]}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedRequest(f"a message is not valid JSON: {error}", param="messages") from error
 
@@ -222,6 +226,9 @@ def _assistant_fields(message: Mapping[str, Any], where: str) -> Message:
     if calls is not None and not isinstance(calls, list):
         raise MalformedRequest(f"{where}.tool_calls must be a list", param=f"{where}.tool_calls")
     if calls:
+        characters = max(map(argument_characters, calls))
+        if characters > MAX_ARGUMENTS_CHARACTERS:
+            raise Unrenderable(UnreadReason.TOO_LONG, f"{where} has a tool call of {characters} characters")
         fields["tool_calls"] = [normal_tool_call(call, f"{where}.tool_calls") for call in calls]
     reasoning = message.get("reasoning")
     if reasoning is None:

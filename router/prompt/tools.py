@@ -33,6 +33,13 @@ def normal_tool_call(call: Any, where: str) -> dict[str, Any]:
     return _ordered({**call, "function": function}, "id", "function", "type")
 
 
+def argument_characters(call: Any) -> int:
+    """Length of a tool call's arguments where they are text: JSON that `normal_tool_call` decodes at once."""
+    function = call.get("function") if isinstance(call, dict) else None
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    return len(arguments) if isinstance(arguments, str) else 0
+
+
 def developer_tools(tools: Any) -> Any:
     """Tools in a developer message: the engine orders their fields and adds none. Anything else stays as it is."""
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):

@@ -69,8 +69,14 @@ LONG = b'{"role":"user","content":"' + b"{[,]}" * 20_000 + b'"}'
         (Endpoint.CHAT, body_of(b"[[[[]]]]", 300), False),
         (Endpoint.CHAT, body_of(b'{"role":"user","content":"' + b"x" * 90 + b'"}', 300), True),
         (Endpoint.CHAT, body_of(LONG, 5), True),
-        (Endpoint.CHAT, body_of(b'"' + b"\\n" * 60_000 + b'"', 1), True),
-        (Endpoint.CHAT, body_of(b'"' + b"\\n" * 70_000 + b'"', 1), False),
+        (Endpoint.CHAT, body_of(b'"' + b"\\n" * 20_000 + b'"', 1), True),
+        (Endpoint.CHAT, body_of(b'"' + b"\\n" * 30_000 + b'"', 1), False),
+        (Endpoint.CHAT, body_of(b"[1.5]", 500), False),
+        (Endpoint.CHAT, body_of(b"1" * 4_000, 3), False),
+        (Endpoint.CHAT, body_of(b" " * 9_000, 1), False),
+        (Endpoint.OTHER, body_of(b" " * 100_000, 1), True),
+        (Endpoint.OTHER, body_of(b" " * 140_000, 1), False),
+        (Endpoint.CHAT, b" " * 1_000 + body_of(b"0", 2_000), False),
         (Endpoint.COMPLETIONS, body_of(b"150000", 12_000), True),
         (Endpoint.COMPLETIONS, body_of(b"1", 17_000), False),
         (Endpoint.COMPLETIONS, body_of(b'""', 2_000), False),
@@ -98,6 +104,16 @@ async def test_a_body_that_is_not_utf8_is_refused(end: bytes, monkeypatch: pytes
     with pytest.raises(MalformedRequest, match="not valid JSON"):
         await LargeBodies(8).check(Endpoint.CHAT, text + end)
     await LargeBodies(8).check(Endpoint.OTHER, text + end)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("endpoint", Endpoint)
+@pytest.mark.parametrize("space", [b" ", b"\t", b"\r\n"])
+async def test_a_large_body_begins_within_a_few_characters(endpoint: Endpoint, space: bytes) -> None:
+    """Whitespace in front does not switch the check off."""
+    for count in (1_024, 140_000):
+        with pytest.raises(MalformedRequest, match="begins with more than 1024"):
+            await LargeBodies(8).check(endpoint, space * count + b'{"model":"m"}')
 
 
 @pytest.mark.anyio

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from router.api.parse import (
     MAX_NESTING,
     MAX_SEARCHED_BYTES,
+    MAX_SEARCHED_FIELDS,
     may_be_json_object,
     model_of,
     parse_body,
@@ -187,6 +188,57 @@ def test_a_searched_object_has_a_bounded_size() -> None:
                 without_engine_fields(body)
         else:
             assert json.loads(without_engine_fields(body)) == json.loads(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"vllm_xargs":[%b]}' % b",".join([b"1"] * 5_000),
+        b'{"vllm_xargs":[[%b]]}' % b",".join([b"{}"] * 5_000),
+        b'{"vllm_xargs":{"extra_args":{%b}}}' % b",".join(b'"%d":1' % n for n in range(5_000)),
+        b'{"priority":1,%b}' % b",".join(b'"%d":1' % n for n in range(5_000)),
+        b"{%b}" % b",".join(b'"%b":[%b]' % (name.encode(), b",".join([b"{}"] * 1_500)) for name in CONTAINERS),
+    ],
+    ids=["numbers", "nested", "inner-fields", "fields", "containers"],
+)
+def test_a_search_for_engine_fields_visits_a_bounded_number_of_values(body: bytes) -> None:
+    """However they are spread over lists and objects."""
+    with pytest.raises(MalformedRequest, match=f"{MAX_SEARCHED_FIELDS} fields"):
+        without_engine_fields(body)
+
+
+@pytest.mark.parametrize("endpoint", [Endpoint.CHAT, Endpoint.COMPLETIONS])
+@pytest.mark.parametrize("number", [b"1" * 65, b'"%b"' % (b"1" * 65), b"1." + b"0" * 63 + b"e-300"])
+@pytest.mark.parametrize("name", ["temperature", "top_p", "seed", "n", "max_tokens", "truncate_prompt_tokens"])
+def test_an_endless_number_is_refused(endpoint: Endpoint, number: bytes, name: str) -> None:
+    """Decoding one takes milliseconds."""
+    body = b'{"model":"m","messages":[{}],"prompt":"a","%b":%b}' % (name.encode(), number)
+    with pytest.raises(MalformedRequest, match=f"`{name}` has .* bytes, more than 64") as caught:
+        parse_body(endpoint, body)
+    assert caught.value.param == name
+
+
+def test_only_the_last_of_a_repeated_number_is_decoded() -> None:
+    """As Python does; a float may take 5 us."""
+    body = chat(seed=1)[:-1] + b',"temperature":[1],"temperature":0.5}'
+    assert parse_body(Endpoint.CHAT, body).temperature == 0.5
+
+
+@pytest.mark.parametrize("name", ["tools", "documents"])
+def test_a_long_float_in_a_free_field_is_refused(name: str) -> None:
+    """One takes up to 25 us."""
+    short, long = b"1.0123456789012345e-300", b"1." + b"0" * 100 + b"e-300"
+    body = b'{"model":"m","messages":[{}],"%b":[{"a":[%b]}]}'
+    assert getattr(parse_body(Endpoint.CHAT, body % (name.encode(), short)), name) == [{"a": [float(short)]}]
+    with pytest.raises(MalformedRequest, match=f"a number has 107 characters, more than 32 in `{name}"):
+        parse_body(Endpoint.CHAT, body % (name.encode(), long))
+
+
+@pytest.mark.parametrize("name", ["suffix", "prompt_embeds"])
+def test_a_completion_has_no_field_of_any_type(name: str) -> None:
+    """A list of two million numbers would be decoded."""
+    with pytest.raises(MalformedRequest, match=f"`{name}"):
+        parse_body(Endpoint.COMPLETIONS, b'{"model":"m","prompt":"a","%b":[1.5,2.5]}' % name.encode())
 
 
 @pytest.mark.parametrize("name", sorted(CONTAINERS))

@@ -5,10 +5,18 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import msgspec
 import pytest
 
 from router.errors import MalformedRequest
-from router.prompt.conversation import UnreadReason, Unrenderable, normal_messages, without_developer
+from router.prompt.conversation import (
+    MAX_ARGUMENTS_CHARACTERS,
+    UnreadReason,
+    Unrenderable,
+    normal_messages,
+    with_decoded_messages,
+    without_developer,
+)
 
 TWO_PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
 
@@ -196,3 +204,26 @@ def test_a_lone_first_developer_is_only_renamed() -> None:
     assert without_developer(lone)[0] == {"role": "system", "content": TWO_PARTS}
     late: Any = [{"role": "user", "content": "u"}, {"role": "system", "content": "s"}]
     assert without_developer(late) is late
+
+
+def test_a_call_with_long_arguments_is_not_decoded() -> None:
+    """Half a million objects in a string would hold the interpreter for a quarter of a second."""
+    for size, fits in ((MAX_ARGUMENTS_CHARACTERS, True), (MAX_ARGUMENTS_CHARACTERS + 1, False)):
+        call = {"type": "function", "function": {"name": "f", "arguments": '{"a":1}'.ljust(size)}}
+        messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+        if fits:
+            (seen,) = normal_messages(messages, "string")
+            assert seen["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+        else:
+            with pytest.raises(Unrenderable, match=f"{size} characters") as caught:
+                normal_messages(messages, "string")
+            assert caught.value.reason == UnreadReason.TOO_LONG
+
+
+def test_a_long_float_in_a_message_is_refused() -> None:
+    """One takes up to 25 us."""
+    message = b'{"role":"user","content":"x","y":[%b]}'
+    short = msgspec.Raw(message % b"1.0123456789012345e-300")
+    assert with_decoded_messages({"messages": [short]})["messages"][0]["y"] == [1.0123456789012345e-300]
+    with pytest.raises(MalformedRequest, match="a number has 107 characters"):
+        with_decoded_messages({"messages": [msgspec.Raw(message % (b"1." + b"0" * 100 + b"e-300"))]})
