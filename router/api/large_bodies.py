@@ -72,10 +72,10 @@ class LargeBodies:
 
     async def check(self, endpoint: Endpoint, body: bytes) -> None:
         """Raises `MalformedRequest` for a JSON object with too many items, or for a prompt that is not UTF-8."""
-        start = body[:LEADING_BYTES].lstrip()
-        if not start:
+        head = body[:LEADING_BYTES].lstrip()
+        if not head:
             raise MalformedRequest(f"The request body begins with more than {LEADING_BYTES} characters of whitespace.")
-        if not start.startswith(b"{"):
+        if not head.startswith(b"{"):
             return
         counter, text = ItemCounter(), _UTF8() if endpoint in _PROMPTS else None
         async with self._turn:
