@@ -30,6 +30,8 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 
 def shortened(text: str, max_characters: int) -> str:
     """The text, or its beginning and end if it is longer: messages may contain what a client or a pod sent."""
@@ -132,7 +134,17 @@ class StaleConnection(UpstreamError):
 
 
 class UpstreamBroken(UpstreamError):
-    """The pod closed the connection early or sent an invalid response."""
+    """The pod closed the connection early or sent an invalid response. `status`: of a response that is not 200."""
+
+    def __init__(self, message: str, *, pod: str = "", doubtful: bool = False, status: int = 0) -> None:
+        super().__init__(message, pod=pod, doubtful=doubtful)
+        self.status = status
+
+
+def unexpected_status(status: int, path: str, pod: str) -> UpstreamBroken:
+    """The error for a response to a GET or POST of the router itself."""
+    phrase = f" {HTTPStatus(status).phrase}" if status in HTTPStatus.__members__.values() else ""
+    return UpstreamBroken(f"pod {pod}: {status}{phrase} from {path}", pod=pod, status=status)
 
 
 class UpstreamTimeout(UpstreamError):

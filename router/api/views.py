@@ -33,6 +33,7 @@ def describe_pods(fleet: Fleet, ledger: Ledger, store: PrefixStore, kv_streams: 
             "role": status.pod.role.value,
             "handoff": status.pod.handoff,
             "state": status.state.value,
+            "state_reason": fleet.state_reason(status.pod.id),
             "trust": status.pod.trust.value,
             "trust_reason": fleet.trust_reason(status.pod.id),
             "kv_events": events_of(status.pod.id),

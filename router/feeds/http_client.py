@@ -15,7 +15,7 @@ import msgspec
 
 from router.config.pod_keys import key_headers
 from router.engines.adapter import rank_headers
-from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
+from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout, unexpected_status
 from router.types import Pod, PodId
 
 Fetch: TypeAlias = Callable[[Pod, str, float], Awaitable[bytes]]
@@ -92,7 +92,7 @@ async def _exchange(client: httpx.AsyncClient, request: httpx.Request, pod: PodI
     except TimeoutError as error:
         raise UpstreamTimeout(f"{path}: no response within {timeout_s:g} s", pod=pod) from error
     if response.status_code != httpx.codes.OK:
-        raise UpstreamBroken(f"{path}: status {response.status_code}", pod=pod)
+        raise unexpected_status(response.status_code, path, pod)
     if len(body) > MAX_RESPONSE_BYTES:
         raise UpstreamBroken(f"{path}: response is larger than {MAX_RESPONSE_BYTES} bytes", pod=pod)
     return body

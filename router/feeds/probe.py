@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import structlog
@@ -19,6 +19,7 @@ from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES
 from router.errors import ConnectFailed, UpstreamError
 from router.feeds.http_client import Fetch
+from router.feeds.pod_problems import fetch_facts, unusable_reason
 from router.feeds.supervise import each_pod, pause
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet, PodEvent
@@ -27,6 +28,9 @@ from router.types import Pod, PodId, PodState
 JOINING_INTERVAL_S = 0.1
 """Interval for a pod that is not up yet, so that it gets traffic within a second of its start."""
 
+MAX_LOGGED_REASONS = 8
+"""Reasons that are logged of a pod until it is READY: an engine could word each of its errors differently."""
+
 OnDescribed: TypeAlias = Callable[[Pod, PodFacts], None]
 
 log = structlog.get_logger()
@@ -34,11 +38,12 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class _Seen:
-    """Results of the probes of one pod. `described_epoch` 0: it has not been described yet."""
+    """Results of the probes of one pod. `described_epoch` 0: it has not been described yet. `reasons`: logged since it
+    was last READY."""
 
     described_epoch: int = 0
     refused: bool = False
-    warned: bool = False
+    reasons: set[str] = field(default_factory=set)
 
 
 class ProbeFeed:
@@ -82,6 +87,7 @@ class ProbeFeed:
         except UpstreamError as error:
             seen.refused = seen.refused or (isinstance(error, ConnectFailed) and error.refused)
             self._breaker.probe_failed(pod.id, time.monotonic())
+            self._explain(pod, seen, error)
             return
         self._breaker.seen_alive(pod.id)
         if seen.refused and seen.described_epoch:
@@ -100,31 +106,30 @@ class ProbeFeed:
         serving = status.state is PodState.READY and seen.described_epoch > 0
         if not serving and seen.described_epoch != status.pod.epoch and not await self._describe(status.pod, seen):
             return
-        self._fleet.event(pod_id, PodEvent.PROBE_OK, time.monotonic())
+        if self._fleet.event(pod_id, PodEvent.PROBE_OK, time.monotonic()) is PodState.READY:
+            seen.reasons.clear()
 
     async def _describe(self, pod: Pod, seen: _Seen) -> bool:
         """Fetch what the pod serves and report it. False if the pod does not answer or has restarted since."""
-        adapter = ENGINES[pod.engine]
-        bodies = await asyncio.gather(*(self._body(pod, path) for path in adapter.describe_paths))
-        answers = {path: body for path, body in zip(adapter.describe_paths, bodies, strict=True) if body is not None}
-        facts = adapter.describe(answers, pod)
-        if facts is None and not seen.warned:
-            seen.warned = True
-            log.warning(
-                "healthy pod does not list its models",
-                pod=pod.id,
-                path=adapter.describe_paths[0],
-                hint="if the engine has an API key, configure it under `auth` of the pod",
-            )
-        now = self._fleet.status(pod.id)
-        if facts is None or now is None or now.pod.epoch != pod.epoch:
+        try:
+            facts = await fetch_facts(self._fetch, pod, self._timeout_s)
+        except UpstreamError as error:
+            self._explain(pod, seen, error)
             return False
-        seen.described_epoch, seen.warned = pod.epoch, False
+        now = self._fleet.status(pod.id)
+        if now is None or now.pod.epoch != pod.epoch:
+            return False
+        seen.described_epoch = pod.epoch
         self._on_described(now.pod, facts)
         return True
 
-    async def _body(self, pod: Pod, path: str) -> bytes | None:
-        try:
-            return await self._fetch(pod, path, self._timeout_s)
-        except UpstreamError:
-            return None
+    def _explain(self, pod: Pod, seen: _Seen, error: UpstreamError) -> None:
+        """Record why the pod is not READY; log each reason once until it is READY."""
+        now = self._fleet.status(pod.id)
+        if now is None or now.pod.epoch != pod.epoch or now.state not in (PodState.JOINING, PodState.EJECTED):
+            return
+        reason = unusable_reason(pod, error)
+        self._fleet.explain_state(pod.id, reason)
+        if reason not in seen.reasons and len(seen.reasons) < MAX_LOGGED_REASONS:
+            seen.reasons.add(reason)
+            log.warning("pod cannot be used", pod=pod.id, reason=reason)

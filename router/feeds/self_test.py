@@ -187,7 +187,7 @@ class ParityFeed:
         is_new = (report.trust, report.reason) != (now.pod.trust, self._fleet.trust_reason(pod.id))
         self._fleet.trust(pod.id, report.trust, report.reason)
         if is_new:
-            log_line = log.warning if report.trust is PrefixTrust.MISMATCH else log.info
+            log_line = log.info if report.trust is PrefixTrust.TRUSTED else log.warning
             log_line(
                 _EVENTS[report.trust], pod=pod.id, tokens=report.tokens, hashes=report.hashes, reason=report.reason
             )

@@ -67,6 +67,7 @@ class Fleet:
         self._configured: dict[PodId, Pod] = {}
         """The set of the last `sync`."""
         self._reasons: dict[PodId, str] = {}
+        self._state_reasons: dict[PodId, str] = {}
         self._listeners: list[Listener] = []
         self._epochs = count(1)
         self._version = 0
@@ -93,6 +94,16 @@ class Fleet:
     def trust_reason(self, pod_id: PodId) -> str:
         """The reason for the pod's trust; empty before its first parity test."""
         return self._reasons.get(pod_id, "")
+
+    def state_reason(self, pod_id: PodId) -> str:
+        """Why the pod is not READY; empty if it is, or if the reason is unknown."""
+        return self._state_reasons.get(pod_id, "")
+
+    def explain_state(self, pod_id: PodId, reason: str) -> None:
+        """Record why a pod is JOINING or EJECTED, until it changes its state."""
+        known = self._statuses.get(pod_id)
+        if known is not None and known.state in (PodState.JOINING, PodState.EJECTED):
+            self._state_reasons[pod_id] = reason
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` on every change. Returns a function that unregisters it."""
@@ -123,6 +134,8 @@ class Fleet:
         if known is None:
             return PodState.GONE
         state = transition(known.state, event)
+        if state is not known.state:
+            self._state_reasons.pop(pod_id, None)
         if state is PodState.GONE:
             self._remove(known)
         elif state is not known.state:

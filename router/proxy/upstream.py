@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from http import HTTPStatus
+from socket import gaierror
 from urllib.parse import urlsplit
 
 from router.config.pod_keys import key_headers
 from router.engines.adapter import rank_headers
-from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamTimeout
+from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamTimeout, unexpected_status
 from router.proxy.connection import Connection, Message, UpstreamTimeouts
 from router.proxy.headers import HeaderList, HeaderRules, Inbound, request_head, request_message
 from router.proxy.relay import read_all
@@ -141,7 +142,7 @@ class UpstreamPool:
                 f"pod {self.pod}: {path}: no response within {timeout_s:g} s", pod=self.pod
             ) from error
         if reply.status != HTTPStatus.OK:
-            raise UpstreamBroken(f"pod {self.pod}: {path}: status {reply.status}", pod=self.pod)
+            raise unexpected_status(reply.status, path, self.pod)
         return body
 
     async def _connect(self) -> Connection:
@@ -160,7 +161,8 @@ class UpstreamPool:
             why = f"not connected within {self.timeouts.connect_s:g} s"
             raise ConnectFailed(f"pod {self.pod}: {why}", pod=self.pod) from error
         except OSError as error:
-            raise ConnectFailed(f"pod {self.pod}: cannot connect: {error}", pod=self.pod, refused=True) from error
+            refused = not isinstance(error, (gaierror, ssl.SSLError))
+            raise ConnectFailed(f"pod {self.pod}: cannot connect: {error}", pod=self.pod, refused=refused) from error
         return connection
 
     def _take_idle(self) -> Connection | None:

@@ -46,7 +46,7 @@ async def test_a_post_is_json_for_the_pods_rank(network: Network, make_pod: Make
 async def test_any_status_but_200_is_an_error(network: Network, make_pod: MakePod) -> None:
     """The message names path and status."""
     network["a"].statuses["/health"] = 503
-    with pytest.raises(UpstreamBroken, match="/health: status 503") as caught:
+    with pytest.raises(UpstreamBroken, match="503 Service Unavailable from /health") as caught:
         await get(network.client, make_pod("a"), "/health", 1.0)
     assert caught.value.pod == "a"
 

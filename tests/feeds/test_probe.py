@@ -82,7 +82,7 @@ async def test_a_pod_joins_after_it_has_been_described(world: Probing, running: 
 async def test_a_pod_joins_when_it_is_healthy_and_lists_its_models(
     world: Probing, running: Running, until: Until
 ) -> None:
-    """A healthy pod without models is logged once."""
+    """Each reason is logged once."""
     world.pod.refuses = True
     models = world.pod.answers.pop("/v1/models")
     with capture_logs() as logs:
@@ -96,7 +96,39 @@ async def test_a_pod_joins_when_it_is_healthy_and_lists_its_models(
             assert (world.is_in(PodState.JOINING), world.described) == (True, [])
             world.pod.answers["/v1/models"] = models
             await until(lambda: world.is_in(PodState.READY))
-    assert [(log["pod"], log["path"]) for log in logs] == [("a", "/v1/models")]
+    assert [(log["event"], log["pod"]) for log in logs] == [("pod cannot be used", "a")] * 3
+    reasons = [log["reason"] for log in logs]
+    assert reasons[0].startswith("/health: cannot connect") and reasons[1:] == [
+        "503 Service Unavailable from /health",
+        "404 Not Found from /v1/models",
+    ]
+    assert world.fleet.state_reason("a") == ""
+
+
+async def test_a_pod_with_an_open_health_path_says_that_its_models_need_a_key(
+    world: Probing, running: Running, until: Until
+) -> None:
+    """vLLM checks keys under /v1 only."""
+    world.pod.statuses["/v1/models"] = 401
+    async with running(world.probes.run()):
+        await until(lambda: world.fleet.state_reason("a"))
+        assert world.is_in(PodState.JOINING)
+    reason = "401 Unauthorized from /v1/models; set pods[].auth.bearer_file to a file with the engine's API key"
+    assert world.fleet.state_reason("a") == reason
+
+
+async def test_an_ejected_pod_says_why_its_probe_fails(world: Probing, running: Running, until: Until) -> None:
+    """The reason ends when the pod is READY again."""
+    async with running(world.probes.run()):
+        await until(lambda: world.is_in(PodState.READY))
+        world.pod.statuses["/health"] = 503
+        world.pod.answers.pop("/health")
+        await until(lambda: world.is_in(PodState.EJECTED) and world.fleet.state_reason("a"))
+        assert world.fleet.state_reason("a") == "503 Service Unavailable from /health"
+        world.pod.answers["/health"] = b""
+        world.pod.statuses.clear()
+        await until(lambda: world.is_in(PodState.READY))
+    assert world.fleet.state_reason("a") == ""
 
 
 async def test_only_the_health_path_can_eject_a_pod(world: Probing, running: Running, until: Until) -> None:

@@ -1,0 +1,80 @@
+"""Says why a pod cannot be used and what to do, for the log, /admin/pods and `config check --probe`."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Iterator
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+from router.engines.adapter import PodFacts
+from router.engines.engine_catalog import ENGINES
+from router.errors import UpstreamBroken, UpstreamError, shortened
+from router.feeds.http_client import Fetch
+from router.types import Pod
+
+MAX_REASON_CHARACTERS = 400
+_DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+
+
+async def fetch_facts(fetch: Fetch, pod: Pod, timeout_s: float) -> PodFacts:
+    """What the pod reports about itself. Raises `UpstreamError` if it does not list its models."""
+    adapter = ENGINES[pod.engine]
+    paths = adapter.describe_paths
+    results = await asyncio.gather(*(fetch(pod, path, timeout_s) for path in paths), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, UpstreamError):
+            raise result
+    answers = {path: body for path, body in zip(paths, results, strict=True) if isinstance(body, bytes)}
+    facts = adapter.describe(answers, pod)
+    if facts is not None:
+        return facts
+    if isinstance(results[0], UpstreamError):
+        raise results[0]
+    raise UpstreamBroken(f"{paths[0]} lists no models; check that the URL is an engine's and `engine` is right")
+
+
+def unusable_reason(pod: Pod, error: UpstreamError) -> str:
+    """What is wrong and what to do, for an error of a probe of the pod."""
+    problem = _connect_problem(pod, error) or _status_problem(pod, error) or str(error)
+    return shortened(problem.removeprefix(f"pod {pod.id}: "), MAX_REASON_CHARACTERS)
+
+
+def _connect_problem(pod: Pod, error: UpstreamError) -> str:
+    for cause in _causes(error):
+        if isinstance(cause, socket.gaierror):
+            return f"unknown host name {urlsplit(pod.url).hostname!r}; correct pods[].url or the DNS of this machine"
+        if isinstance(cause, ssl.SSLError):
+            return _tls_problem(pod, cause)
+        if isinstance(cause, ConnectionRefusedError):
+            return f"connection refused by {_address(pod)}; check that the engine runs and listens there"
+    return ""
+
+
+def _tls_problem(pod: Pod, error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = error.verify_message
+        if "mismatch" in why:
+            return f"TLS certificate is not for this host ({why}); correct the host in pods[].url"
+        return f"TLS certificate not trusted ({why}); set pods[].tls.ca_file to the certificate of its authority"
+    return f"TLS handshake failed ({error.reason}); check that {_address(pod)} serves https, or use http in pods[].url"
+
+
+def _status_problem(pod: Pod, error: UpstreamError) -> str:
+    if not isinstance(error, UpstreamBroken) or error.status not in _DENIED:
+        return ""
+    if pod.bearer_file:
+        return f"{error}; the engine does not accept the key of {pod.bearer_file}"
+    return f"{error}; set pods[].auth.bearer_file to a file with the engine's API key"
+
+
+def _address(pod: Pod) -> str:
+    return pod.socket or urlsplit(pod.url).netloc
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
