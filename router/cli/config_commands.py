@@ -18,9 +18,7 @@ import typer
 
 from router.config.architecture import Config, KvDtype, KvSize, kv_size, prefill_work
 from router.config.load import shipped
-from router.config.policy_files import PolicyFolder, load_classes
 from router.config.priors import SpeedPrior, estimated_row, load_gpus, load_priors
-from router.config.router_file import load_router
 from router.errors import ConfigError
 
 config_app = typer.Typer(no_args_is_help=True)
@@ -30,12 +28,14 @@ PoliciesOption = Annotated[Path | None, typer.Option(help="Folder of policies. D
 
 @config_app.command("check", help="Check a configuration and all policies. Mistakes are listed with file and line.")
 def check_command(
-    config: Annotated[Path, typer.Argument(help="The router.yaml to check.")], policies: PoliciesOption = None
+    config: Annotated[Path, typer.Argument(help="The router.yaml to check.")],
+    policies: PoliciesOption = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Skip tokenizers that come from the hub.")] = False,
 ) -> None:
-    parsed = load_router(config)
-    classes = load_classes(parsed.classes).names
-    active = PolicyFolder(policies or shipped("policies"), parsed.policy, classes).read().active
-    names = ", ".join(policy.name for policy in active)
+    from router.wiring.config_check import check_router
+
+    parsed, found = check_router(config, policies or shipped("policies"), offline=offline)
+    names = ", ".join(policy.name for policy in found.active)
     print(f"{config}: valid. {len(parsed.models)} models, {len(parsed.pods)} pods, policies {names}.")
 
 

@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from rich.console import Console
 from rich.table import Table
 
-from router.config.load import load
+from router.config.load import ENGINE_TOKENIZER, load
 from router.config.router_file import with_redis_url
 from router.config.schema import RouterConfig
 from router.engines.engine_catalog import ENGINES
@@ -35,7 +35,7 @@ from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import HolderRow, Keys, scope_of
 from router.types import Endpoint, Generation, InferenceRequest
 from router.wiring.cluster_member import redis_address
-from router.wiring.prompts import ENGINE_TOKENIZER, fingerprinter, source_of
+from router.wiring.prompts import fingerprinter, source_of
 from router.wiring.tokenizer_files import load_tokenizer
 
 ConfigOption = Annotated[Path, typer.Option(help="The routers' configuration, with index.redis.")]

@@ -19,7 +19,7 @@ from router.api.http_edge import HttpEdge
 from router.api.protocol import EdgeProtocol
 from router.api.request_bodies import BodyLimit
 from router.config.load import load, validate_options
-from router.config.router_file import check_pod_keys, with_redis_url
+from router.config.router_file import MistakeList, check_keys, with_redis_url
 from router.config.schema import Limits, RouterConfig
 from router.errors import ConfigError
 from router.observe.log import configure_logging
@@ -48,7 +48,9 @@ def publish_command(
 ) -> None:
     """Publish until SIGTERM, then remove the holders from the index."""
     loaded = load(config, RouterConfig)
-    check_pod_keys(config, loaded)
+    mistakes = MistakeList(config)
+    check_keys(mistakes, loaded)
+    mistakes.report()
     chosen = _with_options(
         loaded,
         pods=[{"url": url, "engine": engine, "advertised_url": advertise} for url in pod or []],

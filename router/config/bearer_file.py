@@ -26,7 +26,7 @@ class BearerFile:
         try:
             self._refresh()
         except OSError as error:
-            raise ConfigError(f"{key}: cannot be read: {error}") from error
+            raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from error
         if not self._tokens:
             raise ConfigError(f"{key}: {path} contains no token; write one on a line of its own")
 

@@ -6,16 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from router.config.load import HttpUrl, Strict
+from router.config.load import FilePath, HttpUrl, Strict
 from router.config.redis_url import RedisUrl
 
 
 class RedisTls(Strict):
     """TLS files for Redis. Without `ca_file`, the system's certificate authorities are used."""
 
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
+    ca_file: FilePath | None = None
+    cert_file: FilePath | None = None
+    key_file: FilePath | None = None
     verify_host: bool = True
 
 
@@ -28,9 +28,9 @@ class RedisIndex(Strict):
     mode: Literal["single", "sentinel", "cluster"] = "single"
     master: str = ""
     """Name of the master; required with `mode: sentinel`."""
-    username_file: str | None = None
+    username_file: FilePath | None = None
     username_env: str | None = None
-    password_file: str | None = None
+    password_file: FilePath | None = None
     password_env: str | None = None
     """Credentials are read again for every connection, so they can be rotated."""
     tls: RedisTls | None = None

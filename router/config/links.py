@@ -11,6 +11,7 @@ from typing import TypeAlias
 from pydantic import NonNegativeFloat, PositiveFloat
 
 from router.config.load import Strict, load, shipped
+from router.config.mistakes import nearest
 from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
 from router.errors import ConfigError
 from router.types import Link, Links
@@ -75,5 +76,6 @@ def _link(place: str, which: WhichLink, classes: Mapping[str, LinkClass]) -> Lin
     if isinstance(which, LinkFigures):
         return which.link(place)
     if which not in classes:
-        raise ConfigError(f"links.{place}: unknown link class {which!r}; known: {', '.join(sorted(classes))}")
+        known = ", ".join(sorted(classes))
+        raise ConfigError(f"links.{place}: unknown link class {which!r}{nearest(which, classes)}; known: {known}")
     return classes[which].link(which)

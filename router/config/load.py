@@ -5,17 +5,18 @@ Unknown keys, wrong types and duplicate keys raise `ConfigError` with file, line
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo
 from ruamel.yaml import YAML
 
+from router.config.environment import with_environment
 from router.config.mistakes import UNSHOWN, explain_mistakes, without_content
 from router.errors import ConfigError
 
@@ -41,6 +42,29 @@ def _http_url(value: str) -> str:
 
 HttpUrl = Annotated[str, AfterValidator(_http_url), UNSHOWN]
 """The URL of a server. A user name or password in it is an error, because URLs are logged."""
+FOLDER = "folder"
+"""Key of the validation context: the folder of the file that is read."""
+
+
+ENGINE_TOKENIZER = "engine"
+"""The `tokenizer` of a model that the pods tokenize."""
+
+
+def _beside_file(value: str, info: ValidationInfo) -> str:
+    folder = (info.context or {}).get(FOLDER)
+    return str(folder / value) if folder and value else value
+
+
+def _tokenizer(value: str, info: ValidationInfo) -> str:
+    resolved = _beside_file(value, info)
+    is_path = value.startswith(("./", "../")) or (value != ENGINE_TOKENIZER and Path(resolved).is_dir())
+    return resolved if is_path else value
+
+
+FilePath = Annotated[str, AfterValidator(_beside_file)]
+"""A file or folder; relative to the folder of the configuration file."""
+TokenizerPlace = Annotated[str, AfterValidator(_tokenizer)]
+"""A folder, relative to that of the configuration file, or another place of a tokenizer."""
 M = TypeVar("M", bound=BaseModel)
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -63,6 +87,10 @@ class Document:
             line, node = _position(node, key) or (line, node)
         return line
 
+    def place_of(self, location: Sequence[str | int]) -> tuple[str, int]:
+        """File and line."""
+        return str(self.path), self.line_of(location)
+
 
 def shipped(folder: str) -> Path:
     """The `policies` or `config` folder that is shipped: next to `router/` in a checkout, inside it in a wheel."""
@@ -74,8 +102,10 @@ def read_document(path: Path) -> Document:
     """A YAML file, parsed anew if its text changed. An empty file is an empty mapping. Raises `ConfigError`."""
     try:
         return _parsed(path, path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: cannot be read: not UTF-8 text") from error
 
 
 @lru_cache(maxsize=CACHED_DOCUMENTS)
@@ -91,11 +121,11 @@ def _parsed(path: Path, text: str) -> Document:
 
 def validate(document: Document, model: type[M], data: Any = None) -> M:
     """The document as `model`, or `data` in its place. Raises `ConfigError` that lists every mistake with its line."""
+    given = plain(document.data) if data is None else data
     try:
-        return model.model_validate(plain(document.data) if data is None else data)
+        return model.model_validate(given, context={FOLDER: document.path.parent})
     except ValidationError as error:
-        where = (f"{document.path}:{document.line_of(problem['loc'])}" for problem in error.errors())
-        raise ConfigError("\n".join(explain_mistakes(error, model, where))) from None
+        raise ConfigError(explain_mistakes(error, model, given, document.place_of)) from None
 
 
 def validate_options(model: type[M], data: Any) -> M:
@@ -103,12 +133,16 @@ def validate_options(model: type[M], data: Any) -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(explain_mistakes(error, model, repeat("command line")))) from None
+        raise ConfigError(explain_mistakes(error, model, data, lambda _: ("command line", 0))) from None
 
 
 def load(path: Path, model: type[M]) -> M:
-    """One file as `model`. Raises `ConfigError`."""
-    return validate(read_document(path), model)
+    """One file as `model`, with the values of environment variables. Raises `ConfigError`."""
+    document = read_document(path)
+    data, mistakes = with_environment(plain(document.data), os.environ)
+    if mistakes:
+        raise ConfigError("\n".join(f"{path}:{document.line_of(keys)}: {message}" for keys, message in mistakes))
+    return validate(document, model, data)
 
 
 def _position(node: Any, key: str | int) -> tuple[int, Any] | None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, TypeAlias, get_args
 
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 UNSHOWN = "values of this type are not shown"
 """Metadata of a type whose invalid values may contain a secret."""
@@ -22,17 +23,87 @@ _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _QUOTE = re.compile(r"""(['"])(?:.|<[a-z ]+>)\1|(['"])""")
 """Either a quoted character or kind of token, or another quotation mark."""
 _SCALARS = (str, int, float, bool, type(None))
+_MESSAGES = {
+    "missing": "is required",
+    "bool": "must be true or false",
+    "string": "must be text",
+    "int": "must be an integer",
+    "float": "must be a number",
+    "tuple": "must be a list",
+    **dict.fromkeys(("dict", "model", "dataclass"), "must be a mapping of keys to values"),
+}
+"""Messages by the first word of pydantic's name for the mistake."""
+_NAMES = re.compile(r"'([^']*)'")
+
+Location: TypeAlias = tuple[str | int, ...]
 
 
-def explain_mistakes(error: ValidationError, model: type[BaseModel], where: Iterable[str]) -> Iterator[str]:
-    """One line for each mistake; `where` has the place of each."""
-    for problem, place in zip(error.errors(), where, strict=False):
-        location = problem["loc"]
-        if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            yield f"{place}: {_unknown_key(model, location)}"
-        else:
-            dotted = ".".join(map(str, location)) or "(top level)"
-            yield f"{place}: {dotted}: {_message(problem)}{_got(model, location, problem['input'])}"
+class FromEnvironment(str):
+    """A value that contains an environment variable. It is never shown."""
+
+    __slots__ = ()
+
+
+def wrong_at(location: Location, message: str) -> PydanticCustomError:
+    """A mistake that a check of several values found, at one of them."""
+    return PydanticCustomError("wrong_at", "{message}", {"message": message, "at": location})
+
+
+def not_one_of(names: Iterable[str]) -> PydanticCustomError:
+    """A mistake in a value that must be one of these names."""
+    return PydanticCustomError("enum", "must be one of {expected}", {"expected": ", ".join(map(repr, names))})
+
+
+def explain_mistakes(
+    error: ValidationError, model: type[BaseModel], data: Any, where: Callable[[Location], tuple[str, int]]
+) -> str:
+    """One line for each mistake in `data`, in the order of the file; `where` returns the file and line of a key."""
+    found = [(_keys(problem, data, model), problem) for problem in error.errors()]
+    deeper = {keys[:end] for keys, _ in found for end in range(len(keys))}
+    kept = [each for each in found if each[0] not in deeper or not _is_of_union(*each)]
+    kept.sort(key=lambda each: (where(each[0])[1], [str(key) for key in each[0]]))
+    return "\n".join(
+        f"{_place(*where(keys))}: {_explained(model, keys, [problem for _, problem in group])}"
+        for keys, group in groupby(kept, key=lambda each: each[0])
+    )
+
+
+def _place(file: str, line: int) -> str:
+    return f"{file}:{line}" if line else file
+
+
+def _explained(model: type[BaseModel], keys: Location, problems: Sequence[ErrorDetails]) -> str:
+    """The key and what is wrong with it: of a union, what each of its types requires."""
+    first, location = problems[0], problems[0]["loc"]
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return _unknown_key(model, location, keys)
+    messages = dict.fromkeys(_message(problem) for problem in problems)
+    secret = any(may_hold_secret(_annotation_at(model, problem["loc"])) for problem in problems)
+    dotted = ".".join(map(str, keys)) or "(top level)"
+    return f"{dotted}: {', or '.join(messages)}{_got(first['input'], secret=secret)}{_similar(problems)}"
+
+
+def _keys(problem: ErrorDetails, data: Any, model: type[BaseModel]) -> Location:
+    """The keys that are in the file, and a missing one. pydantic's location also has the names of union members."""
+    location = (*problem["loc"], *problem.get("ctx", {}).get("at", ()))
+    keys: list[str | int] = []
+    for depth, part in enumerate(location):
+        owner = _model_at(model, location[:depth])
+        inside = _value_at(data, part)
+        if inside is not None or (owner and part in _fields(owner)) or (isinstance(data, dict) and part in data):
+            data = inside
+            keys.append(part)
+    return tuple(keys)
+
+
+def _value_at(data: Any, key: str | int) -> Any:
+    if isinstance(data, list | tuple) and isinstance(key, int) and key < len(data):
+        return data[key]
+    return data.get(key) if isinstance(data, dict) else None
+
+
+def _is_of_union(keys: Location, problem: ErrorDetails) -> bool:
+    return len(keys) < len(problem["loc"])
 
 
 def without_content(problem: str) -> str:
@@ -43,8 +114,9 @@ def without_content(problem: str) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """ "; did you mean ...?" with the most similar known word; empty if none is similar."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    by_lower_case = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(word.lower(), by_lower_case, n=1)
+    return f"; did you mean {by_lower_case[near[0]]!r}?" if near else ""
 
 
 def may_hold_secret(annotation: Any, within: frozenset[type] = frozenset()) -> bool:
@@ -62,19 +134,33 @@ def may_hold_secret(annotation: Any, within: frozenset[type] = frozenset()) -> b
 def _message(problem: ErrorDetails) -> str:
     if problem["type"] == "union_tag_invalid":  # its message contains the value
         return "{discriminator} must be one of {expected_tags}".format(**problem["ctx"])
-    return problem["msg"]
+    plain = _MESSAGES.get(problem["type"].partition("_")[0])
+    if plain:
+        return plain
+    return problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
 
 
-def _got(model: type[BaseModel], location: Sequence[str | int], value: object) -> str:
+def _got(value: object, *, secret: bool) -> str:
     if not isinstance(value, _SCALARS):
         return ""
-    if may_hold_secret(_annotation_at(model, location)) or "@" in str(value):
+    if secret or isinstance(value, FromEnvironment) or "@" in str(value):
         return " (the value is not shown, because it may contain a secret)"
     text = repr(value)
     return f" (got {text if len(text) <= 60 else f'{text[:57]}...'})"
 
 
-def _unknown_key(model: type[BaseModel], location: Sequence[str | int]) -> str:
+def _similar(problems: Iterable[ErrorDetails]) -> str:
+    """A suggestion, if one of a few names is expected and the value is similar to one of them."""
+    for problem in problems:
+        context = problem.get("ctx", {})
+        known = _NAMES.findall(str(context.get("expected") or context.get("expected_tags") or ""))
+        word = context.get("tag", problem["input"])
+        if known and isinstance(word, str) and (near := nearest(word, known)):
+            return near
+    return ""
+
+
+def _unknown_key(model: type[BaseModel], location: Location, keys: Location) -> str:
     """Names the key, unless it may be a piece of a secret."""
     owner, key = _model_at(model, location[:-1]), str(location[-1])
     fields = _fields(owner) if owner else {}
@@ -82,7 +168,7 @@ def _unknown_key(model: type[BaseModel], location: Sequence[str | int]) -> str:
     secret_near = any(each in _SECRET for annotation in fields.values() for each in (annotation, *get_args(annotation)))
     named = key if _KEY.fullmatch(key) and (near or not secret_near) else "..."
     known = f"; valid keys: {', '.join(sorted(fields))}" if fields else ""
-    return f"{'.'.join(map(str, (*location[:-1], named)))}: unknown key{near or known}"
+    return f"{'.'.join(map(str, (*keys[:-1], named)))}: unknown key{near or known}"
 
 
 def _annotation_at(model: type[BaseModel], location: Sequence[str | int]) -> Any:

@@ -14,6 +14,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from router.config.architecture import PrefillWork
 from router.config.load import Strict, load, shipped
+from router.config.mistakes import nearest
 from router.config.schema import CostPrior, ModelConfig, PodConfig
 from router.errors import ConfigError
 from router.types import PodSpeed
@@ -92,8 +93,8 @@ def prior_speed(priors: Mapping[str, ModelPrior], cost: CostPrior, hardware: str
     wanted = hardware or cost.hardware
     row = model.hardware.get(wanted)
     if row is None:
-        known = ", ".join(sorted(model.hardware))
-        raise ConfigError(f"hardware: no prior of {cost.model!r} on {wanted!r}; known: {known}")
+        known = f"{nearest(wanted, model.hardware)}; known: {', '.join(sorted(model.hardware))}"
+        raise ConfigError(f"hardware: no prior of {cost.model!r} on {wanted!r}{known}")
     return row.speed()
 
 
@@ -143,5 +144,6 @@ def estimated_row(work: PrefillWork, hardware: str, gpus: Mapping[str, GpuPrior]
 def _model(priors: Mapping[str, ModelPrior], cost: CostPrior) -> ModelPrior:
     model = priors.get(cost.model)
     if model is None:
-        raise ConfigError(f"cost.model: no prior named {cost.model!r}; known: {', '.join(sorted(priors))}")
+        known = f"{nearest(cost.model, priors)}; known: {', '.join(sorted(priors))}"
+        raise ConfigError(f"cost.model: no prior named {cost.model!r}{known}")
     return model

@@ -1,7 +1,9 @@
-"""Reads router.yaml and checks that the cost priors and link classes that it names exist."""
+"""Reads router.yaml and checks that the names and files in it exist."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,44 +11,133 @@ from pathlib import Path
 from router.config.bearer_file import admin_tokens
 from router.config.links import LinkClass, LinksConfig, build_links, load_link_classes
 from router.config.load import load, read_document, validate_options
+from router.config.mistakes import Location
 from router.config.pod_keys import read_key
+from router.config.policy_files import load_classes
 from router.config.priors import ModelPrior, PodPriors, all_priors, prior_speed
 from router.config.schema import RouterConfig
 from router.errors import ConfigError
 
+_KEY = re.compile(r"([a-z_]+(?:\.[a-z_]+)*): ")
+
+
+class MistakeList:
+    """Collects the mistakes in one file, so that they are reported together."""
+
+    def __init__(self, path: Path) -> None:
+        self._document = read_document(path)
+        self._lines: list[str] = []
+
+    @contextmanager
+    def at(self, *location: str | int) -> Iterator[None]:
+        """Collect the `ConfigError` of this block with the line of `location`."""
+        try:
+            yield
+        except ConfigError as error:
+            key, message = _with_key(location, str(error))
+            file, line = self._document.place_of(key)
+            self._lines.append(f"{file}:{line}: {'.'.join(map(str, key))}: {message}")
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Collect the `ConfigError` of this block, which names another file."""
+        try:
+            yield
+        except ConfigError as error:
+            self._lines.append(str(error))
+
+    def report(self) -> None:
+        """Raises `ConfigError` if there are mistakes."""
+        if self._lines:
+            raise ConfigError("\n".join(dict.fromkeys(self._lines)))
+
+
+def _with_key(location: Location, message: str) -> tuple[Location, str]:
+    """The full key and the rest of a message that may begin with a part of the key."""
+    found = _KEY.match(message)
+    if found is None:
+        return location, message
+    own = tuple(found[1].split("."))
+    common = next(n for n in range(len(own), -1, -1) if location[max(0, len(location) - n) :] == own[:n])
+    return (*location, *own[common:]), message[found.end() :]
+
 
 def load_router(path: Path) -> RouterConfig:
     """The checked configuration. Raises `ConfigError`."""
-    config = load(path, RouterConfig)
-    check_names(path, config, all_priors(config.priors), load_link_classes())
+    config, mistakes = load(path, RouterConfig), MistakeList(path)
+    check_references(mistakes, config)
+    mistakes.report()
     return config
 
 
+def check_references(mistakes: MistakeList, config: RouterConfig) -> None:
+    """Everything that the configuration names must exist, except tokenizers and policies."""
+    with mistakes.at("classes"):
+        load_classes(config.classes)
+    with mistakes.at("priors"):
+        check_names(mistakes, config, all_priors(config.priors), load_link_classes())
+    check_files(mistakes, config)
+
+
 def check_names(
-    path: Path, config: RouterConfig, priors: Mapping[str, ModelPrior], links: Mapping[str, LinkClass]
+    mistakes: MistakeList, config: RouterConfig, priors: Mapping[str, ModelPrior], links: Mapping[str, LinkClass]
 ) -> None:
-    """Raises `ConfigError` with the line of the first name that does not exist."""
+    """Cost priors and link classes must exist."""
     for number, model in enumerate(config.models):
-        with _at(path, "models", number, "cost"):
+        with mistakes.at("models", number, "cost"):
             prior_speed(priors, model.cost)
-    pod_priors = PodPriors(config.models, priors)
-    for number, pod in enumerate(config.pods):
-        with _at(path, "pods", number, "hardware"):
-            pod_priors.of(pod, ())
-    check_pod_keys(path, config)
-    with _at(path, "admin", "bearer_file"):
-        admin_tokens(config.admin)
+    if all(model.cost.model in priors for model in config.models):
+        pod_priors = PodPriors(config.models, priors)
+        for number, pod in enumerate(config.pods):
+            with mistakes.at("pods", number, "hardware"):
+                pod_priors.of(pod, ())
     for place in LinksConfig.model_fields:
-        with _at(path, "links", place):
+        with mistakes.at("links", place):
             build_links(LinksConfig(**{place: getattr(config.links, place)}), links)
 
 
-def check_pod_keys(path: Path, config: RouterConfig) -> None:
-    """Raises `ConfigError` with the line of the first credential file that cannot be read."""
+def check_files(mistakes: MistakeList, config: RouterConfig) -> None:
+    """Files that are read at startup must be readable, and the folders of those that are written must exist."""
+    check_keys(mistakes, config)
+    with mistakes.at("admin", "bearer_file"):
+        admin_tokens(config.admin)
+    tls = config.index.redis.tls if config.index.redis else None
+    read: dict[Location, str | None] = {
+        ("models", number, "chat_template"): model.chat_template for number, model in enumerate(config.models)
+    }
+    read |= {("index", "redis", "tls", key): getattr(tls, key, None) for key in ("ca_file", "cert_file", "key_file")}
+    for location, file in read.items():
+        with mistakes.at(*location):
+            _check_readable(location, file)
+    for location, file in (("receipts", "file"), config.receipts.file), (("admin", "socket"), config.admin.socket):
+        with mistakes.at(*location):
+            _check_writable(location, file)
+
+
+def check_keys(mistakes: MistakeList, config: RouterConfig) -> None:
+    """The keys of pods must be readable."""
     for number, pod in enumerate(config.pods):
         if pod.auth is not None:
-            with _at(path, "pods", number, "auth", "bearer_file"):
+            with mistakes.at("pods", number, "auth", "bearer_file"):
                 read_key(pod.auth.bearer_file)
+
+
+def _check_readable(location: Location, file: str | None) -> None:
+    try:
+        if file is not None:
+            Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{_dotted(location)}: cannot read {file}: {error.strerror}") from None
+
+
+def _check_writable(location: Location, file: str | None) -> None:
+    folder = Path(file or "").parent
+    if file and not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise ConfigError(f"{_dotted(location)}: cannot write to the folder {folder}; create it, or name another")
+
+
+def _dotted(location: Location) -> str:
+    return ".".join(map(str, location))
 
 
 def with_redis_url(config: RouterConfig, url: str | None) -> RouterConfig:
@@ -56,11 +147,3 @@ def with_redis_url(config: RouterConfig, url: str | None) -> RouterConfig:
     data = config.model_dump()
     data["index"]["redis"] = {**(data["index"]["redis"] or {}), "url": url}
     return validate_options(RouterConfig, data)
-
-
-@contextmanager
-def _at(path: Path, *location: str | int) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{path}:{read_document(path).line_of(location)}: {error}") from error

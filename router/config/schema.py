@@ -24,7 +24,8 @@ from pydantic import (
 
 from router.config.index_schema import Index, Publish
 from router.config.links import LinksConfig
-from router.config.load import HttpUrl, Strict
+from router.config.load import FilePath, HttpUrl, Strict, TokenizerPlace
+from router.config.mistakes import not_one_of, wrong_at
 from router.engines.engine_catalog import DIALECTS, ENGINES, PULL_DIALECTS
 from router.engines.forwarded_headers import unforwardable
 from router.engines.forwarded_paths import changes_engine, unusable_path
@@ -61,7 +62,7 @@ def _forwarded_header(name: str) -> str:
 def _one_of(*names: str) -> AfterValidator:
     def check(value: str) -> str:
         if value not in names:
-            raise ValueError(f"must be one of {', '.join(map(repr, names))}")
+            raise not_one_of(names)
         return value
 
     return AfterValidator(check)
@@ -100,7 +101,7 @@ class AdminListen(Strict):
     port: Port = 9480
     socket: SocketPath = ""
     """A Unix socket to listen on instead. Only the router's own user can connect."""
-    bearer_file: str | None = Field(default=None, validate_default=True)
+    bearer_file: FilePath | None = Field(default=None, validate_default=True)
     """A file with the accepted bearer tokens, one a line; read again when it changes. Required unless `host` is a
     loopback address. Without it, only processes of this machine are served."""
 
@@ -132,10 +133,10 @@ class ModelConfig(Strict):
     """One model under the name that clients use, and how its prompts become tokens."""
 
     name: str
-    tokenizer: str | None = None
+    tokenizer: TokenizerPlace | None = None
     """A directory with tokenizer.json, `package:NAME`, a hub name, or `engine` to call the pods' /tokenize.
     Without one, this model is routed by load alone."""
-    chat_template: str | None = None
+    chat_template: FilePath | None = None
     chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     fast_tokenizer: bool = True
@@ -168,7 +169,7 @@ class KvEvents(Strict):
 class PodAuth(Strict):
     """The router's own credentials at a pod. Clients' are not forwarded, see `edge.forward_headers`."""
 
-    bearer_file: str
+    bearer_file: FilePath
     """A file with the pod's API key, sent as `authorization: Bearer KEY` with each request of the router to the pod.
     It is read again when it changes."""
 
@@ -307,7 +308,7 @@ class Receipts(Strict):
 
     keep: NonNegativeInt = 1000
     """Decisions in memory, for `warmroute explain`: 7 KiB each with 10 pods, 13 with 100, 37 with 500."""
-    file: str | None = None
+    file: FilePath | None = None
     """Append one line of JSON per request to this file, within a second."""
     max_file_bytes: NonNegativeInt = 256 * 1024 * 1024
     """A larger file is renamed to FILE.1, FILE.1 to FILE.2 and so on. 0: never."""
@@ -343,7 +344,7 @@ class RouterConfig(Strict):
     admin: AdminListen = AdminListen()
     policy: str = "cost_aware"
     """The default policy, for all requests that no other policy of the folder matches."""
-    classes: str | None = None
+    classes: FilePath | None = None
     """A file of workload classes. Default: `config/classes.yaml`."""
     models: tuple[ModelConfig, ...] = ()
     pods: tuple[PodConfig, ...] = ()
@@ -354,31 +355,40 @@ class RouterConfig(Strict):
     index: Index = Index()
     publish: Publish = Publish()
     log: Log = Log()
-    priors: str | None = None
+    priors: FilePath | None = None
     """A folder of cost priors, as written by `warmroute prior`. They override the shipped ones."""
     receipts: Annotated[Receipts, BeforeValidator(_receipts)] = Receipts()
     """`receipts: FILE` is short for `receipts: {file: FILE}`."""
 
     @model_validator(mode="after")
     def _no_duplicates(self) -> RouterConfig:
-        for section, names in (("models", [m.name for m in self.models]), ("pods", [p.url for p in self.pods])):
-            duplicates = sorted({name for name in names if names.count(name) > 1})
-            if duplicates:
-                raise ValueError(f"{section}: duplicate {', '.join(duplicates)}")
+        models, pods = [model.name for model in self.models], [pod.url for pod in self.pods]
+        for section, key, names in (("models", "name", models), ("pods", "url", pods)):
+            for number, name in enumerate(names):
+                if name in names[:number]:
+                    first = f"{section}.{names.index(name)}.{key}"
+                    raise wrong_at((section, number, key), f"duplicate of {first}; each needs its own")
+        return self
+
+    @model_validator(mode="after")
+    def _listeners_need_their_own_ports(self) -> RouterConfig:
+        if self.listen.port and self.listen.port == self.admin.port and not self.admin.socket:
+            raise wrong_at(("admin", "port"), f"equals listen.port ({self.listen.port}); choose another")
         return self
 
     @model_validator(mode="after")
     def _receipt_stream_needs_redis(self) -> RouterConfig:
         if self.receipts.redis_maxlen and self.index.redis is None:
-            raise ValueError("receipts.redis_maxlen: needs index.redis, whose stream it limits")
+            raise wrong_at(("receipts", "redis_maxlen"), "needs index.redis, whose stream it limits")
         return self
 
     @model_validator(mode="after")
     def _moving_kv_needs_a_link(self) -> RouterConfig:
         moving = [pod.id or pod.url for pod in self.pods if pod.handoff or pod.pulls]
         if moving and self.links.elsewhere is None:
-            raise ValueError(
-                f"links.elsewhere: missing, but KV moves between pods ({', '.join(moving)}); set a link class, "
-                "for example `links: {elsewhere: rdma_100}`; the classes are in config/hardware/links.yaml"
+            raise wrong_at(
+                ("links", "elsewhere"),
+                f"missing, but KV moves between pods ({', '.join(moving[:3])}); set a link class, "
+                "for example `links: {elsewhere: rdma_100}`; the classes are in config/hardware/links.yaml",
             )
         return self

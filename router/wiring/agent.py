@@ -15,6 +15,7 @@ import structlog
 from fastapi import FastAPI
 
 from router.config.index_schema import LmcacheServers, MooncakeStore, StoreConfig
+from router.config.load import ENGINE_TOKENIZER
 from router.config.schema import ModelConfig, PodConfig, RouterConfig
 from router.engines.adapter import PodFacts
 from router.errors import ConfigError
@@ -38,7 +39,7 @@ from router.stores.redis_schema import Keys
 from router.types import Generation, Pod, PodSpeed, PodState, Tier
 from router.wiring.cluster_member import redis_address
 from router.wiring.pod_sources import pod_sources
-from router.wiring.prompts import ENGINE_TOKENIZER, source_of
+from router.wiring.prompts import source_of
 from router.wiring.tokenizer_files import load_tokenizer
 
 log = structlog.get_logger()

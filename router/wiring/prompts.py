@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from router.config.load import ENGINE_TOKENIZER
 from router.config.schema import ModelConfig, RouterConfig
 from router.errors import MalformedRequest
 from router.observe.metrics import Metrics
@@ -19,8 +20,6 @@ from router.proxy.prompt_readers import ContextLookup, EngineReader, LocalReader
 from router.proxy.upstream import UpstreamPool
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
-
-ENGINE_TOKENIZER = "engine"
 
 log = structlog.get_logger()
 

@@ -12,11 +12,13 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from router.errors import ConfigError
+from router.config.mistakes import nearest
+from router.errors import ConfigError, shortened
 from router.prompt.tokenizer import Tokenizer
 
 PACKAGE = "package:"
@@ -59,8 +61,8 @@ def load_tokenizer(source: TokenizerSource, *, fast: bool = True) -> Tokenizer:
     except ConfigError:
         raise
     except Exception as error:  # both libraries raise anything for a broken file
-        raise ConfigError(f"tokenizer {place}: {error}") from error
-    template = _read_template(source.chat_template) if source.chat_template else loaded.chat_template
+        raise ConfigError(f"tokenizer {place}: {shortened(str(error).partition(chr(10))[0], 300)}") from error
+    template = read_template(source.chat_template) if source.chat_template else loaded.chat_template
     tokenizer = Tokenizer(loaded.backend, _fingerprint(place, template), loaded.special_tokens, template)
     if fast:
         tokenizer.adopt_fast()
@@ -69,20 +71,41 @@ def load_tokenizer(source: TokenizerSource, *, fast: bool = True) -> Tokenizer:
 
 def _place(path: str) -> str:
     """The directory that `path` names; a hub name stays as it is."""
-    if not path.startswith(PACKAGE):
-        return path
+    if path.startswith(PACKAGE):
+        return _package_folder(path)
+    if path.startswith(("/", "./", "../")) and not Path(path).is_dir():
+        raise ConfigError(
+            f"tokenizer {path}: no such folder; name a folder with tokenizer.json, package:NAME, a hub name or `engine`"
+        )
+    return path
+
+
+def _package_folder(path: str) -> str:
+    """The folder inside an installed package; in its name, `-` equals `_`."""
     name, _, inside = path.removeprefix(PACKAGE).partition("/")
-    spec = find_spec(name)
+    try:
+        spec = find_spec(name.replace("-", "_"))
+    except (ImportError, ValueError):  # a parent that is not installed, or no name
+        spec = None
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(f"tokenizer {path}: the Python package {name} is not installed")
+        near = nearest(name.replace("-", "_"), packages_distributions())
+        raise ConfigError(f"tokenizer {path}: the Python package {name} is not installed{near or '; install it'}")
     return str(Path(spec.submodule_search_locations[0], inside))
 
 
-def _read_template(path: str) -> str:
+def read_template(path: str) -> str:
+    """The text of a chat template. Raises `ConfigError`."""
     try:
         return Path(path).read_text("utf-8")
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"chat template {path}: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"chat template {path}: {error.strerror}") from error
+    except UnicodeError as error:
+        raise ConfigError(f"chat template {path}: not UTF-8 text") from error
+
+
+def is_local(path: str) -> bool:
+    """Whether the tokenizer is loaded without a network."""
+    return path.startswith((PACKAGE, "/", "./", "../")) or Path(path).is_dir()
 
 
 def _load_plain(folder: Path) -> _Loaded | None:

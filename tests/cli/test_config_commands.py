@@ -16,7 +16,7 @@ from tests.config.architectures import DEEPSEEK_V3, GPT_OSS_120B, LLAMA_8B
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("links: {elsewhere: rdma}", "links.elsewhere: unknown link class 'rdma'; known: "),
+        ("links: {elsewhere: rdma}", "links.elsewhere: unknown link class 'rdma'; did you mean 'rdma_"),
         ("models: [{name: m, cost: {model: gpt-2}}]", "cost.model: no prior named 'gpt-2'; known: "),
         ("policy: cheapest", "unknown policy 'cheapest'; known: "),
     ],

@@ -67,14 +67,14 @@ def test_figures_are_calibrated_under_the_name_of_their_place() -> None:
 
 def test_an_unknown_class_is_refused_with_the_known_ones() -> None:
     """And with the key."""
-    with pytest.raises(ConfigError, match=r"links\.same_rack: unknown link class 'rdma'; known: .*rdma_100"):
+    with pytest.raises(ConfigError, match=r"links\.same_rack: unknown link class 'rdma'; did you mean .*rdma_100"):
         build_links(LinksConfig(same_rack="rdma"), load_link_classes())
 
 
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("x: {t0_ms: 1, gb_per_s: 1}", r"links\.yaml:2: classes\.x\.source: Field required"),
+        ("x: {t0_ms: 1, gb_per_s: 1}", r"links\.yaml:2: classes\.x\.source: is required"),
         ("x: {t0_ms: 1, gb_per_s: 0, source: s}", r"links\.yaml:2: classes\.x\.gb_per_s: .*greater than 0"),
         (
             "x: {gb_per_ss: 1, t0_ms: 1, gb_per_s: 1, source: s}",

@@ -31,8 +31,8 @@ def refused(folder: Path, text: str) -> str:
         ("limits:\n  retries: many\n", "/router.yaml:2: limits.retries", "integer"),
         ("pods: [\n", "/router.yaml:", "not valid YAML"),
         ("policy: a\npolicy: b\n", "/router.yaml:2", "duplicate key"),
-        ("listen:\n", "/router.yaml:1: listen", "valid dictionary"),
-        ("- a\n", "/router.yaml:1: (top level)", "valid dictionary"),
+        ("listen:\n", "/router.yaml:1: listen", "mapping of keys"),
+        ("- a\n", "/router.yaml:1: (top level)", "mapping of keys"),
         ("models:\n- name: m\n  cost:\n    modle: x\n", "/router.yaml:4: models.0.cost.modle", "did you mean 'model'?"),
         (
             "pods:\n- url: http://a\n  speed: {c0_ms: 1, c1_ms_per_token: 1, c2_ms_per_token2: 0,\n    d0_mss: 1}\n",
@@ -48,7 +48,7 @@ def refused(folder: Path, text: str) -> str:
         (
             "links:\n  cpu: {t0_ms: 1,\n    gb_per_ss: 3}\n",
             "/router.yaml:",
-            "3: links.cpu.LinkFigures.gb_per_ss: unknown key; did you mean 'gb_per_s'?",
+            "3: links.cpu.gb_per_ss: unknown key; did you mean 'gb_per_s'?",
         ),
         ("links:\n  elswhere: nvme\n", "/router.yaml:2: links.elswhere", "did you mean 'elsewhere'?"),
         ("pods:\n- url: http://a\n  handoff: nix\n", "/router.yaml:3: pods.0.handoff", "'nixl', 'mooncake'"),

@@ -6,11 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.links import load_link_classes
-from router.config.load import load
-from router.config.priors import all_priors
-from router.config.router_file import check_names
-from router.config.schema import RouterConfig
+from router.config.router_file import load_router
 from router.errors import ConfigError
 
 GOOD = """\
@@ -28,15 +24,14 @@ links:
 
 def check(path: Path, text: str) -> None:
     path.write_text(text)
-    links = load_link_classes()
-    check_names(path, load(path, RouterConfig), all_priors(None), links)
+    load_router(path)
 
 
 @pytest.mark.parametrize(
     ("right", "wrong", "where"),
     [
-        ("model: llama-3.1-8b", "model: llama-9", "4: cost.model: no prior named 'llama-9'"),
-        ("  hardware: h100x1", "  hardware: tpu", "7: hardware: no prior of 'llama-3.1-8b' on 'tpu'"),
+        ("model: llama-3.1-8b", "model: llama-9", "4: models.0.cost.model: no prior named 'llama-9'"),
+        ("  hardware: h100x1", "  hardware: tpu", "7: pods.0.hardware: no prior of 'llama-3.1-8b' on 'tpu'"),
         ("rdma_100", "rdma_101", "9: links.elsewhere: unknown link class 'rdma_101'"),
     ],
 )
@@ -62,7 +57,7 @@ def test_a_credential_file_without_a_key_is_refused_with_its_line(tmp_path: Path
         key.write_text(content)
     with pytest.raises(ConfigError) as caught:
         check(path, text)
-    assert str(caught.value).startswith(f"{path}:10: auth.bearer_file: ") and str(key) in str(caught.value)
+    assert str(caught.value).startswith(f"{path}:10: pods.1.auth.bearer_file: ") and str(key) in str(caught.value)
     assert "two words" not in str(caught.value)
 
 

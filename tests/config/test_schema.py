@@ -90,7 +90,7 @@ def test_an_invalid_socket_path_is_refused_in_one_line(tmp_path: Path, path: str
 )
 def test_duplicates_are_refused(tmp_path: Path, section: str, text: str) -> None:
     """Models by name, pods by URL."""
-    with pytest.raises(ConfigError, match=rf"{section}: duplicate (http://)?m$"):
+    with pytest.raises(ConfigError, match=rf"router.yaml:1: {section}\.\d\.(name|url): duplicate of {section}\.0\."):
         parsed(tmp_path, text)
 
 

