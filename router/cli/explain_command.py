@@ -8,20 +8,17 @@ and the outcome. The printed parts add up to the printed total. No prompt is pri
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 from urllib.parse import quote
 
-import httpx
-import msgspec
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from router.cli.admin_client import DEFAULT_URL, AdminClient, BearerOption, UrlOption
 from router.observe.receipts import Explained, Receipt
 from router.policy.catalog import DELAYS
 from router.policy.eligible import LeftOut
@@ -37,31 +34,11 @@ PROMPT_ROWS = 2
 
 def explain_command(
     request_id: Annotated[str, typer.Argument(help="Value of the response header x-request-id.")],
-    url: Annotated[str, typer.Option(help="The router's admin listener; or unix:PATH.")] = "http://127.0.0.1:9480",
-    bearer_file: Annotated[Path | None, typer.Option(help="A file whose first line is a token.")] = None,
+    url: UrlOption = DEFAULT_URL,
+    bearer_file: BearerOption = None,
 ) -> None:
-    try:
-        with _admin_client(url, bearer_file) as client:
-            answer = client.get(f"/admin/explain/{quote(request_id, safe='')}")
-        found = msgspec.json.decode(answer.content, type=Explained) if answer.status_code == 200 else None
-    except (OSError, httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
-        _fail(f"{url}: {error}")
-    if found is None:
-        _fail(f"{url} answered {answer.status_code}: {answer.text[:500]}")
-    Console().print(page(found))
-
-
-def _admin_client(url: str, bearer_file: Path | None) -> httpx.Client:
-    """A client of the admin listener. Raises `OSError` if the file cannot be read."""
-    path = url.removeprefix("unix:") if url.startswith("unix:") else None
-    token = bearer_file.read_text().partition("\n")[0].strip() if bearer_file else ""
-    return httpx.Client(
-        base_url="http://localhost" if path else url.rstrip("/"),
-        transport=httpx.HTTPTransport(uds=path),
-        headers={"authorization": f"Bearer {token}"} if token else {},
-        timeout=10.0,
-        trust_env=False,
-    )
+    path = f"/admin/explain/{quote(request_id, safe='')}"
+    Console().print(page(AdminClient(url, bearer_file).ask("GET", path, Explained)))
 
 
 def printable(text: object) -> Text:
@@ -69,13 +46,8 @@ def printable(text: object) -> Text:
     return Text("".join(char if char.isprintable() else "?" for char in str(text)))
 
 
-def _fail(message: str) -> NoReturn:
-    print(message, file=sys.stderr)
-    raise typer.Exit(1)
-
-
-def page(found: Explained) -> RenderableType:
-    """The decision, its costs and its outcome."""
+def page(found: Explained, unfinished: str = "not finished") -> RenderableType:
+    """The decision, its costs and its outcome. `unfinished` is the outcome of a request without a result."""
     explanation, receipt = found.explanation, found.receipt
     policy = f"{explanation.policy} (version {explanation.version})"
     parts: list[RenderableType] = [
@@ -86,7 +58,7 @@ def page(found: Explained) -> RenderableType:
     effective = {name for column in explanation.columns for name, ms in column.plan.parts if ms}
     if terms := [note for note in explanation.terms if note.name in effective]:
         parts.append(_formulas(terms))
-    if lines := list(_outcome(receipt)):
+    if lines := list(_outcome(receipt, unfinished)):
         parts.append(Padding(Group(*map(printable, lines)), (1, 0, 0, 0)))
     return Group(*parts)
 
@@ -179,7 +151,7 @@ def _parameters(note: TermNote) -> list[str]:
     return [", ".join(values)] if note.parameters else []
 
 
-def _outcome(receipt: Receipt) -> Iterator[str]:
+def _outcome(receipt: Receipt, unfinished: str) -> Iterator[str]:
     """Failed attempts, expected and actual values, and times."""
     yield from (f"failed: {one.pod or 'no pod'}: {one.error}: {one.message}" for one in receipt.failures)
     if receipt.predicted_ms is not None:
@@ -188,7 +160,7 @@ def _outcome(receipt: Receipt) -> Iterator[str]:
         yield f"first token: expected after {receipt.predicted_ms:,.2f} ms, actual {ttft}"
         yield f"cached tokens: expected {receipt.predicted_cached_tokens or 0:,}, actual {cached}"
     if not receipt.result:
-        yield "not finished"
+        yield unfinished
     else:
         yield f"result: {receipt.result}, after {receipt.e2e_ms:,.1f} ms"
         yield "phases, ms: " + ", ".join(f"{phase} {ms:,.2f}" for phase, ms in receipt.phases_ms.items())

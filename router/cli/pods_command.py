@@ -1,0 +1,116 @@
+"""`warmroute pods`: lists the pods of a running router, and adds, removes, drains and undrains one.
+
+    warmroute pods                                     state, load and the reason why a pod is unusable
+    warmroute pods add http://10.0.0.7:8000            or a YAML file with an entry as under `pods` in router.yaml
+    warmroute pods drain 10.0.0.7:8000                 by id or URL
+
+Changes are lost when the router restarts; the configuration file is the lasting place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from router.cli.admin_client import DEFAULT_URL, AdminClient, BearerOption, UrlOption, fail
+from router.cli.explain_command import printable
+from router.config.load import plain, read_document
+from router.types import PrefixTrust
+
+PodFacts = dict[str, Any]
+
+
+class PodAction(StrEnum):
+    """What to do."""
+
+    LIST = "list"
+    ADD = "add"
+    REMOVE = "remove"
+    DRAIN = "drain"
+    UNDRAIN = "undrain"
+
+
+def pods_command(
+    action: Annotated[PodAction, typer.Argument(help="What to do.")] = PodAction.LIST,
+    pod: Annotated[
+        str | None,
+        typer.Argument(
+            help="Id or URL; for `add` a URL, or a YAML file with an entry as under `pods` in router.yaml.",
+            show_default="all pods, for `list`",
+        ),
+    ] = None,
+    url: UrlOption = DEFAULT_URL,
+    bearer_file: BearerOption = None,
+) -> None:
+    router = AdminClient(url, bearer_file)
+    if action is PodAction.LIST:
+        _print_pods(_named(router, pod) if pod else _pods(router))
+    elif pod is None:
+        raise typer.BadParameter(f"`{action.value}` needs a pod: its id or URL; `warmroute pods` lists them")
+    elif action is PodAction.ADD:
+        added = router.ask("POST", "/admin/pods", PodFacts, _entry(pod))
+        print(f"{added['url']}: {added['status']}")
+    else:
+        for one in _named(router, pod):
+            print(f"{one['id']}: {_change(router, action, one['id'])['status']}")
+
+
+def _pods(router: AdminClient) -> list[PodFacts]:
+    return router.ask("GET", "/admin/pods", list[PodFacts])
+
+
+def _named(router: AdminClient, name: str) -> list[PodFacts]:
+    """The pods with this id or URL: one, or all ranks of a data-parallel pod."""
+    known = _pods(router)
+    found = [one for one in known if name in (one["id"], one["url"])]
+    if not found:
+        fail(f"unknown pod {name!r}; known: {', '.join(one['id'] for one in known) or 'none'}")
+    return found
+
+
+def _entry(pod: str) -> Any:
+    if pod.endswith((".yaml", ".yml")):
+        return plain(read_document(Path(pod)).data)
+    return {"url": pod}
+
+
+def _change(router: AdminClient, action: PodAction, pod_id: str) -> PodFacts:
+    path = f"/admin/pods/{quote(pod_id, safe='')}"
+    if action is PodAction.REMOVE:
+        return router.ask("DELETE", path, PodFacts)
+    return router.ask("POST", f"{path}/{action.value}", PodFacts)
+
+
+def _print_pods(pods: Sequence[PodFacts]) -> None:
+    """A table, then why pods are unusable or serve without prefix matching."""
+    table = Table("pod", "state", "role", "models", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.columns[0].overflow = table.columns[3].overflow = "fold"
+    for name in ("running", "waiting", "KV"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in pods:
+        names = one["id"], one["state"], one["role"], ", ".join((*one["models"], *one["adapters"])) or "-"
+        table.add_row(*map(printable, names), *_load(one))
+    console = Console()
+    console.print(table if pods else "no pods")
+    for line in _reasons(pods):
+        console.print(printable(line), soft_wrap=True)
+
+
+def _load(one: PodFacts) -> tuple[str, str, str]:
+    return str(one["running"]), str(one["waiting"]), f"{one['kv_usage']:.0%}"
+
+
+def _reasons(pods: Sequence[PodFacts]) -> Iterator[str]:
+    for one in pods:
+        if reason := one.get("state_reason"):
+            yield f"{one['id']}: {one['state']}: {reason}"
+        if one["trust_reason"] and one["trust"] != PrefixTrust.TRUSTED:
+            yield f"{one['id']}: {one['trust']}: {one['trust_reason']}"

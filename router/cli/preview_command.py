@@ -1,0 +1,42 @@
+"""`warmroute preview`: prints where a running router would send a chat request, and why. Nothing is sent to a pod.
+
+warmroute preview --model qwen3-32b --prompt "Hello"
+warmroute preview request.json                     the body of a chat request; - for standard input
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from router.cli.admin_client import DEFAULT_URL, AdminClient, BearerOption, UrlOption, fail
+from router.cli.explain_command import page
+from router.observe.receipts import Explained
+
+
+def preview_command(
+    body: Annotated[
+        str | None,
+        typer.Argument(help="File with the JSON body of a chat request; - for stdin.", show_default="use --prompt"),
+    ] = None,
+    model: Annotated[str, typer.Option(help="With --prompt: the model.", show_default="none")] = "",
+    prompt: Annotated[str, typer.Option(help="A user message, instead of a file.", show_default="none")] = "",
+    url: UrlOption = DEFAULT_URL,
+    bearer_file: BearerOption = None,
+) -> None:
+    if bool(body) == bool(model and prompt):
+        raise typer.BadParameter("give either a file with a request, or --model and --prompt")
+    asked = _read(body) if body else {"model": model, "messages": [{"role": "user", "content": prompt}]}
+    found = AdminClient(url, bearer_file).ask("POST", "/admin/preview", Explained, asked)
+    Console().print(page(found, unfinished="not sent"))
+
+
+def _read(body: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if body == "-" else Path(body).read_bytes()
+    except OSError as error:
+        fail(f"{body}: cannot be read: {error.strerror}")
