@@ -17,6 +17,8 @@ CHAT, COMPLETIONS, EMBEDDINGS, OTHER = (
     "/v1/embeddings",
     "/v1/rerank",
 )
+_SPACES = b" " * MAX_BYTES
+_SEED = b'"seed":%b' % (b"1" * 4_000)
 _MESSAGE = b'{"role":"user","content":"x"}'
 
 
@@ -51,6 +53,15 @@ def _fields() -> bytes:
     return b'{"model":"%b",%b}' % (MODEL.encode(), fields)
 
 
+def _numbered(fields: int) -> bytes:
+    return b",".join(b'"%x":1' % number for number in range(fields))
+
+
+def _calls(arguments: bytes) -> bytes:
+    call = b'{"type":"function","function":{"name":"f","arguments":"%b"}}' % arguments
+    return _chat(b'{"role":"assistant","content":"","tool_calls":[%b]}' % call)
+
+
 def _tools(size_bytes: int) -> bytes:
     inner = _repeated(b'"a":{"type":"string"}', size_bytes)
     tool = b'{"type":"function","function":{"name":"f","parameters":{%b}}}' % inner
@@ -81,5 +92,19 @@ HOSTILE_BODIES: Mapping[str, tuple[str, Callable[[], bytes]]] = {
     "prompts": (COMPLETIONS, lambda: _named(b"prompt", b"[%b]" % b",".join([b'"a"'] * 100_000))),
     "inputs": (EMBEDDINGS, lambda: _named(b"input", b"[%b]" % _repeated(b'"text"'))),
     "fields": (OTHER, _fields),
+    "fields-ok": (OTHER, lambda: b'{"model":"%b",%b}' % (MODEL.encode(), _numbered(120_000))),
+    "fields-steer": (OTHER, lambda: b'{"model":"%b","rid":1,%b}' % (MODEL.encode(), _numbered(120_000))),
+    "padded": (CHAT, lambda: _SPACES[:140_000] + _tools(MAX_BYTES - 150_000)),
+    "padded-xargs": (OTHER, lambda: _SPACES[:140_000] + _named(b"vllm_xargs", b"[%b]" % _repeated(b"{}", 31 * MIB))),
+    "xargs": (OTHER, lambda: _named(b"vllm_xargs", b"[%b]" % _repeated(b"{}", 240_000))),
+    "between": (OTHER, lambda: _named(b"input", _SPACES[: MAX_BYTES // 2] + b"1")),
+    "between-chat": (CHAT, lambda: _chat(_MESSAGE, b',"x":%b1' % _SPACES[:MIB])),
+    "behind": (CHAT, lambda: _chat(_MESSAGE) + _SPACES[: MAX_BYTES - 200]),
+    "floats": (CHAT, lambda: _chat(_MESSAGE, b',"tools":[{"a":[%b]}]' % _repeated(b"1.0123456789e-300", 260_000))),
+    "integers": (CHAT, lambda: _chat(_MESSAGE, b',"tools":[{"a":[%b]}]' % _repeated(b"1" * 4_000, MIB))),
+    "seeds": (COMPLETIONS, lambda: b'{"model":"%b","prompt":"a",%b}' % (MODEL.encode(), _repeated(_SEED))),
+    "escapes-ok": (CHAT, lambda: _says("", b',"tools":[{"a":"%b"}]' % (b"\\u65e5" * 3_000_000))),
+    "arguments": (CHAT, lambda: _calls(b"[%b]" % _repeated(b"{}", 7 * MIB))),
+    "arguments-ok": (CHAT, lambda: _calls(b"[%b]" % _repeated(b"{}", 250_000))),
 }
 """Path and body by name."""

@@ -35,7 +35,7 @@ from router.observe.receipts import RecordedDecision
 from router.proxy.headers import HeaderList, first_values
 from router.types import Endpoint, InferenceRequest
 
-ReadRequest = Callable[[Endpoint, Mapping[bytes, bytes], bytes, str], InferenceRequest]
+ReadRequest = Callable[[Endpoint, Mapping[bytes, bytes], bytes, str], Awaitable[InferenceRequest]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,6 @@ class ExplainRoutes:
         async def preview(request: Request) -> Response:
             headers: HeaderList = list(request.scope["headers"])
             body = await request.body()
-            parsed = self.read(Endpoint.CHAT, first_values(headers), body, f"preview-{uuid.uuid4().hex}")
+            parsed = await self.read(Endpoint.CHAT, first_values(headers), body, f"preview-{uuid.uuid4().hex}")
             found = explained_json(await self.preview(parsed, headers))
             return Response(found, media_type="application/json")

@@ -24,8 +24,6 @@ FLOATS = 4
 """In chats, a point or an exponent counts as this many items: a float takes five times as long as an integer."""
 ESCAPES = 24
 """This many escaped characters count as one item: the decoder needs five times as long for them as for others."""
-_PROMPTS = (Endpoint.CHAT, Endpoint.COMPLETIONS)
-"""Endpoints whose prompts stay raw: the JSON decoder does not check that they are UTF-8."""
 _UTF8 = getincrementaldecoder("utf-8")
 
 
@@ -71,23 +69,23 @@ class LargeBodies:
         return len(body) > 2 * self._max_items
 
     async def check(self, endpoint: Endpoint, body: bytes) -> None:
-        """Raises `MalformedRequest` for a JSON object with too many items, or for a prompt that is not UTF-8."""
+        """Raises `MalformedRequest` for a JSON object with too many items, or that is not UTF-8: the decoder does not
+        check raw values."""
         head = body[:LEADING_BYTES].lstrip()
         if not head:
             raise MalformedRequest(f"The request body begins with more than {LEADING_BYTES} characters of whitespace.")
         if not head.startswith(b"{"):
             return
-        counter, text = ItemCounter(), _UTF8() if endpoint in _PROMPTS else None
+        counter, text = ItemCounter(), _UTF8()
         async with self._turn:
             for start in range(0, len(body), SLICE_BYTES):
                 piece = body[start : start + SLICE_BYTES]
                 counter.feed(piece)
-                if text is not None and (text.getstate()[0] or not piece.isascii()):
+                if text.getstate()[0] or not piece.isascii():
                     _decode(text, piece)
                 self._check_items(endpoint, counter)
                 await asyncio.sleep(0)
-            if text is not None:
-                _decode(text, b"", final=True)
+            _decode(text, b"", final=True)
 
     def _check_items(self, endpoint: Endpoint, counted: ItemCounter) -> None:
         if endpoint is Endpoint.CHAT:

@@ -24,9 +24,9 @@ from router.api.large_bodies import LargeBodies
 from router.api.parse import (
     has_engine_fields,
     may_be_json_object,
-    model_of,
     parse_body,
     prompt_fields,
+    read_other,
     without_engine_fields,
 )
 from router.config.schema import Edge, Limits
@@ -136,6 +136,14 @@ class OpenAiEdge(HttpEdge):
             except MalformedRequest as error:
                 received.refusal = error
 
+    async def read(
+        self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
+    ) -> InferenceRequest:
+        """`inference` for a body that has not been checked."""
+        if self._large_bodies.are_checked(body):
+            await self._large_bodies.check(endpoint, body)
+        return self.inference(endpoint, named, body, request_id)
+
     def admit(self, received: ReceivedRequest, request_id: str) -> RequestContext:
         """Parse and check the request. Raises `ClientError`, or `NoReadyPod` if no pod of its model has started yet."""
         phases = Phases()
@@ -174,10 +182,11 @@ class OpenAiEdge(HttpEdge):
         self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
     ) -> InferenceRequest:
         """The request to route: `Endpoint.OTHER` by its model alone. Raises `ClientError` or `NoReadyPod`."""
-        parsed = None
-        if endpoint is not Endpoint.OTHER:
+        if endpoint is Endpoint.OTHER:
+            parsed = read_other(body)
+        else:
             parsed = parse_body(endpoint, body, max_messages=self.limits.max_messages)
-        base, adapter = self._resolve(parsed.model if parsed else model_of(body) or self._only_model())
+        base, adapter = self._resolve(parsed.model if parsed else self._only_model())
         if not self._edge.trust_engine_fields:
             if has_engine_fields(parsed) if parsed else may_be_json_object(body):
                 body = without_engine_fields(body)

@@ -136,7 +136,7 @@ def parse_body(endpoint: Endpoint, body: bytes, *, max_messages: int = 16_384) -
     must be valid UTF-8: `LargeBodies` has checked it."""
     try:
         parsed = _DECODERS[endpoint].decode(body)
-        if endpoint in _PROMPT_FIELDS and len(body) <= LARGE_BYTES and not body.isascii():
+        if len(body) <= LARGE_BYTES and not body.isascii():
             body.decode()  # msgspec checks the JSON of raw values, but not their UTF-8
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
@@ -235,12 +235,13 @@ def may_be_json_object(body: bytes) -> bool:
     return json.detect_encoding(body) != "utf-8" or body.lstrip()[:1] == b"{"
 
 
-def model_of(body: bytes) -> str | None:
-    """The `model` of a JSON body; None if there is none."""
+def read_other(body: bytes) -> Any:
+    """The decoded fields of a body for `Endpoint.OTHER`; None for anything else than JSON in UTF-8 with a `model`."""
     try:
-        return _DECODERS[Endpoint.OTHER].decode(body).model  # type: ignore[no-any-return]
-    except _DECODE_ERRORS:
+        parsed = parse_body(Endpoint.OTHER, body)
+    except MalformedRequest:
         return None
+    return parsed if parsed.model else None
 
 
 def _check_chat(parsed: ChatBody, max_messages: int) -> None:

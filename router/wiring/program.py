@@ -128,7 +128,7 @@ class Program:
             self.fleet,
             self.policies,
             self._commands,
-            ExplainRoutes(find, self._find_remote, self._edge.inference, self.forwarder.preview),
+            ExplainRoutes(find, self._find_remote, self._edge.read, self.forwarder.preview),
             partial(describe_pods, self.fleet, self.pods.ledger, self.pods.store, self.pods.kv_streams),
             self._readiness,
             sync.render if sync else self._metrics_page.render,

@@ -90,7 +90,9 @@ class Router:
     async def _find_elsewhere(self, request_id: str) -> bytes | None:
         return b'{"from": "another worker"}' if request_id == "there" else None
 
-    def _read(self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str) -> InferenceRequest:
+    async def _read(
+        self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
+    ) -> InferenceRequest:
         return InferenceRequest(id=request_id, endpoint=endpoint, model=named[b"x-model"].decode(), body=body)
 
     async def _preview(self, request: InferenceRequest, headers: HeaderList) -> RecordedDecision:

@@ -95,15 +95,17 @@ async def test_a_body_with_too_many_items_is_refused(endpoint: Endpoint, body: b
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("endpoint", Endpoint)
 @pytest.mark.parametrize("end", [b"\xff", b"\xe6\x97", b"\xed\xa0\x80"])
-async def test_a_body_that_is_not_utf8_is_refused(end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_is_not_utf8_is_refused(
+    endpoint: Endpoint, end: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Characters may be cut by a slice."""
     monkeypatch.setattr(large_bodies, "SLICE_BYTES", 7)
     text = b'{"' + "日本語 é 😀 ".encode() * 20
-    await LargeBodies(8).check(Endpoint.CHAT, text)
+    await LargeBodies(8).check(endpoint, text)
     with pytest.raises(MalformedRequest, match="not valid JSON"):
-        await LargeBodies(8).check(Endpoint.CHAT, text + end)
-    await LargeBodies(8).check(Endpoint.OTHER, text + end)
+        await LargeBodies(8).check(endpoint, text + end)
 
 
 @pytest.mark.anyio

@@ -96,6 +96,34 @@ async def test_a_body_with_too_many_items_is_refused_before_it_is_decoded(monkey
     assert counted(edge, Endpoint.CHAT, "MalformedRequest") == 1
 
 
+@pytest.mark.anyio
+async def test_a_previewed_body_is_checked_as_a_sent_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator may preview what a client has sent."""
+    monkeypatch.setattr(openai_edge, "parse_body", lambda *_, **__: pytest.fail("decoded"))
+    body = b'{"model":"m","messages":[' + b"{}," * 2_000 + b"{}]}"
+    with pytest.raises(MalformedRequest, match=r"limits\.max_json_items"):
+        await make_edge(limits=Limits(max_json_items=1_024)).read(Endpoint.CHAT, {}, body, "r")
+
+
+@pytest.mark.parametrize(
+    ("body", "is_refused"),
+    [
+        (b'{"model":"m","\xff":1}', True),
+        (b'{"model":"m","rid":"\xff"}', False),
+        (b'{"model":"m","pr\\u0069ority":1,"input":"\xc3\xa9"}', False),
+    ],
+)
+def test_a_body_of_another_endpoint_is_read_once(body: bytes, *, is_refused: bool) -> None:
+    """Only one that is not UTF-8 is read again; keys must be."""
+    edge = make_edge()
+    if is_refused:
+        with pytest.raises(MalformedRequest, match="not a valid JSON object"):
+            edge.inference(Endpoint.OTHER, {}, body, "r")
+    else:
+        left = edge.inference(Endpoint.OTHER, {}, body, "r").body
+        assert not {"rid", "priority"} & json.loads(left.decode(errors="replace")).keys()
+
+
 def test_a_chat_with_too_many_messages_is_refused() -> None:
     edge, fields = make_edge(limits=Limits(max_messages=2)), {**CHAT, "messages": CHAT["messages"] * 3}
     with pytest.raises(MalformedRequest, match=r"3 messages, more than 2 \(limits\.max_messages\)") as caught:

@@ -16,9 +16,9 @@ from router.api.parse import (
     ChatBody,
     CompletionBody,
     has_engine_fields,
-    model_of,
     parse_body,
     prompt_fields,
+    read_other,
     without_engine_fields,
 )
 from router.engines.handoff.bodies import edited
@@ -45,8 +45,8 @@ def bodies(data: bytes) -> None:
         with suppress(MalformedRequest):
             _check_read_as_by_engines(endpoint, data, fields)
     split_refusal(Endpoint.COMPLETIONS, data)
-    model = model_of(data)
-    assert model is None or not fields or model == fields["model"]
+    other = read_other(data)
+    assert other is None or not fields or other.model == fields["model"]
     with suppress(MalformedRequest):
         _check_loses_only(fields, without_engine_fields(data))
     with suppress(MalformedRequest):
