@@ -98,7 +98,6 @@ class MockEngine:
         self._close_publisher()
         while self._http_state.tasks:
             await asyncio.wait(self._http_state.tasks)
-        await self._handoffs.close()
 
     def inject(self, fault: Fault) -> None:
         """Arm a fault, or apply it now if its kind is immediate."""

@@ -13,10 +13,14 @@ from functools import partial
 from http import HTTPStatus
 from itertools import takewhile
 
-import httpx
 import msgspec
 import xxhash
 
+from router.errors import UpstreamBroken, UpstreamError
+from router.proxy.connection import UpstreamTimeouts
+from router.proxy.headers import request_message
+from router.proxy.relay import read_all
+from router.proxy.upstream import UpstreamPool
 from router.sim.block_pool import PodBlockTable, chain_seed
 from router.sim.mock.faults import FaultBoard, FaultKind
 from router.sim.mock.handoff_dialects import (
@@ -75,7 +79,7 @@ class HandoffService:
         self._faults = faults
         self._listen_address = listen_address
         self.dialect = dialect_of(config.handoff)
-        self._client: httpx.AsyncClient | None = None
+        self._timeouts = UpstreamTimeouts(CONNECT_TIMEOUT_S, config.handoff.wait_s, config.handoff.wait_s)
         self._new_epoch()
 
     def _new_epoch(self) -> None:
@@ -92,12 +96,6 @@ class HandoffService:
         """Start a new epoch: no KV is held, and the old engine id is invalid."""
         self.pins.clear()
         self._new_epoch()
-
-    async def close(self) -> None:
-        """Close the HTTP client."""
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
 
     def leg(self, request: GenerationRequest, engine_request_id: str) -> HandoffLeg:
         """The leg that a request is, or None. Raises `EngineError`."""
@@ -123,7 +121,7 @@ class HandoffService:
                 if isinstance(leg, StoreLookup):
                     return await self._load_from_store(table, cached_blocks)
                 return LoadedKv()
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+        except (UpstreamError, ValueError, TimeoutError) as error:
             self.counters.failed += 1
             if self.dialect.recomputes:
                 return LoadedKv()
@@ -133,16 +131,15 @@ class HandoffService:
 
     async def _load_pinned(self, request: GenerationRequest, leg: DecodeLeg, cached_tokens: int) -> LoadedKv:
         if self._faults.take(FaultKind.LOAD_FAILS) is not None:
-            raise httpx.TransportError("fault: load_fails")
+            raise UpstreamBroken("fault: load_fails")
         body = _TakeBody(leg.key, _digest(request), leg.engine_id, self.dialect.waits_for_prefill, cached_tokens)
-        response = await self._post(f"{leg.url}/_kv/take", body)
-        if response.status_code == HTTPStatus.NOT_FOUND and self.dialect.reads_stale_kv:
+        loaded = await self._post(leg.url, b"/_kv/take", body)
+        if loaded is None and self.dialect.reads_stale_kv:
             return LoadedKv(len(request.prompt), garbled=True)
-        return msgspec.json.decode(response.raise_for_status().content, type=LoadedKv)
+        return _found(loaded)
 
     async def _load_from_peer(self, leg: PeerLookup, table: PodBlockTable, cached_blocks: int) -> LoadedKv:
-        response = await self._post(f"{leg.url}/_kv/lookup", _LookupBody(table.hashes, cached_blocks))
-        return msgspec.json.decode(response.raise_for_status().content, type=LoadedKv)
+        return _found(await self._post(leg.url, b"/_kv/lookup", _LookupBody(table.hashes, cached_blocks)))
 
     async def _load_from_store(self, table: PodBlockTable, cached_blocks: int) -> LoadedKv:
         held = stored_blocks(self._config.store, table.hashes)
@@ -150,16 +147,21 @@ class HandoffService:
             await asyncio.sleep(self._transfer_s((held - cached_blocks) * self._block_size_tokens))
         return LoadedKv(held * self._block_size_tokens)
 
-    async def _post(self, url: str, body: msgspec.Struct) -> httpx.Response:
-        """Each request on its own connection, so that no connection outlives an epoch of the peer."""
-        if self._client is None:
-            self._client = httpx.AsyncClient(
-                verify=False,
-                trust_env=False,
-                timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-                limits=httpx.Limits(max_keepalive_connections=0),
-            )
-        return await self._client.post(url, content=msgspec.json.encode(body))
+    async def _post(self, url: str, path: bytes, body: msgspec.Struct) -> LoadedKv | None:
+        """The peer's response; None for a 404. Each request has its own connection, so that none outlives an epoch of
+        the peer. Raises `UpstreamError`, and `ValueError` for an invalid URL or response."""
+        pool = UpstreamPool(url, url, self._timeouts)
+        message = request_message("POST", path, pool.host_header, [], msgspec.json.encode(body))
+        try:
+            reply = await pool.exchange_once(lambda: message)
+            content = await read_all(reply)
+        finally:
+            pool.close()
+        if reply.status == HTTPStatus.NOT_FOUND:
+            return None
+        if reply.status != HTTPStatus.OK:
+            raise UpstreamBroken(f"{url}: status {reply.status}")
+        return msgspec.json.decode(content, type=LoadedKv)
 
     # --- prefill side ---
 
@@ -248,6 +250,12 @@ class HandoffService:
 def stored_blocks(store: Container[BlockHash], hashes: Iterable[BlockHash]) -> int:
     """The number of leading blocks that the store has."""
     return len(list(takewhile(store.__contains__, hashes)))
+
+
+def _found(loaded: LoadedKv | None) -> LoadedKv:
+    if loaded is None:
+        raise UpstreamBroken("the peer holds no such KV")
+    return loaded
 
 
 def _digest(request: GenerationRequest, *, garbled: bool = False) -> int:

@@ -22,7 +22,10 @@ EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 
 class EngineProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with the transport in the ASGI scope."""
+    """uvicorn's protocol, with the transport in the ASGI scope.
+
+    Only for trusted clients: httptools stops parsing at `Upgrade` and treats the rest of the body as another request.
+    The router never forwards `Upgrade`."""
 
     def on_message_begin(self) -> None:
         """Add the transport to the scope."""

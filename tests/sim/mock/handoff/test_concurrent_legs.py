@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+
 import httpx
 import pytest
 
 from router.sim.mock.faults import Fault, FaultKind
+from router.sim.mock.handoff_dialects import DecodeLeg
 from router.sim.mock.mock_config import HandoffDialect
 from tests.sim.mock.handoff.pair import (
     CHAT,
@@ -19,6 +23,7 @@ from tests.sim.mock.handoff.pair import (
     under_way,
     undivided,
 )
+from tests.sim.mock.handoff.test_handoff_dialects import request
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 JOINED: list[HandoffDialect] = ["mooncake", "bootstrap", "p2p"]
@@ -56,6 +61,21 @@ async def test_disconnecting_both_legs_frees_everything(open_pair: OpenPair, dia
         for leg in legs:
             leg.cancel()
         await pair.until(lambda: pair.idle)
+
+
+async def test_a_decode_leg_that_is_cancelled_while_it_connects_closes_its_connection(open_pair: OpenPair) -> None:
+    """In any turn of the loop. A cancelled httpx request drops a connection that opens in the same turn."""
+    async with open_pair("mooncake") as pair:
+        address = f"http://{pair.prefill.config.host}:{pair.prefill.port}"
+        for turns in range(1, 30):
+            pull = under_way(pair.decode._handoffs.load(request(), DecodeLeg(address, f"x-{turns}")))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            pull.cancel()
+            await asyncio.wait([pull])
+            assert pull.cancelled()
+        await pair.until(lambda: not pair.prefill._http_state.connections)
+        gc.collect()
 
 
 @pytest.mark.parametrize(("dialect", "status"), [("mooncake", 500), ("bootstrap", 500), ("p2p", 200)])
