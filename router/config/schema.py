@@ -296,6 +296,9 @@ class Probes(Strict):
     """A TTFT is slow if it exceeds the expected one (at least 0.5 s) by this factor."""
     slow_ttfts_to_eject: NonNegativeInt = 8
     """Consecutive slow TTFTs that eject a pod while most other pods are not slow. 0: never."""
+    doubt_window_s: NonNegativeFloat = 2.0
+    """Failures that may be due to a request, and slow TTFTs, eject a pod only if no request succeeds on it for this
+    long."""
     load_interval_s: PositiveFloat = 0.25
     load_timeout_s: PositiveFloat = 2.0
     self_test_interval_s: PositiveFloat = 30.0

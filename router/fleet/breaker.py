@@ -1,16 +1,19 @@
 """Decides when a failing pod is ejected and when it may be probed again.
 
     result of a request                                                    counts
-    connect failure; response cut off after its first byte to the client   as a failure of the pod
+    connect failure                                                        as a failure of the pod
     reset, timeout, garbage, 502, 503, 504; another pod then serves it     as a failure of the pod
-    the same, and no other pod serves it; 500; failed handoff              as a doubt: the request may be the cause
+    the same, and no other pod serves it; 500; failed handoff; response    as a doubt: the request may be the cause
+    cut off after its first byte to the client
     first token many times later than expected                             as lateness: the request may be the cause
     any 4xx, other 5xx (501: unknown to the engine), client disconnected   not at all
     status below 400                                                       resets failures and doubts
 
-Doubts and lateness eject a pod only if several clients caused them. Lateness also requires that most other pods are on
-time; if they are late too, the expectation is wrong. Requests do not eject a pod if too few would stay ready: see
-`leaves_enough_ready`. Such a pod stays READY and is priced as before; each refusal is reported to `on_refused`.
+Doubts and lateness eject a pod only if several clients caused them, and only `doubt_window_s` after the first one
+without a success in between: clients can make up names, so a burst of them is no proof. Lateness also requires that
+most other pods are on time; if they are late too, the expectation is wrong. Requests do not eject a pod if too few
+would stay ready: see `leaves_enough_ready`. Such a pod stays READY and is priced as before; each refusal is reported to
+`on_refused`.
 
 Failures of probes are counted separately: a pod that answers /health while every request fails is ejected, and a pod
 that is too busy for /health but sends first tokens is not. Failed probes eject every pod, also the last one: a 503 at
@@ -49,6 +52,7 @@ class EjectionRules:
     min_ready_share: float = 0.5
     late_factor: float = 10.0
     late_to_eject: int = 8
+    doubt_window_s: float = 2.0
     first_backoff_s: float = 1.0
     max_backoff_s: float = 30.0
 
@@ -56,20 +60,27 @@ class EjectionRules:
 @dataclass(slots=True)
 class _Record:
     """Failures of a pod in a row, and its backoff. `doubts`: failures or late first tokens that a request may have
-    caused; `clients`: digests of the first few clients that sent such requests."""
+    caused; `since_s`: time of the first one; `clients`: digests of the first few clients that sent such requests."""
 
     failures: int = 0
     doubts: int = 0
+    since_s: float = 0.0
     clients: tuple[int, ...] = ()
     failed_probes: int = 0
     backoff_s: float = 0.0
     probe_at_s: float = 0.0
 
-    def add_doubt(self, client: str, max_clients: int) -> None:
+    def add_doubt(self, client: str, max_clients: int, now_s: float) -> None:
+        self.since_s = self.since_s if self.doubts else now_s
         self.doubts += 1
         digest = xxhash.xxh3_64_intdigest(client.encode("utf-8", "surrogatepass"))
         if digest not in self.clients and len(self.clients) < max_clients:
             self.clients = (*self.clients, digest)
+
+    def counted_doubts(self, rules: EjectionRules, now_s: float) -> int:
+        """The doubts; 0 unless several clients caused them over some time."""
+        several = len(self.clients) >= rules.clients_to_eject
+        return self.doubts if several and now_s - self.since_s >= rules.doubt_window_s else 0
 
     def restart(self) -> None:
         """Count from zero; the backoff stays."""
@@ -90,6 +101,8 @@ class FailureRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     doubts: int = 0
     clients: tuple[int, ...] = ()
     late_clients: tuple[int, ...] = ()
+    since_s: float = 0.0
+    late_since_s: float = 0.0
 
 
 class Breaker:
@@ -124,7 +137,7 @@ class Breaker:
         """A request of `client` failed because of the pod or of the request."""
         if self._is_ready(pod_id):
             record = self._record(pod_id)
-            record.add_doubt(client, self._rules.clients_to_eject)
+            record.add_doubt(client, self._rules.clients_to_eject, now_s)
             self._eject_at_limit(pod_id, record, now_s)
 
     def first_token(self, pod_id: PodId, client: str, expected_ms: float, actual_ms: float, now_s: float) -> None:
@@ -135,9 +148,8 @@ class Breaker:
                 self._notify(pod_id)
         elif self._is_ready(pod_id):
             late = self._late.setdefault(pod_id, _Record())
-            late.add_doubt(client, rules.clients_to_eject)
-            many = late.doubts >= rules.late_to_eject > 0 and len(late.clients) >= rules.clients_to_eject
-            if many and self._most_others_on_time(pod_id):
+            late.add_doubt(client, rules.clients_to_eject, now_s)
+            if late.counted_doubts(rules, now_s) >= rules.late_to_eject > 0 and self._most_others_on_time(pod_id):
                 self._eject_for_requests(pod_id, late, now_s, LATE_BACKOFF_FACTOR)
             self._notify(pod_id)
 
@@ -180,6 +192,8 @@ class Breaker:
             doubts=record.doubts,
             clients=record.clients,
             late_clients=late.clients,
+            since_s=record.since_s,
+            late_since_s=late.since_s,
         )
 
     def apply_remote(self, pod_id: PodId, remote: FailureRecord | None, now_s: float) -> None:
@@ -195,10 +209,11 @@ class Breaker:
         waited_s = max(self._record(pod_id).probe_at_s, self._late.get(pod_id, _Record()).probe_at_s, now_s)
         record = self._record(pod_id)
         record.failures, record.doubts, record.clients = remote.failures, remote.doubts, remote.clients
-        record.backoff_s, record.probe_at_s = remote.backoff_s, remote.probe_at_s
+        record.since_s, record.backoff_s, record.probe_at_s = remote.since_s, remote.backoff_s, remote.probe_at_s
         if remote.late_tokens or remote.late_backoff_s:
             self._late[pod_id] = _Record(
                 doubts=remote.late_tokens,
+                since_s=remote.late_since_s,
                 clients=remote.late_clients,
                 backoff_s=remote.late_backoff_s,
                 probe_at_s=remote.late_probe_at_s,
@@ -222,9 +237,8 @@ class Breaker:
         return on_time * 2 > len(others)
 
     def _eject_at_limit(self, pod_id: PodId, record: _Record, now_s: float) -> None:
-        """Eject at the limit. Doubts count only if they come from enough clients."""
-        several = len(record.clients) >= self._rules.clients_to_eject
-        if record.failures + several * record.doubts >= self._rules.failures_to_eject:
+        """Eject at the limit."""
+        if record.failures + record.counted_doubts(self._rules, now_s) >= self._rules.failures_to_eject:
             self._eject_for_requests(pod_id, record, now_s)
         self._notify(pod_id)
 

@@ -190,12 +190,13 @@ class Attempts:
         name, now_s = type(error).__name__, time.monotonic()
         self._metrics.sent.labels(error.pod or candidate.pod.id, name).inc()
         context.failures = (*context.failures, Failure(error.pod, name, str(error)))
-        if isinstance(error, ConnectFailed) or bytes_sent:
+        if isinstance(error, ConnectFailed):
             self._breaker.failure(error.pod, now_s)
             return
-        if error.doubtful:
+        if error.doubtful or bytes_sent:
             self._breaker.doubt(error.pod, context.client, now_s)
-        context.suspects = (*context.suspects, "" if error.doubtful else error.pod)
+        if not bytes_sent:
+            context.suspects = (*context.suspects, "" if error.doubtful else error.pod)
 
     def _record_result(self, context: RequestContext, plan: Plan, reply: AnyReply) -> None:
         """Count a relayed response."""

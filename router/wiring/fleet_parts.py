@@ -165,6 +165,7 @@ def ejection_rules(probes: Probes) -> EjectionRules:
         min_ready_share=probes.min_ready_share,
         late_factor=probes.slow_ttft_factor,
         late_to_eject=probes.slow_ttfts_to_eject,
+        doubt_window_s=probes.doubt_window_s,
     )
 
 

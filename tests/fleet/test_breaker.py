@@ -145,9 +145,10 @@ def test_nothing_is_held_against_a_pod_that_is_found_again(fleet: Fleet, make_po
 # --- doubts: failures that the request may have caused ---
 
 
-def doubt(breaker: Breaker, *clients: str) -> None:
-    for client in clients:
-        breaker.doubt("a", client, 0.0)
+def doubt(breaker: Breaker, *clients: str, from_s: float = 0.0) -> None:
+    """One doubt a second."""
+    for n, client in enumerate(clients):
+        breaker.doubt("a", client, from_s + n)
 
 
 def test_one_client_alone_raises_only_doubts(fleet: Fleet) -> None:
@@ -179,7 +180,7 @@ def test_failures_and_doubts_add_up(fleet: Fleet) -> None:
     breaker.failure("a", 0.0)
     doubt(breaker, *"xxx")
     assert state(fleet, "a") is PodState.READY
-    doubt(breaker, "y")
+    doubt(breaker, "y", from_s=3.0)
     assert state(fleet, "a") is PodState.EJECTED
 
 
@@ -193,9 +194,53 @@ def test_workers_add_up_their_doubts(fleet: Fleet) -> None:
     """One has seen the failures of one client, this one those of another."""
     breaker, other = Breaker(fleet), Breaker(fleet)
     doubt(other, *"xx")
-    breaker.apply_remote("a", other.record_of("a"), 0.0)
-    doubt(breaker, "y")
+    breaker.apply_remote("a", other.record_of("a"), 1.0)
+    doubt(breaker, "y", from_s=2.0)
     assert state(fleet, "a") is PodState.EJECTED
+
+
+@pytest.mark.parametrize("lasts_s", [0.0, 1.9, 2.0])
+def test_a_burst_of_doubts_does_not_eject(fleet: Fleet, lasts_s: float) -> None:
+    """However many clients fail: other requests get `doubt_window_s` to show that the pod serves."""
+    breaker = Breaker(fleet, EjectionRules(doubt_window_s=2.0))
+    for n in range(101):
+        breaker.doubt("a", f"client {n}", 10.0 + lasts_s * n / 100)
+    assert state(fleet, "a") == ("ready" if lasts_s < 2.0 else "ejected")
+
+
+def test_the_window_begins_with_the_first_doubt_after_a_success(fleet: Fleet) -> None:
+    """And again after a refused or executed ejection."""
+    breaker = Breaker(fleet, EjectionRules(doubt_window_s=2.0))
+    doubt(breaker, *"xy")
+    breaker.success("a")
+    doubt(breaker, *"xyxy", from_s=5.0)
+    assert state(fleet, "a") is PodState.EJECTED
+    fleet.event("a", PodEvent.PROBE_OK)
+    for client in "xyxyxy":
+        breaker.doubt("a", client, 20.0)
+    assert state(fleet, "a") is PodState.READY
+
+
+HOSTILE = st.lists(st.tuples(st.floats(0.0, 1.9), st.sampled_from(["doubt", "late"]), st.integers(0, 99)), max_size=60)
+
+
+@given(steps=HOSTILE)
+def test_no_sequence_of_clients_ejects_a_pod_that_serves_others(steps: list[tuple[float, str, int]]) -> None:
+    """Bodies that fail or are late, for made-up tenants, while the pod serves a request in each window."""
+    fleet = ready(*map(pod, "0123"))
+    breaker = Breaker(fleet, EjectionRules(failures_to_eject=2, late_to_eject=2, min_ready_share=0.0))
+    now_s = served_s = 0.0
+    for pause_s, what, client in steps:
+        if now_s + pause_s - served_s >= 1.9:
+            served_s = now_s
+            breaker.success("0")
+            breaker.first_token("0", "good", 600.0, 600.0, now_s)
+        now_s += pause_s
+        if what == "doubt":
+            breaker.doubt("0", f"tenant {client}", now_s)
+        else:
+            breaker.first_token("0", f"tenant {client}", *LATE, now_s)
+        assert ready_ids(fleet) == "0123"
 
 
 def test_the_clients_in_a_record_are_few_and_short(fleet: Fleet) -> None:
@@ -235,7 +280,7 @@ def ready_ids(fleet: Fleet) -> str:
 def test_requests_leave_enough_pods_ready(pods: str, min_ready_share: float, left: int) -> None:
     """However many fail: at least one."""
     fleet = ready(*map(pod, pods))
-    breaker = Breaker(fleet, EjectionRules(min_ready_share=min_ready_share))
+    breaker = Breaker(fleet, EjectionRules(min_ready_share=min_ready_share, doubt_window_s=0.0))
     for _ in range(10):
         for pod_id in pods:
             breaker.failure(pod_id, 0.0)
@@ -359,7 +404,9 @@ def test_no_sequence_of_results_takes_a_model_out(
     """Every model and adapter that had a ready pod for a role keeps one, and the share."""
     pods = [pod(str(n), *each) for n, each in enumerate(facts)]
     fleet = ready(*pods)
-    breaker = Breaker(fleet, EjectionRules(failures_to_eject=2, late_to_eject=2, min_ready_share=share))
+    breaker = Breaker(
+        fleet, EjectionRules(failures_to_eject=2, late_to_eject=2, min_ready_share=share, doubt_window_s=0.0)
+    )
     for at, what, client in steps:
         step(breaker, fleet, str(at % len(pods)), what, client)
         left = ready_ids(fleet)
@@ -384,7 +431,7 @@ def test_no_sequence_of_one_clients_doubts_ejects(steps: list[tuple[int, str, st
 def test_a_pod_is_ejected_exactly_by_the_failures_in_a_row(steps: list[tuple[int, str, str]]) -> None:
     """Against a naive count, in a fleet where enough pods stay ready."""
     fleet = ready(*map(pod, "0123456789"))
-    breaker = Breaker(fleet, EjectionRules(failures_to_eject=3, min_ready_share=0.0))
+    breaker = Breaker(fleet, EjectionRules(failures_to_eject=3, min_ready_share=0.0, doubt_window_s=0.0))
     since_success: dict[str, list[str]] = {str(n): [] for n in range(6)}
     for at, what, client in steps:
         if what not in ("failure", "doubt", "success"):
@@ -417,7 +464,7 @@ def late(breaker: Breaker, pod_id: str, times: int, now_s: float = 0.0) -> None:
 
 def test_a_pod_that_is_late_again_and_again_is_ejected(fleet: Fleet) -> None:
     """Though it serves every request."""
-    breaker = Breaker(fleet, EjectionRules(late_factor=10.0, late_to_eject=8))
+    breaker = Breaker(fleet, EjectionRules(late_factor=10.0, late_to_eject=8, doubt_window_s=0.0))
     late(breaker, "a", 7)
     assert state(fleet, "a") is PodState.READY
     late(breaker, "a", 1)
@@ -427,7 +474,7 @@ def test_a_pod_that_is_late_again_and_again_is_ejected(fleet: Fleet) -> None:
 @pytest.mark.parametrize("expected_ms, actual_ms", [(600.0, 6000.0), (1.0, 5000.0)])
 def test_one_first_token_on_time_settles_it(fleet: Fleet, expected_ms: float, actual_ms: float) -> None:
     """Ten times of next to nothing is not late."""
-    breaker = Breaker(fleet, EjectionRules(late_factor=10.0, late_to_eject=8))
+    breaker = Breaker(fleet, EjectionRules(late_factor=10.0, late_to_eject=8, doubt_window_s=0.0))
     late(breaker, "a", 7)
     breaker.first_token("a", "x", expected_ms, actual_ms, 0.0)
     late(breaker, "a", 7)
@@ -436,7 +483,7 @@ def test_one_first_token_on_time_settles_it(fleet: Fleet, expected_ms: float, ac
 
 def test_where_most_are_late_it_is_the_expectation_that_is_wrong(fleet: Fleet, make_pod: MakePod) -> None:
     """A price that is ten times too low may not empty a fleet; pods of other models are no witnesses."""
-    breaker = Breaker(fleet, EjectionRules(late_to_eject=8))
+    breaker = Breaker(fleet, EjectionRules(late_to_eject=8, doubt_window_s=0.0))
     for _ in range(100):
         late(breaker, "a", 1)
         late(breaker, "b", 1)
@@ -445,13 +492,16 @@ def test_where_most_are_late_it_is_the_expectation_that_is_wrong(fleet: Fleet, m
     alone.sync([make_pod("a", models=("m",)), make_pod("b", models=("other",))])
     for pod in ("a", "b"):
         alone.event(pod, PodEvent.PROBE_OK)
-    late(Breaker(alone, EjectionRules(late_to_eject=8)), "a", 100)
+    late(Breaker(alone, EjectionRules(late_to_eject=8, doubt_window_s=0.0)), "a", 100)
     assert state(alone, "a") is PodState.READY
 
 
 def test_lateness_is_out_for_longer_and_forgotten_only_when_on_time(fleet: Fleet) -> None:
     """Every probe passes, and so does every request that was under way."""
-    breaker = Breaker(fleet, EjectionRules(clients_to_eject=1, first_backoff_s=1.0, max_backoff_s=1.5, late_to_eject=1))
+    rules = EjectionRules(
+        clients_to_eject=1, first_backoff_s=1.0, max_backoff_s=1.5, late_to_eject=1, doubt_window_s=0.0
+    )
+    breaker = Breaker(fleet, rules)
     late(breaker, "a", 1, now_s=0.0)
     breaker.success("a")
     assert [breaker.may_probe("a", now_s) for now_s in (9.9, 10.0)] == [False, True]
@@ -466,7 +516,7 @@ def test_lateness_is_out_for_longer_and_forgotten_only_when_on_time(fleet: Fleet
 
 def test_lateness_for_one_client_alone_does_not_eject(fleet: Fleet) -> None:
     """Its requests may take longer than their price says: a grammar to compile, an adapter to load."""
-    breaker = Breaker(fleet, EjectionRules(late_to_eject=8))
+    breaker = Breaker(fleet, EjectionRules(late_to_eject=8, doubt_window_s=0.0))
     for _ in range(20):
         breaker.first_token("a", "x", *LATE, 0.0)
     assert state(fleet, "a") is PodState.READY

@@ -510,7 +510,7 @@ async def test_a_decode_pod_that_dies_after_the_first_byte_ends_the_response() -
         with pytest.raises(UpstreamBroken):
             await pods.serve(pods.context(split(pods), direct(pods), stream=True), client)
         assert len(pods.made["d"].asked) == 1
-        assert (pods.failures("p"), pods.failures("d")) == (0, 1)
+        assert (pods.doubts("p"), pods.doubts("d")) == (0, 1)
         await pods.left_alone()
 
 

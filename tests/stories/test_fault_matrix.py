@@ -189,9 +189,29 @@ async def test_a_body_that_kills_engines_reaches_two_of_them(deploy: Deploy, fau
         await nothing_stays_behind(deployment)
 
 
+@pytest.mark.parametrize("kind", [FaultKind.STATUS, FaultKind.CUT])
+async def test_a_client_with_many_names_ejects_no_pod_that_serves_others(deploy: Deploy, kind: FaultKind) -> None:
+    """It makes up tenants and sends bodies that break engines, many of them between two good requests."""
+    async with deploy(pods=4, probes={"doubt_window_s": 60.0}) as deployment:
+        ejected = ejections(deployment)
+        body = {"model": "demo", "messages": opening("ash"), "max_tokens": 8, "stream": kind is FaultKind.CUT}
+        for burst in range(3):
+            for engine in deployment.engines:
+                engine.inject(Fault(kind=kind, count=None))
+            for n in range(10):
+                headers = {"x-tenant-id": f"tenant {burst} {n}"}
+                bad = await deployment.client.post("/v1/chat/completions", json=body, headers=headers)
+                assert bad.status_code == 500 or "upstream_broken" in bad.text
+            for engine in deployment.engines:
+                await engine.heal()
+            assert (await deployment.chat(opening("ash"))).status_code == 200
+        assert not ejected
+        await nothing_stays_behind(deployment)
+
+
 async def test_a_pod_that_fails_several_clients_is_ejected(deploy: Deploy) -> None:
     """Its queue is always empty, so that it would attract all requests."""
-    async with deploy(pods=2) as deployment:
+    async with deploy(pods=2, probes={"doubt_window_s": 0.0}) as deployment:
         ejected, at = ejections(deployment), await holder_of(deployment, "ash")
         deployment.engines[at].inject(Fault(kind=FaultKind.STATUS, count=3))
         body = {"model": "demo", "messages": opening("ash"), "max_tokens": 8}
@@ -205,7 +225,7 @@ async def test_a_pod_that_fails_several_clients_is_ejected(deploy: Deploy) -> No
 
 async def test_requests_never_eject_the_last_ready_pods(deploy: Deploy) -> None:
     """However many fail, for any number of clients; each refusal is counted, and the pods serve as soon as they can."""
-    async with deploy(pods=2) as deployment:
+    async with deploy(pods=2, probes={"doubt_window_s": 0.0}) as deployment:
         ejected = ejections(deployment)
         for engine in deployment.engines:
             engine.inject(Fault(kind=FaultKind.STATUS, count=None))
@@ -223,7 +243,7 @@ async def test_requests_never_eject_the_last_ready_pods(deploy: Deploy) -> None:
 
 async def test_a_pod_with_very_late_first_tokens_is_ejected(deploy: Deploy) -> None:
     """Its health check passes and no request fails; only its TTFT is bad."""
-    probes = {"slow_ttft_factor": 1.01, "slow_ttfts_to_eject": 2, "clients_to_eject": 1}
+    probes = {"slow_ttft_factor": 1.01, "slow_ttfts_to_eject": 2, "clients_to_eject": 1, "doubt_window_s": 0.0}
     async with deploy(pods=3, probes=probes) as deployment:
         at = await holder_of(deployment, "snails")
         deployment.engines[at].inject(Fault(kind=FaultKind.SLOW, pause_s=0.6, count=None))

@@ -10,9 +10,14 @@ from router.wiring.fleet_parts import ejection_rules
 def test_every_key_of_the_configuration_applies() -> None:
     """Each has its own value here."""
     probes = Probes(
-        failures_to_eject=4, clients_to_eject=5, min_ready_share=0.25, slow_ttft_factor=7.0, slow_ttfts_to_eject=6
+        failures_to_eject=4,
+        clients_to_eject=5,
+        min_ready_share=0.25,
+        slow_ttft_factor=7.0,
+        slow_ttfts_to_eject=6,
+        doubt_window_s=8.0,
     )
-    assert ejection_rules(probes) == EjectionRules(4, 5, 0.25, 7.0, 6)
+    assert ejection_rules(probes) == EjectionRules(4, 5, 0.25, 7.0, 6, 8.0)
 
 
 def test_the_defaults_of_configuration_and_breaker_agree() -> None:
