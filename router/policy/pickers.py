@@ -56,6 +56,8 @@ class RingBoundedLoad(Configurable):
     the bound, uses the least loaded pod. Without slack the bound would
     be exceeded all the time at low load. Source: Mirrokni, Thorup and Zadimoghaddam 2016; the
     finding on slack: reference/algorithms.md 1.8.
+
+    Each pod has four points on the ring for each of `points_per_pod`, because one hash gives four.
     """
 
     key: Literal["prefix", "session"] = "prefix"
