@@ -1,68 +1,154 @@
 """Refuses forms that have fields which steer the engine.
 
-Forms are forwarded unread, because they carry audio and images. A part's header is one line; any line that looks like
-one is checked, also inside a file, and must be plain, so that no reading of it differs from the engine's.
+Forms are forwarded unread, because they carry audio and images, and parsers differ. So only forms that have one meaning
+are accepted: as clients write them, without anything that two parsers could read in two ways. Large forms are checked
+in slices between which the event loop runs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterator
-from urllib.parse import unquote_to_bytes
+from collections.abc import Generator, Iterator
+from itertools import count
 
 from router.engines.steering import CONTAINERS, STEERING_FIELDS
-from router.errors import MalformedRequest
+from router.errors import MalformedRequest, shortened
+from router.types import Endpoint
 
-MAX_FIELDS = 1000
-"""As many as the engines' parser accepts."""
+MAX_PARTS = 1000
+"""As many fields as the engines' parser accepts."""
+MAX_HEAD_BYTES = 4096
+"""Of a part: a filename of 255 characters in both notations has 3,900."""
+SLICE_BYTES = 512 * 1024
+"""Searched at once: at most 2 ms."""
+_SHOWN_CHARACTERS = 100
 
-_PART = b"content-disposition"
-_PLAIN = re.compile(
-    rb'[ \t]*:[ \t]*form-data[ \t]*;[ \t]*name="?([\w.\[\]-]*)"?'
-    rb"""(?:[ \t]*;[ \t]*filename\*?=(?:"(?:[^"\\\r\n]|\\[^\r\n])*"|[\w.%'-]*))*[ \t]*""",
-    re.IGNORECASE,
+_CONTENT_TYPE = re.compile(
+    rb'multipart/form-data(?:; ?charset=utf-8)?; ?boundary=("?)([\w.+-]{1,70})\1(?:; ?charset=utf-8)?', re.IGNORECASE
 )
-_LINE_END = re.compile(rb"[\r\n]|\Z")
+_DISPOSITION = re.compile(
+    rb'form-data; ?name=("?)(?P<name>[\w.\[\]-]{1,128})\1'
+    rb'(?:; ?filename=(?:"(?:[^"\\;\x00-\x1f\x7f]*|[^"\\=\x00-\x1f\x7f]*)"|[\w.%!~-]+))?'  # not both ; and =
+    rb"(?:; ?filename\*=(?i:utf-8)''[\w.%!#$&+^`|~-]*)?"
+)
+_PART_HEADERS = {
+    b"content-disposition": _DISPOSITION,
+    b"content-type": re.compile(rb"(?!multipart)[ -~]{1,256}", re.IGNORECASE),
+    b"content-length": re.compile(rb"\d{1,20}"),
+    b"content-transfer-encoding": re.compile(rb"binary|8bit|7bit", re.IGNORECASE),
+}
 _REFUSED = frozenset(name.encode() for name in STEERING_FIELDS | CONTAINERS)
 
 
-def check_form(body: bytes, content_type: bytes) -> None:
-    """Raises `MalformedRequest` for a field that steers the engine, or for a part whose name parsers may read in two
-    ways. `content_type`: as the client sent it."""
-    names = _urlencoded_names(body) if b"urlencoded" in content_type.lower() else _part_names(body)
-    for number, name in enumerate(names):
-        if number >= MAX_FIELDS:
-            raise MalformedRequest(f"The form has more than {MAX_FIELDS} fields.")
-        if name is None:
-            raise MalformedRequest('A part of the form has an unusual content-disposition; send name="..." as is.')
-        base = name.partition(b"[")[0]
-        if base in _REFUSED:
-            field = base.decode()
-            raise MalformedRequest(
-                f"The form field `{field}` steers the engine and is accepted only from trusted clients "
-                "(edge.trust_engine_fields).",
-                param=field,
-            )
+def declares_form(content_type: bytes) -> bool:
+    """Whether any parser might take this content type for a form."""
+    lowered = content_type.lower()
+    return b"multipart" in lowered or b"form" in lowered
 
 
-def _part_names(body: bytes) -> Iterator[bytes | None]:
-    """The names of all parts; None for one that is not plain."""
-    lowered = body.lower()
-    at = lowered.find(_PART)
-    while at >= 0:
-        end = at + len(_PART)
-        if at == 0 or body[at - 1] in b"\r\n":
-            line = body[end : _line_end(body, end)]
-            plain = _PLAIN.fullmatch(line)
-            yield plain[1] if plain else None
-        at = lowered.find(_PART, end)
+class Forms:
+    """Checks forms; large ones one after the other."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def check(self, endpoint: Endpoint, body: bytes, content_type: bytes) -> None:
+        """Raises `MalformedRequest` for a form that is not accepted. `content_type`: as the client sent it."""
+        if endpoint is not Endpoint.OTHER:
+            raise MalformedRequest(f"{endpoint.value} takes no forms; send JSON with content-type: application/json.")
+        steps = form_check(body, content_type)
+        if len(body) <= SLICE_BYTES:
+            for _ in steps:
+                pass
+            return
+        async with self._turn:
+            for _ in steps:
+                await asyncio.sleep(0)
 
 
-def _line_end(body: bytes, start: int) -> int:
-    found = _LINE_END.search(body, start)
-    return found.start() if found else len(body)
+def form_check(body: bytes, content_type: bytes) -> Iterator[None]:
+    """Check the form in steps. Raises `MalformedRequest` for a field that steers the engine, or for anything that is
+    not written as usual."""
+    delimiter = b"--" + _boundary(content_type)
+    if not body.startswith(delimiter):
+        raise MalformedRequest("The form must begin with -- and the boundary of its content type.")
+    start = len(delimiter)
+    for number in count(1):
+        if body.startswith(b"--", start):
+            if body[start + 2 : start + 5] not in (b"", b"\r\n"):
+                raise MalformedRequest("The form has more bytes after its closing boundary.")
+            return
+        if number > MAX_PARTS:
+            raise MalformedRequest(f"The form has more than {MAX_PARTS} parts.")
+        end = yield from _next_delimiter(body, delimiter, start)
+        if end < 0:
+            raise MalformedRequest("The form does not end with its closing boundary: -- boundary --.")
+        if not body.startswith(b"\r\n", start) or not body.startswith(b"\r\n", end - 2):
+            raise MalformedRequest(f"Part {number} of the form has the boundary inside a line.")
+        _check_field(_name(body, start + 2, end - 2, number))
+        start = end + len(delimiter)
 
 
-def _urlencoded_names(body: bytes) -> Iterator[bytes]:
-    for pair in body.replace(b";", b"&").split(b"&", MAX_FIELDS):
-        yield unquote_to_bytes(pair.partition(b"=")[0].replace(b"+", b" "))
+def _boundary(content_type: bytes) -> bytes:
+    found = _CONTENT_TYPE.fullmatch(content_type.strip(b" \t"))
+    if found is None:
+        raise MalformedRequest(
+            f"The content type `{_shown(content_type)}` is not accepted; send JSON, or a form as multipart/form-data; "
+            "boundary=B, where B has up to 70 letters, digits and _.+-, without other parameters."
+        )
+    return found[2]
+
+
+def _next_delimiter(body: bytes, delimiter: bytes, start: int) -> Generator[None, None, int]:
+    """The place of the next delimiter; -1 if there is none. Yields after each slice."""
+    while start < len(body):
+        found = body.find(delimiter, start, start + SLICE_BYTES + len(delimiter) - 1)
+        yield
+        if found >= 0:
+            return found
+        start += SLICE_BYTES
+    return -1
+
+
+def _name(body: bytes, start: int, end: int, number: int) -> bytes:
+    """The field's name in the head of a part. `number`: of the part."""
+    head_end = body.find(b"\r\n\r\n", start, min(end, start + MAX_HEAD_BYTES))
+    if head_end < 0:
+        raise MalformedRequest(
+            f"Part {number} of the form has no head of at most {MAX_HEAD_BYTES} bytes that an empty line ends (CRLF)."
+        )
+    found: dict[bytes, re.Match[bytes]] = {}
+    for line in body[start:head_end].split(b"\r\n"):
+        key, _, value = line.partition(b":")
+        key = key.lower()
+        plain = _PART_HEADERS[key].fullmatch(value.removeprefix(b" ")) if key in _PART_HEADERS else None
+        if plain is None or key in found:
+            raise _unusual(number, line)
+        found[key] = plain
+    if b"content-disposition" not in found:
+        raise _unusual(number, b"")
+    return found[b"content-disposition"]["name"]
+
+
+def _unusual(number: int, line: bytes) -> MalformedRequest:
+    return MalformedRequest(
+        f"Part {number} of the form has an unusual head: `{_shown(line)}`. Send content-disposition: form-data; "
+        'name="..."; filename="..." once, without a backslash and not with both ; and = in the filename, and at most '
+        "content-type, content-length and content-transfer-encoding: binary."
+    )
+
+
+def _check_field(name: bytes) -> None:
+    base = name.partition(b"[")[0]
+    if base in _REFUSED:
+        field = base.decode()
+        raise MalformedRequest(
+            f"The form field `{field}` steers the engine and is accepted only from trusted clients "
+            "(edge.trust_engine_fields).",
+            param=field,
+        )
+
+
+def _shown(given: bytes) -> str:
+    return shortened(given.decode("latin-1"), _SHOWN_CHARACTERS)

@@ -18,7 +18,7 @@ import structlog
 from router.api.cors import CorsPolicy
 from router.api.error_responses import error_body, headers_too_large
 from router.api.exchange import Exchange, ReceivedRequest
-from router.api.form_fields import check_form
+from router.api.form_fields import Forms, declares_form
 from router.api.http_edge import HttpEdge, send_error
 from router.api.large_bodies import LargeBodies
 from router.api.parse import (
@@ -52,6 +52,7 @@ from router.proxy.request_context import RequestContext
 from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest
 
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
+_JSON = b"application/json"
 _IDENTITY = frozenset({b"", b"identity"})
 """Content encodings of an unencoded body."""
 MAX_ID_CHARACTERS = 128
@@ -80,6 +81,7 @@ class OpenAiEdge(HttpEdge):
         if edge.cors_origins:
             self.cors = CorsPolicy(edge.cors_origins)
         self._large_bodies = LargeBodies(limits.max_json_items)
+        self._forms = Forms()
         self._serving = 0
         self._configured = configured
         self._paths = ForwardedPaths((*edge.extra_paths, *edge.control_paths))
@@ -105,6 +107,8 @@ class OpenAiEdge(HttpEdge):
             value for name, value in headers if name == b"content-encoding"
         ):
             return MalformedRequest("Encoded request bodies are not supported; send the body without content-encoding.")
+        if len(named) != len(headers) and sum(name == b"content-type" for name, _ in headers) > 1:
+            return MalformedRequest("There are several Content-Type headers; send one.")
         return None
 
     async def serve(self, client: Exchange) -> None:
@@ -112,8 +116,7 @@ class OpenAiEdge(HttpEdge):
         request_id = checked_id(client.received.named)
         self._serving += 1
         try:
-            if self._large_bodies.are_checked(client.received.body):
-                await self._check_large(client.received)
+            await self._check_body(client.received)
             await self._forwarder.forward(self.admit(client.received, request_id), client)
         except asyncio.CancelledError:
             if not client.disconnected:
@@ -128,13 +131,21 @@ class OpenAiEdge(HttpEdge):
             self._serving -= 1
             client.received.refusal = None  # its traceback refers to the body: a cycle that would stay in memory
 
-    async def _check_large(self, received: ReceivedRequest) -> None:
-        """Let `admit` refuse a large body that would take long to decode."""
-        if received.refusal is None:
-            try:
-                await self._large_bodies.check(_ENDPOINTS.get(received.path, Endpoint.OTHER), received.body)
-            except MalformedRequest as error:
-                received.refusal = error
+    async def _check_body(self, received: ReceivedRequest) -> None:
+        """Let `admit` refuse a large body that would take long to decode, or a form that may steer the engine."""
+        body, content_type = received.body, received.named.get(b"content-type", b"")
+        is_large = self._large_bodies.are_checked(body)
+        is_form = bool(body) and content_type != _JSON and declares_form(content_type)
+        if not (is_large or is_form) or received.refusal is not None:
+            return
+        endpoint = _ENDPOINTS.get(received.path, Endpoint.OTHER)
+        try:
+            if is_form and not self._edge.trust_engine_fields:
+                await self._forms.check(endpoint, body, content_type)
+            if is_large:
+                await self._large_bodies.check(endpoint, body)
+        except MalformedRequest as error:
+            received.refusal = error
 
     async def read(
         self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
@@ -187,11 +198,8 @@ class OpenAiEdge(HttpEdge):
         else:
             parsed = parse_body(endpoint, body, max_messages=self.limits.max_messages)
         base, adapter = self._resolve(parsed.model if parsed else self._only_model())
-        if not self._edge.trust_engine_fields:
-            if has_engine_fields(parsed) if parsed else may_be_json_object(body):
-                body = without_engine_fields(body)
-            elif not parsed:
-                check_form(body, named.get(b"content-type", b""))
+        if not self._edge.trust_engine_fields and (has_engine_fields(parsed) if parsed else may_be_json_object(body)):
+            body = without_engine_fields(body)
         return InferenceRequest(
             id=request_id,
             endpoint=endpoint,

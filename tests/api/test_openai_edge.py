@@ -90,7 +90,7 @@ async def test_a_body_with_too_many_items_is_refused_before_it_is_decoded(monkey
     monkeypatch.setattr(openai_edge, "parse_body", lambda *_, **__: pytest.fail("decoded"))
     body = b'{"model":"m","messages":[' + b"{}," * 2_000 + b"{}]}"
     edge, request = make_edge(limits=Limits(max_json_items=1_024)), received(body, path="/v1/chat/completions")
-    await edge._check_large(request)
+    await edge._check_body(request)
     with pytest.raises(MalformedRequest, match=r"limits\.max_json_items"):
         edge.admit(request, "r")
     assert counted(edge, Endpoint.CHAT, "MalformedRequest") == 1
@@ -168,16 +168,51 @@ def test_engine_fields_are_removed_from_nested_objects(path: str) -> None:
 FORM = b'--b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n{}\r\n--b--\r\n'
 
 
-@pytest.mark.parametrize("name", [b"vllm_xargs", b"priority"])
-def test_forms_that_steer_an_engine_are_refused(name: bytes) -> None:
-    """Also urlencoded ones. A trusted client may send them."""
-    encoded = [(b"content-type", b"application/x-www-form-urlencoded")]
-    form = received(FORM % name, path="/v1/audio/transcriptions")
-    query = received(b"a=1&%b=2" % name, path="/v1/audio/transcriptions", headers=encoded)
-    for request in (form, query):
-        with pytest.raises(MalformedRequest, match="trust_engine_fields"):
-            make_edge().admit(request, "r")
-        assert make_edge(edge=Edge(trust_engine_fields=True)).admit(request, "r").request.body is request.body
+MULTIPART = (b"content-type", b"multipart/form-data; boundary=b")
+URLENCODED = (b"content-type", b"application/x-www-form-urlencoded")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("path", "header", "body"),
+    [
+        ("/v1/audio/transcriptions", MULTIPART, FORM % b"vllm_xargs"),
+        ("/v1/audio/transcriptions", MULTIPART, FORM % b"priority"),
+        ("/v1/audio/transcriptions", URLENCODED, b"a=1"),
+        ("/v1/messages", MULTIPART, json.dumps(FORWARDED).encode()),
+        ("/v1/messages", URLENCODED, json.dumps(FORWARDED).encode()),
+        ("/v1/chat/completions", MULTIPART, json.dumps(CHAT).encode()),
+        ("/v1/chat/completions", URLENCODED, json.dumps(CHAT).encode()),
+        ("/v1/embeddings", MULTIPART, FORM % b"model"),
+    ],
+)
+async def test_forms_that_might_steer_an_engine_are_refused(
+    path: str, header: tuple[bytes, bytes], body: bytes
+) -> None:
+    """Also JSON that is declared as a form. The router leaves the forms of a trusted client unread."""
+    request = received(body, path=path, headers=[header])
+    trusting = make_edge(edge=Edge(trust_engine_fields=True))
+    await trusting._check_body(request)
+    assert request.refusal is None
+    edge = make_edge()
+    await edge._check_body(request)
+    with pytest.raises(MalformedRequest):
+        edge.admit(request, "r")
+
+
+@pytest.mark.anyio
+async def test_other_forms_are_forwarded_unchanged() -> None:
+    request = received(FORM % b"prompt", path="/v1/audio/transcriptions", headers=[MULTIPART])
+    edge = make_edge()
+    await edge._check_body(request)
+    assert edge.admit(request, "r").request.body is request.body
+
+
+def test_several_content_types_are_refused() -> None:
+    """An engine might read another one than the router."""
+    request = received(b"{}", headers=[(b"content-type", b"application/json"), MULTIPART])
+    assert isinstance(make_edge().refusal(request), MalformedRequest)
+    assert make_edge().refusal(received(b"{}", headers=[MULTIPART, (b"x", b"1"), (b"x", b"2")])) is None
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
