@@ -31,12 +31,16 @@ def check_command(
     config: Annotated[Path, typer.Argument(help="The router.yaml to check.")],
     policies: PoliciesOption = None,
     offline: Annotated[bool, typer.Option("--offline", help="Skip tokenizers that come from the hub.")] = False,
+    probe: Annotated[bool, typer.Option("--probe", help="Ask the pods too. Exit code 1 if one is unusable.")] = False,
 ) -> None:
+    from router.cli.pod_probe import print_probes
     from router.wiring.config_check import check_router
 
     parsed, found = check_router(config, policies or shipped("policies"), offline=offline)
     names = ", ".join(policy.name for policy in found.active)
     print(f"{config}: valid. {len(parsed.models)} models, {len(parsed.pods)} pods, policies {names}.")
+    if probe and not print_probes(parsed):
+        raise typer.Exit(1)
 
 
 @config_app.command("show", help="Print the annotated defaults.")

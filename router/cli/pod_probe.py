@@ -1,0 +1,54 @@
+"""Probes the configured pods once, as `serve` does before a pod gets traffic: `config check --probe`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from router.config.schema import PodConfig, RouterConfig
+from router.engines.adapter import PodFacts
+from router.engines.engine_catalog import ENGINES
+from router.errors import UpstreamError
+from router.feeds.discovery.membership import configured_pods
+from router.feeds.http_client import Fetch
+from router.feeds.pod_problems import fetch_facts, unusable_reason
+from router.types import Pod, PodSpeed
+from router.wiring.proxy_parts import upstream_pools
+
+
+def print_probes(config: RouterConfig) -> bool:
+    """Print one line for each pod: what it serves, or why it cannot be used. True if all can be used."""
+    pods = [_pod_of(each) for each in config.pods]
+    results = asyncio.run(_probe_all(pods, config))
+    configured = {model.name for model in config.models}
+    for pod, result in zip(pods, results, strict=True):
+        print(f"pod {pod.id}: {result if isinstance(result, str) else _summary(result, configured)}")
+    return not any(isinstance(result, str) for result in results)
+
+
+def _pod_of(config: PodConfig) -> Pod:
+    """The pod of one URL; its first rank if it has several."""
+    return configured_pods(config, PodSpeed(0, 0, 0))[0]
+
+
+async def _probe_all(pods: list[Pod], config: RouterConfig) -> list[PodFacts | str]:
+    pools, timeout_s = upstream_pools(config), config.probes.health_timeout_s
+    try:
+        return await asyncio.gather(*(_probe(pools.fetch, pod, timeout_s) for pod in pods))
+    finally:
+        pools.close()
+
+
+async def _probe(fetch: Fetch, pod: Pod, timeout_s: float) -> PodFacts | str:
+    """What the pod serves, or why it cannot be used."""
+    try:
+        await fetch(pod, ENGINES[pod.engine].health_path, timeout_s)
+        return await fetch_facts(fetch, pod, timeout_s)
+    except UpstreamError as error:
+        return unusable_reason(pod, error)
+
+
+def _summary(facts: PodFacts, configured: set[str]) -> str:
+    served = f"ready, serves {', '.join(facts.models)}"
+    if configured.isdisjoint(facts.models):
+        return f"{served}; no tokenizer for it: add the model under `models`, or it is routed by load only"
+    return served

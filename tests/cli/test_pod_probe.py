@@ -1,0 +1,62 @@
+"""`config check --probe` asks the pods before anything serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from tests.cli.conftest import Typed
+
+pytestmark = pytest.mark.net
+
+
+@contextmanager
+def engine(key: str = "") -> Iterator[str]:
+    """The URL of an engine that serves `m`, with an API key for /v1."""
+
+    class Engine(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            denied = self.path.startswith("/v1") and key and self.headers["authorization"] != f"Bearer {key}"
+            body = b'{"data": [{"id": "m"}]}'
+            self.send_response(401 if denied else 200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Engine) as server:
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_unusable_pods_are_listed_with_the_reason(typed: Typed, tmp_path: Path) -> None:
+    """Exit code 1. Without --probe no pod is asked."""
+    path = tmp_path / "router.yaml"
+    with engine() as well, engine(key="sesame") as locked:
+        path.write_text(f"models: [{{name: m}}]\npods: [{{url: '{well}', id: a}}, {{url: '{locked}', id: b}}]\n")
+        ended = typed("config", "check", path, "--probe")
+        assert typed("config", "check", path).code == 0
+    assert ended.out.splitlines()[1:] == [
+        "pod a: ready, serves m",
+        "pod b: 401 Unauthorized from /v1/models; set pods[].auth.bearer_file to a file with the engine's API key",
+    ]
+    assert ended.code == 1
+
+
+def test_usable_pods_are_listed_with_their_models(typed: Typed, tmp_path: Path) -> None:
+    """With the configured key. A model without a tokenizer is named."""
+    path, key = tmp_path / "router.yaml", tmp_path / "key"
+    key.write_text("sesame")
+    with engine(key="sesame") as url:
+        path.write_text(f"pods: [{{url: '{url}', id: a, auth: {{bearer_file: '{key}'}}}}]\n")
+        ended = typed("config", "check", path, "--probe")
+    assert ended.code == 0
+    assert ended.out.splitlines()[1].startswith("pod a: ready, serves m; no tokenizer")
