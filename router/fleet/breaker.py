@@ -2,11 +2,12 @@
 
     result of a request                                                    counts
     connect failure                                                        as a failure of the pod
-    reset, timeout, garbage, 502, 503, 504; another pod then serves it     as a failure of the pod
+    reset, timeout, garbage, 502, 503, 504, 401 to the router's key;       as a failure of the pod
+    another pod then serves it
     the same, and no other pod serves it; 500; failed handoff; response    as a doubt: the request may be the cause
     cut off after its first byte to the client
     first token many times later than expected                             as lateness: the request may be the cause
-    any 4xx, other 5xx (501: unknown to the engine), client disconnected   not at all
+    other 4xx, other 5xx (501: unknown to the engine), client gone         not at all
     status below 400                                                       resets failures and doubts
 
 Doubts and lateness eject a pod only if several clients caused them, and only `doubt_window_s` after the first one

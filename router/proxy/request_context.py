@@ -6,6 +6,7 @@ import time
 
 import msgspec
 from msgspec.structs import replace
+from xxhash import xxh3_64_hexdigest
 
 from router.decision import Candidate, Direct, RouteDecision, Split
 from router.engines.handoff.dialect import split_refusal
@@ -63,12 +64,13 @@ class RequestContext(msgspec.Struct, eq=False):
 
     @property
     def client(self) -> str:
-        """The tenant, else the address and the credentials of the client: behind a gateway, all have one address."""
+        """The tenant, else the address and a digest of the credentials of the client: behind a gateway, all have one
+        address."""
         if self.request.tenant:
             return self.request.tenant
         headers = first_values(self.inbound.headers)
         credentials = headers.get(b"authorization") or headers.get(b"x-api-key") or b""
-        return f"{self.inbound.peer} {credentials.decode('latin-1')}"
+        return f"{self.inbound.peer} {xxh3_64_hexdigest(credentials)}"
 
     @property
     def repeatable(self) -> bool:

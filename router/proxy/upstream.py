@@ -95,7 +95,7 @@ class UpstreamPool:
             reused.send(message)
             try:
                 await reused.head()
-                return Reply(self, reused)
+                return self._accepted(reused)
             except StaleConnection:
                 return await self._exchange_again(message)
         return await self.exchange_once(lambda: message)
@@ -124,7 +124,17 @@ class UpstreamPool:
         except BaseException:
             connection.close()
             raise
-        return Reply(self, connection)
+        return self._accepted(connection)
+
+    def _accepted(self, connection: Connection) -> Reply:
+        """The response, whose headers have arrived. Raises `UpstreamBroken` where the pod refuses the router's key: the
+        client would take a 401 for a refusal of its own."""
+        reply = Reply(self, connection)
+        if connection.status == HTTPStatus.UNAUTHORIZED and self._bearer_file:
+            reply.close()
+            why = "status 401: it does not accept the router's key (`auth` of the pod)"
+            raise UpstreamBroken(f"pod {self.pod}: {why}", pod=self.pod)
+        return reply
 
     async def fetch(self, path: str, timeout_s: float, json: bytes | None = None) -> bytes:
         """The body of the 200 response to a GET of `path`, or to a POST of `json`; one deadline for the whole exchange.

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from router.config.schema import Edge
+from router.sim.mock.faults import Fault, FaultKind
 from router.sim.mock_engine import MockEngine
 from tests.stories.conftest import Deploy
+from tests.stories.test_failures import holder_of
+from tests.stories.test_fault_matrix import attempts
 from tests.stories.test_first_light import opening
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -39,3 +43,40 @@ async def test_a_pod_whose_key_is_unknown_gets_no_request(deploy: Deploy) -> Non
     async with deploy(pods=1, engine=KEYED, wait=False) as deployment:
         deployment.client.headers["authorization"] = "Bearer engine-key"
         assert (await deployment.chat(opening("coves"))).status_code == 503
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("has_key", "status"), [(True, 502), (False, 401)])
+async def test_a_pod_that_refuses_the_routers_key_is_at_fault(
+    deploy: Deploy, tmp_path: Path, has_key: bool, status: int, stream: bool
+) -> None:
+    """The client's key may be right: a 401 would send its owner looking for the mistake. The key is not shown."""
+    key = tmp_path / "key"
+    key.write_text("engine-key\n")
+
+    def reach(engine: MockEngine) -> dict[str, Any]:
+        return {"url": engine.url} | ({"auth": {"bearer_file": str(key)}} if has_key else {})
+
+    async with deploy(pods=1, reach=reach) as deployment:
+        deployment.engines[0].inject(Fault(kind=FaultKind.STATUS, status=HTTPStatus.UNAUTHORIZED))
+        answer = await deployment.chat(opening("coves"), stream=stream)
+        assert answer.status_code == status
+        if has_key:
+            assert "does not accept the router's key (`auth` of the pod)" in answer.json()["error"]["message"]
+            assert "engine-key" not in answer.text
+        assert (await deployment.chat(opening("coves"))).status_code == 200
+
+
+async def test_another_pod_serves_where_one_refuses_the_routers_key(deploy: Deploy, tmp_path: Path) -> None:
+    """The client sees no error."""
+    key = tmp_path / "key"
+    key.write_text("engine-key\n")
+
+    def reach(engine: MockEngine) -> dict[str, Any]:
+        return {"url": engine.url, "auth": {"bearer_file": str(key)}}
+
+    async with deploy(pods=2, reach=reach) as deployment:
+        at = await holder_of(deployment, "coves")
+        deployment.engines[at].inject(Fault(kind=FaultKind.STATUS, status=HTTPStatus.UNAUTHORIZED))
+        assert (await deployment.chat(opening("coves"))).status_code == 200
+        assert await attempts(deployment, at, "UpstreamBroken") == 1
