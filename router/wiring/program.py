@@ -26,6 +26,7 @@ from router.config.policy_files import PolicyFolder, load_classes
 from router.config.priors import ModelPrior
 from router.config.schema import RouterConfig
 from router.feeds.policy_feed import PolicyFeed
+from router.feeds.ring_feed import RingFeed
 from router.feeds.supervise import Feeds, running, wait_until
 from router.fleet.fleet import Fleet, PodEvent
 from router.observe.loop_lag import LoopLag
@@ -172,6 +173,7 @@ class Program:
             **self.records.feeds,
             "idle connections": self._sweep_idle,
             "policies": self.policies.run,
+            "ring points": RingFeed(self.fleet, self.policies.current).run,
             "loop lag": LoopLag(self.metrics.loop_lag_s.labels().observe, self.metrics.is_serving).run,
             "garbage collection": lambda: gc_loop(self.metrics.is_serving),
         }
