@@ -172,7 +172,6 @@ MULTIPART = (b"content-type", b"multipart/form-data; boundary=b")
 URLENCODED = (b"content-type", b"application/x-www-form-urlencoded")
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("path", "header", "body"),
     [
@@ -183,29 +182,35 @@ URLENCODED = (b"content-type", b"application/x-www-form-urlencoded")
         ("/v1/messages", URLENCODED, json.dumps(FORWARDED).encode()),
         ("/v1/chat/completions", MULTIPART, json.dumps(CHAT).encode()),
         ("/v1/chat/completions", URLENCODED, json.dumps(CHAT).encode()),
-        ("/v1/embeddings", MULTIPART, FORM % b"model"),
+        ("/v1/embeddings", MULTIPART, b'{"model":"m","input":"a"}'),
     ],
 )
-async def test_forms_that_might_steer_an_engine_are_refused(
-    path: str, header: tuple[bytes, bytes], body: bytes
-) -> None:
-    """Also JSON that is declared as a form. The router leaves the forms of a trusted client unread."""
-    request = received(body, path=path, headers=[header])
-    trusting = make_edge(edge=Edge(trust_engine_fields=True))
-    await trusting._check_body(request)
-    assert request.refusal is None
-    edge = make_edge()
-    await edge._check_body(request)
-    with pytest.raises(MalformedRequest):
-        edge.admit(request, "r")
+def test_forms_that_might_steer_an_engine_are_refused(path: str, header: tuple[bytes, bytes], body: bytes) -> None:
+    """Also JSON that is declared as a form. The forms of a trusted client are left unread."""
+    forwarded: list[bytes] = []
+
+    async def forward(context: RequestContext, _client: Exchange) -> None:
+        forwarded.append(context.request.body)
+
+    client = Client()
+    client.received = received(body, path=path, headers=[header])
+    assert served(make_edge(forward=forward), client).status == 400
+    assert not forwarded
+    trusting = make_edge(edge=Edge(trust_engine_fields=True), forward=forward)
+    served(trusting, client)
+    assert forwarded == [body]
 
 
-@pytest.mark.anyio
-async def test_other_forms_are_forwarded_unchanged() -> None:
-    request = received(FORM % b"prompt", path="/v1/audio/transcriptions", headers=[MULTIPART])
-    edge = make_edge()
-    await edge._check_body(request)
-    assert edge.admit(request, "r").request.body is request.body
+def test_other_forms_are_forwarded_unchanged() -> None:
+    forwarded: list[bytes] = []
+
+    async def forward(context: RequestContext, _client: Exchange) -> None:
+        forwarded.append(context.request.body)
+
+    client = Client()
+    client.received = received(FORM % b"prompt", path="/v1/audio/transcriptions", headers=[MULTIPART])
+    served(make_edge(forward=forward), client)
+    assert forwarded[0] is client.received.body
 
 
 def test_several_content_types_are_refused() -> None:
