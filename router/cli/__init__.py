@@ -32,12 +32,16 @@ GROUPS = {
 
 
 def main() -> None:
-    """The entry point. A wrong configuration ends with a message and exit code 2."""
+    """The entry point. A wrong configuration ends with a message and exit code 2; an error of the operating system
+    with a message and exit code 1."""
     try:
         _app(next((argument for argument in sys.argv[1:] if not argument.startswith("-")), ""))()
     except ConfigError as error:
         print(f"configuration: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}" if error.filename else error, file=sys.stderr)
+        sys.exit(1)
 
 
 def _app(requested: str) -> typer.Typer:

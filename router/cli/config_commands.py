@@ -56,12 +56,15 @@ def prior_command(
     kv_dtype: Annotated[KvDtype, typer.Option(help="Number format of the KV cache.")] = KvDtype.BF16,
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks of a pod.")] = 1,
     hardware: Annotated[list[str] | None, typer.Option(help="A row to add, such as h100x4. Can be repeated.")] = None,
+    name: Annotated[str, typer.Option(help="The prior's name.", show_default="that of the folder, file or hub")] = "",
 ) -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install torch, which is not needed
     path = _find_config(config)
     try:
         model = _completed(_read_config(path))
-        print("\n".join(_prior_lines(_model_name(config, path), model, kv_dtype, tp, hardware or [f"h100x{tp}"])))
+        print(
+            "\n".join(_prior_lines(name or _model_name(config, path), model, kv_dtype, tp, hardware or [f"h100x{tp}"]))
+        )
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 

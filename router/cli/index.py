@@ -129,14 +129,17 @@ async def _memory(index: _Index) -> str:
 
 @index_app.command("holders")
 def holders_command(config: ConfigOption, redis: RedisOption = None, model: ModelOption = None) -> None:
-    """List holders (pods and stores) with their blocks and state."""
+    """List holders (pods and stores) with their blocks and state. Exit code 1 if there are none."""
     _run(config, redis, lambda index: _holders(index, model))
 
 
 async def _holders(index: _Index, model: str | None) -> int:
+    rows = await index.rows(model)
+    if not rows:
+        return _print_empty(index, model)
     columns = ("holder", "model", "address", "gpu", "cpu", "disk", "remote", "complete", "heartbeat", "epoch started")
     table, now_s = Table(*columns), time.time()
-    for generation, holder, row in await index.rows(model):
+    for generation, holder, row in rows:
         address = f"store for {row.facts.reach}" if row.facts.reach else row.facts.url
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.epoch / 1e6))
         name = f"{generation.model} {generation.revision}".strip()
@@ -145,6 +148,13 @@ async def _holders(index: _Index, model: str | None) -> int:
         table.add_row(holder, name, address, *counts, complete, f"{max(now_s - row.beat_s, 0):.0f} s ago", started)
     Console().print(table)
     return 0
+
+
+def _print_empty(index: _Index, model: str | None) -> int:
+    """Print that there are no holders. Returns the exit code."""
+    of_model = f" of model {model!r}" if model else ""
+    print(f"No holders{of_model} in the index (namespace {index.keys.namespace!r}). Does `warmroute publish` run?")
+    return 1
 
 
 # --- lookup ---
@@ -198,11 +208,14 @@ def _fingerprinter(config: RouterConfig, name: str) -> Fingerprinter:
 
 @index_app.command("verify")
 def verify_command(config: ConfigOption, redis: RedisOption = None, model: ModelOption = None) -> None:
-    """Compare the index with the engines' replays. Exit code 1 if they differ."""
+    """Compare the index with the engines' replays. Exit code 1 if they differ, or if the index is empty."""
     _run(config, redis, lambda index: _verify(index, model))
 
 
 async def _verify(index: _Index, model: str | None) -> int:
+    rows = await index.rows(model)
+    if not rows:
+        return _print_empty(index, model)
     keys = {pod.advertised_url or pod.url: pod.auth.bearer_file for pod in index.config.pods if pod.auth}
     async with open_client() as client:
         results = [
@@ -214,7 +227,7 @@ async def _verify(index: _Index, model: str | None) -> int:
                 row.facts.source if row.facts.source in ENGINES else "vllm",
                 keys,
             )
-            for generation, holder, row in await index.rows(model)
+            for generation, holder, row in rows
         ]
     table = Table("holder", "in the index", "announced", "missing", "stale", "result")
     for result in results:

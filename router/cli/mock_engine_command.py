@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from zmq import ZMQError
 
 from router.cli.options import with_options
 from router.config.load import shipped
@@ -36,6 +37,7 @@ TOKENIZER = TokenizerSource(
 )
 """Tokenizer of the mock engines. Their router must use the same one."""
 MAX_CONTEXT_TOKENS = 131_072
+MAX_PORT = 65_535
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +45,16 @@ class MockEngineOptions:
     """Options of `warmroute mock-engine`."""
 
     count: Annotated[int, typer.Option(min=1, help="Number of engines.")] = 1
-    port: Annotated[int, typer.Option(help="Port of the first engine; the others follow. 0: free ports.")] = 9000
+    port: Annotated[
+        int, typer.Option(min=0, max=MAX_PORT, help="Port of the first engine; the others follow. 0: free ports.")
+    ] = 9000
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
     model: Annotated[str, typer.Option(help="Served model name.")] = "mock"
     speed_model: Annotated[str, typer.Option(help="Timing of this model in config/models ...")] = "llama-3.1-8b"
     speed_hardware: Annotated[str, typer.Option(help="... on this hardware.")] = "h100x1"
-    time_scale: Annotated[float, typer.Option(help="Factor on all times: 0.1 is ten times faster, 0 no wait.")] = 1.0
+    time_scale: Annotated[
+        float, typer.Option(min=0, help="Factor on all times: 0.1 is ten times faster, 0 no wait.")
+    ] = 1.0
     block_size: Annotated[int, typer.Option(min=1, help="Tokens per KV block.")] = 16
     num_blocks: Annotated[int, typer.Option(min=1, help="KV blocks per engine.")] = 8192
     pd: Annotated[HandoffDialect, typer.Option(help="KV handoff dialect; empty: no handoff.")] = ""
@@ -59,7 +65,12 @@ class MockEngineOptions:
 def mock_engine_command(options: MockEngineOptions) -> None:
     """Run mock engines until SIGINT or SIGTERM."""
     need_tokenizer()
-    serve(list(_configs(options)), _announce)
+    if options.port + options.count - 1 > MAX_PORT:
+        raise typer.BadParameter(f"--port {options.port} leaves no port up to {MAX_PORT} for {options.count} engines")
+    try:
+        serve(list(_configs(options)), _announce)
+    except (OSError, ZMQError) as error:
+        raise ConfigError(f"cannot listen on {options.host}, ports from {options.port}: {error}") from error
 
 
 def _configs(options: MockEngineOptions) -> Iterator[MockEngineConfig]:

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from router.cli.explain_command import printable
-from router.cli.simulate import Source, experiment, run_all, simulated_library
+from router.cli.simulate import DEFAULT_FLEET, Source, experiment, run_all, simulated_library
 from router.cli.simulate_report import summary
 from router.config.load import shipped
 from router.config.policy_files import PolicyLibrary, check, load_classes
@@ -98,9 +98,9 @@ def docs_command(
 @policy_app.command("simulate")
 def simulate_command(
     policy: Annotated[str, typer.Argument(help="A name or a file.")],
-    traffic: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Traffic as for `warmroute simulate`.")],
+    traffic: Annotated[Path, typer.Argument(help="Traffic as for `warmroute simulate`.")],
     against: Annotated[str, typer.Option(help="A policy to compare it with.")] = "cost_aware",
-    fleet: Annotated[Path | None, typer.Option(help="YAML file of pods, links and SLO.")] = None,
+    fleet: Annotated[Path, typer.Option(help="YAML file of pods, links and SLO, or a shipped one.")] = DEFAULT_FLEET,
     load: Annotated[float, typer.Option(min=0.01, help="Factor on the traffic's request rate.")] = 1.0,
     seeds: Annotated[int, typer.Option(min=1, help="Runs with different arrivals.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
@@ -166,6 +166,9 @@ def _spec(name: str) -> PolicySpec:
 
 def _errors(path: Path, classes: frozenset[str]) -> Iterator[str]:
     """The errors, one per line. A folder is read as the router does; then each of its files is checked."""
+    if not path.exists():
+        yield f"{path}: file not found"
+        return
     folder = path if path.is_dir() else path.parent
     try:
         library = PolicyLibrary(folder)

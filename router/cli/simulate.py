@@ -13,10 +13,13 @@ from __future__ import annotations
 import gc
 import math
 import os
+import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -34,7 +37,7 @@ from router.config.priors import ModelPrior, load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.errors import ConfigError
 from router.policy.spec import Policy
-from router.report import PlotsUnavailable, text_table
+from router.report import text_table
 from router.sim.peers.peer_pickers import FOLDER, PeerPolicySpec
 from router.sim.virtual.capacity_plan import PlanResult, Variant, plan_variant, variants
 from router.sim.virtual.compare import Experiment, Result, Setting, grid
@@ -52,7 +55,9 @@ from router.sim.virtual.traffic import (
 from router.sim.virtual.world import OnProgress, ignore_progress
 from router.types import PodSpeed
 
-DEFAULT_FLEET = "fleets/llama-70b-h100.yaml"
+DEFAULT_FLEET = Path("llama-70b-h100")
+MANY_RUNS = 4
+"""Runs per process from which the time of all is estimated."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +65,12 @@ class TrafficOptions:
     """The options that `simulate` and `plan` share."""
 
     traffic: Annotated[
-        Path, typer.Argument(exists=True, dir_okay=False, help="A trace (.jsonl, .csv) or a traffic mix (.yaml).")
+        Path, typer.Argument(help="A trace (.jsonl, .csv), a traffic mix (.yaml), or a shipped mix such as `mixed`.")
     ]
-    fleet: Annotated[Path | None, typer.Option(help="YAML file of pods, links and SLO.")] = None
-    requests: Annotated[int | None, typer.Option(min=1, help="Read only the first N lines of a trace.")] = None
+    fleet: Annotated[Path, typer.Option(help="YAML file of pods, links and SLO, or a shipped one.")] = DEFAULT_FLEET
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Read only the first N lines of a trace.", show_default="all")
+    ] = None
     jitter_s: Annotated[
         float, typer.Option(min=0.0, help="Delay each arrival randomly, by up to N s of trace time.")
     ] = 0.0
@@ -99,6 +106,7 @@ def simulate_command(options: SimulateOptions) -> None:
     policies, loads, seeds = options.policies, options.loads, options.seeds
     if options.compare:
         policies, loads, seeds = "all", loads if loads != "1" else "0.7,1,1.3", max(seeds, 3)
+    _check_outputs(options.report, options.csv)
     names = sorted(setup.policies) if policies == "all" else [name.strip() for name in policies.split(",")]
     for name in names:
         choose_policy(dict(setup.policies), name)
@@ -109,10 +117,16 @@ def simulate_command(options: SimulateOptions) -> None:
     if options.csv is not None:
         write_csv(options.csv, results)
     if options.report is not None:
-        try:
-            write_report(options.report, results, setup.fleet, options.traffic.name)
-        except PlotsUnavailable as error:
-            raise typer.BadParameter(f"--report: {error}") from error
+        write_report(options.report, results, setup.fleet, options.traffic.name)
+
+
+def _check_outputs(report: Path | None, table: Path | None) -> None:
+    """Refuse, before anything is computed, a file that cannot be written and plots that cannot be drawn."""
+    if report is not None and find_spec("matplotlib") is None:
+        raise typer.BadParameter("--report: plots need matplotlib: pip install 'warmroute[report]'")
+    for option, path in (("--report", report), ("--csv", table)):
+        if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+            raise typer.BadParameter(f"{option}: {path}: cannot be written; does the folder exist?")
 
 
 Number = TypeVar("Number", int, float)
@@ -136,7 +150,8 @@ def _positive(kind: type[Number], text: str, option: str) -> list[Number]:
 def run_all(setup: Experiment, settings: Sequence[Setting], jobs: int) -> list[Result]:
     """All runs, with a progress bar: of requests for a single run, of runs otherwise."""
     if len(settings) > 1:
-        results = map_in_processes(partial(_run, setup), settings, jobs, "runs")
+        done = _run_first(setup, settings, jobs)
+        results = done + map_in_processes(partial(_run, setup), settings[len(done) :], jobs, "runs")
         return sorted(results, key=lambda result: result.setting)
     with _progress_bar() as progress:
         task = progress.add_task(settings[0].policy, total=setup.traffic(1.0, 0).request_count or None)
@@ -146,6 +161,19 @@ def run_all(setup: Experiment, settings: Sequence[Setting], jobs: int) -> list[R
                 progress.update(task, completed=done)
 
         return [_run(setup, settings[0], on_progress)]
+
+
+def _run_first(setup: Experiment, settings: Sequence[Setting], jobs: int) -> list[Result]:
+    """Print the number of runs. Of many, runs the first alone, and prints how long the others will take."""
+    if len(settings) < MANY_RUNS * jobs:
+        print(f"{len(settings)} runs in {jobs} processes", file=sys.stderr)
+        return []
+    started_s = time.monotonic()
+    first = _run(setup, settings[0])
+    all_s = (time.monotonic() - started_s) * len(settings) / jobs
+    shown = f"{all_s / 60:.0f} minutes" if all_s > 90 else f"{max(all_s, 1):.0f} s"
+    print(f"{len(settings)} runs in {jobs} processes, about {shown}", file=sys.stderr)
+    return [first]
 
 
 def map_in_processes(
@@ -200,6 +228,8 @@ class Source:
         if self.path.suffix == ".csv":
             return azure_traffic(self.path, speedup=speedup, requests=self.requests)
         if self.path.suffix in (".yaml", ".yml"):
+            if self.requests is not None:
+                raise ConfigError(f"{self.path}: --requests is for traces; a mix has `duration_s`")
             return load(self.path, TrafficMix).traffic(speedup=speedup, seed=seed)
         raise ConfigError(
             f"{self.path}: unknown kind of traffic; use a Mooncake trace or receipts (.jsonl), an Azure trace (.csv) "
@@ -240,10 +270,23 @@ def simulated_policies() -> dict[str, Policy]:
     return load_policies(shipped("policies")) | load_policies(FOLDER, PeerPolicySpec)
 
 
-def experiment(fleet: Path | None, source: Source) -> Experiment:
-    """The fleet (by default the shipped one), priors, policies and traffic. Raises `ConfigError`."""
-    spec = load(fleet or shipped("config") / DEFAULT_FLEET, FleetSpec)
+def experiment(fleet: Path, source: Source) -> Experiment:
+    """The fleet, priors, policies and traffic. Raises `ConfigError`."""
+    spec = load(_found(fleet, "fleets"), FleetSpec)
+    source = replace(source, path=_found(source.path, "traffic"))
+    source(1.0, 0)  # raises before anything is computed
     return Experiment(spec, shipped_prior, simulated_policies(), source)
+
+
+def _found(path: Path, kind: str) -> Path:
+    """The file, or the shipped one: `mixed`, `mixed.yaml`, or `config/traffic/mixed.yaml` as in a checkout."""
+    folder = shipped("config") / kind
+    if path.exists():
+        return path
+    if path.parent in (Path(), Path("config") / kind) and (folder / f"{path.stem}.yaml").is_file():
+        return folder / f"{path.stem}.yaml"
+    known = ", ".join(sorted(one.stem for one in folder.glob("*.yaml")))
+    raise ConfigError(f"{path}: cannot be read: file not found; shipped {kind}: {known}")
 
 
 # --- plan ---

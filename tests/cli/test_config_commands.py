@@ -79,6 +79,11 @@ def test_the_argument_is_a_file_or_its_folder(typed: Typed, model: Path, tmp_pat
     assert f'name: "{"llama" if which == "llama.json" else "my-model"}"\n' in ended.out
 
 
+def test_the_name_can_be_given(typed: Typed, model: Path) -> None:
+    """For a folder with the name of a revision, as in the hub's cache."""
+    assert 'name: "llama-3.1-8b"\n' in typed("prior", model, "--name", "llama-3.1-8b").out
+
+
 def test_dtype_and_ranks_determine_the_size(typed: Typed, tmp_path: Path) -> None:
     """The row has the same number of GPUs; copies are explained."""
     ended = typed("prior", write(tmp_path / "mla", DEEPSEEK_V3), "--kv-dtype", "fp8", "--tp", "4")

@@ -118,6 +118,9 @@ async def test_index_commands_inspect_the_cluster_index(
     assert all(str(engine.url)[-5:] in holders for engine in cluster.engines)
     verified = await run("verify", "--config", str(config))
     assert verified.exit_code == 0 and verified.output.count("equal") == 2, verified.output
+    for command in ("holders", "verify"):
+        empty = await run(command, "--config", str(config), "--model", "nobody")
+        assert empty.exit_code == 1 and "No holders of model 'nobody' in the index" in empty.output
     cluster.redis.kill()
     lost = await run("stats", "--config", str(config))
     assert lost.exit_code == 3 and "Redis does not answer" in lost.output

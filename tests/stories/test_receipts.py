@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from router.cli.simulate import DEFAULT_FLEET, Source, experiment
-from router.config.load import shipped
 from router.observe.receipt_lines import read_receipts
 from router.sim.virtual.compare import Setting
 from tests.stories.conftest import Chat, Deploy
@@ -39,7 +38,7 @@ async def test_receipts_are_replayed_in_the_simulator(deploy: Deploy, tmp_path: 
     assert first.prompt_tokens > 500 and first.output_tokens == 8 and first.cached_tokens == 0
     assert all(one.blocks[:3] == first.blocks[:3] for one in others)
     assert {one.pod for one in good} <= {engine.url.removeprefix("http://") for engine in deployment.engines}
-    setup = experiment(shipped("config") / DEFAULT_FLEET, Source(file))
+    setup = experiment(DEFAULT_FLEET, Source(file))
     again = setup.run(Setting("cost_aware", 1.0, 2)).figures
     found = sum(one.cached_tokens or 0 for one in good)
     assert again.requests == 12
