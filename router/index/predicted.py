@@ -16,7 +16,7 @@ confirmed prediction renews blocks, has an expiry and fills the capacity; withdr
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 import msgspec
@@ -90,20 +90,34 @@ class PredictedIndex:
     ) -> Prediction:
         """Count a prompt that is being sent to `pod` as cached there, until `confirm` or `withdraw`. O(runs), and
         O(blocks) for new blocks."""
-        run = None
-        for run in self._runs_of(hashes):
+        last = run = self._last_run(hashes)
+        while run is not None:
             run.pending[pod] = run.pending.get(pod, 0) + 1
+            run = run.parent
         self._dispatches += 1
-        prediction = Prediction(self._dispatches, pod, hashes, ttl_s, capacity_blocks, run)
+        prediction = Prediction(self._dispatches, pod, hashes, ttl_s, capacity_blocks, last)
         self._of(pod).pending.add(prediction)
         return prediction
 
     def confirm(self, prediction: Prediction, now_s: float) -> None:
-        """The pod has computed the prompt: record it. No effect if the pod has been forgotten since."""
-        if self._is_pending(prediction):
-            ttl_s, capacity_blocks = prediction.ttl_s, prediction.capacity_blocks
-            self.record(prediction.pod, prediction.hashes, now_s, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
-            self.withdraw(prediction)
+        """The pod has computed the prompt. Its last blocks count as least recent: engines evict from the end. The time
+        to live applies to all blocks of the pod. No effect if the pod has been forgotten since. O(runs)."""
+        if not self._is_pending(prediction):
+            return
+        pod, ttl_s, capacity_blocks = prediction.pod, prediction.ttl_s, prediction.capacity_blocks
+        dispatched = self._pods[pod]
+        queue = dispatched.queue
+        if ttl_s != dispatched.ttl_s or not queue:
+            dispatched.ttl_s = ttl_s
+            heappush(self._expiries, ((queue[0].at_s if queue else now_s) + ttl_s, pod))
+        self._dispatches += 1
+        self._renew(pod, dispatched, prediction._run)
+        queue.append(_Dispatch(self._dispatches, now_s, prediction._run))
+        if capacity_blocks is not None:
+            self._drop_oldest(pod, dispatched, dispatched.blocks - capacity_blocks)
+        if len(queue) > 2 * dispatched.runs + MAX_STALE_DISPATCHES:
+            dispatched.queue = deque(one for one in queue if one.run and one.run.held.get(pod, _NEVER)[0] == one.number)
+        self.withdraw(prediction)
 
     def withdraw(self, prediction: Prediction) -> None:
         """The pod has not computed the prompt. No effect after `confirm`, or if the pod has been forgotten since."""
@@ -120,20 +134,8 @@ class PredictedIndex:
     def record(
         self, pod: PodId, hashes: Sequence[BlockHash], now_s: float, *, ttl_s: float, capacity_blocks: int | None = None
     ) -> None:
-        """Record that `pod` has computed a prompt. Its last blocks count as least recent: engines evict from the end.
-
-        `ttl_s` applies to all blocks of the pod. O(runs), and O(blocks) for new blocks."""
-        dispatched = self._of(pod)
-        queue = dispatched.queue
-        if ttl_s != dispatched.ttl_s or not queue:
-            dispatched.ttl_s = ttl_s
-            heappush(self._expiries, ((queue[0].at_s if queue else now_s) + ttl_s, pod))
-        self._dispatches += 1
-        queue.append(_Dispatch(self._dispatches, now_s, self._renew(pod, dispatched, hashes)))
-        if capacity_blocks is not None:
-            self._drop_oldest(pod, dispatched, dispatched.blocks - capacity_blocks)
-        if len(queue) > 2 * dispatched.runs + MAX_STALE_DISPATCHES:
-            dispatched.queue = deque(one for one in queue if one.run and one.run.held.get(pod, _NEVER)[0] == one.number)
+        """`begin` and `confirm`."""
+        self.confirm(self.begin(pod, hashes, ttl_s=ttl_s, capacity_blocks=capacity_blocks), now_s)
 
     def match(self, hashes: Sequence[BlockHash], now_s: float) -> dict[PodId, BlocksByTier]:
         """Leading blocks by pod, all counted in the GPU tier. O(runs x pods that have them)."""
@@ -177,24 +179,23 @@ class PredictedIndex:
 
     # --- runs ---
 
-    def _runs_of(self, hashes: Sequence[BlockHash]) -> Iterator[_PredictedRun]:
-        """The runs of a prompt, in order. A run is split where the prompt diverges; the remaining blocks become a new
-        run.."""
+    def _last_run(self, hashes: Sequence[BlockHash]) -> _PredictedRun | None:
+        """The last run of a prompt; the others are its parents. A run is split where the prompt diverges; the remaining
+        blocks become a new run. None for a prompt without blocks."""
         runs, run, start, end = self._runs, None, 0, len(hashes)
         while start < end:
             known = runs.get(hashes[start])
             if known is None:
                 run = runs[hashes[start]] = _PredictedRun(hashes[start:], run)
-            else:
-                length = common_blocks(known.blocks, hashes, start)
-                run = known if length == len(known.blocks) else self._split(known, length)
-            yield run
-            start += len(run.blocks)
+                break
+            length = common_blocks(known.blocks, hashes, start)
+            run = known if length == len(known.blocks) else self._split(known, length)
+            start += length
+        return run
 
-    def _renew(self, pod: PodId, dispatched: _PodDispatches, hashes: Sequence[BlockHash]) -> _PredictedRun | None:
-        """Assign all blocks to the pod's current dispatch. Returns the last run."""
-        run = None
-        for run in self._runs_of(hashes):
+    def _renew(self, pod: PodId, dispatched: _PodDispatches, run: _PredictedRun | None) -> None:
+        """Assign all blocks of the run and its parents to the pod's current dispatch."""
+        while run is not None:
             length, previous = len(run.blocks), run.held.get(pod)
             if previous is None:
                 dispatched.runs += 1
@@ -202,7 +203,7 @@ class PredictedIndex:
             else:
                 dispatched.blocks += length - previous[1]
             run.held[pod] = self._dispatches, length
-        return run
+            run = run.parent
 
     def _split(self, run: _PredictedRun, at: int) -> _PredictedRun:
         """Split the run and return its front part, a new run. `run` becomes the rest, because dispatches and later runs
