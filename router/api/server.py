@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import cast
 
@@ -57,10 +58,19 @@ class AdminServer(uvicorn.Server):
 
 
 class DrainingServer(uvicorn.Server):
-    """Serves an `App`, and runs `admin` meanwhile. After SIGTERM it accepts connections for another `delay_s`."""
+    """Serves an `App`, and runs `admin` meanwhile. After SIGTERM it accepts connections for another `delay_s`.
+    `summary`: what it serves, for the log; without it, nothing is logged."""
 
-    def __init__(self, config: uvicorn.Config, admin: AdminServer, *, delay_s: float) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        admin: AdminServer,
+        *,
+        delay_s: float,
+        summary: Callable[[], Mapping[str, object]] | None = None,
+    ) -> None:
         super().__init__(config)
+        self._summary = summary
         self.admin = admin
         self._delay_s = delay_s
         self._drains = False
@@ -76,8 +86,9 @@ class DrainingServer(uvicorn.Server):
         """Called by uvicorn when it starts."""
         await super().startup(sockets)
         await self.admin.open()
-        public = [address_of(sock) for server in self.servers for sock in server.sockets]
-        log.info("listening", public=public, admin=address_of(self.admin.sock))
+        if self._summary and self.started:
+            url = ",".join(address_of(sock) for server in self.servers for sock in server.sockets)
+            log.info("serving", url=url, admin=address_of(self.admin.sock), **self._summary())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn when it stops."""

@@ -15,6 +15,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import structlog
 import typer
 
 from router.cli.options import with_options
@@ -25,6 +26,8 @@ from router.observe.log import configure_logging
 
 if TYPE_CHECKING:
     from router.workers.supervisor import WorkerIdentity
+
+log = structlog.get_logger()
 
 STARTUP_FAILURE = 3
 """Exit code, as uvicorn's, when the server cannot start."""
@@ -50,6 +53,10 @@ def serve_command(options: ServeOptions) -> None:
     """Serve until SIGTERM; running responses may finish."""
     config = _with_overrides(load_router(options.config) if options.config else RouterConfig(), options)
     configure_logging(config.log.format)
+    if not config.pods:
+        log.warning(
+            "no pods", hint="name one with --pod URL or under `pods` in a --config file, or add one at /admin/pods"
+        )
     _serve(config, options)
 
 
@@ -91,7 +98,12 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=ceil(config.limits.drain_timeout_s),
     )
-    server = DrainingServer(settings, AdminServer(program.admin, admin), delay_s=config.limits.drain_delay_s)
+    server = DrainingServer(
+        settings,
+        AdminServer(program.admin, admin),
+        delay_s=config.limits.drain_delay_s,
+        summary=None if worker and worker.number else program.summary,
+    )
     with suppress(KeyboardInterrupt):
         server.run([bind_port(config.listen.host, worker.port)] if worker else None)
     if not server.started:
@@ -115,6 +127,8 @@ def _with_overrides(config: RouterConfig, options: ServeOptions) -> RouterConfig
     data["listen"] |= {key: value for key, value in listen.items() if value is not None}
     data["admin"]["port"] = config.admin.port if options.admin_port is None else options.admin_port
     data["pods"] = [*data["pods"], *({"url": url} for url in options.pod or [])]
+    if options.pod and not config.models:
+        data["unlisted_models"] = "engine"
     return validate_options(RouterConfig, data)
 
 

@@ -350,6 +350,9 @@ class RouterConfig(Strict):
     classes: FilePath | None = None
     """A file of workload classes. Default: `config/classes.yaml`."""
     models: tuple[ModelConfig, ...] = ()
+    unlisted_models: Literal["load_only", "engine"] = "load_only"
+    """How prompts of models that are not under `models` are read: not at all, so that load alone decides, or by the
+    /tokenize of their pods. `warmroute serve --pod` without `models` implies `engine`."""
     pods: tuple[PodConfig, ...] = ()
     links: LinksConfig = LinksConfig()
     limits: Limits = Limits()

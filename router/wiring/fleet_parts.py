@@ -123,6 +123,7 @@ class FleetParts:
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
         """Record what a pod serves and follow its KV events."""
+        self._prompts.add_served(facts.models)
         generations = self._prompts.generations
         generation = next((generations[name] for name in facts.models if name in generations), None)
         self.fleet.describe(
@@ -140,7 +141,7 @@ class FleetParts:
                 "no tokenizer for the models of this pod; routing by load only",
                 pod=pod.id,
                 models=facts.models,
-                hint="add the model with its tokenizer under `models`",
+                hint="add the model with its tokenizer under `models`, or set `unlisted_models: engine`",
             )
             return
         described, reported = self.fleet.status(pod.id), None if self.cluster else facts.kv_events

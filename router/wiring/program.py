@@ -148,14 +148,21 @@ class Program:
         try:
             async with running(self._feeds()):
                 await self._wait_for_peers()
-                active = [policy.name for policy in self.policies.current().active]
-                pods, models = len(self.fleet.snapshot.pods), sorted(self.prompts.readers)
-                log.info("serving", policies=active, pods=pods, models=models)
                 yield
         finally:
             self.records.close()
             self._pools.close()
             await self.pods.close()
+
+    def summary(self) -> dict[str, Any]:
+        """What this router serves, for the log."""
+        return {
+            "workers": self._config.listen.workers,
+            "models": [model.name for model in self._config.models],
+            "unlisted_models": self._config.unlisted_models,
+            "pods": len(self.fleet.snapshot.pods),
+            "policies": [policy.name for policy in self.policies.current().active],
+        }
 
     async def _wait_for_peers(self) -> None:
         """Wait for the state of other replicas and workers, before this process serves."""

@@ -72,9 +72,18 @@ class Prompts:
         self._metrics = metrics
         self._load = load
         self._context_tokens = context_tokens
+        self._unlisted = config.unlisted_models
+        self._listed = frozenset(model.name for model in config.models)
         self._threads = ReadThreads()
         self.generations: dict[str, Generation] = {}
         self.readers = {model.name: self._reader(model) for model in config.models if model.tokenizer}
+
+    def add_served(self, models: Iterable[str]) -> None:
+        """Read the prompts of models that a pod serves and the configuration does not list, if that is configured."""
+        if self._unlisted == ENGINE_TOKENIZER:
+            for name in models:
+                if name not in self._listed and name not in self.readers:
+                    self.readers[name] = self._reader(ModelConfig(name=name, tokenizer=ENGINE_TOKENIZER))
 
     async def of_probe(self, endpoint: Endpoint, body: Mapping[str, Any]) -> PromptPrefix | None:
         """The router's prefix of a self-test's prompt, read by the same reader as requests."""

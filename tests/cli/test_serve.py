@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from router.cli.child_processes import child, free_port
-from router.cli.serve import allow_all_open_files
+from router.cli.serve import ServeOptions, _with_overrides, allow_all_open_files
+from router.config.schema import ModelConfig, RouterConfig
 
 FEW = 256
 
@@ -99,3 +100,34 @@ def test_a_taken_admin_port_ends_the_start_with_a_message(workers: int, tmp_path
         with child("router", ["serve", *options], tmp_path) as router:
             assert router.process.wait(30) == 2
     assert "admin: cannot bind 127.0.0.1:" in router.log.read_text() and "admin.port" in router.log.read_text()
+
+
+@pytest.mark.net
+@pytest.mark.anyio
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_one_line_says_what_is_served_once_the_port_is_bound(workers: int, tmp_path: Path) -> None:
+    """With all workers together. Without pods, a warning says how to name one."""
+    port = free_port()
+    with child(
+        "router", ["serve", "--port", str(port), "--admin-port", "0", "--workers", str(workers)], tmp_path
+    ) as router:
+
+        async def line() -> str | None:
+            return next((each for each in router.log.read_text().splitlines() if " serving " in each), None)
+
+        found = await router.until(line)
+        async with httpx.AsyncClient(trust_env=False) as client:
+            assert (await client.get(f"http://127.0.0.1:{port}/livez")).status_code == 200
+    assert f"url=http://127.0.0.1:{port}" in found and "admin=http://127.0.0.1:" in found
+    assert f"workers={workers}" in found and "pods=0" in found and "policies=" in found
+    printed = router.log.read_text()
+    assert printed.count(" serving ") == 1
+    assert "name one with --pod URL" in printed
+
+
+def test_pods_alone_imply_tokenization_by_the_engines() -> None:
+    """Not where the configuration lists models."""
+    options = ServeOptions(pod=["http://a"])
+    assert _with_overrides(RouterConfig(), options).unlisted_models == "engine"
+    listed = RouterConfig(models=(ModelConfig(name="m"),))
+    assert _with_overrides(listed, options).unlisted_models == "load_only"

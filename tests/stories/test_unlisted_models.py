@@ -1,0 +1,40 @@
+"""A router that knows only the URL of a pod routes by its cache."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from router.config.load import shipped
+from router.config.priors import ModelPrior
+from router.config.schema import PodConfig, Probes, RouterConfig
+from router.sim.mock.mock_config import MockEngineConfig
+from router.sim.mock_engine import running_engines
+from router.wiring.program import Program
+from tests.stories.conftest import DEADLINE_S, serving
+
+pytestmark = [pytest.mark.anyio, pytest.mark.net]
+CHAT = {"model": "demo", "messages": [{"role": "user", "content": "one word " * 200}], "max_tokens": 2}
+PROBES = Probes(health_interval_s=0.1, load_interval_s=0.05, self_test_interval_s=0.2)
+
+
+@pytest.mark.parametrize(("unlisted", "hit"), [("engine", True), ("load_only", False)])
+async def test_an_unlisted_model_is_tokenized_by_its_pods_if_configured(
+    unlisted: str, hit: bool, engine_config: Callable[..., MockEngineConfig], priors: dict[str, ModelPrior]
+) -> None:
+    """`serve --pod URL` configures it; else load alone decides."""
+    async with asyncio.timeout(DEADLINE_S), running_engines([engine_config()] * 2) as engines:
+        pods = tuple(PodConfig(url=engine.url) for engine in engines)
+        config = RouterConfig(pods=pods, probes=PROBES, unlisted_models=unlisted)  # type: ignore[arg-type]
+        async with serving(Program(config, shipped("policies"), priors)) as (client, admin, _):
+            while {(pod["state"], pod["trust"] == "trusted") for pod in (await admin.get("/admin/pods")).json()} != {
+                ("ready", hit)
+            }:
+                await asyncio.sleep(0.01)
+            first = await client.post("/v1/chat/completions", json=CHAT)
+            second = await client.post("/v1/chat/completions", json=CHAT)
+    assert first.status_code == second.status_code == 200
+    assert (int(second.headers.get("x-warmroute-cached-tokens", 0)) > 0) is hit
+    assert not hit or second.headers["x-warmroute-pod"] == first.headers["x-warmroute-pod"]
