@@ -6,15 +6,12 @@ They are fetched once per epoch: after a restart of the pod they are unknown unt
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
-
-import httpx
 
 from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Dialect
 from router.errors import UpstreamError
-from router.feeds.http_client import get_url
 from router.feeds.supervise import each_pod, pause
 from router.fleet.fleet import Fleet
 from router.types import Pod, PodId, PodState, Role
@@ -30,14 +27,14 @@ class HandoffFacts:
     def __init__(
         self,
         fleet: Fleet,
-        client: httpx.AsyncClient,
+        get_url: Callable[..., Awaitable[bytes]],
         *,
         timeout_s: float,
         dialects: Mapping[str, Dialect] = DIALECTS,
         retry_s: float = RETRY_S,
     ) -> None:
         self._fleet = fleet
-        self._client = client
+        self._get_url = get_url
         self._timeout_s = timeout_s
         self._dialects = dialects
         self._retry_s = retry_s
@@ -72,7 +69,7 @@ class HandoffFacts:
             if url is None or self.of(pod, name) is not None:
                 continue
             try:
-                answer = await get_url(self._client, url, self._timeout_s, bearer_file=_bearer_file(pod, url))
+                answer = await self._get_url(url, self._timeout_s, bearer_file=_bearer_file(pod, url))
             except UpstreamError:
                 continue
             facts = self._dialects[name].parse_facts(answer, pod)

@@ -1,4 +1,4 @@
-"""The HTTP client for rare requests: self-tests, handoff facts and all requests of the publisher.
+"""The HTTP client for requests of the publisher.
 
 Uses httpx with one deadline for the whole exchange, and raises errors of `router.errors`. Requests, probes and scrapes
 use `proxy/upstream.py`, whose connections cost a tenth of the CPU.
@@ -7,14 +7,12 @@ use `proxy/upstream.py`, whose connections cost a tenth of the CPU.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 import httpx
-import msgspec
 
 from router.config.pod_keys import key_headers
-from router.engines.adapter import rank_headers
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout, unexpected_status
 from router.types import Pod, PodId
 
@@ -59,24 +57,16 @@ async def get(client: httpx.AsyncClient, pod: Pod, path: str, timeout_s: float) 
     """The body of the pod's 200 response to a GET. Raises `UpstreamError`."""
     headers = key_headers(pod.bearer_file)
     request = client.build_request("GET", pod.url + path, headers=headers, extensions={_SOCKET: pod.socket})
-    return await _exchange(client, request, pod.id, timeout_s)
+    return await exchange(client, request, pod.id, timeout_s)
 
 
 async def get_url(client: httpx.AsyncClient, url: str, timeout_s: float, *, bearer_file: str = "") -> bytes:
     """The body of the 200 response to a GET of any URL. Raises `UpstreamError`."""
-    return await _exchange(client, client.build_request("GET", url, headers=key_headers(bearer_file)), "", timeout_s)
+    return await exchange(client, client.build_request("GET", url, headers=key_headers(bearer_file)), "", timeout_s)
 
 
-async def post(client: httpx.AsyncClient, pod: Pod, path: str, body: Mapping[str, Any], timeout_s: float) -> bytes:
-    """The body of the 200 response to a POST of JSON, pinned to the pod's rank. Raises `UpstreamError`."""
-    headers = {"content-type": "application/json", **rank_headers(pod), **key_headers(pod.bearer_file)}
-    request = client.build_request(
-        "POST", pod.url + path, content=msgspec.json.encode(body), headers=headers, extensions={_SOCKET: pod.socket}
-    )
-    return await _exchange(client, request, pod.id, timeout_s)
-
-
-async def _exchange(client: httpx.AsyncClient, request: httpx.Request, pod: PodId, timeout_s: float) -> bytes:
+async def exchange(client: httpx.AsyncClient, request: httpx.Request, pod: PodId, timeout_s: float) -> bytes:
+    """The body of the 200 response to `request`. Raises `UpstreamError`."""
     path = request.url.path
     try:
         async with asyncio.timeout(timeout_s):

@@ -14,13 +14,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-import httpx
 import structlog
 
 from router.engines.adapter import TOKENIZE_PATH, parse_tokens, prompt_token_count, prompt_token_ids
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
-from router.feeds.http_client import post
 from router.feeds.supervise import each_pod, pause
 from router.fleet.fleet import Fleet
 from router.stores.prefix_store import PrefixStore
@@ -38,6 +36,10 @@ POLL_S = 0.02
 
 Fingerprint: TypeAlias = Callable[[Endpoint, Mapping[str, Any]], Awaitable[PromptPrefix | None]]
 """(endpoint, decoded body) to the router's prefix of it; None if the router cannot tokenize such a prompt."""
+
+Post: TypeAlias = Callable[[Pod, str, Mapping[str, Any], float], Awaitable[bytes]]
+"""POST JSON to a path of a pod within a timeout in seconds; returns the body of a 200 response. Raises
+`UpstreamError`."""
 
 _EVENTS = {
     PrefixTrust.TRUSTED: "self-test passed",
@@ -158,14 +160,14 @@ class ParityFeed:
         self,
         fleet: Fleet,
         store: PrefixStore,
-        client: httpx.AsyncClient,
+        post: Post,
         fingerprint: Fingerprint,
         publishes_events: Callable[[PodId], bool],
         timing: SelfTestTiming,
     ) -> None:
         self._fleet = fleet
         self._store = store
-        self._client = client
+        self._post = post
         self._fingerprint = fingerprint
         self._publishes_events = publishes_events
         self._timing = timing
@@ -226,7 +228,7 @@ class ParityFeed:
         endpoint, body = probe
         if ENGINES[pod.engine].returns_token_ids:
             body = {**body, "return_token_ids": True}
-        return await post(self._client, pod, endpoint.value, body, self._timing.answer_timeout_s)
+        return await self._post(pod, endpoint.value, body, self._timing.answer_timeout_s)
 
     async def _tokenized_by(self, pod: Pod, probe: Probe) -> list[int] | None:
         """The probe's tokens from the engine's /tokenize; None if the engine has none or it fails."""
@@ -236,7 +238,7 @@ class ParityFeed:
         if asked is None:
             return None
         try:
-            return parse_tokens(await post(self._client, pod, TOKENIZE_PATH, asked, self._timing.answer_timeout_s))
+            return parse_tokens(await self._post(pod, TOKENIZE_PATH, asked, self._timing.answer_timeout_s))
         except UpstreamError:
             return None
 

@@ -10,11 +10,14 @@ import asyncio
 import ssl
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from socket import gaierror
+from typing import Any
 from urllib.parse import urlsplit
+
+import msgspec
 
 from router.config.pod_keys import key_headers
 from router.engines.adapter import rank_headers
@@ -136,12 +139,13 @@ class UpstreamPool:
             raise UpstreamBroken(f"pod {self.pod}: {why}", pod=self.pod)
         return reply
 
-    async def fetch(self, path: str, timeout_s: float, json: bytes | None = None) -> bytes:
+    async def fetch(
+        self, path: str, timeout_s: float, json: bytes | None = None, more: HeaderList | None = None
+    ) -> bytes:
         """The body of the 200 response to a GET of `path`, or to a POST of `json`; one deadline for the whole exchange.
-
-        Raises `UpstreamError`."""
+        `more`: headers to add. Raises `UpstreamError`."""
         method, headers = ("GET", _PLAIN) if json is None else ("POST", _JSON)
-        headers = [*headers, *self.credentials]
+        headers = [*headers, *self.credentials, *(more or ())]
         message = request_message(method, self.path_prefix + path.encode(), self.host_header, headers, json or b"")
         try:
             async with asyncio.timeout(timeout_s):
@@ -220,6 +224,19 @@ class UpstreamPools:
     def fetch(self, pod: Pod, path: str, timeout_s: float) -> Awaitable[bytes]:
         """GET a path of the pod: see `UpstreamPool.fetch`."""
         return self.of(pod).fetch(path, timeout_s)
+
+    def post(self, pod: Pod, path: str, body: Mapping[str, Any], timeout_s: float) -> Awaitable[bytes]:
+        """POST JSON to the pod's rank: see `UpstreamPool.fetch`."""
+        rank = [(name.encode(), value.encode()) for name, value in rank_headers(pod).items()]
+        return self.of(pod).fetch(path, timeout_s, msgspec.json.encode(body), rank)
+
+    async def get_url(self, url: str, timeout_s: float, *, bearer_file: str = "") -> bytes:
+        """GET a URL without a query over a connection of its own: see `UpstreamPool.fetch`."""
+        pool = UpstreamPool("", url, self._timeouts, bearer_file=bearer_file)
+        try:
+            return await pool.fetch("", timeout_s)
+        finally:
+            pool.close()
 
     def remove(self, pod: PodId) -> None:
         """Close idle connections; running exchanges continue."""

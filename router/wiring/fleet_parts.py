@@ -13,7 +13,6 @@ from router.engines.adapter import PodFacts
 from router.feeds.calibration_feed import CalibrationFeed
 from router.feeds.discovery.membership import Membership
 from router.feeds.handoff_facts import HandoffFacts
-from router.feeds.http_client import open_client
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.load_feed import LoadFeed, ScrapeShare
 from router.feeds.probe import ProbeFeed
@@ -67,8 +66,7 @@ class FleetParts:
         self.membership.check(config.pods)
         shared = self.cluster.calibration if self.cluster else None
         self._calibration = CalibrationFeed(fleet, self.calibrator, lambda: self.membership.pods, shared)
-        self._client = open_client()
-        self.handoff_facts = HandoffFacts(fleet, self._client, timeout_s=config.probes.health_timeout_s)
+        self.handoff_facts = HandoffFacts(fleet, pools.get_url, timeout_s=config.probes.health_timeout_s)
         fleet.listen(self._on_change)
 
     def _join_cluster(self, worker: WorkerIdentity | None) -> ClusterMember | None:
@@ -91,7 +89,7 @@ class FleetParts:
         }
         if config.self_test:
             timing, fingerprint = SelfTestTiming(retest_s=config.self_test_interval_s), self._prompts.of_probe
-            parity = ParityFeed(self.fleet, self.store, self._client, fingerprint, self.publishes_events, timing)
+            parity = ParityFeed(self.fleet, self.store, self._pools.post, fingerprint, self.publishes_events, timing)
             feeds["self-test"] = parity.run
         return feeds
 
@@ -100,7 +98,6 @@ class FleetParts:
         await self.kv_streams.stop()
         if self.cluster:
             await self.cluster.close()
-        await self._client.aclose()
 
     def publishes_events(self, pod_id: PodId) -> bool:
         """Whether the index receives the pod's KV events."""

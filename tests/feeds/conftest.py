@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from router.feeds.http_client import exchange
 from router.types import Pod, PodSpeed
 
 MakePod = Callable[..., Pod]
@@ -62,6 +63,12 @@ class Network:
 
     def __getitem__(self, host: str) -> FakePod:
         return self.pods.setdefault(host, FakePod())
+
+    async def post(self, pod: Pod, path: str, body: Mapping[str, Any], timeout_s: float) -> bytes:
+        """As `UpstreamPools.post`."""
+        return await exchange(
+            self.client, self.client.build_request("POST", pod.url + path, json=body), pod.id, timeout_s
+        )
 
     async def _handle(self, request: httpx.Request) -> httpx.Response:
         return await self[request.url.host].handle(request)

@@ -1,9 +1,8 @@
-"""Rare HTTP requests to pods, and their errors."""
+"""HTTP requests of the publisher, and their errors."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
 from router.feeds import http_client
-from router.feeds.http_client import get, open_client, post
+from router.feeds.http_client import get, open_client
 from router.types import Pod
 
 pytestmark = pytest.mark.anyio
@@ -26,21 +25,6 @@ async def test_get_returns_the_body(network: Network, make_pod: MakePod) -> None
     network["a"].answers["/prefix/metrics"] = b"up 1"
     pod = make_pod("a", url="http://a/prefix")
     assert await get(network.client, pod, "/metrics", 1.0) == b"up 1"
-
-
-async def test_a_post_is_json_for_the_pods_rank(network: Network, make_pod: MakePod) -> None:
-    """A header selects the rank of a shared port."""
-    seen: list[httpx.Request] = []
-
-    def answer(request: httpx.Request) -> bytes:
-        seen.append(request)
-        return b"done"
-
-    network["a"].answers["/tokenize"] = answer
-    assert await post(network.client, make_pod("a", dp_rank=1), "/tokenize", {"prompt": "é"}, 1.0) == b"done"
-    assert json.loads(seen[0].content) == {"prompt": "é"}
-    assert seen[0].headers["content-type"] == "application/json"
-    assert seen[0].headers["x-data-parallel-rank"] == "1"
 
 
 async def test_any_status_but_200_is_an_error(network: Network, make_pod: MakePod) -> None:
@@ -107,7 +91,7 @@ async def test_a_pod_with_a_unix_socket_is_reached_over_it(make_pod: MakePod, tm
 
 
 async def test_requests_have_the_pods_credentials(network: Network, make_pod: MakePod, tmp_path: Path) -> None:
-    """GET and POST; none for a pod without a key."""
+    """None for a pod without a key."""
     key, seen = tmp_path / "key", list[str | None]()
     key.write_text("k")
 
@@ -118,5 +102,4 @@ async def test_requests_have_the_pods_credentials(network: Network, make_pod: Ma
     network["a"].answers["/x"] = answer
     for pod in (make_pod("a", bearer_file=str(key)), make_pod("a")):
         await get(network.client, pod, "/x", 1.0)
-        await post(network.client, pod, "/x", {}, 1.0)
-    assert seen == ["Bearer k", "Bearer k", None, None]
+    assert seen == ["Bearer k", None]

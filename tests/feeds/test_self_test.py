@@ -177,7 +177,7 @@ class SelfTestWorld:
         self.feed = ParityFeed(
             self.fleet,
             self.store,
-            network.client,
+            network.post,
             self.fingerprint,
             lambda pod_id: self.publishes,
             SelfTestTiming(0.001, 0.05, events_timeout_s),

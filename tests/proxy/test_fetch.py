@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -131,3 +132,36 @@ async def test_pools_open_on_first_use_and_close_with_their_pod() -> None:
         await pod.wait_for_ends()
         assert pools.of(served) is not pool
         pools.close()
+
+
+async def test_a_fetch_cancelled_while_it_connects_closes_its_connection() -> None:
+    """In any turn of the loop."""
+    async with serving(silent) as (pod, pool):
+        for turns in range(1, 30):
+            fetching = asyncio.ensure_future(pool.fetch("/metrics", 10 * PATIENCE_S))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            fetching.cancel()
+            await asyncio.wait([fetching])
+            assert fetching.cancelled()
+        gc.collect()
+        await pod.wait_for_ends(pod.connections)
+
+
+async def test_a_post_is_json_for_the_rank_of_a_pod_and_a_url_needs_no_pod() -> None:
+    """A header selects the rank of a shared port."""
+    requests = list[bytes]()
+
+    async def script(call: Call) -> None:
+        while True:
+            requests.append(await call.request())
+            await call.answer(OK)
+
+    async with serving(script, script) as (pod, _), asyncio.timeout(PATIENCE_S):
+        pools, url = UpstreamPools(GENEROUS), f"http://127.0.0.1:{pod.port}"
+        served = Pod(id="a", url=url, engine="vllm", speed=PodSpeed(1.0, 0.02, 0.0), dp_rank=1)
+        assert await pools.post(served, "/tokenize", {"prompt": "é"}, PATIENCE_S) == b"ok"
+        assert await pools.get_url(f"{url}/query", PATIENCE_S) == b"ok"
+        pools.close()
+    assert b"x-data-parallel-rank: 1" in requests[0].lower() and "é".encode() in requests[0]
+    assert requests[1].startswith(b"GET /query HTTP/1.1")
