@@ -121,9 +121,10 @@ _NUMBERS: dict[str, msgspec.json.Decoder[Any]] = {
     **dict.fromkeys(("n", "seed", "truncate_prompt_tokens", "max_tokens", "max_completion_tokens"), _INTEGER),
 }
 _NUMBERS_IN = {
-    endpoint: [(name, decoder) for name, decoder in _NUMBERS.items() if name in body.__struct_fields__]
+    endpoint: tuple(name for name in _NUMBERS if name in body.__struct_fields__)
     for endpoint, body in ((Endpoint.CHAT, ChatBody), (Endpoint.COMPLETIONS, CompletionBody))
 }
+_NUMBERS_OF = {endpoint: attrgetter(*names) for endpoint, names in _NUMBERS_IN.items()}
 _NULL = msgspec.Raw(b"null")
 _CONTAINER_NAMES = ", ".join(sorted(CONTAINERS))
 _RAW_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -144,9 +145,10 @@ def parse_body(endpoint: Endpoint, body: bytes, *, max_messages: int = 16_384) -
         raise MalformedRequest(f"{message}{f' in `{param}`' if param else ''}.", param=param) from error
     except _DECODE_ERRORS as error:
         raise MalformedRequest(f"The request body is not valid JSON: {error}") from error
-    for name, decoder in _NUMBERS_IN.get(endpoint, ()):
-        if (raw := getattr(parsed, name)) is not msgspec.UNSET:
-            setattr(parsed, name, _number(name, raw, decoder))
+    if endpoint in _NUMBERS_IN:
+        for name, raw in zip(_NUMBERS_IN[endpoint], _NUMBERS_OF[endpoint](parsed), strict=True):
+            if raw is not msgspec.UNSET:
+                setattr(parsed, name, _number(name, raw))
     if endpoint is Endpoint.CHAT:
         _check_chat(parsed, max_messages)
     elif endpoint is Endpoint.COMPLETIONS and bytes(memoryview(parsed.prompt)[:1]) not in (b'"', b"["):
@@ -154,12 +156,12 @@ def parse_body(endpoint: Endpoint, body: bytes, *, max_messages: int = 16_384) -
     return parsed
 
 
-def _number(name: str, raw: msgspec.Raw, decoder: msgspec.json.Decoder[Any]) -> Any:
+def _number(name: str, raw: msgspec.Raw) -> Any:
     size_bytes = len(memoryview(raw))
     if size_bytes > MAX_NUMBER_BYTES:
         raise MalformedRequest(f"`{name}` has {size_bytes} bytes, more than {MAX_NUMBER_BYTES}.", param=name)
     try:
-        return decoder.decode(raw)
+        return _NUMBERS[name].decode(raw)
     except msgspec.ValidationError as error:
         raise MalformedRequest(f"{error} in `{name}`.", param=name) from error
 
