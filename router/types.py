@@ -177,6 +177,18 @@ class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
         return sum(found) if found else 0
 
 
+@dataclass(frozen=True, slots=True)
+class PodTls:
+    """Files for TLS to a pod. Empty: the system's authorities; no client certificate; the key is in `cert_file`."""
+
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+
+
+NO_TLS_FILES = PodTls()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
     """One serving process, or one data-parallel rank of it: facts from configuration, discovery and the pod itself."""
@@ -216,6 +228,9 @@ class Pod:
     """Unix socket to connect to; empty: its URL."""
     bearer_file: str = ""
     """Path of the file with its API key; empty: it needs none."""
+    bearer_env: str = ""
+    """Environment variable with its API key."""
+    tls: PodTls = NO_TLS_FILES
     ready_since_s: float | None = None
     """When it last became READY; None if unknown."""
 

@@ -216,7 +216,7 @@ async def _verify(index: _Index, model: str | None) -> int:
     rows = await index.rows(model)
     if not rows:
         return _print_empty(index, model)
-    keys = {pod.advertised_url or pod.url: pod.auth.bearer_file for pod in index.config.pods if pod.auth}
+    configured = {pod.advertised_url or pod.url: pod for pod in index.config.pods}
     async with open_client() as client:
         results = [
             await verify_holder(
@@ -225,7 +225,7 @@ async def _verify(index: _Index, model: str | None) -> int:
                 generation,
                 holder,
                 row.facts.source if row.facts.source in ENGINES else "vllm",
-                keys,
+                configured,
             )
             for generation, holder, row in rows
         ]

@@ -1,10 +1,12 @@
-"""Reads the keys that the router presents to pods, each from a file that may change while the router runs.
+"""Reads the keys that the router presents to pods, each from an environment variable, or from a
+file that may change while the router runs.
 
 A key is never logged, shown or part of an error.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from functools import cache
@@ -64,7 +66,17 @@ class PodKeyFile:
 _file = cache(PodKeyFile)
 
 
-def key_headers(path: str) -> dict[str, str]:
-    """The headers that authorize requests to a pod with this `bearer_file`; none if the path is empty."""
+def read_key_variable(name: str) -> str:
+    """The key in the environment variable. Raises `ConfigError`."""
+    key = os.environ.get(name, "").strip()
+    if not _KEY.fullmatch(key):
+        raise ConfigError(f"auth.bearer_env: the environment variable {name} must hold one key, without spaces")
+    return key
+
+
+def key_headers(path: str, variable: str = "") -> dict[str, str]:
+    """The headers that authorize requests to a pod with this `bearer_file` or `bearer_env`; none if both are empty."""
+    if variable:
+        return {"authorization": f"Bearer {os.environ.get(variable, '').strip()}"}
     key = _file(path).key(time.monotonic()) if path else ""
     return {"authorization": f"Bearer {key}"} if key else {}

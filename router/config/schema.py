@@ -26,10 +26,11 @@ from router.config.index_schema import Index, Publish
 from router.config.links import LinksConfig
 from router.config.load import FilePath, HttpUrl, Strict, TokenizerPlace
 from router.config.mistakes import not_one_of, wrong_at
+from router.config.pod_schema import PodAuth, PodTlsFiles
 from router.engines.engine_catalog import DIALECTS, ENGINES, PULL_DIALECTS
 from router.engines.forwarded_headers import unforwardable
 from router.engines.forwarded_paths import changes_engine, unusable_path
-from router.types import Generation, PodSpeed, Role
+from router.types import Generation, PodSpeed, PodTls, Role
 
 MAX_SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket on Linux."""
@@ -166,14 +167,6 @@ class KvEvents(Strict):
     replay_endpoint: str | None = None
 
 
-class PodAuth(Strict):
-    """The router's own credentials at a pod. Clients' are not forwarded, see `edge.forward_headers`."""
-
-    bearer_file: FilePath
-    """A file with the pod's API key, sent as `authorization: Bearer KEY` with each request of the router to the pod.
-    It is read again when it changes."""
-
-
 class PodConfig(Strict):
     """One pod."""
 
@@ -183,6 +176,8 @@ class PodConfig(Strict):
     """A Unix socket to connect to instead of the URL's address."""
     auth: PodAuth | None = None
     """For engines with an API key."""
+    tls: PodTlsFiles | None = None
+    """For engines with a certificate of a private authority, or that ask for a client certificate."""
     id: str = ""
     engine: EngineName = "vllm"
     role: Role = Role.BOTH
@@ -205,6 +200,12 @@ class PodConfig(Strict):
     host: str = ""
     rack: str = ""
     zone: str = ""
+
+    @property
+    def credentials(self) -> dict[str, Any]:
+        """The fields of a `Pod` with which the router connects to it."""
+        auth = self.auth.model_dump(exclude_none=True) if self.auth else {}
+        return {**auth, "tls": PodTls(**self.tls.model_dump(exclude_none=True))} if self.tls else auth
 
     @model_validator(mode="after")
     def _split_roles_need_a_handoff(self) -> PodConfig:

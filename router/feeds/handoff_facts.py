@@ -69,7 +69,7 @@ class HandoffFacts:
             if url is None or self.of(pod, name) is not None:
                 continue
             try:
-                answer = await self._get_url(url, self._timeout_s, bearer_file=_bearer_file(pod, url))
+                answer = await self._get_url(url, self._timeout_s, pod=_credentials(pod, url))
             except UpstreamError:
                 continue
             facts = self._dialects[name].parse_facts(answer, pod)
@@ -77,6 +77,6 @@ class HandoffFacts:
                 self._known[pod.id, name] = (pod.epoch, facts)
 
 
-def _bearer_file(pod: Pod, url: str) -> str:
-    """The pod's credentials for its bootstrap server; none where they would leave TLS."""
-    return pod.bearer_file if url.partition(":")[0] == pod.url.partition(":")[0] else ""
+def _credentials(pod: Pod, url: str) -> Pod | None:
+    """The pod, if its bootstrap server may get its credentials; None where they would leave TLS."""
+    return pod if url.partition(":")[0] == pod.url.partition(":")[0] else None

@@ -65,8 +65,8 @@ def _tls_problem(pod: Pod, error: ssl.SSLError) -> str:
 def _status_problem(pod: Pod, error: UpstreamError) -> str:
     if not isinstance(error, UpstreamBroken) or error.status not in _DENIED:
         return ""
-    if pod.bearer_file:
-        return f"{error}; the engine does not accept the key of {pod.bearer_file}"
+    if source := pod.bearer_file or pod.bearer_env:
+        return f"{error}; the engine does not accept the key of {source}"
     return f"{error}; set pods[].auth.bearer_file to a file with the engine's API key"
 
 

@@ -237,9 +237,9 @@ class Fleet:
             listener(pod, old, new)
 
 
-def _process(pod: Pod) -> tuple[str, str, str, str]:
+def _process(pod: Pod) -> tuple[object, ...]:
     """The identity of a pod's process, and how to reach it."""
-    return pod.url, pod.socket, pod.engine, pod.bearer_file
+    return pod.url, pod.socket, pod.engine, pod.bearer_file, pod.bearer_env, pod.tls
 
 
 def _reconfigured(known: Pod, configured: Pod) -> Pod:

@@ -20,12 +20,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from router.config.pod_keys import key_headers
+from router.config.pod_tls import tls_of
 from router.engines.adapter import rank_headers
 from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamTimeout, unexpected_status
 from router.proxy.connection import Connection, Message, UpstreamTimeouts
 from router.proxy.headers import HeaderList, HeaderRules, Inbound, request_head, request_message
 from router.proxy.relay import read_all
-from router.types import Pod, PodId
+from router.types import NO_TLS_FILES, Pod, PodId
 
 IDLE_EXPIRY_S = 3.0
 """uvicorn-based engines close an idle connection after 5 s; ours must be closed earlier."""
@@ -66,10 +67,11 @@ class UpstreamPool:
     """Connections to one pod, over the network or over a Unix socket."""
 
     def __init__(
-        self, pod: PodId, url: str, timeouts: UpstreamTimeouts, socket: str = "", bearer_file: str = ""
+        self, pod: PodId, url: str, timeouts: UpstreamTimeouts, socket: str = "", served: Pod | None = None
     ) -> None:
         parts = urlsplit(url)
-        self._bearer_file = bearer_file
+        self._bearer_file = served.bearer_file if served else ""
+        self._bearer_env = served.bearer_env if served else ""
         self.pod = pod
         self.timeouts = timeouts
         self.host_header = parts.netloc.encode()
@@ -77,15 +79,16 @@ class UpstreamPool:
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._socket = socket
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._tls = tls_of(served.tls if served else NO_TLS_FILES) if parts.scheme == "https" else None
         self._idle: deque[Connection] = deque()
 
     @property
     def credentials(self) -> HeaderList:
         """The headers that authorize the router at the pod."""
-        if not self._bearer_file:
+        if not self._bearer_file and not self._bearer_env:
             return []
-        return [(name.encode(), value.encode()) for name, value in key_headers(self._bearer_file).items()]
+        headers = key_headers(self._bearer_file, self._bearer_env)
+        return [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def exchange(self, message: Message) -> Reply:
         """Send one whole request and wait for the headers of its response.
@@ -163,14 +166,15 @@ class UpstreamPool:
         loop = asyncio.get_running_loop()
         opened = partial(Connection, loop, self.timeouts, self.pod)
         try:
+            tls = self._tls.current() if self._tls else None
             async with asyncio.timeout(self.timeouts.connect_s):
                 if self._socket:
-                    name = self._host if self._tls else None
+                    name = self._host if tls else None
                     _, connection = await loop.create_unix_connection(
-                        opened, self._socket, ssl=self._tls, server_hostname=name
+                        opened, self._socket, ssl=tls, server_hostname=name
                     )
                 else:
-                    _, connection = await loop.create_connection(opened, self._host, self._port, ssl=self._tls)
+                    _, connection = await loop.create_connection(opened, self._host, self._port, ssl=tls)
         except TimeoutError as error:
             why = f"not connected within {self.timeouts.connect_s:g} s"
             raise ConnectFailed(f"pod {self.pod}: {why}", pod=self.pod) from error
@@ -218,7 +222,7 @@ class UpstreamPools:
     def of(self, pod: Pod) -> UpstreamPool:
         pool = self._pools.get(pod.id)
         if pool is None:
-            pool = self._pools[pod.id] = UpstreamPool(pod.id, pod.url, self._timeouts, pod.socket, pod.bearer_file)
+            pool = self._pools[pod.id] = UpstreamPool(pod.id, pod.url, self._timeouts, pod.socket, pod)
         return pool
 
     def fetch(self, pod: Pod, path: str, timeout_s: float) -> Awaitable[bytes]:
@@ -230,9 +234,9 @@ class UpstreamPools:
         rank = [(name.encode(), value.encode()) for name, value in rank_headers(pod).items()]
         return self.of(pod).fetch(path, timeout_s, msgspec.json.encode(body), rank)
 
-    async def get_url(self, url: str, timeout_s: float, *, bearer_file: str = "") -> bytes:
+    async def get_url(self, url: str, timeout_s: float, *, pod: Pod | None = None) -> bytes:
         """GET a URL without a query over a connection of its own: see `UpstreamPool.fetch`."""
-        pool = UpstreamPool("", url, self._timeouts, bearer_file=bearer_file)
+        pool = UpstreamPool("", url, self._timeouts, served=pod)
         try:
             return await pool.fetch("", timeout_s)
         finally:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from router.config.schema import PodConfig
 from router.engines.adapter import KvEventSource
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
@@ -50,17 +51,18 @@ async def verify_holder(
     generation: Generation,
     holder: HolderId,
     engine: str,
-    bearer_files: Mapping[str, str],
+    configured: Mapping[str, PodConfig],
 ) -> VerifyResult:
-    """Compare one holder. `bearer_files`: by URL of the pod. Raises `redis.RedisError`."""
+    """Compare one holder. `configured`: pods by URL. Raises `redis.RedisError`."""
     row = await reader.row(generation, holder)
     if row is None:
         return VerifyResult(holder, note="not in the index")
     if row.facts.reach:
         return VerifyResult(holder, note="a store: it has no replay to compare with")
     rank = row.facts.rank if row.facts.rank >= 0 else None
-    key = bearer_files.get(row.facts.url, "")
-    pod = Pod(id=holder, url=row.facts.url, engine=engine, speed=PodSpeed(0, 0, 0), dp_rank=rank, bearer_file=key)
+    config = configured.get(row.facts.url)
+    credentials = config.credentials if config else {}
+    pod = Pod(id=holder, url=row.facts.url, engine=engine, speed=PodSpeed(0, 0, 0), dp_rank=rank, **credentials)
     source = await _source(client, pod)
     if source is None or source.replay_endpoint is None:
         return VerifyResult(holder, note="the engine is not reachable or has no replay endpoint")

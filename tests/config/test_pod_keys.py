@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from router.config.pod_keys import CHECK_INTERVAL_S, PodKeyFile, key_headers, read_key
+from router.config.pod_keys import CHECK_INTERVAL_S, PodKeyFile, key_headers, read_key, read_key_variable
 from router.errors import ConfigError
 
 CANARY = "canary7sesame"
@@ -68,3 +68,13 @@ def test_the_last_key_stays_in_use_while_the_file_is_not_readable(tmp_path: Path
     assert len(logs) == 1 and CANARY not in str(logs) and CANARY not in repr(bearer)
     file.write_text("new")
     assert bearer.key(3.0) == "new"
+
+
+def test_a_key_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing variable is an error that names it."""
+    monkeypatch.setenv("ENGINE_KEY", CANARY)
+    assert read_key_variable("ENGINE_KEY") == CANARY
+    assert key_headers("", "ENGINE_KEY") == {"authorization": f"Bearer {CANARY}"}
+    monkeypatch.delenv("ENGINE_KEY")
+    with pytest.raises(ConfigError, match=r"auth\.bearer_env: .*ENGINE_KEY"):
+        read_key_variable("ENGINE_KEY")

@@ -221,7 +221,9 @@ LATER: dict[str, Callable[[str, str], object]] = {
     "index.redis.username_file": lambda path, _: Secret(file=path).read() and Secret(file=path),
 }
 """Files that are read when they are needed."""
-TLS_FILES = {"index.redis.tls.ca_file", "index.redis.tls.cert_file", "index.redis.tls.key_file"}
+TLS_FILES = {
+    f"{tls}.{name}" for tls in ("index.redis.tls", "pods.tls") for name in ("ca_file", "cert_file", "key_file")
+}
 """Files that OpenSSL reads."""
 CONTENTS = {
     "two words": f"{CANARY} {CANARY}".encode(),

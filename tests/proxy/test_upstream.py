@@ -633,7 +633,8 @@ async def test_requests_have_the_pods_credentials_instead_of_the_clients(tmp_pat
 
     inbound = Inbound("r", "POST", b"/v1/x", [(b"authorization", b"Bearer client")])
     async with serving_at(tmp_path / "pod.sock", script):
-        pool = UpstreamPool("a", "http://pod-a", GENEROUS, str(tmp_path / "pod.sock"), str(file) if key else "")
+        pod = Pod(id="a", url="", engine="vllm", speed=PodSpeed(1.0, 0.02, 0.0), bearer_file=str(file) if key else "")
+        pool = UpstreamPool("a", "http://pod-a", GENEROUS, str(tmp_path / "pod.sock"), pod)
         sender = UpstreamSender(lambda _: pool, HeaderRules(forward=["authorization"]))
         reply = await sender.send(inbound, POD, b"{}")
         reply.close()

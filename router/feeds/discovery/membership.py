@@ -93,9 +93,11 @@ class Membership:
     def add(self, pod: PodConfig) -> None:
         """An admin call adds a pod or replaces the one with its URL. Raises `ConfigError`, also for a credential file
         that no other source names: the pod would receive the content of any file."""
-        known = {pod.auth for name in self._sources for pod in self._by_source[name].values()}
-        if pod.auth is not None and pod.auth not in known:
+        listed = [known for name in self._sources for known in self._by_source[name].values()]
+        if pod.auth is not None and pod.auth not in [known.auth for known in listed]:
             raise ConfigError("auth.bearer_file: admin calls can only name files that a pod of the configuration names")
+        if pod.tls is not None and pod.tls not in [known.tls for known in listed]:
+            raise ConfigError("tls: admin calls can only name files that a pod of the configuration names")
         added = {**self._by_source[ADMIN], pod.url: pod}
         self._apply({**self._by_source, ADMIN: added}, self._removed - {pod.url})
 
@@ -162,7 +164,7 @@ def configured_pods(config: PodConfig, speed: PodSpeed, kv_bytes_per_token: int 
             id=pod_id if rank is None else f"{pod_id}#{rank}",
             url=config.url,
             socket=config.socket,
-            bearer_file=config.auth.bearer_file if config.auth else "",
+            **config.credentials,
             engine=config.engine,
             speed=speed,
             role=config.role,

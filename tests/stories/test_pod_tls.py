@@ -1,0 +1,78 @@
+"""Engines with TLS of a private authority that ask for a client certificate."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from router.config.pod_tls import PodTlsContext
+from router.errors import ConfigError, UpstreamError
+from router.feeds.http_client import get, open_client
+from router.proxy.connection import UpstreamTimeouts
+from router.proxy.upstream import UpstreamPools
+from router.types import Pod, PodSpeed, PodTls
+from tests.proxy.test_upstream import OK, ScriptedPod, answering
+from tests.redis_servers.server import TlsFiles, tls_material
+
+pytestmark = [
+    pytest.mark.net,
+    pytest.mark.anyio,
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates"),
+]
+TIMEOUT_S = 10.0
+
+
+@asynccontextmanager
+async def engine(files: TlsFiles) -> AsyncIterator[str]:
+    """The URL of a pod that accepts only clients with a certificate of the authority."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=files.ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(files.certificate, files.key)
+    async with await asyncio.start_server(ScriptedPod((answering(OK),)), "127.0.0.1", 0, ssl=context) as server:
+        yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+def pod(url: str, tls: PodTls) -> Pod:
+    return Pod(id="a", url=url, engine="vllm", speed=PodSpeed(1.0, 0.02, 0.0), tls=tls)
+
+
+async def test_requests_and_self_tests_use_the_authority_and_the_certificate(tmp_path: Path) -> None:
+    """Over both clients of the router; without a certificate the engine refuses both."""
+    files = tls_material(tmp_path)
+    own = PodTls(str(files.ca), str(files.certificate), str(files.key))
+    pools = UpstreamPools(UpstreamTimeouts(TIMEOUT_S, TIMEOUT_S, TIMEOUT_S))
+    async with engine(files) as url, open_client() as client:
+        assert await pools.fetch(pod(url, own), "/health", TIMEOUT_S) == b"ok"
+        assert await get(client, pod(url, own), "/health", TIMEOUT_S) == b"ok"
+        pools.remove("a")
+        with pytest.raises(UpstreamError):
+            await pools.fetch(pod(url, PodTls(str(files.ca))), "/health", TIMEOUT_S)
+        with pytest.raises(UpstreamError):
+            await get(client, pod(url, PodTls(str(files.ca))), "/health", TIMEOUT_S)
+        pools.close()
+
+
+def test_changed_files_are_read_again(tmp_path: Path) -> None:
+    """Unreadable ones are not: the last context stays in use."""
+    files = tls_material(tmp_path)
+    context = PodTlsContext(PodTls(str(files.ca)))
+    first = context.current()
+    assert context.current() is first
+    os.utime(files.ca, ns=(1, 1))
+    second = context.current()
+    assert second is not first
+    files.ca.write_text("no certificate")
+    assert context.current() is second
+
+
+def test_unreadable_files_are_an_error_at_the_start(tmp_path: Path) -> None:
+    """The file is named."""
+    with pytest.raises(ConfigError, match=r"tls: cannot read .*/ca\.crt"):
+        PodTlsContext(PodTls(str(tmp_path / "ca.crt"))).current()
