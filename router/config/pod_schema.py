@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import model_validator
 
 from router.config.load import FilePath, Strict
+from router.types import PodTls
 
 
 class PodAuth(Strict):
@@ -38,3 +41,9 @@ class PodTlsFiles(Strict):
         if self.key_file and not self.cert_file:
             raise ValueError("`key_file` needs `cert_file`")
         return self
+
+
+def credential_fields(auth: PodAuth | None, tls: PodTlsFiles | None) -> dict[str, Any]:
+    """The fields of a `Pod` with these credentials."""
+    fields = auth.model_dump(exclude_none=True) if auth else {}
+    return {**fields, "tls": PodTls(**tls.model_dump(exclude_none=True))} if tls else fields

@@ -26,11 +26,11 @@ from router.config.index_schema import Index, Publish
 from router.config.links import LinksConfig
 from router.config.load import FilePath, HttpUrl, Strict, TokenizerPlace
 from router.config.mistakes import not_one_of, wrong_at
-from router.config.pod_schema import PodAuth, PodTlsFiles
+from router.config.pod_schema import PodAuth, PodTlsFiles, credential_fields
 from router.engines.engine_catalog import DIALECTS, ENGINES, PULL_DIALECTS
 from router.engines.forwarded_headers import unforwardable
 from router.engines.forwarded_paths import changes_engine, unusable_path
-from router.types import Generation, PodSpeed, PodTls, Role
+from router.types import Generation, PodSpeed, Role
 
 MAX_SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket on Linux."""
@@ -204,8 +204,7 @@ class PodConfig(Strict):
     @property
     def credentials(self) -> dict[str, Any]:
         """The fields of a `Pod` with which the router connects to it."""
-        auth = self.auth.model_dump(exclude_none=True) if self.auth else {}
-        return {**auth, "tls": PodTls(**self.tls.model_dump(exclude_none=True))} if self.tls else auth
+        return credential_fields(self.auth, self.tls)
 
     @model_validator(mode="after")
     def _split_roles_need_a_handoff(self) -> PodConfig:
