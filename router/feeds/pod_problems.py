@@ -66,7 +66,7 @@ def _status_problem(pod: Pod, error: UpstreamError) -> str:
     if not isinstance(error, UpstreamBroken) or error.status not in _DENIED:
         return ""
     if source := pod.bearer_file or pod.bearer_env:
-        return f"{error}; the engine does not accept the key of {source}"
+        return f"{error.status} {HTTPStatus(error.status).phrase}; the engine does not accept the key of {source}"
     return f"{error}; set pods[].auth.bearer_file to a file with the engine's API key"
 
 

@@ -9,6 +9,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -619,6 +620,22 @@ async def test_a_missing_unix_socket_is_a_failed_connection(tmp_path: Path) -> N
 @pytest.mark.parametrize(("url", "port"), [("http://pod", 80), ("https://pod", 443), ("https://pod:8443", 8443)])
 def test_the_port_follows_from_the_scheme(url: str, port: int) -> None:
     assert UpstreamPool("a", url, GENEROUS)._port == port
+
+
+@pytest.mark.parametrize("own", [{"bearer_file": "FILE"}, {"bearer_env": "ENGINE_KEY"}], ids=["file", "variable"])
+async def test_a_refusal_of_the_routers_key_is_not_the_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: dict[str, str]
+) -> None:
+    """Wherever the key comes from."""
+    (tmp_path / "key").write_text("k")
+    monkeypatch.setenv("ENGINE_KEY", "k")
+    credentials: Any = {name: value.replace("FILE", str(tmp_path / "key")) for name, value in own.items()}
+    pod = Pod(id="a", url="", engine="vllm", speed=PodSpeed(1.0, 0.02, 0.0), **credentials)
+    async with serving(answering(OK.replace(b"200 OK", b"401 Unauthorized"))) as (scripted, _):
+        pool = UpstreamPool("a", f"http://127.0.0.1:{scripted.port}", GENEROUS, served=pod)
+        with pytest.raises(UpstreamBroken) as caught:
+            await whole(pool)
+    assert caught.value.status == 401
 
 
 @pytest.mark.parametrize("key", ["k", ""])

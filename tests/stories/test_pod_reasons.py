@@ -74,7 +74,7 @@ async def test_a_wrong_key(deploy: Deploy, tmp_path: Path) -> None:
     auth = {"bearer_file": str(key)}
     shown, logged = await reason_of(deploy, lambda engine: {"url": engine.url, "auth": auth}, api_key="engine-key")
     assert shown == logged
-    assert shown == f"401 Unauthorized from /health; the engine does not accept the key of {key}"
+    assert shown == f"401 Unauthorized; the engine does not accept the key of {key}"
 
 
 async def test_no_models(deploy: Deploy) -> None:
