@@ -31,6 +31,10 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import ClassVar
+
+INTERNAL = "internal_error"
+"""Code of an error that is not a `RouterError`."""
 
 
 def shortened(text: str, max_characters: int) -> str:
@@ -42,9 +46,16 @@ def shortened(text: str, max_characters: int) -> str:
 class RouterError(Exception):
     """Root of all errors that the router raises on purpose."""
 
+    code: ClassVar[str] = INTERNAL
+    """Its name in responses, metrics, logs and receipts."""
+    without_pods: ClassVar[str] = ""
+    """The message for clients that may not know pods; "" if no message of this class names one."""
+
 
 class ClientError(RouterError):
     """The request is at fault. `param` names the field in the OpenAI error body."""
+
+    code = "invalid_request"
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -54,65 +65,103 @@ class ClientError(RouterError):
 class MalformedRequest(ClientError):
     """The endpoint does not accept the body."""
 
+    code = "malformed_request"
+
 
 class ContextTooLong(ClientError):
     """No pod of this model accepts a prompt of this length."""
+
+    code = "context_length_exceeded"
 
 
 class NotAuthenticated(ClientError):
     """The request has no bearer token that is accepted."""
 
+    code = "invalid_bearer_token"
+
 
 class AccessDenied(ClientError):
     """The caller may not use the admin listener."""
+
+    code = "access_denied"
 
 
 class UnsupportedContentType(ClientError):
     """The content type is not the required one."""
 
+    code = "unsupported_content_type"
+
 
 class BodyTooLarge(ClientError):
     """The body exceeds the configured limit."""
+
+    code = "body_too_large"
 
 
 class HeadersTooLarge(ClientError):
     """The request line and headers exceed the configured limit."""
 
+    code = "headers_too_large"
+
 
 class RequestTimeout(ClientError):
     """The request was not received completely within the time limit."""
+
+    code = "request_timeout"
 
 
 class UnknownModel(ClientError):
     """No pod serves this model."""
 
+    code = "model_not_found"
+
 
 class UnknownEndpoint(ClientError):
     """The router does not forward this path."""
+
+    code = "unknown_url"
 
 
 class MethodNotAllowed(ClientError):
     """The path exists, the method does not."""
 
+    code = "method_not_allowed"
+
 
 class FleetError(RouterError):
     """The request is valid, but no pod can serve it now."""
 
+    code = "unavailable"
+
 
 class NoReadyPod(FleetError):
-    """Pods of this model exist, none is ready."""
+    """Pods of this model exist, none is ready. `model` is its configured name, where no pod has reported it yet."""
+
+    code = "no_ready_pod"
+    without_pods = "No pod can serve this model now; retry later."
+
+    def __init__(self, message: str, *, model: str = "") -> None:
+        super().__init__(message)
+        self.model = model
 
 
 class Saturated(FleetError):
     """A configured limit of requests or connections is reached."""
 
+    code = "saturated"
+
 
 class Stopping(FleetError):
     """The router stops before the answer is complete."""
 
+    code = "stopping"
+
 
 class UpstreamError(RouterError):
     """A pod failed. `pod` is its id. `doubtful`: the request may be the cause, even if another pod serves it."""
+
+    code = "upstream_error"
+    without_pods = "The pod failed."
 
     def __init__(self, message: str, *, pod: str = "", doubtful: bool = False) -> None:
         super().__init__(message)
@@ -124,6 +173,9 @@ class ConnectFailed(UpstreamError):
     """The connection failed: nothing was sent to the pod. `refused`: no process accepts connections there, unlike
     after a timeout."""
 
+    code = "connect_failed"
+    without_pods = "The pod cannot be reached."
+
     def __init__(self, message: str, *, pod: str = "", refused: bool = False) -> None:
         super().__init__(message, pod=pod)
         self.refused = refused
@@ -132,9 +184,15 @@ class ConnectFailed(UpstreamError):
 class StaleConnection(UpstreamError):
     """A kept-alive connection died before the first byte of the answer."""
 
+    code = "stale_connection"
+    without_pods = "The pod closed the connection."
+
 
 class UpstreamBroken(UpstreamError):
     """The pod closed the connection early or sent an invalid response. `status`: of a response that is not 200."""
+
+    code = "upstream_broken"
+    without_pods = "The pod sent an invalid or incomplete response."
 
     def __init__(self, message: str, *, pod: str = "", doubtful: bool = False, status: int = 0) -> None:
         super().__init__(message, pod=pod, doubtful=doubtful)
@@ -150,10 +208,21 @@ def unexpected_status(status: int, path: str, pod: str) -> UpstreamBroken:
 class UpstreamTimeout(UpstreamError):
     """The pod did not answer in time."""
 
+    code = "upstream_timeout"
+    without_pods = "The pod did not respond in time."
+
 
 class HandoffFailed(UpstreamError):
     """A pod could not continue after a handoff. `pod` is "" if no pod is at fault."""
 
+    code = "handoff_failed"
+    without_pods = "The handoff between two pods failed."
+
 
 class ConfigError(RouterError):
     """A config or policy file is wrong. The message names file, line and key."""
+
+
+def code_of(error: BaseException) -> str:
+    """The code of any error."""
+    return error.code if isinstance(error, RouterError) else INTERNAL

@@ -9,7 +9,7 @@ import msgspec
 
 from router import errors
 from router.config.schema import Limits
-from router.errors import ClientError, HeadersTooLarge, RouterError, shortened
+from router.errors import ClientError, HeadersTooLarge, RouterError, code_of, shortened
 from router.proxy.headers import HeaderList
 
 MAX_MESSAGE_CHARACTERS = 1000
@@ -18,37 +18,36 @@ MAX_MESSAGE_CHARACTERS = 1000
 
 @dataclass(frozen=True, slots=True)
 class ErrorResponse:
-    """Status, `error.type` and `error.code` of OpenAI's API. `retry_after_s` becomes a Retry-After header."""
+    """Status and `error.type` of OpenAI's API. `retry_after_s` becomes a Retry-After header."""
 
     status: int
     type: str
-    code: str | None = None
     retry_after_s: int | None = None
 
 
 RESPONSES: Mapping[type[RouterError], ErrorResponse] = {
     errors.ClientError: ErrorResponse(400, "invalid_request_error"),
     errors.MalformedRequest: ErrorResponse(400, "invalid_request_error"),
-    errors.ContextTooLong: ErrorResponse(400, "invalid_request_error", "context_length_exceeded"),
-    errors.NotAuthenticated: ErrorResponse(401, "authentication_error", "invalid_bearer_token"),
-    errors.AccessDenied: ErrorResponse(403, "permission_error", "access_denied"),
-    errors.UnsupportedContentType: ErrorResponse(415, "invalid_request_error", "unsupported_content_type"),
-    errors.RequestTimeout: ErrorResponse(408, "invalid_request_error", "request_timeout"),
-    errors.HeadersTooLarge: ErrorResponse(431, "invalid_request_error", "headers_too_large"),
-    errors.BodyTooLarge: ErrorResponse(413, "invalid_request_error", "body_too_large"),
-    errors.UnknownModel: ErrorResponse(404, "invalid_request_error", "model_not_found"),
-    errors.UnknownEndpoint: ErrorResponse(404, "invalid_request_error", "unknown_url"),
-    errors.MethodNotAllowed: ErrorResponse(405, "invalid_request_error", "method_not_allowed"),
+    errors.ContextTooLong: ErrorResponse(400, "invalid_request_error"),
+    errors.NotAuthenticated: ErrorResponse(401, "authentication_error"),
+    errors.AccessDenied: ErrorResponse(403, "permission_error"),
+    errors.UnsupportedContentType: ErrorResponse(415, "invalid_request_error"),
+    errors.RequestTimeout: ErrorResponse(408, "invalid_request_error"),
+    errors.HeadersTooLarge: ErrorResponse(431, "invalid_request_error"),
+    errors.BodyTooLarge: ErrorResponse(413, "invalid_request_error"),
+    errors.UnknownModel: ErrorResponse(404, "invalid_request_error"),
+    errors.UnknownEndpoint: ErrorResponse(404, "invalid_request_error"),
+    errors.MethodNotAllowed: ErrorResponse(405, "invalid_request_error"),
     errors.FleetError: ErrorResponse(503, "service_unavailable_error", retry_after_s=1),
-    errors.NoReadyPod: ErrorResponse(503, "service_unavailable_error", "no_ready_pod", retry_after_s=1),
-    errors.Stopping: ErrorResponse(503, "service_unavailable_error", "stopping", retry_after_s=1),
-    errors.Saturated: ErrorResponse(503, "service_unavailable_error", "saturated", retry_after_s=1),
+    errors.NoReadyPod: ErrorResponse(503, "service_unavailable_error", retry_after_s=1),
+    errors.Stopping: ErrorResponse(503, "service_unavailable_error", retry_after_s=1),
+    errors.Saturated: ErrorResponse(503, "service_unavailable_error", retry_after_s=1),
     errors.UpstreamError: ErrorResponse(502, "upstream_error"),
-    errors.ConnectFailed: ErrorResponse(502, "upstream_error", "connect_failed"),
-    errors.StaleConnection: ErrorResponse(502, "upstream_error", "connect_failed"),
-    errors.UpstreamBroken: ErrorResponse(502, "upstream_error", "upstream_broken"),
-    errors.UpstreamTimeout: ErrorResponse(504, "upstream_error", "upstream_timeout"),
-    errors.HandoffFailed: ErrorResponse(502, "upstream_error", "handoff_failed"),
+    errors.ConnectFailed: ErrorResponse(502, "upstream_error"),
+    errors.StaleConnection: ErrorResponse(502, "upstream_error"),
+    errors.UpstreamBroken: ErrorResponse(502, "upstream_error"),
+    errors.UpstreamTimeout: ErrorResponse(504, "upstream_error"),
+    errors.HandoffFailed: ErrorResponse(502, "upstream_error"),
 }
 
 INTERNAL = ErrorResponse(500, "internal_error")
@@ -65,12 +64,14 @@ def error_headers(error: BaseException, body: bytes) -> HeaderList:
     return headers if after_s is None else [*headers, (b"retry-after", b"%d" % after_s)]
 
 
-def error_body(error: BaseException) -> bytes:
-    """The OpenAI error object."""
+def error_body(error: BaseException, *, names_pods: bool = True) -> bytes:
+    """The OpenAI error object. `names_pods`: whether the client may know pods and their addresses."""
     response = response_for(error)
-    message = "Internal error of the router; see its log." if response is INTERNAL else str(error)
+    message = "Internal error of the router; see its log."
+    if response is not INTERNAL and isinstance(error, RouterError):
+        message = str(error) if names_pods else error.without_pods or str(error)
     param = error.param if isinstance(error, ClientError) else None
-    return error_object(message, response.type, param, response.code)
+    return error_object(message, response.type, param, code_of(error))
 
 
 def error_object(message: str, kind: str, param: str | None = None, code: str | None = None) -> bytes:

@@ -45,9 +45,9 @@ class HttpEdge:
         return b"".join([STATUS_LINE[response_for(error).status], *headers, b"connection: close\r\n\r\n", body])
 
 
-def send_error(client: Exchange, error: Exception, *more: tuple[bytes, bytes]) -> None:
+def send_error(client: Exchange, error: Exception, *more: tuple[bytes, bytes], names_pods: bool = True) -> None:
     """Answer with the OpenAI error object and `more` headers."""
-    body = error_body(error)
+    body = error_body(error, names_pods=names_pods)
     client.start(response_for(error).status, [*error_headers(error, body), *more])
     client.put(body)
     client.finish()

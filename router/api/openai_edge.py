@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from router.api.cors import CorsPolicy
-from router.api.error_responses import error_body, headers_too_large
+from router.api.error_responses import error_body, headers_too_large, response_for
 from router.api.exchange import Exchange, ReceivedRequest
 from router.api.form_fields import Forms, declares_form
 from router.api.http_edge import HttpEdge, send_error
@@ -41,10 +41,12 @@ from router.errors import (
     Stopping,
     UnknownModel,
     UpstreamError,
+    code_of,
 )
 from router.fleet.fleet import Fleet
-from router.observe.metrics import Metrics
 from router.observe.phase import Phases
+from router.observe.receipts import CLIENT_GONE
+from router.observe.unrouted_requests import UnroutedRequests
 from router.proxy.forward import Forwarder
 from router.proxy.headers import Inbound
 from router.proxy.relay import end_broken_stream
@@ -68,7 +70,7 @@ class OpenAiEdge(HttpEdge):
         self,
         forwarder: Forwarder,
         fleet: Fleet,
-        metrics: Metrics,
+        unrouted: UnroutedRequests,
         edge: Edge,
         limits: Limits,
         configured: frozenset[str],
@@ -76,7 +78,7 @@ class OpenAiEdge(HttpEdge):
         super().__init__(limits)
         self._forwarder = forwarder
         self._fleet = fleet
-        self._metrics = metrics
+        self._unrouted = unrouted
         self._edge = edge
         if edge.cors_origins:
             self.cors = CorsPolicy(edge.cors_origins)
@@ -166,8 +168,8 @@ class OpenAiEdge(HttpEdge):
                 count = self.limits.max_in_flight
                 raise Saturated(f"{count} requests are in flight (limits.max_in_flight); retry later.")
             request = self.inference(endpoint, received.named, received.body, request_id)
-        except RouterError as error:
-            self._metrics.requests.labels(endpoint.value, "", type(error).__name__).inc()
+        except Exception as error:
+            self._refused(endpoint, error, request_id)
             raise
         given = received.named.get(b"x-request-id", b"")[:MAX_ID_CHARACTERS].decode("latin-1")
         shown_id = "" if given == request_id else given
@@ -176,18 +178,26 @@ class OpenAiEdge(HttpEdge):
 
     def abandoned(self, received: ReceivedRequest) -> None:
         """Count a request whose client disconnected before it was served."""
-        self._metrics.requests.labels(_ENDPOINTS.get(received.path, Endpoint.OTHER).value, "", "client_gone").inc()
+        self._unrouted.ended(_ENDPOINTS.get(received.path, Endpoint.OTHER).value, CLIENT_GONE)
 
     def standalone_error(self, error: RouterError) -> bytes:
-        self._metrics.requests.labels(Endpoint.OTHER.value, "", type(error).__name__).inc()
+        self._refused(Endpoint.OTHER, error)
         return super().standalone_error(error)
 
+    def _refused(self, endpoint: Endpoint, error: Exception, request_id: str = "") -> None:
+        model = error.model if isinstance(error, NoReadyPod) else ""
+        status = response_for(error).status
+        self._unrouted.ended(
+            endpoint.value, code_of(error), model=model, request_id=request_id, status=status, error=str(error)
+        )
+
     def _fail(self, client: Exchange, error: Exception, request_id: str) -> None:
+        names_pods = self._edge.route_headers
         if client.started:
             if client.streams and not client.response_complete and isinstance(error, UpstreamError | Stopping):
-                end_broken_stream(client, error_body(error))
+                end_broken_stream(client, error_body(error, names_pods=names_pods))
             return
-        send_error(client, error, (b"x-request-id", request_id.encode()))
+        send_error(client, error, (b"x-request-id", request_id.encode()), names_pods=names_pods)
 
     def inference(
         self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
@@ -217,7 +227,7 @@ class OpenAiEdge(HttpEdge):
     def _resolve(self, model: str) -> tuple[str, str]:
         found = self._fleet.resolve(model)
         if found is None and model in self._configured:
-            raise NoReadyPod(f"No pod that serves `{model}` has started yet; retry later.")
+            raise NoReadyPod(f"No pod that serves `{model}` has started yet; retry later.", model=model)
         if found is None:
             raise UnknownModel(f"The model `{model}` does not exist.", param="model")
         return found

@@ -30,7 +30,7 @@ SERVER: Mapping[str, Any] = {
     "http": EdgeProtocol,
     "ws": "none",
     "access_log": False,
-    "log_level": "warning",
+    "log_config": None,
     "server_header": False,
     "timeout_graceful_shutdown": 2,
 }
@@ -57,7 +57,7 @@ def publish_command(
         redis=redis,
         publish={"host": host, "port": port},
     )
-    configure_logging(chosen.log.format)
+    configure_logging(chosen.log.format, chosen.log.level)
     agent = Agent(chosen, {model.name: generation_of(model) for model in chosen.models})
     uvicorn.run(bounded(agent.app, chosen.limits), host=chosen.publish.host, port=chosen.publish.port, **SERVER)
 

@@ -22,7 +22,7 @@ from router.cli.options import with_options
 from router.config.load import shipped, validate_options
 from router.config.router_file import load_router
 from router.config.schema import Listen, RouterConfig
-from router.observe.log import configure_logging
+from router.observe.log import bind_worker, configure_logging
 
 if TYPE_CHECKING:
     from router.workers.supervisor import WorkerIdentity
@@ -46,13 +46,14 @@ class ServeOptions:
     pod: Annotated[list[str] | None, typer.Option(help="URL of a pod. Can be repeated.")] = None
     admin_port: Annotated[int | None, typer.Option(help="Port of the admin listener: /admin and /metrics.")] = None
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that serve as one router, one per core.")] = None
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None
 
 
 @with_options(ServeOptions)
 def serve_command(options: ServeOptions) -> None:
     """Serve until SIGTERM; running responses may finish."""
     config = _with_overrides(load_router(options.config) if options.config else RouterConfig(), options)
-    configure_logging(config.log.format)
+    configure_logging(config.log.format, config.log.level)
     if not config.pods:
         log.warning(
             "no pods", hint="name one with --pod URL or under `pods` in a --config file, or add one at /admin/pods"
@@ -79,6 +80,8 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
     gc.enable()
     release_free_memory()
     worker = _fork(config.listen) if config.listen.workers > 1 else None
+    if worker:
+        bind_worker(worker.number)
     program = Program(config, policies, priors, load, worker=worker)
     tune_gc()
     release_free_memory()
@@ -92,7 +95,7 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
         http=EdgeProtocol,
         ws="none",
         access_log=False,
-        log_level="warning",
+        log_config=None,
         server_header=False,
         date_header=False,
         timeout_keep_alive=75,
@@ -129,6 +132,7 @@ def _with_overrides(config: RouterConfig, options: ServeOptions) -> RouterConfig
     data["pods"] = [*data["pods"], *({"url": url} for url in options.pod or [])]
     if options.pod and not config.models:
         data["unlisted_models"] = "engine"
+    data["log"]["level"] = options.log_level or config.log.level
     return validate_options(RouterConfig, data)
 
 

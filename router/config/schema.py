@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -25,6 +24,7 @@ from pydantic import (
 from router.config.index_schema import Index, Publish
 from router.config.links import LinksConfig
 from router.config.load import FilePath, HttpUrl, Strict, TokenizerPlace
+from router.config.log_schema import Log, Receipts, ReceiptsOrFile
 from router.config.mistakes import not_one_of, wrong_at
 from router.config.pod_schema import PodAuth, PodTlsFiles, credential_fields
 from router.engines.engine_catalog import DIALECTS, ENGINES, PULL_DIALECTS
@@ -220,7 +220,8 @@ class Edge(Strict):
     """Headers of responses, and what clients may send."""
 
     route_headers: bool = True
-    """Add x-warmroute-pod, x-warmroute-policy and x-warmroute-cached-tokens to responses."""
+    """Add x-warmroute-pod, x-warmroute-policy and x-warmroute-cached-tokens to responses. Off: messages of errors name
+    no pods either."""
     trust_engine_fields: bool = False
     """Pass fields and headers of clients that steer engines on to pods, such as KV transfers, ranks, priorities and
     adapters by path (the tables of router/engines/steering.py). Off: strip them."""
@@ -306,40 +307,6 @@ class Probes(Strict):
     """When a pod joins, verify that its tokens and block hashes equal the router's. Off: trust every pod."""
 
 
-class Receipts(Strict):
-    """Records of decisions. They contain prompts only with `prompts`, and never responses."""
-
-    keep: NonNegativeInt = 1000
-    """Decisions in memory, for `warmroute explain`: 7 KiB each with 10 pods, 13 with 100, 37 with 500."""
-    file: FilePath | None = None
-    """Append one line of JSON per request to this file, within a second."""
-    max_file_bytes: NonNegativeInt = 256 * 1024 * 1024
-    """A larger file is renamed to FILE.1, FILE.1 to FILE.2 and so on. 0: never."""
-    rotated_files: PositiveInt = 4
-    """Number of renamed files to keep."""
-    redis_maxlen: NonNegativeInt = 0
-    """Above 0, add the same lines to a stream of `index.redis` with about this many entries. Lines above 1 MiB, with a
-    long prompt, are left out and counted in `warmroute_receipts_lost_total`."""
-    replay_data: bool = True
-    """Add to each line what `warmroute replay` needs."""
-    prompts: bool = False
-    """Add the prompts."""
-
-
-def _receipts(value: Any) -> Any:
-    return {"file": value} if value is None or isinstance(value, str) else value
-
-
-class Log(Strict):
-    """The log on stderr."""
-
-    format: Literal["console", "json"] = "console"
-    requests: bool = True
-    """One line for each request that ended: id, model, pod, policy, status, cached tokens, times."""
-    requests_sample: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the requests that are logged."""
-
-
 class RouterConfig(Strict):
     """`config/router.yaml`."""
 
@@ -363,7 +330,7 @@ class RouterConfig(Strict):
     log: Log = Log()
     priors: FilePath | None = None
     """A folder of cost priors, as written by `warmroute prior`. They override the shipped ones."""
-    receipts: Annotated[Receipts, BeforeValidator(_receipts)] = Receipts()
+    receipts: ReceiptsOrFile = Receipts()
     """`receipts: FILE` is short for `receipts: {file: FILE}`."""
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ import logging
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 import structlog
@@ -21,27 +21,47 @@ MAX_FIELD_CHARACTERS = 8192
 MAX_FIELD_ITEMS = 50
 """A list in a field is cut here."""
 
+LogFormat: TypeAlias = Literal["auto", "console", "json"]
+"""`auto`: console lines on a terminal, else JSON."""
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+
 _encode = msgspec.json.Encoder().encode
 
 
-def configure_logging(log_format: Literal["console", "json"], level: int = logging.INFO) -> None:
-    """Set up structlog. Call once at start."""
+def configure_logging(log_format: LogFormat, level: LogLevel = "info") -> None:
+    """Set up structlog, and the standard library's warnings and errors in the same form. Call once at start."""
     renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
-    if log_format == "console":
+    if not _is_json(log_format):
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    common: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        _shortened_fields,
+    ]
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            _shortened_fields,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        processors=[*common, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+    handler = logging.StreamHandler(sys.stderr)
+    remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=common, processors=[remove_meta, renderer])
+    )
+    logging.basicConfig(handlers=[handler], level=max(LEVELS[level], logging.WARNING), force=True)
+
+
+def bind_worker(number: int) -> None:
+    """Add the field `worker` to every line that this process logs. Call before the program is built."""
+    structlog.contextvars.bind_contextvars(worker=number)
+
+
+def _is_json(log_format: LogFormat) -> bool:
+    return log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
 
 
 def _shortened_fields(_logger: object, _method: str, fields: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -59,10 +79,9 @@ class RequestLog:
     """Writes the line `request` for a share (0 to 1) of the requests, without structlog, which takes ten times as much
     CPU. Fields that are None are omitted."""
 
-    def __init__(
-        self, log_format: Literal["console", "json"], share: float = 1.0, write: Callable[[str], object] | None = None
-    ) -> None:
-        self._line = _json_line if log_format == "json" else _console_line
+    def __init__(self, log_format: LogFormat, share: float = 1.0, write: Callable[[str], object] | None = None) -> None:
+        self._line = _json_line if _is_json(log_format) else _console_line
+        self._bound = structlog.contextvars.get_contextvars()
         self._share = share
         self._write = write or sys.stderr.write
         self._credit = 0.0
@@ -74,7 +93,7 @@ class RequestLog:
             return
         self._credit -= 1
         time = datetime.now(UTC).isoformat(timespec="microseconds")[:-6] + "Z"
-        self._write(self._line(fields, time))
+        self._write(self._line({**fields, **self._bound}, time))
 
 
 def _json_line(fields: dict[str, str | float | None], time: str) -> str:

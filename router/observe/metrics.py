@@ -286,8 +286,9 @@ class Metrics:
     def is_serving(self) -> bool:
         return self.in_flight.value > 0
 
-    def observe_request(self, ended: Outcome, model: str) -> None:
-        """Count one request that ended; `model` is its label."""
+    def observe_request(self, ended: Outcome) -> None:
+        """Count one request that ended. A pod serves its model, or did."""
+        model = ended.model
         self.requests.labels(ended.endpoint, model, ended.result).inc()
         self.duration_s.labels(model).observe(ended.e2e_ms / 1000)
         if ended.ttft_ms is not None:

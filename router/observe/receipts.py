@@ -22,12 +22,15 @@ from router.types import PromptPrefix
 
 RECEIPT_BLOCK_TOKENS = 128
 """Receipts have one chain hash for this number of tokens. A chain hash covers the whole prefix."""
+CLIENT_GONE = "client_gone"
+"""The result of a request whose client disconnected. Other results: "ok", "pod_refused" and "pod_error" for a pod's
+own 4xx and 5xx responses, and the codes of the router's errors."""
 MAX_CANDIDATES = 4
 """Maximum number recorded for each decision, at about 1 KiB each; the candidate that served is added."""
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A failed attempt: pod, name of the error, message."""
+    """A failed attempt: pod, code of the error, message."""
 
     pod: str
     error: str

@@ -30,7 +30,7 @@ from router.proxy.headers import HeaderList
 from router.proxy.kv_transfer import PullExecutor, SplitExecutor
 from router.proxy.predictions import AttemptPredictions
 from router.proxy.relay import AnyReply, Downstream, relay
-from router.proxy.request_context import RequestContext
+from router.proxy.request_context import RequestContext, result_of_status
 from router.proxy.upstream import UpstreamSender
 from router.types import PodId
 
@@ -163,7 +163,7 @@ class Attempts:
 
     def _may_retry(self, context: RequestContext, error: UpstreamError, *, bytes_sent: bool) -> bool:
         """Whether another candidate may be tried after this failure. Each call may spend retry budget."""
-        law, reason = retry_rule(error, bytes_sent=bytes_sent), type(error).__name__
+        law, reason = retry_rule(error, bytes_sent=bytes_sent), error.code
         if context.suspects and (len(context.suspects) >= MAX_FAILED_ATTEMPTS or not context.repeatable):
             return False
         allowed = law is Retry.ALWAYS or (law is Retry.IN_BUDGET and self._budget.spend(time.monotonic()))
@@ -177,7 +177,7 @@ class Attempts:
         """Whether there is retry budget for another candidate, instead of relaying an error status."""
         left = self._budget.has_retry(time.monotonic())
         if not left:
-            self._metrics.retries_refused.labels("status").inc()
+            self._metrics.retries_refused.labels(UpstreamBroken.code).inc()
         return left
 
     # --- results ---
@@ -187,9 +187,9 @@ class Attempts:
     ) -> None:
         """Count the failure, also for the breaker of the pod that caused it, if any. Where the request may be the
         cause, the pod is a suspect until another pod serves the request."""
-        name, now_s = type(error).__name__, time.monotonic()
-        self._metrics.sent.labels(error.pod or candidate.pod.id, name).inc()
-        context.failures = (*context.failures, Failure(error.pod, name, str(error)))
+        code, now_s = error.code, time.monotonic()
+        self._metrics.sent.labels(error.pod or candidate.pod.id, code).inc()
+        context.failures = (*context.failures, Failure(error.pod, code, str(error)))
         if isinstance(error, ConnectFailed):
             self._breaker.failure(error.pod, now_s)
             return
@@ -200,7 +200,7 @@ class Attempts:
 
     def _record_result(self, context: RequestContext, plan: Plan, reply: AnyReply) -> None:
         """Count a relayed response."""
-        self._metrics.sent.labels(reply.pod, "ok" if reply.status < 500 else "server_error").inc()
+        self._metrics.sent.labels(reply.pod, result_of_status(reply.status)).inc()
         if reply.status < HTTPStatus.BAD_REQUEST:
             self._count_failures(context, plan)
             self._breaker.success(reply.pod)

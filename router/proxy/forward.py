@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import time
 
-from router.errors import RouterError
+from router.errors import RouterError, Stopping, shortened
 from router.observe.log import RequestLog
-from router.observe.receipts import Outcome
+from router.observe.receipts import CLIENT_GONE, Outcome
+from router.observe.unrouted_requests import MAX_ERROR_CHARACTERS
 from router.proxy.attempt import Attempts
 from router.proxy.dependencies import ProxyDependencies
 from router.proxy.relay import Downstream
-from router.proxy.request_context import RequestContext, outcome_of, ttft_of_one_pod
+from router.proxy.request_context import RequestContext, outcome_of, result_of_status, ttft_of_one_pod
 from router.proxy.request_decision import RequestDecisions
 
 
@@ -31,7 +32,7 @@ class Forwarder:
         self._calibrator = needs.calibrator
         self._breaker = needs.breaker
         self._journal = needs.journal
-        self._request_log = needs.request_log
+        self.request_log = needs.request_log
         self.preview = self._decisions.preview
 
     async def forward(self, context: RequestContext, client: Downstream) -> None:
@@ -42,12 +43,12 @@ class Forwarder:
             match = await self._decisions.match(context)
             context.decision = self._decisions.decide(context, match)
             await self._attempts.attempt_in_order(context, client)
-            context.result = "ok" if context.status < 400 else "pod_error"
+            context.result = result_of_status(context.status)
         except asyncio.CancelledError:
-            context.result = "client_gone" if client.disconnected else "stopped"
+            context.result = CLIENT_GONE if client.disconnected else Stopping.code
             raise
         except RouterError as error:
-            context.result = type(error).__name__
+            context.result, context.error = error.code, str(error)
             raise
         finally:
             self.settle(context)
@@ -57,15 +58,15 @@ class Forwarder:
         context.phases.enter("settle")
         metrics, ended = self._metrics, outcome_of(context)
         metrics.in_flight.inc(-1)
-        metrics.observe_request(ended, ended.model if context.decision else "unknown")
+        metrics.observe_request(ended)
         self._compare(context, ended)
         if context.policy is not None:
             metrics.by_class.settle(ended, context.workload, context.request.tenant, context.policy)
         context.phases.end()
         metrics.observe_phases(ended.phases_s)
         self._journal.settle(ended, context.recorded, context.decision, context.prompt)
-        if self._request_log is not None:
-            _log(self._request_log, context, ended)
+        if self.request_log is not None:
+            _log(self.request_log, context, ended)
 
     def _compare(self, context: RequestContext, ended: Outcome) -> None:
         """Predicted time to first token and cached tokens with the actual ones."""
@@ -84,11 +85,14 @@ def _log(log: RequestLog, context: RequestContext, ended: Outcome) -> None:
     log.log(
         id=ended.id,
         client_request_id=context.inbound.given_id or None,
+        endpoint=ended.endpoint,
         model=ended.model,
         pod=ended.served.pod.id if ended.served is not None else None,
         policy=context.decision.policy if context.decision is not None else None,
         status=context.status or None,
         result=ended.result,
+        error=shortened(context.error, MAX_ERROR_CHARACTERS) if context.error else None,
+        tries=context.tries if context.tries > 1 else None,
         cached_tokens=ended.cached_tokens,
         ttft_ms=None if ended.ttft_ms is None else round(ended.ttft_ms, 1),
         e2e_ms=round(ended.e2e_ms, 1),

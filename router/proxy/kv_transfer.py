@@ -26,6 +26,7 @@ from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
 from router.errors import HandoffFailed, MalformedRequest, NoReadyPod, RouterError, UpstreamBroken, UpstreamError
 from router.fleet.fleet import Fleet
+from router.observe.receipts import CLIENT_GONE
 from router.policy.retry import DOUBTFUL_STATUS, RETRY_STATUSES
 from router.proxy.booking import Booking
 from router.proxy.dependencies import ProxyDependencies
@@ -119,7 +120,7 @@ class SplitAttempt:
     def failed_by(self, error: BaseException) -> str:
         """The metric label of a failure."""
         if isinstance(error, asyncio.CancelledError):
-            return "client_gone"
+            return CLIENT_GONE
         if self.result != "ok" or not isinstance(error, UpstreamError):
             return self.result
         return "prefill_failed" if error.pod == self.pair.prefill.id else "decode_failed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from http import HTTPStatus
 
 import msgspec
 from msgspec.structs import replace
@@ -10,6 +11,7 @@ from xxhash import xxh3_64_hexdigest
 
 from router.decision import Candidate, Direct, RouteDecision, Split
 from router.engines.handoff.dialect import split_refusal
+from router.errors import INTERNAL
 from router.observe.phase import Phases
 from router.observe.receipts import Failure, Outcome, RecordedDecision
 from router.policy.decide import BYTES_PER_TOKEN, expected_ttft_ms
@@ -42,7 +44,9 @@ class RequestContext(msgspec.Struct, eq=False):
     failures: tuple[Failure, ...] = ()
     suspects: tuple[PodId, ...] = ()
     """Pod of each attempt that failed after a pod received the request, until another pod serves it; "" if unknown."""
-    result: str = "error"
+    result: str = INTERNAL
+    error: str = ""
+    """The message of the router's error."""
     _body_bytes: int = 0
     """Length of a dropped body."""
     _split_refusal: str | None = None
@@ -94,6 +98,13 @@ class RequestContext(msgspec.Struct, eq=False):
         if self._split_refusal is None:
             self._split_refusal = split_refusal(self.request.endpoint, self.request.body)
         return self._split_refusal
+
+
+def result_of_status(status: int) -> str:
+    """The result of a pod's response."""
+    if status < HTTPStatus.BAD_REQUEST:
+        return "ok"
+    return "pod_refused" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "pod_error"
 
 
 def ttft_of_one_pod(context: RequestContext) -> tuple[PodId, float, float] | None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from router.config.schema import Receipts
+from router.config.log_schema import Receipts
 from router.errors import ConfigError
 from router.observe.journal import Journal
 from router.observe.metrics import Metrics

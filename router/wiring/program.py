@@ -32,6 +32,7 @@ from router.fleet.fleet import Fleet, PodEvent
 from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics
 from router.observe.shadow import Shadows
+from router.observe.unrouted_requests import UnroutedRequests
 from router.policy.classes import Classes
 from router.policy.eligible import context_tokens
 from router.policy.policy_set import PolicySet
@@ -93,7 +94,8 @@ class Program:
             config, self.pods, self.prompts, self._pools, self.policies, self._classes, self.records.journal
         )
         models = frozenset(model.name for model in config.models)
-        self._edge = OpenAiEdge(self.forwarder, self.fleet, self.metrics, config.edge, config.limits, models)
+        unrouted = UnroutedRequests(self.metrics, self.forwarder.request_log)
+        self._edge = OpenAiEdge(self.forwarder, self.fleet, unrouted, config.edge, config.limits, models)
         self._metrics_page = MetricsPage(
             self.metrics,
             self.fleet,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from router.admission.gate import AdmissionGate
+from router.config.log_schema import Log
 from router.config.schema import RouterConfig
 from router.feeds.policy_feed import PolicyFeed
 from router.observe.journal import Journal
-from router.observe.log import RequestLog
+from router.observe.log import LEVELS, RequestLog
 from router.policy.classes import Classes
 from router.proxy.connection import UpstreamTimeouts
 from router.proxy.dependencies import ForwardSettings, ProxyDependencies
@@ -62,6 +63,11 @@ def build_forwarder(
         settings=settings,
         calibrator=parts.calibrator,
         journal=journal,
-        request_log=RequestLog(config.log.format, config.log.requests_sample) if config.log.requests else None,
+        request_log=_request_log(config.log),
     )
     return Forwarder(dependencies)
+
+
+def _request_log(config: Log) -> RequestLog | None:
+    is_shown = config.requests and LEVELS[config.level] <= LEVELS["info"]
+    return RequestLog(config.format, config.requests_sample) if is_shown else None

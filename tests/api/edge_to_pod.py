@@ -26,6 +26,7 @@ from router.config.schema import Edge, Limits
 from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
 from router.observe.phase import Phases
+from router.observe.unrouted_requests import UnroutedRequests
 from router.proxy.connection import UpstreamTimeouts
 from router.proxy.headers import HeaderList, HeaderRules, Inbound
 from router.proxy.relay import read_all
@@ -142,7 +143,7 @@ async def chain(edge: Edge | None = None) -> AsyncIterator[Chain]:
         forwarder = cast(Any, Forwarder(served, pools))
         forwarding = (edge or Edge()).model_copy(update={"extra_paths": ("/v1/x", "/v1/next")})
         limits = Limits(max_header_bytes=4096)
-        edge_to_pod = EdgeToPod(forwarder, Fleet(), Metrics(), forwarding, limits, frozenset())
+        edge_to_pod = EdgeToPod(forwarder, Fleet(), UnroutedRequests(Metrics(), None), forwarding, limits, frozenset())
         app = App(edge_to_pod, application, AdmissionGate())
         config = uvicorn.Config(app, http=EdgeProtocol, ws="none", lifespan="off", log_config=None, access_log=False)
         config.load()

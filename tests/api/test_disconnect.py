@@ -21,6 +21,7 @@ from router.api.app import App
 from router.api.openai_edge import OpenAiEdge
 from router.api.protocol import EdgeProtocol
 from router.config.schema import Edge, Limits
+from router.observe.unrouted_requests import UnroutedRequests
 from tests.proxy.pods import CHAT, LONGER_S, Behaviour, ScriptedPod, Town
 from tests.proxy.steps import Pipe, StepLoop
 from tests.proxy.test_cancellation import PROMPT, leftovers, streaming
@@ -74,7 +75,8 @@ async def _lose_before(callback: int, pieces: list[bytes], behaviour: Behaviour)
     loop.pods = {"a": ScriptedPod(behaviour)}
     pods = Town(loop.pods, {"a": "http://a"}, LONGER_S, retries=2)
     pods.read_prompt = PROMPT
-    edge = OpenAiEdge(pods.forwarder, pods.fleet, pods.metrics, Edge(), Limits(), frozenset())
+    unrouted = UnroutedRequests(pods.metrics, None)
+    edge = OpenAiEdge(pods.forwarder, pods.fleet, unrouted, Edge(), Limits(), frozenset())
     config = uvicorn.Config(App(edge, FastAPI(), AdmissionGate()), http=EdgeProtocol, lifespan="off", log_config=None)
     config.load()
     protocol, client = EdgeProtocol(config, ServerState(), {}, loop), Sink()

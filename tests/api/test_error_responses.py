@@ -10,7 +10,7 @@ import pytest
 
 from router import errors
 from router.api.error_responses import MAX_MESSAGE_CHARACTERS, RESPONSES, error_body, error_headers, response_for
-from router.errors import ConfigError, MalformedRequest, RouterError
+from router.errors import INTERNAL, ConfigError, MalformedRequest, RouterError, code_of
 
 
 def subclasses(root: type[RouterError]) -> Iterator[type[RouterError]]:
@@ -22,6 +22,14 @@ def subclasses(root: type[RouterError]) -> Iterator[type[RouterError]]:
 def test_the_table_has_every_error_of_a_request() -> None:
     """`ConfigError` is raised before any request."""
     assert set(subclasses(RouterError)) - {ConfigError} == set(RESPONSES)
+
+
+def test_every_error_has_a_code_of_its_own() -> None:
+    """Responses, metrics, logs and receipts have the same one."""
+    codes = [error.code for error in RESPONSES]
+    assert len(set(codes)) == len(codes) and INTERNAL not in codes
+    assert all(re.fullmatch("[a-z_]+", code) for code in codes)
+    assert (code_of(errors.Saturated("x")), code_of(ValueError("x"))) == ("saturated", INTERNAL)
 
 
 def test_statuses_equal_those_in_the_error_tree() -> None:
@@ -53,7 +61,12 @@ def test_errors_of_the_fleet_ask_clients_to_retry_after_a_second() -> None:
 def test_a_body_has_openais_four_fields() -> None:
     """`param` names the wrong field."""
     error = json.loads(error_body(MalformedRequest("no messages", param="messages")))["error"]
-    assert error == {"message": "no messages", "type": "invalid_request_error", "param": "messages", "code": None}
+    assert error == {
+        "message": "no messages",
+        "type": "invalid_request_error",
+        "param": "messages",
+        "code": "malformed_request",
+    }
 
 
 def test_an_unexpected_error_is_answered_without_details() -> None:

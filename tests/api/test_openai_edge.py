@@ -24,9 +24,12 @@ from router.errors import (
     Saturated,
     UnknownModel,
     UpstreamBroken,
+    UpstreamError,
 )
 from router.fleet.fleet import Fleet
+from router.observe.log import RequestLog
 from router.observe.metrics import Metrics
+from router.observe.unrouted_requests import UnroutedRequests
 from router.proxy.headers import HeaderList, first_values
 from router.proxy.request_context import RequestContext
 from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest, Pod, PodSpeed
@@ -54,11 +57,13 @@ def make_edge(
     limits: Limits | None = None,
     forward: Forward = answer_nothing,
     configured: frozenset[str] = frozenset(),
+    log_lines: list[str] | None = None,
 ) -> OpenAiEdge:
     fleet = Fleet()
     fleet.sync(pods or [POD])
     forwarder = cast(Any, Forwarder(forward))
-    return OpenAiEdge(forwarder, fleet, Metrics(), edge or Edge(), limits or Limits(), configured)
+    unrouted = UnroutedRequests(Metrics(), RequestLog("json", write=log_lines.append if log_lines is not None else len))
+    return OpenAiEdge(forwarder, fleet, unrouted, edge or Edge(), limits or Limits(), configured)
 
 
 def received(
@@ -73,10 +78,10 @@ def admitted(edge: OpenAiEdge, fields: object, path: str = "/v1/messages", heade
     return edge.admit(received(json.dumps(fields).encode(), path=path, headers=headers), "r").request
 
 
-def counted(edge: OpenAiEdge, endpoint: Endpoint, result: str) -> float:
+def counted(edge: OpenAiEdge, endpoint: Endpoint, result: str, model: str = "") -> float:
     """The requests of the metric with this result."""
-    value = edge._metrics.registry.get_sample_value(
-        "warmroute_requests_total", {"endpoint": endpoint.value, "model": "", "result": result}
+    value = edge._unrouted._metrics.registry.get_sample_value(
+        "warmroute_requests_total", {"endpoint": endpoint.value, "model": model, "result": result}
     )
     return value or 0.0
 
@@ -93,7 +98,7 @@ async def test_a_body_with_too_many_items_is_refused_before_it_is_decoded(monkey
     await edge._check_body(request)
     with pytest.raises(MalformedRequest, match=r"limits\.max_json_items"):
         edge.admit(request, "r")
-    assert counted(edge, Endpoint.CHAT, "MalformedRequest") == 1
+    assert counted(edge, Endpoint.CHAT, "malformed_request") == 1
 
 
 @pytest.mark.anyio
@@ -372,7 +377,34 @@ def test_a_refusal_is_raised_and_counted() -> None:
     request.refusal = BodyTooLarge("too large")
     with pytest.raises(BodyTooLarge):
         edge.admit(request, "r")
-    assert counted(edge, Endpoint.COMPLETIONS, "BodyTooLarge") == 1
+    assert counted(edge, Endpoint.COMPLETIONS, "body_too_large") == 1
+
+
+def test_a_configured_model_that_no_pod_serves_is_counted_under_its_name() -> None:
+    """An alert for one model sees it; names that clients invent make no series."""
+    edge = make_edge(configured=frozenset({"late"}))
+    for model, error in (("late", NoReadyPod), ("invented", UnknownModel)):
+        with pytest.raises(error):
+            edge.admit(received(json.dumps({"model": model}).encode()), "r")
+    assert counted(edge, Endpoint.OTHER, "no_ready_pod", "late") == 1
+    assert counted(edge, Endpoint.OTHER, "model_not_found") == 1
+
+
+def test_requests_that_are_never_routed_have_a_line_in_the_log() -> None:
+    """Refused, abandoned, and not parsed: with the status and the code of the response."""
+    lines: list[str] = []
+    edge = make_edge(log_lines=lines)
+    with pytest.raises(UnknownModel):
+        edge.admit(received(b'{"model": "' + b"n" * 5000 + b'"}'), "r")
+    edge.abandoned(received(path="/v1/embeddings"))
+    edge.standalone_error(Saturated("full"))
+    refused, left, unparsed = map(json.loads, lines)
+    assert len(refused.pop("error")) < 600
+    for line in (refused, left, unparsed):
+        assert line.pop("event") == "request" and line.pop("timestamp") and line.pop("level") == "info"
+    assert refused == {"id": "r", "endpoint": "other", "status": 404, "result": "model_not_found"}
+    assert left == {"endpoint": "/v1/embeddings", "result": "client_gone"}
+    assert unparsed == {"endpoint": "other", "status": 503, "result": "saturated", "error": "full"}
 
 
 def test_abandoned_requests_are_counted_by_endpoint() -> None:
@@ -390,7 +422,7 @@ def test_a_standalone_error_ends_the_connection() -> None:
     assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
     assert head.endswith(b"\r\nconnection: close") and b"retry-after: 1" in head
     assert json.loads(body)["error"]["message"] == "full"
-    assert counted(edge, Endpoint.OTHER, "Saturated") == 1
+    assert counted(edge, Endpoint.OTHER, "saturated") == 1
 
 
 # --- errors while serving ---
@@ -489,6 +521,22 @@ def test_a_broken_stream_ends_with_an_error_event(error: Exception, stream: bool
     """Any other response that began is cut off."""
     client = served(make_edge(forward=failing(error, stream=stream)), Client())
     assert client.status == 200 and (b"upstream_broken" in client.body) is is_told
+
+
+@pytest.mark.parametrize("route_headers", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "stream"),
+    [(NoReadyPod, None), *((kind, stream) for kind in UpstreamError.__subclasses__() for stream in (None, True))],
+)
+def test_errors_name_pods_only_where_route_headers_do(
+    kind: type[RouterError], route_headers: bool, stream: bool | None
+) -> None:
+    """Before the response and in the middle of a stream."""
+    forward = failing(kind("pod 10.1.2.3:8000: lost"), stream=stream)
+    client = served(make_edge(edge=Edge(route_headers=route_headers), forward=forward), Client())
+    error = json.loads(client.body.strip().removeprefix(b"data: "))["error"]
+    assert ("10.1.2.3" in error["message"]) is route_headers
+    assert error["message"] and error["code"] == kind.code
 
 
 @pytest.mark.parametrize(("disconnected", "status"), [(False, 503), (True, 0)])

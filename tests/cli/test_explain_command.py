@@ -58,7 +58,7 @@ def test_actual_and_expected_values_are_printed() -> None:
     made = kept(seen, policy("queue", "prefill"))
     made.outcome = Outcome(
         id="r", at_s=0.0, model="m", endpoint="chat", result="ok", cached_tokens=790, ttft_ms=31.5, e2e_ms=99.9,
-        served=made.candidates[1], failures=(Failure("10.0.0.3:8000", "ConnectFailed", "refused"),),
+        served=made.candidates[1], failures=(Failure("10.0.0.3:8000", "connect_failed", "refused"),),
     )  # fmt: skip
     lines = printed(explained(made))
     text = "\n".join(lines)
@@ -66,7 +66,7 @@ def test_actual_and_expected_values_are_printed() -> None:
     assert "4 of 6 candidates" in text and "chosen" in text and "runner-up, served" in text
     assert "first token: expected after 21.40 ms, actual 31.50 ms" in text
     assert "cached tokens: expected 0, actual 790" in text
-    assert "failed: 10.0.0.3:8000: ConnectFailed: refused" in text
+    assert "failed: 10.0.0.3:8000: connect_failed: refused" in text
     assert "p, cached tokens" in text and "prefill = F + c1 (n - p)" in text
     assert "waiting at engine" not in text  # it is 0 everywhere
 

@@ -89,11 +89,11 @@ def worker(requests: int, took_s: float, leases: int, *, complete: bool = True) 
 async def test_counters_and_buckets_are_added() -> None:
     """Also series that only another worker has."""
     one, two = worker(2, 0.004, 0), worker(3, 0.3, 0)
-    two.retries.labels("ConnectFailed").inc()
+    two.retries.labels("connect_failed").inc()
     found = lines(one.render(merge_metrics(one.registry, [await dump_metrics(two.registry)])))
     assert found >= {
         'warmroute_requests_total{endpoint="chat",model="m",result="ok"} 5.0',
-        'warmroute_retries_total{reason="ConnectFailed"} 1.0',
+        'warmroute_retries_total{reason="connect_failed"} 1.0',
         'warmroute_time_to_first_token_seconds_bucket{le="0.005",model="m"} 1.0',
         'warmroute_time_to_first_token_seconds_bucket{le="0.5",model="m"} 2.0',
         'warmroute_time_to_first_token_seconds_count{model="m"} 2.0',

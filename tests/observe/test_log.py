@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -9,7 +12,14 @@ import msgspec
 import pytest
 import structlog
 
-from router.observe.log import MAX_FIELD_CHARACTERS, MAX_FIELD_ITEMS, RequestLog, configure_logging
+from router.observe.log import (
+    MAX_FIELD_CHARACTERS,
+    MAX_FIELD_ITEMS,
+    LogLevel,
+    RequestLog,
+    bind_worker,
+    configure_logging,
+)
 
 FIELDS: dict[str, Any] = {
     "id": "r-1",
@@ -81,3 +91,51 @@ def test_a_long_field_is_shortened(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(found["exception"]) <= MAX_FIELD_CHARACTERS + 5
     assert found["exception"].startswith("Traceback") and found["exception"].endswith("the end")
     assert (len(found["models"]), found["other"]) == (MAX_FIELD_ITEMS, 5)
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    """Undoes the configuration of the log."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    structlog.contextvars.clear_contextvars()
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.usefixtures("restored")
+def test_every_line_is_json_where_the_log_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also those of requests and of libraries; all have the number of the worker."""
+    configure_logging("auto")
+    bind_worker(3)
+    structlog.get_logger().info("pod state changed", pod="a")
+    logging.getLogger("a.library").error("%d tasks cancelled", 2)
+    RequestLog("auto").log(**FIELDS)
+    found = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines()]
+    assert [one["event"] for one in found] == ["pod state changed", "2 tasks cancelled", "request"]
+    assert [(one["level"], one["worker"]) for one in found] == [("info", 3), ("error", 3), ("info", 3)]
+    assert all("timestamp" in one for one in found)
+
+
+@pytest.mark.usefixtures("restored")
+def test_lines_are_readable_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without `auto`."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    configure_logging("auto")
+    structlog.get_logger().info("pod state changed", pod="a")
+    RequestLog("auto").log(**FIELDS)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and all("info" in line and not line.startswith("{") for line in lines)
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize(("level", "shown"), [("debug", 3), ("info", 2), ("error", 0)])
+def test_less_important_lines_are_omitted(capsys: pytest.CaptureFixture[str], level: LogLevel, shown: int) -> None:
+    """`--log-level`."""
+    configure_logging("auto", level)
+    log = structlog.get_logger()
+    for write in (log.debug, log.info, log.warning):
+        write("x")
+    assert len(capsys.readouterr().err.splitlines()) == shown

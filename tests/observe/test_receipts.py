@@ -60,7 +60,7 @@ def test_the_candidate_that_served_is_kept_at_any_rank() -> None:
     seen = scene(*ready(*(pod(f"p{number}") for number in range(8))))
     decision = decide(seen, BY)
     made = record_decision(record(seen), decision, BY, 0.0)
-    failures = (Failure("p3", "ConnectFailed", "refused"),)
+    failures = (Failure("p3", "connect_failed", "refused"),)
     made.outcome = Outcome(
         id="r", at_s=1.0, model="m", endpoint="chat", result="ok", served=decision.candidates[7], failures=failures
     )
@@ -73,9 +73,9 @@ def test_the_candidate_that_served_is_kept_at_any_rank() -> None:
 
 def test_a_request_that_was_never_decided_has_a_receipt() -> None:
     """With the known fields."""
-    outcome = Outcome(id="r", at_s=1.0, model="m", endpoint="chat", result="NoReadyPod", phases_s={"admit": 0.002})
+    outcome = Outcome(id="r", at_s=1.0, model="m", endpoint="chat", result="no_ready_pod", phases_s={"admit": 0.002})
     found = receipt(outcome)
-    assert (found.id, found.result, found.pod, found.candidates) == ("r", "NoReadyPod", "", ())
+    assert (found.id, found.result, found.pod, found.candidates) == ("r", "no_ready_pod", "", ())
     assert found.phases_ms == {"admit": 2.0}
 
 

@@ -47,7 +47,7 @@ async def test_a_busy_pod_is_replaced_by_the_next_candidate() -> None:
         client = await pods.serve(context)
         assert (client.status, client.header(b"x-warmroute-pod")) == (200, b"b")
         assert (context.tries, [failure.pod for failure in context.failures], pods.failures("a")) == (2, ["a"], 1)
-        assert retries(pods, "UpstreamBroken") == 1
+        assert retries(pods, "upstream_broken") == 1
 
 
 async def test_the_last_candidates_503_is_relayed() -> None:
@@ -55,7 +55,7 @@ async def test_the_last_candidates_503_is_relayed() -> None:
     async with town(a=BUSY) as pods:
         assert (await pods.serve(pods.context(*plans(pods)))).status == 503
         assert (pods.failures("a"), pods.doubts("a")) == (0, 1)
-        assert pods.counted("warmroute_pod_requests_total", pod="a", result="server_error") == 1
+        assert pods.counted("warmroute_pod_requests_total", pod="a", result="pod_error") == 1
 
 
 async def test_another_server_error_is_relayed_without_a_retry() -> None:
@@ -125,11 +125,11 @@ async def test_without_budget_a_503_is_relayed_and_a_failure_is_raised() -> None
         statuses = [(await pods.serve(pods.context(*plans(pods)))).status for _ in range(28)]
         # 20 retries, and one for every fifth request
         assert statuses == [200] * 25 + [503] * 3
-        assert retries(pods, "status", "_refused") == 3
+        assert retries(pods, "upstream_broken", "_refused") == 3
         pods.made["a"].behaviour = resetting
         with pytest.raises(UpstreamBroken):
             await pods.serve(pods.context(*plans(pods)))
-        assert retries(pods, "UpstreamBroken", "_refused") == 1
+        assert retries(pods, "upstream_broken", "_refused") == 4
 
 
 @pytest.mark.parametrize(("attempts", "tries"), [(None, 3), (1, 1), (2, 2), (5, 4)])

@@ -62,7 +62,7 @@ async def test_a_request_that_fails_predicts_nothing() -> None:
     async with town(a=saying({"error": {}}, 404)) as pods:
         read_prompts(pods)
         assert (await pods.forward(pods.context())).status == 404
-        assert (ended(pods, "pod_error"), tokens(pods)) == (1, (0, 0, 0))
+        assert (ended(pods, "pod_refused"), tokens(pods)) == (1, (0, 0, 0))
         pods.made["a"].behaviour, pods.read_prompt = ANSWERING, None
         await pods.forward(pods.context())
         assert (ended(pods, "ok"), tokens(pods)) == (1, (0, 0, 0))
@@ -124,16 +124,17 @@ async def test_a_request_is_logged_and_recorded() -> None:
         assert set(recorded.outcome.phases_s) == set(PHASES)
 
 
-async def test_a_request_without_a_pod_is_counted_without_a_model() -> None:
-    """Clients choose the name, and nothing was decided."""
+async def test_a_request_without_a_pod_is_counted_under_its_model() -> None:
+    """Pods serve it, or did, so that clients cannot invent the name."""
     async with town(a=ANSWERING) as pods:
         pods.fleet.event("a", PodEvent.DRAIN)
         with pytest.raises(NoReadyPod):
             await pods.forward(pods.context())
-        assert (ended(pods, "NoReadyPod", "unknown"), in_flight(pods)) == (1, 0)
+        assert (ended(pods, "no_ready_pod"), in_flight(pods)) == (1, 0)
         (line,) = map(json.loads, pods.log_lines)
+        assert "No pod that serves" in line["error"]
         assert (line["result"], "pod" in line, "status" in line, "policy" in line) == (
-            "NoReadyPod",
+            "no_ready_pod",
             False,
             False,
             False,
@@ -145,13 +146,13 @@ async def test_a_failure_is_counted_by_its_error() -> None:
     async with town(a=resetting) as pods:
         with pytest.raises(UpstreamBroken):
             await pods.forward(pods.context())
-        assert (ended(pods, "UpstreamBroken"), in_flight(pods)) == (1, 0)
+        assert (ended(pods, "upstream_broken"), in_flight(pods)) == (1, 0)
         recorded = pods.journal.find("req-1")
         assert recorded is not None and recorded.outcome is not None
-        assert [(one.pod, one.error) for one in recorded.outcome.failures] == [("a", "UpstreamBroken")]
+        assert [(one.pod, one.error) for one in recorded.outcome.failures] == [("a", "upstream_broken")]
 
 
-@pytest.mark.parametrize(("gone", "result"), [(True, "client_gone"), (False, "stopped")])
+@pytest.mark.parametrize(("gone", "result"), [(True, "client_gone"), (False, "stopping")])
 async def test_a_cancelled_request_is_counted_by_its_reason(gone: bool, result: str) -> None:
     """The client disconnected, or the router stops."""
     async with town(a=silent) as pods:
@@ -226,7 +227,7 @@ async def test_errors_of_the_decision_are_counted(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(pods, "read", fail)
         with pytest.raises(RouterError):
             await pods.forward(pods.context())
-        assert ended(pods, "RouterError", "unknown") == 1
+        assert ended(pods, "internal_error") == 1
 
 
 async def test_a_preview_shows_the_next_turn() -> None:

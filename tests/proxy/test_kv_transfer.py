@@ -14,7 +14,7 @@ import pytest
 from router.decision import Direct, Pull, Split
 from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.vllm_connectors import Nixl
-from router.errors import MalformedRequest, NoReadyPod, UpstreamBroken, UpstreamTimeout
+from router.errors import MalformedRequest, NoReadyPod, RouterError, UpstreamBroken, UpstreamTimeout
 from router.proxy import kv_transfer
 from router.types import Generation, InFlight, Link, Links, PodState, PromptPrefix
 from tests.proxy.pods import CHAT, PATIENCE_S, Asked, Behaviour, Client, Town, town
@@ -279,7 +279,7 @@ async def test_a_decode_pod_without_a_handoff_fails_like_any_pod() -> None:
     ids=["500", "503", "killed before its response", "killed inside its response", "timeout"],
 )
 async def test_after_a_failed_prefill_one_pod_computes(
-    behaviour: Behaviour, error: type[Exception], doubtful: bool
+    behaviour: Behaviour, error: type[RouterError], doubtful: bool
 ) -> None:
     """The next candidate receives the client's own body. The failure counts for the prefill pod only; a 500 may be due
     to the body."""
@@ -291,7 +291,7 @@ async def test_after_a_failed_prefill_one_pod_computes(
         assert (pods.failures("p"), pods.doubts("p")) == ((0, 1) if doubtful else (1, 0))
         assert (pods.failures("d"), pods.doubts("d")) == (0, 0)
         assert pods.handoffs("prefill_failed") == 1
-        assert pods.counted("warmroute_pod_requests_total", pod="p", result=error.__name__) == 1
+        assert pods.counted("warmroute_pod_requests_total", pod="p", result=error.code) == 1
         await pods.left_alone()
 
 

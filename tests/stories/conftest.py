@@ -19,8 +19,9 @@ from router.api.protocol import EdgeProtocol
 from router.api.server import AdminServer, DrainingServer
 from router.cli.child_processes import JSON_CALL
 from router.config.load import shipped
+from router.config.log_schema import Receipts
 from router.config.priors import ModelPrior, load_priors
-from router.config.schema import Edge, Limits, ModelConfig, PodConfig, Probes, Receipts, RouterConfig
+from router.config.schema import Edge, Limits, ModelConfig, PodConfig, Probes, RouterConfig
 from router.prompt import segments
 from router.prompt.cuts import find_cuts
 from router.prompt.template import ChatTemplate

@@ -73,7 +73,7 @@ async def test_the_explanation_of_a_retry_has_both_pods(deploy: Deploy) -> None:
         holder.inject(Fault(kind=FaultKind.STATUS, status=HTTPStatus.SERVICE_UNAVAILABLE))
         answer = await deployment.chat(opening("stones"))
         found = await explain(deployment, answer.headers["x-request-id"])
-        assert [(one.pod, one.error) for one in found.receipt.failures] == [(warm, "UpstreamBroken")]
+        assert [(one.pod, one.error) for one in found.receipt.failures] == [(warm, "upstream_broken")]
         assert found.explanation.columns[0].plan.choice == Choice(warm)
         assert found.receipt.pod == answer.headers["x-warmroute-pod"] != warm
 

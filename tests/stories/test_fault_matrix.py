@@ -43,22 +43,22 @@ class Row:
 
 
 BEFORE_THE_FIRST_BYTE = {
-    "connect refused": Row(Fault(kind=FaultKind.REFUSE), "ConnectFailed"),
-    "reset before the headers": Row(Fault(kind=FaultKind.RESET, count=None), "UpstreamBroken"),
-    "reset inside the headers": Row(raw("HTTP/1.1 200 OK\r\ncontent-ty", "reset"), "UpstreamBroken"),
-    "reset after the headers": Row(raw(SSE, "reset"), "UpstreamBroken"),
-    "close after the headers": Row(raw(SSE), "UpstreamBroken"),
-    "hang before the headers": Row(Fault(kind=FaultKind.HANG, count=None), "UpstreamTimeout"),
-    "hang inside the headers": Row(raw("HTTP/1.1 200 OK\r\n", "hang"), "UpstreamTimeout"),
-    "hang after the headers": Row(raw(SSE, "hang"), "UpstreamTimeout"),
-    "less than content-length": Row(raw(JSON + "content-length: 99\r\n\r\n{}"), "UpstreamBroken", streams=False),
-    "two content-lengths": Row(raw(JSON + "content-length: 2\r\ncontent-length: 3\r\n\r\n{}"), "UpstreamBroken"),
-    "cut inside a chunk": Row(raw(JSON + "transfer-encoding: chunked\r\n\r\n9\r\n{"), "UpstreamBroken", streams=False),
-    "no chunk size": Row(raw(SSE + "zz\r\n"), "UpstreamBroken"),
-    "not HTTP": Row(raw("SSH-2.0-OpenSSH_9.6\r\n"), "UpstreamBroken"),
-    "no such status": Row(raw("HTTP/1.1 999 X\r\ncontent-length: 2\r\n\r\nok"), "UpstreamBroken"),
-    "an upgrade": Row(raw("HTTP/1.1 101 X\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n"), "UpstreamBroken"),
-    "headers without end": Row(raw("HTTP/1.1 200 OK\r\n" + "x: y\r\n" * 100_000, "hang"), "UpstreamBroken"),
+    "connect refused": Row(Fault(kind=FaultKind.REFUSE), "connect_failed"),
+    "reset before the headers": Row(Fault(kind=FaultKind.RESET, count=None), "upstream_broken"),
+    "reset inside the headers": Row(raw("HTTP/1.1 200 OK\r\ncontent-ty", "reset"), "upstream_broken"),
+    "reset after the headers": Row(raw(SSE, "reset"), "upstream_broken"),
+    "close after the headers": Row(raw(SSE), "upstream_broken"),
+    "hang before the headers": Row(Fault(kind=FaultKind.HANG, count=None), "upstream_timeout"),
+    "hang inside the headers": Row(raw("HTTP/1.1 200 OK\r\n", "hang"), "upstream_timeout"),
+    "hang after the headers": Row(raw(SSE, "hang"), "upstream_timeout"),
+    "less than content-length": Row(raw(JSON + "content-length: 99\r\n\r\n{}"), "upstream_broken", streams=False),
+    "two content-lengths": Row(raw(JSON + "content-length: 2\r\ncontent-length: 3\r\n\r\n{}"), "upstream_broken"),
+    "cut inside a chunk": Row(raw(JSON + "transfer-encoding: chunked\r\n\r\n9\r\n{"), "upstream_broken", streams=False),
+    "no chunk size": Row(raw(SSE + "zz\r\n"), "upstream_broken"),
+    "not HTTP": Row(raw("SSH-2.0-OpenSSH_9.6\r\n"), "upstream_broken"),
+    "no such status": Row(raw("HTTP/1.1 999 X\r\ncontent-length: 2\r\n\r\nok"), "upstream_broken"),
+    "an upgrade": Row(raw("HTTP/1.1 101 X\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n"), "upstream_broken"),
+    "headers without end": Row(raw("HTTP/1.1 200 OK\r\n" + "x: y\r\n" * 100_000, "hang"), "upstream_broken"),
 }
 
 AFTER_THE_FIRST_BYTE = {
@@ -113,7 +113,7 @@ async def test_a_failure_after_the_first_byte_reaches_the_client(deploy: Deploy,
         assert answer.text.startswith(EVENT) and answer.text.count(EVENT) == 1
         assert json.loads(events[-1].strip().removeprefix("data: "))["error"]["code"] == code
         assert "[DONE]" not in answer.text
-        assert await attempts(deployment, at, "UpstreamTimeout" if "timeout" in code else "UpstreamBroken") == 1
+        assert await attempts(deployment, at, "upstream_timeout" if "timeout" in code else "upstream_broken") == 1
         await nothing_stays_behind(deployment)
 
 
@@ -183,7 +183,7 @@ async def test_a_body_that_kills_engines_reaches_two_of_them(deploy: Deploy, fau
             engine.inject(fault)
         for n in range(4):
             assert (await deployment.chat(opening(f"ash {n}"))).status_code in (502, 504)
-            called = "UpstreamBroken" if fault.kind is FaultKind.RESET else "UpstreamTimeout"
+            called = "upstream_broken" if fault.kind is FaultKind.RESET else "upstream_timeout"
             assert sum([await attempts(deployment, at, called) for at in range(4)]) == 2 * (n + 1)
         assert not ejected
         await nothing_stays_behind(deployment)
@@ -263,8 +263,8 @@ async def test_retries_stop_when_the_whole_fleet_fails(deploy: Deploy) -> None:
         answers = [await deployment.chat(opening("dust", 5)) for _ in range(asked)]
         assert {answer.status_code for answer in answers} == {503}
         metrics = (await deployment.admin.get("/metrics")).text
-        assert 'warmroute_retries_total{reason="UpstreamBroken"} 20.0' in metrics
-        assert 'warmroute_retries_refused_total{reason="status"}' in metrics
+        assert 'warmroute_retries_total{reason="upstream_broken"} 20.0' in metrics
+        assert 'warmroute_retries_refused_total{reason="upstream_broken"}' in metrics
         await nothing_stays_behind(deployment)
 
 

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.samples import Sample
 
 from router import errors
+from router.api.error_responses import RESPONSES
 from router.config.policy_files import load_classes
 from router.engines.engine_catalog import DIALECTS
 from router.observe.class_metrics import NAMED_TENANTS
@@ -24,12 +25,12 @@ from tests.stories.conftest import Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
-ERRORS = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
-RESULTS = ERRORS | {"ok", "pod_error", "client_gone", "stopped", "error", "server_error", "refused"}
+ERRORS = {errors.INTERNAL, *(error.code for error in RESPONSES)}
+RESULTS = ERRORS | {"ok", "pod_refused", "pod_error", "client_gone", "refused"}
 BY_THE_ROUTER: dict[str, set[str]] = {
     "endpoint": {endpoint.value for endpoint in Endpoint},
     "result": RESULTS,
-    "reason": ERRORS | {reason.value for reason in UnreadReason} | {"status"},
+    "reason": ERRORS | {reason.value for reason in UnreadReason},
     "phase": set(PHASES),
     "state": {state.value for state in PodState},
     "trust": {trust.value for trust in PrefixTrust},
@@ -107,7 +108,7 @@ def assert_bounded(deployment: Deployment, found: list[Sample]) -> None:
     pods = [status.pod for status in program.fleet.snapshot.pods]
     policies = program.policies.current()
     known: dict[str, set[str]] = BY_THE_ROUTER | {
-        "model": {"", "unknown", "demo"},
+        "model": {"", "demo"},
         "pod": {"", *(pod.id for pod in pods)},
         "subject": {class_key(pod) for pod in pods},
         "policy": set(policies.library),

@@ -273,7 +273,7 @@ async def test_workers_start_with_a_long_tmpdir(tmp_path: Path) -> None:
     with logged_process("router", command, tmp_path, env={**os.environ, "TMPDIR": str(long)}) as router:
 
         async def serving() -> bool | None:
-            return " serving " in router.log.read_text() or None
+            return '"serving"' in router.log.read_text() or None
 
         await router.until(serving)
     assert "Traceback" not in router.log.read_text()

@@ -15,8 +15,9 @@ from router.api.exchange import ReceivedRequest
 from router.api.openai_edge import checked_id
 from router.config.index_schema import Index
 from router.config.load import shipped
+from router.config.log_schema import Log, Receipts
 from router.config.priors import load_priors
-from router.config.schema import Log, ModelConfig, PodConfig, Receipts, RouterConfig
+from router.config.schema import ModelConfig, PodConfig, RouterConfig
 from router.errors import RouterError
 from router.fleet.fleet import PodEvent
 from router.observe.class_metrics import COUNTED_TENANTS

@@ -160,7 +160,7 @@ class World:
         try:
             decision = view.decide(str(len(self._outcomes)), request, now_s, steps, repr(session.start_s))
         except RouterError as error:
-            self._refuse(turn, type(error).__name__)
+            self._refuse(turn, error.code)
             return
         if expected_ttft_ms(decision.candidates[0].cost) > self._conditions.refuse_above_ms:
             self._refuse(turn, "too long to wait")

@@ -1,0 +1,49 @@
+"""The keys `receipts` and `log` of `config/router.yaml`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
+
+from router.config.load import FilePath, Strict
+
+
+class Receipts(Strict):
+    """Records of decisions. They contain prompts only with `prompts`, and never responses."""
+
+    keep: NonNegativeInt = 1000
+    """Decisions in memory, for `warmroute explain`: 7 KiB each with 10 pods, 13 with 100, 37 with 500."""
+    file: FilePath | None = None
+    """Append one line of JSON per request to this file, within a second."""
+    max_file_bytes: NonNegativeInt = 256 * 1024 * 1024
+    """A larger file is renamed to FILE.1, FILE.1 to FILE.2 and so on. 0: never."""
+    rotated_files: PositiveInt = 4
+    """Number of renamed files to keep."""
+    redis_maxlen: NonNegativeInt = 0
+    """Above 0, add the same lines to a stream of `index.redis` with about this many entries. Lines above 1 MiB, with a
+    long prompt, are left out and counted in `warmroute_receipts_lost_total`."""
+    replay_data: bool = True
+    """Add to each line what `warmroute replay` needs."""
+    prompts: bool = False
+    """Add the prompts."""
+
+
+def _receipts(value: Any) -> Any:
+    return {"file": value} if value is None or isinstance(value, str) else value
+
+
+ReceiptsOrFile: TypeAlias = Annotated[Receipts, BeforeValidator(_receipts)]
+
+
+class Log(Strict):
+    """The log on stderr."""
+
+    format: Literal["auto", "console", "json"] = "auto"
+    """`auto`: console lines on a terminal, else JSON."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Less important lines are omitted. The line of a request has the level info."""
+    requests: bool = True
+    """One line for each request that ended: id, model, pod, policy, status, cached tokens, times."""
+    requests_sample: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the requests that are logged."""

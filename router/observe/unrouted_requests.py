@@ -1,0 +1,32 @@
+"""Counts and logs the requests that end before they are routed: refused, invalid, or left by their client."""
+
+from __future__ import annotations
+
+from router.errors import shortened
+from router.observe.log import RequestLog
+from router.observe.metrics import Metrics
+
+MAX_ERROR_CHARACTERS = 500
+
+
+class UnroutedRequests:
+    """The count and the log line of each."""
+
+    def __init__(self, metrics: Metrics, log: RequestLog | None) -> None:
+        self._metrics = metrics
+        self._log = log
+
+    def ended(
+        self, endpoint: str, result: str, *, model: str = "", request_id: str = "", status: int = 0, error: str = ""
+    ) -> None:
+        """Record one. `model` is its label: a configured name, else ""."""
+        self._metrics.requests.labels(endpoint, model, result).inc()
+        if self._log is not None:
+            self._log.log(
+                id=request_id or None,
+                endpoint=endpoint,
+                model=model or None,
+                status=status or None,
+                result=result,
+                error=shortened(error, MAX_ERROR_CHARACTERS) or None,
+            )
