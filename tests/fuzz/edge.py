@@ -28,6 +28,7 @@ from router.engines.steering import STEERING_FIELDS, STEERING_HEADERS
 from router.errors import MalformedRequest, RouterError
 from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
+from router.observe.unrouted_requests import UnroutedRequests
 from router.proxy.headers import HeaderList, HeaderRules
 from router.proxy.relay import Downstream
 from router.proxy.request_context import RequestContext
@@ -40,7 +41,7 @@ from tests.fuzz.wire import Wire
 
 LIMITS = Limits(max_body_bytes=2000, max_header_bytes=4096)
 POD = Pod(id="pod", url="http://pod:8000/base", engine="vllm", speed=PodSpeed(1, 1, 0), models=("m",), dp_rank=3)
-METRICS = Metrics()
+UNROUTED = UnroutedRequests(Metrics(), None)
 TURNS = 100
 """Rounds of the event loop, after which a pending task counts as hanging."""
 MOST_LOOP_S = 0.02
@@ -144,7 +145,7 @@ async def _connection(pieces: list[bytes]) -> Accepted:
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
     accepted, wire = Accepted(), Wire()
-    edge = Watched(cast(Any, accepted.forwarder), FLEET, METRICS, Edge(), LIMITS, frozenset())
+    edge = Watched(cast(Any, accepted.forwarder), FLEET, UNROUTED, Edge(), LIMITS, frozenset())
     config = uvicorn.Config(
         App(edge, cast(FastAPI, accepted.own), AdmissionGate()),
         http=EdgeProtocol,

@@ -79,4 +79,4 @@ async def test_another_pod_serves_where_one_refuses_the_routers_key(deploy: Depl
         at = await holder_of(deployment, "coves")
         deployment.engines[at].inject(Fault(kind=FaultKind.STATUS, status=HTTPStatus.UNAUTHORIZED))
         assert (await deployment.chat(opening("coves"))).status_code == 200
-        assert await attempts(deployment, at, "UpstreamBroken") == 1
+        assert await attempts(deployment, at, "upstream_broken") == 1
