@@ -27,7 +27,7 @@ from starlette.exceptions import HTTPException
 from router.api.admin_commands import AdminCommands
 from router.api.app import bare_app
 from router.api.views import describe_policies, explained_json
-from router.config.schema import PodConfig
+from router.config.pod_schema import PodConfig
 from router.errors import ConfigError, MalformedRequest
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent

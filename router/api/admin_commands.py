@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import structlog
 
-from router.config.schema import PodConfig
+from router.config.pod_schema import PodConfig
 from router.errors import ConfigError
 from router.feeds.policy_feed import PolicyFeed, Reload
 from router.fleet.fleet import Fleet, PodEvent

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from router.config.schema import PodConfig, RouterConfig
+from router.config.pod_schema import PodConfig
+from router.config.schema import RouterConfig
 from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError

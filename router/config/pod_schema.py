@@ -1,13 +1,39 @@
-"""The frozen models of the credentials in `pods[]` of `config/router.yaml`."""
+"""The frozen models of `pods[]` in `config/router.yaml`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
-from router.config.load import FilePath, Strict
-from router.types import PodTls
+from router.config.load import FilePath, HttpUrl, Strict
+from router.config.mistakes import not_one_of
+from router.engines.engine_catalog import DIALECTS, ENGINES, PULL_DIALECTS
+from router.types import PodSpeed, PodTls, Role
+
+MAX_SOCKET_PATH_BYTES = 107
+"""Longest path of a Unix socket on Linux."""
+
+
+def _socket_path(value: str) -> str:
+    if value and (not value.startswith("/") or len(value.encode()) > MAX_SOCKET_PATH_BYTES):
+        raise ValueError(f"must be an absolute path of at most {MAX_SOCKET_PATH_BYTES} bytes")
+    return value
+
+
+def _one_of(*names: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if value not in names:
+            raise not_one_of(names)
+        return value
+
+    return AfterValidator(check)
+
+
+SocketPath = Annotated[str, AfterValidator(_socket_path)]
+EngineName = Annotated[str, _one_of(*ENGINES)]
+HandoffName = Annotated[str, _one_of(*DIALECTS, "")]
+PullDialectName = Annotated[str, _one_of(*PULL_DIALECTS, "")]
 
 
 class PodAuth(Strict):
@@ -47,3 +73,59 @@ def credential_fields(auth: PodAuth | None, tls: PodTlsFiles | None) -> dict[str
     """The fields of a `Pod` with these credentials."""
     fields = auth.model_dump(exclude_none=True) if auth else {}
     return {**fields, "tls": PodTls(**tls.model_dump(exclude_none=True))} if tls else fields
+
+
+class KvEvents(Strict):
+    """Where a pod publishes its KV events. If the endpoint contains `*`, the router binds it and engines connect."""
+
+    endpoint: str
+    replay_endpoint: str | None = None
+
+
+class PodConfig(Strict):
+    """One pod."""
+
+    url: HttpUrl
+    """Address of the pod; also its default id and host."""
+    socket: SocketPath = ""
+    """A Unix socket to connect to instead of the URL's address."""
+    auth: PodAuth | None = None
+    """For engines with an API key."""
+    tls: PodTlsFiles | None = None
+    """For engines with a certificate of a private authority, or that ask for a client certificate."""
+    id: str = ""
+    engine: EngineName = "vllm"
+    role: Role = Role.BOTH
+    handoff: HandoffName = ""
+    """Dialect for handing KV over between prefill and decode; required with role `prefill` or `decode`."""
+    handoff_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Port on which peers read this pod's KV. Default: the dialect's (mooncake and bootstrap 8998, p2p 5710)."""
+    pulls: PullDialectName = ""
+    """Dialect for fetching KV from a peer."""
+    dp_size: PositiveInt = 1
+    hardware: str = ""
+    """Overrides the hardware of the model's cost prior."""
+    speed: PodSpeed | None = None
+    """Overrides the cost prior, in milliseconds."""
+    kv_events: KvEvents | Literal["auto", "off"] = "auto"
+    """`auto` asks the engine; the router predicts the caches of engines that do not publish. With a cluster index,
+    `auto` leaves the pod's events to `warmroute publish`."""
+    advertised_url: HttpUrl | None = None
+    """For `warmroute publish`: the pod's URL in the routers' configuration, if different."""
+    host: str = ""
+    rack: str = ""
+    zone: str = ""
+
+    @property
+    def credentials(self) -> dict[str, Any]:
+        """The fields of a `Pod` with which the router connects to it."""
+        return credential_fields(self.auth, self.tls)
+
+    @model_validator(mode="after")
+    def _split_roles_need_a_handoff(self) -> PodConfig:
+        if self.role is not Role.BOTH and not self.handoff:
+            raise ValueError(
+                f"a pod with `role: {self.role.value}` needs a handoff dialect, for example `handoff: nixl`; "
+                f"known: {', '.join(DIALECTS)}"
+            )
+        return self

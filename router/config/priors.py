@@ -15,7 +15,8 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from router.config.architecture import PrefillWork
 from router.config.load import Strict, load, shipped
 from router.config.mistakes import nearest
-from router.config.schema import CostPrior, ModelConfig, PodConfig
+from router.config.pod_schema import PodConfig
+from router.config.schema import CostPrior, ModelConfig
 from router.errors import ConfigError
 from router.types import PodSpeed
 

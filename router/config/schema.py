@@ -23,23 +23,13 @@ from pydantic import (
 
 from router.config.index_schema import Index, Publish
 from router.config.links import LinksConfig
-from router.config.load import FilePath, HttpUrl, Strict, TokenizerPlace
+from router.config.load import FilePath, Strict, TokenizerPlace
 from router.config.log_schema import Log, Receipts, ReceiptsOrFile
-from router.config.mistakes import not_one_of, wrong_at
-from router.config.pod_schema import PodAuth, PodTlsFiles, credential_fields
-from router.engines.engine_catalog import DIALECTS, ENGINES, PULL_DIALECTS
+from router.config.mistakes import wrong_at
+from router.config.pod_schema import PodConfig, SocketPath
 from router.engines.forwarded_headers import unforwardable
 from router.engines.forwarded_paths import changes_engine, unusable_path
-from router.types import Generation, PodSpeed, Role
-
-MAX_SOCKET_PATH_BYTES = 107
-"""Longest path of a Unix socket on Linux."""
-
-
-def _socket_path(value: str) -> str:
-    if value and (not value.startswith("/") or len(value.encode()) > MAX_SOCKET_PATH_BYTES):
-        raise ValueError(f"must be an absolute path of at most {MAX_SOCKET_PATH_BYTES} bytes")
-    return value
+from router.types import Generation
 
 
 def _extra_path(path: str) -> str:
@@ -60,15 +50,6 @@ def _forwarded_header(name: str) -> str:
     return name
 
 
-def _one_of(*names: str) -> AfterValidator:
-    def check(value: str) -> str:
-        if value not in names:
-            raise not_one_of(names)
-        return value
-
-    return AfterValidator(check)
-
-
 def _cors_origin(value: str) -> str:
     if value != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s,A-Z]+", value):
         raise ValueError('must be "*" or scheme://host[:port] in lower case, without a path')
@@ -79,11 +60,7 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 ExtraPath = Annotated[str, AfterValidator(_extra_path)]
 ControlPath = Annotated[str, AfterValidator(_control_path)]
 ForwardedHeader = Annotated[str, AfterValidator(_forwarded_header)]
-SocketPath = Annotated[str, AfterValidator(_socket_path)]
 CorsOrigin = Annotated[str, AfterValidator(_cors_origin)]
-EngineName = Annotated[str, _one_of(*ENGINES)]
-HandoffName = Annotated[str, _one_of(*DIALECTS, "")]
-PullDialectName = Annotated[str, _one_of(*PULL_DIALECTS, "")]
 
 
 class Listen(Strict):
@@ -158,62 +135,6 @@ class ModelConfig(Strict):
             kv_dtype=self.kv_dtype,
             block_size_tokens=self.block_size_tokens,
         )
-
-
-class KvEvents(Strict):
-    """Where a pod publishes its KV events. If the endpoint contains `*`, the router binds it and engines connect."""
-
-    endpoint: str
-    replay_endpoint: str | None = None
-
-
-class PodConfig(Strict):
-    """One pod."""
-
-    url: HttpUrl
-    """Address of the pod; also its default id and host."""
-    socket: SocketPath = ""
-    """A Unix socket to connect to instead of the URL's address."""
-    auth: PodAuth | None = None
-    """For engines with an API key."""
-    tls: PodTlsFiles | None = None
-    """For engines with a certificate of a private authority, or that ask for a client certificate."""
-    id: str = ""
-    engine: EngineName = "vllm"
-    role: Role = Role.BOTH
-    handoff: HandoffName = ""
-    """Dialect for handing KV over between prefill and decode; required with role `prefill` or `decode`."""
-    handoff_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Port on which peers read this pod's KV. Default: the dialect's (mooncake and bootstrap 8998, p2p 5710)."""
-    pulls: PullDialectName = ""
-    """Dialect for fetching KV from a peer."""
-    dp_size: PositiveInt = 1
-    hardware: str = ""
-    """Overrides the hardware of the model's cost prior."""
-    speed: PodSpeed | None = None
-    """Overrides the cost prior, in milliseconds."""
-    kv_events: KvEvents | Literal["auto", "off"] = "auto"
-    """`auto` asks the engine; the router predicts the caches of engines that do not publish. With a cluster index,
-    `auto` leaves the pod's events to `warmroute publish`."""
-    advertised_url: HttpUrl | None = None
-    """For `warmroute publish`: the pod's URL in the routers' configuration, if different."""
-    host: str = ""
-    rack: str = ""
-    zone: str = ""
-
-    @property
-    def credentials(self) -> dict[str, Any]:
-        """The fields of a `Pod` with which the router connects to it."""
-        return credential_fields(self.auth, self.tls)
-
-    @model_validator(mode="after")
-    def _split_roles_need_a_handoff(self) -> PodConfig:
-        if self.role is not Role.BOTH and not self.handoff:
-            raise ValueError(
-                f"a pod with `role: {self.role.value}` needs a handoff dialect, for example `handoff: nixl`; "
-                f"known: {', '.join(DIALECTS)}"
-            )
-        return self
 
 
 class Edge(Strict):

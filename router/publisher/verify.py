@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from router.config.schema import PodConfig
+from router.config.pod_schema import PodConfig
 from router.engines.adapter import KvEventSource
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError

@@ -16,7 +16,8 @@ from fastapi import FastAPI
 
 from router.config.index_schema import LmcacheServers, MooncakeStore, StoreConfig
 from router.config.load import ENGINE_TOKENIZER
-from router.config.schema import ModelConfig, PodConfig, RouterConfig
+from router.config.pod_schema import PodConfig
+from router.config.schema import ModelConfig, RouterConfig
 from router.engines.adapter import PodFacts
 from router.errors import ConfigError
 from router.feeds.discovery.membership import Membership

@@ -16,8 +16,8 @@ from router.api.admin_access import AdminAccess
 from router.api.admin_commands import AdminCommands
 from router.api.views import MetricsPage, describe_pods, describe_readiness
 from router.cli.child_processes import JSON_CALL
+from router.config.pod_schema import PodConfig
 from router.config.policy_files import PolicyFolder
-from router.config.schema import PodConfig
 from router.errors import ConfigError
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed

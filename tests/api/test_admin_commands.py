@@ -9,8 +9,8 @@ import pytest
 
 from router.api.admin_commands import AdminCommands
 from router.config.load import shipped
+from router.config.pod_schema import PodConfig
 from router.config.policy_files import PolicyFolder
-from router.config.schema import PodConfig
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
 from router.observe.metrics import Metrics

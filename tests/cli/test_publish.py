@@ -12,8 +12,8 @@ from fastapi import FastAPI, Request
 from uvicorn.server import ServerState
 
 from router.cli.publish import SERVER, _with_options, bounded
-from router.config.pod_schema import PodAuth
-from router.config.schema import Limits, PodConfig, RouterConfig
+from router.config.pod_schema import PodAuth, PodConfig
+from router.config.schema import Limits, RouterConfig
 
 pytestmark = [pytest.mark.net]
 SMUGGLED = b"POST /kv-events HTTP/1.1\r\nhost: h\r\ncontent-length: 2\r\n\r\n[]"

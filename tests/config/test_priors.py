@@ -9,8 +9,9 @@ import pytest
 
 from router.config.architecture import kv_size, prefill_work
 from router.config.load import shipped
+from router.config.pod_schema import PodConfig
 from router.config.priors import PodPriors, all_priors, estimated_row, load_gpus, load_priors, prior_speed
-from router.config.schema import CostPrior, ModelConfig, PodConfig
+from router.config.schema import CostPrior, ModelConfig
 from router.errors import ConfigError
 from router.types import PodSpeed
 from tests.config.architectures import ARCHITECTURES

@@ -18,8 +18,9 @@ from redis.asyncio import Redis
 from router.config.index_schema import Index, Publish, RedisIndex
 from router.config.load import shipped
 from router.config.log_schema import Receipts
+from router.config.pod_schema import PodConfig
 from router.config.priors import load_priors
-from router.config.schema import ModelConfig, PodConfig, Probes, RouterConfig
+from router.config.schema import ModelConfig, Probes, RouterConfig
 from router.observe.receipts import Receipt
 from router.policy.recording import FleetLine
 from router.prompt.tokenizer import Tokenizer

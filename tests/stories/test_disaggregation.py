@@ -14,8 +14,9 @@ import pytest
 
 from router.config.links import LinkFigures, LinksConfig
 from router.config.load import shipped
+from router.config.pod_schema import PodConfig
 from router.config.priors import load_priors
-from router.config.schema import ModelConfig, PodConfig, Probes, RouterConfig
+from router.config.schema import ModelConfig, Probes, RouterConfig
 from router.engines.engine_catalog import DIALECTS
 from router.prompt.tokenizer import Tokenizer
 from router.sim.mock.faults import Fault, FaultKind

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from router.config.load import shipped
+from router.config.pod_schema import PodConfig
 from router.config.priors import ModelPrior
-from router.config.schema import PodConfig, Probes, RouterConfig
+from router.config.schema import Probes, RouterConfig
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import running_engines
 from router.wiring.program import Program

@@ -18,8 +18,9 @@ from router.api.openai_edge import checked_id
 from router.config.index_schema import Index
 from router.config.load import shipped
 from router.config.log_schema import Log, Receipts
+from router.config.pod_schema import PodConfig
 from router.config.priors import load_priors
-from router.config.schema import ModelConfig, PodConfig, RouterConfig
+from router.config.schema import ModelConfig, RouterConfig
 from router.errors import RouterError
 from router.fleet.fleet import PodEvent
 from router.observe.class_metrics import COUNTED_TENANTS

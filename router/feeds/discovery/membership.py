@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from router.config.schema import KvEvents, PodConfig
+from router.config.pod_schema import KvEvents, PodConfig
 from router.engines.adapter import KvEventSource
 from router.engines.engine_catalog import DIALECTS
 from router.errors import ConfigError

@@ -9,8 +9,7 @@ from typing import Literal
 
 import pytest
 
-from router.config.pod_schema import PodAuth
-from router.config.schema import KvEvents, PodConfig
+from router.config.pod_schema import KvEvents, PodAuth, PodConfig
 from router.engines.adapter import KvEventSource
 from router.errors import ConfigError
 from router.feeds.discovery.membership import ConfiguredPods, Membership, PodSource, configured_pods
