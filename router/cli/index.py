@@ -39,8 +39,8 @@ from router.wiring.prompts import fingerprinter, source_of
 from router.wiring.tokenizer_files import load_tokenizer
 
 ConfigOption = Annotated[Path, typer.Option(help="The routers' configuration, with index.redis.")]
-RedisOption = Annotated[str | None, typer.Option(help="URL of the Redis, instead of index.redis.url.")]
-ModelOption = Annotated[str | None, typer.Option(help="Only this model.")]
+RedisOption = Annotated[str | None, typer.Option(help="URL of the Redis.", show_default="index.redis.url in --config")]
+ModelOption = Annotated[str | None, typer.Option(help="Only this model.", show_default="all models")]
 
 index_app = typer.Typer(no_args_is_help=True, help="Inspect the cluster index.")
 
@@ -166,7 +166,7 @@ def lookup_command(
     model: Annotated[str, typer.Option(help="The model, as clients name it.")],
     prompt: Annotated[str, typer.Option(help="A user message, or with --completion a completion prompt.")],
     redis: RedisOption = None,
-    completion: Annotated[bool, typer.Option(help="Treat the prompt as a completion prompt.")] = False,
+    completion: Annotated[bool, typer.Option("--completion", help="Treat the prompt as a completion prompt.", show_default="off")] = False,
 ) -> None:
     """Show how many blocks of a prompt each holder has, matched as routers do."""
     chat = {"messages": [{"role": "user", "content": prompt}]}

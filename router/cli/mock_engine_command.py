@@ -57,7 +57,7 @@ class MockEngineOptions:
     ] = 1.0
     block_size: Annotated[int, typer.Option(min=1, help="Tokens per KV block.")] = 16
     num_blocks: Annotated[int, typer.Option(min=1, help="KV blocks per engine.")] = 8192
-    pd: Annotated[HandoffDialect, typer.Option(help="KV handoff dialect; empty: no handoff.")] = ""
+    pd: Annotated[HandoffDialect, typer.Option(help="KV handoff dialect.", show_default="no handoff")] = ""
     prefill: Annotated[int, typer.Option(min=0, help="With --pd: number of prefill engines; the rest decode.")] = 0
 
 

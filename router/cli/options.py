@@ -1,4 +1,4 @@
-"""Lets a CLI command take its options as one dataclass instead of many parameters.
+"""Lets a CLI command take its options as one dataclass instead of many parameters, and names configured defaults.
 
 Typer reads a command's options from its signature. `with_options` builds the signature from the fields of a dataclass
 and calls the command with an instance. Declare a field like a Typer parameter:
@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from inspect import Parameter, Signature
+from functools import reduce
 from typing import Any, TypeVar, get_type_hints
+
+from router.config.schema import RouterConfig
 
 OptionsT = TypeVar("OptionsT")
 
@@ -38,3 +41,9 @@ def with_options(options: type[OptionsT]) -> Callable[[Callable[[OptionsT], None
         return run
 
     return decorate
+
+
+def configured(key: str) -> str:
+    """The default of an option that overrides a key of router.yaml, for `show_default`."""
+    value = reduce(getattr, key.split("."), RouterConfig())
+    return f"{key} in --config, else {value}"

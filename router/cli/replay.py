@@ -31,13 +31,13 @@ from router.policy.review import Review, review
 
 def replay_command(
     receipts: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="File of receipts with scenes.")],
-    policy: Annotated[str | None, typer.Option(help="Name or YAML file of one policy for all requests.")] = None,
-    policies: Annotated[Path | None, typer.Option(help="Folder of policies; default: the shipped ones.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Name or YAML file of one policy for all requests.", show_default="each by its own")] = None,
+    policies: Annotated[Path | None, typer.Option(help="Folder of policies.", show_default="the shipped policies")] = None,
     default: Annotated[
         str, typer.Option(help="Without --policy: the policy of requests that match no other.")
     ] = "cost_aware",
     limit: Annotated[int, typer.Option(min=1, help="Number of moves and changes to list.")] = 10,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.", show_default="off")] = False,
 ) -> None:
     decided = RecordedChoices(receipts)
     found = _review(decided, policy, policies or shipped("policies"), default, limit)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import structlog
 import typer
 
-from router.cli.options import with_options
+from router.cli.options import configured, with_options
 from router.config.load import shipped, validate_options
 from router.config.router_file import load_router
 from router.config.schema import Listen, RouterConfig
@@ -38,15 +38,41 @@ SWITCH_INTERVAL_S = 0.0001
 
 @dataclass(frozen=True)
 class ServeOptions:
-    config: Annotated[Path | None, typer.Option(help="router.yaml; see `warmroute config show`.")] = None
-    policy: Annotated[str | None, typer.Option(help="Name of the default policy.")] = None
-    policies: Annotated[Path | None, typer.Option(help="Folder of policies. It is reloaded when it changes.")] = None
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None
-    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None
-    pod: Annotated[list[str] | None, typer.Option(help="URL of a pod. Can be repeated.")] = None
-    admin_port: Annotated[int | None, typer.Option(help="Port of the admin listener: /admin and /metrics.")] = None
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes that serve as one router, one per core.")] = None
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None
+    config: Annotated[
+        Path | None, typer.Option(help="router.yaml; see `warmroute config show`.", show_default="the built-in defaults")
+    ] = None
+    policy: Annotated[
+        str | None, typer.Option(help="Name of the default policy.", show_default=configured("policy"))
+    ] = None
+    policies: Annotated[
+        Path | None,
+        typer.Option(help="Folder of policies. It is reloaded when it changes.", show_default="the shipped policies"),
+    ] = None
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on.", show_default=configured("listen.host"))
+    ] = None
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on.", show_default=configured("listen.port"))
+    ] = None
+    pod: Annotated[
+        list[str] | None, typer.Option(help="URL of another pod. Can be repeated.", show_default="pods in --config")
+    ] = None
+    admin_port: Annotated[
+        int | None,
+        typer.Option(help="Port of /admin and /metrics.", show_default=configured("admin.port")),
+    ] = None
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes that serve as one router, one per core.",
+            show_default=configured("listen.workers"),
+        ),
+    ] = None
+    log_level: Annotated[
+        str | None,
+        typer.Option(help="debug, info, warning or error.", show_default=configured("log.level")),
+    ] = None
 
 
 @with_options(ServeOptions)
